@@ -6,4 +6,20 @@ compile_error!(
      needs `arch/` (switch, FS/GS base) and `mem/tls` (TLS blocks) for the target. Both are missing here."
 );
 
+mod arch;
+mod goroutine;
+mod interpose;
+mod mem;
+mod observe;
+mod runtime;
+mod sched;
+mod scope;
 mod shim;
+mod sys;
+
+pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
+pub use runtime::{
+    Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs,
+};
+pub use scope::{Scope, ScopedJoinHandle, scope};
+pub use trefoil_macros::{main, test};

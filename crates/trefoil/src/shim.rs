@@ -4,8 +4,8 @@
 //! module. `crates/trefoil-model` compiles the same files against a shim of the same shape made of
 //! loom's types and tiny capacities, and explores every interleaving. So what is checked is what runs.
 
-pub(crate) use std::cell::UnsafeCell as RawCell;
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+pub(crate) use crate::sys::lock::Lock;
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Slots in a P's local run queue. Go's number.
 pub(crate) const RING: usize = 256;
@@ -18,6 +18,14 @@ pub(crate) const RING: usize = 256;
 pub(crate) fn full_fence() {
     // SAFETY: adds zero to a word in our own red zone; changes nothing.
     unsafe { std::arch::asm!("lock or dword ptr [rsp - 8], 0") }
+}
+
+/// A swap (Release and Acquire) that is also a full barrier. On x86 a locked instruction is both.
+#[inline(always)]
+pub(crate) fn swap_full<T>(cell: &AtomicPtr<T>, value: *mut T) -> *mut T {
+    let old = cell.swap(value, Ordering::SeqCst);
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    old
 }
 
 /// What a spinning thread does between two looks.

@@ -1,0 +1,79 @@
+//! setuid & co. are per thread in Linux; glibc makes them per process by signal 33 to every thread.
+//! Its handler marks the thread as done in `struct pthread`, found by FS: on an M that runs a goroutine
+//! that would be the goroutine's, and the caller of setuid would wait for ever. So our handler stands
+//! around glibc's and shows it the thread's own block.
+//!
+//! glibc installs its handler at start-up (2.31) or with the first pthread_create (2.34 on), so it is
+//! there when `mem::tls::init` has made its thread. glibc's sigaction refuses this signal; the raw call
+//! does not.
+
+use crate::mem::tls::raw;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// glibc's second real-time signal, kept for itself.
+const SIGSETXID: usize = 33;
+
+/// The kernel's struct sigaction on x86_64 (libc's differs).
+#[repr(C)]
+#[derive(Default, Clone, Copy)]
+struct Action {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+type Handler = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void);
+
+/// glibc's handler.
+static REAL: AtomicUsize = AtomicUsize::new(0);
+
+/// Wraps glibc's handler, after `mem::tls::init`. Once is enough; more does no harm. False if glibc has
+/// no handler (then setuid from a multi-threaded program is not glibc's business).
+pub(crate) fn install() -> bool {
+    let mut old = Action::default();
+    // SAFETY: asks for the present action.
+    let rc = unsafe { rt_sigaction(std::ptr::null(), &mut old) };
+    let ours = around as *const () as usize;
+    if rc != 0 || old.handler <= libc::SIG_IGN {
+        return false;
+    }
+    if old.handler != ours {
+        // Release pairs with the Acquire in `around`, which may run at once on another thread.
+        REAL.store(old.handler, Ordering::Release);
+        // Flags (SA_ONSTACK: goroutine stacks are small) and restorer stay glibc's. All signals wait
+        // meanwhile: none may find the thread with a block that is not the running goroutine's.
+        let new = Action { handler: ours, mask: !0, ..old };
+        // SAFETY: a handler of the right type for SA_SIGINFO.
+        return unsafe { rt_sigaction(&new, std::ptr::null_mut()) } == 0;
+    }
+    true
+}
+
+/// # Safety
+/// `new` is null or an action that may be installed; `old` is null or writable.
+unsafe fn rt_sigaction(new: *const Action, old: *mut Action) -> isize {
+    let size = size_of::<u64>();
+    // SAFETY: the caller's.
+    unsafe { raw::syscall(libc::SYS_rt_sigaction, [SIGSETXID, new as usize, old as usize, size]) }
+}
+
+/// Async-signal-safe: two system calls around glibc's handler, no TLS, no errno.
+unsafe extern "C" fn around(signal: c_int, info: *mut c_void, context: *mut c_void) {
+    // SAFETY: set before the handler was installed; glibc's handler has this type.
+    let real = unsafe { std::mem::transmute::<usize, Handler>(REAL.load(Ordering::Acquire)) };
+    let now = raw::thread_pointer();
+    let own = crate::sched::thread_fs_base().unwrap_or(now);
+    // SAFETY: the thread's own block is complete and nobody else runs on it; the goroutine's comes
+    // back before anything else runs here (every signal is blocked).
+    unsafe {
+        if own != now {
+            raw::set_fs(own);
+        }
+        real(signal, info, context);
+        if own != now {
+            raw::set_fs(now);
+        }
+    }
+}

@@ -1,0 +1,670 @@
+//! The arena: address space for stacks, cut into chunks of slots, and the books that say how many
+//! stacks may be promised.
+//!
+//! ```text
+//!   window (4 TiB of addresses below the kernel's usual place, chunks mapped upward)
+//!   ┌──────────── chunk 0 ────────────┬──────────── chunk 1 ────────────┬── …
+//!   │ slot │ slot │ …   256 of 256 KiB│ slot │ slot │ …                 │
+//!   └──────┴──────┴───────────────────┴──────┴──────────────────────────┴── …
+//! ```
+//! Chunks of all size classes follow each other without gaps and with the same flags, so the kernel
+//! keeps them as one VMA; with guard markers a million stacks are still one line in /proc/self/maps.
+//!
+//! A slot is, in this order,
+//!
+//! | state | `virgin` | `live` | owner | memory |
+//! |---|---|---|---|---|
+//! | virgin | 1 | 0 | its class's [`Yard`] | reads as zero, costs no page |
+//! | in hand | 0 | 0 | the thread that makes or retires a stack in it | being changed |
+//! | stack | 0 | 1 | the holder of its [`Stack`](super::Stack): G, cache or depot | header and TLS block live |
+//!
+//! `guarded` says whether the guard marker is in place; it outlives the stack, so that a slot used
+//! again does not pay for it again.
+//!
+//! # Credits
+//! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at spawn
+//! it takes a *credit*. Per class:
+//!
+//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`enrol`] map a chunk before they would
+//!    break it, and nothing else maps. A refusal is therefore always an error of `go`, never of a
+//!    goroutine's first run.
+//! 2. A stack outside caches and depot is covered by a credit; a cache (with what its owner carries
+//!    to or from the depot) holds at most `LOCAL_MAX`. With 1: whoever holds a credit and finds the
+//!    depot empty finds a virgin slot.
+//! 3. A chunk is mapped once and stays: descriptors are never freed, so readers need no lock.
+//! 4. Lock order: depot → yard → registry.
+//!
+//! Rejected: mapping in `refill` (the error would come in the scheduler, with nobody to tell);
+//! unmapping empty chunks (a hole lets others' mappings into the window; we give back their pages
+//! *and* page tables instead, see [`raze`]); a free list inside the slots (it would touch them).
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::sys::lock::Lock;
+use crate::sys::mm::{self, GuardKind, Span};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large frame,
+/// C does not, and a C frame with a buffer of a page or two must not step over.
+pub(crate) const GUARD_BYTES: usize = 16 * KIB;
+
+/// Slots in a chunk, at most: four words of bitmap.
+pub(crate) const CHUNK_SLOTS_MAX: usize = 256;
+
+/// Bytes in a chunk, about: 256 default slots. Mapping one costs 2 µs, so this is 8 ns a stack; and
+/// it is what a program with one goroutine takes from `ulimit -v`.
+const CHUNK_BYTES: usize = 64 * MIB;
+
+/// Chunks in a process, at most: 4 TiB of default stacks, 16 M of them. Bounds the registry.
+const CHUNKS_MAX: usize = 1 << 16;
+
+/// Slots in a process, at most, and so the bound of [`Slot::index`].
+pub(crate) const SLOTS_MAX: usize = CHUNKS_MAX * CHUNK_SLOTS_MAX;
+
+/// How far below the kernel's usual place the window starts: room for every chunk, so that growing
+/// upward we meet nobody.
+const WINDOW_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES;
+
+/// Stacks a P's cache may hold, at most.
+pub(crate) const LOCAL_MAX: usize = 64;
+
+/// The number of size classes: 32 KiB, 64 KiB … 1 GiB.
+pub(crate) const CLASSES: usize = 16;
+const CLASS_SHIFT_MIN: u32 = 15;
+
+/// A stack size that we keep slots of: 32 KiB « n.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SizeClass(u8);
+
+impl SizeClass {
+    /// The smallest class with at least `bytes` a slot, guard and TLS block included.
+    pub(crate) fn of(bytes: usize) -> io::Result<SizeClass> {
+        let shift = bytes.checked_next_power_of_two().map_or(u32::MAX, usize::trailing_zeros);
+        if shift > CLASS_SHIFT_MIN + CLASSES as u32 - 1 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "a goroutine stack of {bytes} bytes was asked for; at most 1 GiB is possible"
+                ),
+            ));
+        }
+        if bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a goroutine stack of 0 bytes was asked for; the smallest is 32 KiB",
+            ));
+        }
+        Ok(SizeClass(shift.saturating_sub(CLASS_SHIFT_MIN) as u8))
+    }
+
+    pub(crate) fn from_index(index: usize) -> SizeClass {
+        assert!(index < CLASSES);
+        SizeClass(index as u8)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Bytes from a slot's base to its end.
+    #[inline]
+    pub(crate) fn slot_bytes(self) -> usize {
+        1 << (CLASS_SHIFT_MIN + self.0 as u32)
+    }
+
+    fn slots(self) -> usize {
+        (CHUNK_BYTES / self.slot_bytes()).clamp(1, CHUNK_SLOTS_MAX)
+    }
+
+    fn chunk_bytes(self) -> usize {
+        self.slots() * self.slot_bytes()
+    }
+}
+
+/// A bit for every slot of a chunk. Atomic because bits of one word belong to different owners; what
+/// a bit guards is ordered by the lock or gate that its field names, so all of it is Relaxed.
+struct Bits([AtomicU64; CHUNK_SLOTS_MAX / 64]);
+
+impl Bits {
+    fn get(&self, nr: usize) -> bool {
+        self.0[nr / 64].load(Ordering::Relaxed) & (1 << (nr % 64)) != 0
+    }
+    fn set(&self, nr: usize) {
+        self.0[nr / 64].fetch_or(1 << (nr % 64), Ordering::Relaxed);
+    }
+    fn clear(&self, nr: usize) {
+        self.0[nr / 64].fetch_and(!(1 << (nr % 64)), Ordering::Relaxed);
+    }
+    fn set_all(&self, on: bool, count: usize) {
+        for (i, word) in self.0.iter().enumerate() {
+            let here = count.saturating_sub(i * 64).min(64) as u32;
+            let ones = u64::MAX.checked_shr(64 - here).unwrap_or(0);
+            word.store(if on { ones } else { 0 }, Ordering::Relaxed);
+        }
+    }
+    fn count(&self) -> usize {
+        self.0.iter().map(|w| w.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+    fn first(&self) -> Option<usize> {
+        let words = self.0.iter().map(|w| w.load(Ordering::Relaxed)).enumerate();
+        let (i, word) = words.into_iter().find(|&(_, w)| w != 0)?;
+        Some(i * 64 + word.trailing_zeros() as usize)
+    }
+}
+
+/// What we know of a chunk. Lives in the registry's table, for ever; zeroed memory until published.
+#[repr(C, align(64))]
+pub(crate) struct Chunk {
+    // Written once, before the chunk is published.
+    base: usize,
+    first_index: u32,
+    id: u16,
+    slots: u16,
+    class: SizeClass,
+    /// Link of the yard's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`] if
+    /// this chunk is not on the list. Under the yard's lock.
+    next_open: AtomicU32,
+    /// Changed under the yard's lock.
+    virgin: Bits,
+    /// Changed by the slot's owner while in hand, and by [`raze`], which has all of them in hand.
+    guarded: Bits,
+    /// Changed inside `super::stack`'s gate.
+    live: Bits,
+}
+
+/// See [`Chunk::next_open`].
+const NOT_OPEN: u32 = u32::MAX;
+
+impl Chunk {
+    fn span(&self) -> Span {
+        Span { base: self.base, len: self.slots as usize * self.class.slot_bytes() }
+    }
+
+    fn slot(&'static self, nr: usize) -> Slot {
+        debug_assert!(nr < self.slots as usize);
+        Slot { chunk: self, nr: nr as u16 }
+    }
+
+    /// Slots with an initialised stack.
+    pub(crate) fn live(&self) -> usize {
+        self.live.count()
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots as usize
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.span().len
+    }
+
+    /// The slots with an initialised stack. Stable only while the gate is closed.
+    pub(crate) fn live_slots(&'static self) -> impl Iterator<Item = Slot> {
+        (0..self.slots()).filter(|&nr| self.live.get(nr)).map(|nr| self.slot(nr))
+    }
+}
+
+/// The address of a slot; a name, not ownership.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
+    chunk: &'static Chunk,
+    nr: u16,
+}
+
+impl Slot {
+    /// The slot's first byte, which is the guard's.
+    #[inline]
+    pub(crate) fn base(self) -> usize {
+        self.chunk.base + self.nr as usize * self.class().slot_bytes()
+    }
+
+    /// The first byte above the guard.
+    #[inline]
+    pub(crate) fn low(self) -> usize {
+        self.base() + GUARD_BYTES
+    }
+
+    #[inline]
+    pub(crate) fn end(self) -> usize {
+        self.base() + self.class().slot_bytes()
+    }
+
+    #[inline]
+    pub(crate) fn class(self) -> SizeClass {
+        self.chunk.class
+    }
+
+    /// Unique among all slots of the process, and never another's.
+    pub(crate) fn index(self) -> u32 {
+        self.chunk.first_index + self.nr as u32
+    }
+
+    pub(crate) fn chunk_id(self) -> u16 {
+        self.chunk.id
+    }
+
+    pub(crate) fn guard(self) -> Span {
+        Span::new(self.base(), self.low())
+    }
+
+    pub(crate) fn is_guarded(self) -> bool {
+        self.chunk.guarded.get(self.nr as usize)
+    }
+
+    pub(crate) fn set_guarded(self) {
+        self.chunk.guarded.set(self.nr as usize);
+    }
+
+    /// Says that a stack lives here, or no longer. Inside the gate, by the slot's owner.
+    pub(crate) fn set_live(self, live: bool) {
+        let (bits, nr) = (&self.chunk.live, self.nr as usize);
+        debug_assert_ne!(bits.get(nr), live);
+        if live { bits.set(nr) } else { bits.clear(nr) }
+    }
+
+    /// The slot with this index in that chunk.
+    pub(crate) fn find(chunk_id: u16, index: u32) -> Slot {
+        let chunk = chunk(chunk_id as usize);
+        chunk.slot((index - chunk.first_index) as usize)
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// The registry: every chunk, readable without a lock, in a signal handler too.
+
+/// The table of descriptors: `CHUNKS_MAX` of them in zeroed memory of its own, 8 MiB of addresses of
+/// which only the used pages cost. Null until the first chunk.
+static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
+
+/// Descriptors that are complete. Only grows, under [`REGISTRY`].
+static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
+
+struct Registry {
+    /// Where the next chunk should go; 0 before the first.
+    next_base: usize,
+    next_index: u32,
+}
+
+static REGISTRY: Lock<Registry> = Lock::new(Registry { next_base: 0, next_index: 0 });
+
+fn chunk(id: usize) -> &'static Chunk {
+    assert!(id < PUBLISHED.load(Ordering::Acquire));
+    // SAFETY: `id` is published: the table exists and the entry is complete (Acquire above pairs with
+    // the Release in `publish`). Descriptors are never freed or written again but for their atomics.
+    unsafe { &*TABLE.load(Ordering::Relaxed).add(id) }
+}
+
+/// Every chunk mapped so far. Takes no lock and allocates nothing: for signal handlers too.
+pub(crate) fn chunks() -> impl Iterator<Item = &'static Chunk> {
+    (0..PUBLISHED.load(Ordering::Acquire)).map(chunk)
+}
+
+/// The slot whose guard contains `addr`. For signal handlers.
+pub(crate) fn slot_with_guard_at(addr: usize) -> Option<Slot> {
+    let chunk = chunks().find(|c| addr.wrapping_sub(c.base) < c.bytes())?;
+    let slot = chunk.slot((addr - chunk.base) / chunk.class.slot_bytes());
+    (addr < slot.low()).then_some(slot)
+}
+
+/// Maps a chunk and makes it known. All or nothing.
+fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
+    let mut registry = REGISTRY.lock();
+    let id = PUBLISHED.load(Ordering::Relaxed); // only changed under the lock we hold
+    if id == CHUNKS_MAX {
+        return Err(Refusal { class, why: Why::Chunks });
+    }
+    let refuse = |e| Refusal { class, why: Why::Map(e) };
+    let table = table(&mut registry).map_err(refuse)?;
+    let base = mm::reserve(registry.next_base, class.chunk_bytes()).map_err(refuse)?;
+    let base = base.as_ptr().expose_provenance();
+    let span = Span { base, len: class.chunk_bytes() };
+    let guarded = mm::guard_kind() == GuardKind::Protect;
+    if guarded && let Err(e) = protect_guards(class, span) {
+        return Err(Refusal { class, why: Why::Guards(e) });
+    }
+    registry.next_base = base + span.len;
+    let bits = |on: bool| {
+        let bits = Bits([const { AtomicU64::new(0) }; CHUNK_SLOTS_MAX / 64]);
+        bits.set_all(on, class.slots());
+        bits
+    };
+    let new = Chunk {
+        base,
+        first_index: registry.next_index,
+        id: id as u16,
+        slots: class.slots() as u16,
+        class,
+        next_open: AtomicU32::new(NOT_OPEN),
+        virgin: bits(true),
+        guarded: bits(guarded),
+        live: bits(false),
+    };
+    registry.next_index += class.slots() as u32;
+    // SAFETY: entry `id` is inside the table and unpublished: ours alone while we hold the lock.
+    unsafe { table.add(id).write(new) };
+    // Release pairs with the Acquire in `chunk` and `chunks`: who sees the count sees the entry.
+    PUBLISHED.store(id + 1, Ordering::Release);
+    Ok(chunk(id))
+}
+
+/// The table of descriptors; the first call makes it and places the window by it.
+fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
+    if let Some(table) = NonNull::new(TABLE.load(Ordering::Relaxed)) {
+        return Ok(table);
+    }
+    let table = mm::reserve(0, CHUNKS_MAX * size_of::<Chunk>())?.cast::<Chunk>();
+    // The kernel put the table at its random usual place; the window inherits that randomness.
+    let huge_page = 2 * MIB;
+    let usual = table.as_ptr().expose_provenance();
+    registry.next_base = usual.saturating_sub(WINDOW_BYTES) & !(huge_page - 1);
+    // Published together with the first chunk, by the Release on PUBLISHED.
+    TABLE.store(table.as_ptr(), Ordering::Relaxed);
+    Ok(table)
+}
+
+/// Guards for a kernel without markers: all of the chunk's now, so that the map limit shows here.
+fn protect_guards(class: SizeClass, chunk: Span) -> io::Result<()> {
+    for nr in 0..class.slots() {
+        let base = chunk.base + nr * class.slot_bytes();
+        // SAFETY: our own new mapping, unknown to anybody else.
+        let done = unsafe { mm::protect(Span::new(base, base + GUARD_BYTES)) };
+        if let Err(e) = done {
+            // SAFETY: as above; nothing of it was published, so nothing half-done remains.
+            let _ = unsafe { mm::unmap(chunk) };
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------------
+// The yards: what each class has, and what it has promised.
+
+/// The books of one class. Under its lock.
+struct Yard {
+    /// Slots mapped, in whatever state.
+    slots: usize,
+    /// Virgin slots: the sum over the chunks' `virgin` bits.
+    virgins: usize,
+    /// Credits out: in caches or with goroutines.
+    granted: usize,
+    /// Caches enrolled, each entitled to `LOCAL_MAX` stacks.
+    caches: usize,
+    /// id + 1 of the first open chunk, 0: there is none. Every chunk with virgins is open; an open one
+    /// without is dropped when met.
+    open: u32,
+}
+
+static YARDS: [Lock<Yard>; CLASSES] =
+    [const { Lock::new(Yard { slots: 0, virgins: 0, granted: 0, caches: 0, open: 0 }) }; CLASSES];
+
+/// A reading of a class's books.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Books {
+    pub(crate) slots: usize,
+    pub(crate) virgins: usize,
+    pub(crate) granted: usize,
+    pub(crate) caches: usize,
+}
+
+impl Yard {
+    fn promised(&self) -> usize {
+        self.granted + LOCAL_MAX * self.caches
+    }
+
+    /// Maps until `more` can be promised (invariant 1).
+    fn make_room(&mut self, class: SizeClass, more: usize) -> Result<(), Refusal> {
+        while self.slots < self.promised() + more {
+            let chunk = map_chunk(class)?;
+            self.slots += chunk.slots();
+            self.virgins += chunk.slots();
+            self.open(chunk);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, chunk: &'static Chunk) {
+        if chunk.next_open.load(Ordering::Relaxed) == NOT_OPEN {
+            chunk.next_open.store(self.open, Ordering::Relaxed);
+            self.open = chunk.id as u32 + 1;
+        }
+    }
+
+    fn take(&mut self) -> Option<Slot> {
+        loop {
+            let chunk = chunk(self.open.checked_sub(1)? as usize);
+            if let Some(nr) = chunk.virgin.first() {
+                chunk.virgin.clear(nr);
+                self.virgins -= 1;
+                return Some(chunk.slot(nr));
+            }
+            self.open = chunk.next_open.swap(NOT_OPEN, Ordering::Relaxed);
+        }
+    }
+
+    fn give(&mut self, slot: Slot) {
+        debug_assert!(!slot.chunk.virgin.get(slot.nr as usize));
+        slot.chunk.virgin.set(slot.nr as usize);
+        self.virgins += 1;
+        self.open(slot.chunk);
+    }
+
+    /// Whether the chunk is all virgin and can be spared for a while. A chunk's worth of virgins stays
+    /// ready besides, so that a load that swings does not raze and guard one chunk over and over.
+    fn may_raze(&self, chunk: &Chunk) -> bool {
+        let n = chunk.slots();
+        self.virgins >= 2 * n && self.slots >= self.promised() + n && chunk.virgin.count() == n
+    }
+
+    /// Takes a chunk that is all virgin out of the books, so that promises do not count on it.
+    fn withdraw(&mut self, chunk: &Chunk) {
+        chunk.virgin.set_all(false, chunk.slots());
+        self.virgins -= chunk.slots();
+        self.slots -= chunk.slots();
+    }
+
+    fn restore(&mut self, chunk: &'static Chunk) {
+        chunk.virgin.set_all(true, chunk.slots());
+        self.virgins += chunk.slots();
+        self.slots += chunk.slots();
+        self.open(chunk);
+    }
+}
+
+/// Takes `n` credits: after this, `n` more stacks can be had, whatever happens.
+pub(crate) fn grant(class: SizeClass, n: usize) -> io::Result<()> {
+    let mut yard = YARDS[class.index()].lock();
+    let room = yard.make_room(class, n);
+    if room.is_ok() {
+        yard.granted += n;
+    }
+    drop(yard); // the text of a refusal is made without the lock
+    room.map_err(io::Error::from)
+}
+
+/// Gives `n` credits back.
+pub(crate) fn ungrant(class: SizeClass, n: usize) {
+    let mut yard = YARDS[class.index()].lock();
+    debug_assert!(yard.granted >= n, "more credits returned than granted");
+    // Wrapping would promise the whole address space; too few promised shows in `refill`.
+    yard.granted = yard.granted.saturating_sub(n);
+}
+
+/// Entitles one more cache to `LOCAL_MAX` stacks.
+pub(crate) fn enrol(class: SizeClass) -> io::Result<()> {
+    let mut yard = YARDS[class.index()].lock();
+    let room = yard.make_room(class, LOCAL_MAX);
+    if room.is_ok() {
+        yard.caches += 1;
+    }
+    drop(yard);
+    room.map_err(io::Error::from)
+}
+
+/// The cache is empty and will stay so.
+pub(crate) fn dismiss(class: SizeClass) {
+    let mut yard = YARDS[class.index()].lock();
+    debug_assert!(yard.caches > 0);
+    yard.caches -= 1;
+}
+
+/// Moves virgin slots into the caller's hands, at most `N`.
+pub(crate) fn take_virgins<const N: usize>(class: SizeClass, want: usize) -> SlotList<N> {
+    let mut yard = YARDS[class.index()].lock();
+    let mut list = SlotList::new();
+    while list.len < want.min(N) {
+        let Some(slot) = yard.take() else { break };
+        list.push(slot);
+    }
+    list
+}
+
+/// Moves slots in hand back to virginity. Their memory has been discarded.
+pub(crate) fn give_virgins(class: SizeClass, slots: impl Iterator<Item = Slot>) {
+    let mut yard = YARDS[class.index()].lock();
+    for slot in slots {
+        debug_assert!(slot.class() == class);
+        yard.give(slot);
+        if yard.may_raze(slot.chunk) {
+            yard.withdraw(slot.chunk);
+            drop(yard);
+            raze(slot.chunk);
+            yard = YARDS[class.index()].lock();
+            yard.restore(slot.chunk);
+        }
+    }
+}
+
+pub(crate) fn books(class: SizeClass) -> Books {
+    let y = YARDS[class.index()].lock();
+    Books { slots: y.slots, virgins: y.virgins, granted: y.granted, caches: y.caches }
+}
+
+/// A chunk whose slots are all virgin gives back its page tables too: they are 128 KiB, half a KiB a
+/// slot, and would stay as long as a guard marker is in them. (The kernel frees a table when a discard
+/// leaves it empty, since 6.14; before that they stay.) 50–100 µs, so it is done without the yard's
+/// lock, with the chunk out of the books.
+#[cold]
+fn raze(chunk: &Chunk) {
+    if mm::guard_kind() != GuardKind::Marker {
+        return;
+    }
+    // SAFETY: every slot was virgin, so the yard owned all of the chunk, and it was withdrawn: it is in
+    // our hands alone, and nobody relies on a guard or on contents.
+    unsafe {
+        if mm::unmark(chunk.span()).is_ok() {
+            chunk.guarded.set_all(false, chunk.slots());
+            let _ = mm::discard(&[chunk.span()]);
+        }
+    }
+}
+
+/// Slots in hand: an array with a length, so that batches need no malloc.
+pub(crate) struct SlotList<const N: usize> {
+    slots: [Option<Slot>; N],
+    len: usize,
+}
+
+impl<const N: usize> SlotList<N> {
+    pub(crate) fn new() -> Self {
+        SlotList { slots: [None; N], len: 0 }
+    }
+    pub(crate) fn push(&mut self, slot: Slot) {
+        self.slots[self.len] = Some(slot);
+        self.len += 1;
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Slot> {
+        self.slots[..self.len].iter().flatten().copied()
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+
+/// Why no more slots can be had. The text is made late, when no lock is held.
+struct Refusal {
+    class: SizeClass,
+    why: Why,
+}
+
+enum Why {
+    /// The kernel maps no more.
+    Map(io::Error),
+    /// Out of VMAs, most likely.
+    Guards(io::Error),
+    /// Our own bound.
+    Chunks,
+}
+
+impl From<Refusal> for io::Error {
+    #[cold]
+    fn from(refusal: Refusal) -> io::Error {
+        let Refusal { class, why } = refusal;
+        let have: usize = chunks().map(Chunk::slots).sum();
+        let kib = class.slot_bytes() / KIB;
+        let text = match why {
+            Why::Map(e) => format!(
+                "no address space for more goroutine stacks: the kernel refused {} MiB for {} stacks \
+                 of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the cgroup's memory \
+                 limit and at vm.overcommit_memory (2 counts stacks in full), or use smaller stacks",
+                class.chunk_bytes() / MIB,
+                class.slots(),
+            ),
+            Why::Guards(e) => format!(
+                "no more goroutine stacks: guarding {} stacks of {kib} KiB failed ({e}); there are \
+                 {have}. This kernel has no MADV_GUARD_INSTALL (Linux 6.13), so each stack takes two \
+                 memory mappings of the {} that vm.max_map_count allows. Raise it: \
+                 `sysctl -w vm.max_map_count=2000000`",
+                class.slots(),
+                max_map_count().unwrap_or_else(|| "65530".into()),
+            ),
+            Why::Chunks => format!(
+                "no more goroutine stacks: there are {have} in {CHUNKS_MAX} chunks, which is the most \
+                 that trefoil keeps"
+            ),
+        };
+        io::Error::new(io::ErrorKind::OutOfMemory, text)
+    }
+}
+
+fn max_map_count() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
+    Some(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_round_up_to_classes() {
+        let bytes = |n| SizeClass::of(n).unwrap().slot_bytes();
+        assert_eq!(bytes(1), 32 * KIB);
+        assert_eq!(bytes(32 * KIB), 32 * KIB);
+        assert_eq!(bytes(32 * KIB + 1), 64 * KIB);
+        assert_eq!(bytes(100_000), 128 * KIB);
+        assert_eq!(bytes(1 << 30), 1 << 30);
+        for bad in [0, (1 << 30) + 1, usize::MAX] {
+            let text = SizeClass::of(bad).unwrap_err().to_string();
+            assert!(text.contains("goroutine stack of"), "{text}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_about_64_mib_or_one_slot() {
+        let shape = |n| {
+            let c = SizeClass::of(n).unwrap();
+            (c.slots(), c.chunk_bytes())
+        };
+        assert_eq!(shape(256 * KIB), (256, 64 * MIB));
+        assert_eq!(shape(32 * KIB), (256, 8 * MIB));
+        assert_eq!(shape(MIB), (64, 64 * MIB));
+        assert_eq!(shape(1 << 30), (1, 1 << 30));
+    }
+}

@@ -1,0 +1,353 @@
+//! Memory of goroutines: stacks, each with its thread-local storage on top.
+//!
+//! ```text
+//!   StackCache (one a P)       Depot (one a size)        virgin slots (mapped, cost nothing)
+//!   ≤ 64 stacks, hot      ⇄    ≤ 1,024, trimmed to   →   TLS destroyed, pages given back,
+//!   pop/push: 1–2 ns     32    16 KiB, TLS kept      ←   guard kept; made anew in batches of 16
+//! ```
+//! A stack moves right when there are too many of them, and left when a P needs one. So a steady load
+//! stays in the caches, a load that moves between Ps goes through the depot in batches, and after a burst
+//! of a million goroutines the memory goes back to the kernel.
+//!
+//! | file | job |
+//! |---|---|
+//! | `arena.rs` | address space: chunks, slots, size classes, credits |
+//! | `stack.rs` | what lies in a slot; making and retiring stacks |
+//! | `depot.rs` | the bounded pool between the caches (checked with loom) |
+//! | `tls.rs` | the TLS block |
+//!
+//! **Credits.** `go` takes one with `reserve_one` and returns it when the goroutine has ended and its stack
+//! is back; with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1 and 2). A stack of
+//! [`acquire`] carries its own credit, which `push` and [`release`] return.
+//!
+//! Everything here may be called with any FS base, takes only the runtime's own locks and never mallocs,
+//! except for the text of an error. It must not be preempted meanwhile.
+
+mod arena;
+mod depot;
+mod stack;
+pub(crate) mod tls;
+
+use std::io;
+use std::ptr::NonNull;
+
+pub(crate) use self::arena::LOCAL_MAX;
+use self::arena::{CLASSES, SizeClass, SlotList};
+use self::depot::{Batch, Depot, Shelf};
+pub(crate) use self::stack::Stack;
+use self::stack::{Setup, StackTop};
+use crate::shim::Lock;
+use crate::sys::mm;
+
+/// Stacks that move between a cache and the depot at once: half a cache, so that a P which alternates
+/// between ends and starts of goroutines meets the depot once in 32 of them.
+const BATCH: usize = LOCAL_MAX / 2;
+
+/// Stacks made at once when the depot is empty. Fewer than a batch: each costs two pages and 2–3 µs, and
+/// a program of five goroutines should not pay for 32.
+const FRESH_BATCH: usize = 16;
+
+/// Default-size stacks in the depot: 16 MiB if every one of them keeps its 16 KiB.
+const DEPOT_MAX: usize = 1024;
+
+/// Stacks of any other size in their depot.
+const DEPOT_MAX_OTHER: usize = 16;
+
+/// Credits taken from the books at once: a spawn pays for the lock once in 64.
+const CREDIT_BATCH: usize = 64;
+
+/// Credits a cache may keep. Two batches, so that a P at the edge does not go back and forth.
+const CREDITS_MAX: usize = 2 * CREDIT_BATCH;
+
+/// One a size class; what lies in it is initialised and recycled.
+static DEPOTS: [Depot<StackTop>; CLASSES] =
+    [const { Depot::new(Lock::new(Shelf::new())) }; CLASSES];
+
+/// A P's stock of stacks and credits. Only the P's owner touches it.
+///
+/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit == 0`,
+/// after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` enrol it again, and a stack
+/// pushed meanwhile goes straight to the depot.
+///
+/// `stacks.len() < LOCAL_MAX` between calls: the one that its owner holds in hand fits too.
+pub(crate) struct StackCache {
+    stacks: Batch<StackTop>,
+    limit: u32,
+    credits: u32,
+    class: SizeClass,
+}
+
+impl StackCache {
+    /// An empty cache, enrolled. The first one fixes what [`configure`] set.
+    pub(crate) fn new() -> io::Result<Self> {
+        let class = Setup::get()?.default();
+        let mut cache = StackCache { stacks: Batch::new(), limit: 0, credits: 0, class };
+        cache.enrol()?;
+        Ok(cache)
+    }
+
+    /// The stack that was pushed last, its cache lines warm. None: `refill`.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Stack> {
+        // SAFETY: a node of our batch is a stack that nobody else holds; the handle takes it over.
+        self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
+    }
+
+    /// Fetches stacks when `pop` had none, and returns one. The caller holds a credit, so there is a slot;
+    /// an error is the kernel's (no page for the guard's table) or that of `tls::create`.
+    #[cold]
+    pub(crate) fn refill(&mut self) -> io::Result<Stack> {
+        debug_assert!(self.stacks.is_empty());
+        self.enrol()?;
+        let class = self.class;
+        let fresh = || arena::take_virgins::<FRESH_BATCH>(class, FRESH_BATCH);
+        let batch = match DEPOTS[class.index()].take_or_else(BATCH, fresh) {
+            Ok(batch) => batch,
+            Err(slots) => make(&slots)?,
+        };
+        debug_assert!(batch.len() <= LOCAL_MAX);
+        self.stacks = batch;
+        self.pop().ok_or_else(no_slot)
+    }
+
+    /// Takes back a default-size stack, recycled. Nobody runs on it any more: a full cache gives stacks on,
+    /// and their deep pages away.
+    #[inline]
+    pub(crate) fn push(&mut self, mut stack: Stack) {
+        debug_assert!(stack.class() == self.class, "other sizes go to release()");
+        if stack.take_own_credit() {
+            self.unreserve_one();
+        }
+        // SAFETY: the handle owned the stack; the batch does now.
+        unsafe { self.stacks.push(stack.into_top()) };
+        if self.stacks.len() >= self.limit as usize {
+            self.push_slow();
+        }
+    }
+
+    /// Full: the older half goes to the depot. Dismissed: everything does.
+    #[cold]
+    fn push_slow(&mut self) {
+        let spill = if self.limit == 0 {
+            std::mem::replace(&mut self.stacks, Batch::new())
+        } else {
+            self.stacks.split_off(LOCAL_MAX - BATCH)
+        };
+        deposit(self.class, DEPOT_MAX, spill);
+    }
+
+    /// Takes a credit: one stack will be there when it is needed. An error is the answer to `go`.
+    #[inline]
+    pub(crate) fn reserve_one(&mut self) -> io::Result<()> {
+        if self.credits == 0 {
+            return self.reserve_slow();
+        }
+        self.credits -= 1;
+        Ok(())
+    }
+
+    #[cold]
+    fn reserve_slow(&mut self) -> io::Result<()> {
+        self.enrol()?;
+        // At the edge of what can be had a whole batch may be too much and one not.
+        if arena::grant(self.class, CREDIT_BATCH).is_ok() {
+            self.credits = CREDIT_BATCH as u32 - 1;
+            return Ok(());
+        }
+        arena::grant(self.class, 1)
+    }
+
+    /// Returns a credit, after the stack it stood for.
+    #[inline]
+    pub(crate) fn unreserve_one(&mut self) {
+        self.credits += 1;
+        if self.credits as usize > CREDITS_MAX {
+            self.credits -= CREDIT_BATCH as u32;
+            arena::ungrant(self.class, CREDIT_BATCH);
+        }
+    }
+
+    /// Gives up everything: stacks to the depot, credits to the books, and the entitlement. For a P that
+    /// retires; the cache may be used again.
+    #[cold]
+    pub(crate) fn drain(&mut self) {
+        while !self.stacks.is_empty() {
+            let rest = self.stacks.split_off(BATCH);
+            deposit(self.class, DEPOT_MAX, std::mem::replace(&mut self.stacks, rest));
+        }
+        arena::ungrant(self.class, std::mem::take(&mut self.credits) as usize);
+        if std::mem::take(&mut self.limit) != 0 {
+            arena::dismiss(self.class);
+        }
+    }
+
+    fn enrol(&mut self) -> io::Result<()> {
+        if self.limit == 0 {
+            arena::enrol(self.class)?;
+            self.limit = LOCAL_MAX as u32;
+        }
+        Ok(())
+    }
+}
+
+/// A stack of at least `size` bytes (guard and TLS block included), with its own credit. For sizes other
+/// than the default, and for threads without a P.
+pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
+    let class = SizeClass::of(size)?;
+    Setup::get()?;
+    arena::grant(class, 1)?;
+    let got = DEPOTS[class.index()].take_one_or_else(|| arena::take_virgins::<1>(class, 1));
+    let top = match got {
+        Ok(top) => Ok(top),
+        Err(slots) => make(&slots).and_then(|mut batch| batch.pop().ok_or_else(no_slot)),
+    };
+    match top {
+        Ok(top) => {
+            // SAFETY: taken out of the depot or just made: ours alone.
+            let mut stack = unsafe { Stack::from_top(top) };
+            stack.set_own_credit();
+            Ok(stack)
+        }
+        Err(e) => {
+            arena::ungrant(class, 1);
+            Err(e)
+        }
+    }
+}
+
+/// Takes back a stack of any size, and recycles it; takes the credit too, if the stack carries one. Nobody
+/// runs on the stack.
+pub(crate) fn release(mut stack: Stack) {
+    stack.recycle();
+    let class = stack.class();
+    let max = if stack.is_default_size() { DEPOT_MAX } else { DEPOT_MAX_OTHER };
+    let credit = stack.take_own_credit();
+    let mut batch = Batch::new();
+    // SAFETY: the handle owned the stack; the batch does now.
+    unsafe { batch.push(stack.into_top()) };
+    deposit(class, max, batch);
+    // After the slot is to be had again, or the promise would be larger than the stock.
+    if credit {
+        arena::ungrant(class, 1);
+    }
+}
+
+/// [`StackCache::reserve_one`] for a thread without a P.
+pub(crate) fn reserve_one() -> io::Result<()> {
+    arena::grant(Setup::get()?.default(), 1)
+}
+
+/// [`StackCache::unreserve_one`] for a thread without a P.
+pub(crate) fn unreserve_one() {
+    if let Ok(setup) = Setup::get() {
+        arena::ungrant(setup.default(), 1);
+    }
+}
+
+/// Sets the default stack size (rounded up to a power of two) and whether TLS blocks keep glibc's reserve
+/// for dlopen. Before the first stack; afterwards an error, unless it changes nothing.
+pub(crate) fn configure(default_size: usize, reserve: bool) -> io::Result<()> {
+    Setup::configure(default_size, reserve)
+}
+
+/// Guards by mprotect whatever the kernel can: to test what an older one would do. Before the first stack.
+pub(crate) fn force_mprotect_guards() {
+    mm::force_mprotect_guards();
+}
+
+/// Calls `f` with the thread pointer of every initialised stack: in use, cached or pooled. No stack is made
+/// or retired meanwhile, so `f` must not spawn, and should be short.
+pub(crate) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
+    stack::for_each_block(f);
+}
+
+/// A slot, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotInfo {
+    /// First byte above the guard.
+    pub(crate) low: usize,
+    /// End of the slot.
+    pub(crate) high: usize,
+    /// Bytes of the slot, guard included.
+    pub(crate) size: usize,
+    /// [`Stack::index`] of its stack.
+    pub(crate) index: u32,
+}
+
+/// Whether a fault at `addr` hit the guard of a stack. Async-signal-safe: reads the registry, no lock.
+pub(crate) fn guard_hit(addr: usize) -> Option<SlotInfo> {
+    let slot = arena::slot_with_guard_at(addr)?;
+    let (low, high, size) = (slot.low(), slot.end(), slot.class().slot_bytes());
+    Some(SlotInfo { low, high, size, index: slot.index() })
+}
+
+/// What the arena has, all sizes together. Each number is right, but not all at the same instant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stats {
+    /// Address space of slots, in bytes.
+    pub(crate) mapped_bytes: usize,
+    /// Chunks mapped.
+    pub(crate) chunks: usize,
+    /// Slots mapped.
+    pub(crate) slots: usize,
+    /// Slots with an initialised stack: running, cached or pooled.
+    pub(crate) live: usize,
+    /// Of those, stacks in the depots.
+    pub(crate) pooled: usize,
+    /// Slots that cost nothing.
+    pub(crate) virgin: usize,
+    /// Credits out.
+    pub(crate) granted: usize,
+    /// Caches enrolled.
+    pub(crate) caches: usize,
+}
+
+/// Reads the books.
+pub(crate) fn stats() -> Stats {
+    let mut s = Stats::default();
+    for chunk in arena::chunks() {
+        s.chunks += 1;
+        s.mapped_bytes += chunk.bytes();
+        s.live += chunk.live();
+    }
+    for (i, depot) in DEPOTS.iter().enumerate() {
+        let books = arena::books(SizeClass::from_index(i));
+        s.slots += books.slots;
+        s.virgin += books.virgins;
+        s.granted += books.granted;
+        s.caches += books.caches;
+        s.pooled += depot.len();
+    }
+    s
+}
+
+/// Makes stacks in slots in hand.
+fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
+    stack::make(slots, Setup::get()?)
+}
+
+/// Puts stacks into their depot, trimmed; retires them if it is full.
+fn deposit(class: SizeClass, max: usize, batch: Batch<StackTop>) {
+    let depot = &DEPOTS[class.index()];
+    if !depot.has_room(batch.len(), max) {
+        return stack::retire(class, batch);
+    }
+    // Trimmed before it is put, so that nobody takes it out in between.
+    stack::trim(&batch);
+    if let Some(rejected) = depot.put(batch, max) {
+        stack::retire(class, rejected);
+    }
+}
+
+/// Invariant 2 of the arena is broken: someone took a stack without a credit.
+#[cold]
+fn no_slot() -> io::Error {
+    debug_assert!(false, "a stack was asked for without a credit");
+    io::Error::new(
+        io::ErrorKind::OutOfMemory,
+        "no goroutine stack is left (trefoil bug: no credit)",
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,533 @@
+//! A stack in its slot: where everything lies, how one is made, trimmed and retired.
+//!
+//! ```text
+//!   base                                                                              end (base + size)
+//!   │ guard  │ low                                      sp │          tp │      │ top        │
+//!   ├────────┼──────────────────────────────────────────┬──┴──────────┬──┴──────┬────────────┬───────┤
+//!   │ 16 KiB │   …untouched…        ◀── the stack grows │ TLS, reserve│ struct  │  StackTop  │ colour│
+//!   │ no     │                                          │ for dlopen  │ pthread │    64 B    │  pad  │
+//!   │ access │                                          │◀─ block of mem::tls ─▶│            │       │
+//!   └────────┴──────────────────────────────────────────┴─────────────┴─────────┴────────────┴───────┘
+//!                                        │◀───────────── hot pages ─────────────────────────────────▶│
+//! ```
+//!
+//! # Colour
+//! Slots are powers of two apart, so without a pad the same frame of every goroutine falls into the same
+//! set of the L1 cache (64 sets of 64 B: the page offset decides), and a ring of 1,000 goroutines took
+//! 39.6 ns a hop instead of 11.0. The pad moves each stack by `index % colours` cache lines. It must not
+//! cost a page, so it takes exactly the slack of the hot pages of a small parked goroutine:
+//!
+//! ```text
+//!   need    = block (in lines) + StackTop 64 + PARKED_BYTES 896
+//!   pages   = need / 4096, rounded up          slack = pages · 4096 − need
+//!   colours = slack / 64 + 1, at most 64       (64 lines are a page: more would repeat sets)
+//!
+//!   with glibc's reserve:    4,480 + 64 + 896 = 5,440 → 2 pages, slack 2,752 → 44 colours
+//!   without:         2,768 → 2,816 + 64 + 896 = 3,776 → 1 page,  slack   320 →  6 colours
+//! ```
+//! Where the slack is less than [`COLOURS_MIN`] lines, conflicts would cost more than a page: one page
+//! more then.
+//!
+//! Invariants:
+//! 1. A [`Stack`] is the only handle to a live stack: whoever has it owns slot, block and header. It is
+//!    linear: it ends in a cache, in the depot or in `release`; dropping it leaks the slot.
+//! 2. The header is written when the stack is made and, but for links and flags, never again.
+//! 3. `live` of a slot changes only inside [`GATE`], together with `tls::create` and `tls::destroy`: who
+//!    has closed the gate sees every block, and none comes or goes.
+//! 4. A virgin slot reads as zeroes above its guard, because `tls::create` needs that.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::arena::{self, SizeClass, Slot, SlotList};
+use super::depot::{Batch, BatchLinks, Node};
+use super::tls;
+use crate::sys::lock::{Gate, Lock};
+use crate::sys::mm::{self, GuardKind, PAGE, Span};
+
+/// A cache line, and the step of the colours.
+const LINE: usize = 64;
+
+/// Stack that a small goroutine uses while parked in a channel or timer: measured 0.7–0.9 KiB.
+const PARKED_BYTES: usize = 14 * LINE;
+
+/// Fewer colours than this and we rather pay a page.
+const COLOURS_MIN: usize = 4;
+/// More would fall into the same cache sets again.
+const COLOURS_MAX: usize = PAGE / LINE;
+
+/// What a pooled stack keeps below its end. println!, HashMap, sort and even a panic stay in it.
+const KEEP_BYTES: usize = 16 << 10;
+/// What a pooled stack keeps below the page of its first frame, however large its TLS block is.
+const KEEP_BELOW_SP_BYTES: usize = 2 * PAGE;
+
+/// Hot pages that are populated at once, at most: what fits in the bits. A program with half a MiB of TLS
+/// faults for the rest.
+const HOT_PAGES_MAX: usize = 0x7f;
+
+/// Default size of a slot.
+const DEFAULT_BYTES: usize = 256 << 10;
+
+/// Slots' tids: above every kernel tid (2²² at most), below futex's owner-died and waiters bits.
+const TID_BASE: u32 = 0x2000_0000;
+
+/// Stacks made or retired at once, at most; bounds the arrays on the caller's stack.
+pub(super) const HAND_MAX: usize = 64;
+
+/// Closed while someone walks all blocks; see invariant 3.
+pub(super) static GATE: Gate = Gate::new();
+
+// ---------------------------------------------------------------------------------------------------
+
+/// What is fixed before the first stack, in a word: bit 31 = fixed, bits 0–7 class of the default size,
+/// bit 8 dlopen reserve, bits 16–23 colours, bits 24–30 hot pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Setup(u32);
+
+static SETUP: AtomicU32 = AtomicU32::new(0);
+/// What to fix: default size in bytes, reserve.
+static WISHES: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
+
+impl Setup {
+    const FIXED: u32 = 1 << 31;
+    const RESERVE: u32 = 1 << 8;
+    const COLOURS_SHIFT: u32 = 16;
+    const HOT_SHIFT: u32 = 24;
+
+    /// The setup; the first call fixes it.
+    #[inline]
+    pub(super) fn get() -> io::Result<Setup> {
+        // Acquire pairs with the Release in `fix_slow`: what tls::init prepared is there.
+        match SETUP.load(Ordering::Acquire) {
+            0 => Self::fix_slow(),
+            word => Ok(Setup(word)),
+        }
+    }
+
+    #[cold]
+    fn fix_slow() -> io::Result<Setup> {
+        let layout = tls::init()?;
+        let wishes = WISHES.lock();
+        let (bytes, reserve) = *wishes;
+        let class = SizeClass::of(bytes)?;
+        let below = if reserve { layout.below } else { layout.below_used };
+        let block = layout.above + below;
+        let (colours, hot) = (colours(block), hot_pages(block).min(HOT_PAGES_MAX));
+        let word = Self::FIXED
+            | class.index() as u32
+            | if reserve { Self::RESERVE } else { 0 }
+            | (colours as u32) << Self::COLOURS_SHIFT
+            | (hot as u32) << Self::HOT_SHIFT;
+        // Under the lock of the wishes, so two first calls store the same.
+        SETUP.store(word, Ordering::Release);
+        Ok(Setup(word))
+    }
+
+    /// Sets what the first stack will fix.
+    pub(super) fn configure(default_bytes: usize, reserve: bool) -> io::Result<()> {
+        let class = SizeClass::of(default_bytes)?;
+        let mut wishes = WISHES.lock();
+        match SETUP.load(Ordering::Acquire) {
+            0 => {
+                *wishes = (class.slot_bytes(), reserve);
+                Ok(())
+            }
+            word if Setup(word).default() == class && Setup(word).reserve() == reserve => Ok(()),
+            _ => Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "the default stack size can be set only before the first goroutine of the process",
+            )),
+        }
+    }
+
+    #[inline]
+    pub(super) fn default(self) -> SizeClass {
+        SizeClass::from_index((self.0 & 0xff) as usize)
+    }
+
+    fn reserve(self) -> bool {
+        self.0 & Self::RESERVE != 0
+    }
+
+    fn colours(self) -> usize {
+        (self.0 >> Self::COLOURS_SHIFT) as usize & 0xff
+    }
+
+    /// The pages that a stack in this slot will use in any case.
+    fn hot(self, slot: Slot) -> Span {
+        let pages = (self.0 >> Self::HOT_SHIFT) as usize & HOT_PAGES_MAX;
+        Span::new((slot.end() - pages * PAGE).max(slot.low()), slot.end())
+    }
+
+    /// Where the header of this slot lies.
+    fn top_of(self, slot: Slot) -> usize {
+        let pad = slot.index() as usize % self.colours() * LINE;
+        slot.end() - pad - size_of::<StackTop>()
+    }
+}
+
+/// How many lines the tops may be apart; see the head of the file.
+fn colours(block_bytes: usize) -> usize {
+    let slack = hot_pages(block_bytes) * PAGE - need_bytes(block_bytes);
+    (slack / LINE + 1).min(COLOURS_MAX)
+}
+
+/// Pages that a small parked goroutine takes, whatever its colour.
+fn hot_pages(block_bytes: usize) -> usize {
+    (need_bytes(block_bytes) + (COLOURS_MIN - 1) * LINE).div_ceil(PAGE)
+}
+
+fn need_bytes(block_bytes: usize) -> usize {
+    block_bytes.next_multiple_of(LINE) + size_of::<StackTop>() + PARKED_BYTES
+}
+
+// ---------------------------------------------------------------------------------------------------
+
+/// The header of a stack, above its TLS block. One cache line.
+#[repr(C, align(64))]
+pub(crate) struct StackTop {
+    /// Chain in a cache, a batch or the depot.
+    next: Option<NonNull<StackTop>>,
+    /// Valid in the first header of a batch in the depot.
+    batch: Option<BatchLinks<StackTop>>,
+    /// First byte of the slot.
+    base: usize,
+    tp: NonNull<u8>,
+    index: u32,
+    /// Distance from the header down to the first frame.
+    sp_below: u32,
+    chunk: u16,
+    class: SizeClass,
+    /// [`OWN_CREDIT`].
+    flags: u8,
+}
+
+/// This stack carries the credit that covers it: whoever takes the stack back returns the credit.
+const OWN_CREDIT: u8 = 1;
+
+const _: () = assert!(size_of::<StackTop>() == LINE && size_of::<Option<Stack>>() == 8);
+const _: () = assert!(arena::SLOTS_MAX <= TID_BASE as usize, "an index must not reach the tid's base");
+
+// SAFETY: next and batch are plain fields that only these functions touch.
+unsafe impl Node for StackTop {
+    #[inline]
+    unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
+        // SAFETY: the caller owns the stack, so its header is there and nobody writes it.
+        unsafe { (*this.as_ptr()).next }
+    }
+    #[inline]
+    unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>) {
+        // SAFETY: the caller owns the stack.
+        unsafe { (*this.as_ptr()).next = next }
+    }
+    #[inline]
+    unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self> {
+        // SAFETY: the caller owns the stack.
+        unsafe { (*this.as_ptr()).batch }.expect("a batch head in the depot has its links")
+    }
+    #[inline]
+    unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>) {
+        // SAFETY: the caller owns the stack.
+        unsafe { (*this.as_ptr()).batch = Some(links) }
+    }
+}
+
+// SAFETY: a header is reached only through the handle or chain that owns it; it holds no thread's state.
+unsafe impl Send for StackTop {}
+
+/// An initialised stack with its TLS block: the one handle to it (invariant 1).
+#[must_use = "a stack that is dropped is leaked: give it to a cache or to release()"]
+#[repr(transparent)]
+pub(crate) struct Stack(NonNull<StackTop>);
+
+// SAFETY: owning the handle is owning the memory, whichever thread has it.
+unsafe impl Send for Stack {}
+
+impl Stack {
+    /// # Safety
+    /// The caller owns this stack, and from now on the handle does.
+    #[inline]
+    pub(super) unsafe fn from_top(top: NonNull<StackTop>) -> Stack {
+        Stack(top)
+    }
+
+    #[inline]
+    pub(super) fn into_top(self) -> NonNull<StackTop> {
+        self.0
+    }
+
+    #[inline]
+    fn top(&self) -> &StackTop {
+        // SAFETY: we own a live stack (invariant 1), so its header is initialised and stays.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Where the first frame goes: 16-aligned, just below the TLS block.
+    #[inline]
+    pub(crate) fn sp(&self) -> *mut u8 {
+        // Inside the slot: made from the header's own pointer, whose provenance is the whole slot.
+        self.0.as_ptr().cast::<u8>().wrapping_sub(self.top().sp_below as usize)
+    }
+
+    /// The thread pointer: what FS must hold while this stack runs.
+    #[inline]
+    pub(crate) fn tp(&self) -> *mut u8 {
+        self.top().tp.as_ptr()
+    }
+
+    /// The addresses a stack pointer may have: above the guard, up to [`Stack::sp`].
+    #[inline]
+    pub(crate) fn bounds(&self) -> (usize, usize) {
+        (self.top().base + arena::GUARD_BYTES, self.sp().addr())
+    }
+
+    /// Bytes of address space, guard and TLS block included.
+    #[inline]
+    pub(crate) fn size(&self) -> usize {
+        self.top().class.slot_bytes()
+    }
+
+    /// Unique to this stack in the process, for life; also the low bits of its tid.
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.top().index
+    }
+
+    /// Prepares the TLS block for the next goroutine. The last one has run its TLS destructors.
+    #[inline]
+    pub(crate) fn recycle(&self) {
+        // SAFETY: the block was made by `tls::create` and is ours; no goroutine runs on it.
+        unsafe { tls::recycle(self.top().tp) }
+    }
+
+    #[inline]
+    pub(crate) fn is_default_size(&self) -> bool {
+        Setup::get().is_ok_and(|s| s.default() == self.class())
+    }
+
+    #[inline]
+    pub(super) fn class(&self) -> SizeClass {
+        self.top().class
+    }
+
+    pub(super) fn set_own_credit(&mut self) {
+        // SAFETY: we own the header, and `&mut self` excludes other borrows of it.
+        unsafe { (*self.0.as_ptr()).flags |= OWN_CREDIT }
+    }
+
+    /// Whether the stack carried its own credit; it no longer does.
+    #[inline]
+    pub(super) fn take_own_credit(&mut self) -> bool {
+        let had = self.top().flags & OWN_CREDIT != 0;
+        if had {
+            // SAFETY: as in `set_own_credit`.
+            unsafe { (*self.0.as_ptr()).flags &= !OWN_CREDIT }
+        }
+        had
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+
+/// Makes stacks in slots in hand. What could not be made goes back to the yard; an error only if that
+/// was all of them.
+#[cold]
+pub(super) fn make<const N: usize>(
+    slots: &SlotList<N>,
+    setup: Setup,
+) -> io::Result<Batch<StackTop>> {
+    let mut made = Batch::new();
+    let mut failed = SlotList::<N>::new();
+    let mut error = None;
+    if let Err(e) = guard_all(slots) {
+        slots.iter().for_each(|slot| failed.push(slot));
+        error = Some(e);
+    } else {
+        populate_all(slots, setup);
+        GATE.inside(|| {
+            for slot in slots.iter() {
+                // SAFETY: in hand and virgin, so zeroed and ours (invariant 4).
+                match unsafe { make_one(slot, setup) } {
+                    // SAFETY: just made, and given to the batch alone.
+                    Ok(top) => unsafe { made.push(top) },
+                    Err(e) => {
+                        failed.push(slot);
+                        error = Some(e);
+                    }
+                }
+            }
+        });
+    }
+    if failed.len() > 0 {
+        give_back(&failed);
+    }
+    match error {
+        Some(e) if made.is_empty() => Err(e),
+        _ => Ok(made),
+    }
+}
+
+/// Installs the guards that are missing, in one call. (With mprotect guards none ever is.)
+fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
+    let mut spans = [Span::EMPTY; N];
+    let mut n = 0;
+    for slot in slots.iter().filter(|s| !s.is_guarded()) {
+        spans[n] = slot.guard();
+        n += 1;
+    }
+    if n == 0 {
+        return Ok(());
+    }
+    debug_assert!(mm::guard_kind() == GuardKind::Marker);
+    // SAFETY: the slots are in our hands, and nobody touches a guard.
+    unsafe { mm::mark(&spans[..n]) }.map_err(|e| {
+        io::Error::new(e.kind(), format!("the guard of a goroutine stack cannot be installed: {e}"))
+    })?;
+    slots.iter().for_each(Slot::set_guarded);
+    Ok(())
+}
+
+/// Gets the hot pages of all slots in one call: two faults a stack fewer, which is half of the cost of
+/// making it (5.5 → 2.7 µs in the VM of design.md).
+fn populate_all<const N: usize>(slots: &SlotList<N>, setup: Setup) {
+    let mut spans = [Span::EMPTY; N];
+    for (slot, span) in slots.iter().zip(&mut spans) {
+        *span = setup.hot(slot);
+    }
+    // SAFETY: the top of slots in our hands.
+    unsafe { mm::populate(&spans[..slots.len()]) };
+}
+
+/// # Safety
+/// The slot is in the caller's hands, guarded and zeroed; inside the gate.
+unsafe fn make_one(slot: Slot, setup: Setup) -> io::Result<NonNull<StackTop>> {
+    let at = |addr| NonNull::new(ptr::with_exposed_provenance_mut::<u8>(addr)).expect("mapped");
+    let top = at(setup.top_of(slot));
+    let tid = TID_BASE | slot.index();
+    // SAFETY: [low, top) is ours and zeroed, by the contract.
+    let block = unsafe { tls::create(at(slot.low()), top, tid, setup.reserve()) }?;
+    // The ABI wants 16; the block's own alignment is at least that in practice.
+    let sp = block.stack_top.as_ptr().addr() & !15;
+    let top = top.cast::<StackTop>();
+    let header = StackTop {
+        next: None,
+        batch: None,
+        base: slot.base(),
+        tp: block.tp,
+        index: slot.index(),
+        sp_below: (top.as_ptr().addr() - sp) as u32,
+        chunk: slot.chunk_id(),
+        class: slot.class(),
+        flags: 0,
+    };
+    // SAFETY: [top, top + 64) is in the slot, ours, aligned: a slot's end and the pad are multiples of 64.
+    unsafe { top.write(header) };
+    slot.set_live(true);
+    // SAFETY: nobody runs on the block yet.
+    unsafe { tls::settle(&block) };
+    Ok(top)
+}
+
+/// The slot that a stack lies in.
+fn slot_of(top: NonNull<StackTop>) -> Slot {
+    // SAFETY: callers hold the batch, hence the stack; the fields are written once (invariant 2).
+    let top = unsafe { top.as_ref() };
+    Slot::find(top.chunk, top.index)
+}
+
+/// Gives back the pages of pooled stacks that lie deeper than what the next goroutine will likely use.
+pub(super) fn trim(batch: &Batch<StackTop>) {
+    debug_assert!(batch.len() <= HAND_MAX);
+    let mut spans = [Span::EMPTY; HAND_MAX];
+    let mut n = 0;
+    batch.for_each(|top| {
+        let slot = slot_of(top);
+        // SAFETY: we hold the batch; the field is written once.
+        let sp = top.as_ptr().addr() - unsafe { top.as_ref() }.sp_below as usize;
+        let mark = (slot.end() - KEEP_BYTES).min((sp & !(PAGE - 1)) - KEEP_BELOW_SP_BYTES);
+        if mark > slot.low() {
+            spans[n] = Span::new(slot.low(), mark);
+            n += 1;
+        }
+    });
+    // Only a saving: where the kernel refuses (mlockall), the pages stay.
+    // SAFETY: stacks in the batch are ours and idle; below the mark nothing is alive.
+    let _ = unsafe { mm::discard(&spans[..n]) };
+}
+
+/// Turns stacks back into virgin slots of their class. At most `HAND_MAX`.
+#[cold]
+pub(super) fn retire(class: SizeClass, mut batch: Batch<StackTop>) {
+    let mut slots = SlotList::<HAND_MAX>::new();
+    GATE.inside(|| {
+        while let Some(top) = batch.pop() {
+            let slot = slot_of(top);
+            debug_assert!(slot.class() == class);
+            slot.set_live(false);
+            // SAFETY: the stack is ours, popped from our batch; after this only its slot is left.
+            unsafe { tls::destroy(top.as_ref().tp) };
+            slots.push(slot);
+        }
+    });
+    give_back(&slots);
+}
+
+/// Makes slots in hand zero again and returns them to their yard.
+fn give_back<const N: usize>(slots: &SlotList<N>) {
+    let mut spans = [Span::EMPTY; N];
+    let mut class = None;
+    for (slot, span) in slots.iter().zip(&mut spans) {
+        *span = Span::new(slot.low(), slot.end());
+        class = Some(slot.class());
+    }
+    let (Some(class), spans) = (class, &spans[..slots.len()]) else { return };
+    // SAFETY: the slots are in our hands and nothing in them is alive.
+    if unsafe { mm::discard(spans) }.is_err() {
+        spans.iter().for_each(|&span| wipe_slow(span));
+    }
+    arena::give_virgins(class, slots.iter());
+}
+
+/// Zeroes what a stack may have left where `tls::create` will look (invariant 4), if the kernel does not
+/// take pages back: under `mlockall` it refuses, and those pages are resident anyway.
+#[cold]
+fn wipe_slow(slot: Span) {
+    let len = slot.len.min(HOT_PAGES_MAX * PAGE);
+    let at = ptr::with_exposed_provenance_mut::<u8>(slot.base + slot.len - len);
+    // SAFETY: the top of a slot in our hands.
+    unsafe { at.write_bytes(0, len) };
+}
+
+/// Calls `f` with the thread pointer of every live stack. No stack is made or retired meanwhile; `f` must
+/// not do so either.
+pub(super) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
+    let Ok(setup) = Setup::get() else { return };
+    GATE.closed(|| {
+        for slot in arena::chunks().flat_map(arena::Chunk::live_slots) {
+            let top = ptr::with_exposed_provenance::<StackTop>(setup.top_of(slot));
+            // SAFETY: the slot is live and the gate closed, so the header is complete and stays; `tp` is
+            // never written after that (invariant 2), so its owner may run on undisturbed.
+            f(unsafe { (*top).tp });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_take_the_slack_and_no_more() {
+        assert_eq!(colours(4_480), 44); // glibc 2.36 with its dlopen reserve: two pages
+        assert_eq!(colours(2_768), 6); // without: one page
+        assert_eq!((hot_pages(4_480), hot_pages(2_768)), (2, 1));
+        assert_eq!(colours(4_096 - 64 - PARKED_BYTES), COLOURS_MAX); // none left: a page more
+        for block in (64usize..20_000).step_by(16) {
+            let worst = need_bytes(block) + (colours(block) - 1) * LINE;
+            assert!(worst <= hot_pages(block) * PAGE, "{block}");
+            assert!(hot_pages(block) <= need_bytes(block).div_ceil(PAGE) + 1);
+            assert!((COLOURS_MIN..=COLOURS_MAX).contains(&colours(block)));
+        }
+    }
+}

@@ -1,0 +1,667 @@
+//! Tests of the arena as a whole. The arena is one for the process, and some of these end in SIGSEGV, so
+//! each runs in a child: this test binary again, with one test chosen.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::*;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const CHILD: &str = "TREFOIL_MEM_TEST_CHILD";
+
+/// Runs `body` in a child process; returns what became of it.
+fn run_in_child(test: &str, body: impl FnOnce()) -> Option<Output> {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        body();
+        std::process::exit(0);
+    }
+    let path = module_path!().split_once("::").unwrap().1;
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([&format!("{path}::{test}"), "--exact", "--nocapture", "--include-ignored"])
+        .env(CHILD, test)
+        .output()
+        .unwrap();
+    Some(output)
+}
+
+fn passes_in_child(test: &str, body: impl FnOnce()) {
+    if let Some(out) = run_in_child(test, body) {
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{:?}\n{text}\n{errors}", out.status);
+        print!("{text}");
+    }
+}
+
+fn faults_in_child(test: &str, body: impl FnOnce()) {
+    if let Some(out) = run_in_child(test, body) {
+        let errors = String::from_utf8_lossy(&out.stderr);
+        let said = String::from_utf8_lossy(&out.stdout).contains("about to fault");
+        assert!(said, "{errors}");
+        assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{errors}");
+    }
+}
+
+/// As a P does: a credit at spawn, a stack at the first run.
+fn start(cache: &mut StackCache) -> Stack {
+    cache.reserve_one().unwrap();
+    cache.pop().unwrap_or_else(|| cache.refill().unwrap())
+}
+
+fn end(cache: &mut StackCache, stack: Stack) {
+    stack.recycle();
+    cache.push(stack);
+    cache.unreserve_one();
+}
+
+fn at(addr: usize) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(addr)
+}
+
+/// Writes to a page of a stack at each of these depths.
+fn touch(stack: &Stack, depth: usize) {
+    let (low, high) = stack.bounds();
+    for below in (64..depth).step_by(4 * KIB) {
+        assert!(high - below >= low);
+        // SAFETY: inside the bounds of a stack that the test owns.
+        unsafe { at(high - below).write(7) };
+    }
+}
+
+fn rss() -> usize {
+    status("VmRSS:")
+}
+
+fn status(key: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|l| l.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * KIB
+}
+
+fn vmas() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+fn default_books() -> arena::Books {
+    arena::books(SizeClass::of(256 * KIB).unwrap())
+}
+
+fn assert_promise_kept() {
+    let b = default_books();
+    assert!(b.slots >= b.granted + LOCAL_MAX * b.caches, "{b:?}");
+}
+
+/// A small generator, so that a failure can be repeated.
+struct Dice(u64);
+impl Dice {
+    fn roll(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % n
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- shape
+
+#[test]
+fn a_stack_is_what_it_says() {
+    passes_in_child("a_stack_is_what_it_says", || {
+        let mut cache = StackCache::new().unwrap();
+        let stack = start(&mut cache);
+        let (low, high) = stack.bounds();
+        assert_eq!(stack.size(), 256 * KIB);
+        assert!(stack.is_default_size());
+        assert_eq!(high, stack.sp() as usize);
+        assert_eq!(high % 16, 0);
+        assert!(high < stack.tp() as usize);
+        assert!(high - low > 256 * KIB - arena::GUARD_BYTES - 12 * KIB);
+        touch(&stack, high - low - 64);
+        assert!(guard_hit(low).is_none() && guard_hit(high).is_none());
+        let info = guard_hit(low - 1).unwrap();
+        assert_eq!((info.low, info.size, info.index), (low, 256 * KIB, stack.index()));
+        assert!(guard_hit(low - arena::GUARD_BYTES).is_some());
+        assert!(guard_hit(0).is_none() && guard_hit(usize::MAX).is_none());
+
+        let (mut blocks, mut ours) = (0, 0);
+        for_each_block(&mut |tp| {
+            blocks += 1;
+            ours += usize::from(tp.as_ptr() == stack.tp());
+        });
+        assert_eq!((blocks, ours), (stats().live, 1));
+        end(&mut cache, stack);
+    });
+}
+
+#[test]
+fn odd_sizes() {
+    passes_in_child("odd_sizes", || {
+        let sizes = [1, 32 * KIB, 33 * KIB, 100_000, 256 * KIB, MIB, 3 * MIB, 64 * MIB, 1 << 30];
+        let stacks: Vec<Stack> = sizes.iter().map(|&n| acquire(n).unwrap()).collect();
+        for (stack, size) in stacks.iter().zip(sizes) {
+            assert_eq!(stack.size(), size.next_power_of_two().max(32 * KIB));
+            assert_eq!(stack.is_default_size(), size == 256 * KIB);
+            touch(stack, 8 * KIB);
+        }
+        let mut tids: Vec<u32> = stacks.iter().map(Stack::index).collect();
+        tids.sort_unstable();
+        tids.dedup();
+        assert_eq!(tids.len(), sizes.len());
+        assert_eq!(stats().granted, sizes.len());
+        let mapped = stats().mapped_bytes;
+        stacks.into_iter().for_each(release);
+        assert_eq!(stats().granted, 0);
+        for size in sizes {
+            release(acquire(size).unwrap());
+        }
+        assert_eq!(stats().mapped_bytes, mapped, "pooled stacks are used again");
+        assert!(acquire(0).is_err() && acquire((1 << 30) + 1).is_err());
+    });
+}
+
+#[test]
+fn configured_sizes() {
+    passes_in_child("configured_sizes", || {
+        assert!(configure(2 << 30, true).is_err());
+        configure(60 * KIB, false).unwrap();
+        let mut cache = StackCache::new().unwrap();
+        let stack = start(&mut cache);
+        assert_eq!(stack.size(), 64 * KIB);
+        configure(64 * KIB, false).unwrap();
+        assert!(configure(64 * KIB, true).unwrap_err().to_string().contains("before the first"));
+        end(&mut cache, stack);
+    });
+}
+
+// --------------------------------------------------------------------------------------------- guards
+
+fn fault_below(low: usize, bytes: usize) {
+    // SAFETY: the lowest byte of a stack that the test owns.
+    unsafe { at(low).write(1) };
+    assert!(guard_hit(low - bytes).is_some());
+    println!("about to fault");
+    // SAFETY: faults, which is what the test is for.
+    unsafe { at(low - bytes).write_volatile(1) };
+}
+
+#[test]
+fn guard_faults_at_its_top() {
+    faults_in_child("guard_faults_at_its_top", || {
+        fault_below(start(&mut StackCache::new().unwrap()).bounds().0, 1);
+    });
+}
+
+#[test]
+fn guard_faults_at_its_bottom() {
+    faults_in_child("guard_faults_at_its_bottom", || {
+        fault_below(acquire(MIB).unwrap().bounds().0, arena::GUARD_BYTES);
+    });
+}
+
+#[test]
+fn mprotect_guard_faults() {
+    faults_in_child("mprotect_guard_faults", || {
+        force_mprotect_guards();
+        fault_below(start(&mut StackCache::new().unwrap()).bounds().0, 1);
+    });
+}
+
+#[test]
+fn guard_survives_discard() {
+    faults_in_child("guard_survives_discard", || {
+        let stack = acquire(256 * KIB).unwrap();
+        let (low, _) = stack.bounds();
+        let base = low - arena::GUARD_BYTES;
+        // SAFETY: the test owns the slot and does not use the stack again.
+        unsafe { mm::discard(&[mm::Span::new(base, base + 256 * KIB)]) }.unwrap();
+        fault_below(low, 1);
+    });
+}
+
+#[test]
+fn guard_is_back_after_a_chunk_was_razed() {
+    faults_in_child("guard_is_back_after_a_chunk_was_razed", || {
+        let mut cache = StackCache::new().unwrap();
+        for round in 0..2 {
+            let stacks: Vec<Stack> = (0..4_000).map(|_| start(&mut cache)).collect();
+            if round == 1 {
+                // Every slot, so those of razed chunks too.
+                for stack in &stacks[1..] {
+                    assert!(guard_hit(stack.bounds().0 - 1).is_some());
+                }
+                stacks.iter().for_each(|s| assert!(!readable(s.bounds().0 - 1)));
+                fault_below(stacks[17].bounds().0, 1);
+            }
+            stacks.into_iter().for_each(|s| end(&mut cache, s));
+        }
+    });
+}
+
+/// Asks the kernel to read a byte for us.
+fn readable(addr: usize) -> bool {
+    let mut fds = [0; 2];
+    // SAFETY: plain calls; a bad address is EFAULT, not a fault.
+    unsafe {
+        assert_eq!(libc::pipe(fds.as_mut_ptr()), 0);
+        let ok = libc::write(fds[1], at(addr).cast(), 1) == 1;
+        libc::close(fds[0]);
+        libc::close(fds[1]);
+        ok
+    }
+}
+
+// --------------------------------------------------------------------------------------------- limits
+
+#[test]
+fn map_limit_is_a_clear_error_at_reservation() {
+    passes_in_child("map_limit_is_a_clear_error_at_reservation", || {
+        force_mprotect_guards();
+        let mut cache = StackCache::new().unwrap();
+        let mut reserved = 0;
+        let error = loop {
+            match cache.reserve_one() {
+                Ok(()) => reserved += 1,
+                Err(e) => break e.to_string(),
+            }
+            if reserved == 1 << 20 {
+                return println!("vm.max_map_count is too large here to reach");
+            }
+        };
+        assert!(error.contains("vm.max_map_count") && error.contains("MADV_GUARD"), "{error}");
+        println!("after {reserved}: {error}");
+        let before = (vmas(), stats().slots);
+        (0..20).for_each(|_| assert!(cache.reserve_one().is_err()));
+        // Reading /proc/self/maps takes a mapping or two itself; half a chunk would be hundreds.
+        assert!(vmas() <= before.0 + 4, "something half-done remains");
+        assert_eq!(stats().slots, before.1);
+        // What was promised is there.
+        let some: Vec<Stack> =
+            (0..1000).map(|_| cache.pop().unwrap_or_else(|| cache.refill().unwrap())).collect();
+        some.into_iter().for_each(|s| end(&mut cache, s));
+        cache.reserve_one().unwrap();
+    });
+}
+
+#[test]
+fn address_space_limit_is_a_clear_error_at_reservation() {
+    passes_in_child("address_space_limit_is_a_clear_error_at_reservation", || {
+        let mut cache = StackCache::new().unwrap();
+        let limit = libc::rlimit { rlim_cur: 2 << 30, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: limits this child only.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        let mut reserved = 0;
+        let error = loop {
+            match cache.reserve_one() {
+                Ok(()) => reserved += 1,
+                Err(e) => break e.to_string(),
+            }
+        };
+        assert!(error.contains("ulimit -v"), "{error}");
+        let stacks: Vec<Stack> =
+            (0..reserved).map(|_| cache.pop().unwrap_or_else(|| cache.refill().unwrap())).collect();
+        println!("all {} promised stacks were had; then: {error}", stacks.len());
+    });
+}
+
+// -------------------------------------------------------------------------------------------- credits
+
+#[test]
+fn promises_hold_under_random_operations() {
+    passes_in_child("promises_hold_under_random_operations", || {
+        let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+        let mut caches: Vec<StackCache> = (0..3).map(|_| StackCache::new().unwrap()).collect();
+        let (mut waiting, mut running, mut apart) = (0usize, Vec::new(), Vec::new());
+        let mut peak = 0;
+        for round in 0..60_000 {
+            let c = dice.roll(caches.len());
+            let cache = &mut caches[c];
+            // The load swings, so that the depot overflows, chunks fall empty, and are used again.
+            let growing = round / 5_000 % 2 == 0;
+            match dice.roll(100) {
+                0..30 if growing || waiting < 20 => {
+                    for _ in 0..dice.roll(8) {
+                        cache.reserve_one().unwrap();
+                        waiting += 1;
+                    }
+                }
+                30..60 if waiting > 0 => {
+                    for _ in 0..dice.roll(waiting.min(200)) {
+                        let s = cache.pop().unwrap_or_else(|| cache.refill().unwrap());
+                        running.push(s);
+                        waiting -= 1;
+                    }
+                }
+                60..90 => {
+                    let some = if growing { 4 } else { 40 };
+                    for _ in 0..dice.roll(running.len().clamp(1, some)) {
+                        let s = running.swap_remove(dice.roll(running.len()));
+                        end(cache, s);
+                    }
+                }
+                90 => apart.push(acquire(256 * KIB).unwrap()),
+                91 if !apart.is_empty() => cache.push(apart.pop().unwrap()),
+                92 if !apart.is_empty() => release(apart.pop().unwrap()),
+                93 => cache.drain(),
+                94 => {
+                    reserve_one().unwrap();
+                    waiting += 1;
+                }
+                95 if waiting > 0 => {
+                    unreserve_one();
+                    waiting -= 1;
+                }
+                _ => {}
+            }
+            assert_promise_kept();
+            assert!(default_books().granted >= waiting + running.len() + apart.len());
+            assert!(caches.iter().all(|c| c.stacks.len() < LOCAL_MAX));
+            assert!(stats().pooled <= DEPOT_MAX);
+            peak = peak.max(running.len());
+        }
+        assert!(peak > 2 * DEPOT_MAX, "{peak}");
+        running.into_iter().for_each(|s| end(&mut caches[0], s));
+        apart.into_iter().for_each(release);
+        (0..waiting).for_each(|_| unreserve_one());
+        caches.iter_mut().for_each(StackCache::drain);
+        let s = stats();
+        assert_eq!((s.granted, s.caches), (0, 0));
+        assert_eq!(s.live, s.pooled);
+        assert_eq!(s.live + s.virgin, s.slots);
+        println!("{s:?}");
+    });
+}
+
+#[test]
+fn no_stack_is_handed_out_twice() {
+    passes_in_child("no_stack_is_handed_out_twice", || {
+        let taken: Vec<AtomicBool> = (0..1 << 16).map(|_| AtomicBool::new(false)).collect();
+        let exchange = Mutex::new(Vec::<Stack>::new());
+        let walks = AtomicUsize::new(0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let workers: Vec<_> = (0..4u64)
+                .map(|t| {
+                    let (taken, exchange) = (&taken, &exchange);
+                    s.spawn(move || {
+                        let mut dice = Dice(t + 1);
+                        let mut cache = StackCache::new().unwrap();
+                        let mut held = Vec::new();
+                        for round in 0..20_000 {
+                            let growing = round / 250 % 2 == 0;
+                            for _ in 0..dice.roll(if growing { 60 } else { 20 }) {
+                                let stack = start(&mut cache);
+                                let was =
+                                    taken[stack.index() as usize].swap(true, Ordering::Relaxed);
+                                assert!(!was, "stack {} has two owners", stack.index());
+                                held.push(stack);
+                            }
+                            if dice.roll(4) == 0 {
+                                std::mem::swap(&mut *exchange.lock().unwrap(), &mut held);
+                            }
+                            for _ in 0..dice.roll(if growing { 40 } else { 90 }).min(held.len()) {
+                                let stack = held.swap_remove(dice.roll(held.len()));
+                                taken[stack.index() as usize].store(false, Ordering::Relaxed);
+                                end(&mut cache, stack);
+                            }
+                            if round % 1000 == 999 {
+                                cache.drain();
+                            }
+                        }
+                        for stack in held {
+                            taken[stack.index() as usize].store(false, Ordering::Relaxed);
+                            end(&mut cache, stack);
+                        }
+                        cache.drain();
+                    })
+                })
+                .collect();
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    // SAFETY: the first word of a thread control block points to itself, and for_each_block
+                    // keeps the block from going away.
+                    for_each_block(&mut |tp| unsafe {
+                        assert_eq!(tp.cast::<usize>().read(), tp.as_ptr().addr());
+                    });
+                    assert_promise_kept();
+                    walks.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+            });
+            workers.into_iter().for_each(|w| w.join().unwrap());
+            stop.store(true, Ordering::Relaxed);
+        });
+        exchange.into_inner().unwrap().into_iter().for_each(|s| {
+            release(s);
+            unreserve_one();
+        });
+        let s = stats();
+        assert_eq!((s.granted, s.caches, s.live), (0, 0, s.pooled));
+        println!("{s:?}, {} walks", walks.into_inner());
+    });
+}
+
+// --------------------------------------------------------------------------------------------- memory
+
+#[test]
+fn memory_falls_after_a_burst() {
+    passes_in_child("memory_falls_after_a_burst", || {
+        let mut cache = StackCache::new().unwrap();
+        let before = (rss(), status("VmPTE:"));
+        let stacks: Vec<Stack> = (0..6_000).map(|_| start(&mut cache)).collect();
+        stacks.iter().for_each(|s| touch(s, 64 * KIB));
+        let peak = (rss(), status("VmPTE:"));
+        assert!(peak.0 - before.0 > 6_000 * 64 * KIB);
+        stacks.into_iter().for_each(|s| end(&mut cache, s));
+        let after = (rss(), status("VmPTE:"));
+        println!("RSS and page tables, KiB: {:?} {:?} {:?}", k(before), k(peak), k(after));
+        let kept = (DEPOT_MAX * 16 + LOCAL_MAX * 80) * KIB;
+        assert!(after.0 < before.0 + kept + 4 * MIB);
+    });
+}
+
+fn k((a, b): (usize, usize)) -> (usize, usize) {
+    (a / KIB, b / KIB)
+}
+
+#[test]
+fn hundred_thousand_stacks_are_few_mappings() {
+    passes_in_child("hundred_thousand_stacks_are_few_mappings", || {
+        many(100_000);
+    });
+}
+
+#[test]
+#[ignore = "8 GiB"]
+fn a_million_stacks() {
+    passes_in_child("a_million_stacks", || many(1_000_000));
+}
+
+fn many(n: usize) {
+    let mut cache = StackCache::new().unwrap();
+    let mut stacks = Vec::with_capacity(n);
+    let before = (vmas(), rss());
+    for _ in 0..n {
+        stacks.push(start(&mut cache));
+    }
+    let (peak, tables) = (rss() - before.1, status("VmPTE:"));
+    let maps = vmas();
+    if mm::guard_kind() == mm::GuardKind::Marker {
+        assert!(maps <= before.0 + 4, "{} mappings before, {maps} after", before.0);
+    }
+    let t = Instant::now();
+    stacks.into_iter().for_each(|s| end(&mut cache, s));
+    let each = t.elapsed().as_nanos() as usize / n;
+    let s = stats();
+    println!(
+        "{n} stacks: {} mappings, {} B resident and {} B page table each; ended in {each} ns each, then {} \
+         KiB resident, {} KiB page tables\n{s:?}",
+        maps - before.0,
+        peak / n,
+        tables / n,
+        rss() / KIB,
+        status("VmPTE:") / KIB,
+    );
+    assert!(s.live <= DEPOT_MAX + LOCAL_MAX);
+}
+
+// -------------------------------------------------------------------------------------------- figures
+
+fn timed(what: &str, n: usize, mut f: impl FnMut()) {
+    let best = (0..5).map(|_| {
+        let t = Instant::now();
+        f();
+        t.elapsed().as_nanos() as f64 / n as f64
+    });
+    println!("{what:58} {:9.2} ns", best.fold(f64::MAX, f64::min));
+}
+
+#[test]
+#[ignore = "figures: cargo test --release -- --ignored --nocapture figures"]
+fn figures() {
+    passes_in_child("figures", || {
+        let mut cache = StackCache::new().unwrap();
+        let mut other = StackCache::new().unwrap();
+        let mut held: Vec<Stack> = (0..16).map(|_| start(&mut cache)).collect();
+        held.drain(..).for_each(|s| end(&mut cache, s));
+        timed("pop + push", 1_000_000, || {
+            for _ in 0..1_000_000 {
+                let s = std::hint::black_box(cache.pop().unwrap());
+                cache.push(s);
+            }
+        });
+        timed("reserve_one + unreserve_one", 1_000_000, || {
+            for _ in 0..1_000_000 {
+                cache.reserve_one().unwrap();
+                std::hint::black_box(&mut cache).unreserve_one();
+            }
+        });
+        timed("from one cache to another through the depot, each", 64_000, || {
+            for _ in 0..1000 {
+                for _ in 0..64 {
+                    held.push(start(&mut cache));
+                }
+                held.drain(..).for_each(|s| {
+                    other.push(s);
+                    cache.unreserve_one();
+                });
+                for _ in 0..64 {
+                    held.push(start(&mut other));
+                }
+                held.drain(..).for_each(|s| {
+                    cache.push(s);
+                    other.unreserve_one();
+                });
+            }
+        });
+        timed("acquire + release of 1 MiB", 10_000, || {
+            for _ in 0..10_000 {
+                release(acquire(MIB).unwrap());
+            }
+        });
+        for touched in [0, 8 * KIB, 64 * KIB] {
+            let (mut made, mut ended) = (0, 0);
+            const N: usize = 20_000;
+            for _ in 0..3 {
+                let t = Instant::now();
+                for _ in 0..N {
+                    held.push(start(&mut cache));
+                }
+                made = t.elapsed().as_nanos() as usize / N;
+                held.iter().for_each(|s| touch(s, touched));
+                let t = Instant::now();
+                held.drain(..).for_each(|s| end(&mut cache, s));
+                ended = t.elapsed().as_nanos() as usize / N;
+            }
+            println!(
+                "burst of {N}, {touched:6} B touched: made in {made} ns each, ended in {ended}"
+            );
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------- depot
+
+/// Here and not in depot.rs, which the model crate compiles with a lock that works only inside a model.
+mod depot_alone {
+    use std::cell::Cell;
+    use std::ptr::NonNull;
+
+    use crate::mem::depot::{Batch, BatchLinks, Depot, Node, Shelf};
+    use crate::shim::Lock;
+
+    struct Bead {
+        next: Cell<Option<NonNull<Bead>>>,
+        batch: Cell<Option<BatchLinks<Bead>>>,
+        id: usize,
+    }
+
+    // SAFETY: plain cells: a getter returns what the setter stored.
+    unsafe impl Node for Bead {
+        unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
+            // SAFETY: beads of a test outlive it.
+            unsafe { this.as_ref() }.next.get()
+        }
+        unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>) {
+            // SAFETY: as above.
+            unsafe { this.as_ref() }.next.set(next);
+        }
+        unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self> {
+            // SAFETY: as above.
+            unsafe { this.as_ref() }.batch.get().expect("set before")
+        }
+        unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>) {
+            // SAFETY: as above.
+            unsafe { this.as_ref() }.batch.set(Some(links));
+        }
+    }
+
+    fn string_of(ids: std::ops::Range<usize>) -> Batch<Bead> {
+        let mut batch = Batch::new();
+        for id in ids.rev() {
+            let bead = Box::new(Bead { next: Cell::new(None), batch: Cell::new(None), id });
+            // SAFETY: leaked here, owned by the batch.
+            unsafe { batch.push(NonNull::from(Box::leak(bead))) };
+        }
+        batch
+    }
+
+    fn ids(batch: &Batch<Bead>) -> Vec<usize> {
+        let mut out = Vec::new();
+        // SAFETY: beads are never freed.
+        batch.for_each(|b| out.push(unsafe { b.as_ref() }.id));
+        out
+    }
+
+    #[test]
+    fn split_keeps_the_newest_and_append_restores() {
+        let mut b = string_of(0..10);
+        let rest = b.split_off(4);
+        assert_eq!((ids(&b), ids(&rest)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7, 8, 9]));
+        assert_eq!((b.len(), rest.len()), (4, 6));
+        b.append(rest);
+        assert_eq!(ids(&b), (0..10).collect::<Vec<_>>());
+        assert!(b.split_off(10).is_empty());
+    }
+
+    #[test]
+    fn bounded_and_in_batches() {
+        let depot = Depot::new(Lock::new(Shelf::new()));
+        assert!(depot.put(string_of(0..4), 10).is_none());
+        assert!(depot.put(string_of(4..8), 10).is_none());
+        let back = depot.put(string_of(8..11), 10).expect("would not fit");
+        assert_eq!(ids(&back), [8, 9, 10]);
+        assert_eq!(depot.len(), 8);
+        let one = depot.take_one_or_else(|| ()).expect("not empty");
+        // SAFETY: beads are never freed.
+        assert_eq!(unsafe { one.as_ref() }.id, 4);
+        // The rest of the broken batch (3) and the one below (4) fit in 7, not in 6.
+        assert_eq!(ids(&depot.take_or_else(6, || ()).unwrap()), [5, 6, 7]);
+        assert_eq!(ids(&depot.take_or_else(1, || ()).unwrap()), [0, 1, 2, 3]);
+        assert_eq!(depot.take_or_else(1, || 42).err(), Some(42));
+        assert_eq!(depot.len(), 0);
+    }
+}

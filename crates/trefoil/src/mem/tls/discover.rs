@@ -1,0 +1,443 @@
+//! Learns glibc's layout of a thread's block **by value**, from one real thread: the *proto*.
+//!
+//! ```text
+//!   low                                  tp - below        tp - below_used      tp             top
+//!    | stack of the proto …  entry_sp ->  | dlopen reserve  | modules' TLS       | struct pthread |
+//! ```
+//! The proto runs on memory of ours with a size that nothing else has. Before it does anything else it
+//! copies everything above its stack pointer; later we read the copy and ask of each word what it is.
+//! Names are no help: glibc 2.31 does not export the thread_db symbols, and offsets move between
+//! versions (2.31, 2.36, 2.41 and 2.43 differ in size, in rseq's place and in the join protocol).
+//!
+//! Rejected: `_dl_allocate_tls` for each block (2.1 µs, and it knows nothing of `struct pthread`);
+//! a table of offsets per glibc version (breaks on the next one, silently).
+
+use super::modules::{Module, Segment, segments};
+use super::raw::{load, symbol, syscall, thread_pointer};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
+
+/// One word of a fresh block. Words that are zero, or that an image brings, are not listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// The same in every block.
+    Same(u64),
+    /// `tp + n`.
+    Tp(isize),
+    /// The lowest address of the memory the block lies in (`stackblock`).
+    Low,
+    /// The size of that memory (`stackblock_size`).
+    Size,
+}
+
+/// What the proto taught. Offsets are relative to tp.
+#[derive(Debug)]
+pub(super) struct Learnt {
+    pub(super) above: usize,
+    pub(super) below: usize,
+    pub(super) below_used: usize,
+    pub(super) align: usize,
+    pub(super) tid: usize,
+    pub(super) errno: isize,
+    /// The word that the kernel clears when the thread ends: what `pthread_join` waits for.
+    pub(super) clear_tid: Option<usize>,
+    pub(super) rseq: Option<isize>,
+    /// (offset, word), ascending; complete only with `list` found.
+    pub(super) words: Vec<(isize, Word)>,
+    /// Offset of the node that chains glibc's threads.
+    pub(super) list: Option<usize>,
+    pub(super) modules: Vec<Module>,
+    pub(super) libc: Module,
+    /// DTV entries −1.. as in the proto, as pairs of words.
+    pub(super) dtv: Vec<[usize; 2]>,
+}
+
+/// Anonymous zeroed memory, unmapped on drop.
+pub(super) struct Map {
+    pub(super) base: usize,
+    len: usize,
+}
+
+impl Map {
+    pub(super) fn new(len: usize) -> Result<Self, String> {
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
+            )
+        };
+        base.map(|b| Self { base: b as usize, len })
+            .map_err(|e| format!("mmap of {len} bytes: {e}"))
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; its users (the joined proto, the self-test) are gone.
+        let _ = unsafe { rustix::mm::munmap(self.base as *mut c_void, self.len) };
+    }
+}
+
+/// Stack for the proto and for the self-test; committed lazily, so size costs nothing. The unwinder in
+/// a debug build takes some 20 KiB.
+pub(super) const STACK: usize = 256 << 10;
+/// Makes the proto's stack size a number that no other field has.
+const ODD: usize = 0x12c0;
+const PAGE: usize = 4096;
+/// glibc's PTHREAD_STACK_MIN, part of what `__pthread_get_minstack` answers.
+const STACK_MIN: usize = 16384;
+/// Between the static TLS and the proto's first frame lie clone's and start_thread's frames: 0.2–0.5 KiB
+/// seen, more would mean that we misread something.
+const ENTRY_FRAMES_MAX: usize = 4096;
+const DTV_MAX: usize = 4096;
+const PR_GET_TID_ADDRESS: usize = 40;
+
+/// Passed to the proto, filled by it.
+struct Proto {
+    low: usize,
+    top: usize,
+    /// The copy of address `a` is at `a + copy`.
+    copy: usize,
+    tp: usize,
+    tid: u32,
+    entry_sp: usize,
+    errno_at: usize,
+    clear_tid_at: usize,
+    list: Option<usize>,
+    dtv: Vec<[usize; 2]>,
+}
+
+/// The proto's life. It must not allocate before the copy is made: malloc writes libc's TLS.
+extern "C" fn proto_main(arg: *mut c_void) -> *mut c_void {
+    let sp: usize;
+    // SAFETY: reads a register.
+    unsafe { std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack)) };
+    // SAFETY: `learn` waits for us in pthread_join and does not look at the record meanwhile.
+    let p = unsafe { &mut *arg.cast::<Proto>() };
+    p.tp = thread_pointer();
+    p.entry_sp = sp & !15;
+    if !(p.low..p.top).contains(&p.tp) || !(p.low..p.tp).contains(&p.entry_sp) {
+        return std::ptr::null_mut(); // `learn` sees that nothing was copied
+    }
+    // SAFETY: [sp, top) is our stack and block; the copy's half of the mapping is of the same size;
+    // a DTV has its length in front (entry −1), bounded here by the room that was allocated before.
+    unsafe {
+        let from = p.entry_sp as *const u8;
+        ((p.entry_sp + p.copy) as *mut u8).copy_from_nonoverlapping(from, p.top - p.entry_sp);
+        let dtv: usize = load(p.tp + 8);
+        let len: usize = load(dtv - 16);
+        if (1..DTV_MAX).contains(&len) {
+            p.dtv.as_mut_ptr().copy_from_nonoverlapping((dtv - 16) as *const [usize; 2], len + 2);
+            p.dtv.set_len(len + 2);
+        }
+        p.errno_at = libc::__errno_location() as usize;
+        syscall(libc::SYS_prctl, [PR_GET_TID_ADDRESS, (&raw mut p.clear_tid_at) as usize, 0, 0]);
+    }
+    p.tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    p.list = find_list(p);
+    std::ptr::null_mut()
+}
+
+/// Reads two words at an address that may be anything: through a pipe, the kernel answers EFAULT
+/// instead of a crash (other threads may unmap their stacks meanwhile).
+struct Peek([c_int; 2]);
+
+impl Peek {
+    fn new() -> Option<Self> {
+        let mut fds = [0; 2];
+        // SAFETY: the kernel writes two descriptors.
+        let done = unsafe {
+            syscall(libc::SYS_pipe2, [fds.as_mut_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0])
+        };
+        (done == 0).then_some(Self(fds))
+    }
+
+    fn word(&self, at: usize) -> Option<usize> {
+        let mut word = 0usize;
+        // SAFETY: the kernel checks `at`; what comes back goes to a local of the same size.
+        unsafe {
+            if syscall(libc::SYS_write, [self.0[1] as usize, at, 8, 0]) != 8 {
+                return None;
+            }
+            syscall(libc::SYS_read, [self.0[0] as usize, (&raw mut word) as usize, 8, 0]);
+        }
+        Some(word)
+    }
+}
+
+impl Drop for Peek {
+    fn drop(&mut self) {
+        for fd in self.0 {
+            // SAFETY: our own descriptors.
+            unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0]) };
+        }
+    }
+}
+
+/// The node of glibc's list of threads: the pair (next, prev), both outside of this block, whose
+/// neighbours point back. Runs on the proto: only while it lives it is in the list.
+fn find_list(p: &Proto) -> Option<usize> {
+    let peek = Peek::new()?;
+    let own = p.low..p.top;
+    let outside =
+        |a: usize| (PAGE..1 << 47).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);
+    // Another thread may be born or end between two looks: then no pair fits, look again.
+    for _ in 0..8 {
+        let mut found = None;
+        for at in (p.tp + 16..p.top - 16).step_by(8) {
+            // SAFETY: our own block, from our own thread.
+            let [next, prev]: [usize; 2] = unsafe { load(at) };
+            if outside(next)
+                && outside(prev)
+                && peek.word(next + 8) == Some(at)
+                && peek.word(prev) == Some(at)
+            {
+                if found.is_some() {
+                    return None; // two candidates: better none than the wrong one
+                }
+                found = Some(at - p.tp);
+            }
+        }
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+fn check(rc: c_int, what: &str) -> Result<(), String> {
+    match rc {
+        0 => Ok(()),
+        e => Err(format!("{what}: {}", std::io::Error::from_raw_os_error(e))),
+    }
+}
+
+/// `pthread_create` on `[low, top)`.
+///
+/// # Safety
+/// The memory is the thread's until it is gone; `main(arg)` may run on it.
+pub(super) unsafe fn thread_on(
+    low: usize,
+    top: usize,
+    main: extern "C" fn(*mut c_void) -> *mut c_void,
+    arg: *mut c_void,
+) -> Result<libc::pthread_t, String> {
+    let mut attr = MaybeUninit::uninit();
+    let mut thread = MaybeUninit::uninit();
+    // SAFETY: attr is initialised first and destroyed last; the memory is the caller's promise.
+    unsafe {
+        check(libc::pthread_attr_init(attr.as_mut_ptr()), "pthread_attr_init")?;
+        let (stack, size) = (low as *mut c_void, top - low);
+        let made =
+            check(libc::pthread_attr_setstack(attr.as_mut_ptr(), stack, size), "attr_setstack")
+                .and_then(|()| {
+                    let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), main, arg);
+                    check(rc, "pthread_create")
+                });
+        libc::pthread_attr_destroy(attr.as_mut_ptr());
+        made.map(|()| thread.assume_init())
+    }
+}
+
+/// Runs the proto and reads its copy.
+pub(super) fn learn() -> Result<Learnt, String> {
+    let segments = segments();
+    let tls: usize = segments.iter().map(|s| s.size + s.align).sum();
+    let span = tls.next_multiple_of(PAGE) + STACK + ODD;
+    let half = span.next_multiple_of(PAGE);
+    let map = Map::new(2 * half)?;
+    let mut p = Proto {
+        low: map.base,
+        top: map.base + span,
+        copy: half,
+        tp: 0,
+        tid: 0,
+        entry_sp: 0,
+        errno_at: 0,
+        clear_tid_at: 0,
+        list: None,
+        dtv: Vec::with_capacity(DTV_MAX + 2),
+    };
+    // SAFETY: the mapping outlives the join; `p` is the proto's alone until then.
+    unsafe {
+        let thread = thread_on(p.low, p.top, proto_main, (&raw mut p).cast())?;
+        check(libc::pthread_join(thread, std::ptr::null_mut()), "pthread_join")?;
+    }
+    if p.tid == 0 {
+        return Err("the thread pointer of a new thread is not in the stack it was given".into());
+    }
+    read_copy(&p, &segments)
+}
+
+fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
+    // SAFETY: [entry_sp, top) was copied, and every caller stays in it.
+    let word = |at: usize| -> usize { unsafe { load(at + p.copy) } };
+    let tp = p.tp;
+    if word(tp) != tp || word(tp + 16) != tp {
+        return Err("the block does not begin with glibc's header (self pointers)".into());
+    }
+    let above = p.top - tp;
+    let align = segments.iter().map(|s| s.align).max().unwrap_or(1).max(64);
+    let modules = static_modules(p, segments)?;
+    let errno = p.errno_at as isize - tp as isize;
+    let libc = *modules
+        .iter()
+        .find(|m| (-(m.under as isize)..(m.size as isize - m.under as isize)).contains(&errno))
+        .ok_or("errno lies in no module's TLS")?;
+    if libc.id == 1 && segments.len() == 1 {
+        return Err("libc is linked statically: its TLS cannot be told from the program's".into());
+    }
+    let rseq = rseq_offset();
+    let lowest = modules.iter().map(|m| m.under).max().unwrap_or(0) as isize;
+    let below_used = lowest.max(-rseq.unwrap_or(0)) as usize;
+    let below_used = below_used.next_multiple_of(64);
+    let below =
+        static_size(p, above, align).unwrap_or_else(|| (tp - p.entry_sp).next_multiple_of(64));
+    if below < below_used {
+        return Err(format!("static TLS of {below} bytes cannot hold the {below_used} in use"));
+    }
+    let tid = find_tid(p, rseq)?;
+    let clear_tid = (tp..p.top).contains(&p.clear_tid_at).then(|| p.clear_tid_at - tp);
+
+    let mut learnt = Learnt {
+        above,
+        below,
+        below_used,
+        align,
+        tid,
+        errno,
+        clear_tid,
+        rseq,
+        words: Vec::new(),
+        list: p.list,
+        modules: modules.into_iter().filter(|m| m.id != libc.id).collect(),
+        libc,
+        dtv: p.dtv.clone(),
+    };
+    learnt.words = words(p, &learnt);
+    Ok(learnt)
+}
+
+/// Turns the copy into a recipe.
+fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
+    let mut out = Vec::new();
+    for off in (-(l.below_used as isize)..l.above as isize).step_by(8) {
+        let at = p.tp.wrapping_add_signed(off);
+        // An image brings it: in `fill`, after the words.
+        if l.modules.iter().any(|m| at >= p.tp - m.under && at + 8 <= p.tp - m.under + m.size) {
+            continue;
+        }
+        // SAFETY: inside the copy.
+        let mut value: usize = unsafe { load(at + p.copy) };
+        if off as usize == l.tid & !7 {
+            value &= !(0xffff_ffff << (l.tid % 8 * 8)); // written for each block
+        }
+        if l.errno & !7 == off {
+            value &= !(0xffff_ffff << ((l.errno & 7) * 8));
+        }
+        let in_rseq = l.rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&off));
+        let list = l.list.is_some_and(|n| off == n as isize || off == n as isize + 8);
+        let word = match value {
+            _ if off == 8 || in_rseq => continue, // the DTV and rseq: made for each block
+            _ if list => Word::Tp(l.list.unwrap_or(0) as isize), // alone in its own list
+            0 => continue,
+            v if v == p.low => Word::Low,
+            v if v == p.top - p.low => Word::Size,
+            v if (p.tp - l.below..=p.top).contains(&v) => Word::Tp(v as isize - p.tp as isize),
+            // Into the proto's frames (where pthread_exit would unwind to): no such frame here.
+            v if (p.low..p.tp).contains(&v) => continue,
+            v if v == proto_main as *const () as usize || v == (&raw const *p) as usize => continue,
+            v => Word::Same(v as u64),
+        };
+        out.push((off, word));
+    }
+    out
+}
+
+/// The kernel's part of `struct rseq` that we reset; later fields are zero in an unregistered area.
+const RSEQ_SIZE: isize = 32;
+
+fn rseq_offset() -> Option<isize> {
+    // SAFETY: two constants of glibc ≥ 2.35, a ptrdiff_t and an unsigned int.
+    unsafe {
+        let size: u32 = load(symbol(c"__rseq_size")? as usize);
+        let offset: isize = load(symbol(c"__rseq_offset")? as usize);
+        (size > 0).then_some(offset)
+    }
+}
+
+/// The tid: the 32-bit word that equals gettid() in the proto *and* in the calling thread, so that a
+/// small tid (a container's 7) is not mistaken for some other small number.
+fn find_tid(p: &Proto, rseq: Option<isize>) -> Result<usize, String> {
+    let (me, mine) = (thread_pointer(), rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    let mut found = (0..p.top - p.tp).step_by(4).filter(|&off| {
+        // SAFETY: inside the copy; and the caller is a real thread with a block of the same size (the
+        // kernel may write rseq meanwhile, which is left out).
+        !rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&(off as isize)))
+            && unsafe { load::<u32>(p.tp + off + p.copy) == p.tid && load::<u32>(me + off) == mine }
+    });
+    match (found.next(), found.next()) {
+        (Some(off), None) => Ok(off),
+        (None, _) => Err("no word of struct pthread holds the thread's id".into()),
+        _ => Err("more than one word of struct pthread holds the thread's id".into()),
+    }
+}
+
+/// Modules with a fixed place, as the proto's DTV tells.
+fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String> {
+    if p.dtv.is_empty() {
+        return Err("the DTV's length is out of bounds".into());
+    }
+    let mut modules = Vec::new();
+    for s in segments {
+        let Some(&[at, to_free]) = p.dtv.get(s.id + 1) else { continue };
+        if !(p.entry_sp..p.tp).contains(&at) {
+            continue; // dynamic: glibc allocates it on first use
+        }
+        if to_free != 0 || at + s.size > p.tp {
+            return Err(format!("module {} has a DTV entry that we do not understand", s.id));
+        }
+        // SAFETY: a module of start-up is loaded.
+        modules.push(unsafe { Module::new(s, p.tp - at) });
+    }
+    Ok(modules)
+}
+
+/// Bytes below tp including glibc's reserve for dlopen, if glibc tells and the proto's frames agree.
+fn static_size(p: &Proto, above: usize, align: usize) -> Option<usize> {
+    type MinStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    type StaticInfo = unsafe extern "C" fn(*mut usize, *mut usize);
+    let fits = |total: usize| {
+        let below = total.checked_sub(above)?.next_multiple_of(64.min(align));
+        let frames = (p.tp - below).checked_sub(p.entry_sp)?;
+        (frames < ENTRY_FRAMES_MAX).then_some(below)
+    };
+    let min_stack = symbol(c"__pthread_get_minstack").and_then(|f: *mut c_void| {
+        let mut attr = MaybeUninit::uninit();
+        // SAFETY: glibc's function of that name (2.15 on) takes an initialised attr, only to ignore it.
+        let total = unsafe {
+            libc::pthread_attr_init(attr.as_mut_ptr());
+            let total = std::mem::transmute::<*mut c_void, MinStack>(f)(attr.as_ptr());
+            libc::pthread_attr_destroy(attr.as_mut_ptr());
+            total
+        };
+        fits(total.checked_sub(PAGE + STACK_MIN)?)
+    });
+    min_stack.or_else(|| {
+        let (mut size, mut align) = (0, 0);
+        let f = symbol(c"_dl_get_tls_static_info")?;
+        // SAFETY: the loader's function of that name (up to 2.33) writes two sizes.
+        unsafe { std::mem::transmute::<*mut c_void, StaticInfo>(f)(&mut size, &mut align) };
+        fits(size)
+    })
+}
+
+/// A function that must exist, by name.
+pub(super) fn required(name: &CStr) -> Result<usize, String> {
+    symbol(name)
+        .map(|f| f as usize)
+        .ok_or_else(|| format!("glibc does not export {}", name.to_string_lossy()))
+}

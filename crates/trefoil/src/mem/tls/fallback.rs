@@ -1,0 +1,86 @@
+//! Blocks by `pthread_create` on the goroutine's memory: slow, but glibc fills in everything.
+//!
+//! The thread leaves at once by a raw exit, so to glibc it lives for ever: its block stays in glibc's
+//! list of threads (fork, setxid and dlopen treat it as any other), and the goroutine runs in its skin.
+//!
+//! Invariants:
+//! 1. The kernel's thread is gone before `build` returns: it reports to a word of ours
+//!    (`set_tid_address`), which the kernel clears after its last touch of user memory. Waiting for
+//!    glibc's own word hangs on 2.43, where that is no longer `tid`.
+//! 2. `bury` ends the life that glibc still sees: with the word that `pthread_join` waits for cleared,
+//!    a join unlinks the block under glibc's own lock and frees the DTV. Nothing is left behind.
+//!
+//! Rejected: unlinking the node ourselves (glibc's lock for it cannot be reached).
+
+use super::Layout;
+use super::discover::thread_on;
+use super::raw::{store, syscall, thread_pointer};
+use rustix::thread::futex;
+use std::ffi::c_void;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+#[derive(Default)]
+struct Leaver {
+    tp: AtomicUsize,
+    /// 1 while the kernel's thread exists; the kernel clears it.
+    alive: AtomicU32,
+}
+
+extern "C" fn leave(arg: *mut c_void) -> *mut c_void {
+    // SAFETY: `build` keeps the record until `alive` is cleared.
+    let me = unsafe { &*arg.cast::<Leaver>() };
+    me.tp.store(thread_pointer(), Ordering::Relaxed);
+    // SAFETY: ends this kernel thread only; no code runs on its stack afterwards. Clearing `alive` is
+    // the kernel's last write (invariant 1).
+    unsafe {
+        syscall(libc::SYS_set_tid_address, [me.alive.as_ptr() as usize, 0, 0, 0]);
+        syscall(libc::SYS_exit, [0, 0, 0, 0]);
+    }
+    unreachable!("exit(2) returned")
+}
+
+/// # Safety
+/// As for `block::build`.
+pub(super) unsafe fn build(
+    l: &Layout,
+    tp: usize,
+    low: usize,
+    top: usize,
+    tid: u32,
+) -> io::Result<()> {
+    let leaver = Leaver::default();
+    leaver.alive.store(1, Ordering::Relaxed);
+    // SAFETY: the memory is the block's (caller), the record outlives the kernel's thread (below).
+    unsafe { thread_on(low, top, leave, (&raw const leaver) as *mut c_void) }
+        .map_err(io::Error::other)?;
+    // Acquire: what the thread wrote to its block comes before the kernel's clearing of the word.
+    while leaver.alive.load(Ordering::Acquire) != 0 {
+        // The kernel wakes without the private flag: the word is a "shared" futex.
+        let _ = futex::wait(&leaver.alive, futex::Flags::empty(), 1, None);
+    }
+    if leaver.tp.load(Ordering::Relaxed) != tp {
+        // Cannot be undone here (the block is not where we would look for its words): leave it whole.
+        return Err(io::Error::other("pthread_create put the thread pointer elsewhere"));
+    }
+    // SAFETY: the thread is gone, the block is ours.
+    unsafe {
+        store(tp + l.tid, tid);
+        super::block::unregister_rseq(l, tp);
+        super::block::inherit(l, tp);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// Nobody runs on the block or uses it afterwards.
+pub(super) unsafe fn bury(l: &Layout, tp: usize) {
+    let Some(word) = l.clear_tid else { return };
+    // SAFETY: the word's place was learnt from a real thread; clearing it is what the kernel does at a
+    // thread's end. glibc takes the block for an ended, joinable thread (invariant 2).
+    unsafe {
+        store(tp + l.tid, 0u32);
+        store(tp + word, 0u32);
+        libc::pthread_join(tp as libc::pthread_t, std::ptr::null_mut());
+    }
+}

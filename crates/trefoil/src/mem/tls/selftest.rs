@@ -1,0 +1,381 @@
+//! Before the first goroutine trusts a block: compare one with glibc's own work, then run on one.
+//!
+//! `compare` sets a block by the recipe beside one by `_dl_allocate_tls`. `run` hops onto a block and
+//! does there what goroutines will do; on the way it learns, by looking at what a call changes, where
+//! glibc keeps the pthread keys and what a dead goroutine could bequeath (locale, cancellation).
+
+use super::destructors::KeyPlaces;
+use super::discover::{Map, STACK};
+use super::modules::{Dtv, UNALLOCATED};
+use super::raw::{self, load, symbol, thread_pointer};
+use super::{Layout, Resets, Way, modules};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::panic::{catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A thread id that no thread has (pid_max is at most 2²²) and no goroutine gets.
+const TEST_TID: u32 = 0x3fff_fff0;
+
+/// The recipe's block must equal glibc's in every module's area and in the DTV.
+pub(super) fn compare(l: &Layout) -> Result<(), String> {
+    type Allocate = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+    type Deallocate = unsafe extern "C" fn(*mut c_void, bool);
+    let (Some(allocate), Some(deallocate)) =
+        (symbol(c"_dl_allocate_tls"), symbol(c"_dl_deallocate_tls"))
+    else {
+        return Ok(()); // the running test has to do
+    };
+    let room = (l.above + l.below + l.align).next_multiple_of(4096);
+    let map = Map::new(2 * room)?;
+    let ours = (map.base + room - l.above) & !(l.align - 1);
+    let theirs = ours + room;
+    if !theirs.is_multiple_of(l.align) {
+        return Ok(()); // TLS aligned to more than a page: the two blocks would need different offsets
+    }
+    // SAFETY: two halves of a mapping of ours, each with room for a block; glibc's functions of these
+    // names initialise and free a block (2.1 on); `build` gets zeroed memory.
+    unsafe {
+        super::block::build(l, ours, map.base, map.base + room, TEST_TID)
+            .map_err(|e| e.to_string())?;
+        let made = std::mem::transmute::<*mut c_void, Allocate>(allocate)(theirs as *mut c_void);
+        if made as usize != theirs {
+            Dtv::of(ours).free();
+            return Err("_dl_allocate_tls did not use the memory it was given".into());
+        }
+        let same = same_blocks(l, ours, theirs);
+        std::mem::transmute::<*mut c_void, Deallocate>(deallocate)(made, false);
+        Dtv::of(ours).free();
+        same
+    }
+}
+
+/// # Safety
+/// Both are blocks that nobody runs on.
+unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), String> {
+    // SAFETY: areas and DTVs of the two blocks (caller).
+    unsafe {
+        for m in &modules::table().modules {
+            let bytes = |tp: usize| std::slice::from_raw_parts((tp - m.under) as *const u8, m.size);
+            if bytes(ours) != bytes(theirs) {
+                return Err(format!("module {}: another image than glibc's", m.id));
+            }
+        }
+        let (a, b) = (Dtv::of(ours), Dtv::of(theirs));
+        for i in 0..=l.fixed_last {
+            let ([va, fa], [vb, fb]): ([usize; 2], [usize; 2]) =
+                (load(a.entry(i)), load(b.entry(i)));
+            let fixed = l.fixed.iter().any(|f| f.0 == i);
+            let dynamic = i > 0 && va == vb && (va == UNALLOCATED || va == 0);
+            let agree = if fixed { va + (theirs - ours) == vb } else { va == vb || i == 0 };
+            if !agree || (fixed && (fa != 0 || fb != 0)) || (i > 0 && !fixed && !dynamic) {
+                return Err(format!("DTV entry {i}: another one than glibc's"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs `f(arg)` on another stack and block, and comes back. By arch_prctl: right on every CPU, and
+/// the runtime's own switch is a floor above.
+///
+/// # Safety
+/// `sp` is 16-aligned with room below; `tp` a complete block that nobody runs on; `own` the caller's
+/// thread pointer; `f` does not unwind.
+#[unsafe(naked)]
+unsafe extern "C" fn hop(
+    sp: usize,
+    tp: usize,
+    f: extern "C" fn(*mut c_void),
+    arg: *mut c_void,
+    own: usize,
+) {
+    std::arch::naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "mov rbp, rsp",
+        "mov r12, rdx",
+        "mov r13, rcx",
+        "mov r14, r8",
+        "mov rsp, rdi",
+        "mov edi, 0x1002", // ARCH_SET_FS, address already in rsi
+        "mov eax, 158",    // arch_prctl
+        "syscall",
+        "mov rdi, r13",
+        "call r12",
+        "mov edi, 0x1002",
+        "mov rsi, r14",
+        "mov eax, 158",
+        "syscall",
+        "mov rsp, rbp",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}
+
+/// `hop` with a closure. It must not be inlined: the compiler takes the thread pointer for constant
+/// within a function.
+///
+/// # Safety
+/// As for `hop`.
+#[inline(never)]
+pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
+    extern "C" fn call<F: FnMut()>(f: *mut c_void) {
+        // SAFETY: `on_block` passes its own closure, alive until `hop` returns.
+        unsafe { (*f.cast::<F>())() }
+    }
+    fn of<F: FnMut()>(_: &F) -> extern "C" fn(*mut c_void) {
+        call::<F>
+    }
+    let (sp, tp) = (block.stack_top.as_ptr() as usize, block.tp.as_ptr() as usize);
+    // SAFETY: the caller's.
+    unsafe { hop(sp, tp, of(&f), (&raw mut f).cast(), thread_pointer()) }
+}
+
+/// Results of a run on the block.
+struct Run<'a> {
+    layout: &'a Layout,
+    /// Room for a copy of the block.
+    before: Vec<u64>,
+    resets: Resets,
+    keys: Option<KeyPlaces>,
+    wrong: Option<&'static str>,
+}
+
+/// Runs code on a block of `l`'s way and completes `l` with what it learnt.
+pub(super) fn run(l: &mut Layout) -> Result<(), String> {
+    let room = (l.above + l.below + l.align + STACK).next_multiple_of(4096);
+    let map = Map::new(room)?;
+    let (resets, keys) = {
+        let l = &*l;
+        let at = |a: usize| NonNull::new(a as *mut u8).ok_or("null mapping");
+        // SAFETY: a fresh mapping; nobody else knows the block; it is destroyed before the unmapping.
+        unsafe {
+            let block = l
+                .create(at(map.base)?, at(map.base + room)?, TEST_TID, true)
+                .map_err(|e| e.to_string())?;
+            let mut run = Run {
+                layout: l,
+                before: Vec::with_capacity((l.below_used + l.above) / 8),
+                resets: Resets::default(),
+                keys: None,
+                wrong: None,
+            };
+            on_block(&block, || run.wrong = run.all().err());
+            // A failed run may have left anything behind: then the block is not destroyed but leaked.
+            if let Some(wrong) = run.wrong {
+                std::mem::forget(map);
+                return Err(format!("self-test on a block by {}: {wrong}", l.way));
+            }
+            l.recycle(block.tp.as_ptr() as usize);
+            l.destroy(block.tp.as_ptr() as usize);
+            (run.resets, run.keys)
+        }
+    };
+    l.resets = resets;
+    l.keys = keys;
+    Ok(())
+}
+
+impl Run<'_> {
+    fn all(&mut self) -> Result<(), &'static str> {
+        let tp = thread_pointer();
+        // SAFETY: we run on this block; it is complete if the recipe is right.
+        unsafe {
+            if load::<u32>(tp + self.layout.tid) != TEST_TID {
+                return Err("the thread id is not the one that was set");
+            }
+            if libc::__errno_location() as isize != tp as isize + self.layout.errno {
+                return Err("errno is not in the block");
+            }
+        }
+        self.learn_locale();
+        self.learn_cancellation();
+        self.learn_keys();
+        self.code()
+    }
+
+    /// Copies the block, runs `f`, tells which words it changed: (offset, word before).
+    fn changed(&mut self, f: impl FnOnce()) -> Vec<(isize, u64)> {
+        let l = self.layout;
+        let words = (l.below_used + l.above) / 8;
+        let from = (thread_pointer() - l.below_used) as *const u64;
+        let mut out = Vec::with_capacity(16); // before the copy: malloc changes the block
+        // SAFETY: this block's own words, while only this code runs on it; the room was allocated.
+        unsafe {
+            self.before.as_mut_ptr().copy_from_nonoverlapping(from, words);
+            self.before.set_len(words);
+            f();
+            for i in 0..words {
+                if from.add(i).read_volatile() != self.before[i] && out.len() < 16 {
+                    out.push((i as isize * 8 - l.below_used as isize, self.before[i]));
+                }
+            }
+        }
+        out
+    }
+
+    fn learn_locale(&mut self) {
+        let none: libc::locale_t = std::ptr::null_mut();
+        // SAFETY: the "C" locale always exists and newlocale answers a constant for it.
+        let c = unsafe { libc::newlocale(libc::LC_ALL_MASK, c"C".as_ptr(), none) };
+        let mut old = none;
+        // SAFETY: a valid locale; the old one is put back below.
+        let words = self.changed(|| unsafe { old = libc::uselocale(c) });
+        // SAFETY: the locale that was in use before.
+        unsafe { libc::uselocale(old) };
+        self.resets.words.extend(words);
+        unsafe extern "C" {
+            fn __ctype_b_loc() -> *const u64;
+            fn __ctype_tolower_loc() -> *const u64;
+            fn __ctype_toupper_loc() -> *const u64;
+        }
+        // SAFETY: they answer the addresses of three words in libc's TLS (LSB).
+        let tables = unsafe { [__ctype_b_loc(), __ctype_tolower_loc(), __ctype_toupper_loc()] };
+        for at in tables {
+            let off = at as isize - thread_pointer() as isize;
+            if self.resets.words.iter().all(|r| r.0 != off) {
+                // SAFETY: one of the three words.
+                self.resets.words.push((off, unsafe { *at }));
+            }
+        }
+    }
+
+    fn learn_cancellation(&mut self) {
+        const DISABLE: i32 = 1;
+        const ASYNCHRONOUS: i32 = 1;
+        unsafe extern "C" {
+            fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
+            fn pthread_setcanceltype(kind: i32, old: *mut i32) -> i32;
+        }
+        let (mut state, mut kind) = (0, 0);
+        // SAFETY: nobody cancels this block; both are put back below.
+        let words = self.changed(|| unsafe {
+            pthread_setcancelstate(DISABLE, &mut state);
+            pthread_setcanceltype(ASYNCHRONOUS, &mut kind);
+        });
+        let tp = thread_pointer();
+        for (off, before) in words {
+            for (off, before) in [(off, before as u32), (off + 4, (before >> 32) as u32)] {
+                // SAFETY: a word of this block.
+                if unsafe { load::<u32>(tp.wrapping_add_signed(off)) } != before {
+                    self.resets.halves.push((off, before));
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            pthread_setcanceltype(kind, &mut kind);
+            pthread_setcancelstate(state, &mut state);
+        }
+    }
+
+    /// Two words must change: the key's value, and the one with the byte "some value was set".
+    fn learn_keys(&mut self) {
+        const MARK: usize = 0x5eed_c0de;
+        let mut key = 0;
+        // SAFETY: a key of our own, deleted below.
+        if unsafe { libc::pthread_key_create(&mut key, None) } != 0 {
+            return;
+        }
+        let words = self.changed(|| {
+            // SAFETY: as above.
+            unsafe { libc::pthread_setspecific(key, MARK as *const c_void) };
+        });
+        let tp = thread_pointer();
+        // SAFETY: words of this block.
+        let now = |off: isize| unsafe { load::<usize>(tp.wrapping_add_signed(off)) };
+        let value = words.iter().find(|w| now(w.0) == MARK).map(|w| w.0 as usize);
+        let pair = |off: isize| value.is_some_and(|v| off == v as isize || off == v as isize - 8);
+        let others: Vec<_> = words.iter().filter(|w| !pair(w.0)).collect();
+        if let (Some(value), [(off, before)], true) = (value, &others[..], key < 32) {
+            // The byte that went from 0 to 1.
+            let used = (0..8).find(|&b| {
+                let byte = |w: u64| (w >> (b * 8)) as u8;
+                byte(*before) == 0 && byte(now(*off) as u64) == 1
+            });
+            let first = value.checked_sub(key as usize * 16 + 8);
+            if let (Some(b), Some(first), true) = (used, first, *off >= 0) {
+                // The first of the 32 pointers must lead to the first block.
+                if now((first + 512) as isize) == tp + first {
+                    self.keys = Some(KeyPlaces { used: *off as usize + b, first });
+                }
+            }
+        }
+        // SAFETY: our key; and the byte goes back so that the end of this run finds no values.
+        unsafe {
+            libc::pthread_setspecific(key, std::ptr::null());
+            libc::pthread_key_delete(key);
+            if let Some(k) = self.keys {
+                raw::store(tp + k.used, 0u8);
+            }
+        }
+    }
+
+    /// What goroutines do.
+    fn code(&self) -> Result<(), &'static str> {
+        static DROPPED: AtomicUsize = AtomicUsize::new(0);
+        struct Dropped(Cell<u32>);
+        impl Drop for Dropped {
+            fn drop(&mut self) {
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        thread_local! { static LOCAL: Dropped = const { Dropped(Cell::new(7)) } }
+
+        let before = DROPPED.load(Ordering::Relaxed);
+        let fresh = LOCAL.with(|l| l.0.replace(8)) == 7;
+        if !fresh || LOCAL.with(|l| l.0.get()) != 8 {
+            return Err("a thread_local did not have its initial value");
+        }
+        // SAFETY: plain libc calls; the memory is checked and freed.
+        unsafe {
+            libc::close(-1);
+            if *libc::__errno_location() != libc::EBADF {
+                return Err("errno was not set in the block");
+            }
+            let m = libc::malloc(4000).cast::<u8>();
+            if m.is_null() {
+                return Err("malloc failed");
+            }
+            m.write_bytes(1, 4000);
+            libc::free(m.cast());
+        }
+        if format!("{}-{:?}", std::hint::black_box(7), Some("block")) != "7-Some(\"block\")" {
+            return Err("format! went wrong");
+        }
+        // resume_unwind: no hook, no noise on stderr.
+        if cfg!(panic = "unwind")
+            && catch_unwind(|| resume_unwind(Box::new(TEST_TID)))
+                .err()
+                .and_then(|e| e.downcast::<u32>().ok())
+                .is_none_or(|e| *e != TEST_TID)
+        {
+            return Err("a panic was not caught");
+        }
+        // SAFETY: the end of what ran on this block; LOCAL is not used any more.
+        unsafe { (self.layout.call_tls_dtors)() };
+        if DROPPED.load(Ordering::Relaxed) != before + 1 {
+            return Err("the destructor of a thread_local did not run once");
+        }
+        Ok(())
+    }
+}
+
+/// The way is part of an error's text.
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Template => "template",
+            Self::Pthread => "pthread",
+        })
+    }
+}

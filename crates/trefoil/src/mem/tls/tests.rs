@@ -1,0 +1,488 @@
+//! Both ways side by side: every test runs its body on blocks by the template and by pthread_create.
+
+use super::selftest::on_block;
+use super::*;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::time::Instant;
+
+/// malloc counters and estates are the process': one test at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+fn ways() -> [&'static Layout; 2] {
+    static OTHER: OnceLock<Layout> = OnceLock::new();
+    let first = init().expect("template");
+    assert_eq!(first.why, None);
+    [first, OTHER.get_or_init(|| pthread("a test").expect("pthread"))]
+}
+
+/// A goroutine's memory, with its block.
+struct Room {
+    layout: &'static Layout,
+    block: Block,
+    map: discover::Map,
+}
+
+const ROOM: usize = 256 << 10;
+
+impl Room {
+    fn new(layout: &'static Layout) -> Self {
+        static TID: AtomicU32 = AtomicU32::new(0x2000_0000);
+        let map = discover::Map::new(ROOM).expect("memory");
+        let at = |a: usize| NonNull::new(a as *mut u8).expect("address");
+        let tid = TID.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: a fresh mapping, kept by the room.
+        let block = unsafe { layout.create(at(map.base), at(map.base + ROOM), tid, true) };
+        Self { layout, block: block.expect("create"), map }
+    }
+
+    fn tp(&self) -> usize {
+        self.block.tp.as_ptr() as usize
+    }
+
+    fn run(&self, f: impl FnMut()) {
+        // SAFETY: the block is complete and only this thread uses it.
+        unsafe { on_block(&self.block, f) }
+    }
+
+    /// A goroutine: runs, destroys its locals, and leaves a clean block.
+    fn goroutine(&self, mut f: impl FnMut()) {
+        self.run(|| {
+            f();
+            // SAFETY: `f` has returned.
+            unsafe { run_destructors() }
+        });
+        // SAFETY: nobody runs on the block.
+        unsafe { self.layout.recycle(self.tp()) };
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = &self.map;
+        // SAFETY: nobody runs on the block; unmapped after this.
+        unsafe { self.layout.destroy(self.tp()) };
+    }
+}
+
+/// A number as a key's value.
+fn ptr(n: usize) -> *const c_void {
+    std::ptr::without_provenance(n)
+}
+
+/// Bytes that malloc has given out, in all arenas.
+fn allocated() -> usize {
+    // SAFETY: statistics.
+    unsafe { libc::mallinfo2().uordblks }
+}
+
+#[test]
+fn layout_is_as_known() {
+    let l = ways()[0];
+    eprintln!("{l:#?}");
+    assert!((2304..4096).contains(&l.above) && l.above.is_multiple_of(64));
+    assert!(l.below_used <= l.below && l.below < 64 << 10);
+    assert!(l.keys.is_some(), "places of pthread keys");
+    assert_eq!(l.resets.words.len(), 4, "locale and three tables of ctype");
+    assert!(!l.resets.halves.is_empty(), "cancellation");
+}
+
+#[test]
+fn locals_are_the_blocks_own() {
+    thread_local! {
+        static PLAIN: Cell<u32> = const { Cell::new(5) };
+        static LAZY: RefCell<Vec<u32>> = RefCell::new(vec![1]);
+    }
+    let _one = ONE.lock();
+    PLAIN.set(99);
+    for l in ways() {
+        let (a, b) = (Room::new(l), Room::new(l));
+        for room in [&a, &b] {
+            room.run(|| {
+                assert_eq!(PLAIN.replace(6), 5);
+                LAZY.with_borrow_mut(|v| v.push(room.tp() as u32));
+                // SAFETY: fails, which is what we want: errno.
+                unsafe { libc::close(-1) };
+            });
+        }
+        for room in [&a, &b] {
+            room.goroutine(|| {
+                assert_eq!(PLAIN.get(), 6);
+                LAZY.with_borrow(|v| assert_eq!(v[..], [1, room.tp() as u32]));
+                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+            });
+            room.goroutine(|| {
+                assert_eq!(PLAIN.get(), 5, "a clean image");
+                LAZY.with_borrow(|v| assert_eq!(v[..], [1]));
+                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(0));
+            });
+        }
+    }
+    assert_eq!(PLAIN.get(), 99);
+}
+
+#[test]
+fn destructors_run_once_and_may_make_more() {
+    static DROPPED: AtomicUsize = AtomicUsize::new(0);
+    static BY_KEY: AtomicUsize = AtomicUsize::new(0);
+    static KEYS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    struct Noisy;
+    impl Drop for Noisy {
+        fn drop(&mut self) {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    thread_local! {
+        static NOISY: Noisy = const { Noisy };
+        static LATE: Noisy = const { Noisy };
+    }
+    unsafe extern "C" fn by_key(value: *mut c_void) {
+        BY_KEY.fetch_add(value as usize, Ordering::Relaxed);
+        let _ = LATE.try_with(|_| {}); // a TLS destructor made by a key's destructor
+        if value as usize > 1 {
+            let key = KEYS.lock().unwrap()[0];
+            // SAFETY: a live key.
+            unsafe { libc::pthread_setspecific(key, ptr(value as usize - 1)) };
+        }
+    }
+    let _one = ONE.lock();
+    {
+        let mut keys = KEYS.lock().unwrap();
+        // More than 32, so that the second level is used; every third without a destructor.
+        for i in 0..80 {
+            let (mut key, dtor) = (0, (i % 3 != 1).then_some(by_key as KeyDtor));
+            // SAFETY: keys of our own.
+            assert_eq!(unsafe { libc::pthread_key_create(&mut key, dtor) }, 0);
+            keys.push(key);
+        }
+    }
+    let keys: Vec<u32> = KEYS.lock().unwrap().clone();
+    for l in ways() {
+        let room = Room::new(l);
+        for _ in 0..3 {
+            DROPPED.store(0, Ordering::Relaxed);
+            BY_KEY.store(0, Ordering::Relaxed);
+            room.goroutine(|| {
+                for k in &keys {
+                    // SAFETY: live keys.
+                    unsafe {
+                        assert!(libc::pthread_getspecific(*k).is_null(), "a clean table");
+                        assert_eq!(libc::pthread_setspecific(*k, ptr(1)), 0);
+                    }
+                }
+                NOISY.with(|_| {});
+            });
+            assert_eq!(BY_KEY.load(Ordering::Relaxed), 53, "80 but every third from the second");
+            assert_eq!(DROPPED.load(Ordering::Relaxed), 2, "NOISY and LATE, once each");
+            // 9 → 8 → 7 → 6, then POSIX's patience is over.
+            BY_KEY.store(0, Ordering::Relaxed);
+            room.goroutine(|| {
+                // SAFETY: a live key.
+                unsafe { libc::pthread_setspecific(keys[0], ptr(9)) };
+            });
+            assert_eq!(BY_KEY.load(Ordering::Relaxed), 9 + 8 + 7 + 6);
+        }
+    }
+    for k in keys {
+        // SAFETY: our own keys.
+        assert_eq!(unsafe { libc::pthread_key_delete(k) }, 0);
+    }
+}
+
+#[test]
+fn nothing_is_bequeathed() {
+    let _one = ONE.lock();
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
+    }
+    for l in ways() {
+        let room = Room::new(l);
+        let mut was = [std::ptr::null_mut(); 2];
+        let mut states = [7; 2];
+        for i in 0..2 {
+            room.goroutine(|| {
+                // SAFETY: a valid locale and a valid state.
+                unsafe {
+                    let c = libc::newlocale(libc::LC_ALL_MASK, c"C".as_ptr(), std::ptr::null_mut());
+                    was[i] = libc::uselocale(c);
+                    pthread_setcancelstate(1, &mut states[i]);
+                }
+            });
+        }
+        assert_eq!(was[0], was[1], "locale");
+        assert_eq!(states, [0, 0], "cancellation state");
+    }
+}
+
+#[test]
+fn ten_thousand_blocks_leave_nothing_behind() {
+    let _one = ONE.lock();
+    for l in ways() {
+        let rounds = if l.way == Way::Template { 10_000 } else { 1_000 };
+        let life = || {
+            let room = Room::new(l);
+            room.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
+            room.goroutine(|| drop(std::hint::black_box(format!("{:?}", Some(1)))));
+        };
+        for _ in 0..10 {
+            life();
+        }
+        let before = allocated();
+        for _ in 0..rounds {
+            life();
+        }
+        let leaked = allocated().saturating_sub(before);
+        assert!(leaked < 16 << 10, "{leaked} bytes in {rounds} lives by {}", l.way);
+    }
+}
+
+#[test]
+fn blocks_run_on_many_threads() {
+    let _one = ONE.lock();
+    for l in ways() {
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for i in 0..200 {
+                        let room = Room::new(l);
+                        room.goroutine(|| {
+                            let text: Vec<String> = (0..20).map(|n| format!("{n}{i}")).collect();
+                            assert_eq!(text[19], format!("19{i}"));
+                            let caught = std::panic::catch_unwind(|| {
+                                std::panic::resume_unwind(Box::new(i));
+                            });
+                            assert!(caught.is_err());
+                        });
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Rule 10: a block whose list node is not its own crashes every fork.
+#[test]
+fn fork_on_a_block() {
+    let _one = ONE.lock();
+    for l in ways() {
+        let room = Room::new(l);
+        room.goroutine(|| {
+            // SAFETY: the child only allocates and exits.
+            unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    let m = libc::malloc(100_000);
+                    libc::free(m);
+                    libc::_exit(if m.is_null() { 1 } else { 7 });
+                }
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+            }
+        });
+    }
+}
+
+#[test]
+fn std_works_on_a_block() {
+    let _one = ONE.lock();
+    for l in ways() {
+        let room = Room::new(l);
+        room.goroutine(|| {
+            let ids: Vec<_> =
+                (0..3).map(|_| std::thread::spawn(|| std::thread::current().id())).collect();
+            let ids: Vec<_> = ids.into_iter().map(|t| t.join().unwrap()).collect();
+            assert!(ids[0] != ids[1] && ids.iter().all(|i| *i != std::thread::current().id()));
+            let map: std::collections::HashMap<_, _> =
+                (0..100).map(|i| (i, i.to_string())).collect();
+            assert_eq!(map[&42], "42");
+            // SAFETY: asks for the CPU; rseq is not registered here.
+            assert!(unsafe { libc::sched_getcpu() } >= 0);
+        });
+    }
+}
+
+#[test]
+fn too_little_memory_is_an_error() {
+    let l = ways()[0];
+    let map = discover::Map::new(4096).unwrap();
+    let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
+    // SAFETY: refused before anything is written.
+    let made = unsafe { l.create(at(map.base), at(map.base + 1024), 1, true) };
+    assert_eq!(made.err().map(|e| e.kind()), Some(io::ErrorKind::InvalidInput));
+}
+
+/// Figures, not a judgement: `cargo test --release -- --nocapture figures`.
+#[test]
+fn figures() {
+    let _one = ONE.lock();
+    let clock = |name: &str, n: u32, f: &mut dyn FnMut()| {
+        let best = (0..20).map(|_| {
+            let start = Instant::now();
+            (0..n).for_each(|_| f());
+            start.elapsed() / n
+        });
+        eprintln!("{name}: {:?}", best.min().unwrap());
+    };
+    clock("init by template", 1, &mut || drop(template().unwrap()));
+    clock("init by pthread", 1, &mut || drop(pthread("a test").unwrap()));
+    for l in ways() {
+        let n = if l.way == Way::Template { 1000 } else { 20 };
+        let map = discover::Map::new(ROOM).unwrap();
+        let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
+        // SAFETY: memory of our own; what create writes is zeroed again by the loop.
+        unsafe {
+            let make = || l.create(at(map.base), at(map.base + ROOM), 1, true).unwrap();
+            let wipe = |b: &Block| {
+                let from = (b.tp.as_ptr() as usize - l.below) as *mut u8;
+                from.write_bytes(0, l.below + l.above);
+            };
+            wipe(&make());
+            clock(&format!("{}: create + destroy + wipe", l.way), n, &mut || {
+                let b = make();
+                l.destroy(b.tp.as_ptr() as usize);
+                wipe(&b);
+            });
+            let b = make();
+            clock(&format!("{}: wipe", l.way), n, &mut || wipe(&b));
+            let b = make();
+            clock(&format!("{}: recycle", l.way), 1000, &mut || l.recycle(b.tp.as_ptr() as usize));
+            on_block(&b, || {
+                clock("run_destructors, nothing to do", 1000, &mut || run_destructors())
+            });
+        }
+    }
+}
+
+/// Builds a shared object from C; None where there is no C compiler.
+fn library(name: &str, source: &str) -> Option<std::ffi::CString> {
+    let dir = std::env::temp_dir().join(format!("trefoil-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (c, so) = (dir.join(format!("{name}.c")), dir.join(format!("lib{name}.so")));
+    std::fs::write(&c, source).unwrap();
+    let built = std::process::Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .args([&so, &c])
+        .status();
+    built
+        .is_ok_and(|s| s.success())
+        .then(|| std::ffi::CString::new(so.into_os_string().into_encoded_bytes()).unwrap())
+}
+
+/// A library of the test, loaded past our own door: the rooms here are not the runtime's.
+struct Library {
+    handle: *mut c_void,
+    get: extern "C" fn() -> i32,
+    set: extern "C" fn(i32),
+}
+
+impl Library {
+    fn open(path: &std::ffi::CStr) -> Self {
+        type Open = unsafe extern "C" fn(*const libc::c_char, i32) -> *mut c_void;
+        // SAFETY: the library is the test's own and exports these two functions.
+        unsafe {
+            let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
+            let open = std::mem::transmute::<*mut c_void, Open>(open);
+            let handle = open(path.as_ptr(), libc::RTLD_NOW);
+            assert!(!handle.is_null());
+            let get = std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(libc::dlsym(
+                handle,
+                c"get".as_ptr(),
+            ));
+            let set = std::mem::transmute::<*mut c_void, extern "C" fn(i32)>(libc::dlsym(
+                handle,
+                c"set".as_ptr(),
+            ));
+            Self { handle, get, set }
+        }
+    }
+
+    fn close(self) {
+        type Close = unsafe extern "C" fn(*mut c_void) -> i32;
+        // SAFETY: the handle is ours, and nobody calls its functions any more.
+        unsafe {
+            let close = libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr());
+            assert_eq!(std::mem::transmute::<*mut c_void, Close>(close)(self.handle), 0);
+        }
+    }
+}
+
+const FUNCTIONS: &str =
+    "int get(void) { return v + pad[50]; } void set(int n) { v = n; pad[50] = 0; }";
+
+/// Rule 14: existing blocks get the image; so do recycled and new ones.
+#[test]
+fn dlopen_of_initial_exec_tls() {
+    let source = format!(
+        "#define IE __attribute__((tls_model(\"initial-exec\")))\n\
+         IE __thread int v = 42; IE __thread int byctor = 1; IE __thread char pad[100];\n\
+         __attribute__((constructor)) static void c(void) {{ byctor = 9; }}\n\
+         int by(void) {{ return byctor; }} {FUNCTIONS}"
+    );
+    let _one = ONE.lock();
+    let Some(path) = library("ie", &source) else { return eprintln!("no C compiler") };
+    for l in ways() {
+        let (a, b) = (Room::new(l), Room::new(l));
+        let known = modules::table().modules.len();
+        for _ in 0..2 {
+            let mut lib = None;
+            let changed = || {
+                modules_changed(|visit| {
+                    // `modules_changed` looks at the process' way; the pthread blocks are glibc's.
+                    if l.way == Way::Template {
+                        [&a, &b].iter().for_each(|r| visit(r.block.tp));
+                    }
+                });
+            };
+            a.run(|| {
+                lib = Some(Library::open(&path));
+                changed();
+            });
+            let lib = lib.unwrap();
+            // SAFETY: exported above.
+            let by: extern "C" fn() -> i32 =
+                unsafe { std::mem::transmute(libc::dlsym(lib.handle, c"by".as_ptr())) };
+            assert_eq!((lib.get)(), 42);
+            let c = Room::new(l);
+            a.run(|| assert_eq!(by(), 9, "the constructor's value stays"));
+            b.run(|| assert_eq!(by(), 1));
+            for room in [&a, &b, &c] {
+                room.goroutine(|| {
+                    assert_eq!((lib.get)(), 42);
+                    (lib.set)(7);
+                    assert_eq!((lib.get)(), 7);
+                });
+                room.goroutine(|| assert_eq!((lib.get)(), 42, "recycled"));
+            }
+            lib.close();
+            changed();
+            assert_eq!(modules::table().modules.len(), known);
+        }
+    }
+}
+
+/// General-dynamic TLS is allocated on first use, and freed with the goroutine.
+#[test]
+fn dlopen_of_dynamic_tls() {
+    let _one = ONE.lock();
+    let source = format!("__thread int v = 17; __thread char pad[10000]; {FUNCTIONS}");
+    let Some(path) = library("gd", &source) else { return eprintln!("no C compiler") };
+    for l in ways() {
+        let room = Room::new(l);
+        let lib = Library::open(&path);
+        let life = || {
+            room.goroutine(|| {
+                assert_eq!((lib.get)(), 17);
+                (lib.set)(3);
+                assert_eq!((lib.get)(), 3);
+            });
+        };
+        life();
+        let before = allocated();
+        (0..1000).for_each(|_| life());
+        assert!(allocated().saturating_sub(before) < 20_000);
+        lib.close();
+    }
+}

@@ -1,0 +1,5 @@
+//! Looking in: traces, faults, panics. Reads; never steers.
+
+pub(crate) mod fault;
+pub(crate) mod panics;
+pub(crate) mod schedtrace;

@@ -1,0 +1,206 @@
+//! Where the next goroutine comes from. Runs on the thread's own context.
+//!
+//! The order (Go's): requests on this P; every 61st tick one from the global queue; the local queue;
+//! a share of the global queue; other Ps' queues. Then the P is given back and the thread looks once
+//! more (`idle.rs` says why) before it parks.
+//!
+//! # Spinning
+//! A thread that found nothing goes on searching for [`SPIN`] before it gives up: a wake-up from the
+//! kernel costs 6–18 µs, and the next goroutine is often nearer than that. At most half of the busy
+//! Ps spin.
+
+use super::Sched;
+use super::g::G;
+use super::m::Rt;
+use super::p::{P, PStatus, bump, flag};
+use super::switch::{FAIRNESS_TICKS, pop_local};
+use crate::shim::spin_hint;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a thread without work searches before it parks.
+const SPIN: Duration = Duration::from_micros(25);
+/// Pauses between two sweeps over the other Ps: spinning must not slow down those who work.
+const PAUSES_BETWEEN_SWEEPS: u32 = 8;
+/// Visits of every P in a sweep; `runnext` may be taken only in the last. Go's number.
+const STEAL_ROUNDS: u32 = 4;
+/// How long a thief lets the owner go before it takes its `runnext`: the owner is probably about to
+/// run it, and a goroutine that just made another runnable often parks at once. Go's number.
+const RUNNEXT_GRACE: Duration = Duration::from_micros(3);
+
+/// Blocks until there is a goroutine to run. None: the runtime stops.
+pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
+    let (m, sched) = (rt.m(), rt.sched());
+    loop {
+        let Some(p) = m.p.get() else {
+            wait_for_p(rt)?;
+            continue;
+        };
+        let flags = p.flags.load(Ordering::Relaxed);
+        if flags != 0 {
+            if flags & flag::STOP != 0 {
+                return None;
+            }
+            p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
+            if flags & flag::RETIRE != 0 && sched.retire(rt, p) {
+                continue;
+            }
+        }
+        if let Some(g) = take_here(sched, p).or_else(|| search(rt, p)) {
+            stop_spinning(rt);
+            return Some(g);
+        }
+        if let Some(g) = give_up(rt, p) {
+            stop_spinning(rt);
+            return Some(g);
+        }
+    }
+}
+
+/// What needs no search: local and global queue.
+fn take_here(sched: &Sched, p: &'static P) -> Option<&'static G> {
+    let tick = p.tick.load(Ordering::Relaxed);
+    if tick.is_multiple_of(FAIRNESS_TICKS)
+        && sched.has_global()
+        && let Some(g) = sched.pop_global()
+    {
+        p.tick.store(tick.wrapping_add(1), Ordering::Relaxed);
+        return Some(g);
+    }
+    if let Some(g) = pop_local(p) {
+        return Some(g);
+    }
+    take_global(sched, p)
+}
+
+fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
+    if !sched.has_global() {
+        return None;
+    }
+    let g = sched.take_global_share(&mut sched.central.lock(), p)?;
+    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    Some(g)
+}
+
+/// Steals, for a while. None: nothing found, or something is asked of the P.
+fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
+    let (m, sched) = (rt.m(), rt.sched());
+    if !m.spinning.get() {
+        let busy = sched.procs().saturating_sub(sched.idle.idle_ps());
+        if 2 * sched.idle.spinning() >= busy {
+            return None;
+        }
+        m.spinning.set(true);
+        sched.idle.start_spinning();
+    }
+    let start = Instant::now();
+    loop {
+        if let Some(g) = steal(sched, p) {
+            p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            return Some(g);
+        }
+        if let Some(g) = take_global(sched, p) {
+            return Some(g);
+        }
+        if p.flags.load(Ordering::Relaxed) != 0 || start.elapsed() > SPIN {
+            return None;
+        }
+        for _ in 0..PAUSES_BETWEEN_SWEEPS {
+            spin_hint();
+        }
+    }
+}
+
+/// One sweep over the other Ps, in a random order.
+fn steal(sched: &Sched, p: &'static P) -> Option<&'static G> {
+    for round in 1..=STEAL_ROUNDS {
+        // SAFETY: we own the P, and hold no other borrow of its local state.
+        let tour = unsafe { p.local() }.rng.tour(sched.made());
+        for id in tour {
+            let Some(victim) = sched.p(id) else { continue };
+            // Idle and retired ones have nothing; ourselves neither.
+            if victim.id == p.id || victim.status() != PStatus::Running {
+                continue;
+            }
+            let found = victim.runq.steal_into(&p.runq).or_else(|| {
+                if round == STEAL_ROUNDS { steal_next(victim) } else { None }
+            });
+            if let Some(g) = found {
+                bump(&p.counters.steals, 1);
+                bump(&p.counters.stolen, 1 + p.runq.len() as u64);
+                // SAFETY: taken from a queue, so ours; Gs are never freed.
+                return Some(unsafe { &*g.as_ptr() });
+            }
+        }
+    }
+    None
+}
+
+fn steal_next(victim: &P) -> Option<NonNull<G>> {
+    if !victim.runq.has_next() {
+        return None;
+    }
+    let start = Instant::now();
+    while start.elapsed() < RUNNEXT_GRACE {
+        spin_hint();
+    }
+    victim.runq.steal_next()
+}
+
+/// Found work: no longer spinning; and if that was the last spinner, someone else should look.
+fn stop_spinning(rt: Rt) {
+    let (m, sched) = (rt.m(), rt.sched());
+    if m.spinning.replace(false) && sched.idle.stop_spinning() {
+        sched.wake_after_push(Some(rt));
+    }
+}
+
+/// Nothing anywhere: gives the P back, looks once more, parks. Returns a goroutine that came in the
+/// last moment; else the M has a P again (or the runtime stops: the caller sees the flag).
+fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
+    let (m, sched) = (rt.m(), rt.sched());
+    {
+        let mut central = sched.central.lock();
+        if p.flags.load(Ordering::Relaxed) != 0 {
+            return None; // asked in the meantime; the caller's loop answers
+        }
+        if let Some(g) = sched.take_global_share(&mut central, p) {
+            return Some(g);
+        }
+        m.set_p(None);
+        sched.put_idle_p(&mut central, p);
+    }
+    if m.spinning.replace(false) {
+        sched.idle.stop_spinning();
+    }
+    sched.idle.before_second_look();
+    if sched.has_global() || sched.all_ps().any(|p| !p.runq.is_empty()) {
+        let mut central = sched.central.lock();
+        if let Some(p) = sched.take_idle_p(&mut central) {
+            drop(central);
+            m.set_p(Some(p));
+            m.spinning.set(true);
+            sched.idle.start_spinning();
+            return None;
+        }
+    }
+    None
+}
+
+/// An M without a P sleeps until someone hands it one. None: the runtime stops.
+fn wait_for_p(rt: Rt) -> Option<()> {
+    let (m, sched) = (rt.m(), rt.sched());
+    {
+        let mut central = sched.central.lock();
+        if sched.stopping.load(Ordering::Relaxed) {
+            return None;
+        }
+        central.push_idle_m(m);
+    }
+    m.parker.park();
+    // Without a P: the runtime stops, and we are in no list any more.
+    let p = m.handed.take()?;
+    m.set_p(Some(p));
+    Some(())
+}

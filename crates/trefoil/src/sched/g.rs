@@ -1,0 +1,482 @@
+//! G: a goroutine.
+//!
+//! A G is born when `go` is called, gets a stack and thread-local storage when it first runs, and its
+//! memory returns to a free list when both the goroutine and its handle are done with it.
+//!
+//! # States
+//! | state | who owns the G | where it is |
+//! |---|---|---|
+//! | `Dead` | a free list | – |
+//! | `Runnable` | the queue it is in | a run queue, or the hands of a scheduler |
+//! | `Running` | the goroutine itself, on an M | `m.current` |
+//! | `Notified` | as `Running` | running, and a wake-up came before it parked |
+//! | `Waiting` | whoever will call `ready` | some waiter list |
+//!
+//! ```text
+//!   Dead → Runnable ⇄ Running → Dead
+//!             ↑         │ ⇅ (Notified)
+//!             └─ Waiting┘
+//! ```
+//!
+//! Invariants:
+//! 1. The memory of a G is never given back to the allocator: a stale `&G` may read its atomics.
+//! 2. Everything in a `Cell` belongs to the owner in the table. Ownership is passed by the Release
+//!    and Acquire of the queues, of [`G::commit_park`]/[`G::notify`], and of the join cell.
+//! 3. A G is `Waiting` only when its registers are saved: the *successor* on its thread says so
+//!    (`switch::finish_switch`). A wake-up that comes earlier leaves `Notified`.
+//! 4. Between two parks there is at most one `notify`. Whoever hands out the right to wake a G (a
+//!    join cell, a channel's waiter list) sees to that.
+//!
+//! Rejected: Go's way of an unlock function run after the switch. Letting the waker leave a note
+//! (`Notified`) needs no callback, lets a lock be released before the switch, and lets a goroutine
+//! that was already woken skip the switch altogether.
+
+use super::join::JoinCell;
+use super::reason::WaitReason;
+use super::task::Body;
+use super::{Sched, scope::ScopeData};
+use crate::mem::Stack;
+use crate::sys::lock::Lock;
+use std::cell::{Cell, UnsafeCell};
+use std::mem::MaybeUninit;
+use std::panic::Location;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+const DEAD: u32 = 0;
+const RUNNABLE: u32 = 1;
+const RUNNING: u32 = 2;
+const NOTIFIED: u32 = 3;
+const WAITING: u32 = 4;
+
+/// Bytes of closure or result that live in the G itself; larger ones are boxed.
+pub(crate) const INLINE_BYTES: usize = 64;
+/// Gs allocated at once.
+const SLAB: usize = 128;
+/// Free Gs a P keeps; at the limit half go to the central list. Go's numbers.
+const LOCAL_FREE_MAX: usize = 64;
+
+/// Room for a closure, then its result.
+#[repr(C, align(16))]
+pub(crate) struct Payload(pub(crate) UnsafeCell<[MaybeUninit<u8>; INLINE_BYTES]>);
+
+/// A goroutine.
+#[repr(C, align(64))]
+pub(crate) struct G {
+    // First line: what a switch touches.
+    /// Stack pointer while suspended.
+    pub(crate) sp: Cell<*mut u8>,
+    /// Thread pointer: its TLS block.
+    pub(crate) tp: Cell<*mut u8>,
+    state: AtomicU32,
+    reason: AtomicU8,
+    /// Looks like `bool`s; see the accessors.
+    pub(crate) abort_on_panic: Cell<bool>,
+    /// Next in a queue or free list. Owned by that list.
+    pub(crate) link: Cell<*const G>,
+    pub(crate) stack: Cell<Option<Stack>>,
+    pub(crate) sched: Cell<*const Sched>,
+    pub(crate) join: JoinCell,
+    pub(crate) body: Cell<&'static Body>,
+
+    pub(crate) payload: Payload,
+
+    // Cold.
+    id: AtomicU64,
+    parent: AtomicU64,
+    pub(crate) scope: Cell<*const ScopeData>,
+    pub(crate) created_at: Cell<&'static Location<'static>>,
+    name: UnsafeCell<Option<Box<str>>>,
+    /// Milliseconds of the runtime's clock when it began to wait; for dumps.
+    pub(crate) waiting_since_ms: AtomicU32,
+}
+
+// SAFETY: invariant 2 says who may touch which cell; the rest are atomics.
+unsafe impl Sync for G {}
+// SAFETY: as above; nothing in it is tied to a thread.
+unsafe impl Send for G {}
+
+/// What [`G::commit_park`] found.
+#[must_use]
+pub(crate) enum ParkOutcome {
+    Parked,
+    /// It was woken before it had parked: it is runnable, enqueue it.
+    AlreadyNotified,
+}
+
+/// What [`G::notify`] found.
+#[must_use]
+pub(crate) enum Notify {
+    /// It was parked and is the caller's to enqueue.
+    Enqueue,
+    /// It has not parked yet, and will not.
+    Noted,
+}
+
+/// A state as traces and dumps show it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Status {
+    Dead,
+    Runnable,
+    Running,
+    Waiting(WaitReason),
+}
+
+impl G {
+    fn new() -> G {
+        G {
+            sp: Cell::new(null_mut()),
+            tp: Cell::new(null_mut()),
+            state: AtomicU32::new(DEAD),
+            reason: AtomicU8::new(0),
+            abort_on_panic: Cell::new(false),
+            link: Cell::new(null()),
+            stack: Cell::new(None),
+            sched: Cell::new(null()),
+            join: JoinCell::new(),
+            body: Cell::new(Body::NONE),
+            payload: Payload(UnsafeCell::new([MaybeUninit::uninit(); INLINE_BYTES])),
+            id: AtomicU64::new(0),
+            parent: AtomicU64::new(0),
+            scope: Cell::new(null()),
+            created_at: Cell::new(Location::caller()),
+            name: UnsafeCell::new(None),
+            waiting_since_ms: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn parent(&self) -> u64 {
+        self.parent.load(Ordering::Relaxed)
+    }
+
+    /// The name, which never changes during the goroutine's life.
+    pub(crate) fn name(&self) -> Option<&str> {
+        // SAFETY: written by `baptise` before the G is shared, cleared by `forget_name` after everyone
+        // who could call this (the goroutine, its handle, a dump under the lock) is gone.
+        unsafe { (*self.name.get()).as_deref() }
+    }
+
+    /// Dead → owned by a spawner: identity for a new life.
+    pub(crate) fn baptise(&self, id: u64, parent: u64, name: Option<Box<str>>) {
+        debug_assert_eq!(self.state.load(Ordering::Relaxed), DEAD);
+        self.id.store(id, Ordering::Relaxed);
+        self.parent.store(parent, Ordering::Relaxed);
+        // SAFETY: the spawner took this G from a free list and owns it (invariant 2).
+        unsafe { *self.name.get() = name };
+        self.join.reset();
+    }
+
+    /// The last owner clears what the life left behind, outside the runtime (it frees memory).
+    pub(crate) fn forget_name(&self) {
+        // SAFETY: the last owner: nobody else reads the name (see `name`).
+        unsafe {
+            if (*self.name.get()).is_some() {
+                *self.name.get() = None;
+            }
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        match self.state.load(Ordering::Relaxed) {
+            DEAD => Status::Dead,
+            RUNNABLE => Status::Runnable,
+            WAITING => Status::Waiting(self.reason()),
+            _ => Status::Running,
+        }
+    }
+
+    pub(crate) fn reason(&self) -> WaitReason {
+        WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
+    }
+
+    /// Running: says why it is about to park.
+    #[inline]
+    pub(crate) fn set_reason(&self, reason: WaitReason) {
+        self.reason.store(reason as u8, Ordering::Relaxed);
+    }
+
+    /// Dead → Runnable, or Running → Runnable for one that yields. By the owner; the queue that it
+    /// goes into publishes it.
+    #[inline]
+    pub(crate) fn set_runnable(&self) {
+        self.state.store(RUNNABLE, Ordering::Relaxed);
+    }
+
+    /// Runnable → Running, by the scheduler that took it from a queue.
+    #[inline]
+    pub(crate) fn set_running(&self) {
+        debug_assert_eq!(self.state.load(Ordering::Relaxed), RUNNABLE);
+        self.state.store(RUNNING, Ordering::Relaxed);
+    }
+
+    /// Running → Dead, by the goroutine itself.
+    #[inline]
+    pub(crate) fn set_dead(&self) {
+        self.state.store(DEAD, Ordering::Relaxed);
+    }
+
+    /// Dead → Running: it ended, but the drop of its unwanted result is still its own work.
+    pub(crate) fn set_running_again(&self) {
+        self.state.store(RUNNING, Ordering::Relaxed);
+    }
+
+    /// Notified → Running: consumes a wake-up that came before the park. True: do not park.
+    #[inline]
+    #[must_use]
+    pub(crate) fn take_notice(&self) -> bool {
+        // Acquire: pairs with notify's Release, like a completed park.
+        if self.state.load(Ordering::Acquire) == NOTIFIED {
+            self.state.store(RUNNING, Ordering::Relaxed);
+            return true;
+        }
+        false
+    }
+
+    /// Running → Waiting, by the successor, when the registers are saved (invariant 3).
+    #[inline]
+    pub(crate) fn commit_park(&self) -> ParkOutcome {
+        // Release: the waker that resumes it sees the saved registers.
+        match self.state.compare_exchange(RUNNING, WAITING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => ParkOutcome::Parked,
+            Err(now) => {
+                debug_assert_eq!(now, NOTIFIED);
+                self.state.store(RUNNABLE, Ordering::Relaxed);
+                ParkOutcome::AlreadyNotified
+            }
+        }
+    }
+
+    /// Waiting → Runnable, or Running → Notified, by the one waker (invariant 4).
+    #[inline]
+    pub(crate) fn notify(&self) -> Notify {
+        loop {
+            // Acquire: pairs with commit_park. Release: what the waker did is seen by the woken.
+            let seen = self.state.compare_exchange(
+                WAITING,
+                RUNNABLE,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match seen {
+                Ok(_) => return Notify::Enqueue,
+                Err(RUNNING) => {
+                    if self
+                        .state
+                        .compare_exchange(RUNNING, NOTIFIED, Ordering::AcqRel, Ordering::Relaxed)
+                        .is_ok()
+                    {
+                        return Notify::Noted;
+                    }
+                }
+                Err(state) => super::fatal(format_args!(
+                    "goroutine {} woken twice (state {state}): a bug in trefoil",
+                    self.id()
+                )),
+            }
+        }
+    }
+}
+
+/// An intrusive first-in first-out list of Gs, through `link`.
+pub(crate) struct GList {
+    head: *const G,
+    tail: *const G,
+    len: usize,
+}
+
+// SAFETY: the list owns the Gs in it (invariant 2).
+unsafe impl Send for GList {}
+
+impl GList {
+    pub(crate) const fn new() -> Self {
+        GList { head: null(), tail: null(), len: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn push_back(&mut self, g: &'static G) {
+        g.link.set(null());
+        // SAFETY: tail is in this list, so it is ours and alive (invariants 1, 2).
+        match unsafe { self.tail.as_ref() } {
+            Some(tail) => tail.link.set(g),
+            None => self.head = g,
+        }
+        self.tail = g;
+        self.len += 1;
+    }
+
+    pub(crate) fn push_front(&mut self, g: &'static G) {
+        g.link.set(self.head);
+        if self.head.is_null() {
+            self.tail = g;
+        }
+        self.head = g;
+        self.len += 1;
+    }
+
+    pub(crate) fn pop_front(&mut self) -> Option<&'static G> {
+        // SAFETY: as push_back.
+        let g: &'static G = unsafe { self.head.as_ref()? };
+        self.head = g.link.get();
+        if self.head.is_null() {
+            self.tail = null();
+        }
+        self.len -= 1;
+        Some(g)
+    }
+
+    /// Moves all of `other` behind our own.
+    pub(crate) fn append(&mut self, other: &mut GList) {
+        if other.is_empty() {
+            return;
+        }
+        // SAFETY: as push_back.
+        match unsafe { self.tail.as_ref() } {
+            Some(tail) => tail.link.set(other.head),
+            None => self.head = other.head,
+        }
+        self.tail = other.tail;
+        self.len += other.len;
+        *other = GList::new();
+    }
+
+    /// Moves all of `other` before our own.
+    pub(crate) fn prepend(&mut self, other: &mut GList) {
+        std::mem::swap(self, other);
+        self.append(other);
+    }
+}
+
+/// Dead Gs that no P keeps. One list for the process: a G serves any runtime.
+static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
+
+/// Every slab ever made, newest first: how a dump finds all goroutines.
+static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
+
+struct Slab {
+    gs: [G; SLAB],
+    next: *mut Slab,
+}
+
+/// A P's dead Gs.
+pub(crate) struct FreeGs(GList);
+
+impl FreeGs {
+    pub(crate) const fn new() -> Self {
+        FreeGs(GList::new())
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self) -> &'static G {
+        match self.0.pop_front() {
+            Some(g) => g,
+            None => self.take_slow(),
+        }
+    }
+
+    #[cold]
+    fn take_slow(&mut self) -> &'static G {
+        let mut central = CENTRAL_FREE.lock();
+        for _ in 0..LOCAL_FREE_MAX / 2 {
+            let Some(g) = central.pop_front() else { break };
+            self.0.push_front(g);
+        }
+        drop(central);
+        if self.0.is_empty() {
+            grow(&mut self.0);
+        }
+        self.0.pop_front().expect("grown just now")
+    }
+
+    /// Takes back a G that is dead, nameless, and that nobody refers to.
+    #[inline]
+    pub(crate) fn give(&mut self, g: &'static G) {
+        self.0.push_front(g);
+        if self.0.len() > LOCAL_FREE_MAX {
+            self.spill_slow(LOCAL_FREE_MAX / 2);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn spill_slow(&mut self, keep: usize) {
+        let mut spilled = GList::new();
+        while self.0.len() > keep {
+            let Some(g) = self.0.pop_front() else { break };
+            spilled.push_back(g);
+        }
+        CENTRAL_FREE.lock().append(&mut spilled);
+    }
+}
+
+/// For threads without a P.
+pub(crate) fn take_central() -> &'static G {
+    let mut free = CENTRAL_FREE.lock();
+    if free.is_empty() {
+        let mut fresh = GList::new();
+        drop(free);
+        grow(&mut fresh);
+        free = CENTRAL_FREE.lock();
+        free.append(&mut fresh);
+    }
+    free.pop_front().expect("grown just now, or others gave back")
+}
+
+/// For threads without a P.
+pub(crate) fn give_central(g: &'static G) {
+    CENTRAL_FREE.lock().push_front(g);
+}
+
+
+/// From mmap, not malloc: a goroutine preempted inside malloc may hold malloc's lock, and we hold a P
+/// that it needs to go on (sched/mod.rs, rule 2).
+#[cold]
+fn grow(free: &mut GList) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    // SAFETY: a new private mapping, anywhere.
+    let memory = unsafe {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        mmap_anonymous(null_mut(), size_of::<Slab>(), prot, MapFlags::PRIVATE)
+    };
+    let slab: *mut Slab = match memory {
+        Ok(memory) => memory.cast(),
+        Err(e) => super::fatal(format_args!("out of memory for goroutines: {e}")),
+    };
+    for i in 0..SLAB {
+        // SAFETY: inside fresh memory of the size of a Slab, page-aligned; not yet shared.
+        unsafe { (&raw mut (*slab).gs[i]).write(G::new()) };
+    }
+    let mut head = SLABS.load(Ordering::Relaxed);
+    loop {
+        // SAFETY: not yet shared.
+        unsafe { (*slab).next = head };
+        // Release: pairs with for_each's Acquire.
+        match SLABS.compare_exchange_weak(head, slab, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => head = now,
+        }
+    }
+    // SAFETY: never unmapped (invariant 1).
+    for g in unsafe { &(*slab).gs } {
+        free.push_back(g);
+    }
+}
+
+/// Every G there ever was, dead ones included. Only atomics may be read of those one does not own.
+pub(crate) fn for_each(f: &mut dyn FnMut(&'static G)) {
+    let mut slab = SLABS.load(Ordering::Acquire);
+    // SAFETY: slabs are leaked and immutable but for the Gs' own cells.
+    while let Some(s) = unsafe { NonNull::new(slab).map(|s| s.as_ref()) } {
+        s.gs.iter().for_each(&mut *f);
+        slab = s.next;
+    }
+}

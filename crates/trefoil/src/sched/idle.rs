@@ -1,0 +1,90 @@
+//! Who sleeps and who looks: the counters behind waking exactly as many threads as there is work.
+//!
+//! A thread that runs out of work first *spins*: it holds a P and searches. If it finds nothing it
+//! gives its P back, stops spinning, and parks. Work can appear at any moment of that. The rule that
+//! keeps every wake-up (Dekker's, with one full barrier on each side):
+//!
+//! ```text
+//!   submitter                            the one going to sleep
+//!   publish work                         give the P back (`idle_ps` + 1), stop spinning (- 1)
+//!   full barrier                         full barrier
+//!   idle P and nobody spins? → wake one  look at every queue again → found? take a P and go on
+//! ```
+//!
+//! Whatever the order, at least one of the two sees the other. A submitter may skip the wake-up when
+//! someone spins, because that one will itself make the second look. And when a spinner finds work it
+//! wakes the next (`sched::wake`), so one submitter's wake-up grows to as many threads as are needed.
+//!
+//! Unlike Go, *every* thread looks again after giving its P back, not only one that was spinning. It
+//! costs one sweep a sleep and makes Go's `needspinning` flag unnecessary.
+//!
+//! Invariants:
+//! 1. `spinning` counts threads that hold a P and search, plus wake-ups under way (a claim that is
+//!    handed to the woken thread).
+//! 2. `idle_ps` is changed under the scheduler's lock only; it is read anywhere.
+
+use crate::shim::{AtomicU32, Ordering, full_fence};
+
+/// The counters.
+pub(crate) struct Idle {
+    idle_ps: AtomicU32,
+    spinning: AtomicU32,
+}
+
+impl Idle {
+    pub(crate) fn new() -> Self {
+        Idle { idle_ps: AtomicU32::new(0), spinning: AtomicU32::new(0) }
+    }
+
+    /// Submitter, after publishing work and a full barrier. True: the caller holds a claim on one
+    /// spinning thread. It must give it to a thread that it wakes, or [`Idle::stop_spinning`].
+    #[inline]
+    #[must_use]
+    pub(crate) fn claim_wake(&self) -> bool {
+        // Relaxed: the barriers of the protocol order these.
+        self.idle_ps.load(Ordering::Relaxed) != 0
+            && self.spinning.load(Ordering::Relaxed) == 0
+            && self.claim_slow()
+    }
+
+    #[cold]
+    fn claim_slow(&self) -> bool {
+        self.spinning.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// A thread that holds a P begins to search.
+    pub(crate) fn start_spinning(&self) {
+        self.spinning.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A search ends. True: it was the last one, so who found work must wake another.
+    pub(crate) fn stop_spinning(&self) -> bool {
+        let before = self.spinning.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before > 0, "spinning below zero");
+        before == 1
+    }
+
+    /// The barrier between giving up (P back, spinning stopped) and the second look.
+    pub(crate) fn before_second_look(&self) {
+        full_fence();
+    }
+
+    /// Under the scheduler's lock: a P became idle.
+    pub(crate) fn p_idle(&self) {
+        self.idle_ps.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Under the scheduler's lock: an idle P was taken.
+    pub(crate) fn p_taken(&self) {
+        let before = self.idle_ps.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before > 0, "idle Ps below zero");
+    }
+
+    pub(crate) fn idle_ps(&self) -> u32 {
+        self.idle_ps.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn spinning(&self) -> u32 {
+        self.spinning.load(Ordering::Relaxed)
+    }
+}

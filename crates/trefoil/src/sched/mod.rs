@@ -1,0 +1,255 @@
+//! The scheduler: the one place that decides what runs where.
+//!
+//! | file | what |
+//! |---|---|
+//! | `g.rs`, `m.rs`, `p.rs` | the three nouns: goroutine, thread, the right to run |
+//! | `task.rs`, `join.rs`, `scope.rs` | what a goroutine executes, and who waits for its end |
+//! | `runq.rs`, `central.rs`, `idle.rs` | local queues; the global queue and idle lists; who sleeps |
+//! | `switch.rs` | park, yield, exit, and the switch between goroutines |
+//! | `find.rs` | where the next goroutine comes from |
+//! | `wait.rs` | the narrow waist: block and wake, on goroutines and on plain threads |
+//! | `spawn.rs`, `procs.rs`, `sysmon.rs` | new goroutines; `set_procs`; the thread that watches |
+//!
+//! Rules of the house:
+//! 1. State of a P is touched only with an [`Rt`] in hand (m.rs, invariant 4).
+//! 2. With an `Rt` in hand nobody calls malloc, takes a std lock, or runs user code. A goroutine that
+//!    was preempted inside malloc holds malloc's lock; it needs a P to go on, and it must not be
+//!    ours that waits for it. Memory is allocated before, and freed after. (Two exceptions run on
+//!    the thread's own context: making stacks and starting threads.)
+//! 3. Locks, in order: `Sched::central`, then the leaf locks (free Gs, stack depot).
+
+pub(crate) mod central;
+pub(crate) mod find;
+pub(crate) mod g;
+pub(crate) mod idle;
+pub(crate) mod join;
+pub(crate) mod m;
+pub(crate) mod p;
+pub(crate) mod procs;
+pub(crate) mod reason;
+pub(crate) mod rng;
+pub(crate) mod runq;
+pub(crate) mod scope;
+pub(crate) mod spawn;
+pub(crate) mod switch;
+pub(crate) mod sysmon;
+pub(crate) mod task;
+pub(crate) mod wait;
+
+use crate::sys::lock::Lock;
+use central::Central;
+use g::G;
+use idle::Idle;
+pub(crate) use m::Rt;
+use p::{P, flag};
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// The most Ps there can be.
+pub(crate) const MAX_PROCS: usize = 1024;
+/// The most threads a runtime starts. Go's number.
+const MAX_THREADS: u32 = 10_000;
+
+thread_local! {
+    /// The goroutine that runs here; null on a plain thread. It lies in the goroutine's own TLS, so
+    /// it never changes while one runs, and a cached address or value stays right.
+    static CURRENT: Cell<*const G> = const { Cell::new(std::ptr::null()) };
+}
+
+/// The goroutine that runs this code.
+#[inline(always)]
+pub(crate) fn current_g() -> Option<&'static G> {
+    // SAFETY: null, or the running goroutine; the memory of Gs is never freed.
+    unsafe { CURRENT.get().as_ref() }
+}
+
+/// What a runtime is made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Config {
+    pub(crate) abort_on_panic: bool,
+    pub(crate) schedtrace_ms: Option<u64>,
+    pub(crate) scheddetail: bool,
+    /// Id of the first goroutine: 1 where it will be a main, 2 where there is none.
+    pub(crate) first_id: u64,
+}
+
+/// One scheduler: a runtime.
+pub(crate) struct Sched {
+    pub(crate) central: Lock<Central>,
+    /// Length of the global queue, for a look without the lock. Written under it.
+    pub(crate) global_len: AtomicU32,
+    pub(crate) idle: Idle,
+    /// Ps by id; the first `made` exist. They live as long as the Sched.
+    ps: Box<[AtomicPtr<P>]>,
+    /// How many Ps were ever made. Grows under the lock.
+    made: AtomicU32,
+    /// How many may run: ids below it.
+    procs: AtomicU32,
+    pub(crate) stopping: AtomicBool,
+    next_id: AtomicU64,
+    /// Goroutines started and ended on no P (by plain threads).
+    pub(crate) spawned_outside: AtomicU64,
+    threads: AtomicU32,
+    next_m: AtomicU32,
+    pub(crate) sysmon: sysmon::Sysmon,
+    pub(crate) config: Config,
+    pub(crate) started: Instant,
+}
+
+impl Sched {
+    /// A scheduler with `procs` Ps and its first thread.
+    pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
+        let sched = Arc::new(Sched {
+            central: Lock::new(Central::new()),
+            global_len: AtomicU32::new(0),
+            idle: Idle::new(),
+            ps: (0..MAX_PROCS).map(|_| AtomicPtr::default()).collect(),
+            made: AtomicU32::new(0),
+            procs: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+            next_id: AtomicU64::new(config.first_id),
+            spawned_outside: AtomicU64::new(0),
+            threads: AtomicU32::new(0),
+            next_m: AtomicU32::new(0),
+            sysmon: sysmon::Sysmon::new(),
+            config,
+            started: Instant::now(),
+        });
+        sched.resize(procs)?;
+        // The first thread must start; later ones may fail, and the work is done by those there are.
+        let p = {
+            let mut central = sched.central.lock();
+            sched.take_idle_p(&mut central).expect("made just now")
+        };
+        sched.idle.start_spinning();
+        m::M::start(&sched, p, true)?;
+        // Goroutines as a group own one reference; the last thread gives it back if none is left
+        // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
+        std::mem::forget(sched.clone());
+        if let Err(e) = sysmon::start(&sched) {
+            sched.stop();
+            return Err(e);
+        }
+        Ok(sched)
+    }
+
+    /// The runtime's handle is gone. Threads leave at their next scheduling step; goroutines that
+    /// are left are never resumed.
+    pub(crate) fn stop(&self) {
+        let mut central = self.central.lock();
+        self.stopping.store(true, Ordering::Relaxed);
+        for p in self.all_ps() {
+            p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
+        }
+        let mut idle = central.take_all_idle_ms();
+        drop(central);
+        while let Some(m) = idle {
+            idle = m.idle_link.take();
+            m.parker.unpark();
+        }
+        self.sysmon.wake();
+    }
+
+    fn thread_ended(self: Arc<Self>) {
+        self.dismiss_thread_and_maybe_free();
+    }
+
+    fn dismiss_thread_and_maybe_free(self: Arc<Self>) {
+        // AcqRel: the last thread sees what the others did.
+        if self.threads.fetch_sub(1, Ordering::AcqRel) == 1 && self.num_goroutines() == 0 {
+            // SAFETY: the reference forgotten in `start`, given back once, by the last thread.
+            unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self)) };
+        }
+    }
+
+    /// Counts one more thread and gives it a number.
+    fn admit_thread(&self) -> io::Result<u32> {
+        let before = self.threads.fetch_add(1, Ordering::AcqRel);
+        if before >= MAX_THREADS {
+            self.threads.fetch_sub(1, Ordering::AcqRel);
+            return Err(io::Error::other(format!("program exceeds {MAX_THREADS}-thread limit")));
+        }
+        Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn dismiss_thread(&self) {
+        self.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn threads(&self) -> u32 {
+        self.threads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn procs(&self) -> u32 {
+        self.procs.load(Ordering::Relaxed)
+    }
+
+    /// The P with this id, if it was ever made.
+    pub(crate) fn p(&self, id: u32) -> Option<&'static P> {
+        // Acquire: pairs with the Release in `resize`.
+        // SAFETY: Ps are freed with the Sched, and whoever asks keeps the Sched.
+        unsafe { self.ps.get(id as usize)?.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// How many Ps were ever made.
+    pub(crate) fn made(&self) -> u32 {
+        self.made.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn all_ps(&self) -> impl Iterator<Item = &'static P> + '_ {
+        (0..self.made()).filter_map(|id| self.p(id))
+    }
+
+    /// Hands out `n` goroutine ids, never again used; returns the first.
+    pub(crate) fn take_ids(&self, n: u64) -> u64 {
+        self.next_id.fetch_add(n, Ordering::Relaxed)
+    }
+
+    /// Goroutines alive: started and not ended.
+    pub(crate) fn num_goroutines(&self) -> u64 {
+        // Ends are summed before starts: a goroutine that starts and ends in between does not make
+        // the difference negative.
+        let ended: u64 = self.all_ps().map(|p| p.counters.ended.load(Ordering::Acquire)).sum();
+        let spawned: u64 = self.all_ps().map(|p| p.counters.spawned.load(Ordering::Acquire)).sum();
+        (spawned + self.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
+    }
+}
+
+impl Drop for Sched {
+    fn drop(&mut self) {
+        for p in &mut self.ps {
+            let p = *p.get_mut();
+            if !p.is_null() {
+                // SAFETY: made by Box in `resize`; no thread is left that could hold it.
+                let p = unsafe { Box::from_raw(p) };
+                // SAFETY: nobody holds the P.
+                unsafe { p.local() }.give_all_back();
+            }
+        }
+    }
+}
+
+/// The stack of the goroutine that runs this code: lowest and highest address.
+pub(crate) fn current_stack_bounds() -> Option<(usize, usize)> {
+    let g = current_g()?;
+    let stack = g.stack.take()?;
+    let bounds = stack.bounds();
+    g.stack.set(Some(stack));
+    Some(bounds)
+}
+
+/// This thread's own FS base, if it is a runtime thread.
+pub(crate) fn thread_fs_base() -> Option<usize> {
+    m::M::thread_fs_base()
+}
+
+/// The runtime cannot go on. Says why on stderr and aborts; allocates nothing.
+#[cold]
+pub(crate) fn fatal(what: fmt::Arguments<'_>) -> ! {
+    crate::observe::fault::write_stderr(format_args!("fatal error: {what}\n"));
+    std::process::abort();
+}

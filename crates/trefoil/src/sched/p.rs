@@ -1,0 +1,156 @@
+//! P: the right to run goroutines, and what belongs to whoever holds it.
+//!
+//! There are `procs` of them. An M needs one to run goroutines; so at most `procs` run at once.
+//!
+//! | status | who may touch [`Local`] and push to `runq` |
+//! |---|---|
+//! | `Running` | the M that holds it (`m.p`) |
+//! | `Idle` | nobody; it is in the scheduler's idle list, its queue empty |
+//! | `Retired` | nobody; `set_procs` took it away, everything it had was moved |
+//!
+//! Invariant 1: `m.p == p` for at most one M. It changes hands under the scheduler's lock, or from a
+//! waker to the M it wakes.
+
+use super::g::{FreeGs, G};
+use super::rng::Rng;
+use super::runq::RunQueue;
+use crate::mem::StackCache;
+use std::cell::{Cell, UnsafeCell};
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A request is on: the fast path must not be taken. One bit each.
+pub(crate) mod flag {
+    /// The running goroutine has used up its time slice.
+    pub(crate) const PREEMPT: u32 = 1;
+    /// `set_procs` wants this P back.
+    pub(crate) const RETIRE: u32 = 2;
+    /// The runtime ends.
+    pub(crate) const STOP: u32 = 4;
+}
+
+/// Goroutine ids taken from the runtime at once. Go's number.
+const ID_BATCH: u64 = 16;
+
+/// The status, for lists and traces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum PStatus {
+    Idle = 0,
+    Running = 1,
+    Retired = 2,
+}
+
+/// See the head of the file.
+#[repr(align(128))]
+pub(crate) struct P {
+    pub(crate) id: u32,
+    /// `flag`s. Written by anyone, read by the owner at every scheduling step.
+    pub(crate) flags: AtomicU32,
+    /// Scheduling steps: grows when a goroutine begins a time slice. Written by the owner.
+    pub(crate) tick: AtomicU32,
+    status: AtomicU32,
+    pub(crate) runq: RunQueue<G>,
+    local: UnsafeCell<Local>,
+    pub(crate) counters: Counters,
+    /// Id + 1 of the M that holds it, 0 if none; for traces.
+    pub(crate) held_by: AtomicU32,
+    /// Next in the idle list; under the scheduler's lock.
+    pub(crate) idle_link: Cell<Option<&'static P>>,
+}
+
+// SAFETY: `local` is the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
+// rest is atomic.
+unsafe impl Sync for P {}
+// SAFETY: nothing in it is tied to a thread.
+unsafe impl Send for P {}
+
+/// What only the owner touches.
+pub(crate) struct Local {
+    pub(crate) stacks: StackCache,
+    pub(crate) free_gs: FreeGs,
+    pub(crate) rng: Rng,
+    next_id: u64,
+    last_id: u64,
+}
+
+/// What happened here; each is written by the owner and read by anyone.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) spawned: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) steals: AtomicU64,
+    pub(crate) stolen: AtomicU64,
+    pub(crate) overflows: AtomicU64,
+}
+
+/// Adds to a counter that only one thread writes: a plain load and store.
+#[inline(always)]
+pub(crate) fn bump(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
+
+impl P {
+    pub(crate) fn new(id: u32) -> io::Result<P> {
+        Ok(P {
+            id,
+            flags: AtomicU32::new(0),
+            tick: AtomicU32::new(0),
+            status: AtomicU32::new(PStatus::Retired as u32),
+            runq: RunQueue::new(),
+            local: UnsafeCell::new(Local {
+                stacks: StackCache::new()?,
+                free_gs: FreeGs::new(),
+                rng: Rng::new(u64::from(id)),
+                next_id: 0,
+                last_id: 0,
+            }),
+            counters: Counters::default(),
+            held_by: AtomicU32::new(0),
+            idle_link: Cell::new(None),
+        })
+    }
+
+    pub(crate) fn status(&self) -> PStatus {
+        match self.status.load(Ordering::Relaxed) {
+            0 => PStatus::Idle,
+            1 => PStatus::Running,
+            _ => PStatus::Retired,
+        }
+    }
+
+    pub(crate) fn set_status(&self, status: PStatus) {
+        self.status.store(status as u32, Ordering::Relaxed);
+    }
+
+    /// The owner's things.
+    ///
+    /// # Safety
+    /// The caller is the owner (invariant 1), not preemptible, and holds no other borrow of it.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn local(&self) -> &mut Local {
+        // SAFETY: the caller's contract.
+        unsafe { &mut *self.local.get() }
+    }
+}
+
+impl Local {
+    /// Caches to the depots, credits to the pool: this P retires.
+    pub(crate) fn give_all_back(&mut self) {
+        self.stacks.drain();
+        self.free_gs.spill_slow(0);
+    }
+
+    /// The next goroutine id; `more` hands out the first of a batch of the given size.
+    #[inline]
+    pub(crate) fn next_id(&mut self, more: impl FnOnce(u64) -> u64) -> u64 {
+        if self.next_id == self.last_id {
+            self.next_id = more(ID_BATCH);
+            self.last_id = self.next_id + ID_BATCH;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+}

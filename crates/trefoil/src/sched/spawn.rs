@@ -1,0 +1,154 @@
+//! `go`: from a closure to a runnable goroutine.
+//!
+//! On a goroutine: a G from the P's free list, the closure into it, and into `runnext`. Nothing is
+//! allocated unless the closure is large. On a plain thread: the same through the central lists, and
+//! into the global queue.
+
+use super::g::{self, G};
+use super::m::Rt;
+use super::p::bump;
+use super::scope::ScopeData;
+use super::switch;
+use super::task::Typed;
+use super::{Sched, current_g};
+use crate::mem::{self, Stack};
+use std::io;
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+
+/// What a goroutine is to be like.
+pub(crate) struct Spec {
+    pub(crate) name: Option<Box<str>>,
+    /// None: the default.
+    pub(crate) stack_size: Option<usize>,
+    pub(crate) abort_on_panic: Option<bool>,
+    pub(crate) scope: *const ScopeData,
+    pub(crate) created_at: &'static Location<'static>,
+}
+
+impl Spec {
+    #[track_caller]
+    #[inline]
+    pub(crate) fn plain() -> Spec {
+        Spec {
+            name: None,
+            stack_size: None,
+            abort_on_panic: None,
+            scope: std::ptr::null(),
+            created_at: Location::caller(),
+        }
+    }
+}
+
+/// Where a new goroutine goes.
+pub(crate) enum Place<'a> {
+    /// The runtime of the goroutine that spawns.
+    Here,
+    /// That runtime, whoever spawns.
+    In(&'a Sched),
+}
+
+/// Starts a goroutine and returns its G, whose join cell the caller owns one side of.
+///
+/// # Safety
+/// `F` and `T` may be sent to other threads, and what they borrow lives until the goroutine has ended.
+#[inline]
+pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
+    place: Place<'_>,
+    spec: Spec,
+    closure: F,
+) -> io::Result<&'static G> {
+    // Memory before the runtime is entered (sched/mod.rs, rule 2).
+    let own_stack = match spec.stack_size {
+        None => None,
+        Some(size) => Some(acquire_slow(size)?),
+    };
+    let reserved = Typed::<F, T>::reserve();
+    let rt = Rt::enter().filter(|rt| match place {
+        Place::Here => true,
+        Place::In(sched) => {
+            let same = std::ptr::eq(rt.sched(), sched);
+            if !same {
+                rt.leave_now();
+            }
+            same
+        }
+    });
+    let taken = match (rt, &place) {
+        (Some(rt), _) => take_g(rt, own_stack.is_none()),
+        (None, Place::In(sched)) => take_g_outside(sched, own_stack.is_none()),
+        (None, Place::Here) => unreachable!("Place::Here is for goroutines"),
+    };
+    let (g, id, sched) = match taken {
+        Ok(taken) => taken,
+        Err(e) => {
+            if let Some(rt) = rt {
+                rt.leave();
+            }
+            // SAFETY: never used.
+            unsafe { Typed::<F, T>::unreserve(reserved) };
+            if let Some(stack) = own_stack {
+                mem::release(stack);
+            }
+            return Err(e);
+        }
+    };
+    // SAFETY: the G is ours; the caller's contract on F and T.
+    unsafe { Typed::<F, T>::put(g, closure, reserved) };
+    dress(g, id, sched, spec, own_stack);
+    match rt {
+        Some(rt) => {
+            rt.p().push_next(rt.sched(), g);
+            rt.sched().wake(Some(rt));
+            rt.leave();
+        }
+        None => {
+            sched.push_global(g);
+            sched.wake_after_push(None);
+        }
+    }
+    Ok(g)
+}
+
+#[cold]
+fn acquire_slow(size: usize) -> io::Result<Stack> {
+    mem::acquire(size)
+}
+
+fn take_g(rt: Rt, default_stack: bool) -> io::Result<(&'static G, u64, &'static Sched)> {
+    let (p, sched) = (rt.p(), rt.sched());
+    // SAFETY: we own the P, and hold no other borrow of its local state.
+    let local = unsafe { p.local() };
+    if default_stack {
+        local.stacks.reserve_one()?;
+    }
+    let id = local.next_id(|n| sched.take_ids(n));
+    bump(&p.counters.spawned, 1);
+    Ok((local.free_gs.take(), id, sched))
+}
+
+#[cold]
+fn take_g_outside(
+    sched: &Sched,
+    default_stack: bool,
+) -> io::Result<(&'static G, u64, &Sched)> {
+    if default_stack {
+        mem::reserve_one()?;
+    }
+    sched.spawned_outside.fetch_add(1, Ordering::AcqRel);
+    Ok((g::take_central(), sched.take_ids(1), sched))
+}
+
+/// Gives a G everything but its closure, and makes it runnable.
+fn dress(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<Stack>) {
+    let parent = current_g().map_or(0, G::id);
+    g.baptise(id, parent, spec.name);
+    g.sched.set(sched);
+    g.scope.set(spec.scope);
+    g.created_at.set(spec.created_at);
+    g.abort_on_panic.set(spec.abort_on_panic.unwrap_or(sched.config.abort_on_panic));
+    g.set_runnable();
+    if let Some(stack) = own_stack {
+        switch::attach(g, stack);
+    }
+}

@@ -1,0 +1,429 @@
+//! How many CPUs there are for us, and so how many Ps by default.
+//!
+//! Go's rule since 1.25: `min(affinity CPUs, max(2, ceil(cgroup quota / period)))`. The quota is
+//! rounded up, since a P that idles now and then is better than a part of a CPU left unused, and it
+//! counts as 2 at least, so that one long slice does not hold up everything else. The affinity mask
+//! is exact and needs no such care: on one CPU there is one P.
+//!
+//! A cgroup's limit binds all below it, so every level from the process's own cgroup up to the
+//! mount is looked at, and the smallest counts.
+//!
+//! Where the limit stands:
+//!
+//! | | line of /proc/self/cgroup | mount | files |
+//! |---|---|---|---|
+//! | v1 | controllers contain `cpu` | `cgroup` with option `cpu` | `cpu.cfs_{quota,period}_us` |
+//! | v2 | `0::PATH` | `cgroup2` | `cpu.max` |
+//!
+//! A hybrid system has both; a controller lives in one of the two, so the other has no such file.
+//! What cannot be read or understood is no limit: none of this may stop a program from starting.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+/// The largest number of Ps.
+pub(crate) const MAX_PROCS: usize = 1024;
+
+/// A quota counts as this many CPUs at least.
+const MIN_QUOTA_CPUS: usize = 2;
+
+/// The CPUs that the process may run on: the affinity mask of its first thread.
+///
+/// Not the calling thread's mask: a thread that pinned itself must not shrink everyone's count.
+pub(crate) fn num_cpus() -> usize {
+    match rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) {
+        Ok(set) => (set.count() as usize).max(1),
+        // The kernel has more CPUs than the mask has bits (1024), or a sandbox forbids the call.
+        Err(_) => std::thread::available_parallelism().map_or(1, |n| n.get()),
+    }
+}
+
+/// The number of Ps when nobody says otherwise.
+///
+/// Reads files: for the start of a runtime and for sysmon, not for a hot path.
+pub(crate) fn default_procs() -> usize {
+    procs_for(num_cpus(), cgroup_cpus(Path::new("/")))
+}
+
+/// The value of the environment variable `var` as a number of Ps.
+pub(crate) fn parse_procs(var: &str, value: &str) -> Result<usize, String> {
+    match value.parse() {
+        Ok(n) if (1..=MAX_PROCS).contains(&n) => Ok(n),
+        _ => Err(format!(
+            "{var}={}: expected a whole number from 1 to {MAX_PROCS}",
+            value.escape_debug()
+        )),
+    }
+}
+
+fn procs_for(affinity: usize, quota: Option<usize>) -> usize {
+    let quota = quota.map_or(MAX_PROCS, |cpus| cpus.max(MIN_QUOTA_CPUS));
+    affinity.min(quota).clamp(1, MAX_PROCS)
+}
+
+/// The smallest CPU limit of the cgroups that this process is in, rounded up to whole CPUs.
+///
+/// `root` stands for `/`; tests put a made-up tree there.
+fn cgroup_cpus(root: &Path) -> Option<usize> {
+    let cgroups = parse_cgroups(&read(&root.join("proc/self/cgroup"))?);
+    let mounts = parse_mounts(&read(&root.join("proc/self/mountinfo"))?);
+    let levels = cgroups.iter().flat_map(|cgroup| {
+        let mounts = mounts.iter().filter(|mount| mount.version == cgroup.version);
+        mounts.flat_map(|mount| levels(root, mount, cgroup))
+    });
+    levels.filter_map(|(version, dir)| limit(version, &dir)).min()
+}
+
+/// Paths may hold bytes that are not UTF-8: such a level is not found and is skipped.
+fn read(path: &Path) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// A line of /proc/self/cgroup that can limit CPU time.
+#[derive(Debug, PartialEq)]
+struct Cgroup {
+    version: Version,
+    /// From the hierarchy's root, or from the root of the cgroup namespace.
+    path: PathBuf,
+}
+
+/// Lines are `ID:CONTROLLERS:PATH`; the path is not escaped and may hold colons.
+fn parse_cgroups(text: &str) -> Vec<Cgroup> {
+    let cgroup = |line: &str| {
+        let mut fields = line.splitn(3, ':');
+        let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let version = match (id, controllers) {
+            ("0", "") => Version::V2,
+            _ if controllers.split(',').any(|c| c == "cpu") => Version::V1,
+            _ => return None,
+        };
+        Some(Cgroup { version, path: path.into() })
+    };
+    text.lines().filter_map(cgroup).collect()
+}
+
+/// A mounted cgroup hierarchy that can limit CPU time.
+#[derive(Debug, PartialEq)]
+struct Mount {
+    version: Version,
+    /// The cgroup that is seen at `point`; not `/` in a container without a cgroup namespace.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+/// Lines are `ID PARENT DEVICE ROOT POINT OPTIONS [TAG…] - TYPE SOURCE OPTIONS`.
+fn parse_mounts(text: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let mut fields = line.split(' ');
+        let (root, point) = (fields.nth(3)?, fields.next()?);
+        let mut fields = fields.skip_while(|&field| field != "-");
+        let (kind, options) = (fields.nth(1)?, fields.nth(1)?);
+        let version = match kind {
+            "cgroup2" => Version::V2,
+            "cgroup" if options.split(',').any(|o| o == "cpu") => Version::V1,
+            _ => return None,
+        };
+        Some(Mount { version, root: unescape(root), point: unescape(point) })
+    };
+    text.lines().filter_map(mount).collect()
+}
+
+/// mountinfo writes blank, tab, newline, `#` and backslash as a backslash and three octal digits.
+fn unescape(field: &str) -> PathBuf {
+    let bytes = field.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at..] {
+            [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] => {
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                at += 4;
+            }
+            _ => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+/// The folders of the cgroup and of those above it, up to the mount point, seen through `mount`.
+///
+/// None if the mount shows another part of the hierarchy. A level that is not there (a container
+/// whose paths are the host's, a cgroup that was deleted) reads as no limit later on.
+fn levels(root: &Path, mount: &Mount, cgroup: &Cgroup) -> Vec<(Version, PathBuf)> {
+    let Ok(below) = cgroup.path.strip_prefix(&mount.root) else { return Vec::new() };
+    // `..` leads out of the cgroup namespace to a place whose name we cannot see.
+    if below.components().any(|part| part == Component::ParentDir) {
+        return Vec::new();
+    }
+    let point = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
+    below.ancestors().map(|level| (cgroup.version, point.join(level))).collect()
+}
+
+/// The limit that the files in this folder set.
+fn limit(version: Version, dir: &Path) -> Option<usize> {
+    match version {
+        Version::V1 => parse_limit(&format!(
+            "{} {}",
+            read(&dir.join("cpu.cfs_quota_us"))?.trim(),
+            read(&dir.join("cpu.cfs_period_us"))?.trim()
+        )),
+        Version::V2 => parse_limit(&read(&dir.join("cpu.max"))?),
+    }
+}
+
+/// `QUOTA PERIOD` in whole CPUs, rounded up. A quota of `max` (v2) or `-1` (v1) is no limit.
+fn parse_limit(text: &str) -> Option<usize> {
+    let mut fields = text.split_whitespace().map(|field| field.parse::<u64>().ok());
+    let (quota, period) = (fields.next()??, fields.next()??);
+    if quota == 0 || period == 0 {
+        return None;
+    }
+    usize::try_from(quota.div_ceil(period)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A folder that stands for `/`; removed at the end.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(files: &[(&str, &str)]) -> Tree {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name = format!(
+                "trefoil-cpus-{}-{}",
+                std::process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            );
+            let tree = Tree(std::env::temp_dir().join(name));
+            for (path, text) in files {
+                let path = tree.0.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            tree
+        }
+
+        fn cpus(&self) -> Option<usize> {
+            cgroup_cpus(&self.0)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const V2_MOUNT: &str = "\
+        22 1 0:5 / / rw shared:1 - ext4 /dev/vda rw\n\
+        30 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 master:2 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V1_MOUNT: &str = "\
+        31 22 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+        32 22 0:28 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
+
+    #[test]
+    fn v2() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/app\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/app/cpu.max", "250000 100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(3));
+    }
+
+    #[test]
+    fn v2_without_a_limit() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/app\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/app/cpu.max", "max 100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), None);
+    }
+
+    #[test]
+    fn nested_takes_the_smallest() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/a/b/c\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/cpu.max", "900000 100000\n"),
+            ("sys/fs/cgroup/a/cpu.max", "400000 100000\n"),
+            ("sys/fs/cgroup/a/b/cpu.max", "max 100000\n"),
+            ("sys/fs/cgroup/a/b/c/cpu.max", "700000 100000\n"),
+            ("sys/fs/cgroup/a/other/cpu.max", "100000 100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(4));
+    }
+
+    #[test]
+    fn v1() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "5:cpuset:/set\n4:cpu,cpuacct:/app\n"),
+            ("proc/self/mountinfo", V1_MOUNT),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_quota_us", "150000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_period_us", "50000\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(3));
+    }
+
+    #[test]
+    fn v1_in_a_container() {
+        // No cgroup namespace: the host's path, and a mount that starts at just that cgroup.
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "4:cpu,cpuacct:/docker/1f/inner\n"),
+            (
+                "proc/self/mountinfo",
+                "31 22 0:27 /docker/1f /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n",
+            ),
+            ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "500000\n"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(5));
+    }
+
+    #[test]
+    fn a_mount_of_another_part_is_not_ours() {
+        for mount_root in ["/docker/2e", "/docker/1", "/.."] {
+            let mounts = format!("31 22 0:27 {mount_root} /cg rw - cgroup2 none rw\n");
+            let tree = Tree::new(&[
+                ("proc/self/cgroup", "0::/docker/1f\n"),
+                ("proc/self/mountinfo", &mounts),
+                ("cg/cpu.max", "100000 100000\n"),
+            ]);
+            assert_eq!(tree.cpus(), None, "{mount_root}");
+        }
+    }
+
+    #[test]
+    fn outside_of_the_namespace() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/../sibling\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/cpu.max", "100000 100000\n"),
+            ("sys/fs/sibling/cpu.max", "100000 100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), None);
+    }
+
+    #[test]
+    fn hybrid() {
+        let mounts =
+            format!("{V1_MOUNT}40 22 0:40 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "4:cpu,cpuacct:/one\n1:name=systemd:/x\n0::/two\n"),
+            ("proc/self/mountinfo", &mounts),
+            ("sys/fs/cgroup/cpu,cpuacct/one/cpu.cfs_quota_us", "610000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/one/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/unified/two/cgroup.procs", "1\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(7));
+    }
+
+    #[test]
+    fn escaped_mount_point_and_colon_in_the_path() {
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/a:b c (deleted)\n"),
+            ("proc/self/mountinfo", "30 22 0:26 / /my\\040cg\\134x rw - cgroup2 cgroup2 rw\n"),
+            ("my cg\\x/cpu.max", "800000 100000\n"),
+        ]);
+        assert_eq!(tree.cpus(), Some(8));
+        assert_eq!(parse_cgroups("0::/a:b\n")[0].path, Path::new("/a:b"));
+    }
+
+    #[test]
+    fn unescapes_only_what_is_octal() {
+        for (from, to) in [
+            ("/a\\040b", "/a b"),
+            ("/a\\", "/a\\"),
+            ("\\04", "\\04"),
+            ("\\999", "\\999"),
+            ("\\777", "\\777"),
+            ("", ""),
+        ] {
+            assert_eq!(unescape(from), Path::new(to), "{from}");
+        }
+        assert_eq!(unescape("\\303\\251"), Path::new("é"));
+    }
+
+    #[test]
+    fn garbage_is_no_limit() {
+        let lines = [
+            "",
+            ":",
+            "::",
+            ":::",
+            "0::",
+            "0::relative",
+            "0",
+            "\0\u{fffd}",
+            "a b c d e f - cgroup2",
+            "- - - - - - - cgroup2 cgroup2 cpu",
+            "1 2 3 / / - cgroup2 x y",
+            "1 2 3 \\0 \\ rw - cgroup cgroup cpu",
+        ];
+        for cgroup in lines {
+            for mount in lines {
+                let tree =
+                    Tree::new(&[("proc/self/cgroup", cgroup), ("proc/self/mountinfo", mount)]);
+                assert_eq!(tree.cpus(), None, "{cgroup:?} {mount:?}");
+            }
+        }
+        for text in ["", "max", "5", "-1 100000", "0 100000", "100000 0", "1 x", "1e5 1", "- -"] {
+            assert_eq!(parse_limit(text), None, "{text:?}");
+        }
+        assert_eq!(Tree::new(&[]).cpus(), None);
+        assert_eq!(parse_limit(&format!("{} 1", u64::MAX)), Some(usize::MAX));
+    }
+
+    #[test]
+    fn rounds_up_and_at_least_two() {
+        assert_eq!(parse_limit("1 100000"), Some(1));
+        assert_eq!(parse_limit("100000 100000"), Some(1));
+        assert_eq!(parse_limit("100001 100000"), Some(2));
+
+        assert_eq!(procs_for(8, None), 8);
+        assert_eq!(procs_for(8, Some(1)), 2);
+        assert_eq!(procs_for(8, Some(3)), 3);
+        assert_eq!(procs_for(8, Some(20)), 8);
+        assert_eq!(procs_for(1, Some(1)), 1);
+        assert_eq!(procs_for(1, None), 1);
+        assert_eq!(procs_for(0, None), 1);
+        assert_eq!(procs_for(5000, None), MAX_PROCS);
+    }
+
+    #[test]
+    fn this_machine() {
+        assert!((1..=num_cpus()).contains(&default_procs()));
+    }
+
+    #[test]
+    fn procs_from_text() {
+        assert_eq!(parse_procs("TREFOIL_PROCS", "1"), Ok(1));
+        assert_eq!(parse_procs("TREFOIL_PROCS", "1024"), Ok(1024));
+        assert_eq!(
+            parse_procs("TREFOIL_PROCS", "abc").unwrap_err(),
+            "TREFOIL_PROCS=abc: expected a whole number from 1 to 1024"
+        );
+        for bad in ["0", "1025", "-1", "", " 4", "4.5", "4\n", "99999999999999999999999"] {
+            let error = parse_procs("GOMAXPROCS", bad).unwrap_err();
+            assert!(error.starts_with("GOMAXPROCS="), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What the environment says about the runtime.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `TREFOIL_PROCS` | number of Ps, 1 to 1024 |
+//! | `GOMAXPROCS` | the same, where `TREFOIL_PROCS` is not set |
+//! | `TREFOIL_DEBUG` | `key=value` pairs with commas between them, the keys are in `KEYS` |
+//!
+//! An empty variable counts as unset. A value that is not understood is an error which names the
+//! variable: who sets `TREFOIL_PROCS=4x` wants to know, not to get the default. (Go ignores it.)
+
+use std::env;
+
+use super::cpus::parse_procs;
+
+/// The settings, each with its default when the environment is silent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Env {
+    /// Number of Ps.
+    pub procs: Option<usize>,
+    /// Time from one line of the scheduler's trace to the next, in milliseconds.
+    pub schedtrace_ms: Option<u64>,
+    /// The trace shows every P, M and G.
+    pub scheddetail: bool,
+    /// No preemption by signal.
+    pub asyncpreemptoff: bool,
+    /// TLS blocks come from `pthread_create`, the fallback.
+    pub tls_pthread: bool,
+    /// Guard pages by `mprotect`, as on kernels before 6.13.
+    pub guards_mprotect: bool,
+}
+
+const TREFOIL_PROCS: &str = "TREFOIL_PROCS";
+const GOMAXPROCS: &str = "GOMAXPROCS";
+const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
+
+/// The keys of `TREFOIL_DEBUG` and what each takes.
+const KEYS: [(&str, &str); 5] = [
+    ("schedtrace", "MILLISECONDS"),
+    ("scheddetail", "0|1"),
+    ("asyncpreemptoff", "0|1"),
+    ("tls", "pthread"),
+    ("guards", "mprotect"),
+];
+
+/// Reads the environment of the process.
+pub(crate) fn read() -> Result<Env, String> {
+    parse([TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DEBUG].into_iter().filter_map(|var| {
+        // What is not UTF-8 becomes a value that no parser takes.
+        Some((var, env::var_os(var)?.to_string_lossy().into_owned()))
+    }))
+}
+
+/// The settings in these variables; others may be among them.
+fn parse<K, V>(vars: impl IntoIterator<Item = (K, V)>) -> Result<Env, String>
+where
+    K: AsRef<str>,
+    V: AsRef<str>,
+{
+    let mut env = Env::default();
+    let mut ours = None;
+    let mut gos = None;
+    for (var, value) in vars {
+        let value = value.as_ref();
+        match var.as_ref() {
+            _ if value.is_empty() => {}
+            TREFOIL_PROCS => ours = Some(parse_procs(TREFOIL_PROCS, value)),
+            GOMAXPROCS => gos = Some(parse_procs(GOMAXPROCS, value)),
+            TREFOIL_DEBUG => parse_debug(value, &mut env)?,
+            _ => {}
+        }
+    }
+    // Go's variable is not even looked at when ours is set.
+    env.procs = ours.or(gos).transpose()?;
+    Ok(env)
+}
+
+fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
+    for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let understood = match key {
+            "schedtrace" => match value.parse() {
+                Ok(ms) => {
+                    env.schedtrace_ms = Some(ms).filter(|&ms| ms > 0);
+                    true
+                }
+                Err(_) => false,
+            },
+            "scheddetail" => switch(value, &mut env.scheddetail),
+            "asyncpreemptoff" => switch(value, &mut env.asyncpreemptoff),
+            "tls" => word(value, "pthread", &mut env.tls_pthread),
+            "guards" => word(value, "mprotect", &mut env.guards_mprotect),
+            _ => false,
+        };
+        if !understood {
+            return Err(format!("{TREFOIL_DEBUG}={}: {}", pair.escape_debug(), help(key)));
+        }
+    }
+    Ok(())
+}
+
+/// Sets `to` from `0` or `1`; false if it is neither.
+fn switch(value: &str, to: &mut bool) -> bool {
+    *to = value == "1";
+    matches!(value, "0" | "1")
+}
+
+/// Sets `to` if the value is the one word; false if it is not.
+fn word(value: &str, word: &str, to: &mut bool) -> bool {
+    *to = value == word;
+    *to
+}
+
+/// What should have been written instead.
+fn help(key: &str) -> String {
+    match KEYS.iter().find(|(known, _)| *known == key) {
+        Some((key, values)) => format!("expected {key}={values}"),
+        None => {
+            let known = KEYS.map(|(key, values)| format!("{key}={values}"));
+            format!("unknown key {}; known are {}", key.escape_debug(), known.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn debug(value: &str) -> Result<Env, String> {
+        parse([(TREFOIL_DEBUG, value)])
+    }
+
+    #[test]
+    fn silence_is_the_default() {
+        assert_eq!(parse::<&str, &str>([]), Ok(Env::default()));
+        let empty = [(TREFOIL_PROCS, ""), (GOMAXPROCS, ""), (TREFOIL_DEBUG, ""), ("PATH", "/bin")];
+        assert_eq!(parse(empty), Ok(Env::default()));
+    }
+
+    #[test]
+    fn our_procs_win_in_any_order() {
+        for vars in [
+            [(TREFOIL_PROCS, "3"), (GOMAXPROCS, "5")],
+            [(GOMAXPROCS, "5"), (TREFOIL_PROCS, "3")],
+            [(GOMAXPROCS, "garbage"), (TREFOIL_PROCS, "3")],
+        ] {
+            assert_eq!(parse(vars).unwrap().procs, Some(3));
+        }
+        assert_eq!(parse([(TREFOIL_PROCS, ""), (GOMAXPROCS, "5")]).unwrap().procs, Some(5));
+    }
+
+    #[test]
+    fn an_error_names_the_variable() {
+        for var in [TREFOIL_PROCS, GOMAXPROCS] {
+            let error = parse([(var, "0")]).unwrap_err();
+            assert_eq!(error, format!("{var}=0: expected a whole number from 1 to 1024"));
+        }
+    }
+
+    #[test]
+    fn all_keys() {
+        let env =
+            debug("schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,tls=pthread,guards=mprotect,");
+        let all = Env {
+            procs: None,
+            schedtrace_ms: Some(1000),
+            scheddetail: true,
+            asyncpreemptoff: true,
+            tls_pthread: true,
+            guards_mprotect: true,
+        };
+        assert_eq!(env, Ok(all));
+        assert_eq!(debug("schedtrace=0,scheddetail=0,asyncpreemptoff=0"), Ok(Env::default()));
+    }
+
+    #[test]
+    fn wrong_values() {
+        for (value, error) in [
+            (
+                "scheddetail=1,schedtrace=fast",
+                "TREFOIL_DEBUG=schedtrace=fast: expected schedtrace=MILLISECONDS",
+            ),
+            ("scheddetail", "TREFOIL_DEBUG=scheddetail: expected scheddetail=0|1"),
+            (
+                "asyncpreemptoff=yes",
+                "TREFOIL_DEBUG=asyncpreemptoff=yes: expected asyncpreemptoff=0|1",
+            ),
+            ("tls=", "TREFOIL_DEBUG=tls=: expected tls=pthread"),
+            ("guards=1", "TREFOIL_DEBUG=guards=1: expected guards=mprotect"),
+        ] {
+            assert_eq!(debug(value).unwrap_err(), error);
+        }
+        assert!(debug("schedtrace=-1").is_err());
+    }
+
+    #[test]
+    fn an_unknown_key_lists_the_known() {
+        for value in ["madvise=1", "=", "schedtrace =1", "\0"] {
+            let error = debug(value).unwrap_err();
+            assert!(error.contains("unknown key"), "{error}");
+            assert!(KEYS.iter().all(|(key, _)| error.contains(key)), "{error}");
+        }
+    }
+}

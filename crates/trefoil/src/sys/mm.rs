@@ -1,0 +1,258 @@
+//! The door to the memory manager: map, give back, guard.
+//!
+//! Guards come in two kinds, and the kernel decides which we get (asked once, [`guard_kind`]):
+//!
+//! | kind | how | cost |
+//! |---|---|---|
+//! | [`GuardKind::Marker`] | `MADV_GUARD_INSTALL` (Linux ≥ 6.13): a mark in the page table | no VMA |
+//! | [`GuardKind::Protect`] | `mprotect(PROT_NONE)` | splits the VMA: two a stack, `vm.max_map_count` |
+//!
+//! A marker survives `MADV_DONTNEED` over it (by design, tested in `mem`) and goes with
+//! `MADV_GUARD_REMOVE` or munmap.
+//!
+//! Everything here is a raw syscall, without errno and without libc: these run with a goroutine's
+//! TLS, inside the runtime, where interposed functions must not be called. rustix lacks the guard
+//! advices and `process_madvise`; those two go through [`syscall6`].
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+/// Bytes in a page.
+pub(crate) const PAGE: usize = 4096;
+
+const MADV_DONTNEED: usize = 4;
+const MADV_POPULATE_WRITE: usize = 23;
+const MADV_GUARD_INSTALL: usize = 102;
+const MADV_GUARD_REMOVE: usize = 103;
+
+/// The calling process, as a pidfd (Linux ≥ 6.15); unlike a descriptor it stays right after fork.
+const PIDFD_SELF_THREAD_GROUP: isize = -10_001;
+
+/// A piece of address space; the kernel's `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) base: usize,
+    pub(crate) len: usize,
+}
+
+impl Span {
+    pub(crate) const EMPTY: Span = Span { base: 0, len: 0 };
+
+    /// The bytes `low..high`.
+    pub(crate) const fn new(low: usize, high: usize) -> Span {
+        Span { base: low, len: high - low }
+    }
+}
+
+/// How an inaccessible page is made here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum GuardKind {
+    Marker = 1,
+    Protect = 2,
+}
+
+/// Maps `len` zeroed, writable bytes that cost nothing until touched, at `hint` if that is free.
+///
+/// Not backed by huge pages: a stack of one page must cost one page.
+pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<NonNull<u8>> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let hint = ptr::without_provenance_mut::<c_void>(hint);
+    // SAFETY: without MAP_FIXED a mapping never replaces another one; the hint is only a wish.
+    let at = unsafe { rustix::mm::mmap_anonymous(hint, len, prot, flags) }?;
+    // A kernel without huge pages refuses the advice and needs none.
+    // SAFETY: advice about our new mapping; changes no contents.
+    let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
+    Ok(NonNull::new(at.cast()).expect("mmap never returns null"))
+}
+
+/// Unmaps.
+///
+/// # Safety
+/// `span` was made by [`reserve`], and nobody uses it or will.
+pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
+    // SAFETY: by the contract nobody holds a pointer into the span.
+    unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(span.base), span.len) }?;
+    Ok(())
+}
+
+/// Gives the pages back: the spans read as zeroes afterwards. Guard markers in them stay.
+///
+/// # Safety
+/// The caller owns the spans (page-aligned, private anonymous memory) and loses their contents.
+pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { advise_all(spans, MADV_DONTNEED) }
+}
+
+/// Gives the spans their pages now, in one call, where touching them would fault page by page. A wish: a
+/// kernel before 5.14 does not know it, and then they fault.
+///
+/// # Safety
+/// The caller owns the spans (page-aligned, mapped writable).
+pub(crate) unsafe fn populate(spans: &[Span]) {
+    // SAFETY: the caller's contract; contents do not change.
+    let _ = unsafe { advise_all(spans, MADV_POPULATE_WRITE) };
+}
+
+/// Makes the spans inaccessible with page-table markers. Doing it twice is harmless.
+///
+/// # Safety
+/// As [`discard`]; and the spans must not be touched until [`unmark`].
+pub(crate) unsafe fn mark(spans: &[Span]) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { advise_all(spans, MADV_GUARD_INSTALL) }
+}
+
+/// Takes every guard marker out of `span`; other pages in it are left alone.
+///
+/// # Safety
+/// The caller owns the span and no stack in it relies on its guard any more.
+pub(crate) unsafe fn unmark(span: Span) -> io::Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { advise(span, MADV_GUARD_REMOVE) }
+}
+
+/// Makes `span` inaccessible for good, as a VMA of its own. ENOMEM: the map limit is reached.
+///
+/// # Safety
+/// The caller owns the span and nobody touches it again.
+pub(crate) unsafe fn protect(span: Span) -> io::Result<()> {
+    let at = ptr::with_exposed_provenance_mut(span.base);
+    // SAFETY: the caller's contract.
+    unsafe { rustix::mm::mprotect(at, span.len, MprotectFlags::empty()) }?;
+    Ok(())
+}
+
+/// What kind of guard this process uses; found by trying on a scratch page the first time.
+pub(crate) fn guard_kind() -> GuardKind {
+    match KIND.load(Ordering::Relaxed) {
+        k if k == GuardKind::Marker as u8 => GuardKind::Marker,
+        k if k == GuardKind::Protect as u8 => GuardKind::Protect,
+        _ => probe_slow(),
+    }
+}
+
+/// For tests and for distrust: use mprotect guards whatever the kernel can. Before the first stack.
+pub(crate) fn force_mprotect_guards() {
+    KIND.store(GuardKind::Protect as u8, Ordering::Relaxed);
+}
+
+/// 0 = not asked yet, else a [`GuardKind`]. A fact about the kernel: any thread may write it, all
+/// write the same, nothing else depends on it, so Relaxed.
+static KIND: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn probe_slow() -> GuardKind {
+    let marker = reserve(0, PAGE).is_ok_and(|page| {
+        let span = Span { base: page.as_ptr().expose_provenance(), len: PAGE };
+        // SAFETY: our own scratch page, never touched, unmapped here.
+        unsafe {
+            let ok = advise(span, MADV_GUARD_INSTALL).is_ok();
+            let _ = unmap(span);
+            ok
+        }
+    });
+    let kind = if marker { GuardKind::Marker } else { GuardKind::Protect };
+    // Not a plain store: `force_mprotect_guards` may have spoken meanwhile, and it wins.
+    match KIND.compare_exchange(0, kind as u8, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => kind,
+        Err(_) => guard_kind(),
+    }
+}
+
+/// The kernel's bound on spans a call (`UIO_MAXIOV`); our batches are far smaller.
+const SPANS_MAX: usize = 1024;
+
+/// 0 = untried, 1 = `process_madvise` on ourselves works, 2 = it does not. A fact, as [`KIND`].
+static BATCHED: AtomicU8 = AtomicU8::new(0);
+
+/// One advice for many spans: one call where the kernel takes a vector, else one call a span.
+///
+/// # Safety
+/// The caller owns the spans and accepts what the advice does to them, once or twice.
+unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
+    if spans.len() > 1 && spans.len() <= SPANS_MAX && BATCHED.load(Ordering::Relaxed) != 2 {
+        // SAFETY: the caller's contract.
+        if unsafe { advise_vector(spans, advice) } {
+            return Ok(());
+        }
+    }
+    for &span in spans {
+        // A vector that stopped half-way is simply done again: our advices are idempotent.
+        // SAFETY: the caller's contract.
+        unsafe { advise(span, advice) }?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`advise_all`].
+unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
+    let want: usize = spans.iter().map(|s| s.len).sum();
+    let args = [
+        PIDFD_SELF_THREAD_GROUP as usize,
+        spans.as_ptr().expose_provenance(),
+        spans.len(),
+        advice,
+        0,
+        0,
+    ];
+    // SAFETY: the vector is borrowed for the call, the spans are the caller's contract.
+    let got = unsafe { syscall6(libc::SYS_process_madvise as usize, args) };
+    if got < 0 && BATCHED.load(Ordering::Relaxed) == 0 {
+        BATCHED.store(2, Ordering::Relaxed);
+    } else if got >= 0 {
+        BATCHED.store(1, Ordering::Relaxed);
+    }
+    got >= 0 && got as usize == want
+}
+
+/// # Safety
+/// As [`advise_all`].
+unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
+    const EINTR: isize = -4; // guard install backs off for a pending signal
+    const EAGAIN: isize = -11;
+    loop {
+        let args = [span.base, span.len, advice, 0, 0, 0];
+        // SAFETY: the caller's contract.
+        match unsafe { syscall6(libc::SYS_madvise as usize, args) } {
+            0 => return Ok(()),
+            EINTR | EAGAIN => {}
+            e => return Err(Errno::from_raw_os_error(-e as i32).into()),
+        }
+    }
+}
+
+/// A raw system call: the result, or minus the error number.
+///
+/// # Safety
+/// That of the call made.
+unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
+    let ret: isize;
+    // SAFETY: the kernel's convention: number in rax, arguments in rdi…r9; rcx and r11 are lost.
+    // Memory is not declared untouched, so the compiler keeps no contents over the call.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") nr as isize => ret,
+            in("rdi") a[0],
+            in("rsi") a[1],
+            in("rdx") a[2],
+            in("r10") a[3],
+            in("r8") a[4],
+            in("r9") a[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    ret
+}

@@ -1,0 +1,7 @@
+//! Doors to Linux: one small file each.
+
+pub(crate) mod cpus;
+pub(crate) mod env;
+pub(crate) mod lock;
+pub(crate) mod mm;
+pub(crate) mod parker;
