@@ -8,26 +8,27 @@
 //!   └──────┴──────┴───────────────────┴──────┴──────────────────────────┴── …
 //! ```
 //! Chunks of all size classes follow each other without gaps and with the same flags, so the kernel
-//! keeps them as one VMA; with guard markers a million stacks are still one line in /proc/self/maps.
+//! keeps them as one VMA; with guard markers a million stacks are still one line in
+//! /proc/self/maps.
 //!
-//! A slot is, in this order,
+//! A slot is in one of three states:
 //!
 //! | state | `virgin` | `live` | owner | memory |
 //! |---|---|---|---|---|
 //! | virgin | 1 | 0 | its class's [`Yard`] | reads as zero, costs no page |
 //! | in hand | 0 | 0 | the thread that makes or retires a stack in it | being changed |
-//! | stack | 0 | 1 | the holder of its [`Stack`](super::Stack): G, cache or depot | header and TLS block live |
+//! | stack | 0 | 1 | who holds its [`Stack`](super::Stack): G, cache, depot | header, TLS block |
 //!
 //! `guarded` says whether the guard marker is in place; it outlives the stack, so that a slot used
 //! again does not pay for it again.
 //!
 //! # Credits
-//! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at spawn
-//! it takes a *credit*. Per class:
+//! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at
+//! spawn it takes a *credit*. Per class:
 //!
-//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`enrol`] map a chunk before they would
-//!    break it, and nothing else maps. A refusal is therefore always an error of `go`, never of a
-//!    goroutine's first run.
+//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`enrol`] map a chunk before they
+//!    would break it, and nothing else maps. A refusal is therefore always an error of `go`, never
+//!    of a goroutine's first run.
 //! 2. A stack outside caches and depot is covered by a credit; a cache (with what its owner carries
 //!    to or from the depot) holds at most `LOCAL_MAX`. With 1: whoever holds a credit and finds the
 //!    depot empty finds a virgin slot.
@@ -48,15 +49,15 @@ use crate::sys::mm::{self, GuardKind, Span};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large frame,
-/// C does not, and a C frame with a buffer of a page or two must not step over.
+/// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large
+/// frame, C does not, and a C frame with a buffer of a page or two must not step over.
 pub(crate) const GUARD_BYTES: usize = 16 * KIB;
 
 /// Slots in a chunk, at most: four words of bitmap.
 pub(crate) const CHUNK_SLOTS_MAX: usize = 256;
 
-/// Bytes in a chunk, about: 256 default slots. Mapping one costs 2 µs, so this is 8 ns a stack; and
-/// it is what a program with one goroutine takes from `ulimit -v`.
+/// Bytes in a chunk, about: 256 default slots. Two system calls, shared by 256 stacks; and it
+/// is what a program with one goroutine takes from `ulimit -v`.
 const CHUNK_BYTES: usize = 64 * MIB;
 
 /// Chunks in a process, at most: 4 TiB of default stacks, 16 M of them. Bounds the registry.
@@ -125,8 +126,8 @@ impl SizeClass {
     }
 }
 
-/// A bit for every slot of a chunk. Atomic because bits of one word belong to different owners; what
-/// a bit guards is ordered by the lock or gate that its field names, so all of it is Relaxed.
+/// A bit for every slot of a chunk. Atomic because bits of one word belong to different owners;
+/// what a bit guards is ordered by the lock or gate that its field names, so all of it is Relaxed.
 struct Bits([AtomicU64; CHUNK_SLOTS_MAX / 64]);
 
 impl Bits {
@@ -165,8 +166,8 @@ pub(crate) struct Chunk {
     id: u16,
     slots: u16,
     class: SizeClass,
-    /// Link of the yard's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`] if
-    /// this chunk is not on the list. Under the yard's lock.
+    /// Link of the yard's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`]
+    /// if this chunk is not on the list. Under the yard's lock.
     next_open: AtomicU32,
     /// Changed under the yard's lock.
     virgin: Bits,
@@ -273,11 +274,11 @@ impl Slot {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The registry: every chunk, readable without a lock, in a signal handler too.
 
-/// The table of descriptors: `CHUNKS_MAX` of them in zeroed memory of its own, 8 MiB of addresses of
-/// which only the used pages cost. Null until the first chunk.
+/// The table of descriptors: `CHUNKS_MAX` of them in zeroed memory of its own, 8 MiB of addresses
+/// of which only the used pages cost. Null until the first chunk.
 static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 
 /// Descriptors that are complete. Only grows, under [`REGISTRY`].
@@ -293,8 +294,9 @@ static REGISTRY: Lock<Registry> = Lock::new(Registry { next_base: 0, next_index:
 
 fn chunk(id: usize) -> &'static Chunk {
     assert!(id < PUBLISHED.load(Ordering::Acquire));
-    // SAFETY: `id` is published: the table exists and the entry is complete (Acquire above pairs with
-    // the Release in `publish`). Descriptors are never freed or written again but for their atomics.
+    // SAFETY: `id` is published: the table exists and the entry is complete (Acquire above pairs
+    // with the Release in `publish`). Descriptors are never freed or written again but for their
+    // atomics.
     unsafe { &*TABLE.load(Ordering::Relaxed).add(id) }
 }
 
@@ -381,7 +383,7 @@ fn protect_guards(class: SizeClass, chunk: Span) -> io::Result<()> {
     Ok(())
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The yards: what each class has, and what it has promised.
 
 /// The books of one class. Under its lock.
@@ -394,8 +396,8 @@ struct Yard {
     granted: usize,
     /// Caches enrolled, each entitled to `LOCAL_MAX` stacks.
     caches: usize,
-    /// id + 1 of the first open chunk, 0: there is none. Every chunk with virgins is open; an open one
-    /// without is dropped when met.
+    /// id + 1 of the first open chunk, 0: there is none. Every chunk with virgins is open; an open
+    /// one without is dropped when met.
     open: u32,
 }
 
@@ -453,8 +455,9 @@ impl Yard {
         self.open(slot.chunk);
     }
 
-    /// Whether the chunk is all virgin and can be spared for a while. A chunk's worth of virgins stays
-    /// ready besides, so that a load that swings does not raze and guard one chunk over and over.
+    /// Whether the chunk is all virgin and can be spared for a while. A chunk's worth of virgins
+    /// stays ready besides, so that a load that swings does not raze and guard one chunk over and
+    /// over.
     fn may_raze(&self, chunk: &Chunk) -> bool {
         let n = chunk.slots();
         self.virgins >= 2 * n && self.slots >= self.promised() + n && chunk.virgin.count() == n
@@ -544,17 +547,17 @@ pub(crate) fn books(class: SizeClass) -> Books {
     Books { slots: y.slots, virgins: y.virgins, granted: y.granted, caches: y.caches }
 }
 
-/// A chunk whose slots are all virgin gives back its page tables too: they are 128 KiB, half a KiB a
-/// slot, and would stay as long as a guard marker is in them. (The kernel frees a table when a discard
-/// leaves it empty, since 6.14; before that they stay.) 50–100 µs, so it is done without the yard's
-/// lock, with the chunk out of the books.
+/// A chunk whose slots are all virgin gives back its page tables too: they are 128 KiB, half a KiB
+/// a slot, and would stay as long as a guard marker is in them. (The kernel frees a table when a
+/// discard leaves it empty, since 6.14; before that they stay.) 50–100 µs, so it is done without
+/// the yard's lock, with the chunk out of the books.
 #[cold]
 fn raze(chunk: &Chunk) {
     if mm::guard_kind() != GuardKind::Marker {
         return;
     }
-    // SAFETY: every slot was virgin, so the yard owned all of the chunk, and it was withdrawn: it is in
-    // our hands alone, and nobody relies on a guard or on contents.
+    // SAFETY: every slot was virgin, so the yard owned all of the chunk, and it was withdrawn: it
+    // is in our hands alone, and nobody relies on a guard or on contents.
     unsafe {
         if mm::unmark(chunk.span()).is_ok() {
             chunk.guarded.set_all(false, chunk.slots());
@@ -585,7 +588,7 @@ impl<const N: usize> SlotList<N> {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /// Why no more slots can be had. The text is made late, when no lock is held.
 struct Refusal {
@@ -610,23 +613,24 @@ impl From<Refusal> for io::Error {
         let kib = class.slot_bytes() / KIB;
         let text = match why {
             Why::Map(e) => format!(
-                "no address space for more goroutine stacks: the kernel refused {} MiB for {} stacks \
-                 of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the cgroup's memory \
-                 limit and at vm.overcommit_memory (2 counts stacks in full), or use smaller stacks",
+                "no address space for more goroutine stacks: the kernel refused {} MiB for {} \
+                 stacks of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the \
+                 cgroup's memory limit and at vm.overcommit_memory (2 counts stacks in \
+                 full), or use smaller ones",
                 class.chunk_bytes() / MIB,
                 class.slots(),
             ),
             Why::Guards(e) => format!(
                 "no more goroutine stacks: guarding {} stacks of {kib} KiB failed ({e}); there are \
-                 {have}. This kernel has no MADV_GUARD_INSTALL (Linux 6.13), so each stack takes two \
-                 memory mappings of the {} that vm.max_map_count allows. Raise it: \
+                 {have}. This kernel has no MADV_GUARD_INSTALL (Linux 6.13), so each stack takes \
+                 two memory mappings of the {} that vm.max_map_count allows. Raise it: \
                  `sysctl -w vm.max_map_count=2000000`",
                 class.slots(),
                 max_map_count().unwrap_or_else(|| "65530".into()),
             ),
             Why::Chunks => format!(
-                "no more goroutine stacks: there are {have} in {CHUNKS_MAX} chunks, which is the most \
-                 that trefoil keeps"
+                "no more goroutine stacks: there are {have} in {CHUNKS_MAX} chunks, which is the \
+                 most that trefoil keeps"
             ),
         };
         io::Error::new(io::ErrorKind::OutOfMemory, text)

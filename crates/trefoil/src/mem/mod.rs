@@ -5,23 +5,25 @@
 //!   ≤ 64 stacks, hot      ⇄    ≤ 1,024, trimmed to   →   TLS destroyed, pages given back,
 //!   pop/push: 1–2 ns     32    16 KiB, TLS kept      ←   guard kept; made anew in batches of 16
 //! ```
-//! A stack moves right when there are too many of them, and left when a P needs one. So a steady load
-//! stays in the caches, a load that moves between Ps goes through the depot in batches, and after a burst
-//! of a million goroutines the memory goes back to the kernel.
+//! A stack moves right when there are too many of them, and left when a P needs one. So a steady
+//! load stays in the caches, a load that moves between Ps goes through the depot in batches, and
+//! after a burst of a million goroutines the memory goes back to the kernel.
 //!
 //! | file | job |
 //! |---|---|
 //! | `arena.rs` | address space: chunks, slots, size classes, credits |
 //! | `stack.rs` | what lies in a slot; making and retiring stacks |
 //! | `depot.rs` | the bounded pool between the caches (checked with loom) |
-//! | `tls.rs` | the TLS block |
+//! | `tls/` | the TLS block |
 //!
-//! **Credits.** `go` takes one with `reserve_one` and returns it when the goroutine has ended and its stack
-//! is back; with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1 and 2). A stack of
-//! [`acquire`] carries its own credit, which `push` and [`release`] return.
+//! **Credits.** `go` takes one with `reserve_one` and returns it when the goroutine has ended and
+//! its stack is back; with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1
+//! and 2). A stack of [`acquire`] carries its own credit, which `push` and [`release`] return.
 //!
-//! Everything here may be called with any FS base, takes only the runtime's own locks and never mallocs,
-//! except for the text of an error. It must not be preempted meanwhile.
+//! Everything here may be called with any FS base and must not be preempted meanwhile. It takes
+//! only the runtime's own locks. Malloc is called for the text of an error, and by `tls` for what
+//! hangs on a block (`refill` that makes stacks, `push` and `release` that retire some); never with
+//! one of our locks held, but for the gate, which only [`for_each_block`] waits at.
 
 mod arena;
 mod depot;
@@ -39,12 +41,12 @@ use self::stack::{Setup, StackTop};
 use crate::shim::Lock;
 use crate::sys::mm;
 
-/// Stacks that move between a cache and the depot at once: half a cache, so that a P which alternates
-/// between ends and starts of goroutines meets the depot once in 32 of them.
+/// Stacks that move between a cache and the depot at once: half a cache, so that a P which
+/// alternates between ends and starts of goroutines meets the depot once in 32 of them.
 const BATCH: usize = LOCAL_MAX / 2;
 
-/// Stacks made at once when the depot is empty. Fewer than a batch: each costs two pages and 2–3 µs, and
-/// a program of five goroutines should not pay for 32.
+/// Stacks made at once when the depot is empty. Fewer than a batch: each costs two pages and 2–3
+/// µs, and a program of five goroutines should not pay for 32.
 const FRESH_BATCH: usize = 16;
 
 /// Default-size stacks in the depot: 16 MiB if every one of them keeps its 16 KiB.
@@ -65,9 +67,9 @@ static DEPOTS: [Depot<StackTop>; CLASSES] =
 
 /// A P's stock of stacks and credits. Only the P's owner touches it.
 ///
-/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit == 0`,
-/// after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` enrol it again, and a stack
-/// pushed meanwhile goes straight to the depot.
+/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit
+/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` enrol it again,
+/// and a stack pushed meanwhile goes straight to the depot.
 ///
 /// `stacks.len() < LOCAL_MAX` between calls: the one that its owner holds in hand fits too.
 pub(crate) struct StackCache {
@@ -93,8 +95,8 @@ impl StackCache {
         self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
     }
 
-    /// Fetches stacks when `pop` had none, and returns one. The caller holds a credit, so there is a slot;
-    /// an error is the kernel's (no page for the guard's table) or that of `tls::create`.
+    /// Fetches stacks when `pop` had none, and returns one. The caller holds a credit, so there is
+    /// a slot; an error is the kernel's (no page for the guard's table) or that of `tls::create`.
     #[cold]
     pub(crate) fn refill(&mut self) -> io::Result<Stack> {
         debug_assert!(self.stacks.is_empty());
@@ -110,8 +112,8 @@ impl StackCache {
         self.pop().ok_or_else(no_slot)
     }
 
-    /// Takes back a default-size stack, recycled. Nobody runs on it any more: a full cache gives stacks on,
-    /// and their deep pages away.
+    /// Takes back a default-size stack, recycled. Nobody runs on it any more: a full cache gives
+    /// stacks on, and their deep pages away.
     #[inline]
     pub(crate) fn push(&mut self, mut stack: Stack) {
         debug_assert!(stack.class() == self.class, "other sizes go to release()");
@@ -167,8 +169,8 @@ impl StackCache {
         }
     }
 
-    /// Gives up everything: stacks to the depot, credits to the books, and the entitlement. For a P that
-    /// retires; the cache may be used again.
+    /// Gives up everything: stacks to the depot, credits to the books, and the entitlement. For a P
+    /// that retires; the cache may be used again.
     #[cold]
     pub(crate) fn drain(&mut self) {
         while !self.stacks.is_empty() {
@@ -190,8 +192,8 @@ impl StackCache {
     }
 }
 
-/// A stack of at least `size` bytes (guard and TLS block included), with its own credit. For sizes other
-/// than the default, and for threads without a P.
+/// A stack of at least `size` bytes (guard and TLS block included), with its own credit. For sizes
+/// other than the default, and for threads without a P.
 pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
     let class = SizeClass::of(size)?;
     Setup::get()?;
@@ -215,8 +217,8 @@ pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
     }
 }
 
-/// Takes back a stack of any size, and recycles it; takes the credit too, if the stack carries one. Nobody
-/// runs on the stack.
+/// Takes back a stack of any size, and recycles it; takes the credit too, if the stack carries one.
+/// Nobody runs on the stack.
 pub(crate) fn release(mut stack: Stack) {
     stack.recycle();
     let class = stack.class();
@@ -244,19 +246,20 @@ pub(crate) fn unreserve_one() {
     }
 }
 
-/// Sets the default stack size (rounded up to a power of two) and whether TLS blocks keep glibc's reserve
-/// for dlopen. Before the first stack; afterwards an error, unless it changes nothing.
+/// Sets the default stack size (rounded up to a power of two) and whether TLS blocks keep glibc's
+/// reserve for dlopen. Before the first stack; afterwards an error, unless it changes nothing.
 pub(crate) fn configure(default_size: usize, reserve: bool) -> io::Result<()> {
     Setup::configure(default_size, reserve)
 }
 
-/// Guards by mprotect whatever the kernel can: to test what an older one would do. Before the first stack.
+/// Guards by mprotect whatever the kernel can: to test what an older one would do. Before the first
+/// stack.
 pub(crate) fn force_mprotect_guards() {
     mm::force_mprotect_guards();
 }
 
-/// Calls `f` with the thread pointer of every initialised stack: in use, cached or pooled. No stack is made
-/// or retired meanwhile, so `f` must not spawn, and should be short.
+/// Calls `f` with the thread pointer of every initialised stack: in use, cached or pooled. No stack
+/// is made or retired meanwhile, so `f` must not spawn, and should be short.
 pub(crate) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
     stack::for_each_block(f);
 }
@@ -274,7 +277,8 @@ pub(crate) struct SlotInfo {
     pub(crate) index: u32,
 }
 
-/// Whether a fault at `addr` hit the guard of a stack. Async-signal-safe: reads the registry, no lock.
+/// Whether a fault at `addr` hit the guard of a stack. Async-signal-safe: reads the registry, no
+/// lock.
 pub(crate) fn guard_hit(addr: usize) -> Option<SlotInfo> {
     let slot = arena::slot_with_guard_at(addr)?;
     let (low, high, size) = (slot.low(), slot.end(), slot.class().slot_bytes());

@@ -1,5 +1,5 @@
-//! Tests of the arena as a whole. The arena is one for the process, and some of these end in SIGSEGV, so
-//! each runs in a child: this test binary again, with one test chosen.
+//! Tests of the arena as a whole. The arena is one for the process, and some of these end in
+//! SIGSEGV, so each runs in a child: this test binary again, with one test chosen.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -106,7 +106,7 @@ impl Dice {
     }
 }
 
-// ---------------------------------------------------------------------------------------------- shape
+// ------------------------------------------------------------------------------------------- shape
 
 #[test]
 fn a_stack_is_what_it_says() {
@@ -177,7 +177,7 @@ fn configured_sizes() {
     });
 }
 
-// --------------------------------------------------------------------------------------------- guards
+// ------------------------------------------------------------------------------------------ guards
 
 fn fault_below(low: usize, bytes: usize) {
     // SAFETY: the lowest byte of a stack that the test owns.
@@ -254,7 +254,7 @@ fn readable(addr: usize) -> bool {
     }
 }
 
-// --------------------------------------------------------------------------------------------- limits
+// ------------------------------------------------------------------------------------------ limits
 
 #[test]
 fn map_limit_is_a_clear_error_at_reservation() {
@@ -307,7 +307,7 @@ fn address_space_limit_is_a_clear_error_at_reservation() {
     });
 }
 
-// -------------------------------------------------------------------------------------------- credits
+// ----------------------------------------------------------------------------------------- credits
 
 #[test]
 fn promises_hold_under_random_operations() {
@@ -421,8 +421,8 @@ fn no_stack_is_handed_out_twice() {
                 .collect();
             s.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    // SAFETY: the first word of a thread control block points to itself, and for_each_block
-                    // keeps the block from going away.
+                    // SAFETY: the first word of a thread control block points to itself, and
+                    // for_each_block keeps the block from going away.
                     for_each_block(&mut |tp| unsafe {
                         assert_eq!(tp.cast::<usize>().read(), tp.as_ptr().addr());
                     });
@@ -444,7 +444,7 @@ fn no_stack_is_handed_out_twice() {
     });
 }
 
-// --------------------------------------------------------------------------------------------- memory
+// ------------------------------------------------------------------------------------------ memory
 
 #[test]
 fn memory_falls_after_a_burst() {
@@ -497,8 +497,8 @@ fn many(n: usize) {
     let each = t.elapsed().as_nanos() as usize / n;
     let s = stats();
     println!(
-        "{n} stacks: {} mappings, {} B resident and {} B page table each; ended in {each} ns each, then {} \
-         KiB resident, {} KiB page tables\n{s:?}",
+        "{n} stacks: {} mappings, {} B resident and {} B page table each; ended in {each} ns each, \
+         then {} KiB resident, {} KiB page tables\n{s:?}",
         maps - before.0,
         peak / n,
         tables / n,
@@ -508,7 +508,7 @@ fn many(n: usize) {
     assert!(s.live <= DEPOT_MAX + LOCAL_MAX);
 }
 
-// -------------------------------------------------------------------------------------------- figures
+// ----------------------------------------------------------------------------------------- figures
 
 fn timed(what: &str, n: usize, mut f: impl FnMut()) {
     let best = (0..5).map(|_| {
@@ -583,9 +583,10 @@ fn figures() {
     });
 }
 
-// ---------------------------------------------------------------------------------------------- depot
+// ------------------------------------------------------------------------------------------- depot
 
-/// Here and not in depot.rs, which the model crate compiles with a lock that works only inside a model.
+/// Here and not in depot.rs, which the model crate compiles with a lock that works only inside a
+/// model.
 mod depot_alone {
     use std::cell::Cell;
     use std::ptr::NonNull;

@@ -1,13 +1,13 @@
 //! The runtime's own locks.
 //!
-//! std's locks are no use below the scheduler: their futex call is one of the calls we interpose (on
-//! a goroutine it would park the goroutine that holds the scheduler), and their poisoning asks
+//! std's locks are no use below the scheduler: their futex call is one of the calls we interpose
+//! (on a goroutine it would park the goroutine that holds the scheduler), and their poisoning asks
 //! `thread::panicking`, which reads TLS that a goroutine being born does not have yet. These locks
 //! touch nothing but their own word and the kernel: rustix's raw syscalls, no errno.
 //!
 //! Rules for users:
-//! 1. Hold a lock only while the thread cannot be preempted (M's "in the runtime" flag): a preempted
-//!    holder would stop every P that wants the lock.
+//! 1. Hold a lock only while the thread cannot be preempted (M's "in the runtime" flag): a
+//!    preempted holder would stop every P that wants the lock.
 //! 2. Never park, run user code, or call an interposed libc function with a lock held.
 //! 3. Locks nest only in the order their owners document.
 //!
@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-/// Looks at a held lock before the thread sleeps. Sections are 10–500 ns and a look with its pause
-/// is about 40 ns, so this covers several of them; a sleep and a wake-up cost 6 µs and more.
+/// Looks at a held lock before the thread sleeps. Sections are tens to hundreds of ns and a look
+/// with its pause is 40–140 cycles, so this covers several of them; a sleep and wake-up cost 6 µs.
 const SPINS: u32 = 64;
 
 const UNLOCKED: u32 = 0;
@@ -78,8 +78,8 @@ impl RawLock {
             }
             std::hint::spin_loop();
         }
-        // From here on we take the lock as CONTENDED: we cannot know whether others sleep too, and a
-        // needless wake is cheaper than a lost one. Acquire: as in `try_lock`.
+        // From here on we take the lock as CONTENDED: we cannot know whether others sleep too, and
+        // a needless wake is cheaper than a lost one. Acquire: as in `try_lock`.
         while self.state.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
             sleep_while(&self.state, CONTENDED);
         }
@@ -151,7 +151,8 @@ impl<T> Drop for LockGuard<'_, T> {
     }
 }
 
-/// Many pass, or one closes it: a shared/exclusive lock for "do not change the set while I walk it".
+/// Many pass, or one closes it: a shared/exclusive lock for "do not change the set while I walk
+/// it".
 ///
 /// `state`: bit 31 [`CLOSED`] = someone walks or waits to walk; bits 0–30 = how many are inside.
 /// Nobody enters a closed gate, so the closer waits only for those already inside.
@@ -239,7 +240,8 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Sleeps if the word still has this value. May return early, for no reason too: callers look again.
+/// Sleeps if the word still has this value. May return early, for no reason too: callers look
+/// again.
 #[cold]
 fn sleep_while(word: &AtomicU32, value: u32) {
     // EAGAIN (it changed) and EINTR (a signal) both mean "look again".

@@ -4,8 +4,8 @@
 //!
 //! | kind | how | cost |
 //! |---|---|---|
-//! | [`GuardKind::Marker`] | `MADV_GUARD_INSTALL` (Linux ≥ 6.13): a mark in the page table | no VMA |
-//! | [`GuardKind::Protect`] | `mprotect(PROT_NONE)` | splits the VMA: two a stack, `vm.max_map_count` |
+//! | [`GuardKind::Marker`] | `MADV_GUARD_INSTALL` (Linux ≥ 6.13): a mark in the page table | none |
+//! | [`GuardKind::Protect`] | `mprotect(PROT_NONE)` | two VMAs of `vm.max_map_count` |
 //!
 //! A marker survives `MADV_DONTNEED` over it (by design, tested in `mem`) and goes with
 //! `MADV_GUARD_REMOVE` or munmap.
@@ -92,8 +92,8 @@ pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
     unsafe { advise_all(spans, MADV_DONTNEED) }
 }
 
-/// Gives the spans their pages now, in one call, where touching them would fault page by page. A wish: a
-/// kernel before 5.14 does not know it, and then they fault.
+/// Gives the spans their pages now, in one call, where touching them would fault page by page. A
+/// wish: a kernel before 5.14 does not know it, and then they fault.
 ///
 /// # Safety
 /// The caller owns the spans (page-aligned, mapped writable).

@@ -9,6 +9,7 @@
 //! | 1 | live, no destructor |
 //! | else | live, address of the destructor |
 
+use super::modules::Dtv;
 use super::raw::{load, store, thread_pointer};
 use super::{Layout, fatal, layout};
 use std::ffi::c_void;
@@ -62,6 +63,16 @@ pub(crate) fn key_deleted(key: u32) {
 /// The goroutine's function has returned: nobody holds references into its TLS.
 pub(crate) unsafe fn run_destructors() {
     let l = layout();
+    // SAFETY: the caller's. After the destructors nobody holds addresses into dynamic TLS; free may
+    // wait for an arena's lock, so it is called here rather than in the scheduler.
+    unsafe {
+        run_all(l);
+        Dtv::of(thread_pointer()).free_dynamic(l);
+    }
+}
+
+#[inline]
+unsafe fn run_all(l: &Layout) {
     for _ in 0..DESTRUCTOR_ITERATIONS {
         call_tls_dtors(l);
         // SAFETY: the caller's.

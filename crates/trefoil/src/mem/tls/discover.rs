@@ -48,6 +48,8 @@ pub(super) struct Learnt {
     pub(super) list: Option<usize>,
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
+    /// The DTV's generation, if every module of now has a fixed place.
+    pub(super) quiet: Option<usize>,
     /// DTV entries −1.. as in the proto, as pairs of words.
     pub(super) dtv: Vec<[usize; 2]>,
 }
@@ -302,7 +304,9 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
     let tid = find_tid(p, rseq)?;
     let clear_tid = (tp..p.top).contains(&p.clear_tid_at).then(|| p.clear_tid_at - tp);
 
+    let quiet = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
     let mut learnt = Learnt {
+        quiet,
         above,
         below,
         below_used,

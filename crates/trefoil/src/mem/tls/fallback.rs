@@ -67,7 +67,7 @@ pub(super) unsafe fn build(
     unsafe {
         store(tp + l.tid, tid);
         super::block::unregister_rseq(l, tp);
-        super::block::inherit(l, tp);
+        libc::free(l.take_kit(tp).cast()); // glibc made the DTV; only an estate is of use
     }
     Ok(())
 }

@@ -21,13 +21,16 @@
 //! # Invariants
 //! 1. A block belongs to one goroutine, or to nobody. Only its owner's thread writes it, except
 //!    `dlopen`, which writes areas that no code knew before.
-//! 2. The DTV is malloc's: glibc reallocates it. It is freed in `destroy`, and nowhere else.
+//! 2. The DTV is malloc's: glibc reallocates it. It is got beforehand, and `destroy` keeps it (`kit`).
 //! 3. `recycle` leaves libc's TLS and `struct pthread` as they are, but for what a dead goroutine could
 //!    bequeath: errno, locale, cancellation state (`Layout::resets`), and the pthread keys, which
 //!    `run_destructors` has emptied. So malloc's cache survives; it is worth 100 ns and more.
-//! 4. `destroy` bequeaths libc's TLS to the next block that is created (`block`'s estate), because glibc
-//!    has no door through which another thread's malloc cache could be freed.
-//! 5. The area between `stack_top` and `tp` is zero where no module lies.
+//! 4. `destroy` bequeaths libc's TLS to the next block that is created (`kit`), because glibc has no door
+//!    through which another thread's malloc cache could be freed.
+//! 5. `create`, `recycle` and `destroy` are the scheduler's: they do not malloc, except `create` when
+//!    `provide` did not keep up, and the pthread way. `free` is called by `run_destructors`, in user
+//!    context; `recycle` only finds something to free if code ran in between.
+//! 6. The area between `stack_top` and `tp` is zero where no module lies.
 //!
 //! # Rejected
 //! - `_dl_allocate_tls` for each block: 2.1 µs, and `struct pthread` is left to us all the same.
@@ -43,6 +46,7 @@ mod block;
 mod destructors;
 mod discover;
 mod fallback;
+mod kit;
 mod modules;
 pub(crate) mod raw;
 mod selftest;
@@ -54,6 +58,7 @@ mod tests;
 
 pub(crate) use destructors::{KeyDtor, key_created, key_deleted, run_destructors};
 use discover::{Learnt, Word};
+pub(crate) use kit::provide;
 use modules::{Module, Table};
 use std::io;
 use std::ptr::NonNull;
@@ -95,6 +100,8 @@ pub(crate) struct Layout {
     fixed: Box<[(usize, usize)]>,
     /// Highest number among them: later entries may be dynamic.
     fixed_last: usize,
+    /// The DTV generation in which no dynamic module exists: a block that still has it has none.
+    quiet: Option<usize>,
     resets: Resets,
     /// Where pthread keys' values live, if the self-test could tell.
     keys: Option<destructors::KeyPlaces>,
@@ -157,6 +164,7 @@ impl Layout {
             rseq: learnt.rseq,
             recipe: Recipe::new(&learnt.words),
             libc: learnt.libc,
+            quiet: learnt.quiet,
             fixed_last: fixed.iter().map(|f| f.0).max().unwrap_or(0),
             fixed,
             dtv: learnt.dtv.into(),
@@ -179,6 +187,9 @@ pub(crate) struct Block {
 }
 
 static LAYOUT: OnceLock<Result<Layout, String>> = OnceLock::new();
+/// Kits for the first blocks: some batches of stacks for each of a few Ps.
+const FIRST_KITS: usize = 32;
+
 /// There may be blocks. A plain byte, because interpose/dlopen.rs looks at it in assembly.
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
 static FORCED: AtomicBool = AtomicBool::new(false);
@@ -193,6 +204,11 @@ pub(crate) fn force_fallback() {
 /// Learns the layout, once a process, on a plain thread; tests it; decides the way.
 pub(crate) fn init() -> io::Result<&'static Layout> {
     let decided = LAYOUT.get_or_init(|| decide(FORCED.load(Ordering::Relaxed)));
+    if let Ok(layout) = decided
+        && !READY.load(Ordering::Relaxed)
+    {
+        kit::provide_slow(layout, FIRST_KITS);
+    }
     READY.store(decided.is_ok(), Ordering::Relaxed);
     decided.as_ref().map_err(|text| io::Error::new(io::ErrorKind::Unsupported, text.as_str()))
 }

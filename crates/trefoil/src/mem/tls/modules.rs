@@ -8,6 +8,7 @@
 //! 3. libc's area is in no list of images: its initial state comes from a real thread (it holds
 //!    pointers that no image has), and a recycled block keeps it for malloc's cache.
 
+use super::Layout;
 use super::raw::load;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
@@ -248,12 +249,21 @@ impl Dtv {
         unsafe { load(self.0 - 16) }
     }
 
-    /// Gives the TLS that `__tls_get_addr` allocated back. Entries up to `fixed` are never such.
+    /// Gives the TLS that `__tls_get_addr` allocated back.
     ///
     /// # Safety
     /// As for `len`; the goroutine's code no longer holds addresses of these variables.
     #[inline]
-    pub(super) unsafe fn free_dynamic(&self, fixed: usize) {
+    pub(super) unsafe fn free_dynamic(&self, l: &Layout) {
+        // SAFETY: the caller's; entry 0 holds the generation.
+        if l.quiet != Some(unsafe { load(self.0) }) {
+            // SAFETY: the caller's.
+            unsafe { self.free_dynamic_slow(l.fixed_last) };
+        }
+    }
+
+    #[cold]
+    unsafe fn free_dynamic_slow(&self, fixed: usize) {
         // SAFETY: the caller's; entries up to the length exist.
         for i in fixed + 1..=unsafe { self.len() } {
             // SAFETY: as above; `to_free` is malloc's (glibc took it from there) or null.
@@ -267,10 +277,8 @@ impl Dtv {
         }
     }
 
-    /// # Safety
-    /// As for `free_dynamic`; nobody uses the DTV afterwards.
-    pub(super) unsafe fn free(self) {
-        // SAFETY: malloc gave the memory that begins one entry before the pointer.
-        unsafe { libc::free((self.0 - 16) as *mut c_void) };
+    /// Entry −1: where malloc's memory begins.
+    pub(super) fn start(&self) -> *mut [usize; 2] {
+        (self.0 - 16) as *mut [usize; 2]
     }
 }

@@ -41,12 +41,12 @@ pub(super) fn compare(l: &Layout) -> Result<(), String> {
             .map_err(|e| e.to_string())?;
         let made = std::mem::transmute::<*mut c_void, Allocate>(allocate)(theirs as *mut c_void);
         if made as usize != theirs {
-            Dtv::of(ours).free();
+            libc::free(Dtv::of(ours).start().cast());
             return Err("_dl_allocate_tls did not use the memory it was given".into());
         }
         let same = same_blocks(l, ours, theirs);
         std::mem::transmute::<*mut c_void, Deallocate>(deallocate)(made, false);
-        Dtv::of(ours).free();
+        libc::free(Dtv::of(ours).start().cast());
         same
     }
 }
