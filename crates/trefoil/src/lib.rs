@@ -1,4 +1,56 @@
-//! Goroutines for Rust.
+//! Goroutines for Rust: Go's scheduler as a library.
+//!
+//! [`go`] starts a closure as a goroutine, a thread that costs a few hundred nanoseconds and a few
+//! kilobytes. Thousands to millions of them run on a few OS threads.
+//!
+//! ```
+//! let total = trefoil::run(|| {
+//!     let words = ["to", "be", "or", "not", "to", "be"];
+//!     let handles: Vec<_> = words.map(|word| trefoil::go(move || word.len())).into();
+//!     handles.into_iter().map(|h| h.join().unwrap()).sum::<usize>()
+//! });
+//! assert_eq!(total, 13);
+//! ```
+//!
+//! A goroutine owns its stack *and its thread-local storage*: to the compiler and to every crate it is a
+//! thread. So [`go`] is safe, with the bounds of [`std::thread::spawn`], and `thread_local!`, `ThreadRng`,
+//! `tracing` spans, panics and `errno` are right in it wherever it runs. What is not `Send` cannot cross:
+//!
+//! ```compile_fail,E0277
+//! let shared = std::rc::Rc::new(1);
+//! trefoil::go(move || println!("{shared}"));
+//! ```
+//! ```compile_fail,E0277
+//! trefoil::go(|| std::rc::Rc::new(1));
+//! ```
+//! and what is borrowed needs a [`scope()`]:
+//! ```compile_fail,E0373
+//! let local = vec![1, 2, 3];
+//! trefoil::go(|| println!("{}", local.len()));
+//! ```
+//! ```
+//! let local = vec![1, 2, 3];
+//! trefoil::scope(|s| {
+//!     s.go(|| println!("{}", local.len()));
+//! });
+//! ```
+//!
+//! # Programs
+//! [`run`] makes a runtime whose main goroutine is the closure; [`main`](macro@main) does it for a whole
+//! program. [`Runtime`] is for several at once. [`go`] on a plain thread starts goroutines in a
+//! process-wide default runtime.
+//!
+//! # Environment
+//! | variable | meaning |
+//! |---|---|
+//! | `TREFOIL_PROCS`, then `GOMAXPROCS` | how many goroutines run at once, 1 to 1024 |
+//! | `TREFOIL_DEBUG=schedtrace=1000` | a line about the scheduler on stderr every 1000 ms, in Go's form |
+//! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | and one for each P and goroutine |
+//!
+//! # Limits
+//! Linux on x86_64 with glibc. Calls that block the OS thread (std's locks, `sleep`, sockets) hold the
+//! goroutine's P until they return; a goroutine that never calls the runtime is not preempted. Thread
+//! identity (`gettid`, signal masks, affinity, priority-inheriting mutexes) is the OS thread's.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
 compile_error!(
@@ -7,6 +59,7 @@ compile_error!(
 );
 
 mod arch;
+pub mod debug;
 mod goroutine;
 mod interpose;
 mod mem;

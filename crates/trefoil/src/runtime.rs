@@ -222,7 +222,7 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
 
 /// Calls `f` with the runtime that the caller is in: its goroutine's, or the default one.
 #[track_caller]
-fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
+pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
     match current_g() {
         // SAFETY: a goroutine that runs keeps its runtime alive.
         Some(g) => f(unsafe { &*g.sched.get() }),

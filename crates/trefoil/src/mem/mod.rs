@@ -16,9 +16,13 @@
 //! | `depot.rs` | the bounded pool between the caches (checked with loom) |
 //! | `tls/` | the TLS block |
 //!
-//! **Credits.** `go` takes one with `reserve_one` and returns it when the goroutine has ended and
-//! its stack is back; with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1
-//! and 2). A stack of [`acquire`] carries its own credit, which `push` and [`release`] return.
+//! **Credits.** `go` takes one with `reserve_one`, or with [`acquire`] together with the stack;
+//! with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1 and 2). It is given
+//! back in one of two ways:
+//! - `unreserve_one`, if the stack goes to `push`. At that moment the stack is in a cache, or in the
+//!   hands of a P's owner who will push it or run the next goroutine on it, without user code in
+//!   between: else stacks without a credit pile up, and invariant 2 is broken.
+//! - [`release`] does it, if the stack came from [`acquire`].
 //!
 //! Everything here may be called with any FS base and must not be preempted meanwhile. It takes
 //! only the runtime's own locks. Malloc is called for the text of an error, and by `tls` for what
@@ -112,14 +116,12 @@ impl StackCache {
         self.pop().ok_or_else(no_slot)
     }
 
-    /// Takes back a default-size stack, recycled. Nobody runs on it any more: a full cache gives
-    /// stacks on, and their deep pages away.
+    /// Takes back a default-size stack, recycled; its credit is `unreserve_one`'s. Nobody runs on
+    /// it any more: a full cache gives stacks on, and their deep pages away.
     #[inline]
     pub(crate) fn push(&mut self, mut stack: Stack) {
         debug_assert!(stack.class() == self.class, "other sizes go to release()");
-        if stack.take_own_credit() {
-            self.unreserve_one();
-        }
+        stack.take_own_credit(); // of `acquire`; from here on it is one like any other
         // SAFETY: the handle owned the stack; the batch does now.
         unsafe { self.stacks.push(stack.into_top()) };
         if self.stacks.len() >= self.limit as usize {

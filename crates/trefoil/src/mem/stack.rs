@@ -207,7 +207,8 @@ pub(crate) struct StackTop {
     flags: u8,
 }
 
-/// This stack carries the credit that covers it: whoever takes the stack back returns the credit.
+/// The stack came from `acquire` with a credit, and `release` returns it; `push` clears the flag,
+/// because its caller returns credits itself.
 const OWN_CREDIT: u8 = 1;
 
 const _: () = assert!(size_of::<StackTop>() == LINE && size_of::<Option<Stack>>() == 8);

@@ -343,7 +343,7 @@ fn promises_hold_under_random_operations() {
                     }
                 }
                 90 => apart.push(acquire(256 * KIB).unwrap()),
-                91 if !apart.is_empty() => cache.push(apart.pop().unwrap()),
+                91 if !apart.is_empty() => end(cache, apart.pop().unwrap()),
                 92 if !apart.is_empty() => release(apart.pop().unwrap()),
                 93 => cache.drain(),
                 94 => {

@@ -259,13 +259,7 @@ fn exit(rt: Rt, g: &'static G) -> bool {
         None => super::fatal(format_args!("goroutine {} has no stack", g.id())),
     };
     let scope = g.scope.replace(std::ptr::null());
-    let p = rt.p();
-    bump(&p.counters.ended, 1);
-    if stack.is_default_size() {
-        // The credit of its spawn; the stack itself is in our hands until the successor shelves it.
-        // SAFETY: we own the P, and hold no other borrow of its local state.
-        unsafe { p.local() }.stacks.unreserve_one();
-    }
+    bump(&rt.p().counters.ended, 1);
     g.set_dead();
     let completed = g.join.complete();
     // From here on `g` is not ours, but for `Unwanted`.
@@ -280,6 +274,12 @@ fn exit(rt: Rt, g: &'static G) -> bool {
     if !scope.is_null() {
         // SAFETY: the scope waits for us; this is our last access to it.
         unsafe { scope::ScopeData::one_ended(scope, rt) };
+    }
+    if stack.is_default_size() {
+        // The credit of its spawn. The last user code has run, so the stack itself is in our hands
+        // until the successor shelves it.
+        // SAFETY: we own the P, and hold no other borrow of its local state.
+        unsafe { rt.p().local() }.stacks.unreserve_one();
     }
 
     let m = rt.m();

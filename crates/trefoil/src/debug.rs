@@ -1,0 +1,89 @@
+//! Looking into the runtime from inside the program.
+
+use crate::mem;
+use crate::runtime::with_sched;
+use crate::sched::p::{P, PStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the scheduler has done so far, and what it holds. See [`stats`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// One entry for each P that was ever made; their number never shrinks.
+    pub procs: Vec<ProcStats>,
+    /// OS threads that run goroutines, idle ones included. The runtime has one more, which watches.
+    pub threads: usize,
+    /// Goroutines alive.
+    pub goroutines: usize,
+    /// Goroutines waiting in the global queue.
+    pub global_queue: usize,
+    /// Address space set aside for stacks in this process, in bytes. Only what was touched is memory.
+    pub stack_bytes_mapped: usize,
+    /// Stacks in use in this process, those kept ready by a P included.
+    pub stacks_live: usize,
+    /// Stacks kept for reuse in the process-wide pool.
+    pub stacks_pooled: usize,
+}
+
+/// One P's part of [`Stats`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcStats {
+    /// `idle`, `running`, or `retired` by a smaller `set_procs`.
+    pub status: &'static str,
+    /// Time slices begun.
+    pub ticks: u64,
+    /// Goroutines waiting in its queue.
+    pub queue: usize,
+    /// Goroutines started from here.
+    pub spawned: u64,
+    /// Goroutines that ended here.
+    pub ended: u64,
+    /// Times it stole from another P.
+    pub steals: u64,
+    /// Goroutines that it stole.
+    pub stolen: u64,
+    /// Times its queue was full and half of it went to the global queue.
+    pub overflows: u64,
+}
+
+/// Numbers of the runtime that the caller is in. Cheap: it reads counters, and stops nobody.
+///
+/// ```
+/// trefoil::run(|| {
+///     trefoil::go(|| ()).join().unwrap();
+///     let stats = trefoil::debug::stats();
+///     assert_eq!(stats.goroutines, 1);
+///     assert_eq!(stats.procs.iter().map(|p| p.ended).sum::<u64>(), 1);
+/// });
+/// ```
+pub fn stats() -> Stats {
+    let memory = mem::stats();
+    with_sched(|sched| Stats {
+        procs: sched.all_ps().map(proc_stats).collect(),
+        threads: sched.threads() as usize,
+        goroutines: sched.num_goroutines() as usize,
+        global_queue: sched.global_len.load(Ordering::Relaxed) as usize,
+        stack_bytes_mapped: memory.mapped_bytes,
+        stacks_live: memory.live,
+        stacks_pooled: memory.pooled,
+    })
+}
+
+fn proc_stats(p: &P) -> ProcStats {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    ProcStats {
+        status: match p.status() {
+            PStatus::Idle => "idle",
+            PStatus::Running => "running",
+            PStatus::Retired => "retired",
+        },
+        ticks: p.tick.load(Ordering::Relaxed).into(),
+        queue: p.runq.len(),
+        spawned: read(&p.counters.spawned),
+        ended: read(&p.counters.ended),
+        steals: read(&p.counters.steals),
+        stolen: read(&p.counters.stolen),
+        overflows: read(&p.counters.overflows),
+    }
+}
