@@ -1,1 +1,45 @@
-//! Model checks.
+//! Model checks: the runtime's lock-free protocols under every interleaving.
+//!
+//! The protocol files of `trefoil` name atomics and locks only through `crate::shim`. Here the very
+//! same files are compiled against [a shim](shim) of loom's types and tiny capacities, and loom runs
+//! each check once for every order of the threads' steps *and* for every value that the C11 memory
+//! model allows a load to return. That is more than x86 allows: an ordering that is missing in the
+//! source but supplied by the processor is found too.
+//!
+//! | module | file under test | what |
+//! |---|---|---|
+//! | [`runq`] | `sched/runq.rs` | owner, thieves, runnext, overflow |
+//! | [`wake`] | `sched/idle.rs` (and `runq.rs`) | nobody sleeps while work waits |
+//! | [`join`] | `sched/join.rs` | a goroutine's end meets its handle |
+//! | [`park`] | `sched/state.rs` | a park meets its wake-up |
+//! | [`depot`] | `mem/depot.rs` | the pool of stacks |
+//!
+//! Each check is a public function; `tests/models.rs` lists them. A check that ends in
+//! [`must_fail`](explore::must_fail) runs a broken variant and is there to show that the others have
+//! teeth.
+//!
+//! Bounds: where every interleaving is too many, a check says how many preemptions it allows. A
+//! preemption is a switch away from a thread that could go on; nearly every known bug needs two.
+
+// The shim gives more than each file uses, and the files more than the checks use.
+#![allow(dead_code)]
+
+mod shim;
+
+#[path = "../../trefoil/src/mem/depot.rs"]
+mod depot_rs;
+#[path = "../../trefoil/src/sched/idle.rs"]
+mod idle_rs;
+#[path = "../../trefoil/src/sched/join.rs"]
+mod join_rs;
+#[path = "../../trefoil/src/sched/runq.rs"]
+mod runq_rs;
+#[path = "../proposed/state.rs"]
+mod state_rs;
+
+pub mod depot;
+pub mod explore;
+pub mod join;
+pub mod park;
+pub mod runq;
+pub mod wake;

@@ -71,8 +71,8 @@ mod shim;
 mod sys;
 
 pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
-pub use runtime::{
-    Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs,
-};
+pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
+pub mod time;
+
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};

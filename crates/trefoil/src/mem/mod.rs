@@ -31,6 +31,7 @@
 
 mod arena;
 mod depot;
+mod growing;
 mod stack;
 pub(crate) mod tls;
 
@@ -40,6 +41,7 @@ use std::ptr::NonNull;
 pub(crate) use self::arena::LOCAL_MAX;
 use self::arena::{CLASSES, SizeClass, SlotList};
 use self::depot::{Batch, Depot, Shelf};
+pub(crate) use self::growing::Growing;
 pub(crate) use self::stack::Stack;
 use self::stack::{Setup, StackTop};
 use crate::shim::Lock;

@@ -1,4 +1,4 @@
-//! Stack overflow, and writing to stderr when nothing else can be trusted.
+//! Stack overflow: which goroutine it was.
 //!
 //! A goroutine that runs into its guard gets SIGSEGV. The handler runs on the thread's alternate stack,
 //! sees that the address lies in a guard of the arena, says whose stack it was, prints its trace and
@@ -10,10 +10,10 @@
 
 use crate::mem;
 use crate::sched::current_g;
+use crate::sys::stderr::{write_all_stderr, write_stderr};
 use std::ffi::{c_int, c_void};
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Once;
 
@@ -164,29 +164,4 @@ fn print_trace() {
         });
     }
     write_stderr(format_args!("  ...\n"));
-}
-
-/// Writes formatted text without allocating.
-pub(crate) fn write_stderr(text: fmt::Arguments<'_>) {
-    struct Stderr;
-    impl Write for Stderr {
-        fn write_str(&mut self, s: &str) -> fmt::Result {
-            write_all_stderr(s.as_bytes());
-            Ok(())
-        }
-    }
-    let _ = Stderr.write_fmt(text);
-}
-
-/// Writes bytes to stderr, past std's lock.
-pub(crate) fn write_all_stderr(mut bytes: &[u8]) {
-    // SAFETY: descriptor 2 is not closed by us; if it is closed the write fails.
-    let stderr = unsafe { BorrowedFd::borrow_raw(2) };
-    while !bytes.is_empty() {
-        match rustix::io::write(stderr, bytes) {
-            Ok(n) if n > 0 => bytes = &bytes[n..],
-            Err(rustix::io::Errno::INTR) => {}
-            _ => return,
-        }
-    }
 }

@@ -49,10 +49,12 @@ fn report(info: &PanicHookInfo<'_>) {
     let trace = Backtrace::capture();
     let trace = match trace.status() {
         BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
-        _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n".into(),
+        _ => {
+            "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n".into()
+        }
     };
     let text = format!("\ngoroutine {}{name} panicked{place}:\n{message}\n{trace}", g.id());
-    super::fault::write_all_stderr(text.as_bytes());
+    crate::sys::stderr::write_all_stderr(text.as_bytes());
 }
 
 /// The text of a panic, if it has one.

@@ -13,7 +13,7 @@ pub(crate) fn print(sched: &Sched) {
     if sched.config.scheddetail {
         let _ = detail(sched, &mut text);
     }
-    super::fault::write_all_stderr(text.as_bytes());
+    crate::sys::stderr::write_all_stderr(text.as_bytes());
 }
 
 fn live_ps(sched: &Sched) -> impl Iterator<Item = &'static P> + '_ {

@@ -1,6 +1,15 @@
 //! What all Ms share, behind one lock: the global run queue, and the lists of idle Ps and Ms.
 //!
 //! The lock is taken rarely: a P's own queue serves it 60 times of 61.
+//!
+//! # The keeper
+//! An M without a P is in the list of idle Ms, or it is the **keeper**: the one that sleeps only until
+//! the earliest timer of all Ps, then takes an idle P and runs what is due. There is one as soon as an M
+//! goes idle while timers are set. If no P is idle when a timer is due, those who run look at the
+//! timers themselves (`switch.rs`).
+//!
+//! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
+//! `timers.rs`.
 
 use super::g::{G, GList};
 use super::m::{M, Rt};
@@ -8,6 +17,7 @@ use super::p::{P, PStatus};
 use super::runq::Overflow;
 use super::{Sched, p};
 use crate::shim::full_fence;
+use crate::sys::clock::{NEVER, Nanos};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,29 +31,31 @@ pub(crate) struct Central {
     idle_ps: Option<&'static P>,
     idle_ms: Option<&'static M>,
     pub(crate) idle_m_count: u32,
+    keeper: Option<&'static M>,
 }
 
 impl Central {
     pub(crate) const fn new() -> Self {
-        Central { global: GList::new(), idle_ps: None, idle_ms: None, idle_m_count: 0 }
+        Central { global: GList::new(), idle_ps: None, idle_ms: None, idle_m_count: 0, keeper: None }
     }
 
     pub(crate) fn push_idle_m(&mut self, m: &'static M) {
+        m.listed.set(true);
         m.idle_link.set(self.idle_ms.replace(m));
         self.idle_m_count += 1;
     }
 
     fn pop_idle_m(&mut self) -> Option<&'static M> {
         let m = self.idle_ms?;
+        m.listed.set(false);
         self.idle_ms = m.idle_link.take();
         self.idle_m_count -= 1;
         Some(m)
     }
 
-    /// All idle Ms, linked.
-    pub(crate) fn take_all_idle_ms(&mut self) -> Option<&'static M> {
-        self.idle_m_count = 0;
-        self.idle_ms.take()
+    /// Every M without a P, one after the other.
+    pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
+        self.pop_idle_m().or_else(|| self.keeper.take())
     }
 }
 
@@ -75,6 +87,51 @@ impl Sched {
             } else {
                 self.idle.p_taken();
             }
+        }
+    }
+
+    /// Under the lock: `m`, without a P, becomes idle, or the keeper. Returns until when it sleeps.
+    pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
+        let keeps = central.keeper.is_none_or(|keeper| std::ptr::eq(keeper, m)) && !m.listed.get();
+        let first = self.next_timer();
+        if keeps && first != NEVER {
+            central.keeper = Some(m);
+            self.keeper_until.store(first, Ordering::Relaxed);
+            // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
+            // sets it sees the time above.
+            full_fence();
+            let first = self.next_timer();
+            self.keeper_until.store(first, Ordering::Relaxed);
+            return first;
+        }
+        if keeps {
+            self.dismiss_keeper(central);
+        }
+        if !m.listed.get() {
+            central.push_idle_m(m);
+        }
+        if let Some(keeper) = central.keeper
+            && first < self.keeper_until.load(Ordering::Relaxed)
+        {
+            keeper.parker.unpark();
+        }
+        NEVER
+    }
+
+    /// Under the lock: nobody keeps the timers for now.
+    pub(crate) fn dismiss_keeper(&self, central: &mut Central) -> Option<&'static M> {
+        self.keeper_until.store(NEVER, Ordering::Relaxed);
+        central.keeper.take()
+    }
+
+    /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
+    #[cold]
+    pub(crate) fn hurry_keeper(&self, rt: Rt) {
+        let keeper = self.central.lock().keeper;
+        match keeper {
+            // Never freed, and a note too many does no harm.
+            Some(keeper) => keeper.parker.unpark(),
+            None => self.wake(Some(rt)),
         }
     }
 
@@ -166,15 +223,15 @@ impl Sched {
             self.idle.stop_spinning();
             return;
         };
-        let m = central.pop_idle_m();
+        let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(&mut central));
+        if let Some(m) = m {
+            m.spinning.set(true);
+            m.handed.set(Some(p));
+        }
         drop(central);
         self.sysmon.wake_if_asleep();
         match m {
-            Some(m) => {
-                m.spinning.set(true);
-                m.handed.set(Some(p));
-                m.parker.unpark();
-            }
+            Some(m) => m.parker.unpark(),
             None => self.start_thread_slow(rt, p),
         }
     }

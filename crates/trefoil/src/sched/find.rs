@@ -14,7 +14,9 @@ use super::g::G;
 use super::m::Rt;
 use super::p::{P, PStatus, bump, flag};
 use super::switch::{FAIRNESS_TICKS, pop_local};
+use super::timers;
 use crate::shim::spin_hint;
+use crate::sys::clock::now;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,6 +49,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 continue;
             }
         }
+        timers::run_due(rt, &p.timers);
         if let Some(g) = take_here(sched, p).or_else(|| search(rt, p)) {
             stop_spinning(rt);
             return Some(g);
@@ -96,7 +99,7 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
     }
     let start = Instant::now();
     loop {
-        if let Some(g) = steal(sched, p) {
+        if let Some(g) = steal(rt, p) {
             p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             return Some(g);
         }
@@ -113,19 +116,28 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
 }
 
 /// One sweep over the other Ps, in a random order.
-fn steal(sched: &Sched, p: &'static P) -> Option<&'static G> {
+fn steal(rt: Rt, p: &'static P) -> Option<&'static G> {
+    let sched = rt.sched();
     for round in 1..=STEAL_ROUNDS {
         // SAFETY: we own the P, and hold no other borrow of its local state.
         let tour = unsafe { p.local() }.rng.tour(sched.made());
         for id in tour {
             let Some(victim) = sched.p(id) else { continue };
+            // Timers of idle Ps too: nobody else looks at them.
+            if round == STEAL_ROUNDS
+                && timers::run_due(rt, &victim.timers)
+                && let Some(g) = pop_local(p)
+            {
+                return Some(g);
+            }
             // Idle and retired ones have nothing; ourselves neither.
             if victim.id == p.id || victim.status() != PStatus::Running {
                 continue;
             }
-            let found = victim.runq.steal_into(&p.runq).or_else(|| {
-                if round == STEAL_ROUNDS { steal_next(victim) } else { None }
-            });
+            let found = victim
+                .runq
+                .steal_into(&p.runq)
+                .or_else(|| if round == STEAL_ROUNDS { steal_next(victim) } else { None });
             if let Some(g) = found {
                 bump(&p.counters.steals, 1);
                 bump(&p.counters.stolen, 1 + p.runq.len() as u64);
@@ -189,18 +201,36 @@ fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
 }
 
 /// An M without a P sleeps until someone hands it one. None: the runtime stops.
+///
+/// A note in its parker is only a hint to look; what counts is read under the lock.
 fn wait_for_p(rt: Rt) -> Option<()> {
     let (m, sched) = (rt.m(), rt.sched());
-    {
+    loop {
         let mut central = sched.central.lock();
+        if let Some(p) = m.handed.take() {
+            drop(central);
+            m.set_p(Some(p));
+            return Some(());
+        }
         if sched.stopping.load(Ordering::Relaxed) {
             return None;
         }
-        central.push_idle_m(m);
+        let until = sched.lie_down(&mut central, m);
+        if until <= now() {
+            sched.dismiss_keeper(&mut central);
+            match sched.take_idle_p(&mut central) {
+                Some(p) => {
+                    drop(central);
+                    m.set_p(Some(p));
+                    m.spinning.set(true);
+                    sched.idle.start_spinning();
+                    return Some(());
+                }
+                // Every P is busy, and looks after the timers.
+                None => central.push_idle_m(m),
+            }
+        }
+        drop(central);
+        m.parker.park_until(until);
     }
-    m.parker.park();
-    // Without a P: the runtime stops, and we are in no list any more.
-    let p = m.handed.take()?;
-    m.set_p(Some(p));
-    Some(())
 }

@@ -78,6 +78,8 @@ pub(crate) struct G {
     pub(crate) sched: Cell<*const Sched>,
     pub(crate) join: JoinCell,
     pub(crate) body: Cell<&'static Body>,
+    /// Who ends the present wait; see `wait.rs`.
+    pub(crate) claim: AtomicU64,
 
     pub(crate) payload: Payload,
 
@@ -135,6 +137,7 @@ impl G {
             sched: Cell::new(null()),
             join: JoinCell::new(),
             body: Cell::new(Body::NONE),
+            claim: AtomicU64::new(0),
             payload: Payload(UnsafeCell::new([MaybeUninit::uninit(); INLINE_BYTES])),
             id: AtomicU64::new(0),
             parent: AtomicU64::new(0),
@@ -255,12 +258,8 @@ impl G {
     pub(crate) fn notify(&self) -> Notify {
         loop {
             // Acquire: pairs with commit_park. Release: what the waker did is seen by the woken.
-            let seen = self.state.compare_exchange(
-                WAITING,
-                RUNNABLE,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
+            let seen =
+                self.state.compare_exchange(WAITING, RUNNABLE, Ordering::AcqRel, Ordering::Acquire);
             match seen {
                 Ok(_) => return Notify::Enqueue,
                 Err(RUNNING) => {
@@ -435,7 +434,6 @@ pub(crate) fn take_central() -> &'static G {
 pub(crate) fn give_central(g: &'static G) {
     CENTRAL_FREE.lock().push_front(g);
 }
-
 
 /// From mmap, not malloc: a goroutine preempted inside malloc may hold malloc's lock, and we hold a P
 /// that it needs to go on (sched/mod.rs, rule 2).

@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. The GS base of the thread is its M, and M's first word is its own address (`arch`).
 //! 2. An M's memory is never freed (`new` reuses it): threads started on a goroutine inherit GS.
-//! 3. Cells are touched by the M's own thread only, except `handed` and `idle_link`: by whoever took
-//!    the M out of the idle list, before it unparks it.
+//! 3. Cells are touched by the M's own thread only, except `handed`, `listed`, `idle_link` (under the
+//!    scheduler's lock) and `spinning` (by who hands it a P, together with that).
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine from [`Rt::enter`] to
 //!    [`Rt::leave`]. Then the goroutine is not preempted and does not move, so its M and P stay.
 
@@ -22,6 +22,7 @@ use crate::sys::parker::Parker;
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
+use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,6 +53,8 @@ pub(crate) struct M {
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
     pub(crate) idle_link: Cell<Option<&'static M>>,
+    /// In the list of idle Ms. Under the scheduler's lock.
+    pub(crate) listed: Cell<bool>,
 }
 
 // SAFETY: invariant 3.
@@ -102,10 +105,12 @@ impl M {
                 parker: Parker::new(),
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
+                listed: Cell::new(false),
             }))
         });
         m.this.set(m);
         m.in_runtime.set(1);
+        m.listed.set(false);
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
         m
@@ -176,6 +181,8 @@ impl M {
         self.tp.set(arch::thread_pointer());
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
+        // Timers are precise: by default the kernel may be 50 µs late.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = crate::observe::fault::AlternateStack::install();
         self.set_p(self.handed.take());
         switch::thread_loop(Rt(self));

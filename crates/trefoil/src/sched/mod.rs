@@ -7,7 +7,7 @@
 //! | `runq.rs`, `central.rs`, `idle.rs` | local queues; the global queue and idle lists; who sleeps |
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
 //! | `find.rs` | where the next goroutine comes from |
-//! | `wait.rs` | the narrow waist: block and wake, on goroutines and on plain threads |
+//! | `wait.rs`, `timers.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
 //! | `spawn.rs`, `procs.rs`, `sysmon.rs` | new goroutines; `set_procs`; the thread that watches |
 //!
 //! Rules of the house:
@@ -34,8 +34,11 @@ pub(crate) mod spawn;
 pub(crate) mod switch;
 pub(crate) mod sysmon;
 pub(crate) mod task;
+pub(crate) mod timers;
 pub(crate) mod wait;
 
+pub(crate) use crate::sys::fatal;
+use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
 use central::Central;
 use g::G;
@@ -43,7 +46,6 @@ use idle::Idle;
 pub(crate) use m::Rt;
 use p::{P, flag};
 use std::cell::Cell;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -89,6 +91,9 @@ pub(crate) struct Sched {
     made: AtomicU32,
     /// How many may run: ids below it.
     procs: AtomicU32,
+    /// Until when the keeper sleeps (`find.rs`); `NEVER` if there is none, so that a new timer calls for
+    /// one. Written under the lock.
+    pub(crate) keeper_until: AtomicU64,
     pub(crate) stopping: AtomicBool,
     next_id: AtomicU64,
     /// Goroutines started and ended on no P (by plain threads).
@@ -110,6 +115,7 @@ impl Sched {
             ps: (0..MAX_PROCS).map(|_| AtomicPtr::default()).collect(),
             made: AtomicU32::new(0),
             procs: AtomicU32::new(0),
+            keeper_until: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
             next_id: AtomicU64::new(config.first_id),
             spawned_outside: AtomicU64::new(0),
@@ -145,12 +151,10 @@ impl Sched {
         for p in self.all_ps() {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
-        let mut idle = central.take_all_idle_ms();
-        drop(central);
-        while let Some(m) = idle {
-            idle = m.idle_link.take();
+        while let Some(m) = central.pop_any_m() {
             m.parker.unpark();
         }
+        drop(central);
         self.sysmon.wake();
     }
 
@@ -245,11 +249,4 @@ pub(crate) fn current_stack_bounds() -> Option<(usize, usize)> {
 /// This thread's own FS base, if it is a runtime thread.
 pub(crate) fn thread_fs_base() -> Option<usize> {
     m::M::thread_fs_base()
-}
-
-/// The runtime cannot go on. Says why on stderr and aborts; allocates nothing.
-#[cold]
-pub(crate) fn fatal(what: fmt::Arguments<'_>) -> ! {
-    crate::observe::fault::write_stderr(format_args!("fatal error: {what}\n"));
-    std::process::abort();
 }

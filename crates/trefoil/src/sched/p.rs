@@ -14,6 +14,7 @@
 use super::g::{FreeGs, G};
 use super::rng::Rng;
 use super::runq::RunQueue;
+use super::timers::Timers;
 use crate::mem::StackCache;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
@@ -51,15 +52,18 @@ pub(crate) struct P {
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
     pub(crate) runq: RunQueue<G>,
+    pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
     /// Id + 1 of the M that holds it, 0 if none; for traces.
     pub(crate) held_by: AtomicU32,
+    /// Looks for due timers; the owner's.
+    pub(crate) looks: Cell<u32>,
     /// Next in the idle list; under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
 }
 
-// SAFETY: `local` is the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
+// SAFETY: `local` and `looks` are the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
 // rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
@@ -98,6 +102,7 @@ impl P {
             tick: AtomicU32::new(0),
             status: AtomicU32::new(PStatus::Retired as u32),
             runq: RunQueue::new(),
+            timers: Timers::new(),
             local: UnsafeCell::new(Local {
                 stacks: StackCache::new()?,
                 free_gs: FreeGs::new(),
@@ -107,6 +112,7 @@ impl P {
             }),
             counters: Counters::default(),
             held_by: AtomicU32::new(0),
+            looks: Cell::new(0),
             idle_link: Cell::new(None),
         })
     }

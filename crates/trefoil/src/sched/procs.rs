@@ -68,10 +68,18 @@ impl Sched {
             if !keep {
                 // SAFETY: idle, under the lock: nobody holds it.
                 unsafe { p.local() }.give_all_back();
+                self.move_timers(p);
                 p.set_status(PStatus::Retired);
             }
             keep
         });
+    }
+
+    /// To a P that stays: number 0 never retires.
+    fn move_timers(&self, p: &P) {
+        if let Some(first) = self.p(0) {
+            p.timers.move_to(&first.timers);
+        }
     }
 
     /// The holder of `p` gives it up. False: it may keep it after all.
@@ -91,6 +99,7 @@ impl Sched {
         }
         // SAFETY: we own the P, and hold no other borrow of its local state.
         unsafe { p.local() }.give_all_back();
+        self.move_timers(p);
         p.set_status(PStatus::Retired);
         m.set_p(self.take_idle_p(&mut central));
         drop(central);

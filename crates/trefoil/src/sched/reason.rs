@@ -1,26 +1,52 @@
 //! Why a goroutine waits, in Go's words.
 
-/// A wait reason, as dumps and traces print it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum WaitReason {
-    /// `JoinHandle::join` (Go has no join; a WaitGroup is the nearest).
-    Join = 0,
-    /// The end of a `scope`.
-    Scope,
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
+        /// A wait reason, as dumps and traces print it.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub(crate) enum WaitReason {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl WaitReason {
+            const ALL: &[WaitReason] = &[$(WaitReason::$name,)+];
+
+            pub(crate) fn text(self) -> &'static str {
+                match self {
+                    $(WaitReason::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// `JoinHandle::join`. Go has no join.
+    Join = "join",
+    /// The end of a `scope`. Go has no scope.
+    Scope = "scope",
+    Sleep = "sleep",
+    ChanReceive = "chan receive",
+    ChanSend = "chan send",
+    /// `chan::never()`, Go's nil channel.
+    ChanReceiveNil = "chan receive (nil chan)",
+    Select = "select",
+    SelectNoCases = "select (no cases)",
+    MutexLock = "sync.Mutex.Lock",
+    RwLockRead = "sync.RWMutex.RLock",
+    RwLockWrite = "sync.RWMutex.Lock",
+    CondWait = "sync.Cond.Wait",
+    WaitGroupWait = "sync.WaitGroup.Wait",
+    /// `Once`, `OnceLock`: another goroutine runs the initialiser.
+    Once = "sync.Once.Do",
+    Barrier = "sync.Barrier.Wait",
+    Semacquire = "semacquire",
+    IoWait = "IO wait",
 }
 
 impl WaitReason {
-    const ALL: [WaitReason; 2] = [WaitReason::Join, WaitReason::Scope];
-
     pub(crate) fn from_u8(n: u8) -> WaitReason {
         Self::ALL[usize::from(n) % Self::ALL.len()]
-    }
-
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            WaitReason::Join => "join",
-            WaitReason::Scope => "scope",
-        }
     }
 }

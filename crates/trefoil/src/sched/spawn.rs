@@ -128,10 +128,7 @@ fn take_g(rt: Rt, default_stack: bool) -> io::Result<(&'static G, u64, &'static 
 }
 
 #[cold]
-fn take_g_outside(
-    sched: &Sched,
-    default_stack: bool,
-) -> io::Result<(&'static G, u64, &Sched)> {
+fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G, u64, &Sched)> {
     if default_stack {
         mem::reserve_one()?;
     }

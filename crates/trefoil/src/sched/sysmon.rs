@@ -6,8 +6,8 @@
 //!
 //! When every P is idle it sleeps until one is taken.
 
-use super::p::{PStatus, flag};
 use super::Sched;
+use super::p::{PStatus, flag};
 use crate::observe::schedtrace;
 use crate::sys::parker::Parker;
 use std::io;

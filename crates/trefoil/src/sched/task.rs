@@ -28,8 +28,13 @@ pub(crate) struct Body {
 
 impl Body {
     /// For a G that has never run anything.
-    pub(crate) const NONE: &'static Body =
-        &Body { run: |_| false, drop_result: |_| false, free: |_| (), type_name: || "", boxed: false };
+    pub(crate) const NONE: &'static Body = &Body {
+        run: |_| false,
+        drop_result: |_| false,
+        free: |_| (),
+        type_name: || "",
+        boxed: false,
+    };
 
     /// Where the result is.
     fn place(&self, g: &G) -> *mut u8 {
@@ -79,7 +84,11 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
     /// runtime is entered.
     #[inline]
     pub(crate) fn reserve() -> *mut u8 {
-        if Self::BOXED { Box::into_raw(Box::<Stage<F, T>>::new_uninit()).cast() } else { std::ptr::null_mut() }
+        if Self::BOXED {
+            Box::into_raw(Box::<Stage<F, T>>::new_uninit()).cast()
+        } else {
+            std::ptr::null_mut()
+        }
     }
 
     /// Takes back what `reserve` gave.

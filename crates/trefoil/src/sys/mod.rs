@@ -1,7 +1,11 @@
 //! Doors to Linux: one small file each.
 
+pub(crate) mod clock;
 pub(crate) mod cpus;
 pub(crate) mod env;
 pub(crate) mod lock;
 pub(crate) mod mm;
 pub(crate) mod parker;
+pub(crate) mod stderr;
+
+pub(crate) use stderr::fatal;

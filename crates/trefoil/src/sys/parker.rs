@@ -12,6 +12,7 @@
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sys::clock::{NEVER, Nanos, now};
 use std::time::Duration;
 
 const EMPTY: u32 = 0;
@@ -36,11 +37,7 @@ impl Parker {
         loop {
             // EAGAIN, EINTR: the loop looks again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ASLEEP, None);
-            if self
-                .0
-                .compare_exchange(NOTED, EMPTY, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
-            {
+            if self.0.compare_exchange(NOTED, EMPTY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return;
             }
         }
@@ -57,6 +54,16 @@ impl Parker {
         }
         // A note may come at the last moment: it is consumed here, not lost.
         self.0.swap(EMPTY, Ordering::Acquire) == NOTED
+    }
+
+    /// As `park`, at most until `deadline`. True: a note came.
+    pub(crate) fn park_until(&self, deadline: Nanos) -> bool {
+        if deadline == NEVER {
+            self.park();
+            return true;
+        }
+        let left = deadline.saturating_sub(now());
+        left != 0 && self.park_timeout(Duration::from_nanos(left))
     }
 
     /// Leaves a note, and wakes the sleeper if there is one.

@@ -217,7 +217,20 @@ fn check(rc: c_int, what: &str) -> Result<(), String> {
     }
 }
 
-/// `pthread_create` on `[low, top)`.
+/// Every signal but glibc's own two (32, 33): a user's handler has no business on our threads, and on
+/// the proto it would change what we are about to copy.
+const USER_SIGNALS: u64 = !(0b11 << 31);
+
+/// Sets the calling thread's signal mask, returns the old one.
+pub(super) fn set_mask(how: c_int, mask: u64) -> u64 {
+    let mut old = 0u64;
+    let (new, before) = ((&raw const mask) as usize, (&raw mut old) as usize);
+    // SAFETY: two masks of the kernel's size.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, before, size_of::<u64>()]) };
+    old
+}
+
+/// `pthread_create` on `[low, top)`, with the user's signals blocked.
 ///
 /// # Safety
 /// The memory is the thread's until it is gone; `main(arg)` may run on it.
@@ -236,7 +249,9 @@ pub(super) unsafe fn thread_on(
         let made =
             check(libc::pthread_attr_setstack(attr.as_mut_ptr(), stack, size), "attr_setstack")
                 .and_then(|()| {
+                    let mask = set_mask(libc::SIG_BLOCK, USER_SIGNALS);
                     let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), main, arg);
+                    set_mask(libc::SIG_SETMASK, mask);
                     check(rc, "pthread_create")
                 });
         libc::pthread_attr_destroy(attr.as_mut_ptr());

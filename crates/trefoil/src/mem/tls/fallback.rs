@@ -81,6 +81,8 @@ pub(super) unsafe fn bury(l: &Layout, tp: usize) {
     unsafe {
         store(tp + l.tid, 0u32);
         store(tp + word, 0u32);
-        libc::pthread_join(tp as libc::pthread_t, std::ptr::null_mut());
+        if libc::pthread_join(tp as libc::pthread_t, std::ptr::null_mut()) != 0 {
+            super::fatal("glibc does not let go of a goroutine's block");
+        }
     }
 }

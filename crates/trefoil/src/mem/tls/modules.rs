@@ -148,8 +148,9 @@ pub(crate) struct Table {
 }
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// One publisher at a time (`init`, `dlopen`, `dlclose`).
-static PUBLISHING: Mutex<()> = Mutex::new(());
+/// One publisher at a time (`init`, `dlopen`, `dlclose`), with the (number, image) of the modules that
+/// have no fixed place: they are asked once.
+static PUBLISHING: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 #[inline(always)]
 pub(super) fn table() -> &'static Table {
@@ -192,13 +193,18 @@ pub(super) fn refresh(below: usize, libc: usize) -> Change {
     unsafe extern "C" {
         fn __tls_get_addr(index: *const Index) -> *mut c_void;
     }
-    let _one = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
+    let mut dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
     if TABLE.load(Ordering::Acquire).is_null() {
         return Change::default();
     }
     let tp = super::raw::thread_pointer();
     let (old, mut now, mut change) = (table(), Vec::new(), Change::default());
-    for s in segments().into_iter().filter(|s| s.id != libc) {
+    let segments = segments();
+    dynamic.retain(|d| segments.iter().any(|s| *d == (s.id, s.image)));
+    for s in segments.into_iter().filter(|s| s.id != libc) {
+        if dynamic.contains(&(s.id, s.image)) {
+            continue;
+        }
         // SAFETY: the loader has just listed it, and dlopen's caller keeps it loaded.
         if let Some(known) = old.modules.iter().find(|m| unsafe { m.is(&s) }) {
             now.push(*known);
@@ -210,6 +216,7 @@ pub(super) fn refresh(below: usize, libc: usize) -> Change {
         // SAFETY: the module is loaded: its number is valid.
         let at = unsafe { __tls_get_addr(&Index { module: s.id, offset: 0 }) } as usize;
         if !(tp - below..tp).contains(&at) {
+            dynamic.push((s.id, s.image));
             continue;
         }
         // SAFETY: as above.

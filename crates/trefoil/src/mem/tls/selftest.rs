@@ -5,7 +5,7 @@
 //! glibc keeps the pthread keys and what a dead goroutine could bequeath (locale, cancellation).
 
 use super::destructors::KeyPlaces;
-use super::discover::{Map, STACK};
+use super::discover::{Map, STACK, set_mask};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
 use super::{Layout, Resets, Way, modules};
@@ -136,8 +136,12 @@ pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
         call::<F>
     }
     let (sp, tp) = (block.stack_top.as_ptr() as usize, block.tp.as_ptr() as usize);
+    // No signal meanwhile, glibc's 33 included: this thread is no M, so its handler would take the
+    // block for the thread's own (interpose/setxid.rs).
+    let mask = set_mask(libc::SIG_SETMASK, !0);
     // SAFETY: the caller's.
-    unsafe { hop(sp, tp, of(&f), (&raw mut f).cast(), thread_pointer()) }
+    unsafe { hop(sp, tp, of(&f), (&raw mut f).cast(), thread_pointer()) };
+    set_mask(libc::SIG_SETMASK, mask);
 }
 
 /// Results of a run on the block.

@@ -1,0 +1,152 @@
+//! Checks of the join cell (`sched/join.rs`).
+//!
+//! The result is a loom cell, so a result read without its write being visible is reported as a
+//! data race; and so is a result that both parties believe to own.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use crate::explore::{Bound, explore, must_fail, sweep};
+use crate::join_rs::{Completed, JoinCell};
+use crate::shim::{Half, Mutation, Op};
+
+/// Any waiter; the cell does not look inside.
+const WAITER: usize = 0x1000;
+
+struct World {
+    cell: JoinCell,
+    /// The result slot and the G's memory: whoever owns them writes to them.
+    result: UnsafeCell<u32>,
+    /// Where the holder sleeps: true when woken.
+    bed: Mutex<bool>,
+    woken: Condvar,
+}
+
+// SAFETY: loom checks that accesses to the cell are ordered; that is the point.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new() -> Arc<World> {
+        Arc::new(World {
+            cell: JoinCell::new(),
+            result: UnsafeCell::new(0),
+            bed: Mutex::new(false),
+            woken: Condvar::new(),
+        })
+    }
+
+    /// The goroutine: result, end, and what follows from it. True: it owned the result.
+    fn run(&self) -> bool {
+        // SAFETY: loom checks that nobody else accesses it now.
+        self.result.with_mut(|r| unsafe { *r = 42 });
+        match self.cell.complete() {
+            Completed::Kept => false,
+            Completed::Wake(waiter) => {
+                assert_eq!(waiter, WAITER);
+                *self.bed.lock().unwrap() = true;
+                self.woken.notify_one();
+                false
+            }
+            Completed::Unwanted => {
+                self.take_result();
+                true
+            }
+        }
+    }
+
+    /// The owner takes the result.
+    fn take_result(&self) {
+        // SAFETY: loom checks that nobody else accesses it now.
+        let result = self.result.with_mut(|r| unsafe { std::mem::take(&mut *r) });
+        assert_eq!(result, 42, "no result, or taken twice");
+    }
+
+    /// The holder joins.
+    fn join(&self) {
+        if self.cell.wait(WAITER) {
+            let mut woken = self.bed.lock().unwrap();
+            while !*woken {
+                woken = self.woken.wait(woken).unwrap();
+            }
+        }
+        assert!(self.cell.is_done());
+        self.take_result();
+    }
+}
+
+/// The goroutine ends while the holder goes to sleep.
+///
+/// Race: `complete` finds no waiter just before `wait` stores it. A lost wake-up is a deadlock.
+pub fn complete_against_wait() {
+    explore(Bound::All, || {
+        let world = World::new();
+        let goroutine = thread::spawn({
+            let world = world.clone();
+            move || world.run()
+        });
+        world.join();
+        assert!(!goroutine.join().unwrap(), "the holder owns the result");
+    });
+}
+
+/// The goroutine ends while the handle is dropped.
+///
+/// Race: both, or neither, believe that the other will free the result.
+pub fn complete_against_detach() {
+    explore(Bound::All, || {
+        let world = World::new();
+        let goroutine = thread::spawn({
+            let world = world.clone();
+            move || world.run()
+        });
+        let ours = world.cell.detach();
+        if ours {
+            world.take_result();
+        }
+        assert!(ours != goroutine.join().unwrap(), "exactly one owner");
+    });
+}
+
+/// The holder polls, and takes the result when told that it is there.
+///
+/// Race: `is_done` says yes before the result is visible.
+pub fn complete_against_is_done() {
+    explore(Bound::All, || {
+        let world = World::new();
+        let goroutine = thread::spawn({
+            let world = world.clone();
+            move || world.run()
+        });
+        if world.cell.is_done() {
+            world.take_result();
+        } else {
+            world.join();
+        }
+        assert!(!goroutine.join().unwrap());
+    });
+}
+
+/// Teeth: without Release in `complete` the holder reads a result that is not there.
+pub fn teeth_unpublished_result() {
+    must_fail(
+        Mutation::Everywhere("join.rs", Op::Change, Half::Release),
+        complete_against_detach,
+    );
+}
+
+/// Teeth: without Acquire in a failed `wait`, likewise.
+pub fn teeth_unacquired_result() {
+    must_fail(Mutation::Everywhere("join.rs", Op::Load, Half::Acquire), complete_against_detach);
+}
+
+/// Which orderings of `join.rs` do the checks need? Prints a table.
+pub fn sweep_orderings() {
+    for check in [complete_against_wait, complete_against_detach, complete_against_is_done] {
+        sweep(check);
+    }
+}

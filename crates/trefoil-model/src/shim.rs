@@ -1,0 +1,219 @@
+//! `trefoil`'s shim, made of loom's types, with knobs to break it.
+//!
+//! The same names as `crates/trefoil/src/shim.rs`. The atomics are thin wrappers around loom's that
+//! ask the current [`Mutation`] which ordering to use really: so a check can be run against a
+//! protocol file with one ordering weakened, without a copy of the file.
+//!
+//! The mutation is in a plain `thread_local`: loom runs all threads of a model as coroutines on the
+//! test's own thread, so they share it, and tests that run side by side do not.
+
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+
+use loom::sync::{Mutex, MutexGuard, atomic as loomed};
+
+pub(crate) use std::sync::atomic::Ordering;
+
+/// Slots in a run queue: the least for which "half" and "a ring not full" differ.
+pub(crate) const RING: usize = 4;
+
+/// What an operation does with its cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Op {
+    Load,
+    Store,
+    /// Swap, add, compare-and-swap.
+    Change,
+}
+
+/// The half of an ordering to take away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Half {
+    Acquire,
+    Release,
+}
+
+/// A place in a protocol file where an atomic is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Site {
+    pub(crate) file: &'static str,
+    pub(crate) line: u32,
+    pub(crate) op: Op,
+    pub(crate) order: Ordering,
+}
+
+/// How the protocol is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Mutation {
+    /// It is not.
+    #[default]
+    None,
+    /// [`full_fence`] does nothing, and [`swap_full`] is an ordinary swap.
+    NoFullFence,
+    /// All operations of this kind, in the file whose name ends so, lose half of their ordering.
+    Everywhere(&'static str, Op, Half),
+    /// One place loses half of its ordering.
+    At(Site, Half),
+}
+
+thread_local! {
+    static MUTATION: Cell<Mutation> = const { Cell::new(Mutation::None) };
+    /// Places seen, while someone wants to know.
+    static SITES: RefCell<Option<Vec<Site>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` with the protocols broken so.
+pub(crate) fn mutated<R>(mutation: Mutation, f: impl FnOnce() -> R) -> R {
+    struct Restore(Mutation);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            MUTATION.set(self.0);
+        }
+    }
+    let _restore = Restore(MUTATION.replace(mutation));
+    f()
+}
+
+/// Runs `f` and tells which places it passed.
+pub(crate) fn sites_of(f: impl FnOnce()) -> Vec<Site> {
+    SITES.set(Some(Vec::new()));
+    f();
+    SITES.take().unwrap_or_default()
+}
+
+/// The ordering to use at `at`, where the source says `order`.
+fn actual(op: Op, order: Ordering, at: &'static Location<'static>) -> Ordering {
+    let site = Site { file: at.file(), line: at.line(), op, order };
+    SITES.with_borrow_mut(|seen| {
+        if let Some(seen) = seen
+            && !seen.contains(&site)
+        {
+            seen.push(site);
+        }
+    });
+    match MUTATION.get() {
+        Mutation::Everywhere(file, what, half) if what == op && at.file().ends_with(file) => {
+            without(order, half)
+        }
+        Mutation::At(place, half) if place == site => without(order, half),
+        _ => order,
+    }
+}
+
+fn without(order: Ordering, half: Half) -> Ordering {
+    match (order, half) {
+        (Ordering::Acquire, Half::Acquire) | (Ordering::Release, Half::Release) => {
+            Ordering::Relaxed
+        }
+        (Ordering::AcqRel | Ordering::SeqCst, Half::Acquire) => Ordering::Release,
+        (Ordering::AcqRel | Ordering::SeqCst, Half::Release) => Ordering::Acquire,
+        (order, _) => order,
+    }
+}
+
+macro_rules! atomic {
+    ($name:ident$(<$t:ident>)?, $value:ty) => {
+        /// loom's atomic of this name.
+        pub(crate) struct $name$(<$t>)?(loomed::$name$(<$t>)?);
+
+        impl$(<$t>)? $name$(<$t>)? {
+            #[track_caller]
+            pub(crate) fn new(value: $value) -> Self {
+                Self(loomed::$name::new(value))
+            }
+            #[track_caller]
+            pub(crate) fn load(&self, order: Ordering) -> $value {
+                self.0.load(actual(Op::Load, order, Location::caller()))
+            }
+            #[track_caller]
+            pub(crate) fn store(&self, value: $value, order: Ordering) {
+                self.0.store(value, actual(Op::Store, order, Location::caller()));
+            }
+            #[track_caller]
+            pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
+                self.0.swap(value, actual(Op::Change, order, Location::caller()))
+            }
+            #[track_caller]
+            pub(crate) fn compare_exchange(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                let at = Location::caller();
+                // A failed exchange is a load.
+                let failure = actual(Op::Load, failure, at);
+                self.0.compare_exchange(current, new, actual(Op::Change, success, at), failure)
+            }
+            #[track_caller]
+            pub(crate) fn compare_exchange_weak(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                // loom never fails one for no reason; the protocols' loops do not care.
+                self.compare_exchange(current, new, success, failure)
+            }
+        }
+    };
+}
+
+macro_rules! counting {
+    ($name:ident, $value:ty) => {
+        impl $name {
+            #[track_caller]
+            pub(crate) fn fetch_add(&self, n: $value, order: Ordering) -> $value {
+                self.0.fetch_add(n, actual(Op::Change, order, Location::caller()))
+            }
+            #[track_caller]
+            pub(crate) fn fetch_sub(&self, n: $value, order: Ordering) -> $value {
+                self.0.fetch_sub(n, actual(Op::Change, order, Location::caller()))
+            }
+        }
+    };
+}
+
+atomic!(AtomicPtr<T>, *mut T);
+atomic!(AtomicU32, u32);
+atomic!(AtomicUsize, usize);
+counting!(AtomicU32, u32);
+counting!(AtomicUsize, usize);
+
+/// A full (store-load) barrier.
+pub(crate) fn full_fence() {
+    if MUTATION.get() != Mutation::NoFullFence {
+        loomed::fence(Ordering::SeqCst);
+    }
+}
+
+/// A swap (Release and Acquire) that is also a full barrier.
+///
+/// loom does not give a SeqCst operation the strength of a fence, and neither does C11; x86 does.
+#[track_caller]
+pub(crate) fn swap_full<T>(cell: &AtomicPtr<T>, value: *mut T) -> *mut T {
+    let old = cell.swap(value, Ordering::AcqRel);
+    full_fence();
+    old
+}
+
+/// What a spinning thread does between two looks.
+pub(crate) fn spin_hint() {
+    loom::thread::yield_now();
+}
+
+/// A value behind a lock: `sys/lock.rs` as seen from outside.
+pub(crate) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Lock(Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        // loom's locks are never poisoned: a panic ends the model.
+        self.0.lock().expect("a panic ends the model")
+    }
+}

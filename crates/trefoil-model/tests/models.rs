@@ -1,0 +1,48 @@
+//! The list of checks. What each looks for is said where it is written.
+
+/// A test for each check of a module.
+macro_rules! checks {
+    ($module:ident: $($check:ident)*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $check() {
+                    trefoil_model::$module::$check();
+                }
+            )*
+        }
+    };
+}
+
+checks! { runq:
+    owner_against_one_thief
+    owner_against_two_thieves
+    runnext_pushed_displaced_and_stolen
+    runnext_against_two_thieves
+    overflow_against_thieves
+    wrap_around_under_a_thief
+    stolen_from_a_thief
+    never_falsely_empty_when_runnext_is_kicked
+    never_falsely_empty_when_the_ring_is_popped
+    teeth_unpublished_tail
+    teeth_unacquired_loads
+    teeth_unpublished_runnext
+}
+
+checks! { join:
+    complete_against_wait
+    complete_against_detach
+    complete_against_is_done
+    teeth_unpublished_result
+    teeth_unacquired_result
+}
+
+/// Tables for those who change an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
+mod sweeps {
+    #[test]
+    #[ignore = "prints which orderings the checks need; minutes"]
+    fn orderings() {
+        trefoil_model::join::sweep_orderings();
+        trefoil_model::runq::sweep_orderings();
+    }
+}

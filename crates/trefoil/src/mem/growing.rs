@@ -1,0 +1,92 @@
+//! A growing array for the scheduler: no malloc (sched/mod.rs, rule 2), pages from the kernel.
+//!
+//! Grows by doubling with `mremap`, which moves page tables and not bytes.
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
+use std::ops::{Deref, DerefMut};
+use std::ptr::{NonNull, null_mut};
+
+/// Bytes of the first mapping: one page.
+const FIRST_BYTES: usize = 4096;
+
+/// See the head of the file.
+pub(crate) struct Growing<T: Copy> {
+    items: NonNull<T>,
+    len: usize,
+    bytes: usize,
+}
+
+// SAFETY: it owns its items, like a Vec.
+unsafe impl<T: Copy + Send> Send for Growing<T> {}
+
+impl<T: Copy> Growing<T> {
+    pub(crate) const fn new() -> Self {
+        Growing { items: NonNull::dangling(), len: 0, bytes: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, item: T) {
+        if (self.len + 1) * size_of::<T>() > self.bytes {
+            self.grow_slow();
+        }
+        // SAFETY: inside the mapping, by the check.
+        unsafe { self.items.add(self.len).write(item) };
+        self.len += 1;
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.len = self.len.checked_sub(1)?;
+        // SAFETY: was inside the array.
+        Some(unsafe { self.items.add(self.len).read() })
+    }
+
+    /// Keeps the first `len` items.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    #[cold]
+    fn grow_slow(&mut self) {
+        let bytes = (self.bytes * 2).max(FIRST_BYTES);
+        // SAFETY: a new mapping, or a larger one instead of the old, which nobody else knows.
+        let memory = unsafe {
+            if self.bytes == 0 {
+                let prot = ProtFlags::READ | ProtFlags::WRITE;
+                mmap_anonymous(null_mut(), bytes, prot, MapFlags::PRIVATE)
+            } else {
+                mremap(self.items.as_ptr().cast(), self.bytes, bytes, MremapFlags::MAYMOVE)
+            }
+        };
+        match memory.ok().and_then(|m| NonNull::new(m.cast())) {
+            Some(items) => (self.items, self.bytes) = (items, bytes),
+            None => crate::sys::fatal(format_args!("out of memory for timers")),
+        }
+    }
+}
+
+impl<T: Copy> Deref for Growing<T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: the first `len` are written.
+        unsafe { std::slice::from_raw_parts(self.items.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Copy> DerefMut for Growing<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as `deref`, and we are borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.items.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Copy> Drop for Growing<T> {
+    fn drop(&mut self) {
+        if self.bytes != 0 {
+            // SAFETY: ours, and nobody reads it any more.
+            let _ = unsafe { munmap(self.items.as_ptr().cast(), self.bytes) };
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! A P's timers: a 4-ary heap by time, after Go's.
+//!
+//! Timers are put into the heap of the P that runs the goroutine which sets them. They are run by
+//! whoever holds that P between goroutines, by thieves (also for idle Ps), and, when all threads sleep,
+//! by the **keeper**: the one idle thread that sleeps only until the earliest timer of all Ps
+//! (`central.rs`).
+//!
+//! # Lazy deletion
+//! A wait that ends early leaves its entry in the heap. The entry does not point into the goroutine's
+//! frames: it names the G, whose memory stays, and the number of the wait; when its time comes it finds
+//! another wait (or none) and is dropped. When more than a quarter of a heap is such *stale* entries,
+//! it is swept.
+//!
+//! Invariants:
+//! 1. `next` is the time of the heap's first entry (`NEVER` if empty), written under the lock.
+//! 2. Nothing under the lock allocates from malloc, wakes, or runs user code.
+
+use super::m::Rt;
+use super::wait::Waiter;
+use super::Sched;
+use crate::mem::Growing;
+use crate::shim::full_fence;
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::lock::Lock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Children of a heap's node. Go's number: one cache line of children.
+const ARITY: usize = 4;
+/// Stale entries below this are not worth a sweep.
+const SWEEP_MIN: u32 = 64;
+/// Entries taken out under one hold of the lock.
+const BATCH: usize = 32;
+
+/// Something that happens at a time, other than the end of a goroutine's wait. Its memory is never
+/// freed, only reused, and each setting has a number: so a stale entry does no harm.
+pub(crate) trait Alarm: Sync {
+    /// The time has come, for the setting numbered `seq`. Runs inside the runtime, so it neither
+    /// allocates nor frees nor runs user code.
+    fn fire(&'static self, rt: Rt, seq: u64);
+    /// Whether the setting numbered `seq` still means something.
+    fn is_current(&self, seq: u64) -> bool;
+}
+
+#[derive(Clone, Copy)]
+enum Target {
+    Wait(Waiter),
+    Alarm(&'static dyn Alarm, u64),
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    when: Nanos,
+    target: Target,
+}
+
+/// See the head of the file.
+pub(crate) struct Timers {
+    heap: Lock<Growing<Entry>>,
+    next: AtomicU64,
+    len: AtomicU32,
+    stale: AtomicU32,
+}
+
+impl Timers {
+    pub(crate) fn new() -> Self {
+        Timers {
+            heap: Lock::new(Growing::new()),
+            next: AtomicU64::new(NEVER),
+            len: AtomicU32::new(0),
+            stale: AtomicU32::new(0),
+        }
+    }
+
+    /// When the first one is due.
+    #[inline]
+    pub(crate) fn next(&self) -> Nanos {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn publish(&self, heap: &Growing<Entry>) {
+        self.next.store(heap.first().map_or(NEVER, |e| e.when), Ordering::Relaxed);
+        self.len.store(heap.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Adds an entry. True: it is the first now.
+    fn add(&self, entry: Entry) -> bool {
+        let mut heap = self.heap.lock();
+        if self.stale.load(Ordering::Relaxed) > SWEEP_MIN.max(heap.len() as u32 / 4) {
+            self.sweep_slow(&mut heap);
+        }
+        heap.push(entry);
+        let last = heap.len() - 1;
+        let first = sift_up(&mut heap, last) == 0;
+        self.publish(&heap);
+        first
+    }
+
+    /// An entry put here has lost its meaning.
+    pub(crate) fn one_stale(&self) {
+        self.stale.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn sweep_slow(&self, heap: &mut Growing<Entry>) {
+        self.stale.store(0, Ordering::Relaxed);
+        let mut kept = 0;
+        for i in 0..heap.len() {
+            let entry = heap[i];
+            if entry.is_current() {
+                heap[kept] = entry;
+                kept += 1;
+            }
+        }
+        heap.truncate(kept);
+        for i in (0..kept.div_ceil(ARITY)).rev() {
+            sift_down(heap, i);
+        }
+    }
+
+    /// Takes out what is due, at most a batch; says whether there may be more.
+    fn take_due(&self, now: Nanos, due: &mut [Option<Entry>; BATCH]) -> bool {
+        let mut heap = self.heap.lock();
+        for place in due.iter_mut() {
+            match heap.first() {
+                Some(first) if first.when <= now => *place = Some(pop_first(&mut heap)),
+                _ => {
+                    self.publish(&heap);
+                    return false;
+                }
+            }
+        }
+        self.publish(&heap);
+        true
+    }
+
+    /// Moves everything to `to`, because this P retires.
+    pub(crate) fn move_to(&self, to: &Timers) {
+        loop {
+            let mut heap = self.heap.lock();
+            let Some(entry) = heap.pop() else {
+                self.publish(&heap);
+                return;
+            };
+            drop(heap);
+            to.add(entry);
+        }
+    }
+}
+
+impl Entry {
+    fn is_current(&self) -> bool {
+        match self.target {
+            Target::Wait(waiter) => waiter.is_open(),
+            Target::Alarm(alarm, seq) => alarm.is_current(seq),
+        }
+    }
+}
+
+/// Runs the due timers of `timers`. Returns whether there were any.
+pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
+    if timers.next() == NEVER {
+        return false;
+    }
+    let mut any = false;
+    let mut now = now();
+    while timers.next() <= now {
+        let mut due = [const { None }; BATCH];
+        let more = timers.take_due(now, &mut due);
+        for entry in due.into_iter().flatten() {
+            any = true;
+            match entry.target {
+                Target::Wait(waiter) => {
+                    if waiter.claim(Waiter::TIMED_OUT) {
+                        waiter.wake_in(rt);
+                    }
+                }
+                Target::Alarm(alarm, seq) => alarm.fire(rt, seq),
+            }
+        }
+        if more {
+            now = crate::sys::clock::now();
+        }
+    }
+    any
+}
+
+impl Sched {
+    /// Sets a timer for the end of a goroutine's wait. The caller is about to park.
+    pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
+        let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
+        // If nothing else is to run here, this thread looks at its timers by itself.
+        if first && !rt.p().runq.is_empty() {
+            self.see_to_timer(rt, when);
+        }
+    }
+
+    /// Sets an alarm.
+    pub(crate) fn set_alarm(&self, rt: Rt, when: Nanos, alarm: &'static dyn Alarm, seq: u64) {
+        let target = Target::Alarm(alarm, seq);
+        if rt.p().timers.add(Entry { when, target }) {
+            self.see_to_timer(rt, when);
+        }
+    }
+
+    /// A timer became the first of its P: some thread must be awake by then.
+    fn see_to_timer(&self, rt: Rt, when: Nanos) {
+        // The barrier pairs with that of the keeper: it sees the timer, or we see its time.
+        full_fence();
+        if when < self.keeper_until.load(Ordering::Relaxed) {
+            self.hurry_keeper(rt);
+        }
+    }
+
+    /// The earliest timer of all.
+    pub(crate) fn next_timer(&self) -> Nanos {
+        self.all_ps().map(|p| p.timers.next()).min().unwrap_or(NEVER)
+    }
+}
+
+fn sift_up(heap: &mut [Entry], mut i: usize) -> usize {
+    while i > 0 {
+        let parent = (i - 1) / ARITY;
+        if heap[parent].when <= heap[i].when {
+            break;
+        }
+        heap.swap(i, parent);
+        i = parent;
+    }
+    i
+}
+
+fn sift_down(heap: &mut [Entry], mut i: usize) {
+    loop {
+        let first = i * ARITY + 1;
+        let Some(least) =
+            (first..heap.len().min(first + ARITY)).min_by_key(|&child| heap[child].when)
+        else {
+            return;
+        };
+        if heap[i].when <= heap[least].when {
+            return;
+        }
+        heap.swap(i, least);
+        i = least;
+    }
+}
+
+fn pop_first(heap: &mut Growing<Entry>) -> Entry {
+    let first = heap[0];
+    if let Some(last) = heap.pop()
+        && !heap.is_empty()
+    {
+        heap[0] = last;
+        sift_down(heap, 0);
+    }
+    first
+}

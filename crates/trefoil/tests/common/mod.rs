@@ -1,0 +1,318 @@
+//! What the integration tests share: a watchdog, children, and looks at the process from outside.
+//!
+//! Rules that keep the tests honest on two busy cores:
+//! - A wait has a deadline, far away: a hang is a failure with a name, a slow machine is none.
+//! - Who must hold its P waits with [`pause`], which the runtime does not see.
+//! - What looks at the whole process (threads, memory, stderr, exit code) does so in a [`Child`].
+
+// Every test file compiles its own copy and uses its own part of it.
+#![allow(dead_code)]
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// No test needs a tenth of it.
+pub(crate) const TOO_LONG: Duration = Duration::from_secs(60);
+
+/// Set in a child: the name of the test whose child's part is to run.
+const CHILD: &str = "TREFOIL_TEST_CHILD";
+/// Set by hand: a test that hangs shows the stacks of all threads before it aborts.
+const GDB: &str = "TREFOIL_TEST_GDB";
+
+/// Aborts the process if it still exists after [`TOO_LONG`].
+#[must_use]
+pub(crate) struct Watchdog {
+    _alive: Sender<()>,
+}
+
+/// Watches over the test that calls it.
+pub(crate) fn watchdog() -> Watchdog {
+    watchdog_for(TOO_LONG)
+}
+
+/// As [`watchdog`], with another limit.
+pub(crate) fn watchdog_for(limit: Duration) -> Watchdog {
+    let name = match std::env::var(CHILD) {
+        Ok(name) => format!("{name} (child)"),
+        Err(_) => std::thread::current().name().unwrap_or("a test").to_owned(),
+    };
+    let (alive, gone) = channel::<()>();
+    std::thread::Builder::new()
+        .name("watchdog".into())
+        .spawn(move || {
+            if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                bark(&name, limit);
+            }
+        })
+        .expect("a thread for the watchdog");
+    Watchdog { _alive: alive }
+}
+
+fn bark(name: &str, limit: Duration) -> ! {
+    eprintln!("\nHANG: {name} did not end within {limit:?}. Threads:");
+    for (tid, comm) in tasks() {
+        let wchan = std::fs::read_to_string(format!("/proc/self/task/{tid}/wchan"));
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat"));
+        let state = stat.as_deref().unwrap_or("").rsplit(')').next().unwrap_or("").trim();
+        let state = state.get(..1).unwrap_or("?");
+        eprintln!("  {tid} {comm} {state} {}", wchan.as_deref().unwrap_or(""));
+    }
+    if std::env::var_os(GDB).is_some() {
+        let pid = std::process::id().to_string();
+        let _ = Command::new("gdb")
+            .args(["-batch", "-p", &pid, "-ex", "thread apply all bt 30"])
+            .stdin(Stdio::null())
+            .status();
+    } else {
+        eprintln!("Run it again with {GDB}=1 to see their stacks (needs gdb).");
+    }
+    std::process::abort();
+}
+
+/// Lets the OS run someone else without telling the runtime: the goroutine keeps its P.
+pub(crate) fn pause() {
+    // A raw system call: a wrapper might one day be a scheduling point.
+    // SAFETY: sched_yield has no arguments and touches no memory.
+    unsafe { libc::syscall(libc::SYS_sched_yield) };
+}
+
+/// Waits for `done` and keeps the P. Panics after half of [`TOO_LONG`].
+#[track_caller]
+pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
+        pause();
+    }
+}
+
+/// Waits for `done` and lets other goroutines run. Panics after half of [`TOO_LONG`].
+#[track_caller]
+pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
+        trefoil::yield_now();
+        // Where nobody else is runnable, yield returns at once: leave the CPU to the other tests.
+        pause();
+    }
+}
+
+/// For what one bad moment may disturb: a thread that the OS does not run for 10 ms has used up its
+/// goroutine's time slice. Right once in five is enough; what is broken fails every time.
+#[track_caller]
+pub(crate) fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
+    let mut errors = Vec::new();
+    for _ in 0..5 {
+        match attempt() {
+            Ok(()) => return,
+            Err(e) => errors.push(e),
+        }
+    }
+    panic!("five times:\n{}", errors.join("\n"));
+}
+
+/// `Err` with both values if they differ.
+pub(crate) fn same<T: PartialEq + std::fmt::Debug>(found: T, expected: T) -> Result<(), String> {
+    if found == expected { Ok(()) } else { Err(format!("{found:?} instead of {expected:?}")) }
+}
+
+/// Keeps a P busy for about `time`.
+pub(crate) fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// The thread that runs this code.
+pub(crate) fn tid() -> i32 {
+    // SAFETY: no arguments, touches no memory.
+    unsafe { libc::gettid() }
+}
+
+/// This process's threads: id and name.
+pub(crate) fn tasks() -> Vec<(i32, String)> {
+    let Ok(dir) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    dir.filter_map(|entry| {
+        let tid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let comm = std::fs::read_to_string(format!("/proc/self/task/{tid}/comm")).ok()?;
+        Some((tid, comm.trim_end().to_owned()))
+    })
+    .collect()
+}
+
+/// The runtimes' Ms. Of the whole process: for children.
+pub(crate) fn ms() -> BTreeSet<i32> {
+    tasks().into_iter().filter(|(_, c)| c.starts_with("trefoil-m")).map(|(tid, _)| tid).collect()
+}
+
+/// A number from a file of lines `name: number …`, such as /proc/self/status.
+pub(crate) fn proc_number(file: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{file} has no {name}"))
+}
+
+/// Resident memory in bytes.
+pub(crate) fn rss() -> u64 {
+    proc_number("/proc/self/status", "VmRSS") << 10
+}
+
+/// CPU time of this process so far.
+pub(crate) fn cpu_time() -> Duration {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec, ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut t) };
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+/// A process of its own that runs the child's part of a test: this binary again, only that test.
+///
+/// ```text
+/// #[test]
+/// fn exits_with_2() {
+///     if common::in_child() { … }            // the child's part
+///     else { let out = Child::of("exits_with_2").run(); … }
+/// }
+/// ```
+pub(crate) struct Child {
+    command: Command,
+}
+
+/// Whether this process is a [`Child`].
+pub(crate) fn in_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+impl Child {
+    /// The child of the test `name`, without any setting of the runtime in its environment.
+    pub(crate) fn of(name: &str) -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("this test's binary"));
+        command
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(CHILD, name)
+            .env_remove("TREFOIL_PROCS")
+            .env_remove("GOMAXPROCS")
+            .env_remove("TREFOIL_DEBUG")
+            .env_remove("RUST_BACKTRACE")
+            .stdin(Stdio::null());
+        Child { command }
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Child {
+        self.command.env(name, value);
+        self
+    }
+
+    /// A trace every few milliseconds, and nobody is stopped in the middle of a loop.
+    pub(crate) fn traced(self) -> Child {
+        self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn output(mut self) -> Output {
+        self.command.output().expect("the child starts")
+    }
+
+    /// Runs it to its end, which must be a good one; returns what it wrote to stderr.
+    #[track_caller]
+    pub(crate) fn succeed(self) -> String {
+        let out = self.output();
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        let stdout = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success(), "the child ended with {}:\n{stdout}\n{stderr}", out.status);
+        // A misspelt name would run nothing, and succeed.
+        assert!(stdout.contains("1 passed"), "the child did not run its test:\n{stdout}");
+        stderr
+    }
+
+    /// Runs it to its end, which must be exit code `code`; returns what it wrote to stderr.
+    #[track_caller]
+    pub(crate) fn fail(self, code: i32) -> String {
+        let out = self.output();
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(code), "the child ended with {}:\n{stderr}", out.status);
+        stderr
+    }
+}
+
+/// Writes a line to stderr at once, past the harness: a mark among the traces.
+pub(crate) fn mark(text: &str) {
+    let line = format!("{text}\n");
+    // SAFETY: reads `line.len()` bytes of `line`.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// Lets at least two whole traces pass, and keeps the P.
+pub(crate) fn let_trace() {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        pause();
+    }
+}
+
+/// One trace: its `SCHED` line and the lines of detail.
+pub(crate) struct Trace<'a> {
+    pub(crate) summary: &'a str,
+    pub(crate) detail: Vec<&'a str>,
+}
+
+impl Trace<'_> {
+    /// The number after `name=` in the summary.
+    #[track_caller]
+    pub(crate) fn get(&self, name: &str) -> u64 {
+        number(self.summary, name)
+    }
+
+    /// Lengths of the local queues.
+    pub(crate) fn local(&self) -> Vec<u64> {
+        let list = self.summary.split(['[', ']']).nth(1).unwrap_or("");
+        list.split_whitespace().map(|n| n.parse().expect("a length")).collect()
+    }
+
+    /// The lines of the Ps.
+    pub(crate) fn ps(&self) -> impl Iterator<Item = &str> {
+        self.detail.iter().copied().filter(|line| line.trim_start().starts_with('P'))
+    }
+
+    /// The status of the goroutine with this id. None: it is dead, or not yet alive.
+    pub(crate) fn status_of(&self, id: u64) -> Option<&str> {
+        let start = format!("G{id}: status=");
+        let line = self.detail.iter().find_map(|line| line.trim_start().strip_prefix(&start))?;
+        line.split(" parent=").next()
+    }
+}
+
+/// The number after ` name=` in a line.
+#[track_caller]
+pub(crate) fn number(line: &str, name: &str) -> u64 {
+    line.split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+        .unwrap_or_else(|| panic!("no {name} in {line:?}"))
+}
+
+/// The whole traces between the marks `from` and `to`, oldest first. Not empty.
+#[track_caller]
+pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>> {
+    let after = stderr.split_once(&format!("{from}\n")).expect("the first mark").1;
+    let text = after.split_once(&format!("{to}\n")).expect("the second mark").0;
+    let mut all: Vec<Trace<'a>> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("SCHED ") && line.ends_with(']') {
+            all.push(Trace { summary: line, detail: Vec::new() });
+        } else if let Some(trace) = all.last_mut() {
+            trace.detail.push(line);
+        }
+    }
+    // The first may tell of the time before its mark: it was gathered, then written.
+    if !all.is_empty() {
+        all.remove(0);
+    }
+    assert!(!all.is_empty(), "no trace between {from} and {to}:\n{text}");
+    all
+}

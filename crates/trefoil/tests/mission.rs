@@ -1,0 +1,912 @@
+//! The mission, statement by statement: m01 to m17, each seen from outside.
+//!
+//! A test quotes its statement and says how it would fail. What looks at the whole process, or needs
+//! every P to itself, is a child process (`common::Child`): traced tests read the scheduler's own
+//! trace between two marks, while goroutines hold their Ps still.
+
+mod common;
+
+use common::{
+    Child, Trace, hold_until, in_child, mark, once_in_five, same, traces, watchdog, yield_until,
+};
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use trefoil::{JoinHandle, Runtime};
+
+/// A runtime with `n` Ps.
+fn runtime(n: usize) -> Runtime {
+    Runtime::builder().procs(n).build().unwrap()
+}
+
+/// Starts them all (an iterator may do so as it goes), then joins them.
+fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    let handles: Vec<_> = handles.into_iter().collect();
+    handles.into_iter().map(|h| h.join().unwrap()).collect()
+}
+
+/// A flag that goroutines share.
+fn flag() -> Arc<AtomicBool> {
+    Arc::default()
+}
+
+/// m01: a goroutine is one short expression, and far cheaper than a thread.
+///
+/// Broken, a parked goroutine would take a thread's memory, or start and join in a thread's time.
+#[test]
+fn m01_short_and_cheap() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("m01_short_and_cheap").succeed();
+        return;
+    }
+    const ALIVE: usize = 20_000;
+    const EACH: u64 = 24 << 10;
+    trefoil::run(|| {
+        assert_eq!(trefoil::go(|| 6 * 7).join().unwrap(), 42);
+
+        let before = common::rss();
+        let gate = flag();
+        let open = gate.clone();
+        let mut last = trefoil::go(move || {
+            yield_until("the gate", || open.load(SeqCst));
+            1
+        });
+        let running = Arc::new(AtomicUsize::new(1));
+        for _ in 1..ALIVE {
+            let (previous, running) = (last, running.clone());
+            last = trefoil::go(move || {
+                running.fetch_add(1, SeqCst);
+                previous.join().unwrap() + 1
+            });
+        }
+        yield_until("all to run", || running.load(SeqCst) == ALIVE);
+        assert_eq!(trefoil::num_goroutines(), ALIVE + 1);
+        let each = common::rss().saturating_sub(before) / ALIVE as u64;
+        assert!(each <= EACH, "{each} bytes for a parked goroutine");
+        gate.store(true, SeqCst);
+        assert_eq!(last.join().unwrap(), ALIVE);
+
+        const N: usize = 300;
+        let start = Instant::now();
+        join_all((0..N).map(|i| trefoil::go(move || black_box(i))));
+        let goroutines = start.elapsed();
+        let start = Instant::now();
+        let threads: Vec<_> =
+            (0..N).map(|i| std::thread::spawn(move || black_box(i))).collect();
+        threads.into_iter().for_each(|t| drop(t.join().unwrap()));
+        let threads = start.elapsed();
+        assert!(goroutines < threads, "{N} goroutines: {goroutines:?}, threads: {threads:?}");
+    });
+}
+
+/// m02: a new goroutine goes to the current P's queue.
+///
+/// Broken, the order on one P would not be Go's: the newest first (`runnext`), then the queue.
+#[test]
+fn m02_spawn_order_on_one_p() {
+    let _w = watchdog();
+    once_in_five(|| {
+        let order = runtime(1).run(|| {
+            let order = Arc::new(Mutex::new(Vec::new()));
+            join_all((0..5).map(|i| {
+                let order = order.clone();
+                trefoil::go(move || order.lock().unwrap().push(i))
+            }));
+            order.lock().unwrap().clone()
+        });
+        same(order, vec![4, 0, 1, 2, 3])
+    });
+}
+
+/// m02: if the local queue is full, the global queue.
+///
+/// Broken, goroutines beyond 257 would be lost or run twice, or the trace would not show Go's
+/// numbers: 1 in runnext and 256 in the ring fit; the next moves 128 + 1 to the global queue.
+#[test]
+fn m02_full_local_queue_overflows_to_the_global() {
+    let _w = watchdog();
+    const SPAWN: &str = "TREFOIL_TEST_SPAWN";
+    if in_child() {
+        let n: usize = std::env::var(SPAWN).unwrap().parse().unwrap();
+        runtime(1).run(|| {
+            let ran = Arc::new(AtomicUsize::new(0));
+            let spawn = || {
+                let ran = ran.clone();
+                trefoil::go(move || ran.fetch_add(1, SeqCst))
+            };
+            let mut handles: Vec<_> = (0..n).map(|_| spawn()).collect();
+            mark("spawned");
+            common::let_trace();
+            mark("end");
+            handles.extend((0..10_000).map(|_| spawn()));
+            let before: BTreeSet<_> = join_all(handles).into_iter().collect();
+            // Each saw a different count: none was lost, none ran twice.
+            assert_eq!(before.len(), n + 10_000);
+            assert_eq!(ran.load(SeqCst), n + 10_000);
+        });
+        return;
+    }
+    for (spawned, global, local) in [("257", 0, 257), ("258", 129, 129)] {
+        once_in_five(|| {
+            let child = Child::of("m02_full_local_queue_overflows_to_the_global");
+            let stderr = child.traced().env(SPAWN, spawned).succeed();
+            for trace in traces(&stderr, "spawned", "end") {
+                same((trace.get("runqueue"), trace.local()), (global, vec![local]))?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// m03: created → runnable → running → waiting → runnable again → dead; its resources are reused.
+///
+/// Broken, the trace would show a goroutine in another state than the one it was brought into, or
+/// memory would grow with the number of goroutines that ever lived.
+#[test]
+fn m03_states() {
+    let _w = watchdog();
+    if in_child() {
+        runtime(1).run(|| {
+            let child = trefoil::go(|| {
+                mark("running");
+                common::let_trace();
+                mark("running ends");
+                // Its slice is used up; the next call would stop it. Begin a new one.
+                trefoil::yield_now();
+                trefoil::go(|| {
+                    mark("waiting");
+                    common::let_trace();
+                    mark("waiting ends");
+                })
+                .join()
+                .unwrap();
+            });
+            mark(&format!("id {}", child.id()));
+            mark("created");
+            common::let_trace();
+            mark("created ends");
+            child.join().unwrap();
+            mark("dead");
+            common::let_trace();
+            mark("dead ends");
+
+            let churn = || join_all((0..5_000).map(|_| trefoil::go(|| black_box([0u8; 512])[7])));
+            churn();
+            let before = common::rss();
+            for _ in 0..20 {
+                churn();
+            }
+            let grown = common::rss().saturating_sub(before);
+            assert!(grown < 16 << 20, "100,000 goroutines, 5,000 at a time, left {grown} bytes");
+            assert_eq!(trefoil::num_goroutines(), 1);
+        });
+        return;
+    }
+    let stderr = Child::of("m03_states").traced().succeed();
+    let id = stderr.lines().find_map(|l| l.strip_prefix("id ")?.parse().ok()).unwrap();
+    let all = |from, to, goroutine, expected| {
+        for trace in traces(&stderr, from, to) {
+            assert_eq!(trace.status_of(goroutine), expected, "{from}: {}", trace.summary);
+        }
+    };
+    all("created", "created ends", id, Some("runnable"));
+    all("created", "created ends", 1, Some("running"));
+    all("running", "running ends", id, Some("running"));
+    all("running", "running ends", 1, Some("join"));
+    all("waiting", "waiting ends", id, Some("join"));
+    all("dead", "dead ends", id, None);
+    all("dead", "dead ends", 1, Some("running"));
+}
+
+/// m04: before it runs it gets what it needs.
+///
+/// Broken, a goroutine would start without room for its frames, or with the thread-locals that its
+/// predecessor on the same stack left behind.
+#[test]
+fn m04_stack_and_thread_locals_of_its_own() {
+    let _w = watchdog();
+    thread_local!(static VALUE: Cell<u32> = const { Cell::new(7) });
+    #[inline(never)]
+    fn deep(levels: usize) -> usize {
+        let frame = black_box([levels as u8; 1024]);
+        if levels == 0 { 0 } else { deep(levels - 1) + usize::from(frame[512] == levels as u8) }
+    }
+    runtime(1).run(|| {
+        for _ in 0..300 {
+            let h = trefoil::go(|| {
+                let fresh = VALUE.replace(8);
+                (fresh, deep(60))
+            });
+            assert_eq!(h.join().unwrap(), (7, 60));
+        }
+        let big = trefoil::Builder::new().stack_size(8 << 20).go(|| deep(3_000)).unwrap();
+        assert_eq!(big.join().unwrap(), 3_000);
+        assert_eq!(VALUE.get(), 7, "main's own");
+    });
+}
+
+/// m05: when main returns, the program ends, whatever goroutines are left.
+///
+/// Broken, the child would hang on its endless goroutines (the watchdog tells), or exit badly.
+#[test]
+fn m05_main_does_not_wait() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("m05_main_does_not_wait").succeed();
+        return;
+    }
+    let started = Arc::new(AtomicUsize::new(0));
+    trefoil::run(|| {
+        for _ in 0..3 {
+            let started = started.clone();
+            trefoil::go(move || {
+                started.fetch_add(1, SeqCst);
+                loop {
+                    trefoil::yield_now();
+                }
+            });
+        }
+        yield_until("all to start", || started.load(SeqCst) == 3);
+    });
+    assert_eq!(started.load(SeqCst), 3);
+}
+
+/// m05: who wants them all waits for them (here: joins).
+///
+/// Broken, main would go on before the last has ended.
+#[test]
+fn m05_joining_waits_for_all() {
+    let _w = watchdog();
+    let ended = Arc::new(AtomicUsize::new(0));
+    trefoil::run(|| {
+        join_all((0..100).map(|i| {
+            let ended = ended.clone();
+            trefoil::go(move || {
+                for _ in 0..i {
+                    trefoil::yield_now();
+                }
+                ended.fetch_add(1, SeqCst);
+            })
+        }));
+        assert_eq!(ended.load(SeqCst), 100);
+    });
+}
+
+/// m06: output of several goroutines interleaves on several Ps.
+///
+/// Broken, one would print only after the other is done: each waits for the other's line and never
+/// yields, so both must run at the same time.
+#[test]
+fn m06_output_interleaves() {
+    let _w = watchdog();
+    const LINES: usize = 50;
+    let printed = runtime(2).run(|| {
+        let lines = Arc::new(Mutex::new(String::new()));
+        join_all(['a', 'b'].map(|name| {
+            let lines = lines.clone();
+            trefoil::go(move || {
+                for i in 0..LINES {
+                    hold_until("the other's line", || {
+                        let mut lines = lines.lock().unwrap();
+                        let turn = lines.matches(|c| c != name).count() >= i;
+                        if turn {
+                            lines.push(name);
+                        }
+                        turn
+                    });
+                }
+            })
+        }));
+        lines.lock().unwrap().clone()
+    });
+    assert_eq!(printed.len(), 2 * LINES);
+    let changes = printed.as_bytes().windows(2).filter(|w| w[0] != w[1]).count();
+    assert!(changes >= LINES, "{printed}");
+}
+
+/// m07: many goroutines on few OS threads.
+///
+/// Broken, the threads would grow with the goroutines: there may be one a P, and sysmon.
+#[test]
+fn m07_many_goroutines_few_threads() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("m07_many_goroutines_few_threads").succeed();
+        return;
+    }
+    const PROCS: usize = 3;
+    runtime(PROCS).run(|| {
+        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let handles: Vec<_> = (0..10_000)
+            .map(|_| {
+                let seen = seen.clone();
+                trefoil::go(move || {
+                    seen.lock().unwrap().insert(common::tid());
+                    trefoil::yield_now();
+                    seen.lock().unwrap().insert(common::tid());
+                })
+            })
+            .collect();
+        let threads = common::tasks();
+        let ours = threads.iter().filter(|(_, name)| name.starts_with("trefoil")).count();
+        assert!(ours <= PROCS + 1, "{threads:?}");
+        join_all(handles);
+        let seen = seen.lock().unwrap();
+        assert!((1..=PROCS).contains(&seen.len()), "{seen:?}");
+        assert!(common::ms().is_superset(&seen));
+    });
+}
+
+/// m07: … and all in user space.
+///
+/// Broken, a switch between goroutines would be a switch of the kernel's.
+#[test]
+fn m07_switches_in_user_space() {
+    let _w = watchdog();
+    const YIELDS: u64 = 20_000;
+    runtime(1).run(|| {
+        let switches = || {
+            let file = format!("/proc/self/task/{}/status", common::tid());
+            common::proc_number(&file, "voluntary_ctxt_switches")
+        };
+        let before = switches();
+        join_all((0..2).map(|_| {
+            trefoil::go(|| {
+                for _ in 0..YIELDS {
+                    trefoil::yield_now();
+                }
+            })
+        }));
+        let kernel = switches() - before;
+        assert!(kernel < YIELDS / 10, "{kernel} switches of the kernel for {YIELDS} of ours");
+    });
+}
+
+/// The most goroutines that were executing at once, among `n` that do short pieces of work.
+fn most_at_once(n: usize) -> usize {
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    join_all((0..n).map(|_| {
+        let (now, most) = (now.clone(), most.clone());
+        trefoil::go(move || {
+            for _ in 0..4 {
+                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                common::spin(Duration::from_micros(100));
+                common::pause();
+                now.fetch_sub(1, SeqCst);
+                trefoil::yield_now();
+            }
+        })
+    }));
+    most.load(SeqCst)
+}
+
+/// `n` goroutines that only end when all of them execute at once.
+fn all_at_once(n: usize) {
+    let here = Arc::new(AtomicUsize::new(0));
+    join_all((0..n).map(|_| {
+        let here = here.clone();
+        trefoil::go(move || {
+            here.fetch_add(1, SeqCst);
+            hold_until("the others to run", || here.load(SeqCst) == n);
+        })
+    }));
+}
+
+/// m08: at most GOMAXPROCS goroutines execute at once; it can be changed at run time.
+///
+/// Broken, more would be seen inside a piece of work than there are Ps, or fewer than Ps could meet.
+#[test]
+fn m08_at_most_procs_at_once() {
+    let _w = watchdog();
+    if !in_child() {
+        // In a child without preemption: who is stopped inside the work still counts as inside.
+        Child::of("m08_at_most_procs_at_once")
+            .env("TREFOIL_DEBUG", "asyncpreemptoff=1")
+            .succeed();
+        return;
+    }
+    runtime(1).run(|| {
+        let mut before = 1;
+        for procs in [1, 3, 2, 8, 1, 4] {
+            assert_eq!(trefoil::set_procs(procs), before);
+            assert_eq!(trefoil::procs(), procs);
+            before = procs;
+            // Those who lose their P go on until their next scheduling step: here nobody runs but
+            // main, and main's own P is settled when `set_procs` returns.
+            let most = most_at_once(20);
+            assert!(most <= procs, "{most} at once with procs = {procs}");
+            all_at_once(procs);
+        }
+    });
+}
+
+/// m08: the default is the number of logical processors; the environment can say otherwise.
+///
+/// Broken, `procs()` would be another number, here or in a child that is told.
+#[test]
+fn m08_default_and_environment() {
+    let _w = watchdog();
+    if in_child() {
+        mark(&trefoil::run(|| format!("procs {} of {}", trefoil::procs(), trefoil::num_cpus())));
+        return;
+    }
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let name = "m08_default_and_environment";
+    let says = |child: Child, procs: usize| {
+        let stderr = child.succeed();
+        let expected = format!("procs {procs} of {cpus}\n");
+        assert!(stderr.contains(&expected), "expected {expected}in {stderr}");
+    };
+    says(Child::of(name), cpus);
+    says(Child::of(name).env("GOMAXPROCS", "5"), 5);
+    says(Child::of(name).env("TREFOIL_PROCS", "3").env("GOMAXPROCS", "5"), 3);
+    says(Child::of(name).env("TREFOIL_PROCS", "1024"), 1024);
+    assert_eq!(trefoil::num_cpus(), cpus);
+    assert_eq!(runtime(3).run(trefoil::procs), 3, "the builder wins over everything");
+}
+
+/// m09: an M holds one P at a time, and needs one to run a goroutine.
+///
+/// Broken, the trace would show an M at two Ps, or a busy P without an M.
+#[test]
+fn m09_one_m_one_p() {
+    let _w = watchdog();
+    const PROCS: usize = 4;
+    if in_child() {
+        runtime(PROCS).run(|| {
+            let (here, end) = (Arc::new(AtomicUsize::new(1)), flag());
+            let others: Vec<_> = (1..PROCS)
+                .map(|_| {
+                    let (here, end) = (here.clone(), end.clone());
+                    trefoil::go(move || {
+                        here.fetch_add(1, SeqCst);
+                        hold_until("the end", || end.load(SeqCst));
+                    })
+                })
+                .collect();
+            hold_until("all Ps", || here.load(SeqCst) == PROCS);
+            mark("busy");
+            common::let_trace();
+            mark("end");
+            end.store(true, SeqCst);
+            join_all(others);
+        });
+        return;
+    }
+    let stderr = Child::of("m09_one_m_one_p").traced().succeed();
+    for trace in traces(&stderr, "busy", "end") {
+        assert_eq!(trace.get("idleprocs"), 0, "{}", trace.summary);
+        let ms: BTreeSet<u64> = trace.ps().map(|p| common::number(p, "m")).collect();
+        assert_eq!(ms.len(), PROCS, "{:?}", trace.detail);
+    }
+}
+
+/// m10: a goroutine keeps its P–M pairing where it can.
+///
+/// Broken, a goroutine that yields with nobody else about would wander between the threads.
+#[test]
+fn m10_alone_it_stays_where_it_is() {
+    let _w = watchdog();
+    const YIELDS: usize = 2_000;
+    let moves = runtime(4).run(|| {
+        let mut moves = 0;
+        let mut at = common::tid();
+        for _ in 0..YIELDS {
+            trefoil::yield_now();
+            let now = common::tid();
+            moves += usize::from(now != at);
+            at = now;
+        }
+        moves
+    });
+    assert!(moves <= YIELDS / 10, "moved {moves} times in {YIELDS} yields");
+}
+
+/// m10: … few moves also between two that wake each other.
+///
+/// Broken, a parent and the child it joins would change threads at every turn.
+#[test]
+fn m10_a_pair_stays_together_on_one_p() {
+    let _w = watchdog();
+    let rt = runtime(1);
+    let tids: BTreeSet<_> = rt.run(|| {
+        (0..1_000).flat_map(|_| [common::tid(), trefoil::go(common::tid).join().unwrap()]).collect()
+    });
+    assert_eq!(tids.len(), 1, "one P, nothing that blocks a thread: one thread");
+}
+
+/// m11: each P has a local queue; there is one global queue, open to all.
+///
+/// Broken, goroutines started on a P would not be in its queue, or those started by a plain thread,
+/// which has none, not in the global one.
+#[test]
+fn m11_local_and_global_queue() {
+    let _w = watchdog();
+    if in_child() {
+        let rt = runtime(1);
+        let (busy, end) = (flag(), flag());
+        let holder = {
+            let (busy, end) = (busy.clone(), end.clone());
+            rt.go(move || {
+                let local: Vec<_> = (0..10).map(|_| trefoil::go(|| 1)).collect();
+                busy.store(true, SeqCst);
+                hold_until("the end", || end.load(SeqCst));
+                join_all(local).len()
+            })
+        };
+        hold_until("the P", || busy.load(SeqCst));
+        let global: Vec<_> = (0..7).map(|_| rt.go(|| 1).unwrap()).collect();
+        mark("queued");
+        common::let_trace();
+        mark("end");
+        end.store(true, SeqCst);
+        assert_eq!(holder.unwrap().join().unwrap() + join_all(global).len(), 17);
+        return;
+    }
+    let stderr = Child::of("m11_local_and_global_queue").traced().succeed();
+    for trace in traces(&stderr, "queued", "end") {
+        assert_eq!((trace.get("runqueue"), trace.local()), (7, vec![10]), "{}", trace.summary);
+    }
+}
+
+/// m12: 1/61 of the time the global queue comes first; else local, then global.
+///
+/// Broken without the 61: what is in the global queue would run only after all that is local. Broken
+/// without "local first": it would run before. Here the first 128 overflow to the global queue.
+#[test]
+fn m12_every_61st_from_the_global_queue() {
+    let _w = watchdog();
+    if !in_child() {
+        // Without preemption: it would put main into the global queue.
+        Child::of("m12_every_61st_from_the_global_queue")
+            .env("TREFOIL_DEBUG", "asyncpreemptoff=1")
+            .succeed();
+        return;
+    }
+    once_in_five(|| {
+        let order = runtime(1).run(|| {
+            let order = Arc::new(Mutex::new(Vec::new()));
+            join_all((0..258usize).map(|i| {
+                let order = order.clone();
+                trefoil::go(move || order.lock().unwrap().push(i))
+            }));
+            order.lock().unwrap().clone()
+        });
+        assert_eq!(order.len(), 258);
+        // Ring and runnext held 0..=256; 257 made the ring's first 128 and the one that did not fit
+        // (256) spill, in this order.
+        let global = |i: &usize| *i < 128 || *i == 256;
+        // As long as there are local ones, every 61st is a global one.
+        let end = order.iter().rposition(|i| !global(i)).unwrap();
+        let early: Vec<_> = (0..=end).filter(|&at| global(&order[at])).collect();
+        let every_61st = early.windows(2).all(|pair| pair[1] - pair[0] == 61);
+        if !(2..=4).contains(&early.len()) || early[0] > 61 || !every_61st {
+            return Err(format!("of the first {end}, these came from the global queue: {early:?}"));
+        }
+        // Each queue by itself is first in, first out, behind runnext.
+        let globals: Vec<_> = order.iter().copied().filter(global).collect();
+        let ring: Vec<_> = order[1..].iter().copied().filter(|i| !global(i)).collect();
+        same((order[0], globals.is_sorted(), ring.is_sorted()), (257, true, true))
+    });
+}
+
+/// m12: … and a goroutine in the global queue is not starved by local ones that never stop.
+///
+/// Broken, the foreign goroutine would wait for ever.
+#[test]
+fn m12_global_is_not_starved() {
+    let _w = watchdog();
+    let rt = runtime(1);
+    let end = flag();
+    let yielders: Vec<_> = (0..3)
+        .map(|_| {
+            let end = end.clone();
+            rt.go(move || {
+                // Its own endless company, in the local queue.
+                let inner = end.clone();
+                let h = trefoil::go(move || yield_until("the end", || inner.load(SeqCst)));
+                yield_until("the end", || end.load(SeqCst));
+                h.join().unwrap();
+            })
+            .unwrap()
+        })
+        .collect();
+    for _ in 0..20 {
+        rt.go(|| ()).unwrap().join().unwrap();
+    }
+    end.store(true, SeqCst);
+    join_all(yielders);
+}
+
+/// m13: a take from the global queue is a fair share: 6 waiting and 3 Ps → 2 each.
+///
+/// Broken, the P that takes would leave another number than 4 in the global queue, and have another
+/// number than 1 behind the one it runs.
+#[test]
+fn m13_fair_share_of_the_global_queue() {
+    let _w = watchdog();
+    const PROCS: usize = 3;
+    if in_child() {
+        let rt = runtime(PROCS);
+        let here = Arc::new(AtomicUsize::new(0));
+        let ends: Vec<_> = (0..PROCS).map(|_| flag()).collect();
+        let holders: Vec<_> = ends
+            .iter()
+            .map(|end| {
+                let (here, end) = (here.clone(), end.clone());
+                rt.go(move || {
+                    here.fetch_add(1, SeqCst);
+                    hold_until("its end", || end.load(SeqCst));
+                })
+                .unwrap()
+            })
+            .collect();
+        hold_until("all Ps", || here.load(SeqCst) == PROCS);
+        let last = flag();
+        let six: Vec<_> = (0..6)
+            .map(|_| {
+                let (here, last) = (here.clone(), last.clone());
+                rt.go(move || {
+                    here.fetch_add(1, SeqCst);
+                    hold_until("the end", || last.load(SeqCst));
+                })
+                .unwrap()
+            })
+            .collect();
+        mark("six");
+        common::let_trace();
+        mark("take");
+        ends[0].store(true, SeqCst);
+        hold_until("the take", || here.load(SeqCst) == PROCS + 1);
+        mark("taken");
+        common::let_trace();
+        mark("end");
+        last.store(true, SeqCst);
+        ends.iter().for_each(|end| end.store(true, SeqCst));
+        join_all(holders);
+        join_all(six);
+        return;
+    }
+    let stderr = Child::of("m13_fair_share_of_the_global_queue").traced().succeed();
+    let queues = |trace: &Trace<'_>| {
+        let mut local = trace.local();
+        local.sort();
+        (trace.get("runqueue"), local)
+    };
+    for trace in traces(&stderr, "six", "take") {
+        assert_eq!(queues(&trace), (6, vec![0, 0, 0]), "{}", trace.summary);
+    }
+    for trace in traces(&stderr, "taken", "end") {
+        assert_eq!(queues(&trace), (4, vec![0, 0, 1]), "{}", trace.summary);
+    }
+}
+
+/// m14: a lopsided load is stolen.
+///
+/// Broken, main's queue would be served by nobody: main starts all and never lets go of its P.
+#[test]
+fn m14_others_steal() {
+    let _w = watchdog();
+    runtime(3).run(|| {
+        let main = common::tid();
+        let (done, elsewhere) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let handles: Vec<_> = (0..200)
+            .map(|_| {
+                let (done, elsewhere) = (done.clone(), elsewhere.clone());
+                trefoil::go(move || {
+                    elsewhere.fetch_add(usize::from(common::tid() != main), SeqCst);
+                    done.fetch_add(1, SeqCst);
+                })
+            })
+            .collect();
+        hold_until("thieves", || done.load(SeqCst) == 200);
+        assert!(elsewhere.load(SeqCst) >= 100, "{elsewhere:?} of 200 ran on other threads");
+        join_all(handles);
+    });
+}
+
+/// m14: stealing takes half of the victim's queue.
+///
+/// Broken, emptying a queue of 200 would take about 200 steals (one each) or one (all).
+#[test]
+fn m14_half_at_a_time() {
+    let _w = watchdog();
+    const JOBS: usize = 200;
+    if in_child() {
+        runtime(1).run(|| {
+            let done = Arc::new(AtomicUsize::new(0));
+            let handles: Vec<_> = (0..JOBS)
+                .map(|_| {
+                    let done = done.clone();
+                    trefoil::go(move || done.fetch_add(1, SeqCst))
+                })
+                .collect();
+            // Only now there is someone to steal, and main does not let go.
+            trefoil::set_procs(2);
+            hold_until("the thief", || done.load(SeqCst) == JOBS);
+            mark("stolen");
+            common::let_trace();
+            mark("end");
+            join_all(handles);
+        });
+        return;
+    }
+    let stderr = Child::of("m14_half_at_a_time").traced().succeed();
+    for trace in traces(&stderr, "stolen", "end") {
+        let sum = |name| trace.ps().map(|p| common::number(p, name)).sum::<u64>();
+        // 199 in the ring: 100, 50, 25, 12, 6, 3, 2, 1; and runnext.
+        assert!((7..=12).contains(&sum("steals")), "{:?}", trace.detail);
+        assert_eq!(sum("stolen"), JOBS as u64, "{:?}", trace.detail);
+    }
+}
+
+/// m15: an unblocked goroutine returns to a local queue: the one of the P that unblocked it.
+///
+/// Broken, it would run behind the others there, or not at all.
+#[test]
+fn m15_unblocked_runs_next_locally() {
+    let _w = watchdog();
+    once_in_five(|| {
+        let order = runtime(1).run(|| {
+            let order = Arc::new(Mutex::new(Vec::new()));
+            let note = |what: &'static str| {
+                let order = order.clone();
+                move || order.lock().unwrap().push(what)
+            };
+            let (woken, first, second, child) =
+                (note("woken"), note("first"), note("second"), note("child"));
+            let waiter = trefoil::go(move || {
+                let company = [trefoil::go(first), trefoil::go(second)];
+                trefoil::go(child).join().unwrap();
+                woken();
+                company
+            });
+            join_all(waiter.join().unwrap());
+            order.lock().unwrap().clone()
+        });
+        // The child is runnext; it wakes the waiter into runnext, before those that were there.
+        same(order, vec!["child", "woken", "first", "second"])
+    });
+}
+
+/// m15: … or to the global queue, when it is unblocked from outside.
+///
+/// Broken, a goroutine woken by another runtime would not be in its own runtime's global queue.
+#[test]
+fn m15_unblocked_from_outside_is_global() {
+    let _w = watchdog();
+    if in_child() {
+        let (here, there) = (runtime(1), runtime(1));
+        let (parked, ended, busy, end) = (flag(), flag(), flag(), flag());
+        let far = {
+            let ended = ended.clone();
+            there.go(move || hold_until("its end", || ended.load(SeqCst))).unwrap()
+        };
+        let waiter = {
+            let parked = parked.clone();
+            here.go(move || {
+                parked.store(true, SeqCst);
+                far.join().unwrap();
+            })
+            .unwrap()
+        };
+        let holder = {
+            let (parked, busy, end) = (parked.clone(), busy.clone(), end.clone());
+            here.go(move || {
+                // With one P, this runs after the waiter has parked.
+                yield_until("the waiter", || parked.load(SeqCst));
+                trefoil::yield_now();
+                busy.store(true, SeqCst);
+                hold_until("the end", || end.load(SeqCst));
+            })
+            .unwrap()
+        };
+        hold_until("the P", || busy.load(SeqCst));
+        mark("parked");
+        common::let_trace();
+        mark("wake");
+        ended.store(true, SeqCst);
+        hold_until("the other runtime", || there.run(trefoil::num_goroutines) == 1);
+        mark("woken");
+        common::let_trace();
+        mark("end");
+        end.store(true, SeqCst);
+        join_all([waiter, holder]);
+        return;
+    }
+    let stderr = Child::of("m15_unblocked_from_outside_is_global").traced().succeed();
+    // Two runtimes trace; only one of them ever has a queue.
+    let queued = |from, to| -> BTreeSet<u64> {
+        traces(&stderr, from, to).iter().map(|t| t.get("runqueue")).collect()
+    };
+    assert_eq!(queued("parked", "wake"), [0].into());
+    assert_eq!(queued("woken", "end"), [0, 1].into());
+}
+
+/// m16: idle threads are parked, not ended, and reused.
+///
+/// Broken, the threads of a later burst would be others than those of the first, or idle threads
+/// would use the CPU.
+#[test]
+fn m16_threads_are_parked_and_reused() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("m16_threads_are_parked_and_reused").succeed();
+        return;
+    }
+    const PROCS: usize = 4;
+    let rt = runtime(PROCS);
+    // As many threads as there will ever be: four goroutines execute at once.
+    rt.run(|| all_at_once(PROCS));
+    let first = common::ms();
+    assert_eq!(first.len(), PROCS);
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(10));
+        rt.run(|| all_at_once(PROCS));
+        assert_eq!(common::ms(), first, "the same threads, none ended, none new");
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let before = common::cpu_time();
+    std::thread::sleep(Duration::from_millis(200));
+    let used = common::cpu_time() - before;
+    assert!(used < Duration::from_millis(50), "idle, and used {used:?} of CPU in 200 ms");
+}
+
+/// m17: never more than GOMAXPROCS threads spin; without work they stop.
+///
+/// Broken, a trace would show more spinning threads than Ps, or some after a while of rest.
+#[test]
+fn m17_spinning_is_bounded() {
+    let _w = watchdog();
+    if in_child() {
+        let rt = runtime(4);
+        mark("work");
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            // Bursts with pauses: threads begin and stop to spin all the time.
+            rt.run(|| drop(join_all((0..20).map(|i| trefoil::go(move || black_box(i))))));
+            common::spin(Duration::from_micros(30));
+        }
+        mark("rest");
+        std::thread::sleep(Duration::from_millis(20));
+        mark("idle");
+        std::thread::sleep(Duration::from_millis(100));
+        mark("end");
+        return;
+    }
+    let stderr = Child::of("m17_spinning_is_bounded").traced().succeed();
+    for trace in traces(&stderr, "work", "rest") {
+        assert!(trace.get("spinningthreads") <= trace.get("gomaxprocs"), "{}", trace.summary);
+        assert!(trace.get("idlethreads") <= trace.get("threads"), "{}", trace.summary);
+    }
+    for trace in traces(&stderr, "idle", "end") {
+        assert_eq!(trace.get("spinningthreads"), 0, "{}", trace.summary);
+        assert_eq!(trace.get("idleprocs"), 4, "{}", trace.summary);
+    }
+}
+
+/// m17: when work appears and nobody spins, one more thread is woken.
+///
+/// Broken, the new goroutine would wait for main, which waits for it and holds its P.
+#[test]
+fn m17_new_work_wakes_a_thread() {
+    let _w = watchdog();
+    let rt = runtime(2);
+    for round in 0..50u64 {
+        let done = Arc::new(AtomicU64::new(0));
+        if round % 5 == 0 {
+            // Long enough for every thread to have parked.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        rt.run(|| {
+            let there = done.clone();
+            let h = trefoil::go(move || there.store(round + 1, SeqCst));
+            hold_until("another thread", || done.load(SeqCst) == round + 1);
+            h.join().unwrap();
+        });
+    }
+}
