@@ -59,6 +59,7 @@ compile_error!(
 );
 
 mod arch;
+pub mod chan;
 pub mod debug;
 mod goroutine;
 mod interpose;
@@ -68,11 +69,11 @@ mod runtime;
 mod sched;
 mod scope;
 mod shim;
+pub mod sync;
 mod sys;
+pub mod time;
 
 pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
 pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
-pub mod time;
-
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};

@@ -852,11 +852,11 @@ fn a_runtime_is_dropped_with_live_goroutines() {
         let mut handles = Vec::new();
         for _ in 0..3 {
             // Yielding for ever.
-            let (alive, one) = (alive.clone(), drops.one());
+            let (here, one) = (alive.clone(), drops.one());
             handles.push(
                 rt.go(move || {
                     let _one = one;
-                    alive.fetch_add(1, SeqCst);
+                    here.fetch_add(1, SeqCst);
                     loop {
                         trefoil::yield_now();
                     }
@@ -864,11 +864,11 @@ fn a_runtime_is_dropped_with_live_goroutines() {
                 .unwrap(),
             );
             // Parked for ever, behind one that yields.
-            let (alive, one) = (alive.clone(), drops.one());
+            let (here, one) = (alive.clone(), drops.one());
             handles.push(
                 rt.go(move || {
                     let _one = one;
-                    alive.fetch_add(1, SeqCst);
+                    here.fetch_add(1, SeqCst);
                     let endless = trefoil::go(|| loop {
                         trefoil::yield_now();
                     });

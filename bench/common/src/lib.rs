@@ -1,0 +1,224 @@
+//! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
+//! `forkjoin`, and the one JSON line at the end. `go/main.go` holds the same in Go.
+//!
+//! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
+
+use std::fs;
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use serde_json::{Map, Value};
+
+/// `worker WORKLOAD [KEY=VALUE …]`.
+#[derive(Clone)]
+pub struct Args {
+    pub workload: String,
+    pairs: Vec<(String, String)>,
+}
+
+impl Args {
+    pub fn parse() -> Args {
+        let mut words = std::env::args().skip(1);
+        let workload = words.next().unwrap_or_else(|| fail("usage: worker WORKLOAD [KEY=VALUE …]"));
+        let pairs = words
+            .map(|word| match word.split_once('=') {
+                Some((key, value)) => (key.to_owned(), value.to_owned()),
+                None => fail(&format!("not KEY=VALUE: {word}")),
+            })
+            .collect();
+        Args { workload, pairs }
+    }
+
+    /// The number given for `key`, or `default`.
+    pub fn number(&self, key: &str, default: usize) -> usize {
+        match self.pairs.iter().find(|(k, _)| k == key) {
+            Some((_, value)) => {
+                value.parse().unwrap_or_else(|_| fail(&format!("not a number: {key}={value}")))
+            }
+            None => default,
+        }
+    }
+
+    pub fn procs(&self) -> usize {
+        self.number("procs", 2)
+    }
+
+    /// Ends the program: this worker has no such workload.
+    pub fn unknown(&self) -> ! {
+        fail(&format!("this worker has no workload named {}", self.workload))
+    }
+}
+
+fn fail(why: &str) -> ! {
+    eprintln!("{why}");
+    exit(2)
+}
+
+/// Counts rounds of `ops` operations: warms up for a quarter of the budget (`ms=`, 500 unless
+/// told), then measures for the budget; at least one round of each.
+///
+/// ```ignore
+/// let mut meter = Meter::new(&args, 1000);
+/// while meter.another_round() {
+///     one_round();
+/// }
+/// meter.report().print();
+/// ```
+pub struct Meter {
+    budget: Duration,
+    ops: usize,
+    phase: Phase,
+    rounds: u32,
+    wall: Instant,
+    cpu: Duration,
+}
+
+enum Phase {
+    Fresh,
+    WarmUp,
+    Measure,
+}
+
+impl Meter {
+    pub fn new(args: &Args, ops: usize) -> Meter {
+        Meter {
+            budget: Duration::from_millis(args.number("ms", 500) as u64),
+            ops,
+            phase: Phase::Fresh,
+            rounds: 0,
+            wall: Instant::now(),
+            cpu: cpu_time(),
+        }
+    }
+
+    pub fn another_round(&mut self) -> bool {
+        match self.phase {
+            Phase::Fresh => self.enter(Phase::WarmUp),
+            Phase::WarmUp if self.wall.elapsed() >= self.budget / 4 => self.enter(Phase::Measure),
+            Phase::WarmUp => {}
+            Phase::Measure => {
+                self.rounds += 1;
+                return self.wall.elapsed() < self.budget;
+            }
+        }
+        true
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.cpu = cpu_time();
+        self.wall = Instant::now();
+    }
+
+    /// To be called right after [`Meter::another_round`] said no.
+    pub fn report(self) -> Report {
+        let wall = self.wall.elapsed().as_secs_f64();
+        let cpu = (cpu_time() - self.cpu).as_secs_f64();
+        let ops = self.rounds as f64 * self.ops as f64;
+        Report::new()
+            .with("ns_per_op", wall * 1e9 / ops)
+            .with("ms_per_round", wall * 1e3 / self.rounds as f64)
+            .with("cores", cpu / wall)
+            .with("rounds", self.rounds as f64)
+    }
+}
+
+/// CPU time that this process has used, user and system.
+fn cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage of this process");
+    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Duration::from_micros(micros as u64)
+}
+
+/// The metrics of one sample.
+pub struct Report(Map<String, Value>);
+
+impl Report {
+    #[expect(clippy::new_without_default, reason = "an empty report has no meaning of its own")]
+    pub fn new() -> Report {
+        Report(Map::new())
+    }
+
+    pub fn with(mut self, key: &str, value: f64) -> Report {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+
+    pub fn print(self) {
+        println!("{}", Value::Object(self.0));
+    }
+}
+
+/// Resident memory and page tables of this process, in bytes.
+#[derive(Clone, Copy)]
+pub struct Memory {
+    rss: f64,
+    pte: f64,
+}
+
+impl Memory {
+    pub fn now() -> Memory {
+        let status = fs::read_to_string("/proc/self/status").expect("/proc/self/status");
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+            let kib = line.trim().trim_end_matches(" kB");
+            kib.parse::<f64>().expect(name) * 1024.0
+        };
+        Memory { rss: bytes("VmRSS:"), pte: bytes("VmPTE:") }
+    }
+}
+
+/// The report of `live1m`: `n` goroutines, or what the runtime calls them, were made, sat there,
+/// and ended.
+pub fn live_report(
+    n: usize,
+    create: Duration,
+    end: Duration,
+    before: Memory,
+    full: Memory,
+) -> Report {
+    let each_us = |time: Duration| time.as_secs_f64() * 1e6 / n as f64;
+    Report::new()
+        .with("total_us", each_us(create + end))
+        .with("create_us", each_us(create))
+        .with("end_us", each_us(end))
+        .with("rss_bytes", (full.rss - before.rss) / n as f64)
+        .with("pte_bytes", (full.pte - before.pte) / n as f64)
+}
+
+/// How long everything is left alone between "all are there" and the reading of the memory, so
+/// that the last few are parked as well.
+pub const SETTLE: Duration = Duration::from_millis(50);
+
+/// Sizes that all workers, Go's included, agree on.
+pub mod size {
+    pub const SPAWN_BATCH: usize = 1000;
+    pub const YIELDERS: usize = 4;
+    pub const YIELDS_EACH: usize = 20_000;
+    pub const FIB_N: u64 = 27;
+    /// Calls of fib(27) with n ≥ 2: F(28) − 1. Each spawns once.
+    pub const FIB_SPAWNS: usize = 317_810;
+    pub const FIB_RESULT: u64 = 196_418;
+    pub const SKYNET_LEAVES: u64 = 1_000_000;
+    pub const SKYNET_RESULT: u64 = SKYNET_LEAVES * (SKYNET_LEAVES - 1) / 2;
+    pub const CHUNKS: u64 = 10_000;
+    pub const LIVE: usize = 1_000_000;
+}
+
+/// One chunk of `forkjoin`, ≈ 15 µs: a chain of dependent steps, which no compiler can shorten or
+/// spread over vector lanes, and which rustc and Go turn into equally fast code (checked: a chain
+/// of shifts and xors was 7 % slower in Go, and would have measured the compilers).
+pub fn chunk(seed: u64) -> u64 {
+    const STEPS: u32 = 7_500;
+    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
+    let mut x = seed + 1;
+    for _ in 0..STEPS {
+        x = (x ^ (x >> 29)).wrapping_mul(MULTIPLIER);
+    }
+    x
+}
+
+/// What the chunks add up to (wrapping); workers check it.
+pub const CHUNKS_RESULT: u64 = 11_209_390_254_633_036_983;

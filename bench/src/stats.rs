@@ -1,0 +1,110 @@
+//! All samples of a run, by workload and runtime. Nothing is dropped.
+
+use std::collections::BTreeMap;
+
+use crate::sample::Sample;
+use crate::workloads::{Goal, Metric};
+
+#[derive(Default)]
+pub struct Results {
+    samples: BTreeMap<(&'static str, &'static str), Vec<Sample>>,
+}
+
+/// What the samples of one metric come to.
+#[derive(Clone, Copy)]
+pub struct Summary {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+    pub count: usize,
+}
+
+impl Summary {
+    fn of(mut values: Vec<f64>) -> Option<Summary> {
+        values.sort_by(f64::total_cmp);
+        let count = values.len();
+        let median = match count {
+            0 => return None,
+            n if n % 2 == 1 => values[n / 2],
+            n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
+        };
+        Some(Summary { median, min: values[0], max: values[count - 1], count })
+    }
+
+    /// From the least to the greatest sample, in parts of the median.
+    pub fn spread(&self) -> f64 {
+        (self.max - self.min) / self.median
+    }
+}
+
+impl Results {
+    pub fn add(&mut self, workload: &'static str, peer: &'static str, sample: Sample) {
+        self.samples.entry((workload, peer)).or_default().push(sample);
+    }
+
+    pub fn has(&self, workload: &str) -> bool {
+        self.samples.keys().any(|(name, _)| *name == workload)
+    }
+
+    pub fn summary(
+        &self,
+        workload: &'static str,
+        peer: &'static str,
+        key: &str,
+    ) -> Option<Summary> {
+        let samples = self.samples.get(&(workload, peer))?;
+        Summary::of(samples.iter().filter_map(|sample| sample.metrics.get(key).copied()).collect())
+    }
+
+    /// The median of a runtime as a multiple of Go's.
+    pub fn ratio(
+        &self,
+        workload: &'static str,
+        peer: &'static str,
+        metric: &Metric,
+    ) -> Option<f64> {
+        if matches!(metric.goal, Goal::Context) {
+            return None;
+        }
+        let ours = self.summary(workload, peer, metric.key)?;
+        let go = self.summary(workload, "go", metric.key)?;
+        Some(ours.median / go.median)
+    }
+
+    /// Whether trefoil meets the metric's goal, where it has one and the figures are there.
+    pub fn goal_met(&self, workload: &'static str, metric: &Metric) -> Option<bool> {
+        match metric.goal {
+            Goal::Ratio(most) => Some(self.ratio(workload, "trefoil", metric)? <= most),
+            Goal::AtMost(most) => {
+                Some(self.summary(workload, "trefoil", metric.key)?.median <= most)
+            }
+            Goal::Report | Goal::Context => None,
+        }
+    }
+
+    /// How many samples of one cell other programs disturbed.
+    pub fn disturbed(&self, workload: &'static str, peer: &'static str) -> usize {
+        let samples = self.samples.get(&(workload, peer));
+        samples.map_or(0, |samples| samples.iter().filter(|sample| sample.is_disturbed()).count())
+    }
+
+    /// Of all samples: how many were disturbed, and how many there are.
+    pub fn disturbed_in_all(&self) -> (usize, usize) {
+        let all = || self.samples.values().flatten();
+        (all().filter(|sample| sample.is_disturbed()).count(), all().count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_of_odd_even_and_no_samples() {
+        let odd = Summary::of(vec![3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((odd.median, odd.min, odd.max, odd.count), (2.0, 1.0, 3.0, 3));
+        assert_eq!(odd.spread(), 1.0);
+        assert_eq!(Summary::of(vec![4.0, 2.0]).unwrap().median, 3.0);
+        assert!(Summary::of(Vec::new()).is_none());
+    }
+}

@@ -1,0 +1,157 @@
+//! The trefoil worker. `worker WORKLOAD [KEY=VALUE …]`, one JSON line; see bench/README.md.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use bench_common::{Args, CHUNKS_RESULT, Memory, Meter, Report, SETTLE, chunk, live_report, size};
+use trefoil::{Runtime, go, yield_now};
+
+fn main() {
+    let args = Args::parse();
+    let builder = Runtime::builder().procs(args.procs());
+    #[cfg(feature = "small")]
+    let builder = match args.workload.as_str() {
+        "live1m_small" => builder.dlopen_reserve(false),
+        _ => builder,
+    };
+    let runtime = builder.build().expect("a trefoil runtime");
+    runtime.run(move || workload(&args)).print();
+}
+
+fn workload(args: &Args) -> Report {
+    match args.workload.as_str() {
+        "spawn_join" => spawn_join(args),
+        "yield" => yields(args, size::YIELDERS),
+        "switch" => yields(args, 2),
+        "fib" => fib_join(args),
+        "skynet" => skynet(args),
+        "forkjoin" => fork_join(args),
+        "live1m" => live(args),
+        #[cfg(feature = "small")]
+        "live1m_small" => live(args),
+        _ => args.unknown(),
+    }
+}
+
+fn spawn_join(args: &Args) -> Report {
+    let mut meter = Meter::new(args, size::SPAWN_BATCH);
+    while meter.another_round() {
+        let handles: Vec<_> = (0..size::SPAWN_BATCH).map(|_| go(|| {})).collect();
+        for handle in handles {
+            handle.join().unwrap();
+        }
+    }
+    meter.report()
+}
+
+/// Goroutines that yield and do nothing else: `yield` with four, `switch` with two on one P.
+fn yields(args: &Args, goroutines: usize) -> Report {
+    let mut meter = Meter::new(args, goroutines * size::YIELDS_EACH);
+    while meter.another_round() {
+        let handles: Vec<_> = (0..goroutines)
+            .map(|_| {
+                go(|| {
+                    for _ in 0..size::YIELDS_EACH {
+                        yield_now();
+                    }
+                })
+            })
+            .collect();
+        for handle in handles {
+            handle.join().unwrap();
+        }
+    }
+    meter.report()
+}
+
+fn fib(n: u64) -> u64 {
+    if n < 2 {
+        return n;
+    }
+    let left = go(move || fib(n - 1));
+    let right = fib(n - 2);
+    left.join().unwrap() + right
+}
+
+fn fib_join(args: &Args) -> Report {
+    let mut meter = Meter::new(args, size::FIB_SPAWNS);
+    while meter.another_round() {
+        assert_eq!(fib(size::FIB_N), size::FIB_RESULT);
+    }
+    meter.report()
+}
+
+/// One node of the skynet: the sum of its leaves, counted from `first`.
+fn node(first: u64, leaves: u64) -> u64 {
+    if leaves == 1 {
+        return first;
+    }
+    let each = leaves / 10;
+    let children: [_; 10] = std::array::from_fn(|i| {
+        let first = first + i as u64 * each;
+        go(move || node(first, each))
+    });
+    children.into_iter().map(|child| child.join().unwrap()).sum()
+}
+
+fn skynet(args: &Args) -> Report {
+    let mut meter = Meter::new(args, size::SKYNET_LEAVES as usize);
+    while meter.another_round() {
+        let root = go(|| node(0, size::SKYNET_LEAVES));
+        assert_eq!(root.join().unwrap(), size::SKYNET_RESULT);
+    }
+    meter.report()
+}
+
+fn fork_join(args: &Args) -> Report {
+    let mut meter = Meter::new(args, size::CHUNKS as usize);
+    while meter.another_round() {
+        let handles: Vec<_> = (0..size::CHUNKS).map(|i| go(move || chunk(i))).collect();
+        let sum = handles.into_iter().map(|handle| handle.join().unwrap());
+        assert_eq!(sum.fold(0, u64::wrapping_add), CHUNKS_RESULT);
+    }
+    meter.report()
+}
+
+/// A chain of joins: each goroutine holds and joins the one before it, the first one waits for
+/// `RELEASE`. To become a wait on one channel, as in Go, once there are channels: a chain ends
+/// one by one, a closed channel releases all at once.
+fn live(args: &Args) -> Report {
+    static READY: AtomicUsize = AtomicUsize::new(0);
+    static RELEASE: AtomicBool = AtomicBool::new(false);
+    let n = args.number("n", size::LIVE);
+
+    let before = Memory::now();
+    let start = Instant::now();
+    let mut last = go(|| {
+        READY.fetch_add(1, Ordering::Relaxed);
+        while !RELEASE.load(Ordering::Relaxed) {
+            yield_now();
+        }
+    });
+    for _ in 1..n {
+        let previous = last;
+        last = go(move || {
+            READY.fetch_add(1, Ordering::Relaxed);
+            previous.join().unwrap();
+        });
+    }
+    while READY.load(Ordering::Relaxed) < n {
+        yield_now();
+    }
+    let create = start.elapsed();
+
+    // Those that counted themselves may not be parked yet: give them the processor.
+    let settling = Instant::now();
+    while settling.elapsed() < SETTLE {
+        yield_now();
+    }
+    let full = Memory::now();
+
+    let start = Instant::now();
+    RELEASE.store(true, Ordering::Relaxed);
+    last.join().unwrap();
+    let end = start.elapsed();
+
+    live_report(n, create, end, before, full)
+}
