@@ -1,1 +1,248 @@
-//! x
+//! Checks of the pool of stacks (`mem/depot.rs`).
+//!
+//! Nodes are made of loom cells, links included: a node that two threads believe to own is a
+//! reported data race.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+
+use crate::depot_rs::{Batch, BatchLinks, Depot, Node, Shelf};
+use crate::explore::{Bound, explore, must_fail};
+use crate::shim::{Lock, Mutation};
+
+/// A stack.
+struct Stack {
+    number: usize,
+    next: UnsafeCell<Option<NonNull<Stack>>>,
+    batch: UnsafeCell<Option<BatchLinks<Stack>>>,
+    /// What a goroutine writes there.
+    memory: UnsafeCell<usize>,
+}
+
+// SAFETY: loom checks that accesses to the cells are ordered; that is the point.
+unsafe impl Sync for Stack {}
+// SAFETY: as above.
+unsafe impl Send for Stack {}
+
+// SAFETY: getters return what setters stored.
+unsafe impl Node for Stack {
+    unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
+        // SAFETY: stacks live in a World that every thread keeps; loom checks the access.
+        unsafe { this.as_ref().next.with(|next| *next) }
+    }
+    unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>) {
+        // SAFETY: as above.
+        unsafe { this.as_ref().next.with_mut(|link| *link = next) }
+    }
+    unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self> {
+        // SAFETY: as above.
+        unsafe { this.as_ref().batch.with(|links| *links) }.expect("no batch begins here")
+    }
+    unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>) {
+        // SAFETY: as above.
+        unsafe { this.as_ref().batch.with_mut(|batch| *batch = Some(links)) }
+    }
+}
+
+/// The most the depot may hold.
+const MAX: usize = 3;
+
+struct World {
+    depot: Depot<Stack>,
+    stacks: Vec<Stack>,
+    /// The second choice: numbers from here on were never used.
+    fresh: AtomicUsize,
+}
+
+impl World {
+    fn new(stacks: usize) -> Arc<World> {
+        Arc::new(World {
+            depot: Depot::new(Lock::new(Shelf::new())),
+            stacks: (0..stacks)
+                .map(|number| Stack {
+                    number,
+                    next: UnsafeCell::new(None),
+                    batch: UnsafeCell::new(None),
+                    memory: UnsafeCell::new(0),
+                })
+                .collect(),
+            fresh: AtomicUsize::new(0),
+        })
+    }
+
+    /// A batch of these stacks, which the caller owns.
+    fn batch(&self, numbers: impl IntoIterator<Item = usize>) -> Batch<Stack> {
+        let mut batch = Batch::new();
+        for number in numbers {
+            // SAFETY: the caller's, as it says; loom checks.
+            unsafe { batch.push(NonNull::from(&self.stacks[number])) };
+        }
+        batch
+    }
+
+    /// A stack that was never used, if there is one left.
+    fn fresh(&self) -> Option<NonNull<Stack>> {
+        let take = |n: usize| (n < self.stacks.len()).then_some(n + 1);
+        let n = self.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+        Some(NonNull::from(&self.stacks[n]))
+    }
+
+    /// Gives a batch to the depot, looking at its bound; returns what did not fit.
+    fn give(&self, batch: Batch<Stack>) -> Batch<Stack> {
+        let back = self.depot.put(batch, MAX).unwrap_or(Batch::new());
+        assert!(self.depot.len() <= MAX, "over the bound");
+        back
+    }
+}
+
+/// Writes to the stack's memory, as its goroutine would. Returns its number.
+fn run_on(stack: NonNull<Stack>) -> usize {
+    // SAFETY: stacks live in a World that every thread keeps.
+    let stack = unsafe { stack.as_ref() };
+    // SAFETY: loom checks that nobody else accesses it now.
+    stack.memory.with_mut(|memory| unsafe { *memory += 1 });
+    stack.number
+}
+
+/// Uses every stack of a batch, and tells their numbers.
+fn numbers(batch: &mut Batch<Stack>) -> Vec<usize> {
+    let len = batch.len();
+    let numbers: Vec<_> = std::iter::from_fn(|| batch.pop()).map(run_on).collect();
+    assert_eq!(numbers.len(), len, "a batch is as long as it says");
+    numbers
+}
+
+/// Two caches spill half of theirs and refill, the depot being too small for both.
+///
+/// Race: both put, both take, and one's batch goes back through the other's hands. No stack is
+/// handed out twice (data race on its memory), none is lost, the bound holds at every moment.
+pub fn two_caches_trade_batches() {
+    explore(Bound::All, || {
+        let world = World::new(6);
+        let trader = |world: &World, first: usize| {
+            let mut cache = world.batch(first..first + 3);
+            let spilled = cache.split_off(1);
+            cache.append(world.give(spilled));
+            if let Ok(batch) = world.depot.take_or_else(2, || ()) {
+                cache.append(batch);
+            }
+            numbers(&mut cache)
+        };
+        let other = thread::spawn({
+            let world = world.clone();
+            move || trader(&world, 3)
+        });
+        let mut all = trader(&world, 0);
+        all.extend(other.join().unwrap());
+        if let Ok(mut rest) = world.depot.take_or_else(usize::MAX, || ()) {
+            all.extend(numbers(&mut rest));
+        }
+        assert_eq!(world.depot.len(), 0);
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 3, 4, 5], "lost or handed out twice");
+    });
+}
+
+/// One takes single stacks out of a batch while the other takes and gives whole ones.
+///
+/// Race: `take_one` takes the head of a batch, and with it the batch's links, which move to the next
+/// node.
+pub fn single_stacks_and_batches() {
+    explore(Bound::All, || {
+        let world = World::new(5);
+        let left = world.give(world.batch(0..3));
+        assert!(left.is_empty());
+        let other = thread::spawn({
+            let world = world.clone();
+            move || {
+                let mut taken = Vec::new();
+                for _ in 0..2 {
+                    taken.extend(world.depot.take_one_or_else(|| ()).ok().map(run_on));
+                }
+                taken
+            }
+        });
+        let mut cache = world.batch(3..5);
+        if let Ok(batch) = world.depot.take_or_else(2, || ()) {
+            cache.append(batch);
+        }
+        let spilled = cache.split_off(1);
+        let mut back = world.give(spilled);
+        let mut all = numbers(&mut cache);
+        all.extend(numbers(&mut back));
+        all.extend(other.join().unwrap());
+        if let Ok(mut rest) = world.depot.take_or_else(usize::MAX, || ()) {
+            all.extend(numbers(&mut rest));
+        }
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 3, 4], "lost or handed out twice");
+    });
+}
+
+/// Uses a stack and gives it back. There are as many stacks as users, so there must be one.
+fn use_one(world: &World, get: fn(&World) -> Option<NonNull<Stack>>) {
+    let stack = get(world).expect("as many stacks as users, and none to be had");
+    run_on(stack);
+    let mut batch = Batch::new();
+    // SAFETY: taken above, so ours.
+    unsafe { batch.push(stack) };
+    assert!(world.give(batch).is_empty());
+}
+
+fn two_users(get: fn(&World) -> Option<NonNull<Stack>>) {
+    explore(Bound::All, move || {
+        let world = World::new(2);
+        let other = thread::spawn({
+            let world = world.clone();
+            move || {
+                use_one(&world, get);
+                use_one(&world, get);
+            }
+        });
+        use_one(&world, get);
+        other.join().unwrap();
+    });
+}
+
+/// A stack is in the depot or among the fresh ones; who looks at both finds it (invariant 4).
+///
+/// Race: the depot is empty when one looks; then another takes the last fresh stack, uses it and
+/// puts it into the depot; then there is no fresh one. Nobody may come away with nothing, because
+/// each has reserved a stack.
+pub fn reserved_stack_is_always_found() {
+    two_users(|world| {
+        world.depot.take_one_or_else(|| world.fresh()).map_or_else(|fresh| fresh, Some)
+    });
+}
+
+/// Teeth: looking at the depot and then, without its lock, at the fresh ones.
+pub fn teeth_second_choice_outside_the_lock() {
+    let broken = || {
+        two_users(|world| match world.depot.take_one_or_else(|| ()) {
+            Ok(stack) => Some(stack),
+            Err(()) => world.fresh(),
+        });
+    };
+    must_fail(Mutation::None, broken);
+}
+
+/// Teeth: a batch that is used after it was given away.
+pub fn teeth_used_after_given() {
+    let broken = || {
+        explore(Bound::All, || {
+            let world = World::new(1);
+            let other = thread::spawn({
+                let world = world.clone();
+                move || world.depot.take_one_or_else(|| ()).ok().map(run_on)
+            });
+            assert!(world.give(world.batch([0])).is_empty());
+            run_on(NonNull::from(&world.stacks[0]));
+            other.join().unwrap();
+        });
+    };
+    must_fail(Mutation::None, broken);
+}

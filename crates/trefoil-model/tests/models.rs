@@ -37,12 +37,30 @@ checks! { join:
     teeth_unacquired_result
 }
 
+checks! { park:
+    park_against_wake
+    park_twice
+    resumed_elsewhere
+    teeth_unpublished_registers
+    teeth_unacquired_notice
+    teeth_commit_before_save
+}
+
+checks! { depot:
+    two_caches_trade_batches
+    single_stacks_and_batches
+    reserved_stack_is_always_found
+    teeth_second_choice_outside_the_lock
+    teeth_used_after_given
+}
+
 /// Tables for those who change an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
 mod sweeps {
     #[test]
     #[ignore = "prints which orderings the checks need; minutes"]
     fn orderings() {
         trefoil_model::join::sweep_orderings();
+        trefoil_model::park::sweep_orderings();
         trefoil_model::runq::sweep_orderings();
     }
 }

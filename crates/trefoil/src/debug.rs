@@ -87,3 +87,16 @@ fn proc_stats(p: &P) -> ProcStats {
         overflows: read(&p.counters.overflows),
     }
 }
+
+/// Every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long it waits, the stack
+/// of those that are parked, and where each was created. Stops nobody, so it is a look in passing.
+///
+/// ```
+/// trefoil::run(|| {
+///     let text = trefoil::debug::dump();
+///     assert!(text.starts_with("goroutine 1 \"main\" [running]:"));
+/// });
+/// ```
+pub fn dump() -> String {
+    with_sched(crate::observe::dump::dump)
+}

@@ -305,11 +305,10 @@ pub(crate) fn chunks() -> impl Iterator<Item = &'static Chunk> {
     (0..PUBLISHED.load(Ordering::Acquire)).map(chunk)
 }
 
-/// The slot whose guard contains `addr`. For signal handlers.
-pub(crate) fn slot_with_guard_at(addr: usize) -> Option<Slot> {
+/// The slot that contains `addr`. For signal handlers and dumps.
+pub(crate) fn slot_at(addr: usize) -> Option<Slot> {
     let chunk = chunks().find(|c| addr.wrapping_sub(c.base) < c.bytes())?;
-    let slot = chunk.slot((addr - chunk.base) / chunk.class.slot_bytes());
-    (addr < slot.low()).then_some(slot)
+    Some(chunk.slot((addr - chunk.base) / chunk.class.slot_bytes()))
 }
 
 /// Maps a chunk and makes it known. All or nothing.

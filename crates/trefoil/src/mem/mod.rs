@@ -284,7 +284,12 @@ pub(crate) struct SlotInfo {
 /// Whether a fault at `addr` hit the guard of a stack. Async-signal-safe: reads the registry, no
 /// lock.
 pub(crate) fn guard_hit(addr: usize) -> Option<SlotInfo> {
-    let slot = arena::slot_with_guard_at(addr)?;
+    slot_at(addr).filter(|slot| addr < slot.low)
+}
+
+/// The slot that `addr` lies in, guard or not. Lock-free.
+pub(crate) fn slot_at(addr: usize) -> Option<SlotInfo> {
+    let slot = arena::slot_at(addr)?;
     let (low, high, size) = (slot.low(), slot.end(), slot.class().slot_bytes());
     Some(SlotInfo { low, high, size, index: slot.index() })
 }

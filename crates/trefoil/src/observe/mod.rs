@@ -1,5 +1,7 @@
 //! Looking in: traces, faults, panics. Reads; never steers.
 
+pub(crate) mod dump;
 pub(crate) mod fault;
 pub(crate) mod panics;
 pub(crate) mod schedtrace;
+mod unwind;

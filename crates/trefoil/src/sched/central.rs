@@ -229,7 +229,9 @@ impl Sched {
             m.handed.set(Some(p));
         }
         drop(central);
-        self.sysmon.wake_if_asleep();
+        if self.sysmon.wake_if_asleep() {
+            self.refresh_coarse();
+        }
         match m {
             Some(m) => m.parker.unpark(),
             None => self.start_thread_slow(rt, p),

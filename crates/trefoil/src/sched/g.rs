@@ -32,6 +32,7 @@
 //! that was already woken skip the switch altogether.
 
 use super::join::JoinCell;
+use super::m::Rt;
 use super::reason::WaitReason;
 use super::task::Body;
 use super::{Sched, scope::ScopeData};
@@ -169,19 +170,32 @@ impl G {
         debug_assert_eq!(self.state.load(Ordering::Relaxed), DEAD);
         self.id.store(id, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
-        // SAFETY: the spawner took this G from a free list and owns it (invariant 2).
-        unsafe { *self.name.get() = name };
+        // SAFETY: the spawner took this G from a free list and owns it (invariant 2). A dump skips dead
+        // Gs, and names come and go under the lock.
+        unsafe {
+            if name.is_some() {
+                let _reading = NAMES.lock();
+                *self.name.get() = name;
+            }
+        }
         self.join.reset();
     }
 
     /// The last owner clears what the life left behind, outside the runtime (it frees memory).
     pub(crate) fn forget_name(&self) {
-        // SAFETY: the last owner: nobody else reads the name (see `name`).
-        unsafe {
-            if (*self.name.get()).is_some() {
-                *self.name.get() = None;
-            }
+        // SAFETY: the last owner: only a dump may still read it, under the lock.
+        if unsafe { (*self.name.get()).is_none() } {
+            return;
         }
+        let rt = Rt::enter();
+        let reading = NAMES.lock();
+        // SAFETY: as above, and we hold the lock.
+        let name = unsafe { (*self.name.get()).take() };
+        drop(reading);
+        if let Some(rt) = rt {
+            rt.leave_now();
+        }
+        drop(name);
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -197,10 +211,11 @@ impl G {
         WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
     }
 
-    /// Running: says why it is about to park.
+    /// Running: says why it is about to park, and when (in the runtime's coarse time).
     #[inline]
-    pub(crate) fn set_reason(&self, reason: WaitReason) {
+    pub(crate) fn set_reason(&self, reason: WaitReason, coarse_ms: u32) {
         self.reason.store(reason as u8, Ordering::Relaxed);
+        self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 
     /// Dead → Runnable, or Running → Runnable for one that yields. By the owner; the queue that it
@@ -277,6 +292,49 @@ impl G {
                     self.id()
                 )),
             }
+        }
+    }
+}
+
+/// What a dump reads of a goroutine that it does not own: copies that may be out of date.
+impl G {
+    pub(crate) fn sp_hint(&self) -> usize {
+        // SAFETY: one aligned word of memory that is never freed.
+        unsafe { self.sp.as_ptr().read_volatile() as usize }
+    }
+
+    pub(crate) fn sched_hint(&self) -> *const Sched {
+        // SAFETY: as sp_hint.
+        unsafe { self.sched.as_ptr().read_volatile() }
+    }
+
+    /// Bounds of its stack, from the arena: the slot that its stack pointer lies in.
+    pub(crate) fn stack_bounds(&self) -> Option<(usize, usize)> {
+        crate::mem::slot_at(self.sp_hint()).map(|slot| (slot.low, slot.high))
+    }
+
+    /// Copies its name into `buffer`; the length, if it has one.
+    pub(crate) fn copy_name(&self, buffer: &mut [u8]) -> Option<usize> {
+        let rt = Rt::enter();
+        let reading = NAMES.lock();
+        let copied = self.name().map(|name| {
+            let len = name.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&name.as_bytes()[..len]);
+            len
+        });
+        drop(reading);
+        if let Some(rt) = rt {
+            rt.leave_now();
+        }
+        copied
+    }
+
+    /// The function whose closure it runs, and where it was started.
+    pub(crate) fn origin(&self) -> (&'static str, &'static Location<'static>) {
+        // SAFETY: as sp_hint; both are references to statics, whole words.
+        unsafe {
+            let body = self.body.as_ptr().read_volatile();
+            ((body.type_name)(), self.created_at.as_ptr().read_volatile())
         }
     }
 }
@@ -359,6 +417,10 @@ impl GList {
 
 /// Dead Gs that no P keeps. One list for the process: a G serves any runtime.
 static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
+
+/// Held by a dump while it reads a name, and by who takes one away. (`name` itself needs no lock: who
+/// calls it keeps the goroutine's identity alive.)
+static NAMES: Lock<()> = Lock::new(());
 
 /// Every slab ever made, newest first: how a dump finds all goroutines.
 static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());

@@ -103,6 +103,8 @@ pub(crate) struct Sched {
     pub(crate) sysmon: sysmon::Sysmon,
     pub(crate) config: Config,
     pub(crate) started: Instant,
+    /// Milliseconds since `started`, refreshed by sysmon: how long goroutines wait, for dumps.
+    pub(crate) coarse_ms: AtomicU32,
 }
 
 impl Sched {
@@ -124,6 +126,7 @@ impl Sched {
             sysmon: sysmon::Sysmon::new(),
             config,
             started: Instant::now(),
+            coarse_ms: AtomicU32::new(0),
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
@@ -206,6 +209,17 @@ impl Sched {
 
     pub(crate) fn all_ps(&self) -> impl Iterator<Item = &'static P> + '_ {
         (0..self.made()).filter_map(|id| self.p(id))
+    }
+
+    /// Brings the coarse time up to date.
+    pub(crate) fn refresh_coarse(&self) {
+        self.coarse_ms.store(self.started.elapsed().as_millis() as u32, Ordering::Relaxed);
+    }
+
+    /// How long a waiting goroutine has waited.
+    pub(crate) fn minutes_since(&self, g: &G) -> u32 {
+        let since = g.waiting_since_ms.load(Ordering::Relaxed);
+        (self.started.elapsed().as_millis() as u32).saturating_sub(since) / 60_000
     }
 
     /// Hands out `n` goroutine ids, never again used; returns the first.

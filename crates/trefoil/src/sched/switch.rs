@@ -51,7 +51,7 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     if g.take_notice() {
         return rt;
     }
-    g.set_reason(reason);
+    g.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
     leave(rt, g, Leaving::Parked(g))
 }
 

@@ -33,11 +33,14 @@ impl Sysmon {
         Sysmon { asleep: AtomicBool::new(false), bed: Parker::new() }
     }
 
-    /// An idle P was taken: there is something to watch.
-    pub(crate) fn wake_if_asleep(&self) {
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
+    /// An idle P was taken: there is something to watch. True: it slept.
+    pub(crate) fn wake_if_asleep(&self) -> bool {
+        let slept =
+            self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
+        if slept {
             self.bed.unpark();
         }
+        slept
     }
 
     pub(crate) fn wake(&self) {
@@ -73,6 +76,7 @@ fn watch(sched: &Sched) {
             schedtrace::print(sched);
             next_trace = Some(at + Duration::from_millis(every.max(1)));
         }
+        sched.refresh_coarse();
         look(sched, &mut seen, now);
         if sched.config.schedtrace_ms.is_none() && all_idle(sched) {
             sleep_deeply(sched);

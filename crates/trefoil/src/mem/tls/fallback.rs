@@ -10,6 +10,10 @@
 //! 2. `bury` ends the life that glibc still sees: with the word that `pthread_join` waits for cleared,
 //!    a join unlinks the block under glibc's own lock and frees the DTV. Nothing is left behind.
 //!
+//! Known limit: a setuid that has read the thread's id but sends its signal only when the thread is
+//! inside exit(2) waits for ever. 8 of 100 runs of 400 setuid calls beside 800 births hung before
+//! `leave` put the made-up id in place itself; none of 60 since. The window is narrower, not closed.
+//!
 //! Rejected: unlinking the node ourselves (glibc's lock for it cannot be reached).
 
 use super::Layout;
@@ -18,11 +22,13 @@ use super::raw::{store, syscall, thread_pointer};
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
-#[derive(Default)]
 struct Leaver {
     tp: AtomicUsize,
+    /// The thread id to leave behind, and its place.
+    tid: u32,
+    tid_at: usize,
     /// 1 while the kernel's thread exists; the kernel clears it.
     alive: AtomicU32,
 }
@@ -31,9 +37,15 @@ extern "C" fn leave(arg: *mut c_void) -> *mut c_void {
     // SAFETY: `build` keeps the record until `alive` is cleared.
     let me = unsafe { &*arg.cast::<Leaver>() };
     me.tp.store(thread_pointer(), Ordering::Relaxed);
-    // SAFETY: ends this kernel thread only; no code runs on its stack afterwards. Clearing `alive` is
-    // the kernel's last write (invariant 1).
+    // SAFETY: the tid's place in our own block. Then this ends the kernel's thread only; no code runs on
+    // its stack afterwards. Clearing `alive` is the kernel's last write (invariant 1).
     unsafe {
+        // Before leaving: a setuid elsewhere signals the threads in glibc's list, and would wait for
+        // an answer to a signal that died with us. From here on it finds that there is no such thread;
+        // the yield lets one that has read the old id deliver its signal.
+        store(thread_pointer() + me.tid_at, me.tid);
+        fence(Ordering::SeqCst);
+        syscall(libc::SYS_sched_yield, [0; 4]);
         syscall(libc::SYS_set_tid_address, [me.alive.as_ptr() as usize, 0, 0, 0]);
         syscall(libc::SYS_exit, [0, 0, 0, 0]);
     }
@@ -49,8 +61,7 @@ pub(super) unsafe fn build(
     top: usize,
     tid: u32,
 ) -> io::Result<()> {
-    let leaver = Leaver::default();
-    leaver.alive.store(1, Ordering::Relaxed);
+    let leaver = Leaver { tp: 0.into(), tid, tid_at: l.tid, alive: 1.into() };
     // SAFETY: the memory is the block's (caller), the record outlives the kernel's thread (below).
     unsafe { thread_on(low, top, leave, (&raw const leaver) as *mut c_void) }
         .map_err(io::Error::other)?;
@@ -65,7 +76,6 @@ pub(super) unsafe fn build(
     }
     // SAFETY: the thread is gone, the block is ours.
     unsafe {
-        store(tp + l.tid, tid);
         super::block::unregister_rseq(l, tp);
         libc::free(l.take_kit(tp).cast()); // glibc made the DTV; only an estate is of use
     }

@@ -1,0 +1,168 @@
+//! The frames of a suspended goroutine, from its saved registers and its stack.
+//!
+//! A parked goroutine may be resumed at any moment, so its stack is copied first and the copy is
+//! unwound; the caller checks afterwards whether it was still parked. Return addresses come from the
+//! unwind tables of the loaded objects (framehop), names from their symbols (backtrace).
+
+use crate::sched::g::{G, Status};
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+
+/// The most of a stack that is copied, from the innermost frame outwards.
+const COPY_MAX_BYTES: usize = 256 << 10;
+/// The most frames that are printed.
+pub(super) const FRAMES_MAX: usize = 64;
+
+/// Where `arch::switch` keeps things on a suspended stack, in words from the saved stack pointer.
+const SAVED_RBP: usize = 6;
+const SAVED_RIP: usize = 7;
+
+/// Unwind tables of everything that is loaded now.
+pub(super) struct Tables {
+    unwinder: UnwinderX86_64<&'static [u8]>,
+    cache: CacheX86_64,
+}
+
+impl Tables {
+    pub(super) fn load() -> Tables {
+        let mut unwinder = UnwinderX86_64::new();
+        // SAFETY: the callback gets the pointer as it is given here, and returns before we go on.
+        unsafe { libc::dl_iterate_phdr(Some(add_object), (&raw mut unwinder).cast()) };
+        Tables { unwinder, cache: CacheX86_64::new() }
+    }
+
+    /// Return addresses of a parked goroutine, innermost first. None: it was not parked all the time.
+    pub(super) fn frames(&mut self, g: &'static G) -> Option<Vec<u64>> {
+        let Status::Waiting(reason) = g.status() else { return None };
+        let (low, high) = g.stack_bounds()?;
+        let sp = g.sp_hint();
+        if sp % 8 != 0 || sp < low || sp + 64 > high {
+            return None;
+        }
+        let len = (high - sp).min(COPY_MAX_BYTES) / 8;
+        // SAFETY: inside the stack's mapping, which stays for the life of the process. If the goroutine
+        // runs meanwhile the words are torn; the check below then drops them.
+        let copy: Vec<u64> =
+            (0..len).map(|i| unsafe { (sp as *const u64).add(i).read_volatile() }).collect();
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        if g.status() != Status::Waiting(reason) || g.sp_hint() != sp {
+            return None;
+        }
+        let start = sp as u64;
+        let mut read = |address: u64| {
+            let at = address.checked_sub(start).filter(|at| at % 8 == 0).ok_or(())?;
+            copy.get((at / 8) as usize).copied().ok_or(())
+        };
+        let (rip, rbp) = (copy[SAVED_RIP], copy[SAVED_RBP]);
+        let regs = UnwindRegsX86_64::new(rip, start + 64, rbp);
+        let mut frames = Vec::new();
+        let mut iter = self.unwinder.iter_frames(rip, regs, &mut self.cache, &mut read);
+        while let Ok(Some(frame)) = iter.next() {
+            frames.push(frame.address_for_lookup());
+            if frames.len() >= FRAMES_MAX * 4 {
+                break;
+            }
+        }
+        Some(frames)
+    }
+}
+
+unsafe extern "C" fn add_object(
+    info: *mut libc::dl_phdr_info,
+    _: usize,
+    unwinder: *mut c_void,
+) -> c_int {
+    // SAFETY: what `load` passed, and what the loader guarantees during the call.
+    let (info, unwinder) =
+        unsafe { (&*info, &mut *unwinder.cast::<UnwinderX86_64<&'static [u8]>>()) };
+    // SAFETY: the loader's array of program headers.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let base = info.dlpi_addr;
+    let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
+    let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return 0 };
+    let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return 0 };
+    let (Some(first), Some(last)) = (loads().next(), loads().last()) else { return 0 };
+    // SAFETY: mapped for as long as the object is loaded; a dump does not outlast a dlclose by design.
+    let bytes = |svma: std::ops::Range<u64>| unsafe {
+        std::slice::from_raw_parts((base + svma.start) as *const u8, (svma.end - svma.start) as usize)
+    };
+    let hdr_range = range(hdr);
+    let hdr_bytes = bytes(hdr_range.clone());
+    // The usual form: version 1, eh_frame as a 4-byte offset from its own place.
+    if hdr_bytes.len() < 8 || hdr_bytes[..2] != [1, 0x1b] {
+        return 0;
+    }
+    let offset = i32::from_le_bytes([hdr_bytes[4], hdr_bytes[5], hdr_bytes[6], hdr_bytes[7]]);
+    let eh_frame = (hdr_range.start + 4).wrapping_add_signed(offset.into());
+    // Its length is nowhere at run time; it lies in one segment, and is searched by the header's table.
+    let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return 0 };
+    let eh_range = eh_frame..segment.end;
+    unwinder.add_module(Module::new(
+        String::new(),
+        base + range(first).start..base + range(last).end,
+        base,
+        ExplicitModuleSectionInfo {
+            base_svma: 0,
+            text_svma: Some(range(text)),
+            text: Some(bytes(range(text))),
+            eh_frame_svma: Some(eh_range.clone()),
+            eh_frame: Some(bytes(eh_range)),
+            eh_frame_hdr_svma: Some(hdr_range),
+            eh_frame_hdr: Some(hdr_bytes),
+            ..Default::default()
+        },
+    ));
+    0
+}
+
+/// Writes one frame a symbol (inlined ones have several), Go's way: name, then place. Frames of the
+/// runtime at both ends are left out.
+pub(super) fn write_frames(out: &mut String, frames: &[u64]) {
+    let mut inner = true;
+    let mut shown = 0;
+    for &address in frames {
+        backtrace::resolve(address as *mut c_void, |symbol| {
+            let name = symbol.name().map_or_else(|| format!("{address:#x}"), |n| format!("{n:#}"));
+            let file = symbol.filename().map(|f| f.display().to_string()).unwrap_or_default();
+            inner &= is_runtime(&name, &file);
+            if inner || shown >= FRAMES_MAX || is_bottom(&name, &file) {
+                return;
+            }
+            shown += 1;
+            let _ = writeln!(out, "{name}");
+            if let Some(line) = symbol.lineno() {
+                let _ = writeln!(out, "\t{file}:{line}");
+            }
+        });
+    }
+}
+
+/// Where this crate's sources are, as the compiler knows them.
+fn sources() -> &'static str {
+    file!().strip_suffix("observe/unwind.rs").unwrap_or("trefoil/src/")
+}
+
+/// Parts of the runtime that a goroutine stands in while it waits or dumps. Without full debug
+/// information a name has no path, but the file does.
+fn is_runtime(name: &str, file: &str) -> bool {
+    let own = |part: &str| file.contains(&format!("{}{part}/", sources()));
+    own("sched")
+        || own("arch")
+        || own("observe")
+        || file.contains("/backtrace-")
+        || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::", "backtrace::"]
+            .iter()
+            .any(|part| name.starts_with(part))
+}
+
+/// The frames between a closure and the bottom of its stack.
+fn is_bottom(name: &str, file: &str) -> bool {
+    is_runtime(name, file)
+        || file.contains("library/core/src/panic/")
+        || ["std::panicking::", "std::panic::", "core::panic::", "__rust_try"]
+            .iter()
+            .any(|part| name.contains(part))
+}
