@@ -10,8 +10,35 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::shim::{AtomicPtr, Half, Mutation, Op, Ordering};
+use crate::shim::{Half, Mutation, Op};
 use crate::state_rs::{Notify, ParkOutcome, State};
+
+/// A queue with room for one, on which a taker sleeps.
+struct Slot {
+    full: Mutex<bool>,
+    filled: Condvar,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Slot { full: Mutex::new(false), filled: Condvar::new() }
+    }
+
+    fn put(&self) {
+        let mut full = self.full.lock().unwrap();
+        assert!(!*full, "queued twice");
+        *full = true;
+        self.filled.notify_one();
+    }
+
+    fn take(&self) {
+        let mut full = self.full.lock().unwrap();
+        while !*full {
+            full = self.filled.wait(full).unwrap();
+        }
+        *full = false;
+    }
+}
 
 /// A goroutine and the thing it waits for.
 struct World {
@@ -20,11 +47,11 @@ struct World {
     registers: UnsafeCell<u32>,
     /// What the waker tells.
     message: UnsafeCell<u32>,
-    /// The waiter list, with room for one (null: none). Through it the right to wake is passed.
-    waiter: AtomicPtr<World>,
-    /// The run queue, with room for one, and a way to wait for it.
-    queue: Mutex<bool>,
-    queued: Condvar,
+    /// The waiter list, with room for one: the right to wake. Only the goroutine puts something in,
+    /// so nothing comes back to it this way.
+    waiter: Slot,
+    /// The run queue, with room for one.
+    queue: Slot,
 }
 
 // SAFETY: loom checks that accesses to the cells are ordered; that is the point.
@@ -38,30 +65,17 @@ impl World {
             state: State::new(),
             registers: UnsafeCell::new(0),
             message: UnsafeCell::new(0),
-            waiter: AtomicPtr::new(std::ptr::null_mut()),
-            queue: Mutex::new(false),
-            queued: Condvar::new(),
+            waiter: Slot::new(),
+            queue: Slot::new(),
         };
         world.state.set_runnable();
         world.state.set_running();
         Arc::new(world)
     }
 
-    fn enqueue(&self) {
-        let mut queue = self.queue.lock().unwrap();
-        assert!(!*queue, "queued twice");
-        *queue = true;
-        self.queued.notify_one();
-    }
-
     /// Some thread takes the goroutine from the queue and resumes it.
     fn resume(&self, wait: u32) {
-        let mut queue = self.queue.lock().unwrap();
-        while !*queue {
-            queue = self.queued.wait(queue).unwrap();
-        }
-        *queue = false;
-        drop(queue);
+        self.queue.take();
         // SAFETY: loom checks that nobody else accesses it now.
         let saved = self.registers.with_mut(|r| unsafe { std::mem::replace(&mut *r, 0) });
         assert_eq!(saved, wait, "resumed without its registers");
@@ -70,13 +84,13 @@ impl World {
 
     /// The goroutine, on whatever thread: waits for the `wait`-th time, is resumed, reads.
     fn wait(&self, wait: u32) {
-        self.waiter.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
+        self.waiter.put();
         if !self.state.take_notice() {
             // The switch; what follows is the successor's.
             // SAFETY: loom checks that nobody else accesses it now.
             self.registers.with_mut(|r| unsafe { *r = wait });
             if self.state.commit_park() == ParkOutcome::AlreadyNotified {
-                self.enqueue();
+                self.queue.put();
             }
             self.resume(wait);
         }
@@ -87,9 +101,7 @@ impl World {
 
     /// The waker: finds the waiter, and wakes it with a message.
     fn wake(&self, wait: u32) {
-        while self.waiter.swap(std::ptr::null_mut(), Ordering::Acquire).is_null() {
-            thread::yield_now();
-        }
+        self.waiter.take();
         // SAFETY: loom checks that nobody else accesses it now.
         self.message.with_mut(|m| unsafe { *m = wait });
         self.notify();
@@ -97,7 +109,7 @@ impl World {
 
     fn notify(&self) {
         match self.state.notify() {
-            Notify::Enqueue => self.enqueue(),
+            Notify::Enqueue => self.queue.put(),
             Notify::Noted => {}
             Notify::Twice(state) => panic!("woken twice: {state}"),
         }
@@ -150,7 +162,6 @@ pub fn park_twice() {
 pub fn resumed_elsewhere() {
     explore(Bound::All, || {
         let world = World::new();
-        world.waiter.store(Arc::as_ptr(&world).cast_mut(), Ordering::Relaxed);
         let parker = thread::spawn({
             let world = world.clone();
             move || {
@@ -193,7 +204,7 @@ pub fn teeth_commit_before_save() {
                 }
             });
             if world.state.commit_park() == ParkOutcome::AlreadyNotified {
-                world.enqueue();
+                world.queue.put();
             }
             // SAFETY: loom checks that nobody else accesses it now; and somebody does.
             world.registers.with_mut(|r| unsafe { *r = 1 });

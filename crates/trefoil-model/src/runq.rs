@@ -316,9 +316,12 @@ pub fn teeth_unpublished_tail() {
     must_fail(Mutation::Everywhere("runq.rs", Op::Store, Half::Release), owner_against_one_thief);
 }
 
-/// Teeth: without Acquire on the loads of `head` and `tail`.
+/// Teeth: without Acquire on the loads of `tail` and `next`, a look misses an item that moves.
 pub fn teeth_unacquired_loads() {
-    must_fail(Mutation::Everywhere("runq.rs", Op::Load, Half::Acquire), owner_against_one_thief);
+    must_fail(
+        Mutation::Everywhere("runq.rs", Op::Load, Half::Acquire),
+        never_falsely_empty_when_the_ring_is_popped,
+    );
 }
 
 /// Teeth: without Release on the change of `runnext`, its taker does not see the item's contents.

@@ -50,8 +50,18 @@ checks! { depot:
     two_caches_trade_batches
     single_stacks_and_batches
     reserved_stack_is_always_found
-    teeth_second_choice_outside_the_lock
     teeth_used_after_given
+}
+
+checks! { wake:
+    one_submitter_one_worker
+    one_submitter_two_workers
+    two_submitters_one_worker
+    goroutine_submits_to_its_own_queue
+    displaced_runnext_is_found
+    teeth_no_barrier
+    teeth_no_second_look
+    teeth_second_look_too_early
 }
 
 /// Tables for those who change an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
@@ -61,6 +71,7 @@ mod sweeps {
     fn orderings() {
         trefoil_model::join::sweep_orderings();
         trefoil_model::park::sweep_orderings();
+        trefoil_model::wake::sweep_orderings();
         trefoil_model::runq::sweep_orderings();
     }
 }

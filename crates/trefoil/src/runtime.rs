@@ -2,7 +2,7 @@
 
 use crate::goroutine::{Join, PanicMode};
 use crate::sched::spawn::{Place, Spec, spawn};
-use crate::sched::{Config, Rt, Sched, current_g, switch};
+use crate::sched::{Config, Hooks, Rt, Sched, current_g, switch};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
 use std::fmt;
@@ -185,8 +185,16 @@ impl RuntimeBuilder {
             schedtrace_ms: env.schedtrace_ms,
             scheddetail: env.scheddetail,
             first_id: 1,
+            hooks: Hooks {
+                trace: observe::schedtrace::print,
+                all_asleep: observe::deadlock::check,
+                asked: observe::quit::asked,
+            },
         };
-        Ok(Runtime { sched: Sched::start(procs, config)? })
+        let sched = Sched::start(procs, config)?;
+        observe::deadlock::enrol(&sched);
+        observe::quit::install(sched.sysmon);
+        Ok(Runtime { sched })
     }
 }
 
@@ -205,7 +213,10 @@ fn process_init(env: &env::Env) -> io::Result<()> {
         observe::fault::install_handler();
         observe::panics::install_hook();
     });
-    mem::tls::init().map(drop)
+    mem::tls::init()?;
+    // It has made a thread, so glibc's handler is there to be wrapped.
+    interpose::setxid::install();
+    Ok(())
 }
 
 /// The runtime of goroutines that plain threads start with `go`. It lives as long as the process.

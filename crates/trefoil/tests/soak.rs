@@ -95,7 +95,7 @@ fn start(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> JoinHandle<u64> {
     let (seed, books) = (rng.random(), books.clone());
     let body = move || live(seed, depth - 1, &books);
     match rng.random_range(0..12) {
-        0 => Builder::new().stack_size(64 << 10 << rng.random_range(0..6)).go(body).unwrap(),
+        0 => Builder::new().stack_size(128 << 10 << rng.random_range(0..6)).go(body).unwrap(),
         1 => Builder::new().name(format!("soak {seed:x}")).go(body).unwrap(),
         2 => {
             // Too large for the goroutine itself.

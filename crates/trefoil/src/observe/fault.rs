@@ -17,50 +17,10 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Once;
 
-/// Alternate stack of a runtime thread. A signal frame takes 3.5 KiB, 11.6 KiB with AMX; a symbolised
-/// backtrace 21 KiB; only what is touched costs memory.
-const ALTERNATE_BYTES: usize = 256 << 10;
 /// Frames of an overflow that are printed: the innermost show the recursion.
 const TRACE_FRAMES: usize = 48;
 /// How long the trace may take before the process ends without it.
 const TRACE_LIMIT_SECS: u32 = 10;
-
-/// This thread's alternate signal stack, while it lives.
-pub(crate) struct AlternateStack {
-    memory: *mut c_void,
-    before: libc::stack_t,
-}
-
-impl AlternateStack {
-    /// None if there is no memory: then an overflow kills the process without a message.
-    pub(crate) fn install() -> Option<AlternateStack> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, anywhere; then handed to this thread alone.
-        unsafe {
-            let memory = mmap_anonymous(null_mut(), ALTERNATE_BYTES, prot, flags).ok()?;
-            let stack = libc::stack_t { ss_sp: memory, ss_flags: 0, ss_size: ALTERNATE_BYTES };
-            let mut before = MaybeUninit::uninit();
-            if libc::sigaltstack(&raw const stack, before.as_mut_ptr()) != 0 {
-                let _ = rustix::mm::munmap(memory, ALTERNATE_BYTES);
-                return None;
-            }
-            Some(AlternateStack { memory, before: before.assume_init() })
-        }
-    }
-}
-
-impl Drop for AlternateStack {
-    fn drop(&mut self) {
-        // SAFETY: ours, and after the first call no longer in use. std's own goes back in place: it
-        // takes that down itself.
-        unsafe {
-            libc::sigaltstack(&raw const self.before, null_mut());
-            let _ = rustix::mm::munmap(self.memory, ALTERNATE_BYTES);
-        }
-    }
-}
 
 static INSTALL: Once = Once::new();
 /// The handlers before ours: SIGSEGV, SIGBUS. Written once, before ours is in place.

@@ -17,6 +17,7 @@ use super::p::{P, flag};
 use super::{Sched, current_g, switch};
 use crate::arch;
 use crate::mem::Stack;
+use crate::sys::altstack::AlternateStack;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use std::cell::Cell;
@@ -148,10 +149,7 @@ impl M {
                 keep.thread_ended();
             });
         match spawned {
-            Ok(_) => {
-                crate::interpose::setxid::install();
-                Ok(())
-            }
+            Ok(_) => Ok(()),
             Err(e) => {
                 m.handed.set(None);
                 m.retire();
@@ -183,7 +181,7 @@ impl M {
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // Timers are precise: by default the kernel may be 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        let _alternate = crate::observe::fault::AlternateStack::install();
+        let _alternate = AlternateStack::install();
         self.set_p(self.handed.take());
         switch::thread_loop(Rt(self));
     }

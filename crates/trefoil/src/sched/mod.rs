@@ -75,8 +75,22 @@ pub(crate) struct Config {
     pub(crate) abort_on_panic: bool,
     pub(crate) schedtrace_ms: Option<u64>,
     pub(crate) scheddetail: bool,
+    /// What sysmon calls; the floors above give it.
+    pub(crate) hooks: Hooks,
     /// Id of the first goroutine: 1 where it will be a main, 2 where there is none.
     pub(crate) first_id: u64,
+}
+
+/// What the watching thread calls from the floors above.
+#[derive(Clone, Copy)]
+pub(crate) struct Hooks {
+    /// It is time for a trace.
+    pub(crate) trace: fn(&Sched),
+    /// Every P is idle, no timer is set, and goroutines are left. Called again, ever more rarely, while
+    /// that lasts.
+    pub(crate) all_asleep: fn(&Sched),
+    /// A signal asked for something: looked at whenever sysmon is woken.
+    pub(crate) asked: fn(),
 }
 
 /// One scheduler: a runtime.
@@ -100,7 +114,8 @@ pub(crate) struct Sched {
     pub(crate) spawned_outside: AtomicU64,
     threads: AtomicU32,
     next_m: AtomicU32,
-    pub(crate) sysmon: sysmon::Sysmon,
+    /// Never freed: a signal handler may know it.
+    pub(crate) sysmon: &'static sysmon::Sysmon,
     pub(crate) config: Config,
     pub(crate) started: Instant,
     /// Milliseconds since `started`, refreshed by sysmon: how long goroutines wait, for dumps.
@@ -123,7 +138,7 @@ impl Sched {
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
             next_m: AtomicU32::new(0),
-            sysmon: sysmon::Sysmon::new(),
+            sysmon: sysmon::Sysmon::leak(),
             config,
             started: Instant::now(),
             coarse_ms: AtomicU32::new(0),
@@ -209,6 +224,11 @@ impl Sched {
 
     pub(crate) fn all_ps(&self) -> impl Iterator<Item = &'static P> + '_ {
         (0..self.made()).filter_map(|id| self.p(id))
+    }
+
+    /// Nothing runs, nothing waits in a queue, and no timer will change that.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.idle.idle_ps() >= self.procs() && !self.has_global() && self.next_timer() == NEVER
     }
 
     /// Brings the coarse time up to date.

@@ -2,13 +2,13 @@
 //!
 //! It looks at every P about once a [`LOOK`]. One that shows the same tick for a whole [`SLICE`] has
 //! run one goroutine (or a pair that inherits its slice) all that time: it gets a preemption request,
-//! which the goroutine notices at its next runtime call. And it prints the scheduler trace.
+//! which the goroutine notices at its next runtime call. Traces, deadlock reports and
+//! SIGQUIT's dump are printed from here, by hooks.
 //!
 //! When every P is idle it sleeps until one is taken.
 
 use super::Sched;
 use super::p::{PStatus, flag};
-use crate::observe::schedtrace;
 use crate::sys::parker::Parker;
 use std::io;
 use std::sync::Arc;
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_millis(10);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long everything must be asleep before that is reported, and when that is given up.
+const FIRST_DOUBT: Duration = Duration::from_millis(2);
+const LAST_DOUBT: Duration = Duration::from_secs(10);
 /// It runs only this file; the trace's text is the largest thing on it.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -29,8 +32,9 @@ pub(crate) struct Sysmon {
 }
 
 impl Sysmon {
-    pub(crate) fn new() -> Self {
-        Sysmon { asleep: AtomicBool::new(false), bed: Parker::new() }
+    /// A few bytes for each runtime, for ever.
+    pub(crate) fn leak() -> &'static Self {
+        Box::leak(Box::new(Sysmon { asleep: AtomicBool::new(false), bed: Parker::new() }))
     }
 
     /// An idle P was taken: there is something to watch. True: it slept.
@@ -43,6 +47,7 @@ impl Sysmon {
         slept
     }
 
+    /// Whatever it is doing, it is to look again. Safe in a signal handler.
     pub(crate) fn wake(&self) {
         self.bed.unpark();
     }
@@ -67,18 +72,20 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
 
 fn watch(sched: &Sched) {
     let mut seen: Vec<Seen> = Vec::new();
-    let mut next_trace = sched.config.schedtrace_ms.map(|ms| Duration::from_millis(ms.max(1)));
+    let hooks = sched.config.hooks;
+    let every = sched.config.schedtrace_ms.map(|ms| Duration::from_millis(ms.max(1)));
+    let mut next_trace = every;
     while !sched.stopping.load(Ordering::Relaxed) {
-        let now = Instant::now();
-        if let (Some(at), Some(every)) = (next_trace, sched.config.schedtrace_ms)
+        (hooks.asked)();
+        if let (Some(at), Some(every)) = (next_trace, every)
             && sched.started.elapsed() >= at
         {
-            schedtrace::print(sched);
-            next_trace = Some(at + Duration::from_millis(every.max(1)));
+            (hooks.trace)(sched);
+            next_trace = Some(at + every);
         }
         sched.refresh_coarse();
-        look(sched, &mut seen, now);
-        if sched.config.schedtrace_ms.is_none() && all_idle(sched) {
+        look(sched, &mut seen, Instant::now());
+        if every.is_none() && all_idle(sched) {
             sleep_deeply(sched);
         } else {
             sched.sysmon.bed.park_timeout(LOOK);
@@ -106,13 +113,32 @@ fn all_idle(sched: &Sched) -> bool {
     sched.idle.idle_ps() >= sched.procs()
 }
 
+/// Sleeps while every P is idle. If nothing will ever change that by itself, says so to the hook: at once
+/// it may be too early (a thread may be about to end), so again after a while, ever more rarely.
 fn sleep_deeply(sched: &Sched) {
-    let me = &sched.sysmon;
-    me.asleep.store(true, Ordering::Release);
-    crate::shim::full_fence();
-    // A P may have been taken before the flag was seen.
-    if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
-        me.bed.park();
+    let me = sched.sysmon;
+    let mut patience = FIRST_DOUBT;
+    loop {
+        me.asleep.store(true, Ordering::Release);
+        crate::shim::full_fence();
+        // A P may have been taken before the flag was seen.
+        if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+            break;
+        }
+        let doubtful = patience <= LAST_DOUBT && sched.is_asleep() && sched.num_goroutines() > 0;
+        let woken = if doubtful {
+            me.bed.park_timeout(patience)
+        } else {
+            me.bed.park();
+            true
+        };
+        if woken {
+            break;
+        }
+        if sched.is_asleep() {
+            (sched.config.hooks.all_asleep)(sched);
+        }
+        patience *= 8;
     }
     me.asleep.store(false, Ordering::Relaxed);
 }

@@ -25,7 +25,7 @@ use super::reason::WaitReason;
 use super::switch;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bit 0 of a sleeper: a plain thread. (Gs and beds are aligned to at least 4.)
 const THREAD: usize = 1;
@@ -45,7 +45,7 @@ pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
         None => {
             let bed = Bed::new();
             if store(&raw const bed as usize | THREAD) {
-                bed.parker.park();
+                bed.sleep();
             }
         }
     }
@@ -85,6 +85,21 @@ impl Bed {
     fn new() -> Self {
         Bed { parker: Parker::new(), claim: AtomicU64::new(OPEN) }
     }
+
+    /// Sleeps for as long as it takes.
+    fn sleep(&self) {
+        BLOCKED.fetch_add(1, Ordering::Relaxed);
+        self.parker.park();
+        BLOCKED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Plain threads that sleep here without a deadline: they will do nothing unless they are woken.
+static BLOCKED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many plain threads wait for a goroutine (or another such thread) and for nothing else.
+pub(crate) fn blocked_threads() -> usize {
+    BLOCKED.load(Ordering::Relaxed)
 }
 
 enum Sleeper<'a> {
@@ -193,6 +208,10 @@ pub(crate) fn wait(
             let waiter = Waiter { sleeper: &raw const bed as usize | THREAD, number: 0 };
             if !register(waiter) {
                 return None;
+            }
+            if deadline == NEVER {
+                bed.sleep();
+                return Some((bed.claim.load(Ordering::Acquire) & WINNER_MASK) as u16);
             }
             while !bed.parker.park_until(deadline) {
                 if now() >= deadline {

@@ -29,6 +29,11 @@ pub(crate) const MAX_PROCS: usize = 1024;
 /// A quota counts as this many CPUs at least.
 const MIN_QUOTA_CPUS: usize = 2;
 
+/// Threads of this process, whoever made them; more than there are if that cannot be found out.
+pub(crate) fn num_threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count)
+}
+
 /// The CPUs that the process may run on: the affinity mask of its first thread.
 ///
 /// Not the calling thread's mask: a thread that pinned itself must not shrink everyone's count.

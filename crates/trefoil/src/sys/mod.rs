@@ -1,5 +1,6 @@
 //! Doors to Linux: one small file each.
 
+pub(crate) mod altstack;
 pub(crate) mod clock;
 pub(crate) mod cpus;
 pub(crate) mod env;
