@@ -213,7 +213,15 @@ fn process_init(env: &env::Env) -> io::Result<()> {
         observe::fault::install_handler();
         observe::panics::install_hook();
     });
-    mem::tls::init()?;
+    let layout = mem::tls::init()?;
+    if let Some(why) = &layout.why
+        && !env.tls_pthread
+    {
+        static SAY_ONCE: Once = Once::new();
+        SAY_ONCE.call_once(|| {
+            eprintln!("trefoil: new goroutines are slow here (their TLS needs a thread each): {why}");
+        });
+    }
     // It has made a thread, so glibc's handler is there to be wrapped.
     interpose::setxid::install();
     Ok(())

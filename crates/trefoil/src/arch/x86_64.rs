@@ -279,6 +279,25 @@ pub(crate) unsafe extern "sysv64" fn set_fs(tp: *mut u8) {
     }
 }
 
+/// Floating-point control as a fresh goroutine finds it, where it differs.
+#[inline]
+pub(crate) fn reset_float_control() {
+    let (mut mxcsr, mut x87) = (0u32, 0u16);
+    // SAFETY: stores the two control words.
+    unsafe {
+        asm!("stmxcsr [{}]", "fnstcw [{}]", in(reg) &raw mut mxcsr, in(reg) &raw mut x87,
+            options(nostack, preserves_flags));
+    }
+    if (mxcsr ^ MXCSR_INIT) & 0xffc0 != 0 || x87 != X87_INIT {
+        let (mxcsr, x87) = (MXCSR_INIT, X87_INIT);
+        // SAFETY: the state every thread starts with.
+        unsafe {
+            asm!("ldmxcsr [{}]", "fldcw [{}]", in(reg) &raw const mxcsr, in(reg) &raw const x87,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
 /// The thread pointer: glibc keeps it in its own first word.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> *mut u8 {

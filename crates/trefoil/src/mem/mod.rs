@@ -244,6 +244,7 @@ pub(crate) fn reserve_one() -> io::Result<()> {
 }
 
 /// [`StackCache::unreserve_one`] for a thread without a P.
+#[cfg(test)]
 pub(crate) fn unreserve_one() {
     if let Ok(setup) = Setup::get() {
         arena::ungrant(setup.default(), 1);

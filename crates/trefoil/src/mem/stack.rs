@@ -290,13 +290,13 @@ impl Stack {
     }
 
     /// Bytes of address space, guard and TLS block included.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn size(&self) -> usize {
         self.top().class.slot_bytes()
     }
 
     /// Unique to this stack in the process, for life; also the low bits of its tid.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn index(&self) -> u32 {
         self.top().index
     }

@@ -5,7 +5,8 @@
 //! every thread is a runtime's, or a plain one that itself waits for a goroutine. Otherwise there is no
 //! alarm: better none than a false one.
 
-use crate::sched::{Sched, wait};
+use crate::sched::{Sched, sysmon, wait};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Every runtime of the process.
@@ -26,12 +27,15 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
 
 /// Hook of sysmon.
 pub(crate) fn check(_: &Sched) {
-    let all = runtimes();
-    if all.iter().any(|sched| !sched.is_asleep()) {
+    let mut all = runtimes();
+    // What is left of a runtime that was dropped counts only while its threads end.
+    all.retain(|sched| !sched.stopping.load(Ordering::Relaxed) || sched.threads() > 0);
+    let winding_down = |sched: &Arc<Sched>| sched.stopping.load(Ordering::Relaxed);
+    if all.iter().any(|sched| winding_down(sched) || !sched.is_asleep()) {
         return;
     }
-    // Ms and sysmon of each, and threads that wait for goroutines.
-    let ours: usize = all.iter().map(|sched| sched.threads() as usize + 1).sum();
+    let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
+    let ours = ms + sysmon::alive();
     if crate::sys::cpus::num_threads() > ours + wait::blocked_threads() {
         return;
     }

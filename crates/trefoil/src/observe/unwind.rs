@@ -38,7 +38,7 @@ impl Tables {
         let Status::Waiting(reason) = g.status() else { return None };
         let (low, high) = g.stack_bounds()?;
         let sp = g.sp_hint();
-        if sp % 8 != 0 || sp < low || sp + 64 > high {
+        if !sp.is_multiple_of(8) || sp < low || sp + 64 > high {
             return None;
         }
         let len = (high - sp).min(COPY_MAX_BYTES) / 8;
@@ -52,7 +52,7 @@ impl Tables {
         }
         let start = sp as u64;
         let mut read = |address: u64| {
-            let at = address.checked_sub(start).filter(|at| at % 8 == 0).ok_or(())?;
+            let at = address.checked_sub(start).filter(|at| at.is_multiple_of(8)).ok_or(())?;
             copy.get((at / 8) as usize).copied().ok_or(())
         };
         let (rip, rbp) = (copy[SAVED_RIP], copy[SAVED_RBP]);
@@ -84,7 +84,7 @@ unsafe extern "C" fn add_object(
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
     let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return 0 };
     let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return 0 };
-    let (Some(first), Some(last)) = (loads().next(), loads().last()) else { return 0 };
+    let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return 0 };
     // SAFETY: mapped for as long as the object is loaded; a dump does not outlast a dlclose by design.
     let bytes = |svma: std::ops::Range<u64>| unsafe {
         std::slice::from_raw_parts((base + svma.start) as *const u8, (svma.end - svma.start) as usize)

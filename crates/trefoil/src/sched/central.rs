@@ -53,6 +53,11 @@ impl Central {
         Some(m)
     }
 
+    /// Whether `m` is the keeper.
+    pub(crate) fn keeps(&self, m: &M) -> bool {
+        self.keeper.is_some_and(|keeper| std::ptr::eq(keeper, m))
+    }
+
     /// Every M without a P, one after the other.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
         self.pop_idle_m().or_else(|| self.keeper.take())
@@ -72,8 +77,12 @@ impl Sched {
     pub(crate) fn take_idle_p(&self, central: &mut Central) -> Option<&'static P> {
         let p = central.idle_ps?;
         central.idle_ps = p.idle_link.take();
+        // A full barrier: sysmon sees that not all are idle, or we see that it sleeps.
         self.idle.p_taken();
         p.set_status(PStatus::Running);
+        if self.sysmon.wake_if_asleep() {
+            self.refresh_coarse();
+        }
         Some(p)
     }
 
@@ -92,7 +101,7 @@ impl Sched {
 
     /// Under the lock: `m`, without a P, becomes idle, or the keeper. Returns until when it sleeps.
     pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
-        let keeps = central.keeper.is_none_or(|keeper| std::ptr::eq(keeper, m)) && !m.listed.get();
+        let keeps = (central.keeper.is_none() || central.keeps(m)) && !m.listed.get();
         let first = self.next_timer();
         if keeps && first != NEVER {
             central.keeper = Some(m);
@@ -227,37 +236,52 @@ impl Sched {
         if let Some(m) = m {
             m.spinning.set(true);
             m.handed.set(Some(p));
+            drop(central);
+            m.parker.unpark();
+            return;
         }
-        drop(central);
-        if self.sysmon.wake_if_asleep() {
-            self.refresh_coarse();
-        }
-        match m {
-            Some(m) => m.parker.unpark(),
-            None => self.start_thread_slow(rt, p),
+        match self.admit_thread() {
+            Ok(id) => {
+                drop(central);
+                self.start_thread_slow(rt, id, p);
+            }
+            Err(_) => self.return_p(&mut central, p),
         }
     }
 
-    fn start_thread_slow(&self, rt: Option<Rt>, p: &'static P) {
+    fn start_thread_slow(&self, rt: Option<Rt>, id: u32, p: &'static P) {
         // SAFETY: every Sched lives in an Arc, made in `start`; the caller keeps it alive.
         let this = unsafe {
             Arc::increment_strong_count(std::ptr::from_ref(self));
             Arc::from_raw(std::ptr::from_ref(self))
         };
         let start = || {
-            let started = super::m::M::start(&this, p, true);
+            if super::m::M::start(&this, id, p, true).is_err() {
+                this.return_p(&mut this.central.lock(), p);
+            }
             drop(this);
-            started.is_ok()
         };
-        let started = match rt {
+        match rt {
             Some(rt) => rt.on_thread_stack(start),
             None => start(),
-        };
-        if !started {
-            // No thread to be had: those that run will do the work.
-            self.put_idle_p(&mut self.central.lock(), p);
-            self.idle.stop_spinning();
         }
+    }
+
+    /// Under the lock: no thread could be started for `p` and the claim that goes with it. Someone who
+    /// went idle meanwhile gets both; or those that run will do the work.
+    #[cold]
+    fn return_p(&self, central: &mut Central, p: &'static P) {
+        if p.flags.load(Ordering::Relaxed) & p::flag::RETIRE != 0 {
+            self.retire_unused(p);
+        } else if let Some(m) = central.pop_idle_m().or_else(|| self.dismiss_keeper(central)) {
+            m.spinning.set(true);
+            m.handed.set(Some(p));
+            m.parker.unpark();
+            return;
+        } else {
+            self.put_idle_p(central, p);
+        }
+        self.idle.stop_spinning();
     }
 }
 

@@ -44,7 +44,10 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             if flags & flag::STOP != 0 {
                 return None;
             }
-            p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
+            if flags & flag::PREEMPT != 0 {
+                p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
+                end_slice(sched, p);
+            }
             if flags & flag::RETIRE != 0 && sched.retire(rt, p) {
                 continue;
             }
@@ -59,6 +62,15 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             return Some(g);
         }
     }
+}
+
+/// The time slice is over, for those who would inherit it too: `runnext` goes to the tail.
+fn end_slice(sched: &Sched, p: &'static P) {
+    if let Some(next) = p.runq.steal_next() {
+        // SAFETY: taken from the queue, so ours; Gs are never freed.
+        p.push_back(sched, unsafe { &*next.as_ptr() });
+    }
+    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 /// What needs no search: local and global queue.
@@ -215,20 +227,25 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         if sched.stopping.load(Ordering::Relaxed) {
             return None;
         }
-        let until = sched.lie_down(&mut central, m);
+        // Work that someone wanted to wake a thread for, and could not.
+        let overlooked = sched.has_global() && !m.listed.get() && !central.keeps(m);
+        let until = if overlooked { 0 } else { sched.lie_down(&mut central, m) };
         if until <= now() {
-            sched.dismiss_keeper(&mut central);
-            match sched.take_idle_p(&mut central) {
-                Some(p) => {
-                    drop(central);
-                    m.set_p(Some(p));
-                    m.spinning.set(true);
-                    sched.idle.start_spinning();
-                    return Some(());
-                }
-                // Every P is busy, and looks after the timers.
-                None => central.push_idle_m(m),
+            if central.keeps(m) {
+                sched.dismiss_keeper(&mut central);
             }
+            if let Some(p) = sched.take_idle_p(&mut central) {
+                drop(central);
+                m.set_p(Some(p));
+                m.spinning.set(true);
+                sched.idle.start_spinning();
+                return Some(());
+            }
+            // Every P is busy, and looks after timers and queues.
+            central.push_idle_m(m);
+            drop(central);
+            m.parker.park();
+            continue;
         }
         drop(central);
         m.parker.park_until(until);

@@ -72,6 +72,12 @@ impl JoinCell {
         self.0.compare_exchange(ALIVE, DETACHED, Ordering::AcqRel, Ordering::Acquire).is_err()
     }
 
+    /// The handle is gone, for ever. Asked by the goroutine, before `complete`.
+    pub(crate) fn is_detached(&self) -> bool {
+        // Acquire: what the holder did before.
+        self.0.load(Ordering::Acquire) == DETACHED
+    }
+
     /// Acquire: the result is visible to one who sees `true`.
     pub(crate) fn is_done(&self) -> bool {
         self.0.load(Ordering::Acquire) == DONE

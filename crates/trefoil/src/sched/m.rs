@@ -111,6 +111,12 @@ impl M {
         });
         m.this.set(m);
         m.in_runtime.set(1);
+        m.spinning.set(false);
+        m.p.set(None);
+        m.current.set(None);
+        m.leaving.set(Leaving::Nobody);
+        m.chosen.set(None);
+        m.handed.set(None);
         m.listed.set(false);
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
@@ -134,8 +140,13 @@ impl M {
     }
 
     /// Starts a thread for `sched` that begins with `p`. On failure the P is the caller's again.
-    pub(crate) fn start(sched: &Arc<Sched>, p: &'static P, spinning: bool) -> io::Result<()> {
-        let id = sched.admit_thread()?;
+    /// The thread was admitted as number `id`, and is dismissed again on failure.
+    pub(crate) fn start(
+        sched: &Arc<Sched>,
+        id: u32,
+        p: &'static P,
+        spinning: bool,
+    ) -> io::Result<()> {
         let m = M::new(sched, id);
         m.handed.set(Some(p));
         m.spinning.set(spinning);
@@ -146,22 +157,20 @@ impl M {
             .spawn(move || {
                 m.thread_main();
                 m.retire();
-                keep.thread_ended();
+                keep.dismiss_thread();
             });
         match spawned {
             Ok(_) => Ok(()),
             Err(e) => {
                 m.handed.set(None);
                 m.retire();
+                let text = format!(
+                    "cannot start another thread (have {}): {e}; \
+                     the limit on processes may be reached (ulimit -u)",
+                    sched.threads() - 1
+                );
                 sched.dismiss_thread();
-                Err(io::Error::new(
-                    e.kind(),
-                    format!(
-                        "cannot start another thread (have {}): {e}; \
-                         the limit on processes may be reached (ulimit -u)",
-                        sched.threads()
-                    ),
-                ))
+                Err(io::Error::new(e.kind(), text))
             }
         }
     }
@@ -184,6 +193,8 @@ impl M {
         let _alternate = AlternateStack::install();
         self.set_p(self.handed.take());
         switch::thread_loop(Rt(self));
+        // Not later: our reference to the Sched, which owns the P, goes next.
+        self.set_p(None);
     }
 
     /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.
@@ -207,9 +218,7 @@ impl Rt {
     /// Goroutine → runtime. None on a plain thread.
     #[inline(always)]
     pub(crate) fn enter() -> Option<Rt> {
-        if current_g().is_none() {
-            return None;
-        }
+        current_g()?;
         // SAFETY: on a goroutine, so GS is the M. One instruction: no preemption in between.
         unsafe { arch::store_m_byte::<{ offset_of!(M, in_runtime) }>(1) };
         Some(Rt::after_switch())

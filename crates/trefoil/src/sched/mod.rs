@@ -113,6 +113,8 @@ pub(crate) struct Sched {
     /// Goroutines started and ended on no P (by plain threads).
     pub(crate) spawned_outside: AtomicU64,
     threads: AtomicU32,
+    /// The goroutines' reference to this Sched was given back.
+    released: AtomicBool,
     next_m: AtomicU32,
     /// Never freed: a signal handler may know it.
     pub(crate) sysmon: &'static sysmon::Sysmon,
@@ -137,6 +139,7 @@ impl Sched {
             next_id: AtomicU64::new(config.first_id),
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
+            released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
             sysmon: sysmon::Sysmon::leak(),
             config,
@@ -150,7 +153,7 @@ impl Sched {
             sched.take_idle_p(&mut central).expect("made just now")
         };
         sched.idle.start_spinning();
-        m::M::start(&sched, p, true)?;
+        m::M::start(&sched, sched.admit_thread()?, p, true)?;
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
@@ -176,30 +179,29 @@ impl Sched {
         self.sysmon.wake();
     }
 
-    fn thread_ended(self: Arc<Self>) {
-        self.dismiss_thread_and_maybe_free();
-    }
-
-    fn dismiss_thread_and_maybe_free(self: Arc<Self>) {
-        // AcqRel: the last thread sees what the others did.
-        if self.threads.fetch_sub(1, Ordering::AcqRel) == 1 && self.num_goroutines() == 0 {
-            // SAFETY: the reference forgotten in `start`, given back once, by the last thread.
-            unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self)) };
-        }
-    }
-
-    /// Counts one more thread and gives it a number.
+    /// Counts one more thread and gives it a number. Under the lock, or before the runtime is known: while
+    /// a thread is being started the count must not reach zero.
     fn admit_thread(&self) -> io::Result<u32> {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
         if before >= MAX_THREADS {
             self.threads.fetch_sub(1, Ordering::AcqRel);
-            return Err(io::Error::other(format!("program exceeds {MAX_THREADS}-thread limit")));
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// A thread has ended, or could not start. The last one of a runtime that stops gives back the
+    /// goroutines' reference, if none of them is left. The caller keeps one of its own.
     fn dismiss_thread(&self) {
-        self.threads.fetch_sub(1, Ordering::AcqRel);
+        // AcqRel: the last thread sees what the others did.
+        if self.threads.fetch_sub(1, Ordering::AcqRel) == 1
+            && self.stopping.load(Ordering::Acquire)
+            && self.num_goroutines() == 0
+            && !self.released.swap(true, Ordering::AcqRel)
+        {
+            // SAFETY: the reference forgotten in `start`, given back once.
+            unsafe { Arc::decrement_strong_count(std::ptr::from_ref(self)) };
+        }
     }
 
     pub(crate) fn threads(&self) -> u32 {

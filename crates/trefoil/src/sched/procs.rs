@@ -44,6 +44,7 @@ impl Sched {
             self.made.store(id + 1, Ordering::Release);
         }
         let before = self.procs.swap(n, Ordering::Relaxed);
+        let stop = if self.stopping.load(Ordering::Relaxed) { flag::STOP } else { 0 };
         for p in self.all_ps() {
             if p.id >= n {
                 if p.status() == PStatus::Running {
@@ -51,6 +52,7 @@ impl Sched {
                 }
             } else {
                 p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
+                p.flags.fetch_or(stop, Ordering::Relaxed);
                 if p.status() == PStatus::Retired {
                     self.put_idle_p(&mut central, p);
                 }
@@ -66,13 +68,19 @@ impl Sched {
         self.filter_idle_ps(central, |p| {
             let keep = p.id < from;
             if !keep {
-                // SAFETY: idle, under the lock: nobody holds it.
-                unsafe { p.local() }.give_all_back();
-                self.move_timers(p);
-                p.set_status(PStatus::Retired);
+                self.retire_unused(p);
             }
             keep
         });
+    }
+
+    /// Under the lock: retires a P that no M holds.
+    pub(crate) fn retire_unused(&self, p: &'static P) {
+        p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
+        // SAFETY: nobody holds it, and nobody can take it: we have the lock.
+        unsafe { p.local() }.give_all_back();
+        self.move_timers(p);
+        p.set_status(PStatus::Retired);
     }
 
     /// To a P that stays: number 0 never retires.

@@ -43,6 +43,9 @@ pub(crate) const FAIRNESS_TICKS: u32 = 61;
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
 
+/// Pieces for new TLS blocks that are kept in stock: two batches of new stacks for each of two Ps.
+const TLS_KITS_LOW: usize = 64;
+
 /// The running goroutine waits until someone calls `ready` for it (maybe that has happened already).
 /// The result is the runtime where it wakes up.
 #[inline]
@@ -193,7 +196,9 @@ fn finish_switch(rt: Rt) {
         Leaving::Nobody => {}
         Leaving::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.commit_park() {
+                // Its waker only left a note, and woke nobody.
                 p.push_next(sched, g);
+                sched.wake(Some(rt));
             }
         }
         Leaving::Yielded(g) => {
@@ -228,8 +233,8 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
         CURRENT.set(g);
         finish_switch(rt);
         rt.leave_now();
-        run_to_the_end(g);
-        if !exit(enter_again(g), g) {
+        let dropped = run_to_the_end(g);
+        if !exit(enter_again(g), g, dropped) {
             super::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"));
         }
         // Another goroutine goes on here, on the same stack.
@@ -243,8 +248,11 @@ fn enter_again(g: &G) -> Rt {
     }
 }
 
-/// Closure, then destructors of its thread-locals. Both are the user's code.
-fn run_to_the_end(g: &'static G) {
+/// Closure, then destructors of its thread-locals. Both are the user's code. Returns whether the result
+/// is dropped already: nobody wanted it.
+fn run_to_the_end(g: &'static G) -> bool {
+    // Here malloc is allowed; where the next stacks are made it is not.
+    mem::tls::provide(TLS_KITS_LOW);
     // SAFETY: this is the goroutine's one run (task.rs, invariant 1).
     let panicked = unsafe { (g.body.get().run)(g) };
     if panicked && g.abort_on_panic.get() {
@@ -256,19 +264,34 @@ fn run_to_the_end(g: &'static G) {
         // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
         unsafe { libc::_exit(2) };
     }
+    // Detached stays detached. So the result is dropped as a thread's is: before its thread-locals.
+    let unwanted = g.join.is_detached();
+    if unwanted {
+        drop_result(g);
+        g.forget_name();
+    }
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
+    unwanted
+}
+
+/// Drops the result as the user's code.
+fn drop_result(g: &'static G) {
+    // SAFETY: nobody else will take it (join.rs, invariant 1).
+    let panicked = unsafe { (g.body.get().drop_result)(g) };
+    // SAFETY: null, or the scope that waits for us.
+    if panicked && let Some(scope) = unsafe { g.scope.get().as_ref() } {
+        scope.note_panic();
+    }
 }
 
 /// Ends the running goroutine. True: another one has taken over its stack and is `rt.g()` now.
-fn exit(rt: Rt, g: &'static G) -> bool {
-    let stack = match g.stack.take() {
-        Some(stack) => stack,
-        None => super::fatal(format_args!("goroutine {} has no stack", g.id())),
-    };
-    let scope = g.scope.replace(std::ptr::null());
+fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
+    let mut stack = take_stack(g);
+    let scope = g.scope.get();
     bump(&rt.p().counters.ended, 1);
     g.set_dead();
+    CURRENT.set(std::ptr::null());
     let completed = g.join.complete();
     // From here on `g` is not ours, but for `Unwanted`.
     let rt = match completed {
@@ -277,7 +300,16 @@ fn exit(rt: Rt, g: &'static G) -> bool {
             wait::wake_in(rt, waiter);
             rt
         }
-        Completed::Unwanted => discard(rt, g, scope),
+        Completed::Unwanted => {
+            let mut rt = rt;
+            if !dropped {
+                g.stack.set(Some(stack));
+                rt = discard_late(rt, g);
+                stack = take_stack(g);
+            }
+            free(rt, g);
+            rt
+        }
     };
     if !scope.is_null() {
         // SAFETY: the scope waits for us; this is our last access to it.
@@ -295,6 +327,7 @@ fn exit(rt: Rt, g: &'static G) -> bool {
     match next {
         Some(next) if !has_stack(next) => {
             stack.recycle();
+            arch::reset_float_control();
             next.sp.set(std::ptr::null_mut());
             next.tp.set(stack.tp());
             next.stack.set(Some(stack));
@@ -356,19 +389,29 @@ fn timer_due(p: &P) -> bool {
     looks.is_multiple_of(TIMER_LOOKS) && next <= now()
 }
 
-/// Nobody wants the result: drops it, as the user's code, and frees the G.
-fn discard(rt: Rt, g: &'static G, scope: *const scope::ScopeData) -> Rt {
-    g.set_running_again();
-    rt.leave_now();
-    // SAFETY: complete() gave us the result (join.rs, invariant 1).
-    let panicked = unsafe { (g.body.get().drop_result)(g) };
-    if panicked && !scope.is_null() {
-        // SAFETY: the scope still waits for us.
-        unsafe { (*scope).note_panic() };
+fn take_stack(g: &G) -> Stack {
+    match g.stack.take() {
+        Some(stack) => stack,
+        None => super::fatal(format_args!("goroutine {} has no stack", g.id())),
     }
+}
+
+/// The handle was dropped in the last moment, when the thread-locals were gone already: drops the result
+/// as the user's code, which may bring some of them back.
+#[cold]
+fn discard_late(rt: Rt, g: &'static G) -> Rt {
+    // It lives again, for the count too: its runtime must not go.
+    bump(&rt.p().counters.spawned, 1);
+    g.set_running_again();
+    CURRENT.set(g);
+    rt.leave_now();
+    drop_result(g);
     g.forget_name();
+    // SAFETY: at the end of the goroutine, on it.
+    unsafe { mem::tls::run_destructors() };
     let rt = enter_again(g);
-    free(rt, g);
+    bump(&rt.p().counters.ended, 1);
+    CURRENT.set(std::ptr::null());
     rt
 }
 

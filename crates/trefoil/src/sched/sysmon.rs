@@ -12,7 +12,7 @@ use super::p::{PStatus, flag};
 use crate::sys::parker::Parker;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A goroutine may run this long while others wait. Go's number.
@@ -53,6 +53,14 @@ impl Sysmon {
     }
 }
 
+/// Threads of this file in the process. (Below zero for a moment if one ends at once; nobody asks then.)
+static ALIVE: AtomicIsize = AtomicIsize::new(0);
+
+/// How many threads watch.
+pub(crate) fn alive() -> usize {
+    ALIVE.load(Ordering::Relaxed).max(0) as usize
+}
+
 /// What was last seen of a P.
 #[derive(Clone, Copy)]
 struct Seen {
@@ -65,8 +73,13 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
     std::thread::Builder::new()
         .name("trefoil-sysmon".into())
         .stack_size(STACK_BYTES)
-        .spawn(move || watch(&sched))
-        .map(drop)
+        .spawn(move || {
+            watch(&sched);
+            ALIVE.fetch_sub(1, Ordering::Relaxed);
+        })
+        .map(|_| {
+            ALIVE.fetch_add(1, Ordering::Relaxed);
+        })
         .map_err(|e| io::Error::new(e.kind(), format!("cannot start the sysmon thread: {e}")))
 }
 

@@ -7,7 +7,9 @@
 //! - [`wait`]: several may want to end it (the arms of a select, a deadline, a close); the first to
 //!   [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it, the others leave it alone.
 //!
-//! In both the wake-up may come before the sleep.
+//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are the same for callers
+//! that are inside the runtime already (and still are when it returns): register under a lock, give
+//! the lock back, park, without leaving in between. There `here` is `Rt::enter()`: None on a plain thread.
 //!
 //! # The claim word
 //! | bits | meaning |
@@ -15,16 +17,18 @@
 //! | 63..16 | number of the wait |
 //! | 15..0 | `OPEN` (0), or who won: the claimer's choice, or `TIMED_OUT` |
 //!
-//! It lies in the G (never freed), so that a timer may try to claim a wait that ended long ago: the
-//! number differs, and it loses. For a plain thread it lies in the frame of [`wait`]: who keeps a
-//! thread's Waiter must be done with it before the wait returns (channels unlink it under their lock).
+//! It lies in the G, or in a plain thread's [`Bed`]. Neither is ever freed, so a timer or another channel
+//! may try to claim a wait that ended long ago: the number differs, and it loses. So who keeps a Waiter
+//! may withdraw it after the wait has returned.
 
 use super::g::G;
 use super::m::Rt;
 use super::reason::WaitReason;
 use super::switch;
 use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bit 0 of a sleeper: a plain thread. (Gs and beds are aligned to at least 4.)
@@ -36,33 +40,36 @@ const OPEN: u64 = 0;
 /// Blocks the caller. `store` puts the sleeper where it will be found and says whether to sleep at all;
 /// once it has said yes, someone must [`wake`] it. `store` must not run user code.
 pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
-    match Rt::enter() {
+    leave(block_in(Rt::enter(), reason, store));
+}
+
+/// [`block`], inside the runtime.
+#[inline]
+pub(crate) fn block_in(
+    here: Option<Rt>,
+    reason: WaitReason,
+    store: impl FnOnce(usize) -> bool,
+) -> Option<Rt> {
+    match here {
         Some(rt) => {
             let sleeper = std::ptr::from_ref(rt.g()) as usize;
-            let rt = if store(sleeper) { switch::park(rt, reason) } else { rt };
-            rt.leave();
+            Some(if store(sleeper) { switch::park(rt, reason) } else { rt })
         }
         None => {
-            let bed = Bed::new();
-            if store(&raw const bed as usize | THREAD) {
+            let bed = Bed::of_this_thread();
+            if store(bed.sleeper()) {
                 bed.sleep();
             }
+            None
         }
     }
 }
 
 /// Ends a [`block`].
 pub(crate) fn wake(sleeper: usize) {
-    match Rt::enter() {
-        Some(rt) => {
-            wake_in(rt, sleeper);
-            rt.leave();
-        }
-        None => match decode(sleeper) {
-            Sleeper::Goroutine(g) => switch::ready_outside(g),
-            Sleeper::Thread(bed) => bed.parker.unpark(),
-        },
-    }
+    let here = Rt::enter();
+    wake_here(here, sleeper);
+    leave(here);
 }
 
 /// [`wake`], inside the runtime.
@@ -74,16 +81,82 @@ pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     }
 }
 
-/// Where a plain thread sleeps: in the frame of `block` or `wait`.
+/// [`wake`], inside the runtime or on a plain thread.
+#[inline]
+pub(crate) fn wake_here(here: Option<Rt>, sleeper: usize) {
+    match (here, decode(sleeper)) {
+        (Some(rt), Sleeper::Goroutine(g)) => switch::ready(rt, g),
+        (None, Sleeper::Goroutine(g)) => switch::ready_outside(g),
+        (_, Sleeper::Thread(bed)) => bed.parker.unpark(),
+    }
+}
+
+/// Back to user code, from `Rt::enter()`.
+#[inline(always)]
+pub(crate) fn leave(here: Option<Rt>) {
+    if let Some(rt) = here {
+        rt.leave();
+    }
+}
+
+/// Where a plain thread sleeps, and its claim word. A thread has one for its life; then another thread
+/// gets it.
 #[repr(align(8))]
 struct Bed {
     parker: Parker,
     claim: AtomicU64,
+    /// Next in [`UNUSED`]; under its lock.
+    next: Cell<Option<&'static Bed>>,
+}
+
+// SAFETY: `next` is guarded by the lock of `UNUSED`.
+unsafe impl Sync for Bed {}
+
+/// Beds whose threads have ended.
+static UNUSED: Lock<Option<&'static Bed>> = Lock::new(None);
+
+/// Gives the bed back when its thread ends.
+struct Lease(&'static Bed);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut unused = UNUSED.lock();
+        self.0.next.set(unused.take());
+        *unused = Some(self.0);
+    }
+}
+
+thread_local! {
+    static BED: Lease = Lease(Bed::get());
 }
 
 impl Bed {
-    fn new() -> Self {
-        Bed { parker: Parker::new(), claim: AtomicU64::new(OPEN) }
+    fn get() -> &'static Bed {
+        let reused = {
+            let mut unused = UNUSED.lock();
+            let bed = *unused;
+            if let Some(bed) = bed {
+                *unused = bed.next.take();
+            }
+            bed
+        };
+        reused.unwrap_or_else(|| {
+            Box::leak(Box::new(Bed {
+                parker: Parker::new(),
+                claim: AtomicU64::new(OPEN),
+                next: Cell::new(None),
+            }))
+        })
+    }
+
+    /// Only on a plain thread: goroutines sleep in their G.
+    fn of_this_thread() -> &'static Bed {
+        // A destructor of a thread-local that waits, after ours has run: leaks a bed.
+        BED.try_with(|lease| lease.0).unwrap_or_else(|_| Bed::get())
+    }
+
+    fn sleeper(&'static self) -> usize {
+        std::ptr::from_ref(self) as usize | THREAD
     }
 
     /// Sleeps for as long as it takes.
@@ -102,14 +175,14 @@ pub(crate) fn blocked_threads() -> usize {
     BLOCKED.load(Ordering::Relaxed)
 }
 
-enum Sleeper<'a> {
+enum Sleeper {
     Goroutine(&'static G),
-    Thread(&'a Bed),
+    Thread(&'static Bed),
 }
 
 #[inline]
-fn decode<'a>(sleeper: usize) -> Sleeper<'a> {
-    // SAFETY: made by `block` or `wait`; the sleeper's frame lives until we have woken it, once.
+fn decode(sleeper: usize) -> Sleeper {
+    // SAFETY: made by `block` or `wait` from a G or a bed; neither is ever freed.
     unsafe {
         if sleeper & THREAD == 0 {
             Sleeper::Goroutine(&*(sleeper as *const G))
@@ -130,7 +203,23 @@ impl Waiter {
     /// The winner of a wait whose deadline passed. Other winners are smaller and not 0.
     pub(crate) const TIMED_OUT: u16 = u16::MAX;
 
-    fn word<'a>(self) -> &'a AtomicU64 {
+    /// The number of no wait; see [`Waiter::sole`].
+    const SOLE: u64 = u64::MAX;
+
+    /// A sleeper of [`block`] among those of [`wait`]: whoever finds it owns it, so every claim succeeds.
+    #[inline]
+    pub(crate) fn sole(sleeper: usize) -> Waiter {
+        Waiter { sleeper, number: Waiter::SOLE }
+    }
+
+    /// Who sleeps: what [`wake_here`] wants.
+    #[inline]
+    pub(crate) fn sleeper(self) -> usize {
+        self.sleeper
+    }
+
+    #[inline]
+    fn word(self) -> &'static AtomicU64 {
         match decode(self.sleeper) {
             Sleeper::Goroutine(g) => &g.claim,
             Sleeper::Thread(bed) => &bed.claim,
@@ -143,6 +232,9 @@ impl Waiter {
     #[must_use]
     pub(crate) fn claim(self, winner: u16) -> bool {
         debug_assert!(winner != 0);
+        if self.number == Waiter::SOLE {
+            return true;
+        }
         let open = self.number << WINNER_BITS;
         // AcqRel: the sleeper's preparations are visible to the winner, and losers see that it is lost.
         // The winner's gifts are published by the wake.
@@ -153,7 +245,8 @@ impl Waiter {
 
     /// Whether nobody has claimed it yet (and it is still this wait).
     pub(crate) fn is_open(self) -> bool {
-        self.word().load(Ordering::Relaxed) == self.number << WINNER_BITS
+        self.number == Waiter::SOLE
+            || self.word().load(Ordering::Relaxed) == self.number << WINNER_BITS
     }
 
     /// Ends the wait, by the winner, once.
@@ -168,9 +261,18 @@ impl Waiter {
     }
 }
 
+/// A new wait of the sleeper whose claim word this is.
+#[inline]
+fn open(claim: &AtomicU64, sleeper: usize) -> Waiter {
+    let number = (claim.load(Ordering::Relaxed) >> WINNER_BITS) + 1;
+    // Release: `register` publishes the waiter; a claim must find this number.
+    claim.store(number << WINNER_BITS, Ordering::Release);
+    Waiter { sleeper, number }
+}
+
 /// Blocks the caller until someone claims and wakes the [`Waiter`], or until `deadline`. `register` puts
 /// the waiter where it can be found and says whether to sleep; it must not run user code. Returns the
-/// winner; None if `register` said no.
+/// winner; None if `register` said no (then nobody else may have claimed it).
 ///
 /// The caller must then withdraw the waiter from wherever it still is.
 pub(crate) fn wait(
@@ -178,51 +280,59 @@ pub(crate) fn wait(
     deadline: Nanos,
     register: impl FnOnce(Waiter) -> bool,
 ) -> Option<u16> {
-    match Rt::enter() {
-        Some(rt) => {
-            let g = rt.g();
-            let number = (g.claim.load(Ordering::Relaxed) >> WINNER_BITS) + 1;
-            // Release: `register` publishes the waiter; a claim must find this number.
-            g.claim.store(number << WINNER_BITS, Ordering::Release);
-            let waiter = Waiter { sleeper: std::ptr::from_ref(g) as usize, number };
-            if !register(waiter) {
-                rt.leave();
-                return None;
-            }
-            let timers = (deadline != NEVER).then(|| {
-                rt.sched().set_wait_timer(rt, deadline, waiter);
-                &rt.p().timers
-            });
-            let rt = switch::park(rt, reason);
-            let winner = (g.claim.load(Ordering::Relaxed) & WINNER_MASK) as u16;
-            if let Some(timers) = timers
-                && winner != Waiter::TIMED_OUT
-            {
-                timers.one_stale();
-            }
-            rt.leave();
-            Some(winner)
-        }
-        None => {
-            let bed = Bed::new();
-            let waiter = Waiter { sleeper: &raw const bed as usize | THREAD, number: 0 };
-            if !register(waiter) {
-                return None;
-            }
-            if deadline == NEVER {
-                bed.sleep();
-                return Some((bed.claim.load(Ordering::Acquire) & WINNER_MASK) as u16);
-            }
-            while !bed.parker.park_until(deadline) {
-                if now() >= deadline {
-                    // Too late to time out if someone has claimed us: then the wake-up is on its way.
-                    if !waiter.claim(Waiter::TIMED_OUT) {
-                        bed.parker.park();
-                    }
-                    break;
+    let (winner, here) = wait_in(Rt::enter(), reason, deadline, register);
+    leave(here);
+    winner
+}
+
+/// [`wait`], inside the runtime.
+#[inline]
+pub(crate) fn wait_in(
+    here: Option<Rt>,
+    reason: WaitReason,
+    deadline: Nanos,
+    register: impl FnOnce(Waiter) -> bool,
+) -> (Option<u16>, Option<Rt>) {
+    let Some(rt) = here else {
+        return (wait_on_thread(deadline, register), None);
+    };
+    let g = rt.g();
+    let waiter = open(&g.claim, std::ptr::from_ref(g) as usize);
+    if !register(waiter) {
+        return (None, here);
+    }
+    let timers = (deadline != NEVER).then(|| {
+        rt.sched().set_wait_timer(rt, deadline, waiter);
+        &rt.p().timers
+    });
+    let rt = switch::park(rt, reason);
+    let winner = (g.claim.load(Ordering::Relaxed) & WINNER_MASK) as u16;
+    if let Some(timers) = timers
+        && winner != Waiter::TIMED_OUT
+    {
+        timers.one_stale();
+    }
+    (Some(winner), Some(rt))
+}
+
+fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Option<u16> {
+    let bed = Bed::of_this_thread();
+    let waiter = open(&bed.claim, bed.sleeper());
+    if !register(waiter) {
+        return None;
+    }
+    if deadline == NEVER {
+        bed.sleep();
+    } else {
+        while !bed.parker.park_until(deadline) {
+            if now() >= deadline {
+                // Too late to time out if someone has claimed us: then the wake-up is on its way.
+                if !waiter.claim(Waiter::TIMED_OUT) {
+                    bed.parker.park();
                 }
+                break;
             }
-            Some((bed.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
         }
     }
+    Some((bed.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
 }

@@ -45,13 +45,15 @@ impl Parker {
 
     /// As `park`, at most for `limit`. True: a note came.
     pub(crate) fn park_timeout(&self, limit: Duration) -> bool {
-        if self.0.swap(ASLEEP, Ordering::Acquire) != NOTED {
-            let limit = futex::Timespec {
-                tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: limit.subsec_nanos().into(),
-            };
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ASLEEP, Some(&limit));
+        if self.0.swap(ASLEEP, Ordering::Acquire) == NOTED {
+            self.0.store(EMPTY, Ordering::Relaxed);
+            return true;
         }
+        let limit = futex::Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ASLEEP, Some(&limit));
         // A note may come at the last moment: it is consumed here, not lost.
         self.0.swap(EMPTY, Ordering::Acquire) == NOTED
     }
@@ -71,5 +73,20 @@ impl Parker {
         if self.0.swap(NOTED, Ordering::Release) == ASLEEP {
             let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_that_came_first_is_not_lost() {
+        let parker = Parker::new();
+        parker.unpark();
+        assert!(parker.park_timeout(Duration::from_secs(60)));
+        parker.unpark();
+        parker.park();
+        assert!(!parker.park_timeout(Duration::from_millis(1)));
     }
 }

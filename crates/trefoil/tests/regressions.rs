@@ -1,0 +1,166 @@
+//! Bugs that were there once, each named after what it broke.
+
+mod common;
+
+use common::watchdog;
+use std::cell::RefCell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::{Runtime, go, time, yield_now};
+
+/// Pushes a fresh goroutine's patience: a chain of others keeps the only P busy for up to this long.
+const LONG: Duration = Duration::from_secs(20);
+
+fn one_p() -> Runtime {
+    Runtime::builder().procs(1).build().unwrap()
+}
+
+fn busy(d: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < d {
+        std::hint::spin_loop();
+    }
+}
+
+thread_local!(static NOTES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) });
+
+struct NotesOnDrop;
+
+impl Drop for NotesOnDrop {
+    fn drop(&mut self) {
+        NOTES.with(|notes| notes.borrow_mut().push("from a result's drop".to_string()));
+    }
+}
+
+/// The unwanted result was dropped after the thread-local destructors; what its drop registered ran
+/// again for the next goroutine on that stack: a double free.
+#[test]
+fn an_unwanted_result_may_use_thread_locals_in_its_drop() {
+    let _watchdog = watchdog();
+    for procs in [1, 4] {
+        Runtime::builder().procs(procs).build().unwrap().run(|| {
+            for i in 0..2000 {
+                drop(go(|| NotesOnDrop));
+                let note = move || NOTES.with(|notes| notes.borrow_mut().push(format!("{i}")));
+                let handle = go(move || {
+                    note();
+                    NotesOnDrop
+                });
+                if i % 2 == 0 { drop(handle) } else { drop(handle.join().unwrap()) }
+                yield_now();
+            }
+        });
+    }
+}
+
+/// A goroutine that inherits a stack found the floating-point modes of its predecessor.
+#[test]
+fn floating_point_modes_are_not_inherited() {
+    fn mxcsr() -> u32 {
+        let mut word = 0u32;
+        // SAFETY: stores the control word.
+        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack)) };
+        word & 0xffc0
+    }
+    let _watchdog = watchdog();
+    one_p().run(|| {
+        let usual = go(mxcsr).join().unwrap();
+        for _ in 0..100 {
+            let odd = go(|| {
+                let flush_to_zero = 0x9fc0u32;
+                // SAFETY: a valid control word, for this goroutine alone.
+                unsafe {
+                    std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const flush_to_zero, options(nostack));
+                }
+                yield_now();
+                mxcsr()
+            });
+            let next = go(mxcsr);
+            assert_eq!(next.join().unwrap(), usual);
+            assert_eq!(odd.join().unwrap(), 0x9fc0 & 0xffc0);
+        }
+    });
+}
+
+/// Goroutines that start each other inherit the time slice; the request to end it was swallowed, and the
+/// ring waited for ever.
+#[test]
+fn a_chain_of_runnexts_does_not_starve_the_ring() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    static LINKS: AtomicU64 = AtomicU64::new(0);
+    fn link() {
+        LINKS.fetch_add(1, Ordering::Relaxed);
+        if !STOP.load(Ordering::Relaxed) && LINKS.load(Ordering::Relaxed) < 20_000 {
+            go(link);
+            busy(Duration::from_millis(1));
+        }
+    }
+    let _watchdog = watchdog();
+    one_p().run(|| {
+        let start = Instant::now();
+        let victim = go(move || start.elapsed());
+        go(|| ()); // the victim goes to the ring
+        go(link);
+        let waited = victim.join().unwrap();
+        STOP.store(true, Ordering::Relaxed);
+        assert!(waited < LONG, "waited {waited:?} behind {LINKS:?} links");
+    });
+}
+
+/// After all Ps had been idle, the thread that kept the timers took a P without waking sysmon: nobody ended
+/// time slices any more.
+#[test]
+fn time_slices_end_after_an_idle_time_too() {
+    let _watchdog = watchdog();
+    one_p().run(|| {
+        time::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        let victim = go(move || start.elapsed());
+        while !victim.is_finished() {
+            go(|| ()).join().unwrap();
+            assert!(start.elapsed() < LONG, "the ring starves");
+        }
+    });
+}
+
+/// A goroutine that waits while its unwanted result is dropped was not counted: its runtime was freed
+/// under it.
+#[test]
+fn a_goroutine_in_the_drop_of_its_result_is_counted() {
+    struct Waits(Option<trefoil::JoinHandle<()>>);
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            self.0.take().unwrap().join().unwrap();
+        }
+    }
+    static OPEN: AtomicBool = AtomicBool::new(false);
+    let _watchdog = watchdog();
+    let other = Runtime::builder().procs(1).build().unwrap();
+    let gate = other
+        .go(|| {
+            while !OPEN.load(Ordering::Relaxed) {
+                time::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+    let first = one_p();
+    let handle = first.go(move || Waits(Some(gate))).unwrap();
+    drop(handle);
+    time::sleep(Duration::from_millis(50));
+    drop(first);
+    time::sleep(Duration::from_millis(50));
+    OPEN.store(true, Ordering::Relaxed);
+    time::sleep(Duration::from_millis(50));
+}
+
+/// Runtimes made one after the other: a reused thread structure still pointed to the last one's P.
+#[test]
+fn runtimes_in_a_row() {
+    let _watchdog = watchdog();
+    let sum = Mutex::new(0);
+    for i in 0..100 {
+        one_p().run(|| *sum.lock().unwrap() += go(move || i).join().unwrap());
+    }
+    assert_eq!(*sum.lock().unwrap(), 4950);
+}
