@@ -20,6 +20,8 @@ struct World {
     cell: JoinCell,
     /// The result slot and the G's memory: whoever owns them writes to them.
     result: UnsafeCell<u32>,
+    /// What the holder did before it waited or went away; the goroutine's end may rely on it.
+    before: UnsafeCell<u32>,
     /// Where the holder sleeps: true when woken.
     bed: Mutex<bool>,
     woken: Condvar,
@@ -35,6 +37,7 @@ impl World {
         Arc::new(World {
             cell: JoinCell::new(),
             result: UnsafeCell::new(0),
+            before: UnsafeCell::new(0),
             bed: Mutex::new(false),
             woken: Condvar::new(),
         })
@@ -48,15 +51,28 @@ impl World {
             Completed::Kept => false,
             Completed::Wake(waiter) => {
                 assert_eq!(waiter, WAITER);
+                self.see_holder();
                 *self.bed.lock().unwrap() = true;
                 self.woken.notify_one();
                 false
             }
             Completed::Unwanted => {
+                self.see_holder();
                 self.take_result();
                 true
             }
         }
+    }
+
+    /// The holder does something, and then waits or goes away.
+    fn do_before(&self) {
+        // SAFETY: loom checks that nobody else accesses it now.
+        self.before.with_mut(|b| unsafe { *b = 1 });
+    }
+
+    fn see_holder(&self) {
+        // SAFETY: loom checks that nobody writes it now.
+        assert_eq!(self.before.with(|b| unsafe { *b }), 1);
     }
 
     /// The owner takes the result.
@@ -68,14 +84,15 @@ impl World {
 
     /// The holder joins.
     fn join(&self) {
+        self.do_before();
         if self.cell.wait(WAITER) {
             let mut woken = self.bed.lock().unwrap();
             while !*woken {
                 woken = self.woken.wait(woken).unwrap();
             }
         }
-        assert!(self.cell.is_done());
         self.take_result();
+        assert!(self.cell.is_done());
     }
 }
 
@@ -104,6 +121,7 @@ pub fn complete_against_detach() {
             let world = world.clone();
             move || world.run()
         });
+        world.do_before();
         let ours = world.cell.detach();
         if ours {
             world.take_result();
@@ -133,10 +151,7 @@ pub fn complete_against_is_done() {
 
 /// Teeth: without Release in `complete` the holder reads a result that is not there.
 pub fn teeth_unpublished_result() {
-    must_fail(
-        Mutation::Everywhere("join.rs", Op::Change, Half::Release),
-        complete_against_detach,
-    );
+    must_fail(Mutation::Everywhere("join.rs", Op::Change, Half::Release), complete_against_detach);
 }
 
 /// Teeth: without Acquire in a failed `wait`, likewise.

@@ -1,7 +1,7 @@
 //! Model checks: the runtime's lock-free protocols under every interleaving.
 //!
 //! The protocol files of `trefoil` name atomics and locks only through `crate::shim`. Here the very
-//! same files are compiled against [a shim](shim) of loom's types and tiny capacities, and loom runs
+//! same files are compiled against a shim of loom's types and tiny capacities, and loom runs
 //! each check once for every order of the threads' steps *and* for every value that the C11 memory
 //! model allows a load to return. That is more than x86 allows: an ordering that is missing in the
 //! source but supplied by the processor is found too.
@@ -12,11 +12,16 @@
 //! | [`wake`] | `sched/idle.rs` (and `runq.rs`) | nobody sleeps while work waits |
 //! | [`join`] | `sched/join.rs` | a goroutine's end meets its handle |
 //! | [`park`] | `sched/state.rs` | a park meets its wake-up |
+//! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
 //! | [`depot`] | `mem/depot.rs` | the pool of stacks |
 //!
 //! Each check is a public function; `tests/models.rs` lists them. A check that ends in
-//! [`must_fail`](explore::must_fail) runs a broken variant and is there to show that the others have
+//! `must_fail` runs a broken variant and is there to show that the others have
 //! teeth.
+//!
+//! What loom does not see: a load that returns a value which is stored *later* (load buffering; no
+//! x86 does that either). So it cannot tell whether a consumer's Release on `head`, which keeps its
+//! reads of the slots before the slots' reuse, is needed. And it never fails a weak exchange.
 //!
 //! Bounds: where every interleaving is too many, a check says how many preemptions it allows. A
 //! preemption is a switch away from a thread that could go on; nearly every known bug needs two.
@@ -34,9 +39,12 @@ mod idle_rs;
 mod join_rs;
 #[path = "../../trefoil/src/sched/runq.rs"]
 mod runq_rs;
+#[path = "../proposed/parker.rs"]
+mod parker_rs;
 #[path = "../proposed/state.rs"]
 mod state_rs;
 
+pub mod bed;
 pub mod depot;
 pub mod explore;
 pub mod join;

@@ -181,9 +181,10 @@ pub fn runnext_pushed_displaced_and_stolen() {
 
 /// Two thieves want the same `runnext`, which the owner replaces.
 ///
-/// Race: two exchanges of one item; and a thief's exchange that meets the *next* runnext.
+/// Race: two exchanges of one item; and a thief's exchange that meets the *next* runnext. Bounded to
+/// three preemptions.
 pub fn runnext_against_two_thieves() {
-    explore(Bound::All, || {
+    explore(Bound::Preemptions(3), || {
         let world = World::new(2);
         let mut owner = Vec::new();
         world.push_next(0, &mut owner);
@@ -320,7 +321,16 @@ pub fn teeth_unpublished_tail() {
 pub fn teeth_unacquired_loads() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Load, Half::Acquire),
-        never_falsely_empty_when_the_ring_is_popped,
+        never_falsely_empty_when_runnext_is_kicked,
+    );
+}
+
+/// Teeth: without Release on the exchange that empties `runnext`, a look that sees it gone may miss
+/// what was moved to the ring before.
+pub fn teeth_unreleased_pop() {
+    must_fail(
+        Mutation::Everywhere("runq.rs", Op::Change, Half::Release),
+        never_falsely_empty_when_runnext_is_kicked,
     );
 }
 

@@ -10,7 +10,9 @@
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
 
-use loom::sync::{Mutex, MutexGuard, atomic as loomed};
+use std::time::Duration;
+
+use loom::sync::{Condvar, Mutex, MutexGuard, atomic as loomed};
 
 pub(crate) use std::sync::atomic::Ordering;
 
@@ -216,4 +218,38 @@ impl<T> Lock<T> {
         // loom's locks are never poisoned: a panic ends the model.
         self.0.lock().expect("a panic ends the model")
     }
+}
+
+/// The kernel's side of all futexes: who sleeps on which address, and whether it was woken.
+struct Futexes {
+    sleepers: Mutex<Vec<(usize, bool)>>,
+    woken: Condvar,
+}
+
+loom::lazy_static! {
+    static ref FUTEXES: Futexes =
+        Futexes { sleepers: Mutex::new(Vec::new()), woken: Condvar::new() };
+}
+
+/// Sleeps if the word has this value, until [`futex_wake`]. A limit is always over at once: the
+/// shortest sleep is the one with the most races.
+pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) {
+    let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
+    if word.0.load(Ordering::Relaxed) != value || limit.is_some() {
+        return;
+    }
+    let me = sleepers.len();
+    sleepers.push((std::ptr::from_ref(word) as usize, false));
+    while !sleepers[me].1 {
+        sleepers = FUTEXES.woken.wait(sleepers).expect("a panic ends the model");
+    }
+}
+
+/// Wakes at most so many who sleep on the word.
+pub(crate) fn futex_wake(word: &AtomicU32, how_many: usize) {
+    let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
+    let key = std::ptr::from_ref(word) as usize;
+    let here = sleepers.iter_mut().filter(|(at, woken)| *at == key && !woken);
+    here.take(how_many).for_each(|(_, woken)| *woken = true);
+    FUTEXES.woken.notify_all();
 }

@@ -17,14 +17,16 @@ use crate::idle_rs::Idle;
 use crate::runq_rs::RunQueue;
 use crate::shim::{AtomicU32, Mutation, Ordering, full_fence};
 
-/// What the worker does wrong on its way to bed.
+/// What is done wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sleeper {
-    Correct,
-    /// Goes to bed at once.
+enum Flaw {
+    None,
+    /// A worker goes to bed without a second look.
     NoSecondLook,
-    /// Looks again before it has given up.
+    /// A worker looks again before it has given up.
     LooksTooEarly,
+    /// A submitter has no barrier after it moved the displaced `runnext` to the ring.
+    DisplacedAfterBarrier,
 }
 
 /// Behind the scheduler's lock.
@@ -50,14 +52,14 @@ struct World {
     busy: RunQueue<u8>,
     central: Mutex<Central>,
     beds: [Condvar; 2],
-    sleeper: Sleeper,
+    flaw: Flaw,
     /// Work never ends: who took some is gone.
     endless: bool,
 }
 
 impl World {
     /// Workers own a P each and search.
-    fn new(workers: usize, work: u32, sleeper: Sleeper, endless: bool) -> Arc<World> {
+    fn new(workers: usize, work: u32, flaw: Flaw, endless: bool) -> Arc<World> {
         let idle = Idle::new();
         for _ in 0..workers {
             idle.start_spinning();
@@ -74,7 +76,7 @@ impl World {
                 left: work,
             }),
             beds: [Condvar::new(), Condvar::new()],
-            sleeper,
+            flaw,
             endless,
         })
     }
@@ -90,6 +92,10 @@ impl World {
     fn submit_next(&self) {
         if let Some(displaced) = self.busy.push_next(NonNull::dangling()) {
             assert!(self.busy.push_back(displaced).is_ok());
+            // The swap's barrier was before this publication.
+            if self.flaw != Flaw::DisplacedAfterBarrier {
+                full_fence();
+            }
         }
         self.wake();
     }
@@ -181,7 +187,7 @@ impl World {
 
     /// Gives the P back and looks again. True: there is work, and it has a P again.
     fn give_up(&self, spinning: &mut bool) -> bool {
-        let early = self.sleeper == Sleeper::LooksTooEarly && self.has_work();
+        let early = self.flaw == Flaw::LooksTooEarly && self.has_work();
         {
             let mut central = self.central.lock().unwrap();
             central.idle_ps += 1;
@@ -190,13 +196,13 @@ impl World {
         if std::mem::take(spinning) {
             self.idle.stop_spinning();
         }
-        let found = match self.sleeper {
-            Sleeper::Correct => {
+        let found = match self.flaw {
+            Flaw::None | Flaw::DisplacedAfterBarrier => {
                 self.idle.before_second_look();
                 self.has_work()
             }
-            Sleeper::NoSecondLook => false,
-            Sleeper::LooksTooEarly => early,
+            Flaw::NoSecondLook => false,
+            Flaw::LooksTooEarly => early,
         };
         if found {
             let mut central = self.central.lock().unwrap();
@@ -231,9 +237,9 @@ impl World {
 }
 
 /// One submitter of the global queue, and so many workers.
-fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, sleeper: Sleeper) {
+fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, flaw: Flaw) {
     explore(bound, move || {
-        let world = World::new(workers, submitters as u32, sleeper, false);
+        let world = World::new(workers, submitters as u32, flaw, false);
         let mut threads: Vec<_> = (0..workers)
             .map(|me| {
                 let world = world.clone();
@@ -257,7 +263,7 @@ fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, sleeper: S
 ///
 /// Race: the submitter sees nobody idle (or somebody who spins), the worker sees no work.
 pub fn one_submitter_one_worker() {
-    submit_to_workers(Bound::All, 1, 1, Sleeper::Correct);
+    submit_to_workers(Bound::All, 1, 1, Flaw::None);
 }
 
 /// Two workers go to sleep while a plain thread submits.
@@ -265,7 +271,7 @@ pub fn one_submitter_one_worker() {
 /// Race: the submitter relies on the spinner that is about to stop; the first to give up leaves it
 /// to the second. Bounded to three preemptions.
 pub fn one_submitter_two_workers() {
-    submit_to_workers(Bound::Preemptions(3), 2, 1, Sleeper::Correct);
+    submit_to_workers(Bound::Preemptions(3), 2, 1, Flaw::None);
 }
 
 /// A worker goes to sleep while two plain threads submit.
@@ -273,21 +279,23 @@ pub fn one_submitter_two_workers() {
 /// Race: the second submitter relies on the first one's claim, which may end without a wake-up
 /// because the P was taken meanwhile. Bounded to three preemptions.
 pub fn two_submitters_one_worker() {
-    submit_to_workers(Bound::Preemptions(3), 1, 2, Sleeper::Correct);
+    submit_to_workers(Bound::Preemptions(3), 1, 2, Flaw::None);
 }
 
-fn submit_next_to_workers(bound: Bound, workers: usize, work: u32) {
+fn submit_next_to_workers(bound: Bound, workers: usize, work: u32, flaw: Flaw) {
     explore(bound, move || {
-        let world = World::new(workers, work, Sleeper::Correct, true);
+        let world = World::new(workers, work, flaw, true);
+        // All but the last are there when the workers begin to search: fewer interleavings.
+        for _ in 1..work {
+            world.submit_next();
+        }
         let threads: Vec<_> = (0..workers)
             .map(|me| {
                 let world = world.clone();
                 thread::spawn(move || world.work(me))
             })
             .collect();
-        for _ in 0..work {
-            world.submit_next();
-        }
+        world.submit_next();
         let done: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(done, work);
     });
@@ -297,17 +305,18 @@ fn submit_next_to_workers(bound: Bound, workers: usize, work: u32) {
 ///
 /// Race: as [`one_submitter_one_worker`], with the barrier that is part of `push_next`'s swap.
 pub fn goroutine_submits_to_its_own_queue() {
-    submit_next_to_workers(Bound::All, 1, 1);
+    submit_next_to_workers(Bound::All, 1, 1, Flaw::None);
 }
 
-/// A goroutine that never ends starts two others, which never end either, and two workers go to
-/// sleep.
+/// A goroutine that never ends has started one that never ends either, starts another, and two
+/// workers search or go to sleep.
 ///
 /// Race: the second `push_next` moves the first goroutine from `runnext` to the ring *after* the
-/// swap that is the barrier. One worker takes the new `runnext` and is gone; the other finds
-/// `runnext` empty and the ring not filled yet. Bounded to three preemptions.
+/// swap that is its barrier. One worker takes the new `runnext` and is gone; the other finds
+/// `runnext` empty and the ring not filled yet. So a displacing push needs a barrier of its own.
+/// Bounded to three preemptions.
 pub fn displaced_runnext_is_found() {
-    submit_next_to_workers(Bound::Preemptions(3), 2, 2);
+    submit_next_to_workers(Bound::Preemptions(3), 2, 2, Flaw::None);
 }
 
 /// Teeth: without the two barriers each side may miss the other.
@@ -315,14 +324,21 @@ pub fn teeth_no_barrier() {
     must_fail(Mutation::NoFullFence, one_submitter_one_worker);
 }
 
+/// Teeth: a displaced `runnext` that is published after the only barrier.
+pub fn teeth_displaced_after_the_barrier() {
+    must_fail(Mutation::None, || {
+        submit_next_to_workers(Bound::Preemptions(3), 2, 2, Flaw::DisplacedAfterBarrier);
+    });
+}
+
 /// Teeth: a worker that does not look again.
 pub fn teeth_no_second_look() {
-    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Sleeper::NoSecondLook));
+    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Flaw::NoSecondLook));
 }
 
 /// Teeth: a worker that looks again before it is seen to be idle.
 pub fn teeth_second_look_too_early() {
-    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Sleeper::LooksTooEarly));
+    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Flaw::LooksTooEarly));
 }
 
 /// Which orderings of `idle.rs` do the checks need? Prints a table.

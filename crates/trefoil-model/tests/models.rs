@@ -27,6 +27,7 @@ checks! { runq:
     teeth_unpublished_tail
     teeth_unacquired_loads
     teeth_unpublished_runnext
+    teeth_unreleased_pop
 }
 
 checks! { join:
@@ -53,6 +54,15 @@ checks! { depot:
     teeth_used_after_given
 }
 
+checks! { bed:
+    park_against_unpark
+    note_at_the_last_moment
+    two_wakers
+    teeth_unpublished_note
+    teeth_unacquired_note
+    teeth_note_overwritten
+}
+
 checks! { wake:
     one_submitter_one_worker
     one_submitter_two_workers
@@ -60,6 +70,7 @@ checks! { wake:
     goroutine_submits_to_its_own_queue
     displaced_runnext_is_found
     teeth_no_barrier
+    teeth_displaced_after_the_barrier
     teeth_no_second_look
     teeth_second_look_too_early
 }
@@ -71,6 +82,7 @@ mod sweeps {
     fn orderings() {
         trefoil_model::join::sweep_orderings();
         trefoil_model::park::sweep_orderings();
+        trefoil_model::bed::sweep_orderings();
         trefoil_model::wake::sweep_orderings();
         trefoil_model::runq::sweep_orderings();
     }

@@ -389,8 +389,12 @@ fn a_panic_comes_out_of_join() {
     trefoil::run(|| {
         let text = trefoil::go(|| resume_unwind(Box::new("a word"))).join().unwrap_err();
         assert_eq!(text.downcast_ref(), Some(&"a word"));
-        let formatted = trefoil::go(|| -> () { panic!("expected: number {}", 3) }).join();
-        assert_eq!(formatted.unwrap_err().downcast_ref(), Some(&String::from("expected: number 3")));
+        let three = std::hint::black_box(3);
+        let formatted = trefoil::go(move || -> () { panic!("expected: number {three}") }).join();
+        assert_eq!(
+            formatted.unwrap_err().downcast_ref(),
+            Some(&String::from("expected: number 3"))
+        );
         let any = trefoil::go(|| panic_any(17u64)).join().unwrap_err();
         assert_eq!(any.downcast_ref(), Some(&17u64));
         // Others are not touched, and neither is the next one on the same stack.
@@ -758,7 +762,10 @@ fn run_inside_a_goroutine() {
     });
     assert_eq!(value, [0, 10, 20, 30]);
     // Three deep, and the same runtime from inside itself.
-    assert_eq!(trefoil::run(|| trefoil::run(|| trefoil::run(|| trefoil::go(|| 3).join().unwrap()))), 3);
+    assert_eq!(
+        trefoil::run(|| trefoil::run(|| trefoil::run(|| trefoil::go(|| 3).join().unwrap()))),
+        3
+    );
     let rt = runtime(1);
     assert_eq!(rt.run(|| rt.run(|| rt.run(|| 4))), 4);
 }
@@ -842,6 +849,26 @@ fn two_hundred_runtimes_in_a_row() {
     assert!(grown < 16 << 20, "200 runtimes left {grown} bytes");
 }
 
+/// Threads that begin while those of the runtime before them still end: what one leaves for the next
+/// to use again must not point into memory that is freed with its runtime.
+#[test]
+fn runtimes_come_and_go_quickly() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("runtimes_come_and_go_quickly").succeed();
+        return;
+    }
+    for i in 0..300 {
+        let rt = runtime(1 + i % 4);
+        if i % 3 == 0 {
+            rt.run(|| trefoil::go(|| ()).join().unwrap());
+        }
+        drop(rt);
+        // The allocator notices a stray write.
+        drop(std::hint::black_box(vec![vec![1u8; 700]; 20]));
+    }
+}
+
 #[test]
 fn a_runtime_is_dropped_with_live_goroutines() {
     let _w = watchdog();
@@ -869,8 +896,10 @@ fn a_runtime_is_dropped_with_live_goroutines() {
                 rt.go(move || {
                     let _one = one;
                     here.fetch_add(1, SeqCst);
-                    let endless = trefoil::go(|| loop {
-                        trefoil::yield_now();
+                    let endless = trefoil::go(|| {
+                        loop {
+                            trefoil::yield_now();
+                        }
                     });
                     let _: std::thread::Result<()> = endless.join();
                 })

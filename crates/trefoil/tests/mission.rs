@@ -70,16 +70,22 @@ fn m01_short_and_cheap() {
         gate.store(true, SeqCst);
         assert_eq!(last.join().unwrap(), ALIVE);
 
-        const N: usize = 300;
-        let start = Instant::now();
-        join_all((0..N).map(|i| trefoil::go(move || black_box(i))));
-        let goroutines = start.elapsed();
-        let start = Instant::now();
-        let threads: Vec<_> =
-            (0..N).map(|i| std::thread::spawn(move || black_box(i))).collect();
-        threads.into_iter().for_each(|t| assert!(t.join().is_ok()));
-        let threads = start.elapsed();
-        assert!(goroutines < threads, "{N} goroutines: {goroutines:?}, threads: {threads:?}");
+        once_in_five(|| {
+            const N: usize = 300;
+            let start = Instant::now();
+            join_all((0..N).map(|i| trefoil::go(move || black_box(i))));
+            let goroutines = start.elapsed();
+            let start = Instant::now();
+            let threads: Vec<_> =
+                (0..N).map(|i| std::thread::spawn(move || black_box(i))).collect();
+            threads.into_iter().for_each(|t| assert!(t.join().is_ok()));
+            let threads = start.elapsed();
+            // Rather a hundred times; two are enough to tell, and a busy machine keeps them.
+            if goroutines * 2 < threads {
+                return Ok(());
+            }
+            Err(format!("{N} goroutines: {goroutines:?}, threads: {threads:?}"))
+        });
     });
 }
 
@@ -404,9 +410,7 @@ fn m08_at_most_procs_at_once() {
     let _w = watchdog();
     if !in_child() {
         // In a child without preemption: who is stopped inside the work still counts as inside.
-        Child::of("m08_at_most_procs_at_once")
-            .env("TREFOIL_DEBUG", "asyncpreemptoff=1")
-            .succeed();
+        Child::of("m08_at_most_procs_at_once").env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
         return;
     }
     runtime(1).run(|| {

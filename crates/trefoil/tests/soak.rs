@@ -277,8 +277,10 @@ fn short_lived(seed: u64, end: Instant) {
             round(rng.random(), &rt);
         } else {
             for _ in 0..rng.random_range(1..4) {
-                drop(rt.go(|| loop {
-                    trefoil::yield_now();
+                drop(rt.go(|| {
+                    loop {
+                        trefoil::yield_now();
+                    }
                 }));
             }
             rt.run(|| (0..10).for_each(|_| trefoil::yield_now()));
@@ -292,7 +294,7 @@ fn short_lived(seed: u64, end: Instant) {
 fn quiet_panics() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        let scope = info.payload_as_str() == Some("a scoped goroutine panicked");
+        let scope = info.payload().downcast_ref() == Some(&"a scoped goroutine panicked");
         if !scope && !info.payload().is::<Expected>() {
             default(info);
         }

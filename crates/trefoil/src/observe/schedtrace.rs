@@ -50,7 +50,7 @@ fn detail(sched: &Sched, out: &mut String) -> std::fmt::Result {
         let m = if held_by == 0 { "nil".to_string() } else { (held_by - 1).to_string() };
         writeln!(
             out,
-            "  P{}: status={} schedtick={} m={m} runqsize={} spawned={} ended={} steals={} \
+            "  P{}: status={} schedtick={} m={m} runqsize={} timers={} spawned={} ended={} steals={} \
              stolen={} overflows={}",
             p.id,
             match p.status() {
@@ -60,6 +60,7 @@ fn detail(sched: &Sched, out: &mut String) -> std::fmt::Result {
             },
             p.tick.load(Ordering::Relaxed),
             p.runq.len(),
+            p.timers.len(),
             p.counters.spawned.load(Ordering::Relaxed),
             p.counters.ended.load(Ordering::Relaxed),
             p.counters.steals.load(Ordering::Relaxed),

@@ -135,12 +135,12 @@ impl Sched {
 
     /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
     #[cold]
-    pub(crate) fn hurry_keeper(&self, rt: Rt) {
+    pub(crate) fn hurry_keeper(&self, here: Option<Rt>) {
         let keeper = self.central.lock().keeper;
         match keeper {
             // Never freed, and a note too many does no harm.
             Some(keeper) => keeper.parker.unpark(),
-            None => self.wake(Some(rt)),
+            None => self.wake(here),
         }
     }
 

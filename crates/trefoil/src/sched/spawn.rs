@@ -110,6 +110,29 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     Ok(g)
 }
 
+/// Starts a goroutine from inside the runtime (a timer's function), detached.
+pub(crate) fn spawn_in(rt: Rt, f: Box<dyn FnOnce() + Send>, created_at: &'static Location<'static>) {
+    type Boxed = Typed<Box<dyn FnOnce() + Send>, ()>;
+    let (g, id, sched) = match take_g(rt, true) {
+        Ok(taken) => taken,
+        Err(e) => super::fatal(format_args!("no stack for the function of a timer: {e}")),
+    };
+    // SAFETY: the G is ours, the closure is Send and 'static, and fits into it.
+    unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
+    let spec = Spec {
+        name: None,
+        stack_size: None,
+        abort_on_panic: None,
+        scope: std::ptr::null(),
+        created_at,
+    };
+    dress(g, id, sched, spec, None);
+    let detached = !g.join.detach();
+    debug_assert!(detached, "it has not even started");
+    rt.p().push_next(sched, g);
+    sched.wake(Some(rt));
+}
+
 #[cold]
 fn acquire_slow(size: usize) -> io::Result<Stack> {
     mem::acquire(size)

@@ -194,24 +194,32 @@ impl Sched {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
         // If nothing else is to run here, this thread looks at its timers by itself.
         if first && !rt.p().runq.is_empty() {
-            self.see_to_timer(rt, when);
+            self.see_to_timer(Some(rt), when);
         }
     }
 
-    /// Sets an alarm.
-    pub(crate) fn set_alarm(&self, rt: Rt, when: Nanos, alarm: &'static dyn Alarm, seq: u64) {
+    /// Sets an alarm, from a goroutine of this runtime or from a plain thread.
+    pub(crate) fn set_alarm(
+        &self,
+        here: Option<Rt>,
+        when: Nanos,
+        alarm: &'static dyn Alarm,
+        seq: u64,
+    ) {
         let target = Target::Alarm(alarm, seq);
-        if rt.p().timers.add(Entry { when, target }) {
-            self.see_to_timer(rt, when);
+        // A plain thread has no P; number 0 is always there.
+        let Some(p) = here.map(Rt::p).or_else(|| self.p(0)) else { return };
+        if p.timers.add(Entry { when, target }) {
+            self.see_to_timer(here, when);
         }
     }
 
     /// A timer became the first of its P: some thread must be awake by then.
-    fn see_to_timer(&self, rt: Rt, when: Nanos) {
+    fn see_to_timer(&self, here: Option<Rt>, when: Nanos) {
         // The barrier pairs with that of the keeper: it sees the timer, or we see its time.
         full_fence();
         if when < self.keeper_until.load(Ordering::Relaxed) {
-            self.hurry_keeper(rt);
+            self.hurry_keeper(here);
         }
     }
 

@@ -11,47 +11,30 @@
 //! | linked | whoever holds the list's lock |
 //! | [`Taken`] | its taker, until it has woken the sleeper |
 //!
-//! A sleep ends by a taker, or by its deadline; never by both, and never for no reason:
-//! - A goroutine with a deadline is claimed (`wait.rs`) by the timer or by the taker. A taker that loses
-//!   unlinks the node and takes the next.
-//! - A plain thread whose time is up takes the list's lock: if its node is linked it leaves, else it has
-//!   been taken and the wake-up is on its way.
+//! A sleep ends by a taker or by its deadline, whoever claims it first (`sched/wait.rs`); never for no
+//! reason. A taker that loses unlinks the node all the same, and takes the next.
 //!
 //! Invariants:
 //! 1. A linked node is alive: its sleeper leaves the frame only after it was taken and woken, or after
 //!    it has unlinked the node itself.
 //! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
 //!    freed or woken under them. A taken sleeper is woken after the lock is given back.
-//!
-//! Rejected: `wait::wait` for plain threads too. Its claim word lies in its own frame, which is gone
-//! when a thread that timed out comes to unlink its node; here the bed is part of the node.
 
+use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
-use crate::sched::{Rt, current_g};
 use crate::sys::clock::{NEVER, Nanos};
-use crate::sys::parker::Parker;
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
 
 /// The winner of a claim by a taker; the other one is `Waiter::TIMED_OUT`.
 const TAKEN: u16 = 1;
 
-/// How a sleeper is woken.
-#[derive(Clone, Copy)]
-enum Sleeper {
-    /// A plain thread, in the node's parker.
-    Thread,
-    /// A goroutine that only a taker can wake.
-    Goroutine(usize),
-    /// A goroutine with a deadline.
-    Timed(Waiter),
-}
-
 /// One sleeper. See the head of the file.
 pub(crate) struct Node {
-    sleeper: Cell<Sleeper>,
-    parker: Parker,
+    /// None before its first sleep.
+    waiter: Cell<Option<Waiter>>,
+    goroutine: Cell<bool>,
     next: Cell<*const Node>,
     prev: Cell<*const Node>,
     linked: Cell<bool>,
@@ -82,8 +65,8 @@ pub(crate) enum Slept {
 impl Node {
     pub(crate) fn new(weight: usize) -> Node {
         Node {
-            sleeper: Cell::new(Sleeper::Thread),
-            parker: Parker::new(),
+            waiter: Cell::new(None),
+            goroutine: Cell::new(false),
             next: Cell::new(null()),
             prev: Cell::new(null()),
             linked: Cell::new(false),
@@ -98,84 +81,55 @@ impl Node {
 
     /// Sleeps in a list until a taker comes, or until `deadline`.
     ///
-    /// `enqueue` links the node under the list's lock, or says no. `withdraw` takes it out again under
-    /// the same lock, if it is still linked, and tells whether it was. Both run inside the runtime;
-    /// `enqueue` gets it, for what it may have to wake (a condition variable gives its mutex back).
+    /// `enqueue` links the node under the list's lock, or says no. `withdraw` takes it out again under the
+    /// same lock, if it is still linked. Both run inside the runtime, and get it for what they may have to
+    /// wake (a condition variable gives its mutex back).
     pub(crate) fn sleep(
         &self,
         reason: WaitReason,
         deadline: Nanos,
         enqueue: impl FnOnce(Option<Rt>) -> bool,
-        withdraw: impl FnOnce() -> bool,
+        withdraw: impl FnOnce(Option<Rt>),
     ) -> Slept {
-        if current_g().is_none() {
-            return self.sleep_on_thread(deadline, enqueue, withdraw);
-        }
+        let here = Rt::enter();
+        self.goroutine.set(here.is_some());
         if deadline == NEVER {
-            let mut slept = false;
-            wait::block(reason, |sleeper| {
-                self.sleeper.set(Sleeper::Goroutine(sleeper));
-                slept = enqueue(Some(Rt::after_switch()));
-                slept
-            });
-            return if slept { Slept::Woken(self.word.get()) } else { Slept::No };
+            let mut sleeps = false;
+            wait::leave(wait::block_in(here, reason, |sleeper| {
+                self.waiter.set(Some(Waiter::sole(sleeper)));
+                sleeps = enqueue(here);
+                sleeps
+            }));
+            return if sleeps { Slept::Woken(self.word.get()) } else { Slept::No };
         }
-        let winner = wait::wait(reason, deadline, |waiter| {
-            self.sleeper.set(Sleeper::Timed(waiter));
-            enqueue(Some(Rt::after_switch()))
+        let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
+            self.waiter.set(Some(waiter));
+            enqueue(here)
         });
-        match winner {
+        let slept = match winner {
             None => Slept::No,
             Some(Waiter::TIMED_OUT) => {
-                // A taker that lost the claim may have unlinked it already.
-                inside(|_| withdraw());
+                withdraw(here);
                 Slept::TimedOut
             }
             Some(_) => Slept::Woken(self.word.get()),
-        }
-    }
-
-    #[cold]
-    fn sleep_on_thread(
-        &self,
-        deadline: Nanos,
-        enqueue: impl FnOnce(Option<Rt>) -> bool,
-        withdraw: impl FnOnce() -> bool,
-    ) -> Slept {
-        self.sleeper.set(Sleeper::Thread);
-        if !enqueue(None) {
-            return Slept::No;
-        }
-        while !self.parker.park_until(deadline) {
-            if crate::sys::clock::now() < deadline {
-                continue; // a signal
-            }
-            if withdraw() {
-                return Slept::TimedOut;
-            }
-            self.parker.park();
-            break;
-        }
-        Slept::Woken(self.word.get())
+        };
+        wait::leave(here);
+        slept
     }
 
     /// Under the list's lock. False: its deadline has passed.
     fn claim(&self) -> bool {
-        match self.sleeper.get() {
-            Sleeper::Timed(waiter) => waiter.claim(TAKEN),
-            _ => true,
-        }
+        self.waiter.get().is_some_and(|waiter| waiter.claim(TAKEN))
     }
 }
 
 /// Runs `f` inside the runtime (on a plain thread there is none).
 #[inline]
 pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
-    let rt = Rt::enter();
-    let r = f(rt);
-    if let Some(rt) = rt {
-        rt.leave();
-    }
+    let here = Rt::enter();
+    let r = f(here);
+    wait::leave(here);
     r
 }
 
@@ -184,6 +138,7 @@ pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
 pub(crate) struct List {
     head: *const Node,
     tail: *const Node,
+    len: u32,
 }
 
 // SAFETY: the nodes belong to whoever holds the list's lock (invariant 1), on any thread.
@@ -191,11 +146,15 @@ unsafe impl Send for List {}
 
 impl List {
     pub(crate) const fn new() -> List {
-        List { head: null(), tail: null() }
+        List { head: null(), tail: null(), len: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.head.is_null()
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.len
     }
 
     pub(super) fn first(&self) -> *const Node {
@@ -213,6 +172,7 @@ impl List {
     fn link(&mut self, node: &Node, prev: *const Node, next: *const Node) {
         debug_assert!(!node.linked.get());
         node.linked.set(true);
+        self.len += 1;
         node.prev.set(prev);
         node.next.set(next);
         self.tie(prev, node);
@@ -242,6 +202,7 @@ impl List {
         if !node.linked.replace(false) {
             return false;
         }
+        self.len -= 1;
         self.tie(node.prev.get(), node.next.get());
         self.tie_back(node.prev.get(), node.next.get());
         true
@@ -292,52 +253,46 @@ impl Taken {
 
     /// Whether it is a goroutine.
     pub(crate) fn is_goroutine(&self) -> bool {
-        !matches!(self.node().sleeper.get(), Sleeper::Thread)
+        self.node().goroutine.get()
     }
 
-    /// Wakes it with a word. `rt` is where we are.
-    pub(crate) fn wake(self, rt: Option<Rt>, word: u32) {
+    /// Wakes it with a word. `here` is where we are.
+    pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
         self.node().word.set(word);
-        match (self.node().sleeper.get(), rt) {
-            (Sleeper::Thread, _) => self.node().parker.unpark(),
-            (Sleeper::Goroutine(sleeper), Some(rt)) => wait::wake_in(rt, sleeper),
-            (Sleeper::Goroutine(sleeper), None) => wait::wake(sleeper),
-            (Sleeper::Timed(waiter), Some(rt)) => waiter.wake_in(rt),
-            (Sleeper::Timed(waiter), None) => waiter.wake(),
+        self.node().linked.set(false);
+        // The last look at the node: the wake-up ends its life. None does not happen: it was claimed.
+        if let Some(waiter) = self.node().waiter.get() {
+            wait::wake_here(here, waiter.sleeper());
         }
     }
 }
 
-/// Sleepers that were taken together.
+/// Sleepers that were taken together, in their order.
 #[must_use = "sleepers that were taken must be woken"]
-pub(crate) struct Batch {
-    list: List,
-    len: usize,
-}
+pub(crate) struct Batch(List);
 
 impl Batch {
-    pub(crate) fn new() -> Batch {
-        Batch { list: List::new(), len: 0 }
+    pub(crate) const fn new() -> Batch {
+        Batch(List::new())
     }
 
     pub(crate) fn push(&mut self, taken: Taken) {
-        self.list.push_back(taken.node());
-        self.len += 1;
+        self.0.push_back(taken.node());
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.0.len as usize
     }
 
     /// Wakes them in their order. True: there was a goroutine among them.
-    pub(crate) fn wake_all(mut self, rt: Option<Rt>, word: u32) -> bool {
+    pub(crate) fn wake_all(self, here: Option<Rt>, word: u32) -> bool {
         let mut goroutines = false;
-        // SAFETY: taken, so ours until we wake it; it is unlinked before that.
-        while let Some(node) = unsafe { self.list.head.as_ref() } {
-            self.list.remove(node);
-            let taken = Taken(NonNull::from(node));
+        let mut next = self.0.head;
+        while let Some(node) = NonNull::new(next.cast_mut()) {
+            let taken = Taken(node);
+            next = taken.node().next.get();
             goroutines |= taken.is_goroutine();
-            taken.wake(rt, word);
+            taken.wake(here, word);
         }
         goroutines
     }

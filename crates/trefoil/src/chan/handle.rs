@@ -1,0 +1,138 @@
+//! Who holds a channel: senders and receivers are counted apart, and the last of all frees it.
+//!
+//! | event | what happens |
+//! |---|---|
+//! | the last sender goes | the channel is closed; receivers drain it |
+//! | the last receiver goes | the channel is closed, and what lies in it is dropped |
+//! | the second of these two | the channel is freed |
+//!
+//! Invariants:
+//! 1. A `Core` is alive while a handle of either side exists; a handle is the right to use it.
+//! 2. When the last receiver is gone the buffer is empty for ever: nobody can send (closed), and what lay in
+//!    it was taken out. So freeing a channel runs nobody's code.
+
+use super::buffer::Contents;
+use super::core::{Core, Side};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// More handles than this are a leak in a loop.
+const MAX_HANDLES: u32 = 1 << 31;
+
+/// A counted reference to a channel of T's, of one side.
+///
+/// Invariant in T: a `Sender<&'static str>` must not become a `Sender<&'short str>`.
+pub(super) struct Handle<T, const SENDER: bool> {
+    core: NonNull<Core>,
+    _values: PhantomData<Cell<T>>,
+}
+
+/// Both sides of a new channel.
+pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
+    let core = NonNull::from(Box::leak(Box::new(Core::new::<T>(cap))));
+    (Handle { core, _values: PhantomData }, Handle { core, _values: PhantomData })
+}
+
+impl<T, const SENDER: bool> Handle<T, SENDER> {
+    #[inline(always)]
+    pub(super) fn core(&self) -> &Core {
+        // SAFETY: invariant 1.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Which side this is.
+    pub(super) const SIDE: Side = if SENDER { Side::Send } else { Side::Recv };
+
+    fn count(&self) -> &AtomicU32 {
+        match Self::SIDE {
+            Side::Send => &self.core().sender_count,
+            Side::Recv => &self.core().receiver_count,
+        }
+    }
+}
+
+impl<T, const SENDER: bool> Clone for Handle<T, SENDER> {
+    fn clone(&self) -> Self {
+        // Relaxed: the handle that is cloned keeps the channel.
+        if self.count().fetch_add(1, Ordering::Relaxed) >= MAX_HANDLES {
+            crate::sched::fatal(format_args!("too many handles of a channel"));
+        }
+        Handle { core: self.core, _values: PhantomData }
+    }
+}
+
+impl<T, const SENDER: bool> Drop for Handle<T, SENDER> {
+    fn drop(&mut self) {
+        // AcqRel: the last one sees what the others did.
+        if self.count().fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.last_of_side_slow();
+        }
+    }
+}
+
+impl<T, const SENDER: bool> Handle<T, SENDER> {
+    #[inline(never)]
+    fn last_of_side_slow(&self) {
+        // Also if dropping a value panics.
+        struct Free(NonNull<Core>);
+        impl Drop for Free {
+            fn drop(&mut self) {
+                // SAFETY: invariant 1: the other side's last handle has been here, or will be. AcqRel: the
+                // second sees what the first did.
+                unsafe {
+                    if self.0.as_ref().half_dead.swap(true, Ordering::AcqRel) {
+                        drop(Box::from_raw(self.0.as_ptr()));
+                    }
+                }
+            }
+        }
+        let _free = Free(self.core);
+        self.core().close();
+        if !SENDER {
+            self.discard_values();
+        }
+    }
+
+    /// Drops what lies in the channel; there are no receivers any more.
+    fn discard_values(&self) {
+        let core = self.core();
+        let mut contents = None;
+        core.locked(|| contents = Some(core.buffer.take_all()));
+        if let Some(contents) = contents {
+            drop(Discard::<T> { core, contents, _values: PhantomData });
+        }
+    }
+}
+
+/// Drops values one by one, and goes on if one of them panics.
+struct Discard<'a, T> {
+    core: &'a Core,
+    contents: Contents,
+    _values: PhantomData<T>,
+}
+
+impl<T> Discard<'_, T> {
+    fn next(&mut self) -> Option<T> {
+        // SAFETY: taken from this buffer, whose type is T; it is closed, so nobody pushes.
+        unsafe { self.core.buffer.next_of::<T>(&mut self.contents) }
+    }
+}
+
+impl<T> Drop for Discard<'_, T> {
+    fn drop(&mut self) {
+        struct Rest<'r, 'a, T>(&'r mut Discard<'a, T>);
+        impl<T> Drop for Rest<'_, '_, T> {
+            fn drop(&mut self) {
+                while self.0.next().is_some() {}
+            }
+        }
+        while let Some(value) = self.next() {
+            // After a panic the rest is dropped while it unwinds; a second one aborts, as in a Vec.
+            let rest = Rest(self);
+            drop(value);
+            std::mem::forget(rest);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! `select!`.
+//!
+//! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends with a
+//! comma) into records `{index slot (new slot) (arm) (pattern) (body) (what it is)}`. Each step of the parser
+//! makes its own `slot`: by hygiene they are different variables. Then one of the `@build` rules makes the
+//! code:
+//!
+//! ```text
+//! {
+//!     let (chosen, slot, slot, …) = {
+//!         let mut slot = RecvSlot::new(); …                     room for values, in this frame
+//!         let chosen = match [slot.recv(&rx), …] { mut arms => choose(&mut arms) };
+//!         (chosen, slot.finish(0, chosen), …)                    values of other send arms are dropped
+//!     };
+//!     match chosen.index() { 0 => { let pattern = chosen.take(slot); body } … }
+//! }
+//! ```
+//!
+//! So everything is evaluated once, in the order it is written; nothing is borrowed any more when a body runs;
+//! and a body is ordinary code of the caller: it may `return`, `break`, use `?`.
+//!
+//! One step of recursion an arm: 64 arms stay below the default `recursion_limit`.
+
+/// Waits for the first of several channel operations, and does that one.
+///
+/// ```text
+/// let x = select! {
+///     recv(rx) -> v => …,             v: Result<T, RecvError>
+///     send(tx, value) -> r => …,      r: Result<(), SendError<T>>
+///     after(duration) => …,
+///     default => …,
+/// };
+/// ```
+///
+/// - If several can go on, one is chosen at random, each with the same chance.
+/// - An operation on a closed channel can go on: its result is an error. [`never()`](crate::chan::never)
+///   switches an arm off.
+/// - `after` is chosen when nothing else could go on for so long.
+/// - `default` is chosen when nothing can go on now; it is the last arm. With it the select does not wait (and
+///   `after` is not chosen).
+/// - `select! {}` waits for ever.
+/// - Channels may be places or references; all channels and values are evaluated once, in the order in
+///   which they are written, before anything else happens. The value of a `send` that is not chosen is dropped.
+/// - A body is code of the place where it stands: it can `break`, `return`, use `?`, and assign to the
+///   channel variables. A block needs no comma. The bodies' value is the value of the select.
+/// - Up to 64 arms; [`chan::Select`](crate::chan::Select) takes more, and a number that is not known
+///   in advance.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::chan::{bounded, unbounded};
+/// use trefoil::select;
+///
+/// trefoil::run(|| {
+///     let (results, got) = bounded(0);
+///     let (stop, stopped) = unbounded::<()>();
+///     trefoil::go(move || {
+///         let mut n = 0;
+///         loop {
+///             select! {
+///                 send(results, n) -> sent => {
+///                     if sent.is_err() {
+///                         return;
+///                     }
+///                     n += 1;
+///                 }
+///                 recv(stopped) -> _ => return,
+///             }
+///         }
+///     });
+///     let sum: i32 = (0..10).map(|_| got.recv().unwrap()).sum();
+///     assert_eq!(sum, 45);
+///     drop(stop);
+///
+///     let (_tx, silent) = bounded::<i32>(0);
+///     let said = select! {
+///         recv(silent) -> v => v.ok(),
+///         after(Duration::from_millis(1)) => None,
+///     };
+///     assert_eq!(said, None);
+/// });
+/// ```
+#[macro_export]
+macro_rules! select {
+    () => { $crate::chan::select::no_cases() };
+    ($($arms:tt)+) => {
+        $crate::__select!(@parse []
+            [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+             32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
+            $($arms)+)
+    };
+}
+
+/// The parser of [`select!`](crate::select); see the file.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __select {
+    // ---- The end: no default, or the default, which is last.
+    (@parse $done:tt $is:tt) => { $crate::__select!(@build $done []) };
+    (@parse $done:tt $is:tt default => $body:block $(,)?) => {
+        $crate::__select!(@build $done [$body])
+    };
+    (@parse $done:tt $is:tt default => $body:expr $(,)?) => {
+        $crate::__select!(@build $done [$body])
+    };
+
+    // ---- One arm.
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($is)*] )
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($is)*] )
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($is)*] )
+    };
+
+    // ---- What is wrong, in words.
+    (@parse $done:tt [] $($rest:tt)*) => {
+        compile_error!("select!: more than 64 arms; trefoil::chan::Select takes any number")
+    };
+    (@parse $done:tt $is:tt default => $body:block default $($rest:tt)*) => {
+        compile_error!("select!: there is a second `default`")
+    };
+    (@parse $done:tt $is:tt default => $body:expr, default $($rest:tt)*) => {
+        compile_error!("select!: there is a second `default`")
+    };
+    (@parse $done:tt $is:tt default => $body:block $($rest:tt)*) => {
+        compile_error!("select!: `default` must be the last arm")
+    };
+    (@parse $done:tt $is:tt default => $body:expr, $($rest:tt)*) => {
+        compile_error!("select!: `default` must be the last arm")
+    };
+    (@parse $done:tt $is:tt default($($limit:tt)*) $($rest:tt)*) => {
+        compile_error!("select!: for a time limit write `after(duration) => …`, and `default => …` for none")
+    };
+    (@parse $done:tt $is:tt default $($rest:tt)*) => {
+        compile_error!("select!: write `default => …`")
+    };
+    (@parse $done:tt $is:tt recv($c:expr, $($more:tt)+) $($rest:tt)*) => {
+        compile_error!("select!: `recv` takes one channel: `recv(rx) -> v => …`")
+    };
+    (@parse $done:tt $is:tt recv($c:expr) => $($rest:tt)*) => {
+        compile_error!("select!: `recv` needs a name for its result: `recv(rx) -> v => …`")
+    };
+    (@parse $done:tt $is:tt recv($c:expr) -> $p:pat => $($rest:tt)*) => {
+        compile_error!("select!: a comma is missing after the body of a `recv` arm (only a block needs none)")
+    };
+    (@parse $done:tt $is:tt recv $($rest:tt)*) => {
+        compile_error!("select!: write `recv(rx) -> v => …`")
+    };
+    (@parse $done:tt $is:tt send($c:expr) $($rest:tt)*) => {
+        compile_error!("select!: `send` needs a value: `send(tx, value) -> r => …`")
+    };
+    (@parse $done:tt $is:tt send($c:expr, $v:expr) => $($rest:tt)*) => {
+        compile_error!("select!: `send` needs a name for its result: `send(tx, value) -> r => …`")
+    };
+    (@parse $done:tt $is:tt send($c:expr, $v:expr) -> $p:pat => $($rest:tt)*) => {
+        compile_error!("select!: a comma is missing after the body of a `send` arm (only a block needs none)")
+    };
+    (@parse $done:tt $is:tt send $($rest:tt)*) => {
+        compile_error!("select!: write `send(tx, value) -> r => …`")
+    };
+    (@parse $done:tt $is:tt after($d:expr) -> $($rest:tt)*) => {
+        compile_error!("select!: `after` has no result: `after(duration) => …`")
+    };
+    (@parse $done:tt $is:tt after($d:expr) => $($rest:tt)*) => {
+        compile_error!("select!: a comma is missing after the body of an `after` arm (only a block needs none)")
+    };
+    (@parse $done:tt $is:tt after $($rest:tt)*) => {
+        compile_error!("select!: write `after(duration) => …`")
+    };
+    (@parse $done:tt $is:tt $other:tt $($rest:tt)*) => {
+        compile_error!(concat!(
+            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, `after(duration)` or `default`, found `",
+            stringify!($other),
+            "`"
+        ))
+    };
+
+    // ---- Short forms: one operation, alone, with a default, or with a time limit.
+    (@build [] [$default:expr]) => { $default };
+    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}] []) => {{
+        let $p = $crate::chan::select::recv_one(&$c);
+        $body
+    }};
+    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] []) => {{
+        let $p = $crate::chan::select::send_one(&$c, $v);
+        $body
+    }};
+    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}] [$default:expr]) => {{
+        let chosen = $crate::chan::select::try_recv_one(&$c);
+        match chosen {
+            ::core::option::Option::Some($p) => $body,
+            ::core::option::Option::None => $default,
+        }
+    }};
+    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] [$default:expr]) => {{
+        let chosen = $crate::chan::select::try_send_one(&$c, $v);
+        match chosen {
+            ::core::option::Option::Some($p) => $body,
+            ::core::option::Option::None => $default,
+        }
+    }};
+    (@build [
+        {$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}
+        {$j:tt $t:ident $m:tt $b:tt $q:tt ($late:expr) (after $d:expr)}
+    ] []) => {{
+        let chosen = $crate::chan::select::recv_within(&$c, $d);
+        match chosen {
+            ::core::option::Option::Some($p) => $body,
+            ::core::option::Option::None => $late,
+        }
+    }};
+    (@build [
+        {$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}
+        {$j:tt $t:ident $m:tt $b:tt $q:tt ($late:expr) (after $d:expr)}
+    ] []) => {{
+        let chosen = $crate::chan::select::send_within(&$c, $v, $d);
+        match chosen {
+            ::core::option::Option::Some($p) => $body,
+            ::core::option::Option::None => $late,
+        }
+    }};
+
+    // ---- The general form.
+    (@build [$($arm:tt)+] []) => {
+        $crate::__select!(@general choose ($crate::chan::select::unchosen()) $($arm)+)
+    };
+    (@build [$($arm:tt)+] [$default:expr]) => {
+        $crate::__select!(@general choose_or_default ($default) $($arm)+)
+    };
+    (@general $choose:ident ($otherwise:expr)
+        $({$i:tt $s:ident ($new:expr) ($arm:expr) ($p:pat) ($body:expr) $what:tt})+
+    ) => {{
+        let (chosen, $($s),+) = {
+            $(let mut $s = $new;)+
+            let chosen = match [$($arm),+] {
+                mut arms => $crate::chan::select::$choose(&mut arms),
+            };
+            (chosen, $($s.finish($i, chosen)),+)
+        };
+        match chosen.index() {
+            $($i => {
+                let $p = chosen.take($s);
+                $body
+            })+
+            _ => $otherwise,
+        }
+    }};
+}

@@ -1,0 +1,158 @@
+//! `Condvar`: Go's `sync.Cond`, with std's face.
+//!
+//! Invariants:
+//! 1. A waiter joins the list before it gives the mutex back, so a notification made under the mutex, or
+//!    after a change made under it, finds it.
+//! 2. `waiting` is the length of the list: a notification without waiters does not take the lock.
+//!    A relaxed look is enough: who changed the condition under the mutex has seen, through the mutex,
+//!    all that went to sleep before.
+//!
+//! Rejected: moving those whom `notify_all` takes into the mutex's queue. It saves a crowd of awakened
+//! ones their failed attempts; but with barging most of them succeed, and Go lives well without.
+
+use super::mutex::RawMutex;
+use super::queue::{List, Node, Slept, inside};
+use crate::sched::reason::WaitReason;
+use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::lock::Lock;
+use lock_api::GuardSend;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Waits, with a [`Mutex`](crate::sync::Mutex) in hand, for somebody to say that something has changed.
+///
+/// `wait` takes the guard by reference, as in `parking_lot`. Waiters are served first come, first served,
+/// and **there are no spurious wake-ups**: `wait` returns after a notification, `wait_for` and
+/// `wait_until` after one or at their time. (Others may still change the data before the waiter has the
+/// mutex again: look in a loop, or use `wait_while`.)
+///
+/// ```
+/// use trefoil::sync::{Condvar, Mutex};
+/// static READY: Mutex<bool> = Mutex::new(false);
+/// static CHANGED: Condvar = Condvar::new();
+/// trefoil::run(|| {
+///     trefoil::go(|| {
+///         *READY.lock() = true;
+///         CHANGED.notify_one();
+///     });
+///     let mut ready = READY.lock();
+///     CHANGED.wait_while(&mut ready, |ready| !*ready);
+///     assert!(*ready);
+///     let late = CHANGED.wait_for(&mut ready, std::time::Duration::from_millis(1));
+///     assert!(late.timed_out());
+/// });
+/// ```
+pub type Condvar = lock_api::Condvar<RawCondvar>;
+
+pub use lock_api::WaitTimeoutResult;
+
+/// The condition variable itself, for [`lock_api`]'s types: see [`Condvar`].
+///
+/// ```
+/// use lock_api::RawCondvar as _;
+/// assert!(!trefoil::sync::RawCondvar::INIT.notify_one());
+/// ```
+pub struct RawCondvar {
+    waiting: AtomicU32,
+    list: Lock<List>,
+}
+
+impl RawCondvar {
+    /// Waits with the mutex `raw` held. True: notified; false: too late.
+    fn wait_nanos(&self, raw: &RawMutex, deadline: Nanos) -> bool {
+        let node = Node::new(0);
+        let slept = node.sleep(
+            WaitReason::CondWait,
+            deadline,
+            |rt| {
+                let mut list = self.list.lock();
+                list.push_back(&node);
+                self.recount(&list);
+                drop(list);
+                raw.unlock_in(rt);
+                true
+            },
+            |_| {
+                let mut list = self.list.lock();
+                list.remove(&node);
+                self.recount(&list);
+            },
+        );
+        raw.lock_until(NEVER, WaitReason::MutexLock);
+        slept != Slept::TimedOut
+    }
+
+    /// Under the lock: the list is `list` now.
+    fn recount(&self, list: &List) {
+        self.waiting.store(list.len(), Ordering::Relaxed);
+    }
+}
+
+// SAFETY: invariant 1: who waits is in the list before the mutex is given back. No panic is possible in
+// between, and the guard's state is empty.
+unsafe impl lock_api::RawCondvar for RawCondvar {
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: RawCondvar =
+        RawCondvar { waiting: AtomicU32::new(0), list: Lock::new(List::new()) };
+
+    type RawMutex = RawMutex;
+
+    unsafe fn wait(&self, mutex: &RawMutex, _: &mut GuardSend) {
+        self.wait_nanos(mutex, NEVER);
+    }
+
+    fn notify_one(&self) -> bool {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        inside(|rt| {
+            let mut list = self.list.lock();
+            let first = list.take_first();
+            self.recount(&list);
+            drop(list);
+            let found = first.is_some();
+            if let Some(first) = first {
+                first.wake(rt, 0);
+            }
+            found
+        })
+    }
+
+    fn notify_all(&self) -> usize {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        inside(|rt| {
+            let mut list = self.list.lock();
+            let all = list.take_all();
+            self.recount(&list);
+            drop(list);
+            let n = all.len();
+            all.wake_all(rt, 0);
+            n
+        })
+    }
+}
+
+// SAFETY: as above.
+unsafe impl lock_api::RawCondvarTimed for RawCondvar {
+    fn checked_duration_to_instant(timeout: &Duration) -> Option<Instant> {
+        Instant::now().checked_add(*timeout)
+    }
+
+    unsafe fn wait_until(&self, mutex: &RawMutex, _: &mut GuardSend, timeout: &Instant) -> bool {
+        !self.wait_nanos(mutex, clock::at(*timeout))
+    }
+
+    unsafe fn wait_for(&self, mutex: &RawMutex, _: &mut GuardSend, timeout: &Duration) -> bool {
+        !self.wait_nanos(mutex, clock::after(*timeout))
+    }
+}
+
+impl fmt::Debug for RawCondvar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        f.debug_struct("RawCondvar").field("waiting", &waiting).finish()
+    }
+}

@@ -1,0 +1,210 @@
+//! `ErrGroup`: Go's `errgroup`, and the worker pool.
+//!
+//! There is no pool of workers as such: what a pool is for is a limit on how many tasks run at once
+//! (workers that wait for tasks save the start of a thread; starting a goroutine is as cheap as handing it
+//! a task). [`ErrGroup::set_limit`] is that limit, as Go's users know it.
+
+use super::mutex::Mutex;
+use super::semaphore::{OwnedSemaphorePermit, Semaphore};
+use super::waitgroup::{Ticket, WaitGroup};
+use std::fmt;
+use std::sync::Arc;
+
+/// Goroutines that work on one task, of which each may fail. The first error wins.
+///
+/// Clones are handles of the same group.
+///
+/// ```
+/// use trefoil::sync::ErrGroup;
+/// trefoil::run(|| {
+///     let group = ErrGroup::new();
+///     for n in ["1", "2", "three"] {
+///         group.go(move || n.parse::<i32>().map(drop));
+///     }
+///     assert!(group.wait().is_err());
+/// });
+/// ```
+///
+/// With a limit it is a worker pool:
+/// ```
+/// use trefoil::sync::ErrGroup;
+/// trefoil::run(|| {
+///     let pool = ErrGroup::<String>::new();
+///     pool.set_limit(4);
+///     for page in 0..100 {
+///         pool.go(move || {
+///             println!("at most four at once: page {page}");
+///             Ok(())
+///         });
+///     }
+///     pool.wait().unwrap();
+/// });
+/// ```
+pub struct ErrGroup<E> {
+    inner: Arc<Inner<E>>,
+}
+
+struct Inner<E> {
+    running: WaitGroup,
+    /// None: no limit.
+    limit: Mutex<Option<Arc<Semaphore>>>,
+    first: Mutex<Option<Failure<E>>>,
+}
+
+enum Failure<E> {
+    Error(E),
+    Panic,
+}
+
+impl<E: Send + 'static> ErrGroup<E> {
+    /// A group that nobody is in, without a limit.
+    pub fn new() -> ErrGroup<E> {
+        let inner = Inner {
+            running: WaitGroup::new(),
+            limit: Mutex::new(None),
+            first: Mutex::new(None),
+        };
+        ErrGroup { inner: Arc::new(inner) }
+    }
+
+    /// Starts `f` as a goroutine of the group. If the limit is reached, waits until one ends.
+    ///
+    /// ```
+    /// let group = trefoil::sync::ErrGroup::<&str>::new();
+    /// group.go(|| Err("no"));
+    /// assert_eq!(group.wait(), Err("no"));
+    /// ```
+    ///
+    /// # Panics
+    /// When no memory is left for another goroutine.
+    #[track_caller]
+    pub fn go<F>(&self, f: F)
+    where
+        F: FnOnce() -> Result<(), E> + Send + 'static,
+    {
+        let limit = self.inner.limit.lock().clone();
+        self.start(limit.map(Semaphore::acquire_owned), f);
+    }
+
+    /// As [`ErrGroup::go`], unless the limit is reached. Returns whether it was started.
+    ///
+    /// ```
+    /// let group = trefoil::sync::ErrGroup::<()>::new();
+    /// group.set_limit(0);
+    /// assert!(!group.try_go(|| Ok(())));
+    /// ```
+    #[track_caller]
+    pub fn try_go<F>(&self, f: F) -> bool
+    where
+        F: FnOnce() -> Result<(), E> + Send + 'static,
+    {
+        let limit = self.inner.limit.lock().clone();
+        let permit = match limit.map(Semaphore::try_acquire_owned) {
+            None => None,
+            Some(Some(permit)) => Some(permit),
+            Some(None) => return false,
+        };
+        self.start(permit, f);
+        true
+    }
+
+    #[track_caller]
+    fn start<F>(&self, permit: Option<OwnedSemaphorePermit>, f: F)
+    where
+        F: FnOnce() -> Result<(), E> + Send + 'static,
+    {
+        let ticket = self.inner.running.ticket();
+        let member = Member { group: self.inner.clone(), outcome: None, permit, ticket };
+        crate::go(move || {
+            let mut member = member;
+            member.outcome = Some(f());
+        });
+    }
+
+    /// At most `n` goroutines of the group run at once. Zero: none.
+    ///
+    /// # Panics
+    /// If some are running.
+    ///
+    /// ```
+    /// let group = trefoil::sync::ErrGroup::<()>::new();
+    /// group.set_limit(1);
+    /// group.go(|| Ok(()));
+    /// group.go(|| Ok(())); // waits for the first
+    /// group.wait().unwrap();
+    /// ```
+    #[track_caller]
+    pub fn set_limit(&self, n: usize) {
+        let mut limit = self.inner.limit.lock();
+        let running = self.inner.running.count();
+        assert!(
+            running == 0,
+            "ErrGroup: the limit was changed while {running} goroutines of the group were running"
+        );
+        *limit = Some(Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS))));
+    }
+
+    /// Waits until all goroutines of the group have ended. The group may then be used again.
+    ///
+    /// # Errors
+    /// The first error. It is taken out: a second `wait` does not return it again.
+    ///
+    /// # Panics
+    /// If what failed first was a panic.
+    #[track_caller]
+    pub fn wait(&self) -> Result<(), E> {
+        self.inner.running.wait();
+        let first = self.inner.first.lock().take();
+        match first {
+            None => Ok(()),
+            Some(Failure::Error(e)) => Err(e),
+            Some(Failure::Panic) => panic!("a goroutine of the group panicked"),
+        }
+    }
+}
+
+/// A goroutine of the group, until its end. The fields are dropped in this order, after `drop`.
+struct Member<E> {
+    group: Arc<Inner<E>>,
+    /// None if it panicked.
+    outcome: Option<Result<(), E>>,
+    #[expect(dead_code, reason = "dropped at the end")]
+    permit: Option<OwnedSemaphorePermit>,
+    #[expect(dead_code, reason = "dropped at the end")]
+    ticket: Ticket,
+}
+
+impl<E> Drop for Member<E> {
+    fn drop(&mut self) {
+        let failure = match self.outcome.take() {
+            Some(Ok(())) => return,
+            Some(Err(e)) => Failure::Error(e),
+            None => Failure::Panic,
+        };
+        let mut first = self.group.first.lock();
+        if first.is_none() {
+            *first = Some(failure);
+        } else {
+            drop(first);
+            drop(failure);
+        }
+    }
+}
+
+impl<E> Clone for ErrGroup<E> {
+    fn clone(&self) -> ErrGroup<E> {
+        ErrGroup { inner: self.inner.clone() }
+    }
+}
+
+impl<E: Send + 'static> Default for ErrGroup<E> {
+    fn default() -> ErrGroup<E> {
+        ErrGroup::new()
+    }
+}
+
+impl<E> fmt::Debug for ErrGroup<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ErrGroup").field("running", &self.inner.running.count()).finish()
+    }
+}

@@ -1,0 +1,285 @@
+//! `Mutex`: Go's mutex, with std's face.
+//!
+//! The rules are in `mutex_word.rs`, the queue in `table.rs`; here they meet.
+//!
+//! Invariant 1: a sleeper is woken with [`YOURS`] (it has the mutex), with [`TRY`] (it owns `WOKEN`), or
+//! with [`TRY_UNANNOUNCED`] (it does not).
+
+use super::mutex_word::{MutexWord, Next, Unlocked};
+use super::queue::{List, Node, Slept, Taken};
+use super::spin::Spin;
+use super::table;
+use crate::sched::reason::WaitReason;
+use crate::sched::{Rt, switch};
+use crate::sys::clock::{self, NEVER, Nanos, now};
+use lock_api::GuardSend;
+use std::fmt;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+/// Who has waited for so long gets the mutex before newcomers. Go's number.
+const STARVATION_NANOS: Nanos = 1_000_000;
+
+const YOURS: u32 = 1;
+const TRY: u32 = 2;
+const TRY_UNANNOUNCED: u32 = 3;
+
+/// A mutual exclusion that parks goroutines.
+///
+/// The names are those of [`std::sync::Mutex`], but `lock` returns the guard itself: **there is no
+/// poisoning**. A panic while the guard is held unlocks the mutex, and the next holder sees the data as
+/// the panic left them.
+///
+/// Goroutines and plain threads may share one; it works in a `static`; it takes four bytes beside the
+/// data. A guard may be sent to another goroutine and dropped there.
+///
+/// It is Go's mutex: whoever comes may take a free mutex, which is fast; one who has waited for a
+/// millisecond gets it next, which is fair. `try_lock` fails while somebody is being served like that.
+///
+/// ```
+/// use trefoil::sync::Mutex;
+/// static TOTAL: Mutex<u64> = Mutex::new(0);
+/// trefoil::run(|| {
+///     trefoil::scope(|s| {
+///         for i in 1..=100 {
+///             s.go(move || *TOTAL.lock() += i);
+///         }
+///     });
+///     assert_eq!(*TOTAL.lock(), 5050);
+///     let guard = TOTAL.lock();
+///     assert!(TOTAL.try_lock().is_none());
+///     assert!(TOTAL.try_lock_for(std::time::Duration::from_millis(1)).is_none());
+///     drop(guard);
+/// });
+/// ```
+pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
+
+/// The right to the data of a [`Mutex`]; dropping it unlocks.
+///
+/// ```
+/// let m = trefoil::sync::Mutex::new(vec![1]);
+/// let mut guard = m.lock();
+/// guard.push(2);
+/// drop(guard);
+/// assert_eq!(m.into_inner(), [1, 2]);
+/// ```
+pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
+
+/// The right to a part of the data of a [`Mutex`].
+///
+/// ```
+/// use trefoil::sync::{Mutex, MutexGuard};
+/// let pair = Mutex::new((1, 2));
+/// *MutexGuard::map(pair.lock(), |p| &mut p.1) += 40;
+/// assert_eq!(*pair.lock(), (1, 42));
+/// ```
+pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
+
+/// A mutex without data, for [`lock_api`]'s types: see [`Mutex`].
+///
+/// ```
+/// use lock_api::RawMutex as _;
+/// static RAW: trefoil::sync::RawMutex = trefoil::sync::RawMutex::INIT;
+/// let guard = RAW.lock();
+/// assert!(RAW.try_lock().is_none());
+/// // SAFETY: locked above.
+/// unsafe { RAW.unlock(guard) };
+/// ```
+pub struct RawMutex {
+    word: MutexWord,
+}
+
+impl RawMutex {
+    pub(crate) const NEW: RawMutex = RawMutex { word: MutexWord(AtomicU32::new(0)) };
+
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    #[inline]
+    pub(crate) fn lock_until(&self, deadline: Nanos, reason: WaitReason) -> bool {
+        self.word.lock_fast() || self.lock_slow(deadline, reason)
+    }
+
+    #[cold]
+    fn lock_slow(&self, deadline: Nanos, reason: WaitReason) -> bool {
+        if self.word.try_lock(false) {
+            return true;
+        }
+        let mut spin = Spin::new();
+        let mut woken = false;
+        let mut starving = false;
+        let node = Node::new(0);
+        loop {
+            while self.word.worth_spinning() && spin.possible() {
+                woken = woken || self.word.announce();
+                spin.pause();
+            }
+            if self.word.try_lock(woken) {
+                return true;
+            }
+            let again = node.since.get() != 0;
+            if !again {
+                node.since.set(now());
+            }
+            let enqueue = |_| {
+                table::with_queue(self.key(), |queue| {
+                    let joins = self.word.join_queue(woken, starving);
+                    match (joins, again) {
+                        (false, _) => {}
+                        (true, false) => queue.push_back(&node),
+                        (true, true) => queue.push_front(&node),
+                    }
+                    joins
+                })
+            };
+            match node.sleep(reason, deadline, enqueue, |_| self.withdraw(&node)) {
+                Slept::No => {}
+                Slept::Woken(YOURS) => return true,
+                Slept::Woken(word) => {
+                    woken = word == TRY;
+                    starving = starving || now() - node.since.get() >= STARVATION_NANOS;
+                    spin.reset();
+                }
+                Slept::TimedOut => return false,
+            }
+        }
+    }
+
+    fn withdraw(&self, node: &Node) {
+        table::with_queue(self.key(), |queue| {
+            if queue.remove(node) && queue.is_empty() {
+                self.word.deserted();
+            }
+        });
+    }
+
+    pub(crate) fn try_lock_now(&self) -> bool {
+        self.word.try_lock(false)
+    }
+
+    /// Unlocks. Only its holder may.
+    #[inline]
+    pub(crate) fn unlock_held(&self) {
+        if self.word.unlock() == Unlocked::CallNext {
+            self.unlock_slow();
+        }
+    }
+
+    /// Unlocks, inside the runtime: no yield. See [`RawMutex::unlock_slow`].
+    pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
+        if self.word.unlock() == Unlocked::CallNext
+            && let Some((next, word)) = self.take_next()
+        {
+            next.wake(rt, word);
+        }
+    }
+
+    #[cold]
+    fn unlock_slow(&self) {
+        let rt = Rt::enter();
+        let next = self.take_next();
+        let Some(rt) = rt else {
+            if let Some((next, word)) = next {
+                next.wake(None, word);
+            }
+            return;
+        };
+        match next {
+            // It has the mutex: let it run at once, so that the mutex is not held by one who waits to
+            // run. As Go does.
+            Some((next, YOURS)) if next.is_goroutine() => {
+                next.wake(Some(rt), YOURS);
+                switch::yield_now(rt).leave();
+            }
+            Some((next, word)) => {
+                next.wake(Some(rt), word);
+                rt.leave();
+            }
+            None => rt.leave(),
+        }
+    }
+
+    /// An unlocker takes whom it must wake from the queue, and the word to say (invariant 1).
+    fn take_next(&self) -> Option<(Taken, u32)> {
+        table::with_queue(self.key(), |queue| match self.word.next() {
+            Next::Nobody => None,
+            Next::Wake => {
+                let first = self.take_first(queue)?;
+                let announced = self.word.woke(!queue.is_empty());
+                Some((first, if announced { TRY } else { TRY_UNANNOUNCED }))
+            }
+            Next::HandOver => {
+                let first = self.take_first(queue)?;
+                let rest = !queue.is_empty();
+                let starving = now() - first.node().since.get() >= STARVATION_NANOS;
+                self.word.handed_over(rest, rest && starving);
+                Some((first, YOURS))
+            }
+        })
+    }
+
+    fn take_first(&self, queue: &mut List) -> Option<Taken> {
+        let first = queue.take_first();
+        if first.is_none() {
+            self.word.deserted();
+        }
+        first
+    }
+}
+
+// SAFETY: `LOCKED` is set by one exchange from a state without it, or passed on while it is set; it is
+// cleared by its holder's `unlock` alone (`mutex_word.rs`).
+unsafe impl lock_api::RawMutex for RawMutex {
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: RawMutex = RawMutex::NEW;
+
+    /// Nothing in it is about the thread that locked it.
+    type Guard = GuardSend;
+
+    #[inline]
+    fn lock(&self) -> GuardSend {
+        self.lock_until(NEVER, WaitReason::MutexLock);
+        GuardSend::new()
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<GuardSend> {
+        self.word.try_lock(false).then(GuardSend::new)
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, _: GuardSend) {
+        self.unlock_held();
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.word.is_locked()
+    }
+}
+
+// SAFETY: as above; None means that nothing was locked.
+unsafe impl lock_api::RawMutexTimed for RawMutex {
+    type Duration = Duration;
+    type Instant = Instant;
+
+    fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
+        let locked = self.word.lock_fast()
+            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock);
+        locked.then(GuardSend::new)
+    }
+
+    fn try_lock_until(&self, timeout: Instant) -> Option<GuardSend> {
+        let locked =
+            self.word.lock_fast() || self.lock_slow(clock::at(timeout), WaitReason::MutexLock);
+        locked.then(GuardSend::new)
+    }
+}
+
+impl fmt::Debug for RawMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawMutex").field("locked", &self.word.is_locked()).finish()
+    }
+}
+

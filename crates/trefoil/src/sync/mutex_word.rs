@@ -1,0 +1,192 @@
+//! The word of a mutex: Go's rules as transitions.
+//!
+//! | bit | meaning |
+//! |---|---|
+//! | `LOCKED` | somebody holds it |
+//! | `WOKEN` | somebody awake is after it (woken from the queue, or spinning): no need to wake another |
+//! | `STARVING` | it goes from hand to hand, in the order of the queue; nobody else may take it |
+//! | `QUEUED` | the queue is not empty |
+//!
+//! **Normal mode**: who comes may take a free mutex, also before those who were woken for it (*barging*:
+//! it saves a switch each time, and the newcomer's cache is warm). One who was woken and lost goes back to
+//! the front of the queue. **Starvation mode**: one who has waited for a millisecond and loses again sets
+//! `STARVING`. From then on the holder hands the mutex to the front of the queue, until that is empty or
+//! its first has waited for less than a millisecond.
+//!
+//! Invariants:
+//! 1. `QUEUED` and `STARVING` change only under the queue's lock; there, `QUEUED` tells the truth.
+//! 2. At most one party owns `WOKEN`: the one woken by [`MutexWord::next`], or the spinner that set it.
+//!    It takes the bit away when it takes the mutex or joins the queue.
+//! 3. `STARVING` without `LOCKED` is a mutex on its way from hand to hand: an unlocker is about to call
+//!    [`MutexWord::next`].
+//! 4. A mutex that is free, with a queue and nobody `WOKEN`, has an unlocker about to call `next`.
+//!    So nobody in the queue is forgotten.
+
+use crate::shim::{AtomicU32, Ordering};
+
+const LOCKED: u32 = 1;
+const WOKEN: u32 = 2;
+const STARVING: u32 = 4;
+const QUEUED: u32 = 8;
+
+/// See the head of the file. Made of `AtomicU32::new(0)`: a mutex can be in a static.
+pub(crate) struct MutexWord(pub(crate) AtomicU32);
+
+/// What an unlocker must do.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unlocked {
+    Done,
+    /// Look at the queue, under its lock: [`MutexWord::next`].
+    CallNext,
+}
+
+/// Whom an unlocker must take from the queue.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nobody: the mutex has a holder, or somebody awake is after it.
+    Nobody,
+    /// The first, to try its luck. Then [`MutexWord::woke`].
+    Wake,
+    /// The first, who gets the mutex. Then [`MutexWord::handed_over`].
+    HandOver,
+}
+
+impl MutexWord {
+    /// Nobody there: one exchange.
+    #[inline(always)]
+    pub(crate) fn lock_fast(&self) -> bool {
+        // Acquire: what the last holder did (its Release is in `unlock`).
+        self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes it if it is free to take. `woken`: the caller owns `WOKEN` and gives it back with success.
+    #[inline]
+    pub(crate) fn try_lock(&self, woken: bool) -> bool {
+        let mut now = self.0.load(Ordering::Relaxed);
+        while now & (LOCKED | STARVING) == 0 {
+            let taken = if woken { now & !WOKEN } else { now } | LOCKED;
+            // Acquire: as in `lock_fast`.
+            match self.0.compare_exchange_weak(now, taken, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(changed) => now = changed,
+            }
+        }
+        false
+    }
+
+    #[inline]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & LOCKED != 0
+    }
+
+    /// Whether it makes sense to wait a moment: held, and free to take afterwards.
+    #[inline]
+    pub(crate) fn worth_spinning(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & (LOCKED | STARVING) == LOCKED
+    }
+
+    /// A spinner says that nobody else need be woken. True: it owns `WOKEN` now.
+    #[inline]
+    pub(crate) fn announce(&self) -> bool {
+        let now = self.0.load(Ordering::Relaxed);
+        // Relaxed: a hint to the unlocker, nothing is read because of it.
+        now & (LOCKED | STARVING | WOKEN | QUEUED) == LOCKED | QUEUED
+            && self
+                .0
+                .compare_exchange(now, now | WOKEN, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    #[inline(always)]
+    pub(crate) fn unlock(&self) -> Unlocked {
+        // Release: the next holder sees what we did.
+        let before = self.0.fetch_sub(LOCKED, Ordering::Release);
+        if before == LOCKED { Unlocked::Done } else { Self::after_unlock(before) }
+    }
+
+    #[inline]
+    fn after_unlock(before: u32) -> Unlocked {
+        debug_assert!(before & LOCKED != 0, "unlock of a mutex that is not locked");
+        // Somebody awake will come by itself (invariant 2), unless it must not take it.
+        if before & QUEUED == 0 || before & (WOKEN | STARVING) == WOKEN {
+            return Unlocked::Done;
+        }
+        Unlocked::CallNext
+    }
+
+    /// Under the queue's lock: the caller is about to join the queue. False: the mutex is free, try again.
+    /// `woken`: it owns `WOKEN`, and gives it back. `starving`: it has waited too long.
+    #[must_use]
+    pub(crate) fn join_queue(&self, woken: bool, starving: bool) -> bool {
+        let mut now = self.0.load(Ordering::Relaxed);
+        while now & (LOCKED | STARVING) != 0 {
+            let mut queued = now | QUEUED;
+            if woken {
+                queued &= !WOKEN;
+            }
+            if starving {
+                queued |= STARVING;
+            }
+            // Relaxed: the queue's lock publishes the node.
+            match self.0.compare_exchange_weak(now, queued, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(changed) => now = changed,
+            }
+        }
+        false
+    }
+
+    /// Under the queue's lock, by an unlocker: who is next?
+    pub(crate) fn next(&self) -> Next {
+        let now = self.0.load(Ordering::Relaxed);
+        if now & LOCKED != 0 || now & QUEUED == 0 {
+            Next::Nobody
+        } else if now & STARVING != 0 {
+            Next::HandOver
+        } else if now & WOKEN != 0 {
+            Next::Nobody
+        } else {
+            Next::Wake
+        }
+    }
+
+    /// Under the queue's lock: its first was taken, to try its luck, and owns `WOKEN`. `rest`: there are
+    /// others in the queue. False: a spinner was faster and owns it; then the taken one owns nothing.
+    pub(crate) fn woke(&self, rest: bool) -> bool {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let next = if rest { now } else { now & !QUEUED } | WOKEN;
+            match self.0.compare_exchange_weak(now, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return now & WOKEN == 0,
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
+    /// Under the queue's lock: its first was taken and has the mutex. `starving`: it goes on like this.
+    pub(crate) fn handed_over(&self, rest: bool, starving: bool) {
+        debug_assert!(rest || !starving);
+        // A spinner that announced itself just before may still own WOKEN.
+        let woken = self.0.load(Ordering::Relaxed) & WOKEN;
+        let next = LOCKED | woken | if rest { QUEUED } else { 0 } | if starving { STARVING } else { 0 };
+        // A plain store: with STARVING and without LOCKED the word changes only under the queue's lock.
+        // Relaxed: the unlocker's work reaches the next holder with the wake-up, and later holders with
+        // that one's own unlock.
+        self.0.store(next, Ordering::Relaxed);
+    }
+
+    /// Under the queue's lock: it has become empty, and nobody was taken from it.
+    pub(crate) fn deserted(&self) {
+        let mut now = self.0.load(Ordering::Relaxed);
+        while let Err(changed) = self.0.compare_exchange_weak(
+            now,
+            now & !(QUEUED | STARVING),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        ) {
+            now = changed;
+        }
+    }
+}

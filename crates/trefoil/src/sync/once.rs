@@ -1,0 +1,306 @@
+//! `Once` and `OnceLock`: std's, parking goroutines.
+//!
+//! The protocol is in `once_word.rs`. Sleepers are chained through their own frames and woken all at once,
+//! so there is no queue and no lock.
+//!
+//! Invariant 1: a place in the chain is alive until its sleeper is woken; who wakes reads the link first.
+
+use super::once_word::{Begin, OnceWord};
+use super::queue::inside;
+use crate::sched::Rt;
+use crate::sched::reason::WaitReason;
+use crate::sched::wait;
+use std::cell::{Cell, UnsafeCell};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::atomic::AtomicUsize;
+
+/// A sleeper, in its own frame.
+#[repr(align(8))]
+struct Place {
+    sleeper: Cell<usize>,
+    before: Cell<usize>,
+}
+
+/// Runs what must happen once.
+///
+/// As in Go, **a panic counts as done**: it comes out of the `call_once` that ran the closure, and later
+/// calls return at once. (std would panic in each of them.)
+///
+/// ```
+/// use trefoil::sync::Once;
+/// static START: Once = Once::new();
+/// trefoil::run(|| {
+///     let hello = || START.call_once(|| println!("only once"));
+///     trefoil::go(hello).join().unwrap();
+///     hello();
+///     assert!(START.is_completed());
+/// });
+/// ```
+pub struct Once {
+    word: OnceWord,
+}
+
+impl Once {
+    /// Nothing has happened yet.
+    pub const fn new() -> Once {
+        Once { word: OnceWord(AtomicUsize::new(0)) }
+    }
+
+    /// Calls `f` if this is the first call; else waits until the first one has returned (or panicked).
+    ///
+    /// `f` must not call `call_once` of the same `Once`: it would wait for itself.
+    ///
+    /// ```
+    /// let once = trefoil::sync::Once::new();
+    /// let mut n = 0;
+    /// once.call_once(|| n += 1);
+    /// once.call_once(|| n += 1);
+    /// assert_eq!(n, 1);
+    /// ```
+    #[inline]
+    pub fn call_once<F: FnOnce()>(&self, f: F) {
+        if !self.word.is_done() {
+            self.call_slow(f);
+        }
+    }
+
+    #[cold]
+    fn call_slow<F: FnOnce()>(&self, f: F) {
+        if self.begin_or_wait() {
+            let _done = Finish { once: self, again: false };
+            f();
+        }
+    }
+
+    /// Whether the first call has returned or panicked.
+    ///
+    /// ```
+    /// assert!(!trefoil::sync::Once::new().is_completed());
+    /// ```
+    #[inline]
+    pub fn is_completed(&self) -> bool {
+        self.word.is_done()
+    }
+
+    /// True: the caller must run the initialiser, then drop a [`Finish`]. False: it is done.
+    fn begin_or_wait(&self) -> bool {
+        loop {
+            match self.word.begin() {
+                Begin::Run => return true,
+                Begin::Done => return false,
+                Begin::Wait => self.wait_slow(),
+            }
+        }
+    }
+
+    #[cold]
+    fn wait_slow(&self) {
+        let place = Place { sleeper: Cell::new(0), before: Cell::new(0) };
+        wait::block(WaitReason::Once, |sleeper| {
+            place.sleeper.set(sleeper);
+            self.word.wait(&raw const place as usize, |before| place.before.set(before))
+        });
+    }
+}
+
+impl Default for Once {
+    fn default() -> Once {
+        Once::new()
+    }
+}
+
+impl fmt::Debug for Once {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Once").field("completed", &self.is_completed()).finish()
+    }
+}
+
+/// Ends the run of an initialiser, also when it panics.
+struct Finish<'a> {
+    once: &'a Once,
+    again: bool,
+}
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        let last = self.once.word.finish(self.again);
+        if last != 0 {
+            inside(|here| wake_chain(here, last));
+        }
+    }
+}
+
+fn wake_chain(here: Option<Rt>, mut place: usize) {
+    while place != 0 {
+        // SAFETY: invariant 1. Both are read before the wake-up, after which it is gone.
+        let (sleeper, before) = unsafe {
+            let place = &*(place as *const Place);
+            (place.sleeper.get(), place.before.get())
+        };
+        wait::wake_here(here, sleeper);
+        place = before;
+    }
+}
+
+/// A place for a value that is made once. The names are those of [`std::sync::OnceLock`].
+///
+/// If an initialiser panics, the place stays empty and the next caller tries again.
+///
+/// ```
+/// use trefoil::sync::OnceLock;
+/// static NAME: OnceLock<String> = OnceLock::new();
+/// trefoil::run(|| {
+///     let name = || NAME.get_or_init(|| "trefoil".to_string()).len();
+///     assert_eq!(trefoil::go(name).join().unwrap() + name(), 14);
+///     assert_eq!(NAME.set("another".to_string()), Err("another".to_string()));
+/// });
+/// ```
+pub struct OnceLock<T> {
+    once: Once,
+    value: UnsafeCell<MaybeUninit<T>>,
+    /// It may drop a T.
+    owns: PhantomData<T>,
+}
+
+// SAFETY: shared, it gives out `&T` (T: Sync), and a value may be made on one thread and dropped, or
+// taken, on another (T: Send).
+unsafe impl<T: Sync + Send> Sync for OnceLock<T> {}
+// SAFETY: it owns a T.
+unsafe impl<T: Send> Send for OnceLock<T> {}
+impl<T: RefUnwindSafe + UnwindSafe> RefUnwindSafe for OnceLock<T> {}
+impl<T: UnwindSafe> UnwindSafe for OnceLock<T> {}
+
+impl<T> OnceLock<T> {
+    /// An empty place.
+    pub const fn new() -> OnceLock<T> {
+        OnceLock {
+            once: Once::new(),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+            owns: PhantomData,
+        }
+    }
+
+    /// The value, if there is one. Does not wait.
+    ///
+    /// ```
+    /// assert_eq!(trefoil::sync::OnceLock::<i32>::new().get(), None);
+    /// ```
+    #[inline]
+    pub fn get(&self) -> Option<&T> {
+        // SAFETY: done, so the value is there and does not change while it is shared.
+        self.once.is_completed().then(|| unsafe { (*self.value.get()).assume_init_ref() })
+    }
+
+    /// The value, if there is one, to change.
+    ///
+    /// ```
+    /// let mut place = trefoil::sync::OnceLock::from(1);
+    /// *place.get_mut().unwrap() += 1;
+    /// assert_eq!(place.into_inner(), Some(2));
+    /// ```
+    pub fn get_mut(&mut self) -> Option<&mut T> {
+        // SAFETY: as in `get`, and `&mut self`: nobody else looks.
+        self.once.is_completed().then(|| unsafe { self.value.get_mut().assume_init_mut() })
+    }
+
+    /// Puts `value` there, if it is the first.
+    ///
+    /// # Errors
+    /// The value, if there is one already.
+    ///
+    /// ```
+    /// let place = trefoil::sync::OnceLock::new();
+    /// assert_eq!(place.set(1), Ok(()));
+    /// assert_eq!(place.set(2), Err(2));
+    /// ```
+    pub fn set(&self, value: T) -> Result<(), T> {
+        let mut value = Some(value);
+        self.get_or_init(|| value.take().expect("called once"));
+        value.map_or(Ok(()), Err)
+    }
+
+    /// The value; if there is none, `f` makes it. One who comes meanwhile waits.
+    ///
+    /// # Panics
+    /// With `f`'s panic. The place stays empty.
+    ///
+    /// ```
+    /// let place = trefoil::sync::OnceLock::new();
+    /// assert_eq!(*place.get_or_init(|| 6 * 7), 42);
+    /// ```
+    #[inline]
+    pub fn get_or_init<F: FnOnce() -> T>(&self, f: F) -> &T {
+        if !self.once.is_completed() {
+            self.init_slow(f);
+        }
+        // SAFETY: as in `get`; it is done now.
+        unsafe { (*self.value.get()).assume_init_ref() }
+    }
+
+    #[cold]
+    fn init_slow<F: FnOnce() -> T>(&self, f: F) {
+        if self.once.begin_or_wait() {
+            let mut finish = Finish { once: &self.once, again: true };
+            let value = f();
+            // SAFETY: only the one that runs the initialiser writes, and nobody reads before `finish`.
+            unsafe { (*self.value.get()).write(value) };
+            finish.again = false;
+        }
+    }
+
+    /// The value, leaving the place empty.
+    ///
+    /// ```
+    /// let mut place = trefoil::sync::OnceLock::from(1);
+    /// assert_eq!((place.take(), place.take()), (Some(1), None));
+    /// ```
+    pub fn take(&mut self) -> Option<T> {
+        if !self.once.is_completed() {
+            return None;
+        }
+        self.once = Once::new();
+        // SAFETY: it was done, and is not any more: the value is ours.
+        Some(unsafe { self.value.get_mut().assume_init_read() })
+    }
+
+    /// The value.
+    ///
+    /// ```
+    /// assert_eq!(trefoil::sync::OnceLock::from("x").into_inner(), Some("x"));
+    /// ```
+    pub fn into_inner(mut self) -> Option<T> {
+        self.take()
+    }
+}
+
+impl<T> Drop for OnceLock<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl<T> Default for OnceLock<T> {
+    fn default() -> OnceLock<T> {
+        OnceLock::new()
+    }
+}
+
+impl<T> From<T> for OnceLock<T> {
+    fn from(value: T) -> OnceLock<T> {
+        let place = OnceLock::new();
+        let _ = place.set(value);
+        place
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.get() {
+            Some(value) => f.debug_tuple("OnceLock").field(value).finish(),
+            None => f.write_str("OnceLock(<empty>)"),
+        }
+    }
+}

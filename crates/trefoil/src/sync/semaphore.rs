@@ -1,0 +1,344 @@
+//! `Semaphore`: permits, first come, first served.
+//!
+//! | bit of `word` | meaning |
+//! |---|---|
+//! | 0, `QUEUED` | somebody waits |
+//! | the rest | permits that nobody holds |
+//!
+//! Invariants:
+//! 1. `QUEUED` is set and cleared under the lock, and there tells whether the list is empty.
+//! 2. While it is set, the word changes only under the lock: nobody overtakes those who wait.
+//! 3. Under the lock, at its end: the first in the list wants more than there is.
+//!
+//! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields to it.
+//! A permit on its way to a goroutine that waits to run would serve nobody.
+
+use super::queue::{Batch, List, Node, Slept};
+use crate::sched::reason::WaitReason;
+use crate::sched::{Rt, switch};
+use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::lock::Lock;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const QUEUED: usize = 1;
+const ONE: usize = 2;
+
+/// A number of permits: who holds one may go on, others wait in line.
+///
+/// ```
+/// use trefoil::sync::Semaphore;
+/// static TABLES: Semaphore = Semaphore::new(2);
+/// trefoil::run(|| {
+///     trefoil::scope(|s| {
+///         for guest in 0..10 {
+///             s.go(move || {
+///                 let _table = TABLES.acquire();
+///                 println!("guest {guest} eats");
+///             });
+///         }
+///     });
+///     assert_eq!(TABLES.available_permits(), 2);
+/// });
+/// ```
+pub struct Semaphore {
+    word: AtomicUsize,
+    list: Lock<List>,
+}
+
+impl Semaphore {
+    /// The most permits a semaphore can have.
+    pub const MAX_PERMITS: usize = usize::MAX >> 2;
+
+    /// A semaphore with `n` permits.
+    ///
+    /// # Panics
+    /// If `n` is more than [`Semaphore::MAX_PERMITS`].
+    pub const fn new(n: usize) -> Semaphore {
+        assert!(n <= Semaphore::MAX_PERMITS, "Semaphore: more permits than MAX_PERMITS");
+        Semaphore { word: AtomicUsize::new(n * ONE), list: Lock::new(List::new()) }
+    }
+
+    /// Takes a permit; waits for one if there is none. Dropping the permit gives it back.
+    ///
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(1);
+    /// let permit = s.acquire();
+    /// assert!(s.try_acquire().is_none());
+    /// drop(permit);
+    /// assert!(s.try_acquire().is_some());
+    /// ```
+    #[inline]
+    pub fn acquire(&self) -> SemaphorePermit<'_> {
+        self.acquire_many(1)
+    }
+
+    /// Takes `n` permits at once. Those who come later wait behind it, also for fewer. More permits than
+    /// there will ever be are waited for for ever.
+    ///
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(3);
+    /// let two = s.acquire_many(2);
+    /// assert_eq!((two.permits(), s.available_permits()), (2, 1));
+    /// ```
+    #[inline]
+    pub fn acquire_many(&self, n: usize) -> SemaphorePermit<'_> {
+        if !self.try_take(n) {
+            self.take_slow(n, NEVER);
+        }
+        SemaphorePermit { semaphore: self, n }
+    }
+
+    /// Takes a permit if there is one and nobody waits.
+    ///
+    /// ```
+    /// assert!(trefoil::sync::Semaphore::new(0).try_acquire().is_none());
+    /// ```
+    #[inline]
+    pub fn try_acquire(&self) -> Option<SemaphorePermit<'_>> {
+        self.try_acquire_many(1)
+    }
+
+    /// Takes `n` permits if they are there and nobody waits.
+    ///
+    /// ```
+    /// assert!(trefoil::sync::Semaphore::new(2).try_acquire_many(3).is_none());
+    /// ```
+    #[inline]
+    pub fn try_acquire_many(&self, n: usize) -> Option<SemaphorePermit<'_>> {
+        self.try_take(n).then(|| SemaphorePermit { semaphore: self, n })
+    }
+
+    /// As [`Semaphore::acquire`], but waits at most for `limit`.
+    ///
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(0);
+    /// assert!(s.acquire_timeout(std::time::Duration::from_millis(1)).is_none());
+    /// ```
+    pub fn acquire_timeout(&self, limit: Duration) -> Option<SemaphorePermit<'_>> {
+        let taken = self.try_take(1) || self.take_slow(1, clock::after(limit));
+        taken.then(|| SemaphorePermit { semaphore: self, n: 1 })
+    }
+
+    /// As [`Semaphore::acquire`], for a permit that another goroutine shall hold.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// let s = Arc::new(trefoil::sync::Semaphore::new(1));
+    /// let permit = s.clone().acquire_owned();
+    /// trefoil::go(move || drop(permit)).join().unwrap();
+    /// assert_eq!(s.available_permits(), 1);
+    /// ```
+    pub fn acquire_owned(self: Arc<Self>) -> OwnedSemaphorePermit {
+        self.acquire().forget();
+        OwnedSemaphorePermit { semaphore: self }
+    }
+
+    /// As [`Semaphore::try_acquire`], for a permit that another goroutine shall hold.
+    pub fn try_acquire_owned(self: Arc<Self>) -> Option<OwnedSemaphorePermit> {
+        self.try_acquire()?.forget();
+        Some(OwnedSemaphorePermit { semaphore: self })
+    }
+
+    /// Adds permits to those that there are.
+    ///
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(0);
+    /// s.add_permits(2);
+    /// assert_eq!(s.available_permits(), 2);
+    /// ```
+    ///
+    /// # Panics
+    /// If there would be more than [`Semaphore::MAX_PERMITS`].
+    pub fn add_permits(&self, n: usize) {
+        self.give(n);
+    }
+
+    /// Permits that nobody holds now.
+    pub fn available_permits(&self) -> usize {
+        self.word.load(Ordering::Relaxed) / ONE
+    }
+
+    #[inline]
+    fn try_take(&self, n: usize) -> bool {
+        let mut now = self.word.load(Ordering::Relaxed);
+        while now & QUEUED == 0 && now / ONE >= n {
+            // Acquire: what was done before the permit was given back.
+            match self.word.compare_exchange_weak(
+                now,
+                now - n * ONE,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return true,
+                Err(changed) => now = changed,
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn take_slow(&self, n: usize, deadline: Nanos) -> bool {
+        let node = Node::new(n);
+        let enqueue = |_| {
+            let mut list = self.list.lock();
+            let waits = self.must_wait(n);
+            if waits {
+                list.push_back(&node);
+            }
+            waits
+        };
+        let withdraw = |here| {
+            let mut list = self.list.lock();
+            list.remove(&node);
+            // We may have been what the others waited for.
+            let mut freed = Batch::new();
+            self.serve(&mut list, 0, &mut freed);
+            drop(list);
+            freed.wake_all(here, 0);
+        };
+        node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) != Slept::TimedOut
+    }
+
+    /// Under the lock: takes `n`, or sets `QUEUED`.
+    fn must_wait(&self, n: usize) -> bool {
+        loop {
+            if self.try_take(n) {
+                return false;
+            }
+            let now = self.word.load(Ordering::Relaxed);
+            if now & QUEUED != 0 {
+                return true;
+            }
+            // Relaxed: the lock publishes the list.
+            if now / ONE < n
+                && self
+                    .word
+                    .compare_exchange(now, now | QUEUED, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return true;
+            }
+        }
+    }
+
+    #[inline]
+    fn give(&self, n: usize) {
+        let mut now = self.word.load(Ordering::Relaxed);
+        while now & QUEUED == 0 {
+            check_total(now / ONE, n);
+            // Release: what we did before is seen by who takes the permit.
+            match self.word.compare_exchange_weak(
+                now,
+                now + n * ONE,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(changed) => now = changed,
+            }
+        }
+        self.give_slow(n);
+    }
+
+    #[cold]
+    fn give_slow(&self, n: usize) {
+        check_total(self.word.load(Ordering::Relaxed) / ONE, n);
+        let rt = Rt::enter();
+        let mut served = Batch::new();
+        self.serve(&mut self.list.lock(), n, &mut served);
+        let goroutines = served.wake_all(rt, 0);
+        match rt {
+            Some(rt) if goroutines => switch::yield_now(rt).leave(),
+            Some(rt) => rt.leave(),
+            None => {}
+        }
+    }
+
+    /// Under the lock: `more` permits are there; those whose turn has come are taken from the list.
+    fn serve(&self, list: &mut List, more: usize, served: &mut Batch) {
+        let mut now = self.word.load(Ordering::Relaxed);
+        // Not queued (the last one withdrew before we had the lock): others change the word, too.
+        // AcqRel: both ends of a permit that passes through here.
+        while now & QUEUED == 0 {
+            match self.word.compare_exchange_weak(
+                now,
+                now + more * ONE,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(changed) => now = changed,
+            }
+        }
+        let mut permits = now / ONE + more;
+        while let Some(first) = list.take_first_if(|node| node.weight <= permits) {
+            permits -= first.node().weight;
+            served.push(first);
+        }
+        let queued = if list.is_empty() { 0 } else { QUEUED };
+        // A swap, not a store: it goes on with the release sequence of those who gave permits before.
+        self.word.swap(permits * ONE + queued, Ordering::AcqRel);
+    }
+}
+
+fn check_total(permits: usize, more: usize) {
+    assert!(
+        more <= Semaphore::MAX_PERMITS - permits.min(Semaphore::MAX_PERMITS),
+        "Semaphore: more permits than MAX_PERMITS"
+    );
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("available", &self.available_permits()).finish()
+    }
+}
+
+/// Permits of a [`Semaphore`]; dropping them gives them back.
+#[must_use = "a permit that is not kept is given back at once"]
+#[derive(Debug)]
+pub struct SemaphorePermit<'a> {
+    semaphore: &'a Semaphore,
+    n: usize,
+}
+
+impl SemaphorePermit<'_> {
+    /// How many.
+    pub fn permits(&self) -> usize {
+        self.n
+    }
+
+    /// Never gives them back.
+    ///
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(1);
+    /// s.acquire().forget();
+    /// assert_eq!(s.available_permits(), 0);
+    /// ```
+    pub fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for SemaphorePermit<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.semaphore.give(self.n);
+    }
+}
+
+/// A permit of a [`Semaphore`] that keeps the semaphore; dropping it gives it back.
+#[must_use = "a permit that is not kept is given back at once"]
+#[derive(Debug)]
+pub struct OwnedSemaphorePermit {
+    semaphore: Arc<Semaphore>,
+}
+
+impl Drop for OwnedSemaphorePermit {
+    fn drop(&mut self) {
+        self.semaphore.give(1);
+    }
+}

@@ -1,0 +1,191 @@
+//! `Timer`, `Ticker`, and the functions made of them.
+
+use super::slot::{Job, Slot};
+use crate::chan::{Receiver, bounded};
+use crate::sys::clock::{self, NEVER, Nanos};
+use std::fmt;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+/// Sends the time on a channel, or calls a function, once.
+///
+/// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned there is no value of the earlier
+/// setting in the channel, and none will come (Go 1.23's promise). Dropping a timer stops it, unless it is
+/// one of [`after_func`].
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::time::Timer;
+///
+/// trefoil::run(|| {
+///     let timer = Timer::new(Duration::from_millis(1));
+///     timer.chan().recv().unwrap();
+///     assert!(!timer.stop(), "it has fired");
+/// });
+/// ```
+pub struct Timer {
+    slot: &'static Slot,
+    /// None for a timer that calls a function.
+    receiver: Option<Receiver<Instant>>,
+    /// For `chan` of such a timer.
+    never: Receiver<Instant>,
+}
+
+impl Timer {
+    /// A timer that sends the time after `d`. [`Duration::MAX`] never comes.
+    pub fn new(d: Duration) -> Timer {
+        // One place, so that firing never waits.
+        let (sender, receiver) = bounded(1);
+        let slot = Slot::take(Job::Send(sender));
+        slot.set(clock::after(d), 0);
+        Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
+    }
+
+    /// The channel that the time is sent on. For a timer of [`after_func`] nothing ever comes.
+    pub fn chan(&self) -> &Receiver<Instant> {
+        self.receiver.as_ref().unwrap_or(&self.never)
+    }
+
+    /// Stops the timer. True: that was in time; its value has not been received, and will not be.
+    pub fn stop(&self) -> bool {
+        let was = self.slot.stop();
+        self.drain() || was
+    }
+
+    /// Lets it fire after `d` from now, whatever it did before. True: the earlier setting was still to come. A
+    /// timer of [`after_func`] whose function has been called does nothing more.
+    pub fn reset(&self, d: Duration) -> bool {
+        let was = self.slot.stop();
+        let drained = self.drain();
+        self.slot.set(clock::after(d), 0);
+        was || drained
+    }
+
+    fn drain(&self) -> bool {
+        self.receiver.as_ref().is_some_and(|receiver| receiver.try_recv().is_ok())
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        match self.receiver {
+            Some(_) => self.slot.give_back(),
+            None => self.slot.abandon(),
+        }
+    }
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timer").finish_non_exhaustive()
+    }
+}
+
+/// Sends the time on a channel again and again. Ticks that the receiver is too slow for are left out.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::time::Ticker;
+///
+/// trefoil::run(|| {
+///     let ticker = Ticker::new(Duration::from_millis(1));
+///     for _ in 0..3 {
+///         ticker.chan().recv().unwrap();
+///     }
+/// });
+/// ```
+pub struct Ticker {
+    slot: &'static Slot,
+    receiver: Receiver<Instant>,
+}
+
+impl Ticker {
+    /// A tick every `d`.
+    ///
+    /// # Panics
+    /// If `d` is zero.
+    #[track_caller]
+    pub fn new(d: Duration) -> Ticker {
+        let (sender, receiver) = bounded(1);
+        let ticker = Ticker { slot: Slot::take(Job::Send(sender)), receiver };
+        ticker.set(d);
+        ticker
+    }
+
+    #[track_caller]
+    fn set(&self, d: Duration) {
+        assert!(!d.is_zero(), "non-positive interval for a Ticker");
+        let period = Nanos::try_from(d.as_nanos()).unwrap_or(NEVER);
+        self.slot.set(clock::after(d), period);
+    }
+
+    /// The channel of ticks.
+    pub fn chan(&self) -> &Receiver<Instant> {
+        &self.receiver
+    }
+
+    /// No more ticks, and none in the channel. (The channel is not closed, as in Go.)
+    pub fn stop(&self) {
+        self.slot.stop();
+        let _ = self.receiver.try_recv();
+    }
+
+    /// Ticks every `d` from now on.
+    ///
+    /// # Panics
+    /// If `d` is zero.
+    #[track_caller]
+    pub fn reset(&self, d: Duration) {
+        self.stop();
+        self.set(d);
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.slot.give_back();
+    }
+}
+
+impl fmt::Debug for Ticker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticker").finish_non_exhaustive()
+    }
+}
+
+/// A channel on which the time is sent once, after `d`.
+///
+/// ```
+/// use std::time::Duration;
+/// trefoil::run(|| {
+///     trefoil::time::after(Duration::from_millis(1)).recv().unwrap();
+/// });
+/// ```
+pub fn after(d: Duration) -> Receiver<Instant> {
+    let (sender, receiver) = bounded(1);
+    let slot = Slot::take(Job::Send(sender));
+    slot.set(clock::after(d), 0);
+    slot.abandon();
+    receiver
+}
+
+/// Calls `f` in a goroutine of its own after `d`. The timer can be stopped until then; dropping it does not
+/// stop it.
+///
+/// ```
+/// use std::time::Duration;
+/// trefoil::run(|| {
+///     let (tx, rx) = trefoil::chan::bounded(1);
+///     trefoil::time::after_func(Duration::from_millis(1), move || tx.send(7).unwrap());
+///     assert_eq!(rx.recv(), Ok(7));
+/// });
+/// ```
+#[track_caller]
+pub fn after_func<F>(d: Duration, f: F) -> Timer
+where
+    F: FnOnce() + Send + 'static,
+{
+    let slot = Slot::take(Job::Call(Box::new(f), Location::caller()));
+    slot.set(clock::after(d), 0);
+    Timer { slot, receiver: None, never: crate::chan::never() }
+}
