@@ -39,9 +39,9 @@ mod idle_rs;
 mod join_rs;
 #[path = "../../trefoil/src/sched/runq.rs"]
 mod runq_rs;
-#[path = "../proposed/parker.rs"]
+#[path = "../../trefoil/src/sys/parker.rs"]
 mod parker_rs;
-#[path = "../proposed/state.rs"]
+#[path = "../../trefoil/src/sched/state.rs"]
 mod state_rs;
 
 pub mod bed;

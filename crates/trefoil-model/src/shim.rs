@@ -246,10 +246,10 @@ pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) 
 }
 
 /// Wakes at most so many who sleep on the word.
-pub(crate) fn futex_wake(word: &AtomicU32, how_many: usize) {
+pub(crate) fn futex_wake(word: &AtomicU32, how_many: u32) {
     let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
     let key = std::ptr::from_ref(word) as usize;
     let here = sleepers.iter_mut().filter(|(at, woken)| *at == key && !woken);
-    here.take(how_many).for_each(|(_, woken)| *woken = true);
+    here.take(how_many as usize).for_each(|(_, woken)| *woken = true);
     FUTEXES.woken.notify_all();
 }

@@ -1,9 +1,10 @@
 //! The atomics that the lock-free protocols are written with.
 //!
-//! The protocol files (`sched/runq.rs`, `sched/idle.rs`, `sched/join.rs`, `mem/depot.rs`) name only this
+//! The protocol files (`sched/{runq,idle,join,state}.rs`, `sys/parker.rs`, `mem/depot.rs`) name only this
 //! module. `crates/trefoil-model` compiles the same files against a shim of the same shape made of
 //! loom's types and tiny capacities, and explores every interleaving. So what is checked is what runs.
 
+pub(crate) use crate::sys::futex::{futex_wait, futex_wake};
 pub(crate) use crate::sys::lock::Lock;
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 

@@ -47,7 +47,15 @@ fn mixed(n: usize, f: impl Fn(usize) + Send + Sync + 'static) {
         }
     }
     join_all(goroutines);
-    threads.into_iter().for_each(|t| t.join().unwrap());
+    threads.into_iter().for_each(join_thread);
+}
+
+/// Joins a thread without keeping the P: the thread may wait for goroutines.
+fn join_thread<T>(thread: std::thread::JoinHandle<T>) -> T {
+    while !thread.is_finished() {
+        sleep(Duration::from_micros(50));
+    }
+    thread.join().unwrap()
 }
 
 fn panic_text(f: impl FnOnce()) -> String {
@@ -88,10 +96,12 @@ fn hammer_mutex(with_threads: bool) {
     if with_threads {
         mixed(10, worker);
     } else {
-        join_all((0..10).map(|i| go({
-            let worker = worker.clone();
-            move || worker(i)
-        })));
+        join_all((0..10).map(|i| {
+            go({
+                let worker = worker.clone();
+                move || worker(i)
+            })
+        }));
     }
     assert_eq!(*mutex.lock(), 10 * 666 + tried.load(SeqCst));
 }
@@ -147,7 +157,7 @@ fn mutex_basics() {
         let guard: MutexGuard<'_, _> = M.lock();
         go(move || drop(guard)).join().unwrap();
         let guard = M.lock();
-        std::thread::spawn(move || drop(guard)).join().unwrap();
+        join_thread(std::thread::spawn(move || drop(guard)));
         assert!(M.try_lock().is_some());
     });
 }
@@ -194,7 +204,7 @@ fn mutex_fairness_beside_a_hog() {
             };
             let hog: Box<dyn FnOnce()> = if hog_is_a_thread {
                 let t = std::thread::spawn(hog);
-                Box::new(move || t.join().unwrap())
+                Box::new(move || join_thread(t))
             } else {
                 let h = go(hog);
                 Box::new(move || h.join().unwrap())
@@ -264,13 +274,13 @@ fn mutex_timeouts() {
             let late = std::thread::spawn(move || {
                 M.try_lock_until(until).is_none() && Instant::now() >= until
             });
-            assert!(late.join().unwrap());
+            assert!(join_thread(late));
         }
         let in_time = go(|| M.try_lock_for(Duration::from_secs(30)).is_some());
         let for_ever = std::thread::spawn(|| M.try_lock_for(Duration::MAX).is_some());
         sleep(MS);
         drop(guard);
-        assert!(in_time.join().unwrap() && for_ever.join().unwrap());
+        assert!(in_time.join().unwrap() && join_thread(for_ever));
         assert!(M.try_lock().is_some());
     };
     on_every(check);
@@ -289,7 +299,8 @@ fn mutex_timeouts_race_with_unlocks() {
                 let mut seed = 0x9E37_79B9 + i as u64;
                 for k in 0..300 {
                     let limit = Duration::from_nanos(next(&mut seed) % 100_000);
-                    let guard = if k % 4 == 0 { Some(mutex.lock()) } else { mutex.try_lock_for(limit) };
+                    let guard =
+                        if k % 4 == 0 { Some(mutex.lock()) } else { mutex.try_lock_for(limit) };
                     let Some(mut n) = guard else { continue };
                     *n += 1;
                     entered.fetch_add(1, SeqCst);
@@ -376,10 +387,12 @@ fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
     if with_threads {
         mixed(readers + 2, worker);
     } else {
-        join_all((0..readers + 2).map(|i| go({
-            let worker = worker.clone();
-            move || worker(i)
-        })));
+        join_all((0..readers + 2).map(|i| {
+            go({
+                let worker = worker.clone();
+                move || worker(i)
+            })
+        }));
     }
     assert_eq!(*lock.read(), 2 * rounds as u64);
 }
@@ -388,7 +401,8 @@ fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
 #[test]
 fn rwlock_hammer() {
     let _w = watchdog();
-    for (procs, readers) in [(1, 1), (1, 3), (1, 10), (4, 1), (4, 3), (4, 10), (10, 1), (10, 3), (10, 10), (10, 5)]
+    for (procs, readers) in
+        [(1, 1), (1, 3), (1, 10), (4, 1), (4, 3), (4, 10), (10, 1), (10, 3), (10, 10), (10, 5)]
     {
         on(procs, || hammer_rwlock(readers, 300, false));
     }
@@ -432,7 +446,11 @@ fn rwlock_order_of_writers_and_readers() {
         assert_eq!(first.len(), 0);
         drop(first);
         assert_eq!(w1.join().unwrap(), 1);
-        assert_eq!((r1.join().unwrap(), r2.join().unwrap()), (1, 1), "readers before the next writer");
+        assert_eq!(
+            (r1.join().unwrap(), r2.join().unwrap()),
+            (1, 1),
+            "readers before the next writer"
+        );
         assert_eq!(w2.join().unwrap(), 2);
     });
 }
@@ -450,14 +468,14 @@ fn rwlock_timeouts_and_downgrade() {
         let late = std::thread::spawn(|| L.try_write_for(20 * MS).is_none());
         sleep(5 * MS);
         let reader = go(|| drop(L.read()));
-        assert!(writer.join().unwrap() && late.join().unwrap());
+        assert!(writer.join().unwrap() && join_thread(late));
         reader.join().unwrap();
         drop(read);
 
         let mut write = L.write();
         *write += 1;
         assert!(go(|| L.try_read_for(MS).is_none()).join().unwrap());
-        assert!(std::thread::spawn(|| L.try_read_for(MS).is_none()).join().unwrap());
+        assert!(join_thread(std::thread::spawn(|| L.try_read_for(MS).is_none())));
         let in_time = go(|| L.try_read_for(Duration::from_secs(30)).is_some());
         sleep(MS);
         let read = RwLockWriteGuard::downgrade(write);
@@ -598,10 +616,12 @@ fn condvar_broadcast() {
         if threads {
             mixed(n, worker);
         } else {
-            join_all((0..n).map(|i| go({
-                let worker = worker.clone();
-                move || worker(i)
-            })));
+            join_all((0..n).map(|i| {
+                go({
+                    let worker = worker.clone();
+                    move || worker(i)
+                })
+            }));
         }
         main.join().unwrap();
     };
@@ -663,7 +683,7 @@ fn condvar_timeouts() {
     };
     on_every(|| {
         join_all((0..4).map(|_| go(waits)));
-        std::thread::spawn(waits).join().unwrap();
+        join_thread(std::thread::spawn(waits));
         let told = [Duration::from_secs(30), Duration::MAX].map(|limit| {
             go(move || {
                 let mut guard = M.lock();
@@ -843,7 +863,13 @@ fn waitgroup_race() {
             let wg = WaitGroup::new();
             let n = Arc::new(AtomicUsize::new(0));
             for _ in 0..2 {
-                let (wg, n) = ({ wg.add(1); wg.clone() }, n.clone());
+                let (wg, n) = (
+                    {
+                        wg.add(1);
+                        wg.clone()
+                    },
+                    n.clone(),
+                );
                 go(move || {
                     n.fetch_add(1, SeqCst);
                     wg.done();
@@ -869,7 +895,7 @@ fn waitgroup_go_counts_panics_and_works_in_a_static() {
                 i
             });
         }
-        std::thread::spawn(|| WG.wait()).join().unwrap();
+        join_thread(std::thread::spawn(|| WG.wait()));
         WG.wait();
         assert_eq!(N.load(SeqCst), 100);
         // The goroutine keeps the counter when the handle is gone.
@@ -1002,7 +1028,7 @@ fn semaphore_is_fifo() {
         let held = semaphore.acquire();
         let s = semaphore.clone();
         let gives_up = std::thread::spawn(move || s.acquire_timeout(Duration::ZERO).is_some());
-        assert!(gives_up.join().unwrap());
+        assert!(join_thread(gives_up));
         let s = semaphore.clone();
         let behind = go(move || {
             sleep(MS);
@@ -1159,9 +1185,7 @@ fn two_runtimes_and_threads_share_everything() {
     }
     for procs in PROCS {
         *SUM.write() = 0;
-        let (one, two) = [1, procs]
-            .map(|n| Runtime::builder().procs(n).build().unwrap())
-            .into();
+        let (one, two) = [1, procs].map(|n| Runtime::builder().procs(n).build().unwrap()).into();
         std::thread::scope(|s| {
             s.spawn(|| one.run(|| join_all([go(produce), go(consume)])));
             s.spawn(|| two.run(|| join_all([go(produce), go(consume), go(produce), go(consume)])));

@@ -104,14 +104,15 @@ pub(super) struct Buffer {
     at: Cell<usize>,
     /// The ring, or the first block; null if there is none.
     base: Cell<*mut u8>,
+    elem_align: u32,
     // Chains only.
-    end: Cell<usize>,
+    end: Cell<u32>,
     last: Cell<*mut Block>,
     /// A block in reserve.
     spare: Cell<*mut Block>,
     /// Blocks to be freed.
     discarded: AtomicPtr<Block>,
-    elem: Layout,
+    elem_size: usize,
 }
 
 impl Buffer {
@@ -138,13 +139,14 @@ impl Buffer {
             last: Cell::new(null_mut()),
             spare: Cell::new(null_mut()),
             discarded: AtomicPtr::new(null_mut()),
-            elem: Layout::new::<T>(),
+            elem_size: size_of::<T>(),
+            elem_align: align_of::<T>() as u32,
         }
     }
 
     #[inline]
     pub(super) fn elem(&self) -> Bytes {
-        Bytes(self.elem.size())
+        Bytes(self.elem_size)
     }
 
     #[inline]
@@ -187,14 +189,14 @@ impl Buffer {
         // SAFETY: the slot is inside the ring or block, and free.
         unsafe {
             if self.is_chain(elem) {
-                if self.base.get().is_null() || self.end.get() == self.block_len() {
+                if self.base.get().is_null() || self.end.get() as usize == self.block_len() {
                     if self.spare.get().is_null() {
                         return false;
                     }
                     self.append_spare();
                 }
                 let i = self.end.get();
-                elem.copy(from, self.slot_in(self.last.get(), i));
+                elem.copy(from, self.slot_in(self.last.get(), i as usize));
                 self.end.set(i + 1);
             } else {
                 elem.copy(from, self.ring_slot(elem, self.wrap(self.at.get() + len)));
@@ -255,7 +257,7 @@ impl Buffer {
     unsafe fn ring_slot<E: Elem>(&self, elem: E, i: usize) -> *mut u8 {
         if elem.size() == 0 {
             // Any aligned address will do.
-            return std::ptr::without_provenance_mut(self.elem.align());
+            return std::ptr::without_provenance_mut(self.elem_align as usize);
         }
         debug_assert!(i < self.cap);
         // SAFETY: below the capacity, so inside the ring.
@@ -264,25 +266,25 @@ impl Buffer {
 
     #[inline]
     fn block_len(&self) -> usize {
-        (BLOCK_BYTES / self.elem.size().max(1)).clamp(1, BLOCK_MAX)
+        (BLOCK_BYTES / self.elem_size.max(1)).clamp(1, BLOCK_MAX)
     }
 
     /// Layout of a block, and where its elements begin.
     fn block_layout(&self) -> (Layout, usize) {
-        let elements = self.elem.size() * self.block_len();
-        let elements = Layout::from_size_align(elements, self.elem.align());
+        let elements = self.elem_size * self.block_len();
+        let elements = Layout::from_size_align(elements, self.elem_align as usize);
         match elements.and_then(|elements| Layout::new::<Block>().extend(elements)) {
             Ok(layout) => layout,
-            Err(_) => panic!("elements of {} bytes are too large", self.elem.size()),
+            Err(_) => panic!("elements of {} bytes are too large", self.elem_size),
         }
     }
 
     #[inline]
     unsafe fn slot_in(&self, block: *mut Block, i: usize) -> *mut u8 {
         debug_assert!(i < self.block_len());
-        let first = size_of::<Block>().next_multiple_of(self.elem.align());
+        let first = size_of::<Block>().next_multiple_of(self.elem_align as usize);
         // SAFETY: inside the block, by its layout.
-        unsafe { block.cast::<u8>().add(first + i * self.elem.size()) }
+        unsafe { block.cast::<u8>().add(first + i * self.elem_size) }
     }
 
     /// The spare block becomes the last one.
@@ -353,7 +355,7 @@ impl Buffer {
             at: self.at.replace(0),
             base: self.base.get(),
         };
-        if self.cap == UNBOUNDED && self.elem.size() != 0 {
+        if self.cap == UNBOUNDED && self.elem_size != 0 {
             self.base.set(null_mut());
             self.last.set(null_mut());
             self.end.set(0);
@@ -405,8 +407,8 @@ impl Drop for Buffer {
             if !base.is_null() {
                 // SAFETY: allocated in `new` with this layout.
                 unsafe {
-                    let size = self.elem.size() * self.cap;
-                    let layout = Layout::from_size_align_unchecked(size, self.elem.align());
+                    let size = self.elem_size * self.cap;
+                    let layout = Layout::from_size_align_unchecked(size, self.elem_align as usize);
                     std::alloc::dealloc(base, layout);
                 }
             }

@@ -27,12 +27,12 @@
 //! neither the handoff nor the order of waiters, and a select over them needs a second protocol.
 
 use super::buffer::{Buffer, Elem, Lent};
+use super::lock::ChanLock;
 use super::queue::{List, Node, Taken};
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::lock::RawLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// See the head of the file.
@@ -41,13 +41,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// channels do.
 #[repr(C, align(128))]
 pub(crate) struct Core {
-    lock: RawLock,
-    closed: AtomicBool,
-    /// One side has no handles left; the other side's last one frees the channel (handle.rs).
-    pub(super) half_dead: AtomicBool,
+    lock: ChanLock,
     receivers: List,
     senders: List,
     pub(super) buffer: Buffer,
+    closed: AtomicBool,
+    /// One side has no handles left; the other side's last one frees the channel (handle.rs).
+    pub(super) half_dead: AtomicBool,
     pub(super) sender_count: AtomicU32,
     pub(super) receiver_count: AtomicU32,
 }
@@ -95,12 +95,12 @@ pub(super) enum Ended {
 impl Core {
     pub(super) fn new<T>(cap: usize) -> Core {
         Core {
-            lock: RawLock::new(),
-            closed: AtomicBool::new(false),
-            half_dead: AtomicBool::new(false),
+            lock: ChanLock::new(),
             receivers: List::new(),
             senders: List::new(),
             buffer: Buffer::new::<T>(cap),
+            closed: AtomicBool::new(false),
+            half_dead: AtomicBool::new(false),
             sender_count: AtomicU32::new(1),
             receiver_count: AtomicU32::new(1),
         }

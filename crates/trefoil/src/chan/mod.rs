@@ -37,6 +37,7 @@ mod core;
 mod error;
 mod handle;
 mod iter;
+mod lock;
 mod queue;
 #[doc(hidden)]
 pub mod select;

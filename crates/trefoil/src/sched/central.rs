@@ -145,12 +145,12 @@ impl Sched {
     }
 
     fn publish_global_len(&self, central: &Central) {
-        // Relaxed: the wake/sleep protocol has its own barriers, and takers use the lock.
-        self.global_len.store(central.global.len() as u32, Ordering::Relaxed);
+        // Release: who sees the queue empty sees where its goroutines went.
+        self.global_len.store(central.global.len() as u32, Ordering::Release);
     }
 
     pub(crate) fn has_global(&self) -> bool {
-        self.global_len.load(Ordering::Relaxed) != 0
+        self.global_len.load(Ordering::Acquire) != 0
     }
 
     /// Appends to the global queue. The caller then wakes someone.
@@ -307,6 +307,9 @@ impl p::P {
         if let Some(displaced) = self.runq.push_next(NonNull::from(g)) {
             // SAFETY: taken out of the queue, so ours; Gs are never freed.
             self.push_back(sched, unsafe { &*displaced.as_ptr() });
+            // The swap was a barrier only for the new one: a thief may take that, be not the last
+            // spinner, and the last one overlook the displaced.
+            full_fence();
         }
     }
 }

@@ -3,29 +3,10 @@
 //! A G is born when `go` is called, gets a stack and thread-local storage when it first runs, and its
 //! memory returns to a free list when both the goroutine and its handle are done with it.
 //!
-//! # States
-//! | state | who owns the G | where it is |
-//! |---|---|---|
-//! | `Dead` | a free list | – |
-//! | `Runnable` | the queue it is in | a run queue, or the hands of a scheduler |
-//! | `Running` | the goroutine itself, on an M | `m.current` |
-//! | `Notified` | as `Running` | running, and a wake-up came before it parked |
-//! | `Waiting` | whoever will call `ready` | some waiter list |
-//!
-//! ```text
-//!   Dead → Runnable ⇄ Running → Dead
-//!             ↑         │ ⇅ (Notified)
-//!             └─ Waiting┘
-//! ```
-//!
 //! Invariants:
 //! 1. The memory of a G is never given back to the allocator: a stale `&G` may read its atomics.
-//! 2. Everything in a `Cell` belongs to the owner in the table. Ownership is passed by the Release
-//!    and Acquire of the queues, of [`G::commit_park`]/[`G::notify`], and of the join cell.
-//! 3. A G is `Waiting` only when its registers are saved: the *successor* on its thread says so
-//!    (`switch::finish_switch`). A wake-up that comes earlier leaves `Notified`.
-//! 4. Between two parks there is at most one `notify`. Whoever hands out the right to wake a G (a
-//!    join cell, a channel's waiter list) sees to that.
+//! 2. Everything in a `Cell` belongs to the owner that the table in `state.rs` names. Ownership is
+//!    passed by the Release and Acquire of the queues, of park and notify, and of the join cell.
 //!
 //! Rejected: Go's way of an unlock function run after the switch. Letting the waker leave a note
 //! (`Notified`) needs no callback, lets a lock be released before the switch, and lets a goroutine
@@ -34,6 +15,7 @@
 use super::join::JoinCell;
 use super::m::Rt;
 use super::reason::WaitReason;
+use super::state::{Notify, Phase, State};
 use super::task::Body;
 use super::{Sched, scope::ScopeData};
 use crate::mem::Stack;
@@ -43,12 +25,6 @@ use std::mem::MaybeUninit;
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-
-const DEAD: u32 = 0;
-const RUNNABLE: u32 = 1;
-const RUNNING: u32 = 2;
-const NOTIFIED: u32 = 3;
-const WAITING: u32 = 4;
 
 /// Bytes of closure or result that live in the G itself; larger ones are boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
@@ -70,7 +46,8 @@ pub(crate) struct G {
     pub(crate) sp: Cell<*mut u8>,
     /// Thread pointer: its TLS block.
     pub(crate) tp: Cell<*mut u8>,
-    state: AtomicU32,
+    /// What it is doing; see `state.rs`.
+    pub(crate) state: State,
     reason: AtomicU8,
     /// Looks like `bool`s; see the accessors.
     pub(crate) abort_on_panic: Cell<bool>,
@@ -100,23 +77,6 @@ unsafe impl Sync for G {}
 // SAFETY: as above; nothing in it is tied to a thread.
 unsafe impl Send for G {}
 
-/// What [`G::commit_park`] found.
-#[must_use]
-pub(crate) enum ParkOutcome {
-    Parked,
-    /// It was woken before it had parked: it is runnable, enqueue it.
-    AlreadyNotified,
-}
-
-/// What [`G::notify`] found.
-#[must_use]
-pub(crate) enum Notify {
-    /// It was parked and is the caller's to enqueue.
-    Enqueue,
-    /// It has not parked yet, and will not.
-    Noted,
-}
-
 /// A state as traces and dumps show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Status {
@@ -131,7 +91,7 @@ impl G {
         G {
             sp: Cell::new(null_mut()),
             tp: Cell::new(null_mut()),
-            state: AtomicU32::new(DEAD),
+            state: State::new(),
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
             link: Cell::new(null()),
@@ -167,7 +127,7 @@ impl G {
 
     /// Dead → owned by a spawner: identity for a new life.
     pub(crate) fn baptise(&self, id: u64, parent: u64, name: Option<Box<str>>) {
-        debug_assert_eq!(self.state.load(Ordering::Relaxed), DEAD);
+        debug_assert_eq!(self.state.phase(), Phase::Dead);
         self.id.store(id, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
         // SAFETY: the spawner took this G from a free list and owns it (invariant 2). A dump skips dead
@@ -199,11 +159,11 @@ impl G {
     }
 
     pub(crate) fn status(&self) -> Status {
-        match self.state.load(Ordering::Relaxed) {
-            DEAD => Status::Dead,
-            RUNNABLE => Status::Runnable,
-            WAITING => Status::Waiting(self.reason()),
-            _ => Status::Running,
+        match self.state.phase() {
+            Phase::Dead => Status::Dead,
+            Phase::Runnable => Status::Runnable,
+            Phase::Running => Status::Running,
+            Phase::Waiting => Status::Waiting(self.reason()),
         }
     }
 
@@ -218,80 +178,17 @@ impl G {
         self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 
-    /// Dead → Runnable, or Running → Runnable for one that yields. By the owner; the queue that it
-    /// goes into publishes it.
-    #[inline]
-    pub(crate) fn set_runnable(&self) {
-        self.state.store(RUNNABLE, Ordering::Relaxed);
-    }
-
-    /// Runnable → Running, by the scheduler that took it from a queue.
-    #[inline]
-    pub(crate) fn set_running(&self) {
-        debug_assert_eq!(self.state.load(Ordering::Relaxed), RUNNABLE);
-        self.state.store(RUNNING, Ordering::Relaxed);
-    }
-
-    /// Running → Dead, by the goroutine itself.
-    #[inline]
-    pub(crate) fn set_dead(&self) {
-        self.state.store(DEAD, Ordering::Relaxed);
-    }
-
-    /// Dead → Running: it ended, but the drop of its unwanted result is still its own work.
-    pub(crate) fn set_running_again(&self) {
-        self.state.store(RUNNING, Ordering::Relaxed);
-    }
-
-    /// Notified → Running: consumes a wake-up that came before the park. True: do not park.
+    /// Waiting → Runnable, or Running → Notified, by the one waker. True: enqueue it.
     #[inline]
     #[must_use]
-    pub(crate) fn take_notice(&self) -> bool {
-        // Acquire: pairs with notify's Release, like a completed park.
-        if self.state.load(Ordering::Acquire) == NOTIFIED {
-            self.state.store(RUNNING, Ordering::Relaxed);
-            return true;
-        }
-        false
-    }
-
-    /// Running → Waiting, by the successor, when the registers are saved (invariant 3).
-    #[inline]
-    pub(crate) fn commit_park(&self) -> ParkOutcome {
-        // Release: the waker that resumes it sees the saved registers.
-        match self.state.compare_exchange(RUNNING, WAITING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => ParkOutcome::Parked,
-            Err(now) => {
-                debug_assert_eq!(now, NOTIFIED);
-                self.state.store(RUNNABLE, Ordering::Relaxed);
-                ParkOutcome::AlreadyNotified
-            }
-        }
-    }
-
-    /// Waiting → Runnable, or Running → Notified, by the one waker (invariant 4).
-    #[inline]
-    pub(crate) fn notify(&self) -> Notify {
-        loop {
-            // Acquire: pairs with commit_park. Release: what the waker did is seen by the woken.
-            let seen =
-                self.state.compare_exchange(WAITING, RUNNABLE, Ordering::AcqRel, Ordering::Acquire);
-            match seen {
-                Ok(_) => return Notify::Enqueue,
-                Err(RUNNING) => {
-                    if self
-                        .state
-                        .compare_exchange(RUNNING, NOTIFIED, Ordering::AcqRel, Ordering::Relaxed)
-                        .is_ok()
-                    {
-                        return Notify::Noted;
-                    }
-                }
-                Err(state) => super::fatal(format_args!(
-                    "goroutine {} woken twice (state {state}): a bug in trefoil",
-                    self.id()
-                )),
-            }
+    pub(crate) fn notify(&self) -> bool {
+        match self.state.notify() {
+            Notify::Enqueue => true,
+            Notify::Noted => false,
+            Notify::Twice(state) => super::fatal(format_args!(
+                "goroutine {} woken twice (state {state}): a bug in trefoil",
+                self.id()
+            )),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `g.rs`, `m.rs`, `p.rs` | the three nouns: goroutine, thread, the right to run |
+//! | `state.rs` | what a goroutine is doing: park and its wake-up |
 //! | `task.rs`, `join.rs`, `scope.rs` | what a goroutine executes, and who waits for its end |
 //! | `runq.rs`, `central.rs`, `idle.rs` | local queues; the global queue and idle lists; who sleeps |
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
@@ -31,6 +32,7 @@ pub(crate) mod rng;
 pub(crate) mod runq;
 pub(crate) mod scope;
 pub(crate) mod spawn;
+pub(crate) mod state;
 pub(crate) mod switch;
 pub(crate) mod sysmon;
 pub(crate) mod task;

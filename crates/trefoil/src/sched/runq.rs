@@ -119,11 +119,12 @@ impl<T> RunQueue<T> {
     #[inline]
     pub(crate) fn pop(&self) -> Option<Popped<T>> {
         let next = self.next.load(Ordering::Relaxed);
-        // Only the owner fills `next`, so a failed exchange means that a thief emptied it.
+        // Only the owner fills `next`, so a failed exchange means that a thief emptied it. Release:
+        // who sees the null sees the tail that we stored before, so `is_empty` is not deceived.
         if !next.is_null()
             && self
                 .next
-                .compare_exchange(next, null_mut(), Ordering::Acquire, Ordering::Relaxed)
+                .compare_exchange(next, null_mut(), Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
             return NonNull::new(next).map(|item| Popped { item, inherits: true });

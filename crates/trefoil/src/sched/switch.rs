@@ -24,7 +24,8 @@
 //! kind, it **inherits** this one on the spot: the TLS gets a clean image and the loop in
 //! [`goroutine_main`] goes round. Neither a switch nor a pool is involved.
 
-use super::g::{G, ParkOutcome};
+use super::g::G;
+use super::state::ParkOutcome;
 use super::join::Completed;
 use super::m::{Leaving, Rt};
 use super::p::{P, bump};
@@ -51,7 +52,7 @@ const TLS_KITS_LOW: usize = 64;
 #[inline]
 pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     let g = rt.g();
-    if g.take_notice() {
+    if g.state.take_notice() {
         return rt;
     }
     g.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
@@ -84,21 +85,21 @@ pub(crate) fn preempt_slow(rt: Rt) {
 /// Makes a goroutine runnable that parked, or is about to. Exactly once for each park.
 #[inline]
 pub(crate) fn ready(rt: Rt, g: &'static G) {
-    match g.notify() {
-        super::g::Notify::Noted => {}
-        super::g::Notify::Enqueue if std::ptr::eq(g.sched.get(), rt.sched()) => {
-            rt.p().push_next(rt.sched(), g);
-            rt.sched().wake(Some(rt));
-        }
-        super::g::Notify::Enqueue => enqueue_outside(g, Some(rt)),
+    if !g.notify() {
+        return; // it has not parked yet, and will not
+    }
+    if std::ptr::eq(g.sched.get(), rt.sched()) {
+        rt.p().push_next(rt.sched(), g);
+        rt.sched().wake(Some(rt));
+    } else {
+        enqueue_outside(g, Some(rt));
     }
 }
 
 /// `ready` from a plain thread, or from another runtime's goroutine.
 pub(crate) fn ready_outside(g: &'static G) {
-    match g.notify() {
-        super::g::Notify::Noted => {}
-        super::g::Notify::Enqueue => enqueue_outside(g, None),
+    if g.notify() {
+        enqueue_outside(g, None);
     }
 }
 
@@ -128,7 +129,7 @@ fn leave(rt: Rt, g: &'static G, note: Leaving) -> Rt {
     unsafe {
         match next_at_hand(rt) {
             Some(next) => {
-                next.set_running();
+                next.state.set_running();
                 m.current.set(Some(next));
                 arch::switch(g.sp.as_ptr(), next.sp.get(), next.tp.get());
             }
@@ -195,19 +196,19 @@ fn finish_switch(rt: Rt) {
     match rt.m().leaving.replace(Leaving::Nobody) {
         Leaving::Nobody => {}
         Leaving::Parked(g) => {
-            if let ParkOutcome::AlreadyNotified = g.commit_park() {
+            if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
                 // Its waker only left a note, and woke nobody.
                 p.push_next(sched, g);
                 sched.wake(Some(rt));
             }
         }
         Leaving::Yielded(g) => {
-            g.set_runnable();
+            g.state.set_runnable();
             p.push_back(sched, g);
             sched.wake_after_push(Some(rt));
         }
         Leaving::Preempted(g) => {
-            g.set_runnable();
+            g.state.set_runnable();
             sched.push_global(g);
             sched.wake_after_push(Some(rt));
         }
@@ -290,7 +291,7 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
     let mut stack = take_stack(g);
     let scope = g.scope.get();
     bump(&rt.p().counters.ended, 1);
-    g.set_dead();
+    g.state.set_dead();
     CURRENT.set(std::ptr::null());
     let completed = g.join.complete();
     // From here on `g` is not ours, but for `Unwanted`.
@@ -331,7 +332,7 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
             next.sp.set(std::ptr::null_mut());
             next.tp.set(stack.tp());
             next.stack.set(Some(stack));
-            next.set_running();
+            next.state.set_running();
             m.current.set(Some(next));
             return true;
         }
@@ -343,7 +344,7 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
     unsafe {
         match next {
             Some(next) => {
-                next.set_running();
+                next.state.set_running();
                 m.current.set(Some(next));
                 arch::switch(&raw mut nowhere, next.sp.get(), next.tp.get());
             }
@@ -402,7 +403,7 @@ fn take_stack(g: &G) -> Stack {
 fn discard_late(rt: Rt, g: &'static G) -> Rt {
     // It lives again, for the count too: its runtime must not go.
     bump(&rt.p().counters.spawned, 1);
-    g.set_running_again();
+    g.state.set_running_again();
     CURRENT.set(g);
     rt.leave_now();
     drop_result(g);
@@ -430,7 +431,7 @@ pub(crate) fn free_outside(g: &'static G) {
 }
 
 fn retire_g(g: &'static G) {
-    g.set_dead();
+    g.state.set_dead();
     g.tp.set(std::ptr::null_mut());
 }
 
@@ -450,7 +451,7 @@ pub(crate) fn thread_loop(rt: Rt) {
         {
             super::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
         }
-        g.set_running();
+        g.state.set_running();
         m.current.set(Some(g));
         // SAFETY: as in `leave`, seen from the thread's side.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };

@@ -59,11 +59,8 @@ enum Failure<E> {
 impl<E: Send + 'static> ErrGroup<E> {
     /// A group that nobody is in, without a limit.
     pub fn new() -> ErrGroup<E> {
-        let inner = Inner {
-            running: WaitGroup::new(),
-            limit: Mutex::new(None),
-            first: Mutex::new(None),
-        };
+        let inner =
+            Inner { running: WaitGroup::new(), limit: Mutex::new(None), first: Mutex::new(None) };
         ErrGroup { inner: Arc::new(inner) }
     }
 

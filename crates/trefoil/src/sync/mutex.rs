@@ -265,8 +265,8 @@ unsafe impl lock_api::RawMutexTimed for RawMutex {
     type Instant = Instant;
 
     fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
-        let locked = self.word.lock_fast()
-            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock);
+        let locked =
+            self.word.lock_fast() || self.lock_slow(clock::after(timeout), WaitReason::MutexLock);
         locked.then(GuardSend::new)
     }
 
@@ -282,4 +282,3 @@ impl fmt::Debug for RawMutex {
         f.debug_struct("RawMutex").field("locked", &self.word.is_locked()).finish()
     }
 }
-

@@ -170,7 +170,8 @@ impl MutexWord {
         debug_assert!(rest || !starving);
         // A spinner that announced itself just before may still own WOKEN.
         let woken = self.0.load(Ordering::Relaxed) & WOKEN;
-        let next = LOCKED | woken | if rest { QUEUED } else { 0 } | if starving { STARVING } else { 0 };
+        let next =
+            LOCKED | woken | if rest { QUEUED } else { 0 } | if starving { STARVING } else { 0 };
         // A plain store: with STARVING and without LOCKED the word changes only under the queue's lock.
         // Relaxed: the unlocker's work reaches the next holder with the wake-up, and later holders with
         // that one's own unlock.

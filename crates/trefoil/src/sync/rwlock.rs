@@ -217,7 +217,8 @@ impl RawRwLock {
             return false;
         }
         // Acquire: what readers and writers before us did.
-        let free = self.word.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free =
+            self.word.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if !free {
             self.writers.unlock_held();
         }
@@ -268,11 +269,7 @@ impl RawRwLock {
     /// The writer leaves; `stay` of it (one or none) stays as a reader. Then the next writer may come.
     fn write_end(&self, stay: u32) {
         // Release: the next ones see what we did.
-        if self
-            .word
-            .compare_exchange(WRITER, stay, Ordering::Release, Ordering::Relaxed)
-            .is_err()
-        {
+        if self.word.compare_exchange(WRITER, stay, Ordering::Release, Ordering::Relaxed).is_err() {
             self.open_slow(stay);
         }
         self.writers.unlock_held();

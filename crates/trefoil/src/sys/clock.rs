@@ -1,5 +1,6 @@
 //! The runtime's clock: nanoseconds of CLOCK_MONOTONIC, the clock of `std::time::Instant`.
 
+use super::parker::Parker;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
@@ -24,4 +25,16 @@ pub(crate) fn after(d: Duration) -> Nanos {
 /// A std `Instant` on this clock; a past one is now.
 pub(crate) fn at(t: Instant) -> Nanos {
     after(t.saturating_duration_since(Instant::now()))
+}
+
+impl Parker {
+    /// As `park`, at most until `deadline`. True: a note came.
+    pub(crate) fn park_until(&self, deadline: Nanos) -> bool {
+        if deadline == NEVER {
+            self.park();
+            return true;
+        }
+        let left = deadline.saturating_sub(now());
+        left != 0 && self.park_timeout(Duration::from_nanos(left))
+    }
 }

@@ -7,12 +7,11 @@
 //! | `NOTED` | woken; the next `park` returns at once |
 //!
 //! A note is kept until a `park` consumes it, so the order of `park` and `unpark` does not matter.
+//! Notes do not add up: one `park` may consume two. What both wakers did is visible then.
 //! After the sleeper has seen `NOTED` the parker may be gone: the waker's last access to it is the
 //! exchange; the system call that follows uses the address only as a key.
 
-use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::shim::{AtomicU32, Ordering, futex_wait, futex_wake};
 use std::time::Duration;
 
 const EMPTY: u32 = 0;
@@ -23,20 +22,21 @@ const ASLEEP: u32 = 2;
 pub(crate) struct Parker(AtomicU32);
 
 impl Parker {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Parker(AtomicU32::new(EMPTY))
     }
 
     /// Sleeps until a note comes, and consumes it.
     pub(crate) fn park(&self) {
-        // Acquire: what the waker did before `unpark` is seen after `park`.
+        // Acquire, each time: what the waker did before `unpark` is seen after `park`.
         if self.0.swap(ASLEEP, Ordering::Acquire) == NOTED {
-            self.0.store(EMPTY, Ordering::Relaxed);
+            // Not a plain store: a second note may have come since, and this consumes it too.
+            self.0.swap(EMPTY, Ordering::Acquire);
             return;
         }
         loop {
-            // EAGAIN, EINTR: the loop looks again.
-            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ASLEEP, None);
+            // It changed, or a signal came: the loop looks again.
+            futex_wait(&self.0, ASLEEP, None);
             if self.0.compare_exchange(NOTED, EMPTY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return;
             }
@@ -46,32 +46,19 @@ impl Parker {
     /// As `park`, at most for `limit`. True: a note came.
     pub(crate) fn park_timeout(&self, limit: Duration) -> bool {
         if self.0.swap(ASLEEP, Ordering::Acquire) == NOTED {
-            self.0.store(EMPTY, Ordering::Relaxed);
+            self.0.swap(EMPTY, Ordering::Acquire);
             return true;
         }
-        let limit = futex::Timespec {
-            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        let _ = futex::wait(&self.0, futex::Flags::PRIVATE, ASLEEP, Some(&limit));
+        futex_wait(&self.0, ASLEEP, Some(limit));
         // A note may come at the last moment: it is consumed here, not lost.
         self.0.swap(EMPTY, Ordering::Acquire) == NOTED
     }
 
-    /// As `park`, at most until `deadline`. True: a note came.
-    pub(crate) fn park_until(&self, deadline: Nanos) -> bool {
-        if deadline == NEVER {
-            self.park();
-            return true;
-        }
-        let left = deadline.saturating_sub(now());
-        left != 0 && self.park_timeout(Duration::from_nanos(left))
-    }
-
     /// Leaves a note, and wakes the sleeper if there is one.
     pub(crate) fn unpark(&self) {
+        // Release: pairs with the sleeper's Acquire.
         if self.0.swap(NOTED, Ordering::Release) == ASLEEP {
-            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
+            futex_wake(&self.0, 1);
         }
     }
 }
