@@ -105,7 +105,7 @@ impl Builder {
         self
     }
 
-    /// Virtual size of the stack in bytes, rounded up to a power of two, 32 KiB to 1 GiB. Only what is
+    /// Virtual size of the stack in bytes, rounded up to a power of two, 64 KiB to 1 GiB. Only what is
     /// used takes memory.
     pub fn stack_size(mut self, bytes: usize) -> Builder {
         self.stack_size = Some(bytes);

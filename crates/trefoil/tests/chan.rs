@@ -583,7 +583,7 @@ fn a_timeout_loses_nothing() {
     at_all_procs(|| {
         for cap in [0, 1] {
             let (tx, rx) = bounded::<u32>(cap);
-            let threads: Vec<_> = (0..4)
+            let threads: Vec<_> = (0..4u32)
                 .map(|i| {
                     let rx = rx.clone();
                     let (sum, summed) = bounded(1);

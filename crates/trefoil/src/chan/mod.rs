@@ -49,7 +49,7 @@ pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
 
 use self::buffer::{Of, UNBOUNDED};
-use self::core::{Core, Ended, Side, Step};
+use self::core::{Core, Ended, Side};
 use self::handle::Handle;
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
@@ -295,25 +295,6 @@ impl<T> Sender<T> {
     /// Whether both send to the same channel.
     pub fn same_channel(&self, other: &Sender<T>) -> bool {
         std::ptr::eq(self.core(), other.core())
-    }
-
-    /// [`try_send`](Sender::try_send) for the runtime itself, inside it: for timers. A value that is not
-    /// taken comes back; one of an unbounded channel may, though there is room.
-    #[allow(dead_code)]
-    pub(crate) fn offer(&self, here: Option<Rt>, value: T) -> Result<(), T> {
-        let value = ManuallyDrop::new(value);
-        let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().attempt_in(here, Side::Send, Of::<T>::ELEM, slot) } {
-            Step::Done(_) => Ok(()),
-            _ => Err(ManuallyDrop::into_inner(value)),
-        }
-    }
-
-    /// [`close`](Sender::close) for the runtime itself, inside it.
-    #[allow(dead_code)]
-    pub(crate) fn close_in(&self, here: Option<Rt>) {
-        self.core().close_in(here);
     }
 }
 

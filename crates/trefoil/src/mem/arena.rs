@@ -73,11 +73,12 @@ const WINDOW_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES;
 /// Stacks a P's cache may hold, at most.
 pub(crate) const LOCAL_MAX: usize = 64;
 
-/// The number of size classes: 32 KiB, 64 KiB … 1 GiB.
-pub(crate) const CLASSES: usize = 16;
-const CLASS_SHIFT_MIN: u32 = 15;
+/// The number of size classes: 64 KiB, 128 KiB … 1 GiB. (Of 32 KiB, guard and TLS block would leave less
+/// than `PTHREAD_STACK_MIN`, and libc refuses to describe such a stack.)
+pub(crate) const CLASSES: usize = 15;
+const CLASS_SHIFT_MIN: u32 = 16;
 
-/// A stack size that we keep slots of: 32 KiB « n.
+/// A stack size that we keep slots of: 64 KiB « n.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SizeClass(u8);
 
@@ -96,7 +97,7 @@ impl SizeClass {
         if bytes == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a goroutine stack of 0 bytes was asked for; the smallest is 32 KiB",
+                "a goroutine stack of 0 bytes was asked for; the smallest is 64 KiB",
             ));
         }
         Ok(SizeClass(shift.saturating_sub(CLASS_SHIFT_MIN) as u8))
@@ -648,9 +649,9 @@ mod tests {
     #[test]
     fn sizes_round_up_to_classes() {
         let bytes = |n| SizeClass::of(n).unwrap().slot_bytes();
-        assert_eq!(bytes(1), 32 * KIB);
-        assert_eq!(bytes(32 * KIB), 32 * KIB);
-        assert_eq!(bytes(32 * KIB + 1), 64 * KIB);
+        assert_eq!(bytes(1), 64 * KIB);
+        assert_eq!(bytes(64 * KIB), 64 * KIB);
+        assert_eq!(bytes(64 * KIB + 1), 128 * KIB);
         assert_eq!(bytes(100_000), 128 * KIB);
         assert_eq!(bytes(1 << 30), 1 << 30);
         for bad in [0, (1 << 30) + 1, usize::MAX] {
@@ -666,7 +667,7 @@ mod tests {
             (c.slots(), c.chunk_bytes())
         };
         assert_eq!(shape(256 * KIB), (256, 64 * MIB));
-        assert_eq!(shape(32 * KIB), (256, 8 * MIB));
+        assert_eq!(shape(64 * KIB), (256, 16 * MIB));
         assert_eq!(shape(MIB), (64, 64 * MIB));
         assert_eq!(shape(1 << 30), (1, 1 << 30));
     }

@@ -143,7 +143,7 @@ fn odd_sizes() {
         let sizes = [1, 32 * KIB, 33 * KIB, 100_000, 256 * KIB, MIB, 3 * MIB, 64 * MIB, 1 << 30];
         let stacks: Vec<Stack> = sizes.iter().map(|&n| acquire(n).unwrap()).collect();
         for (stack, size) in stacks.iter().zip(sizes) {
-            assert_eq!(stack.size(), size.next_power_of_two().max(32 * KIB));
+            assert_eq!(stack.size(), size.next_power_of_two().max(64 * KIB));
             assert_eq!(stack.is_default_size(), size == 256 * KIB);
             touch(stack, 8 * KIB);
         }

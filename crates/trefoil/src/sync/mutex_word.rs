@@ -54,11 +54,16 @@ pub(crate) enum Next {
 }
 
 impl MutexWord {
-    /// Nobody there: one exchange.
+    /// One exchange, if it is free to take. A look before it: while others wait, the word is not zero.
     #[inline(always)]
     pub(crate) fn lock_fast(&self) -> bool {
+        let now = self.0.load(Ordering::Relaxed);
         // Acquire: what the last holder did (its Release is in `unlock`).
-        self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        now & (LOCKED | STARVING) == 0
+            && self
+                .0
+                .compare_exchange(now, now | LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Takes it if it is free to take. `woken`: the caller owns `WOKEN` and gives it back with success.

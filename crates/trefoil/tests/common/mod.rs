@@ -94,11 +94,16 @@ pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
 #[track_caller]
 pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
+    let mut turns = 0u32;
     while !done() {
-        assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
         trefoil::yield_now();
-        // Where nobody else is runnable, yield returns at once: leave the CPU to the other tests.
-        pause();
+        turns += 1;
+        // Where nobody else is runnable, yield returns at once: leave the CPU to the other tests,
+        // but not at every turn: on a busy machine it takes long to come back.
+        if turns.is_multiple_of(64) {
+            assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
+            pause();
+        }
     }
 }
 
@@ -252,6 +257,12 @@ pub(crate) fn mark(text: &str) {
 
 /// Lets some whole traces of every runtime pass, and keeps the P.
 pub(crate) fn let_trace() {
+    let passed = traces_passed();
+    hold_until("traces", || passed.load(Ordering::SeqCst));
+}
+
+/// A flag that is set when some whole traces of every runtime have passed.
+pub(crate) fn traces_passed() -> Arc<AtomicBool> {
     // A thread of its own looks at the threads that trace: reading a file might one day give the P
     // away. Each trace is followed by a short sleep, which the kernel counts.
     const TRACES: u64 = 6;
@@ -262,14 +273,19 @@ pub(crate) fn let_trace() {
             let file = format!("/proc/self/task/{tid}/status");
             proc_number(&file, "voluntary_ctxt_switches")
         };
-        let all = tasks().into_iter().filter(|(_, name)| name == "trefoil-sysmon");
-        let before: Vec<_> = all.map(|(tid, _)| (tid, sleeps(tid))).collect();
+        let all = || -> Vec<i32> {
+            let sysmons = tasks().into_iter().filter(|(_, name)| name == "trefoil-sysmon");
+            sysmons.map(|(tid, _)| tid).collect()
+        };
+        // A new one has its name only once it runs.
+        hold_until("sysmon", || !all().is_empty());
+        let before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
         while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
             std::thread::sleep(Duration::from_millis(5));
         }
         tell.store(true, Ordering::SeqCst);
     });
-    hold_until("traces", || passed.load(Ordering::SeqCst));
+    passed
 }
 
 /// One trace: its `SCHED` line and the lines of detail.

@@ -67,7 +67,22 @@ pub(crate) unsafe fn run_destructors() {
     // wait for an arena's lock, so it is called here rather than in the scheduler.
     unsafe {
         run_all(l);
+        forget_errors();
         Dtv::of(thread_pointer()).free_dynamic(l);
+    }
+}
+
+/// What libc keeps of a thread's last failures, and a recycled block would show to the next goroutine.
+fn forget_errors() {
+    unsafe extern "C" {
+        safe fn __h_errno_location() -> *mut std::ffi::c_int;
+    }
+    // SAFETY: this goroutine's own. The first dlerror says the error, the second frees it.
+    unsafe {
+        *__h_errno_location() = 0;
+        if !libc::dlerror().is_null() {
+            libc::dlerror();
+        }
     }
 }
 
