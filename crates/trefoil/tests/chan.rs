@@ -38,7 +38,11 @@ impl Handle {
     fn join(self) {
         let result = match self {
             Handle::Goroutine(h) => h.join(),
-            Handle::Thread(h) => h.join(),
+            Handle::Thread(h) => {
+                // `join` of a thread would hold the P that the thread may be waiting for.
+                yield_until("a thread", || h.is_finished());
+                h.join()
+            }
         };
         if let Err(panic) = result {
             std::panic::resume_unwind(panic);

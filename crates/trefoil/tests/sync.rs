@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+use trefoil::context::{Context, ContextError};
 use trefoil::sync::{
     Barrier, Condvar, ErrGroup, Mutex, MutexGuard, Once, OnceLock, RwLock, RwLockWriteGuard,
     Semaphore, WaitGroup,
@@ -304,7 +305,7 @@ fn mutex_timeouts_race_with_unlocks() {
                     let Some(mut n) = guard else { continue };
                     *n += 1;
                     entered.fetch_add(1, SeqCst);
-                    if next(&mut seed) % 4 == 0 {
+                    if next(&mut seed).is_multiple_of(4) {
                         sleep(Duration::from_nanos(next(&mut seed) % 50_000));
                     }
                 }
@@ -413,46 +414,35 @@ fn rwlock_hammer() {
 #[test]
 fn rwlock_order_of_writers_and_readers() {
     let _w = watchdog();
-    on_every(|| {
-        let lock = Arc::new(RwLock::new(Vec::new()));
+    // Nothing tells that a goroutine waits already: a sleep must do, and may be too short.
+    let attempt = || {
+        let lock = Arc::new(RwLock::new(0));
         let first = lock.read();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let start = |what: &'static str| {
-            let (lock, waiting) = (lock.clone(), waiting.clone());
-            let before = waiting.load(SeqCst);
-            let handle = go({
-                let waiting = waiting.clone();
-                move || {
-                    waiting.fetch_add(1, SeqCst);
-                    if what == "r" {
-                        // They all see the same: the first writer's work.
-                        lock.read().len()
-                    } else {
-                        let mut list = lock.write();
-                        list.push(what);
-                        list.len()
-                    }
+        let start = |write: bool| {
+            let lock = lock.clone();
+            let handle = go(move || {
+                if write {
+                    let mut n = lock.write();
+                    *n += 1;
+                    *n
+                } else {
+                    *lock.read()
                 }
             });
-            yield_until("it to start", || waiting.load(SeqCst) > before);
             sleep(2 * MS);
             handle
         };
-        let w1 = start("w1");
-        assert!(lock.try_read().is_none(), "a pending writer blocks new readers");
-        let r1 = start("r");
-        let w2 = start("w2");
-        let r2 = start("r");
-        assert_eq!(first.len(), 0);
+        let w1 = start(true);
+        let closed = lock.try_read().is_none();
+        let (r1, w2, r2) = (start(false), start(true), start(false));
+        assert_eq!(*first, 0);
         drop(first);
-        assert_eq!(w1.join().unwrap(), 1);
-        assert_eq!(
-            (r1.join().unwrap(), r2.join().unwrap()),
-            (1, 1),
-            "readers before the next writer"
-        );
-        assert_eq!(w2.join().unwrap(), 2);
-    });
+        let seen = [w1, r1, r2, w2].map(|h| h.join().unwrap());
+        same((closed, seen), (true, [1, 1, 1, 2]))
+    };
+    for procs in PROCS {
+        once_in_five(|| on(procs, attempt));
+    }
 }
 
 #[test]
@@ -991,7 +981,7 @@ fn semaphore_limits_and_loses_nothing() {
                 let Some(permit) = permit else { continue };
                 let inside = INSIDE.fetch_add(permit.permits(), SeqCst) + permit.permits();
                 assert!(inside <= 3, "{inside} permits of 3");
-                if next(&mut seed) % 3 == 0 {
+                if next(&mut seed).is_multiple_of(3) {
                     sleep(Duration::from_nanos(next(&mut seed) % 30_000));
                 }
                 INSIDE.fetch_sub(permit.permits(), SeqCst);
@@ -1016,7 +1006,8 @@ fn semaphore_is_fifo() {
                 order.lock().push(n);
                 yield_now();
             });
-            sleep(MS);
+            // The first one waits from the moment when the permit that is left cannot be had.
+            yield_until("the first in line", || semaphore.try_acquire().is_none());
             handle
         });
         assert_eq!(semaphore.available_permits(), 1);
@@ -1150,8 +1141,38 @@ fn errgroup_panic_comes_out_of_wait() {
         group.set_limit(1);
         group.go(|| panic!("inside"));
         group.go(|| Ok(()));
-        assert!(panic_text(|| drop(group.wait())).contains("a goroutine of the group panicked"));
+        assert!(
+            panic_text(|| assert!(group.wait().is_ok()))
+                .contains("a goroutine of the group panicked")
+        );
         assert_eq!(group.wait(), Ok(()));
+    });
+}
+
+/// Go: errgroup's WithContext. The first failure cancels, and so does the end of the wait.
+#[test]
+fn errgroup_cancels_its_context() {
+    let _w = watchdog();
+    on_every(|| {
+        let (group, ctx) = ErrGroup::with_context(&Context::background());
+        for i in 0..4 {
+            let ctx = ctx.clone();
+            group.go(move || {
+                if i == 2 {
+                    return Err("two");
+                }
+                assert!(ctx.done().recv().is_err());
+                Err("cancelled")
+            });
+        }
+        assert_eq!(group.wait(), Err("two"));
+        assert_eq!(ctx.err(), Some(ContextError::Canceled));
+
+        let (group, ctx) = ErrGroup::<()>::with_context(&Context::background());
+        group.go(|| Ok(()));
+        assert_eq!(ctx.err(), None);
+        assert_eq!(group.wait(), Ok(()));
+        assert_eq!(ctx.err(), Some(ContextError::Canceled));
     });
 }
 

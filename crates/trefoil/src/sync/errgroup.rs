@@ -7,6 +7,7 @@
 use super::mutex::Mutex;
 use super::semaphore::{OwnedSemaphorePermit, Semaphore};
 use super::waitgroup::{Ticket, WaitGroup};
+use crate::context::{Cancel, Context};
 use std::fmt;
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ struct Inner<E> {
     /// None: no limit.
     limit: Mutex<Option<Arc<Semaphore>>>,
     first: Mutex<Option<Failure<E>>>,
+    cancel: Option<Cancel>,
 }
 
 enum Failure<E> {
@@ -59,8 +61,37 @@ enum Failure<E> {
 impl<E: Send + 'static> ErrGroup<E> {
     /// A group that nobody is in, without a limit.
     pub fn new() -> ErrGroup<E> {
-        let inner =
-            Inner { running: WaitGroup::new(), limit: Mutex::new(None), first: Mutex::new(None) };
+        ErrGroup::make(None)
+    }
+
+    /// A group, and a context below `ctx` that is cancelled when the first goroutine fails, or when
+    /// [`ErrGroup::wait`] returns.
+    ///
+    /// ```
+    /// use trefoil::context::Context;
+    /// use trefoil::sync::ErrGroup;
+    /// trefoil::run(|| {
+    ///     let (group, ctx) = ErrGroup::with_context(&Context::background());
+    ///     group.go(|| Err("broken"));
+    ///     group.go(move || {
+    ///         let _ = ctx.done().recv(); // returns when the other one has failed
+    ///         Ok(())
+    ///     });
+    ///     assert_eq!(group.wait(), Err("broken"));
+    /// });
+    /// ```
+    pub fn with_context(ctx: &Context) -> (ErrGroup<E>, Context) {
+        let (ctx, cancel) = ctx.with_cancel();
+        (ErrGroup::make(Some(cancel)), ctx)
+    }
+
+    fn make(cancel: Option<Cancel>) -> ErrGroup<E> {
+        let inner = Inner {
+            running: WaitGroup::new(),
+            limit: Mutex::new(None),
+            first: Mutex::new(None),
+            cancel,
+        };
         ErrGroup { inner: Arc::new(inner) }
     }
 
@@ -151,11 +182,20 @@ impl<E: Send + 'static> ErrGroup<E> {
     #[track_caller]
     pub fn wait(&self) -> Result<(), E> {
         self.inner.running.wait();
+        self.inner.cancel();
         let first = self.inner.first.lock().take();
         match first {
             None => Ok(()),
             Some(Failure::Error(e)) => Err(e),
             Some(Failure::Panic) => panic!("a goroutine of the group panicked"),
+        }
+    }
+}
+
+impl<E> Inner<E> {
+    fn cancel(&self) {
+        if let Some(cancel) = &self.cancel {
+            cancel.cancel();
         }
     }
 }
@@ -181,7 +221,10 @@ impl<E> Drop for Member<E> {
         let mut first = self.group.first.lock();
         if first.is_none() {
             *first = Some(failure);
+            drop(first);
+            self.group.cancel();
         } else {
+            // The user's `drop` runs without our lock.
             drop(first);
             drop(failure);
         }

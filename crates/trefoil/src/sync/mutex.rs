@@ -90,6 +90,7 @@ pub struct RawMutex {
 }
 
 impl RawMutex {
+    #[allow(clippy::declare_interior_mutable_const)]
     pub(crate) const NEW: RawMutex = RawMutex { word: MutexWord(AtomicU32::new(0)) };
 
     fn key(&self) -> usize {
@@ -210,7 +211,11 @@ impl RawMutex {
                 Some((first, if announced { TRY } else { TRY_UNANNOUNCED }))
             }
             Next::HandOver => {
-                let first = self.take_first(queue)?;
+                let Some(first) = self.take_first(queue) else {
+                    // All of them left at the last moment. Nobody is in the queue: nobody to call.
+                    let _ = self.word.unlock();
+                    return None;
+                };
                 let rest = !queue.is_empty();
                 let starving = now() - first.node().since.get() >= STARVATION_NANOS;
                 self.word.handed_over(rest, rest && starving);

@@ -231,7 +231,6 @@ impl List {
     }
 
     /// Takes all.
-    #[must_use]
     pub(crate) fn take_all(&mut self) -> Batch {
         let mut batch = Batch::new();
         while let Some(taken) = self.take_first() {

@@ -1,0 +1,223 @@
+//! The behaviours of `trefoil::context`.
+
+mod common;
+
+use common::watchdog;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use trefoil::context::{Context, ContextError};
+use trefoil::time::sleep;
+use trefoil::{JoinHandle, Runtime, go, select};
+
+const MS: Duration = Duration::from_millis(1);
+const LONG: Duration = Duration::from_secs(60);
+
+fn on_every(f: impl Fn() + Sync) {
+    for procs in [1, 2, 4, 16] {
+        Runtime::builder().procs(procs).build().unwrap().run(&f);
+    }
+}
+
+fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    let handles: Vec<_> = handles.into_iter().collect();
+    handles.into_iter().map(|h| h.join().unwrap()).collect()
+}
+
+/// Not done now.
+fn is_open(ctx: &Context) -> bool {
+    select! {
+        recv(ctx.done()) -> _ => false,
+        default => true,
+    }
+}
+
+#[test]
+fn background_is_never_done() {
+    let _w = watchdog();
+    on_every(|| {
+        let ctx = Context::background();
+        assert_eq!((ctx.err(), ctx.deadline()), (None, None));
+        assert!(is_open(&ctx));
+        assert!(ctx.done().recv_timeout(MS).is_err());
+        assert!(is_open(&ctx.with_value(1)));
+    });
+}
+
+/// Go: TestParentFinishesChild, TestChildFinishesFirst.
+#[test]
+fn cancel_goes_down_and_not_up() {
+    let _w = watchdog();
+    on_every(|| {
+        let (top, cancel_top) = Context::background().with_cancel();
+        let (left, cancel_left) = top.with_cancel();
+        let right = top.with_value("x").with_timeout(LONG).0;
+        let below = left.with_value(1).with_cancel().0;
+        cancel_left.cancel();
+        assert_eq!(below.err(), Some(ContextError::Canceled));
+        assert!(below.done().recv().is_err() && !is_open(&left));
+        assert!(is_open(&top) && is_open(&right));
+        cancel_top.cancel();
+        cancel_top.clone().cancel();
+        assert_eq!(right.err(), Some(ContextError::Canceled));
+        assert!(!is_open(&right));
+        // Born cancelled, with its parent's reason.
+        let (late, _) = right.with_deadline(Instant::now());
+        assert_eq!(late.err(), Some(ContextError::Canceled));
+        assert!(!is_open(&late));
+    });
+}
+
+#[test]
+fn everybody_who_waits_is_told() {
+    let _w = watchdog();
+    on_every(|| {
+        let (ctx, cancel) = Context::background().with_cancel();
+        let goroutines: Vec<_> = (0..100)
+            .map(|i| {
+                let ctx = if i % 2 == 0 { ctx.clone() } else { ctx.with_cancel().0 };
+                go(move || {
+                    select! {
+                        recv(ctx.done()) -> v => assert!(v.is_err()),
+                        after(LONG) => panic!("too late"),
+                    }
+                    ctx.err()
+                })
+            })
+            .collect();
+        let thread = std::thread::spawn({
+            let ctx = ctx.clone();
+            move || (ctx.done().recv().is_err(), ctx.err())
+        });
+        sleep(MS);
+        join_all((0..4).map(|_| {
+            let cancel = cancel.clone();
+            go(move || cancel.cancel())
+        }));
+        assert!(join_all(goroutines).iter().all(|e| *e == Some(ContextError::Canceled)));
+        assert_eq!(thread.join().unwrap(), (true, Some(ContextError::Canceled)));
+    });
+}
+
+#[test]
+fn deadlines() {
+    let _w = watchdog();
+    on_every(|| {
+        let start = Instant::now();
+        let (ctx, cancel) = Context::background().with_timeout(5 * MS);
+        let below = ctx.with_timeout(LONG).0;
+        assert_eq!(below.deadline(), ctx.deadline(), "the earlier one counts");
+        assert!(below.done().recv().is_err());
+        assert!(start.elapsed() >= 5 * MS);
+        assert_eq!(ctx.err(), Some(ContextError::DeadlineExceeded));
+        assert_eq!(below.err(), Some(ContextError::DeadlineExceeded));
+        cancel.cancel();
+        assert_eq!(ctx.err(), Some(ContextError::DeadlineExceeded), "the first reason stays");
+
+        // An earlier deadline below a later one; zero and for ever.
+        let (late, _) = Context::background().with_timeout(LONG);
+        let (early, _) = late.with_timeout(MS);
+        assert!(early.done().recv().is_err() && is_open(&late));
+        assert!(!is_open(&late.with_timeout(Duration::ZERO).0));
+        let (never, cancel) = Context::background().with_timeout(Duration::MAX);
+        assert_eq!(never.deadline(), None);
+        cancel.cancel();
+        assert_eq!(never.err(), Some(ContextError::Canceled));
+
+        // Cancelled before its time.
+        let (ctx, cancel) = Context::background().with_timeout(10 * MS);
+        cancel.cancel();
+        sleep(15 * MS);
+        assert_eq!(ctx.err(), Some(ContextError::Canceled));
+    });
+}
+
+#[test]
+fn a_dropped_context_drops_its_timer() {
+    let _w = watchdog();
+    on_every(|| {
+        for _ in 0..1000 {
+            drop(Context::background().with_timeout(LONG));
+        }
+        // Dropping the Cancel alone does not cancel.
+        let ctx = Context::background().with_cancel().0;
+        assert!(is_open(&ctx));
+    });
+}
+
+#[test]
+fn values_are_found_by_type_and_the_last_one_wins() {
+    let _w = watchdog();
+    #[derive(Debug, PartialEq)]
+    struct User(&'static str);
+    on_every(|| {
+        let ctx = Context::background().with_value(User("ada")).with_value(7u32);
+        let (below, cancel) = ctx.with_cancel();
+        let below = below.with_value(User("bob"));
+        cancel.cancel();
+        assert_eq!(below.value(), Some(&User("bob")));
+        assert_eq!(below.value::<u32>(), Some(&7));
+        assert_eq!(ctx.value(), Some(&User("ada")));
+        assert_eq!(ctx.value::<u64>(), None);
+        assert!(below.err().is_some() && ctx.err().is_none());
+    });
+}
+
+/// Deeper than a stack is.
+#[test]
+fn a_hundred_thousand_levels() {
+    let _w = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        go(|| {
+            let (top, cancel) = Context::background().with_cancel();
+            let mut ctx = top.clone();
+            for i in 0..100_000 {
+                ctx = ctx.with_value(i).with_cancel().0;
+            }
+            assert!(is_open(&ctx));
+            cancel.cancel();
+            assert!(!is_open(&ctx));
+            drop(ctx);
+            // And never cancelled.
+            let mut ctx = Context::background();
+            for i in 0..100_000 {
+                ctx = ctx.with_value(i).with_cancel().0;
+            }
+        })
+        .join()
+        .unwrap();
+    });
+}
+
+/// Children come and go, deadlines pass and cancels fly: whoever is done is done for one reason.
+#[test]
+fn cancel_deadline_and_birth_race() {
+    let _w = watchdog();
+    on_every(|| {
+        for round in 0..200 {
+            let limit = Duration::from_micros(round);
+            let (ctx, cancel) = Context::background().with_timeout(limit);
+            let done = Arc::new(AtomicUsize::new(0));
+            let children: Vec<_> = (0..4)
+                .map(|i| {
+                    let (ctx, done) = (ctx.clone(), done.clone());
+                    go(move || {
+                        let (child, _cancel) = ctx.with_timeout(LONG / (i + 1));
+                        drop(ctx.with_cancel());
+                        assert!(child.done().recv().is_err());
+                        done.fetch_add(1, SeqCst);
+                        (ctx.err().unwrap(), child.err().unwrap())
+                    })
+                })
+                .collect();
+            if round % 2 == 0 {
+                sleep(limit / 2);
+                cancel.cancel();
+            }
+            for (above, below) in join_all(children) {
+                assert_eq!(above, below);
+            }
+            assert_eq!(done.load(SeqCst), 4);
+        }
+    });
+}

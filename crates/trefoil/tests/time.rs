@@ -1,0 +1,300 @@
+//! Time: the behaviours that Go's tests of its timers assert, at 1, 2, 4 and 16 Ps.
+
+mod common;
+
+use common::watchdog;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::chan::{bounded, unbounded};
+use trefoil::time::{Ticker, Timer, after, after_func, sleep, sleep_until, timeout};
+use trefoil::{Runtime, go, yield_now};
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Runs `f` in a runtime of each size.
+fn at_all_sizes(f: impl Fn() + Send + Sync) {
+    let _watchdog = watchdog();
+    for procs in [1, 2, 4, 16] {
+        Runtime::builder().procs(procs).build().unwrap().run(&f);
+    }
+}
+
+#[test]
+fn sleep_lasts_at_least_as_long_despite_signals() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: a handler that does nothing, for a signal that nobody else uses here.
+    unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as usize) };
+    let stop = Arc::new(AtomicBool::new(false));
+    let signals = std::thread::spawn({
+        let stop = stop.clone();
+        move || {
+            while !stop.load(Ordering::Relaxed) {
+                // SAFETY: handled above.
+                unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+                std::thread::sleep(ms(1));
+            }
+        }
+    });
+    at_all_sizes(|| {
+        let start = Instant::now();
+        sleep(ms(100));
+        assert!(start.elapsed() >= ms(100));
+    });
+    stop.store(true, Ordering::Relaxed);
+    signals.join().unwrap();
+}
+
+#[test]
+fn zero_past_and_endless_durations() {
+    at_all_sizes(|| {
+        sleep(Duration::ZERO);
+        sleep_until(Instant::now());
+        sleep_until(Instant::now().checked_sub(ms(1)).unwrap());
+        after(Duration::ZERO).recv().unwrap();
+        let never = Timer::new(Duration::MAX);
+        assert!(never.chan().recv_timeout(ms(5)).is_err());
+        assert!(!never.stop(), "a timer that never comes is not set");
+        assert!(!never.reset(ms(1)));
+        never.chan().recv().unwrap();
+    });
+}
+
+#[test]
+fn threads_sleep_and_wait_too() {
+    let _watchdog = watchdog();
+    let start = Instant::now();
+    sleep(ms(20));
+    assert!(start.elapsed() >= ms(20));
+    after(ms(1)).recv().unwrap();
+    let (tx, rx) = bounded(1);
+    let timer = after_func(ms(1), move || tx.send(()).unwrap());
+    rx.recv().unwrap();
+    assert!(!timer.stop());
+}
+
+#[test]
+fn after_func_chain() {
+    fn link(left: usize, done: trefoil::chan::Sender<()>) {
+        if left == 0 {
+            done.send(()).unwrap();
+        } else {
+            after_func(Duration::from_micros(10), move || link(left - 1, done));
+        }
+    }
+    at_all_sizes(|| {
+        let (tx, rx) = bounded(0);
+        link(100, tx);
+        rx.recv().unwrap();
+    });
+}
+
+#[test]
+fn after_func_stops_in_time_and_survives_its_handle() {
+    at_all_sizes(|| {
+        let (tx, rx) = unbounded();
+        let stopped = after_func(ms(50), {
+            let tx = tx.clone();
+            move || tx.send("stopped").unwrap()
+        });
+        assert!(stopped.stop() && !stopped.stop());
+        drop(after_func(ms(1), move || tx.send("on its own").unwrap()));
+        assert_eq!(rx.recv(), Ok("on its own"));
+        sleep(ms(60));
+        assert!(rx.try_recv().is_err());
+    });
+}
+
+#[test]
+fn timers_fire_in_order() {
+    at_all_sizes(|| {
+        let (tx, rx) = unbounded();
+        let times = [5u64, 1, 4, 2, 3, 9, 7, 8, 6];
+        let start = Instant::now();
+        for n in times {
+            let tx = tx.clone();
+            go(move || {
+                sleep_until(start + ms(20 + n * 10));
+                tx.send((n, start.elapsed())).unwrap();
+            });
+        }
+        drop(tx);
+        let got: Vec<_> = rx.iter().collect();
+        assert_eq!(got.len(), times.len());
+        for (n, at) in got {
+            assert!(at >= ms(20 + n * 10), "{n} came at {at:?}");
+        }
+    });
+}
+
+#[test]
+fn a_ticker_keeps_its_pace_and_leaves_out_what_nobody_takes() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        // A busy machine may delay a round; one of a few is in time.
+        let in_time = (0..8).any(|_| {
+            let ticker = Ticker::new(ms(10));
+            let start = Instant::now();
+            (0..10).for_each(|_| drop(ticker.chan().recv().unwrap()));
+            let all = start.elapsed();
+            all > ms(70) && all < ms(130)
+        });
+        assert!(in_time, "ten ticks of 10 ms are never 100 ms ± 30 %");
+
+        let ticker = Ticker::new(ms(1));
+        sleep(ms(30));
+        ticker.chan().recv().unwrap();
+        ticker.stop();
+        assert!(ticker.chan().try_recv().is_err(), "ticks had piled up");
+        sleep(ms(10));
+        assert!(ticker.chan().try_recv().is_err(), "it ticks after stop");
+        ticker.reset(ms(1));
+        ticker.chan().recv().unwrap();
+    });
+}
+
+#[test]
+#[should_panic(expected = "non-positive interval")]
+fn a_ticker_of_nothing_panics() {
+    Ticker::new(Duration::ZERO);
+}
+
+#[test]
+fn tickers_come_and_go() {
+    at_all_sizes(|| {
+        let workers: Vec<_> = (0..8)
+            .map(|i| {
+                go(move || {
+                    for k in 0..50 {
+                        let ticker = Ticker::new(Duration::from_micros(50 + i * 10 + k));
+                        ticker.chan().recv().unwrap();
+                        if k % 2 == 0 {
+                            ticker.stop();
+                        }
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|h| h.join().unwrap());
+    });
+}
+
+/// After `stop` said "too late" the value was received by someone, or never: it is not in the channel. After
+/// it said "in time" none comes.
+#[test]
+fn stop_and_reset_against_firing() {
+    at_all_sizes(|| {
+        for round in 0..100u64 {
+            let timers: Vec<_> =
+                (0..20).map(|i| Timer::new(Duration::from_micros(round % 7 * 10 + i))).collect();
+            for timer in &timers {
+                yield_now();
+                // Nobody receives, so what has fired lies in the channel: a stop takes it out.
+                assert!(timer.stop());
+                assert!(timer.chan().try_recv().is_err(), "a stale value");
+                assert!(!timer.stop());
+                timer.reset(Duration::from_micros(1));
+            }
+            for timer in &timers {
+                timer.chan().recv().unwrap();
+                assert!(!timer.stop());
+            }
+        }
+    });
+}
+
+/// A function of a timer is called although two goroutines hand each other the only P.
+#[test]
+fn ping_pong_does_not_starve_timers() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        let (ping, pong) = (bounded::<()>(0), bounded::<()>(0));
+        let stop = Arc::new(AtomicBool::new(false));
+        let partner = go({
+            let (ping, pong) = (ping.1.clone(), pong.0.clone());
+            move || {
+                while ping.recv().is_ok() {
+                    if pong.send(()).is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+        let called = stop.clone();
+        after_func(ms(20), move || called.store(true, Ordering::Relaxed));
+        let start = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            ping.0.send(()).unwrap();
+            pong.1.recv().unwrap();
+            assert!(start.elapsed() < Duration::from_secs(20), "starved");
+        }
+        drop(ping);
+        partner.join().unwrap();
+    });
+}
+
+#[test]
+fn many_timers_at_once() {
+    let n = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
+    let _watchdog = watchdog();
+    Runtime::builder().procs(4).build().unwrap().run(move || {
+        let fired = Arc::new(AtomicUsize::new(0));
+        let start = Instant::now();
+        for i in 0..n {
+            let fired = fired.clone();
+            after_func(Duration::from_micros(i as u64 % 1000), move || {
+                fired.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        while fired.load(Ordering::Relaxed) < n {
+            sleep(ms(1));
+            assert!(start.elapsed() < Duration::from_secs(50), "{fired:?} of {n}");
+        }
+    });
+}
+
+/// Waits that end early leave entries behind; the heap is swept, and stays small.
+#[test]
+fn waits_that_end_early_leave_no_heap_behind() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        let (tx, rx) = bounded(0);
+        let n = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
+        let sender = go(move || (0..n).for_each(|i| tx.send(i).unwrap()));
+        for i in 0..n {
+            assert_eq!(rx.recv_timeout(Duration::from_secs(3600)), Ok(i));
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn timeout_gives_the_value_the_error_or_the_panic() {
+    at_all_sizes(|| {
+        assert_eq!(timeout(Duration::from_secs(60), || 7), Ok(7));
+        assert_eq!(timeout(ms(1), || sleep(ms(200))).unwrap_err().to_string(), "timed out");
+        let panic = std::panic::catch_unwind(|| {
+            let _ = timeout(Duration::from_secs(60), || std::panic::resume_unwind(Box::new(5)));
+        });
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&5));
+    });
+}
+
+#[test]
+fn an_idle_runtime_uses_no_cpu() {
+    if common::in_child() {
+        trefoil::run(|| {
+            sleep(ms(50));
+            let before = common::cpu_time();
+            sleep(Duration::from_secs(2));
+            eprintln!("used={}", (common::cpu_time() - before).as_micros());
+        });
+        return;
+    }
+    let text = common::Child::of("an_idle_runtime_uses_no_cpu").succeed();
+    let used = text.split("used=").nth(1).and_then(|t| t.lines().next()).unwrap();
+    let used: u64 = used.parse().unwrap();
+    assert!(used < 20_000, "{used} µs of CPU in two idle seconds");
+}
