@@ -60,6 +60,7 @@ compile_error!(
 
 mod arch;
 pub mod chan;
+pub mod context;
 pub mod debug;
 mod goroutine;
 mod interpose;
@@ -77,3 +78,54 @@ pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
 pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
+/// What must not compile: the bounds of `go` and `scope` are those of std's threads.
+///
+/// An `Rc` is not `Send`:
+/// ```compile_fail,E0277
+/// let rc = std::rc::Rc::new(1);
+/// trefoil::go(move || println!("{rc}"));
+/// ```
+/// A result that is not `Send`:
+/// ```compile_fail,E0277
+/// trefoil::go(|| std::rc::Rc::new(1));
+/// ```
+/// A goroutine may outlive the caller's variables:
+/// ```compile_fail,E0373
+/// let text = String::from("local");
+/// trefoil::go(|| println!("{text}"));
+/// ```
+/// ```compile_fail,E0597
+/// let text = String::from("local");
+/// let borrowed = &text;
+/// trefoil::go(move || println!("{borrowed}"));
+/// ```
+/// A scoped handle does not leave its scope:
+/// ```compile_fail,E0521
+/// let mut kept = None;
+/// trefoil::scope(|s| kept = Some(s.go(|| 1)));
+/// ```
+/// A scoped goroutine does not borrow from inside the scope's closure:
+/// ```compile_fail,E0373
+/// trefoil::scope(|s| {
+///     let local = 1;
+///     s.go(|| println!("{local}"));
+/// });
+/// ```
+/// Two scoped goroutines do not write to one variable:
+/// ```compile_fail,E0499
+/// let mut n = 0;
+/// trefoil::scope(|s| {
+///     s.go(|| n += 1);
+///     s.go(|| n += 1);
+/// });
+/// ```
+/// What `run` runs is sent to another thread, and so is its value:
+/// ```compile_fail,E0277
+/// let rc = std::rc::Rc::new(1);
+/// trefoil::run(|| println!("{rc}"));
+/// ```
+/// ```compile_fail,E0277
+/// let rc = trefoil::run(|| std::rc::Rc::new(1));
+/// ```
+#[cfg(doctest)]
+struct MustNotCompile;

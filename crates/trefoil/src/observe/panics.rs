@@ -1,8 +1,8 @@
 //! Panics on goroutines: the message names the goroutine.
 //!
 //! std's default hook would say `thread '<unnamed>'`. If the default hook is in place when the first
-//! runtime starts, ours prints the same message with the goroutine's id and name instead. A hook that
-//! the user has set is left alone.
+//! runtime starts, ours prints the same message with the goroutine's id and name instead. Where the user
+//! (or the test harness) has set another, that one is called, after a line that names the goroutine.
 
 use crate::sched::current_g;
 use std::any::Any;
@@ -17,13 +17,12 @@ static INSTALL: Once = Once::new();
 /// Puts our hook in, once.
 pub(crate) fn install_hook() {
     INSTALL.call_once(|| {
-        if panic::catch_unwind(is_default).unwrap_or(false) {
-            let default = panic::take_hook();
-            panic::set_hook(Box::new(move |info| match current_g() {
-                Some(_) => report(info),
-                None => default(info),
-            }));
-        }
+        let report: fn(&PanicHookInfo<'_>, &Hook) = if is_default() { full } else { head };
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| match current_g() {
+            Some(_) => report(info, &before),
+            None => before(info),
+        }));
     });
 }
 
@@ -41,11 +40,23 @@ fn is_default() -> bool {
     same
 }
 
-fn report(info: &PanicHookInfo<'_>) {
-    let Some(g) = current_g() else { return };
+/// `goroutine 7 "name"`.
+fn who() -> String {
+    let Some(g) = current_g() else { return String::new() };
+    let name = g.name().map(|n| format!(" {n:?}")).unwrap_or_default();
+    format!("goroutine {}{name}", g.id())
+}
+
+/// Before somebody else's message.
+fn head(info: &PanicHookInfo<'_>, before: &Hook) {
+    crate::sys::stderr::write_all_stderr(format!("\n{}:", who()).as_bytes());
+    before(info);
+}
+
+/// Instead of std's message.
+fn full(info: &PanicHookInfo<'_>, _: &Hook) {
     let message = payload_text(info.payload());
     let place = info.location().map(|l| format!(" at {l}")).unwrap_or_default();
-    let name = g.name().map(|n| format!(" \"{n}\"")).unwrap_or_default();
     let trace = Backtrace::capture();
     let trace = match trace.status() {
         BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
@@ -53,7 +64,7 @@ fn report(info: &PanicHookInfo<'_>) {
             "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n".into()
         }
     };
-    let text = format!("\ngoroutine {}{name} panicked{place}:\n{message}\n{trace}", g.id());
+    let text = format!("\n{} panicked{place}:\n{message}\n{trace}", who());
     crate::sys::stderr::write_all_stderr(text.as_bytes());
 }
 

@@ -1,7 +1,8 @@
 //! Where the next goroutine comes from. Runs on the thread's own context.
 //!
 //! The order (Go's): requests on this P; every 61st tick one from the global queue; the local queue;
-//! a share of the global queue; other Ps' queues. Then the P is given back and the thread looks once
+//! a share of the global queue; other Ps' queues. (61 turns may be long ones, and `yield_now` keeps a
+//! goroutine local, unlike Go's: so sysmon, too, asks for a look at the global queue, by `flag::FAIR`.) Then the P is given back and the thread looks once
 //! more (`idle.rs` says why) before it parks.
 //!
 //! # Spinning
@@ -51,6 +52,10 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             if flags & flag::RETIRE != 0 && sched.retire(rt, p) {
                 continue;
             }
+            if let Some(g) = take_fairly(sched, p) {
+                stop_spinning(rt);
+                return Some(g);
+            }
         }
         timers::run_due(rt, &p.timers);
         if let Some(g) = take_here(sched, p).or_else(|| search(rt, p)) {
@@ -62,6 +67,19 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             return Some(g);
         }
     }
+}
+
+/// One from the global queue, before the local one, if sysmon asks for it; but not twice in a row, or those
+/// who take turns there would starve those who wait here.
+fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
+    if p.flags.load(Ordering::Relaxed) & flag::FAIR == 0 || p.was_fair.replace(false) {
+        return None;
+    }
+    p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
+    let g = sched.pop_global()?;
+    p.was_fair.set(true);
+    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    Some(g)
 }
 
 /// The time slice is over, for those who would inherit it too: `runnext` goes to the tail.

@@ -28,6 +28,8 @@ pub(crate) mod flag {
     pub(crate) const RETIRE: u32 = 2;
     /// The runtime ends.
     pub(crate) const STOP: u32 = 4;
+    /// Somebody waits in the global queue for a while now.
+    pub(crate) const FAIR: u32 = 8;
 }
 
 /// Goroutine ids taken from the runtime at once. Go's number.
@@ -59,11 +61,13 @@ pub(crate) struct P {
     pub(crate) held_by: AtomicU32,
     /// Looks for due timers; the owner's.
     pub(crate) looks: Cell<u32>,
+    /// The last one to run was taken because of `FAIR`; the owner's.
+    pub(crate) was_fair: Cell<bool>,
     /// Next in the idle list; under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
 }
 
-// SAFETY: `local` and `looks` are the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
+// SAFETY: `local`, `looks` and `was_fair` are the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
 // rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
@@ -113,6 +117,7 @@ impl P {
             counters: Counters::default(),
             held_by: AtomicU32::new(0),
             looks: Cell::new(0),
+            was_fair: Cell::new(false),
             idle_link: Cell::new(None),
         })
     }

@@ -107,7 +107,11 @@ fn watch(sched: &Sched) {
 }
 
 fn look(sched: &Sched, seen: &mut Vec<Seen>, now: Instant) {
+    let someone_waits = sched.has_global();
     for p in sched.all_ps() {
+        if someone_waits && p.status() == PStatus::Running {
+            p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
+        }
         let tick = p.tick.load(Ordering::Relaxed);
         let i = p.id as usize;
         if seen.len() <= i {
