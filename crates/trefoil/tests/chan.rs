@@ -1,4 +1,5 @@
-//! Channels: what Go's own tests assert (`chan_test.go`, `test/chan`), and what Rust adds: values that are
+//! Channels: what Go's own tests assert (`chan_test.go`, `test/chan`), and what Rust adds: values
+//! that are
 //! dropped exactly once, plain threads at either end, errors that give the value back.
 
 mod common;
@@ -150,7 +151,11 @@ fn close_wakes_all() {
                 .collect();
             a_moment();
             // By an explicit close, or because nobody can receive any more.
-            if cap % 2 == 0 { tx.close() } else { drop(rx) }
+            if cap % 2 == 0 {
+                tx.close()
+            } else {
+                drop(rx)
+            }
             senders.into_iter().for_each(Handle::join);
         }
     });
@@ -489,9 +494,12 @@ fn elements_of_any_shape() {
         assert_eq!(rx.recv(), Ok(()));
         let (tx, rx) = unbounded::<Aligned>();
         (0..100).for_each(|i| tx.send(Aligned(i)).unwrap());
-        assert!(rx.iter().take(100).enumerate().all(|(i, v)| {
-            (&raw const v).is_aligned() && usize::from(v.0) == i
-        }));
+        assert!(
+            rx.iter()
+                .take(100)
+                .enumerate()
+                .all(|(i, v)| { (&raw const v).is_aligned() && usize::from(v.0) == i })
+        );
     });
 }
 
@@ -535,7 +543,14 @@ fn unbounded_keeps_everything() {
             start(s == 0, move || (0..20_000).for_each(|i| tx.send(i).unwrap()));
         }
         drop(tx);
-        let sums: Vec<_> = (0..4).map(|_| go({ let rx = rx.clone(); move || rx.iter().sum::<usize>() })).collect();
+        let sums: Vec<_> = (0..4)
+            .map(|_| {
+                go({
+                    let rx = rx.clone();
+                    move || rx.iter().sum::<usize>()
+                })
+            })
+            .collect();
         let sum: usize = sums.into_iter().map(|h| h.join().unwrap()).sum();
         assert_eq!(sum, 4 * 20_000 * 19_999 / 2);
     });
@@ -558,13 +573,22 @@ fn timeouts() {
         assert_eq!(never::<u8>().recv_timeout(SHORT), Err(RecvTimeoutError::Timeout));
         // In time, with a far deadline.
         for limit in [Duration::from_secs(50), Duration::MAX] {
-            let h = go({ let rx = rx.clone(); move || rx.recv_timeout(limit) });
+            let h = go({
+                let rx = rx.clone();
+                move || rx.recv_timeout(limit)
+            });
             tx.send_timeout(5, limit).unwrap();
             assert_eq!(h.join().unwrap(), Ok(5));
         }
         // Closed while it waits.
-        let h = go({ let rx = rx.clone(); move || rx.recv_timeout(Duration::from_secs(50)) });
-        let g = go({ let rx = rx.clone(); move || rx.recv() });
+        let h = go({
+            let rx = rx.clone();
+            move || rx.recv_timeout(Duration::from_secs(50))
+        });
+        let g = go({
+            let rx = rx.clone();
+            move || rx.recv()
+        });
         sleep(SHORT);
         tx.close();
         assert_eq!(h.join().unwrap(), Err(RecvTimeoutError::Closed));
@@ -716,7 +740,10 @@ fn every_value_is_dropped_exactly_once() {
         };
         for (tx, rx) in channels() {
             // Received, refused, timed out.
-            let receiver = go({ let rx = rx.clone(); move || rx.iter().take(150).count() });
+            let receiver = go({
+                let rx = rx.clone();
+                move || rx.iter().take(150).count()
+            });
             (0..150).for_each(|_| tx.send(new()).unwrap());
             assert_eq!(receiver.join().unwrap(), 150);
             assert_eq!(alive.load(Ordering::SeqCst), 0);
@@ -782,19 +809,22 @@ fn handles_come_and_go_in_any_order() {
 
 #[test]
 fn drops_that_panic_or_park() {
-    struct Rude(Counted, bool);
+    struct Rude {
+        _counted: Counted,
+        panics: bool,
+    }
     impl Drop for Rude {
         fn drop(&mut self) {
             sleep(Duration::from_micros(50));
             yield_now();
-            if self.1 {
+            if self.panics {
                 panic!("on purpose");
             }
         }
     }
     let _dog = watchdog();
     std::panic::set_hook(Box::new(|info| {
-        if !info.payload().downcast_ref::<&str>().is_some_and(|s| *s == "on purpose") {
+        if info.payload().downcast_ref::<&str>().is_none_or(|s| *s != "on purpose") {
             eprintln!("{info}");
         }
     }));
@@ -802,13 +832,13 @@ fn drops_that_panic_or_park() {
         let alive = Arc::new(AtomicUsize::new(0));
         for (tx, rx) in [bounded(100), unbounded()] {
             for i in 0..100 {
-                tx.send(Rude(Counted::new(&alive), i == 3)).unwrap();
+                tx.send(Rude { _counted: Counted::new(&alive), panics: i == 3 }).unwrap();
             }
             // The panic comes out, and the others are dropped all the same.
             assert!(catch_unwind(AssertUnwindSafe(|| drop(rx))).is_err());
             assert_eq!(alive.load(Ordering::SeqCst), 0);
             assert!(tx.is_closed());
-            drop(tx.send(Rude(Counted::new(&alive), false)));
+            drop(tx.send(Rude { _counted: Counted::new(&alive), panics: false }));
         }
         assert_eq!(alive.load(Ordering::SeqCst), 0);
     });

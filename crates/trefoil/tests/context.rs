@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::watchdog;
+use common::{once_in_five, same, watchdog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -124,11 +124,13 @@ fn deadlines() {
         cancel.cancel();
         assert_eq!(never.err(), Some(ContextError::Canceled));
 
-        // Cancelled before its time.
-        let (ctx, cancel) = Context::background().with_timeout(10 * MS);
-        cancel.cancel();
-        sleep(15 * MS);
-        assert_eq!(ctx.err(), Some(ContextError::Canceled));
+        // Cancelled before its time; unless the OS lets 10 ms pass between two of our lines.
+        once_in_five(|| {
+            let (ctx, cancel) = Context::background().with_timeout(10 * MS);
+            cancel.cancel();
+            sleep(15 * MS);
+            same(ctx.err(), Some(ContextError::Canceled))
+        });
     });
 }
 

@@ -153,7 +153,8 @@ fn stress() {
             while t.iter().any(Option::is_some) {
                 // A spent channel is replaced by one that nobody receives from.
                 let (spare, _keep) = bounded(0);
-                let tx: Vec<&Sender<u32>> = t.iter().map(|t| t.as_ref().unwrap_or(&spare)).collect();
+                let tx: Vec<&Sender<u32>> =
+                    t.iter().map(|t| t.as_ref().unwrap_or(&spare)).collect();
                 let i = select! {
                     send(tx[3], 0) -> r => { r.unwrap(); 3 }
                     send(tx[2], 0) -> r => { r.unwrap(); 2 }
@@ -267,11 +268,7 @@ fn pseudo_random_send() {
     at_all_procs(|| {
         for cap in [0, N] {
             let (tx, rx) = bounded(cap);
-            let receiver = go(move || {
-                rx.iter()
-                    .inspect(|_| yield_now())
-                    .collect::<Vec<i32>>()
-            });
+            let receiver = go(move || rx.iter().inspect(|_| yield_now()).collect::<Vec<i32>>());
             for _ in 0..N {
                 select! {
                     send(tx, 0) -> r => r.unwrap(),
@@ -748,7 +745,10 @@ fn after() {
         assert_eq!(late, 4);
         assert!(start.elapsed() >= Duration::from_millis(5));
         select! { after(Duration::from_millis(1)) => {} }
-        assert_eq!(select! { recv(c1) -> _ => 1, recv(c2) -> _ => 2, after(Duration::ZERO) => 3 }, 3);
+        assert_eq!(
+            select! { recv(c1) -> _ => 1, recv(c2) -> _ => 2, after(Duration::ZERO) => 3 },
+            3
+        );
         assert_eq!(select! { recv(c1) -> _ => 1, after(Duration::ZERO) => 3, default => 4 }, 4);
     }
     let _dog = watchdog();

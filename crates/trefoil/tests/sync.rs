@@ -1,5 +1,5 @@
-//! The behaviours of `trefoil::sync`: what Go's own tests assert, with the same numbers, and what is ours:
-//! plain threads beside goroutines, deadlines, statics, panics.
+//! The behaviours of `trefoil::sync`: what Go's own tests assert, with the same numbers, and what
+//! is ours: plain threads beside goroutines, deadlines, statics, panics.
 
 mod common;
 
@@ -410,7 +410,8 @@ fn rwlock_hammer() {
     on_every(|| hammer_rwlock(4, 200, true));
 }
 
-/// A waiting writer keeps new readers out; when it is done, all of them come before the next writer.
+/// A waiting writer keeps new readers out; when it is done, all of them come before the next
+/// writer.
 #[test]
 fn rwlock_order_of_writers_and_readers() {
     let _w = watchdog();
@@ -619,8 +620,8 @@ fn condvar_broadcast() {
     on(2, || check(32, true));
 }
 
-/// Go: TestCondSignalStealing, 1000 times. A notification is for one who waited when it was made, not for
-/// one who comes afterwards.
+/// Go: TestCondSignalStealing, 1000 times. A notification is for one who waited when it was made,
+/// not for one who comes afterwards.
 #[test]
 fn condvar_notification_is_not_stolen() {
     let _w = watchdog();
@@ -991,7 +992,8 @@ fn semaphore_limits_and_loses_nothing() {
     });
 }
 
-/// First come, first served: a large request is not starved by small ones; one that gives up makes way.
+/// First come, first served: a large request is not starved by small ones; one that gives up makes
+/// way.
 #[test]
 fn semaphore_is_fifo() {
     let _w = watchdog();

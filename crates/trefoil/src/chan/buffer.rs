@@ -1,8 +1,9 @@
 //! What lies in a channel: a ring of fixed size, or a chain of blocks that grows.
 //!
-//! The buffer does not know the type of its elements, only their size; [`Elem`] says how one is moved.
-//! The operations of a channel know the type (one move instruction for a small one), a select does not (it
-//! handles channels of different types in one loop).
+//! The buffer does not know the type of its elements, only their size; [`Elem`] says how one is
+//! moved.
+//! The operations of a channel know the type (one move instruction for a small one), a select does
+//! not (it handles channels of different types in one loop).
 //!
 //! ```text
 //!   ring     base: . . a b c d . .          at: index of a;  d's successor is (at + len) % cap
@@ -11,15 +12,16 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Everything here is touched under the channel's lock, except `len`, `cap` and `discarded`, which are also
-//!    read without it.
+//! 1. Everything here is touched under the channel's lock, except `len`, `cap` and `discarded`,
+//!    which are also read without it.
 //! 2. `len` is what a look from outside may rely on: it never passes through a wrong value.
 //! 3. Nothing here allocates or frees: blocks are brought in by [`Buffer::lend`] and carried out by
 //!    [`Buffer::take_discarded`], outside the lock (sched/mod.rs, rule 2).
-//! 4. Elements of size zero need no place: their buffer is a ring without memory, also an unbounded one.
+//! 4. Elements of size zero need no place: their buffer is a ring without memory, also an unbounded
+//!    one.
 //!
-//! Rejected: a ring that doubles for unbounded channels. It moves everything under the lock: a million
-//! elements are a millisecond in which nobody sends.
+//! Rejected: a ring that doubles for unbounded channels. It moves everything under the lock: a
+//! million elements are a millisecond in which nobody sends.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::Cell;
@@ -38,7 +40,8 @@ const BLOCK_MAX: usize = 64;
 pub(super) trait Elem: Copy {
     fn size(self) -> usize;
     /// # Safety
-    /// `from` is a value of the channel's type, `to` has room for one; `from` is not used as one again.
+    /// `from` is a value of the channel's type, `to` has room for one; `from` is not used as one
+    /// again.
     unsafe fn copy(self, from: *const u8, to: *mut u8);
 }
 
@@ -235,8 +238,8 @@ impl Buffer {
         self.set_len(len - 1);
     }
 
-    /// Moves the first value to `to` and appends the one at `from`, in a full ring: it takes the first
-    /// one's place. Outside nobody sees the ring less than full (invariant 2).
+    /// Moves the first value to `to` and appends the one at `from`, in a full ring: it takes the
+    /// first one's place. Outside nobody sees the ring less than full (invariant 2).
     ///
     /// # Safety
     /// As for `push` and `pop`; the ring is full.
@@ -350,11 +353,7 @@ impl Buffer {
 
     /// Under the lock: takes everything out, to be dropped outside, and leaves the buffer empty.
     pub(super) fn take_all(&self) -> Contents {
-        let contents = Contents {
-            len: self.len(),
-            at: self.at.replace(0),
-            base: self.base.get(),
-        };
+        let contents = Contents { len: self.len(), at: self.at.replace(0), base: self.base.get() };
         if self.cap == UNBOUNDED && self.elem_size != 0 {
             self.base.set(null_mut());
             self.last.set(null_mut());
@@ -364,11 +363,12 @@ impl Buffer {
         contents
     }
 
-    /// The next of `contents`, which was taken from this buffer; None at the end. A chain's blocks are
-    /// freed on the way.
+    /// The next of `contents`, which was taken from this buffer; None at the end. A chain's blocks
+    /// are freed on the way.
     ///
     /// # Safety
-    /// Nobody pushes to this buffer any more (a ring's contents still lie in it), and T is its type.
+    /// Nobody pushes to this buffer any more (a ring's contents still lie in it), and T is its
+    /// type.
     pub(super) unsafe fn next_of<T>(&self, contents: &mut Contents) -> Option<T> {
         let chain = self.is_chain(Of::<T>::ELEM);
         if contents.len == 0 {

@@ -10,21 +10,25 @@
 //!
 //! "Wait" means: can be claimed. Stale nodes (queue.rs) may lie in the lists at any time.
 //!
-//! As in Go, a value goes directly to a receiver that waits, past the buffer; and when a receiver takes
-//! the head of a full buffer, the first waiting sender's value takes the tail in the same step. So those
-//! who wait are served in their order, and nobody who comes later overtakes.
+//! As in Go, a value goes directly to a receiver that waits, past the buffer; and when a receiver
+//! takes the head of a full buffer, the first waiting sender's value takes the tail in the same
+//! step. So those who wait are served in their order, and nobody who comes later overtakes.
 //!
 //! Invariants:
-//! 1. `lock` guards everything but the reads named here: `closed`, the buffer's `len`, the lists' `first`.
-//! 2. The lock is held only inside the runtime (or on a plain thread), and under it nobody allocates, frees,
-//!    wakes, or runs the user's code: values are moved as bytes, and dropped outside.
+//! 1. `lock` guards everything but the reads named here: `closed`, the buffer's `len`, the lists'
+//!    `first`.
+//! 2. The lock is held only inside the runtime (or on a plain thread), and under it nobody
+//!    allocates, frees, wakes, or runs the user's code: values are moved as bytes, and dropped
+//!    outside.
 //! 3. `closed` is set once, under the lock.
-//! 4. A look without the lock that finds the channel empty (full) *and after that* not closed has seen it
-//!    empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may say so.
+//! 4. A look without the lock that finds the channel empty (full) *and after that* not closed has
+//!    seen it empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may say
+//!    so.
 //! 5. A thread holds several channels' locks only in the order of their addresses (select.rs).
 //!
-//! Rejected: lock-free rings as in crossbeam. They are quicker when both sides run in parallel, but have
-//! neither the handoff nor the order of waiters, and a select over them needs a second protocol.
+//! Rejected: lock-free rings as in crossbeam. They are quicker when both sides run in parallel, but
+//! have neither the handoff nor the order of waiters, and a select over them needs a second
+//! protocol.
 
 use super::buffer::{Buffer, Elem, Lent};
 use super::lock::ChanLock;
@@ -37,8 +41,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// See the head of the file.
 ///
-/// 128 bytes: in the first line what every operation changes, in the second what only those of unbounded
-/// channels do.
+/// 128 bytes: in the first line what every operation changes, in the second what only those of
+/// unbounded channels do.
 #[repr(C, align(128))]
 pub(crate) struct Core {
     lock: ChanLock,
@@ -54,8 +58,8 @@ pub(crate) struct Core {
 
 const _: () = assert!(size_of::<Core>() == 128);
 
-// SAFETY: invariant 1; the nodes in the lists are shared by the rules of queue.rs. Whether the values may
-// cross threads is said by `Sender` and `Receiver`.
+// SAFETY: invariant 1; the nodes in the lists are shared by the rules of queue.rs. Whether the
+// values may cross threads is said by `Sender` and `Receiver`.
 unsafe impl Sync for Core {}
 // SAFETY: as above.
 unsafe impl Send for Core {}
@@ -67,7 +71,8 @@ pub(super) const NOBODY: usize = 0;
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The value has moved. The sleeper, if not [`NOBODY`], is to be woken after the lock is given back.
+    /// The value has moved. The sleeper, if not [`NOBODY`], is to be woken after the lock is given
+    /// back.
     Done(usize),
     /// Not now.
     Wait,
@@ -140,8 +145,8 @@ impl Core {
         !waiting || self.is_closed()
     }
 
-    /// Under the lock: would an operation of this side go on, for `me`? A stale waiter counts, so the
-    /// operation may still find that it would not.
+    /// Under the lock: would an operation of this side go on, for `me`? A stale waiter counts, so
+    /// the operation may still find that it would not.
     ///
     /// # Safety
     /// The lock is held.
@@ -193,7 +198,8 @@ impl Core {
     /// Under the lock: moves the value at `from` into the channel, if it can take it.
     ///
     /// # Safety
-    /// The lock is held; `elem` is this channel's; `from` is a value, which moves if this is `Done`.
+    /// The lock is held; `elem` is this channel's; `from` is a value, which moves if this is
+    /// `Done`.
     #[inline]
     pub(super) unsafe fn send_step<E: Elem>(&self, elem: E, from: *const u8, me: usize) -> Step {
         if self.is_closed() {
@@ -333,8 +339,8 @@ impl Core {
         step
     }
 
-    /// Sleeps until someone comes to the other side, the channel is closed, or until `deadline`. Takes
-    /// over the lock, and leaves the runtime.
+    /// Sleeps until someone comes to the other side, the channel is closed, or until `deadline`.
+    /// Takes over the lock, and leaves the runtime.
     ///
     /// # Safety
     /// The lock is held, and the slot is as for `operate`.
@@ -394,7 +400,8 @@ impl Core {
     /// Takes a node of a select out of its list, unless someone has.
     ///
     /// # Safety
-    /// Inside the runtime or on a plain thread; if the node was linked, then at this channel and side.
+    /// Inside the runtime or on a plain thread; if the node was linked, then at this channel and
+    /// side.
     #[inline]
     pub(super) unsafe fn withdraw(&self, side: Side, node: &Node) {
         self.lock();

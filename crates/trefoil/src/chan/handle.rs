@@ -8,8 +8,8 @@
 //!
 //! Invariants:
 //! 1. A `Core` is alive while a handle of either side exists; a handle is the right to use it.
-//! 2. When the last receiver is gone the buffer is empty for ever: nobody can send (closed), and what lay in
-//!    it was taken out. So freeing a channel runs nobody's code.
+//! 2. When the last receiver is gone the buffer is empty for ever: nobody can send (closed), and
+//!    what lay in it was taken out. So freeing a channel runs nobody's code.
 
 use super::buffer::Contents;
 use super::core::{Core, Side};
@@ -79,8 +79,8 @@ impl<T, const SENDER: bool> Handle<T, SENDER> {
         struct Free(NonNull<Core>);
         impl Drop for Free {
             fn drop(&mut self) {
-                // SAFETY: invariant 1: the other side's last handle has been here, or will be. AcqRel: the
-                // second sees what the first did.
+                // SAFETY: invariant 1: the other side's last handle has been here, or will be.
+                // AcqRel: the second sees what the first did.
                 unsafe {
                     if self.0.as_ref().half_dead.swap(true, Ordering::AcqRel) {
                         drop(Box::from_raw(self.0.as_ptr()));

@@ -1,9 +1,9 @@
 //! A channel's lock: as `sys::lock::RawLock`, with a cheaper way out.
 //!
-//! Sections are tens of nanoseconds, and a locked instruction is 6–8 of them. RawLock needs one to get in and
-//! one to get out: the exchange that gives it back also learns whether somebody sleeps. Here the way out is a
-//! plain store, and a look at the count of sleepers *after* it. Measured (2026): send and receive on one
-//! core 29 ns instead of 45, a ping-pong 215 instead of 255.
+//! Sections are tens of nanoseconds, and a locked instruction is 6–8 of them. RawLock needs one to
+//! get in and one to get out: the exchange that gives it back also learns whether somebody sleeps.
+//! Here the way out is a plain store, and a look at the count of sleepers *after* it. Measured
+//! (2026): send and receive on one core 29 ns instead of 45, a ping-pong 215 instead of 255.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -19,22 +19,24 @@
 //!   sleepers? 0 → nobody to wake           sleepers + 1
 //!                                          held? still 1 → sleeps
 //! ```
-//! A store leaves the buffer within some hundred cycles; the newcomer's way into the kernel, which looks
-//! at `held` once more, is longer. So this nearly never happens; and because it might, a sleep ends after
-//! [`NAP`], and the newcomer looks again. The price is a delay, not a hang.
+//! A store leaves the buffer within some hundred cycles; the newcomer's way into the kernel, which
+//! looks at `held` once more, is longer. So this nearly never happens; and because it might, a
+//! sleep ends after [`NAP`], and the newcomer looks again. The price is a delay, not a hang.
 //!
-//! Rejected: a barrier on the way out (costs what the exchange does); `membarrier` by the newcomer (exact, but
-//! sandboxes forbid it).
+//! Rejected: a barrier on the way out (costs what the exchange does); `membarrier` by the newcomer
+//! (exact, but sandboxes forbid it).
 //!
-//! The rules are those of `sys/lock.rs`: held only inside the runtime; no parking, no user code under it.
+//! The rules are those of `sys/lock.rs`: held only inside the runtime; no parking, no user code
+//! under it.
 
-use rustix::thread::futex;
+use crate::sys::futex::{futex_wait, futex_wake};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use std::time::Duration;
 
 /// Looks at a held lock before the thread sleeps; as in `sys/lock.rs`.
 const SPINS: u32 = 64;
-/// The longest sleep: how late a newcomer is in the worst case. In ns.
-const NAP: i64 = 200_000;
+/// The longest sleep: how late a newcomer is in the worst case.
+const NAP: Duration = Duration::from_micros(200);
 
 /// See the head of the file.
 pub(super) struct ChanLock {
@@ -83,17 +85,16 @@ impl ChanLock {
                 }
                 std::hint::spin_loop();
             }
-            let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP };
             self.sleepers.fetch_add(1, Ordering::SeqCst);
-            // The kernel looks at `held` again. EAGAIN, EINTR, ETIMEDOUT: so do we.
-            let _ = futex::wait(&self.held, futex::Flags::PRIVATE, 1, Some(&nap));
+            // The kernel looks at `held` again, and then so do we.
+            futex_wait(&self.held, 1, Some(NAP));
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     #[cold]
     fn wake_slow(&self) {
-        let _ = futex::wake(&self.held, futex::Flags::PRIVATE, 1);
+        futex_wake(&self.held, 1);
     }
 }
 

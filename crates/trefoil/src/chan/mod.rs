@@ -1,5 +1,5 @@
-//! Channels: how goroutines (and plain threads) hand each other values. Go's channels, with the names of
-//! crossbeam's.
+//! Channels: how goroutines (and plain threads) hand each other values. Go's channels, with the
+//! names of crossbeam's.
 //!
 //! | | capacity | a send waits | a receive waits |
 //! |---|---|---|---|
@@ -22,15 +22,17 @@
 //! });
 //! ```
 //!
-//! - **Order.** First in, first out; those who wait are served in the order they came, senders and receivers
-//!   alike. A value for a receiver that waits goes directly to it.
-//! - **Closing.** A channel is closed by [`Sender::close`], or when the last sender or the last receiver is
-//!   dropped. Then sends fail and give the value back; receivers get what is left, and then fail. (In Go
+//! - **Order.** First in, first out; those who wait are served in the order they came, senders and
+//!   receivers alike. A value for a receiver that waits goes directly to it.
+//! - **Closing.** A channel is closed by [`Sender::close`], or when the last sender or the last
+//!   receiver is dropped. Then sends fail and give the value back; receivers get what is left, and
+//!   then fail.
+//!   (In Go
 //!   a send on a closed channel panics; here it is an error, as in crossbeam.)
-//! - **Anywhere.** Both ends work on goroutines of any runtime and on plain threads, in every combination; a
-//!   goroutine that waits is parked, a thread sleeps.
-//! - **Several at once.** [`select!`](crate::select) waits for the first of several operations, [`Select`] for
-//!   a set that is known only at run time.
+//! - **Anywhere.** Both ends work on goroutines of any runtime and on plain threads, in every
+//!   combination; a goroutine that waits is parked, a thread sleeps.
+//! - **Several at once.** [`select!`](crate::select) waits for the first of several operations,
+//!   [`Select`] for a set that is known only at run time.
 
 mod buffer;
 mod core;
@@ -127,14 +129,15 @@ pub struct Sender<T> {
     handle: Handle<T, true>,
 }
 
-/// The receiving end of a channel. Clones receive from the same one: each value goes to one of them.
+/// The receiving end of a channel. Clones receive from the same one: each value goes to one of
+/// them.
 pub struct Receiver<T> {
     /// None: [`never`].
     handle: Option<Handle<T, false>>,
 }
 
-// SAFETY: a channel moves values between threads, and shows no thread a reference to one; the rest of it is
-// behind its lock.
+// SAFETY: a channel moves values between threads, and shows no thread a reference to one; the rest
+// of it is behind its lock.
 unsafe impl<T: Send> Send for Sender<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Sender<T> {}
@@ -158,7 +161,8 @@ impl<T> Sender<T> {
     /// Sends a value; waits while there is no room for it, or with capacity 0, no receiver.
     ///
     /// # Errors
-    /// If the channel is closed or all receivers are gone, also while it waits: gives the value back.
+    /// If the channel is closed or all receivers are gone, also while it waits: gives the value
+    /// back.
     ///
     /// ```
     /// let (tx, rx) = trefoil::chan::bounded(1);
@@ -201,8 +205,8 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Sends from inside the runtime (a timer), if there is room: then the value moves, else it is forgotten,
-    /// so it must need no drop. Not for unbounded channels, which may have to allocate.
+    /// Sends from inside the runtime (a timer), if there is room: then the value moves, else it is
+    /// forgotten, so it must need no drop. Not for unbounded channels, which may have to allocate.
     pub(crate) fn try_send_in(&self, rt: Rt, value: T)
     where
         T: Copy,
@@ -253,7 +257,8 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Closes the channel for all: sends fail from now on (also those that wait), receivers get what is left.
+    /// Closes the channel for all: sends fail from now on (also those that wait), receivers get
+    /// what is left.
     /// Closing again does nothing.
     ///
     /// ```
@@ -267,7 +272,8 @@ impl<T> Sender<T> {
         self.core().close();
     }
 
-    /// Whether the channel is closed: by [`close`](Sender::close), or because all receivers are gone.
+    /// Whether the channel is closed: by [`close`](Sender::close), or because all receivers are
+    /// gone.
     pub fn is_closed(&self) -> bool {
         self.core().is_closed()
     }

@@ -9,11 +9,11 @@
 //! | stale: its wait was claimed through another arm, or by the deadline | as linked |
 //!
 //! Invariants:
-//! 1. A linked node is alive: its owner leaves the frame only after it was taken and woken, or after it
-//!    has held the channel's lock and seen (or made) the node unlinked.
+//! 1. A linked node is alive: its owner leaves the frame only after it was taken and woken, or
+//!    after it has held the channel's lock and seen (or made) the node unlinked.
 //! 2. A taker writes `done` and the value before it wakes; the wake-up publishes both.
-//! 3. Lists and the links of nodes are touched under the channel's lock only. `first` is also read without
-//!    it, as a hint: null or not.
+//! 3. Lists and the links of nodes are touched under the channel's lock only. `first` is also read
+//!    without it, as a hint: null or not.
 
 use crate::sched::wait::Waiter;
 use std::cell::Cell;
@@ -135,8 +135,8 @@ impl List {
         }
     }
 
-    /// Takes the first whose wait can still be claimed; stale ones on the way are unlinked. Those of
-    /// `me` are passed over: a select does not meet itself. (0: nobody.)
+    /// Takes the first whose wait can still be claimed; stale ones on the way are unlinked. Those
+    /// of `me` are passed over: a select does not meet itself. (0: nobody.)
     ///
     /// # Safety
     /// The lock is held. The taken node is the caller's to answer and wake.
@@ -144,7 +144,8 @@ impl List {
     pub(super) unsafe fn take_first<'a>(&self, me: usize) -> Option<&'a Node> {
         let mut at = self.first();
         loop {
-            // SAFETY: linked, so alive (invariant 1). A node whose claim fails is not touched again.
+            // SAFETY: linked, so alive (invariant 1). A node whose claim fails is not touched
+            // again.
             unsafe {
                 let node = at.as_ref()?;
                 at = node.next.get();

@@ -20,14 +20,15 @@
 //! ```
 //!
 //! # How it is made
-//! A context is a place in two trees: who is cancelled by whom ([`Node`]), and the values (`Values`). Both
-//! are chains of `Arc`s towards the root; a node knows its children weakly, so a context that nobody holds
-//! any more is gone, whether it was cancelled or not.
+//! A context is a place in two trees: who is cancelled by whom (`Node`), and the values
+//! (`Values`). Both are chains of `Arc`s towards the root; a node knows its children weakly, so a
+//! context that nobody holds any more is gone, whether it was cancelled or not.
 //!
 //! Invariants:
-//! 1. `State::err` is set once, before the node's channel is closed: who sees the close finds the error.
-//! 2. A child is in its parent's `children`, or the parent was cancelled before it could be put there (then
-//!    the child is born cancelled), or the child itself is cancelled or gone.
+//! 1. `State::err` is set once, before the node's channel is closed: who sees the close finds the
+//!    error.
+//! 2. A child is in its parent's `children`, or the parent was cancelled before it could be put
+//!    there (then the child is born cancelled), or the child itself is cancelled or gone.
 //! 3. No lock of a node is held while that of another is taken, or while a channel is closed.
 
 use crate::chan::{self, Receiver, Sender};
@@ -155,8 +156,8 @@ impl Context {
         }
     }
 
-    /// A context below this one that is done at `deadline` (or this one's, if that is earlier), or when it is
-    /// cancelled.
+    /// A context below this one that is done at `deadline` (or this one's, if that is earlier), or
+    /// when it is cancelled.
     ///
     /// ```
     /// use std::time::Instant;

@@ -76,6 +76,9 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
+    if p.runq.is_empty() {
+        return None; // then it takes a whole share of the global queue
+    }
     let g = sched.pop_global()?;
     p.was_fair.set(true);
     p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -2,14 +2,15 @@
 //!
 //! Two forms, for goroutines and for plain threads alike:
 //!
-//! - [`block`]: one waker, known to come. The caller becomes a *sleeper*, one word that fits an atomic;
-//!   it stores the word where its waker will find it; [`wake`] ends the wait, exactly once.
+//! - [`block`]: one waker, known to come. The caller becomes a *sleeper*, one word that fits an
+//!   atomic; it stores the word where its waker will find it; [`wake`] ends the wait, exactly once.
 //! - [`wait`]: several may want to end it (the arms of a select, a deadline, a close); the first to
 //!   [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it, the others leave it alone.
 //!
-//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are the same for callers
-//! that are inside the runtime already (and still are when it returns): register under a lock, give
-//! the lock back, park, without leaving in between. There `here` is `Rt::enter()`: None on a plain thread.
+//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are the same for
+//! callers that are inside the runtime already (and still are when it returns): register under a
+//! lock, give the lock back, park, without leaving in between. There `here` is `Rt::enter()`: None
+//! on a plain thread.
 //!
 //! # The claim word
 //! | bits | meaning |
@@ -17,9 +18,9 @@
 //! | 63..16 | number of the wait |
 //! | 15..0 | `OPEN` (0), or who won: the claimer's choice, or `TIMED_OUT` |
 //!
-//! It lies in the G, or in a plain thread's [`Bed`]. Neither is ever freed, so a timer or another channel
-//! may try to claim a wait that ended long ago: the number differs, and it loses. So who keeps a Waiter
-//! may withdraw it after the wait has returned.
+//! It lies in the G, or in a plain thread's [`Bed`]. Neither is ever freed, so a timer or another
+//! channel may try to claim a wait that ended long ago: the number differs, and it loses. So who
+//! keeps a Waiter may withdraw it after the wait has returned.
 
 use super::g::G;
 use super::m::Rt;
@@ -37,8 +38,8 @@ const WINNER_BITS: u32 = 16;
 const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
 const OPEN: u64 = 0;
 
-/// Blocks the caller. `store` puts the sleeper where it will be found and says whether to sleep at all;
-/// once it has said yes, someone must [`wake`] it. `store` must not run user code.
+/// Blocks the caller. `store` puts the sleeper where it will be found and says whether to sleep at
+/// all; once it has said yes, someone must [`wake`] it. `store` must not run user code.
 pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
     leave(block_in(Rt::enter(), reason, store));
 }
@@ -99,8 +100,8 @@ pub(crate) fn leave(here: Option<Rt>) {
     }
 }
 
-/// Where a plain thread sleeps, and its claim word. A thread has one for its life; then another thread
-/// gets it.
+/// Where a plain thread sleeps, and its claim word. A thread has one for its life; then another
+/// thread gets it.
 #[repr(align(8))]
 struct Bed {
     parker: Parker,
@@ -206,7 +207,8 @@ impl Waiter {
     /// The number of no wait; see [`Waiter::sole`].
     const SOLE: u64 = u64::MAX;
 
-    /// A sleeper of [`block`] among those of [`wait`]: whoever finds it owns it, so every claim succeeds.
+    /// A sleeper of [`block`] among those of [`wait`]: whoever finds it owns it, so every claim
+    /// succeeds.
     #[inline]
     pub(crate) fn sole(sleeper: usize) -> Waiter {
         Waiter { sleeper, number: Waiter::SOLE }
@@ -226,8 +228,8 @@ impl Waiter {
         }
     }
 
-    /// Tries to be the one that ends the wait. On success the caller must [`Waiter::wake`] it, after it
-    /// has left whatever the sleeper is to find.
+    /// Tries to be the one that ends the wait. On success the caller must [`Waiter::wake`] it,
+    /// after it has left whatever the sleeper is to find.
     #[inline]
     #[must_use]
     pub(crate) fn claim(self, winner: u16) -> bool {
@@ -236,7 +238,8 @@ impl Waiter {
             return true;
         }
         let open = self.number << WINNER_BITS;
-        // AcqRel: the sleeper's preparations are visible to the winner, and losers see that it is lost.
+        // AcqRel: the sleeper's preparations are visible to the winner, and losers see that it is
+        // lost.
         // The winner's gifts are published by the wake.
         self.word()
             .compare_exchange(open, open | u64::from(winner), Ordering::AcqRel, Ordering::Relaxed)
@@ -270,9 +273,9 @@ fn open(claim: &AtomicU64, sleeper: usize) -> Waiter {
     Waiter { sleeper, number }
 }
 
-/// Blocks the caller until someone claims and wakes the [`Waiter`], or until `deadline`. `register` puts
-/// the waiter where it can be found and says whether to sleep; it must not run user code. Returns the
-/// winner; None if `register` said no (then nobody else may have claimed it).
+/// Blocks the caller until someone claims and wakes the [`Waiter`], or until `deadline`. `register`
+/// puts the waiter where it can be found and says whether to sleep; it must not run user code.
+/// Returns the winner; None if `register` said no (then nobody else may have claimed it).
 ///
 /// The caller must then withdraw the waiter from wherever it still is.
 pub(crate) fn wait(

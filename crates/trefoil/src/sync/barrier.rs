@@ -30,8 +30,8 @@ impl Barrier {
         Barrier { n, waiting: Lock::new(List::new()) }
     }
 
-    /// Waits until `n` have called it; then all go on, and the next `n` may come. The last to come is the
-    /// leader.
+    /// Waits until `n` have called it; then all go on, and the next `n` may come. The last to come
+    /// is the leader.
     ///
     /// ```
     /// assert!(trefoil::sync::Barrier::new(1).wait().is_leader());

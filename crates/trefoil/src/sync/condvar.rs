@@ -1,14 +1,15 @@
 //! `Condvar`: Go's `sync.Cond`, with std's face.
 //!
 //! Invariants:
-//! 1. A waiter joins the list before it gives the mutex back, so a notification made under the mutex, or
-//!    after a change made under it, finds it.
-//! 2. `waiting` is the length of the list: a notification without waiters does not take the lock.
-//!    A relaxed look is enough: who changed the condition under the mutex has seen, through the mutex,
-//!    all that went to sleep before.
+//! 1. A waiter joins the list before it gives the mutex back, so a notification made under the
+//!    mutex, or after a change made under it, finds it.
+//! 2. `waiting` is the length of the list: a notification without waiters does not take the lock. A
+//!    relaxed look is enough: who changed the condition under the mutex has seen, through the
+//!    mutex, all that went to sleep before.
 //!
-//! Rejected: moving those whom `notify_all` takes into the mutex's queue. It saves a crowd of awakened
-//! ones their failed attempts; but with barging most of them succeed, and Go lives well without.
+//! Rejected: moving those whom `notify_all` takes into the mutex's queue. It saves a crowd of
+//! awakened ones their failed attempts; but with barging most of them succeed, and Go lives well
+//! without.
 
 use super::mutex::RawMutex;
 use super::queue::{List, Node, Slept, inside};
@@ -20,12 +21,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits, with a [`Mutex`](crate::sync::Mutex) in hand, for somebody to say that something has changed.
+/// Waits, with a [`Mutex`](crate::sync::Mutex) in hand, for somebody to say that something has
+/// changed.
 ///
-/// `wait` takes the guard by reference, as in `parking_lot`. Waiters are served first come, first served,
-/// and **there are no spurious wake-ups**: `wait` returns after a notification, `wait_for` and
-/// `wait_until` after one or at their time. (Others may still change the data before the waiter has the
-/// mutex again: look in a loop, or use `wait_while`.)
+/// `wait` takes the guard by reference, as in `parking_lot`. Waiters are served first come, first
+/// served, and **there are no spurious wake-ups**: `wait` returns after a notification, `wait_for`
+/// and `wait_until` after one or at their time. (Others may still change the data before the waiter
+/// has the mutex again: look in a loop, or use `wait_while`.)
 ///
 /// ```
 /// use trefoil::sync::{Condvar, Mutex};
@@ -89,8 +91,8 @@ impl RawCondvar {
     }
 }
 
-// SAFETY: invariant 1: who waits is in the list before the mutex is given back. No panic is possible in
-// between, and the guard's state is empty.
+// SAFETY: invariant 1: who waits is in the list before the mutex is given back. No panic is
+// possible in between, and the guard's state is empty.
 unsafe impl lock_api::RawCondvar for RawCondvar {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawCondvar =

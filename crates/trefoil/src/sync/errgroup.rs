@@ -1,8 +1,8 @@
 //! `ErrGroup`: Go's `errgroup`, and the worker pool.
 //!
 //! There is no pool of workers as such: what a pool is for is a limit on how many tasks run at once
-//! (workers that wait for tasks save the start of a thread; starting a goroutine is as cheap as handing it
-//! a task). [`ErrGroup::set_limit`] is that limit, as Go's users know it.
+//! (workers that wait for tasks save the start of a thread; starting a goroutine is as cheap as
+//! handing it a task). [`ErrGroup::set_limit`] is that limit, as Go's users know it.
 
 use super::mutex::Mutex;
 use super::semaphore::{OwnedSemaphorePermit, Semaphore};

@@ -7,9 +7,9 @@
 //! | [`WaitGroup`], [`ErrGroup`] | waiting for goroutines; with a limit, a worker pool |
 //! | [`Semaphore`], [`Barrier`] | permits; waiting for each other |
 //!
-//! All of them (but `ErrGroup`) have `const` constructors and work in a `static`. All may be shared by
-//! goroutines, goroutines of several runtimes, and plain threads: a goroutine that waits is parked, a
-//! thread that waits is blocked.
+//! All of them (but `ErrGroup`) have `const` constructors and work in a `static`. All may be shared
+//! by goroutines, goroutines of several runtimes, and plain threads: a goroutine that waits is
+//! parked, a thread that waits is blocked.
 //!
 //! ```
 //! use trefoil::sync::{Mutex, WaitGroup};

@@ -2,8 +2,8 @@
 //!
 //! The rules are in `mutex_word.rs`, the queue in `table.rs`; here they meet.
 //!
-//! Invariant 1: a sleeper is woken with [`YOURS`] (it has the mutex), with [`TRY`] (it owns `WOKEN`), or
-//! with [`TRY_UNANNOUNCED`] (it does not).
+//! Invariant 1: a sleeper is woken with [`YOURS`] (it has the mutex), with [`TRY`] (it owns
+//! `WOKEN`), or with [`TRY_UNANNOUNCED`] (it does not).
 
 use super::mutex_word::{MutexWord, Next, Unlocked};
 use super::queue::{List, Node, Slept, Taken};
@@ -27,14 +27,15 @@ const TRY_UNANNOUNCED: u32 = 3;
 /// A mutual exclusion that parks goroutines.
 ///
 /// The names are those of [`std::sync::Mutex`], but `lock` returns the guard itself: **there is no
-/// poisoning**. A panic while the guard is held unlocks the mutex, and the next holder sees the data as
-/// the panic left them.
+/// poisoning**. A panic while the guard is held unlocks the mutex, and the next holder sees the
+/// data as the panic left them.
 ///
-/// Goroutines and plain threads may share one; it works in a `static`; it takes four bytes beside the
-/// data. A guard may be sent to another goroutine and dropped there.
+/// Goroutines and plain threads may share one; it works in a `static`; it takes four bytes beside
+/// the data. A guard may be sent to another goroutine and dropped there.
 ///
 /// It is Go's mutex: whoever comes may take a free mutex, which is fast; one who has waited for a
-/// millisecond gets it next, which is fair. `try_lock` fails while somebody is being served like that.
+/// millisecond gets it next, which is fair. `try_lock` fails while somebody is being served like
+/// that.
 ///
 /// ```
 /// use trefoil::sync::Mutex;
@@ -110,6 +111,8 @@ impl RawMutex {
         let mut spin = Spin::new();
         let mut woken = false;
         let mut starving = false;
+        // It has been in the queue: next time it goes to the front.
+        let mut again = false;
         let node = Node::new(0);
         loop {
             while self.word.worth_spinning() && spin.possible() {
@@ -119,8 +122,7 @@ impl RawMutex {
             if self.word.try_lock(woken) {
                 return true;
             }
-            let again = node.since.get() != 0;
-            if !again {
+            if node.since.get() == 0 {
                 node.since.set(now());
             }
             let enqueue = |_| {
@@ -138,8 +140,9 @@ impl RawMutex {
                 Slept::No => {}
                 Slept::Woken(YOURS) => return true,
                 Slept::Woken(word) => {
+                    again = true;
                     woken = word == TRY;
-                    starving = starving || now() - node.since.get() >= STARVATION_NANOS;
+                    starving = starving || too_long(&node);
                     spin.reset();
                 }
                 Slept::TimedOut => return false,
@@ -187,8 +190,8 @@ impl RawMutex {
             return;
         };
         match next {
-            // It has the mutex: let it run at once, so that the mutex is not held by one who waits to
-            // run. As Go does.
+            // It has the mutex: let it run at once, so that the mutex is not held by one who waits
+            // to run. As Go does.
             Some((next, YOURS)) if next.is_goroutine() => {
                 next.wake(Some(rt), YOURS);
                 switch::yield_now(rt).leave();
@@ -217,7 +220,7 @@ impl RawMutex {
                     return None;
                 };
                 let rest = !queue.is_empty();
-                let starving = now() - first.node().since.get() >= STARVATION_NANOS;
+                let starving = too_long(first.node());
                 self.word.handed_over(rest, rest && starving);
                 Some((first, YOURS))
             }
@@ -233,8 +236,13 @@ impl RawMutex {
     }
 }
 
-// SAFETY: `LOCKED` is set by one exchange from a state without it, or passed on while it is set; it is
-// cleared by its holder's `unlock` alone (`mutex_word.rs`).
+/// Whether it has waited for so long that it starves.
+fn too_long(node: &Node) -> bool {
+    now().saturating_sub(node.since.get()) >= STARVATION_NANOS
+}
+
+// SAFETY: `LOCKED` is set by one exchange from a state without it, or passed on while it is set; it
+// is cleared by its holder's `unlock` alone (`mutex_word.rs`).
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawMutex = RawMutex::NEW;

@@ -7,21 +7,21 @@
 //! | `STARVING` | it goes from hand to hand, in the order of the queue |
 //! | `QUEUED` | the queue is not empty |
 //!
-//! **Normal mode**: who comes may take a free mutex, also before those who were woken for it (*barging*:
-//! it saves a switch each time, and the newcomer's cache is warm). One who was woken and lost goes back to
-//! the front of the queue. **Starvation mode**: one who has waited for a millisecond and loses again sets
-//! `STARVING`. From then on the holder hands the mutex to the front of the queue, until that is empty or
-//! its first has waited for less than a millisecond.
+//! **Normal mode**: who comes may take a free mutex, also before those who were woken for it
+//! (*barging*: it saves a switch each time, and the newcomer's cache is warm). One who was woken
+//! and lost goes back to the front of the queue. **Starvation mode**: one who has waited for a
+//! millisecond and loses again sets `STARVING`. From then on the holder hands the mutex to the
+//! front of the queue, until that is empty or its first has waited for less than a millisecond.
 //!
 //! Invariants:
 //! 1. `QUEUED` and `STARVING` change only under the queue's lock; there, `QUEUED` tells the truth.
-//! 2. At most one party owns `WOKEN`: the one woken by [`MutexWord::next`], or the spinner that set it.
-//!    It takes the bit away when it takes the mutex or joins the queue.
-//! 3. `STARVING` without `LOCKED` is a mutex on its way from hand to hand: an unlocker is about to call
-//!    [`MutexWord::next`]. In that instant a newcomer's first attempt may still succeed (to look for the
-//!    bit costs every lock of every mutex 5 ns of 15). Then the unlocker finds `LOCKED` and
-//!    leaves it to the newcomer's unlock. Each newcomer has one such attempt before it queues, so the
-//!    first in line gets it all the same.
+//! 2. At most one party owns `WOKEN`: the one woken by [`MutexWord::next`], or the spinner that set
+//!    it. It takes the bit away when it takes the mutex or joins the queue.
+//! 3. `STARVING` without `LOCKED` is a mutex on its way from hand to hand: an unlocker is about to
+//!    call [`MutexWord::next`]. In that instant a newcomer's first attempt may still succeed (to
+//!    look for the bit costs every lock of every mutex 5 ns of 15). Then the unlocker finds
+//!    `LOCKED` and leaves it to the newcomer's unlock. Each newcomer has one such attempt before it
+//!    queues, so the first in line gets it all the same.
 //! 4. A mutex that is free, with a queue and nobody `WOKEN`, has an unlocker about to call `next`.
 //!    So nobody in the queue is forgotten.
 
@@ -57,15 +57,16 @@ pub(crate) enum Next {
 }
 
 impl MutexWord {
-    /// A newcomer's one attempt: a single locked instruction (`bts`), whoever waits. It does not see
-    /// `STARVING`: see invariant 3.
+    /// A newcomer's one attempt: a single locked instruction (`bts`), whoever waits. It does not
+    /// see `STARVING`: see invariant 3.
     #[inline(always)]
     pub(crate) fn lock_fast(&self) -> bool {
         // Acquire: what the last holder did (its Release is in `unlock`).
         self.0.fetch_or(LOCKED, Ordering::Acquire) & LOCKED == 0
     }
 
-    /// Takes it if it is free to take. `woken`: the caller owns `WOKEN` and gives it back with success.
+    /// Takes it if it is free to take. `woken`: the caller owns `WOKEN` and gives it back with
+    /// success.
     #[inline]
     pub(crate) fn try_lock(&self, woken: bool) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
@@ -120,8 +121,8 @@ impl MutexWord {
         Unlocked::CallNext
     }
 
-    /// Under the queue's lock: the caller is about to join the queue. False: the mutex is free, try again.
-    /// `woken`: it owns `WOKEN`, and gives it back. `starving`: it has waited too long.
+    /// Under the queue's lock: the caller is about to join the queue. False: the mutex is free, try
+    /// again. `woken`: it owns `WOKEN`, and gives it back. `starving`: it has waited too long.
     #[must_use]
     pub(crate) fn join_queue(&self, woken: bool, starving: bool) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
@@ -142,8 +143,8 @@ impl MutexWord {
         false
     }
 
-    /// Under the queue's lock, by an unlocker: who is next? With `HandOver` the unlocker has the mutex
-    /// again, on behalf of the next.
+    /// Under the queue's lock, by an unlocker: who is next? With `HandOver` the unlocker has the
+    /// mutex again, on behalf of the next.
     pub(crate) fn next(&self) -> Next {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
@@ -166,8 +167,9 @@ impl MutexWord {
         }
     }
 
-    /// Under the queue's lock: its first was taken, to try its luck, and owns `WOKEN`. `rest`: there are
-    /// others in the queue. False: a spinner was faster and owns it; then the taken one owns nothing.
+    /// Under the queue's lock: its first was taken, to try its luck, and owns `WOKEN`. `rest`:
+    /// there are others in the queue. False: a spinner was faster and owns it; then the taken one
+    /// owns nothing.
     pub(crate) fn woke(&self, rest: bool) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
@@ -179,7 +181,8 @@ impl MutexWord {
         }
     }
 
-    /// Under the queue's lock: its first was taken and has the mutex. `starving`: it goes on like this.
+    /// Under the queue's lock: its first was taken and has the mutex. `starving`: it goes on like
+    /// this.
     pub(crate) fn handed_over(&self, rest: bool, starving: bool) {
         debug_assert!(rest || !starving);
         let gone = if rest { 0 } else { QUEUED } | if starving { 0 } else { STARVING };
@@ -193,8 +196,8 @@ impl MutexWord {
 
     fn clear(&self, bits: u32) {
         let mut now = self.0.load(Ordering::Relaxed);
-        // Relaxed: nothing is published by it. An exchange: a store would end the release sequence of
-        // the last `unlock`, and drop a spinner's WOKEN.
+        // Relaxed: nothing is published by it. An exchange: a store would end the release sequence
+        // of the last `unlock`, and drop a spinner's WOKEN.
         while let Err(changed) =
             self.0.compare_exchange_weak(now, now & !bits, Ordering::Relaxed, Ordering::Relaxed)
         {

@@ -1,9 +1,10 @@
 //! `Once` and `OnceLock`: std's, parking goroutines.
 //!
-//! The protocol is in `once_word.rs`. Sleepers are chained through their own frames and woken all at once,
-//! so there is no queue and no lock.
+//! The protocol is in `once_word.rs`. Sleepers are chained through their own frames and woken all
+//! at once, so there is no queue and no lock.
 //!
-//! Invariant 1: a place in the chain is alive until its sleeper is woken; who wakes reads the link first.
+//! Invariant 1: a place in the chain is alive until its sleeper is woken; who wakes reads the link
+//! first.
 
 use super::once_word::{Begin, OnceWord};
 use super::queue::inside;
@@ -26,8 +27,8 @@ struct Place {
 
 /// Runs what must happen once.
 ///
-/// As in Go, **a panic counts as done**: it comes out of the `call_once` that ran the closure, and later
-/// calls return at once. (std would panic in each of them.)
+/// As in Go, **a panic counts as done**: it comes out of the `call_once` that ran the closure, and
+/// later calls return at once. (std would panic in each of them.)
 ///
 /// ```
 /// use trefoil::sync::Once;
@@ -49,7 +50,8 @@ impl Once {
         Once { word: OnceWord(AtomicUsize::new(0)) }
     }
 
-    /// Calls `f` if this is the first call; else waits until the first one has returned (or panicked).
+    /// Calls `f` if this is the first call; else waits until the first one has returned (or
+    /// panicked).
     ///
     /// `f` must not call `call_once` of the same `Once`: it would wait for itself.
     ///
@@ -165,8 +167,8 @@ pub struct OnceLock<T> {
     owns: PhantomData<T>,
 }
 
-// SAFETY: shared, it gives out `&T` (T: Sync), and a value may be made on one thread and dropped, or
-// taken, on another (T: Send).
+// SAFETY: shared, it gives out `&T` (T: Sync), and a value may be made on one thread and dropped,
+// or taken, on another (T: Send).
 unsafe impl<T: Sync + Send> Sync for OnceLock<T> {}
 // SAFETY: it owns a T.
 unsafe impl<T: Send> Send for OnceLock<T> {}
@@ -245,7 +247,8 @@ impl<T> OnceLock<T> {
         if self.once.begin_or_wait() {
             let mut finish = Finish { once: &self.once, again: true };
             let value = f();
-            // SAFETY: only the one that runs the initialiser writes, and nobody reads before `finish`.
+            // SAFETY: only the one that runs the initialiser writes, and nobody reads before
+            // `finish`.
             unsafe { (*self.value.get()).write(value) };
             finish.again = false;
         }

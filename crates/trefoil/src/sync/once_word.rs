@@ -7,8 +7,8 @@
 //! | `RUNNING` + a place | the same; the place is the last to have come, and it knows the one before |
 //! | `DONE` | done, for ever |
 //!
-//! Places are addresses (even, above `RUNNING`) that this file does not look into; the chain of sleepers
-//! is made by the caller of [`OnceWord::wait`].
+//! Places are addresses (even, above `RUNNING`) that this file does not look into; the chain of
+//! sleepers is made by the caller of [`OnceWord::wait`].
 //!
 //! Invariant 1: only the one that got [`Begin::Run`] calls [`OnceWord::finish`], once.
 
@@ -51,8 +51,8 @@ impl OnceWord {
         }
     }
 
-    /// Goes to sleep at `place`; `chain` is told who slept last (0: nobody), before others can see the
-    /// place. False: no need, begin again.
+    /// Goes to sleep at `place`; `chain` is told who slept last (0: nobody), before others can see
+    /// the place. False: no need, begin again.
     #[must_use]
     pub(crate) fn wait(&self, place: usize, chain: impl Fn(usize)) -> bool {
         debug_assert!(place > STATE_MASK && place & STATE_MASK == 0);
@@ -73,8 +73,8 @@ impl OnceWord {
         false
     }
 
-    /// The initialiser has ended: for good, or (`again`) it gave up and the next one may try. Returns the
-    /// last sleeper, or 0: all of the chain must be woken.
+    /// The initialiser has ended: for good, or (`again`) it gave up and the next one may try.
+    /// Returns the last sleeper, or 0: all of the chain must be woken.
     #[must_use]
     pub(crate) fn finish(&self, again: bool) -> usize {
         // Release: what the initialiser did. Acquire: the sleepers' places.

@@ -1,8 +1,8 @@
 //! Queues of sleepers: what every primitive of `sync` waits in.
 //!
-//! A sleeper lies in a [`Node`] in its own frame; a [`List`] links nodes, first in, first out. The list
-//! is behind a lock of its owner: a bucket of `table.rs` (mutexes and read-write locks, which are one
-//! word each), or a lock in the primitive itself.
+//! A sleeper lies in a [`Node`] in its own frame; a [`List`] links nodes, first in, first out. The
+//! list is behind a lock of its owner: a bucket of `table.rs` (mutexes and read-write locks, which
+//! are one word each), or a lock in the primitive itself.
 //!
 //! # The life of a node
 //! | state | who may touch it |
@@ -11,12 +11,12 @@
 //! | linked | whoever holds the list's lock |
 //! | [`Taken`] | its taker, until it has woken the sleeper |
 //!
-//! A sleep ends by a taker or by its deadline, whoever claims it first (`sched/wait.rs`); never for no
-//! reason. A taker that loses unlinks the node all the same, and takes the next.
+//! A sleep ends by a taker or by its deadline, whoever claims it first (`sched/wait.rs`); never for
+//! no reason. A taker that loses unlinks the node all the same, and takes the next.
 //!
 //! Invariants:
-//! 1. A linked node is alive: its sleeper leaves the frame only after it was taken and woken, or after
-//!    it has unlinked the node itself.
+//! 1. A linked node is alive: its sleeper leaves the frame only after it was taken and woken, or
+//!    after it has unlinked the node itself.
 //! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
 //!    freed or woken under them. A taken sleeper is woken after the lock is given back.
 
@@ -81,9 +81,9 @@ impl Node {
 
     /// Sleeps in a list until a taker comes, or until `deadline`.
     ///
-    /// `enqueue` links the node under the list's lock, or says no. `withdraw` takes it out again under the
-    /// same lock, if it is still linked. Both run inside the runtime, and get it for what they may have to
-    /// wake (a condition variable gives its mutex back).
+    /// `enqueue` links the node under the list's lock, or says no. `withdraw` takes it out again
+    /// under the same lock, if it is still linked. Both run inside the runtime, and get it for what
+    /// they may have to wake (a condition variable gives its mutex back).
     pub(crate) fn sleep(
         &self,
         reason: WaitReason,
@@ -208,7 +208,8 @@ impl List {
         true
     }
 
-    /// Takes the first one, if `wanted` likes it. Those whose deadline has passed are dropped on the way.
+    /// Takes the first one, if `wanted` likes it. Those whose deadline has passed are dropped on
+    /// the way.
     #[must_use]
     pub(crate) fn take_first_if(&mut self, wanted: impl Fn(&Node) -> bool) -> Option<Taken> {
         loop {
@@ -259,7 +260,8 @@ impl Taken {
     pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
         self.node().word.set(word);
         self.node().linked.set(false);
-        // The last look at the node: the wake-up ends its life. None does not happen: it was claimed.
+        // The last look at the node: the wake-up ends its life. None does not happen: it was
+        // claimed.
         if let Some(waiter) = self.node().waiter.get() {
             wait::wake_here(here, waiter.sleeper());
         }

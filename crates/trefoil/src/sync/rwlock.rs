@@ -1,7 +1,7 @@
 //! `RwLock`: Go's `RWMutex`, with std's face.
 //!
-//! Writers first get a mutex among themselves (with its barging, its queue, and its starvation mode),
-//! then close the door to readers and wait for those inside.
+//! Writers first get a mutex among themselves (with its barging, its queue, and its starvation
+//! mode), then close the door to readers and wait for those inside.
 //!
 //! | bit of `word` | meaning |
 //! |---|---|
@@ -10,15 +10,17 @@
 //! | the rest | readers inside |
 //!
 //! Invariants:
-//! 1. `WRITER` is set and cleared by the holder of `writers`. So one writer at a time waits for readers.
+//! 1. `WRITER` is set and cleared by the holder of `writers`. So one writer at a time waits for
+//!    readers.
 //! 2. While `WRITER` is set the number of readers inside only falls; at zero the writer is in.
-//! 3. `QUEUED` changes under the lock of the readers' queue (key: the word's address); while it is set,
-//!    so does `WRITER`. It is cleared together with `WRITER`, and that lets in everybody in that queue.
-//!    The writer's queue has the key behind it.
+//! 3. `QUEUED` changes under the lock of the readers' queue (key: the word's address); while it is
+//!    set, so does `WRITER`. It is cleared together with `WRITER`, and that lets in everybody in
+//!    that queue. The writer's queue has the key behind it.
 //! 4. So readers who come while a writer waits are behind it, and before the next one: neither side
 //!    starves the other.
 //!
-//! Rejected: one queue for both sides, in order of arrival: readers would enter in many small groups.
+//! Rejected: one queue for both sides, in order of arrival: readers would enter in many small
+//! groups.
 
 use super::mutex::RawMutex;
 use super::queue::{Batch, Node, Slept, inside};
@@ -36,12 +38,13 @@ const READERS: u32 = QUEUED - 1;
 
 /// A lock for many readers or one writer that parks goroutines.
 ///
-/// The names are those of [`std::sync::RwLock`], but `read` and `write` return the guards themselves:
-/// **there is no poisoning**. Goroutines and plain threads may share one; it works in a `static`; it takes
-/// eight bytes beside the data.
+/// The names are those of [`std::sync::RwLock`], but `read` and `write` return the guards
+/// themselves: **there is no poisoning**. Goroutines and plain threads may share one; it works in a
+/// `static`; it takes eight bytes beside the data.
 ///
-/// As in Go, a writer that waits keeps new readers out, and when it unlocks, all readers that wait get in
-/// before the next writer. So do not lock for reading twice in one goroutine: a writer may come in between.
+/// As in Go, a writer that waits keeps new readers out, and when it unlocks, all readers that wait
+/// get in before the next writer. So do not lock for reading twice in one goroutine: a writer may
+/// come in between.
 ///
 /// ```
 /// use trefoil::sync::RwLock;
@@ -119,9 +122,7 @@ impl RawRwLock {
     fn try_read(&self) -> bool {
         let mut now = self.word.load(Ordering::Relaxed);
         while now & WRITER == 0 {
-            if now & READERS == READERS {
-                too_many_readers();
-            }
+            assert!(now & READERS != READERS, "RwLock: too many readers");
             // Acquire: what the last writer did (Release in `open`).
             match self.word.compare_exchange_weak(
                 now,
@@ -266,7 +267,8 @@ impl RawRwLock {
         }
     }
 
-    /// The writer leaves; `stay` of it (one or none) stays as a reader. Then the next writer may come.
+    /// The writer leaves; `stay` of it (one or none) stays as a reader. Then the next writer may
+    /// come.
     fn write_end(&self, stay: u32) {
         // Release: the next ones see what we did.
         if self.word.compare_exchange(WRITER, stay, Ordering::Release, Ordering::Relaxed).is_err() {
@@ -301,11 +303,6 @@ impl RawRwLock {
             readers.wake_all(rt, 0);
         });
     }
-}
-
-#[cold]
-fn too_many_readers() -> ! {
-    panic!("RwLock: more than {READERS} readers")
 }
 
 // SAFETY: a writer is in only with `WRITER` set and no reader inside (invariant 2), one at a time

@@ -10,8 +10,8 @@
 //! 2. While it is set, the word changes only under the lock: nobody overtakes those who wait.
 //! 3. Under the lock, at its end: the first in the list wants more than there is.
 //!
-//! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields to it.
-//! A permit on its way to a goroutine that waits to run would serve nobody.
+//! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields
+//! to it. A permit on its way to a goroutine that waits to run would serve nobody.
 
 use super::queue::{Batch, List, Node, Slept};
 use crate::sched::reason::WaitReason;
@@ -75,8 +75,8 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Takes `n` permits at once. Those who come later wait behind it, also for fewer. More permits than
-    /// there will ever be are waited for for ever.
+    /// Takes `n` permits at once. Those who come later wait behind it, also for fewer. More permits
+    /// than there will ever be are waited for for ever.
     ///
     /// ```
     /// let s = trefoil::sync::Semaphore::new(3);
@@ -279,7 +279,8 @@ impl Semaphore {
             served.push(first);
         }
         let queued = if list.is_empty() { 0 } else { QUEUED };
-        // A swap, not a store: it goes on with the release sequence of those who gave permits before.
+        // A swap, not a store: it goes on with the release sequence of those who gave permits
+        // before.
         self.word.swap(permits * ONE + queued, Ordering::AcqRel);
     }
 }

@@ -3,11 +3,11 @@
 //! A plain thread does: its sleep and wake-up cost 6 µs and two system calls, a critical section is
 //! often shorter. But only with several CPUs: on one, the holder cannot go on while we look.
 //!
-//! A goroutine does not. Its sleep and wake-up cost about 100 ns, and meanwhile its P runs others, or
-//! its thread searches (`find.rs`), which is spinning enough. Each look takes the mutex's cache line
-//! from the holder. Measured, 8 goroutines on 2 Ps, ns for a lock and unlock, as Go spins (4 looks of
-//! 30 pauses) and as we do: empty section 25.7 and 20.0, 100 ns section 204 and 220, 500 ns section
-//! 740 and 774. (November 2026; Go itself 57 for the empty one.)
+//! A goroutine does not. Its sleep and wake-up cost about 100 ns, and meanwhile its P runs others,
+//! or its thread searches (`find.rs`), which is spinning enough. Each look takes the mutex's cache
+//! line from the holder. Measured, 8 goroutines on 2 Ps, ns for a lock and unlock, as Go spins (4
+//! looks of 30 pauses) and as we do: empty section 25.7 and 20.0, 100 ns section 204 and 220, 500
+//! ns section 740 and 774. (November 2026; Go itself 57 for the empty one.)
 
 use crate::sched::current_g;
 use crate::sys::cpus;

@@ -9,25 +9,27 @@
 //!               second of A               second of B
 //! ```
 //!
-//! Finding a queue walks the chain of a bucket, one step for each *address* with sleepers in it, however
-//! many sleepers there are.
+//! Finding a queue walks the chain of a bucket, one step for each *address* with sleepers in it,
+//! however many sleepers there are.
 //!
 //! Invariants:
-//! 1. A node whose `queue` is not empty is the first of that queue, and the only one that is in a chain.
+//! 1. A node whose `queue` is not empty is the first of that queue, and the only one that is in a
+//!    chain.
 //! 2. Everything in a bucket, and in the nodes that it leads to, is guarded by its lock.
 //!
-//! Rejected: a queue in each mutex (16 bytes and more instead of 4; a hundred thousand small mutexes are
-//! common, a hundred thousand that are waited for at the same moment are not). Go's treap in each bucket:
-//! with [`BUCKETS`] of them a chain is a hundred steps long when 400,000 different locks are
-//! waited for at once. What has its own room anyway (semaphores, condition variables…) does not come
-//! here but keeps its own list.
+//! Rejected: a queue in each mutex (16 bytes and more instead of 4; a hundred thousand small
+//! mutexes are common, a hundred thousand that are waited for at the same moment are not). Go's
+//! treap in each bucket: with [`BUCKETS`] of them a chain is a hundred steps long when 400,000
+//! different locks are waited for at once. What has its own room anyway (semaphores, condition
+//! variables…) does not come here but keeps its own list.
 
 use super::queue::{List, Node};
 use crate::sys::lock::RawLock;
 use std::cell::Cell;
 use std::ptr::null;
 
-/// A quarter of a mebibyte of zero pages, of which those are touched that are used. Go has 251 roots.
+/// A quarter of a mebibyte of zero pages, of which those are touched that are used. Go has 251
+/// roots.
 const BUCKETS: usize = 4096;
 
 #[repr(align(64))]
@@ -48,8 +50,8 @@ fn bucket(key: usize) -> &'static Bucket {
     &TABLE[(hash >> (64 - BUCKETS.trailing_zeros())) as usize]
 }
 
-/// Runs `f` with the queue of `key`, under its lock. Inside the runtime or on a plain thread; `f` keeps
-/// to invariant 2 of `queue.rs`, and does not panic.
+/// Runs `f` with the queue of `key`, under its lock. Inside the runtime or on a plain thread; `f`
+/// keeps to invariant 2 of `queue.rs`, and does not panic.
 pub(crate) fn with_queue<R>(key: usize, f: impl FnOnce(&mut List) -> R) -> R {
     let bucket = bucket(key);
     bucket.lock.lock();

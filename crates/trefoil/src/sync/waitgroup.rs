@@ -9,8 +9,8 @@
 //! 1. The number of waiters changes under the list's lock, and there it is the list's length.
 //! 2. Who brings the first number to zero wakes all that wait.
 //!
-//! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a goroutine
-//! started with [`WaitGroup::go`] can outlive the handle that started it.
+//! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a
+//! goroutine started with [`WaitGroup::go`] can outlive the handle that started it.
 
 use super::queue::{List, Node, Slept, inside};
 use crate::sched::reason::WaitReason;
@@ -42,8 +42,9 @@ const MAX: u64 = i32::MAX as u64;
 /// ```
 ///
 /// # Rules
-/// As in Go: a group may be used again, but only after every `wait` has returned. The `add` that takes
-/// the count up from zero must come before the `wait`. Breaking a rule panics, when it is noticed.
+/// As in Go: a group may be used again, but only after every `wait` has returned. The `add` that
+/// takes the count up from zero must come before the `wait`. Breaking a rule panics, when it is
+/// noticed.
 pub struct WaitGroup {
     /// Null until it is needed; else from `Arc::into_raw`.
     inner: AtomicPtr<Inner>,

@@ -1,5 +1,5 @@
-//! Arms with types. The macro makes one slot for each arm in its frame, an array of [`Arm`]s that point to
-//! them, and takes the chosen one's result out of its slot.
+//! Arms with types. The macro makes one slot for each arm in its frame, an array of [`Arm`]s that
+//! point to them, and takes the chosen one's result out of its slot.
 
 use super::super::core::{Ended, Side};
 use super::super::{Receiver, RecvError, SendError, Sender};

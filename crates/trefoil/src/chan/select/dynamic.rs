@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// A select whose operations are gathered at run time. For a fixed set there is
 /// [`select!`](crate::select).
 ///
-/// The names are crossbeam's, but a `send` brings its value along (as in Go's `reflect.Select`): so the select
-/// does the whole operation, and there is none that must be completed.
+/// The names are crossbeam's, but a `send` brings its value along (as in Go's `reflect.Select`): so
+/// the select does the whole operation, and there is none that must be completed.
 ///
 /// ```
 /// use trefoil::chan::{Select, bounded};
@@ -42,7 +42,8 @@ struct Operation<'a> {
     spent: bool,
 }
 
-/// Where a value lies before it is sent, or when it has been received. The type is that of the channel.
+/// Where a value lies before it is sent, or when it has been received. The type is that of the
+/// channel.
 trait Slot {
     fn place(&mut self) -> *mut u8;
     /// The value in it has moved out, or one has moved in.
@@ -98,8 +99,8 @@ impl<'a> Select<'a> {
         self.add(receiver.core(), Side::Recv, Box::new(room))
     }
 
-    /// Adds a send of `value`; returns its index. When it was chosen it is spent: another select on the same
-    /// object leaves it out.
+    /// Adds a send of `value`; returns its index. When it was chosen it is spent: another select on
+    /// the same object leaves it out.
     pub fn send<T>(&mut self, sender: &'a Sender<T>, value: T) -> usize
     where
         T: 'a,
@@ -124,8 +125,8 @@ impl<'a> Select<'a> {
     fn arms(&mut self) -> Vec<Arm<'a>> {
         let arm = |op: &mut Operation<'a>| {
             let core = op.core.filter(|_| !op.spent);
-            // SAFETY: the box stays until the select has ended, and it holds a value if this is a send that
-            // is not spent; a received value was taken out by its SelectedOperation.
+            // SAFETY: the box stays until the select has ended, and it holds a value if this is a
+            // send that is not spent; a received value was taken out by its SelectedOperation.
             unsafe { Arm::channel(core, op.side, op.slot.place()) }
         };
         self.operations.iter_mut().map(arm).collect()
@@ -291,7 +292,9 @@ impl Drop for SelectedOperation<'_, '_> {
 
 impl fmt::Debug for SelectedOperation<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SelectedOperation").field("index", &self.chosen.index).finish_non_exhaustive()
+        f.debug_struct("SelectedOperation")
+            .field("index", &self.chosen.index)
+            .finish_non_exhaustive()
     }
 }
 

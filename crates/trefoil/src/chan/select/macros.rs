@@ -1,9 +1,9 @@
 //! `select!`.
 //!
-//! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends with a
-//! comma) into records `{index slot (new slot) (arm) (pattern) (body) (what it is)}`. Each step of the parser
-//! makes its own `slot`: by hygiene they are different variables. Then one of the `@build` rules makes the
-//! code:
+//! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends
+//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (what it is)}`. Each
+//! step of the parser makes its own `slot`: by hygiene they are different variables. Then one of
+//! the `@build` rules makes the code:
 //!
 //! ```text
 //! {
@@ -16,8 +16,8 @@
 //! }
 //! ```
 //!
-//! So everything is evaluated once, in the order it is written; nothing is borrowed any more when a body runs;
-//! and a body is ordinary code of the caller: it may `return`, `break`, use `?`.
+//! So everything is evaluated once, in the order it is written; nothing is borrowed any more when a
+//! body runs; and a body is ordinary code of the caller: it may `return`, `break`, use `?`.
 //!
 //! One step of recursion an arm: 64 arms stay below the default `recursion_limit`.
 
@@ -33,18 +33,20 @@
 /// ```
 ///
 /// - If several can go on, one is chosen at random, each with the same chance.
-/// - An operation on a closed channel can go on: its result is an error. [`never()`](crate::chan::never)
+/// - An operation on a closed channel can go on: its result is an error.
+///   [`never()`](crate::chan::never)
 ///   switches an arm off.
 /// - `after` is chosen when nothing else could go on for so long.
-/// - `default` is chosen when nothing can go on now; it is the last arm. With it the select does not wait (and
-///   `after` is not chosen).
+/// - `default` is chosen when nothing can go on now; it is the last arm. With it the select does
+///   not wait (and `after` is not chosen).
 /// - `select! {}` waits for ever.
-/// - Channels may be places or references; all channels and values are evaluated once, in the order in
-///   which they are written, before anything else happens. The value of a `send` that is not chosen is dropped.
-/// - A body is code of the place where it stands: it can `break`, `return`, use `?`, and assign to the
-///   channel variables. A block needs no comma. The bodies' value is the value of the select.
-/// - Up to 64 arms; [`chan::Select`](crate::chan::Select) takes more, and a number that is not known
-///   in advance.
+/// - Channels may be places or references; all channels and values are evaluated once, in the order
+///   in which they are written, before anything else happens. The value of a `send` that is not
+///   chosen is dropped.
+/// - A body is code of the place where it stands: it can `break`, `return`, use `?`, and assign to
+///   the channel variables. A block needs no comma. The bodies' value is the value of the select.
+/// - Up to 64 arms; [`chan::Select`](crate::chan::Select) takes more, and a number that is not
+///   known in advance.
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,13 +82,23 @@
 ///     assert_eq!(said, None);
 /// });
 /// ```
+/// Ends and types are checked:
+/// ```compile_fail,E0277
+/// let (tx, _rx) = trefoil::chan::bounded::<i32>(0);
+/// trefoil::select! { recv(tx) -> _ => {} } // `recv(…)` takes a `Receiver`
+/// ```
+/// ```compile_fail,E0308
+/// let (tx, _rx) = trefoil::chan::bounded::<i32>(0);
+/// trefoil::select! { send(tx, "text") -> _ => {} }
+/// ```
 #[macro_export]
 macro_rules! select {
     () => { $crate::chan::select::no_cases() };
     ($($arms:tt)+) => {
         $crate::__select!(@parse []
             [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-             32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63]
+             32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59
+             60 61 62 63]
             $($arms)+)
     };
 }
@@ -105,64 +117,84 @@ macro_rules! __select {
     };
 
     // ---- One arm.
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        recv($c:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
+                ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        recv($c:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
+                ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        recv($c:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
+                ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
     (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c)) ($p) ($body) (recv $c)}]
+            [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
+                ($p) ($body) (recv $c)}]
             [$($is)*] )
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
+                ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
+                ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
+                ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v)) ($p) ($body) (send $c, $v)}]
+            [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
+                ($p) ($body) (send $c, $v)}]
             [$($is)*] )
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block, $($rest:tt)*) => {
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        after($d:expr $(,)?) => $body:block, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
+                (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
     (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
+                (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
     (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr, $($rest:tt)*) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
+                (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
     (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr) => {
         $crate::__select!(@parse
-            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d)) (()) ($body) (after $d)}]
+            [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
+                (()) ($body) (after $d)}]
             [$($is)*] )
     };
 
@@ -239,14 +271,16 @@ macro_rules! __select {
         let $p = $crate::chan::select::send_one(&$c, $v);
         $body
     }};
-    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}] [$default:expr]) => {{
+    (@build [{$i:tt $s:ident $n:tt $a:tt
+        ($p:pat) ($body:expr) (recv $c:expr)}] [$default:expr]) => {{
         let chosen = $crate::chan::select::try_recv_one(&$c);
         match chosen {
             ::core::option::Option::Some($p) => $body,
             ::core::option::Option::None => $default,
         }
     }};
-    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] [$default:expr]) => {{
+    (@build [{$i:tt $s:ident $n:tt $a:tt
+        ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] [$default:expr]) => {{
         let chosen = $crate::chan::select::try_send_one(&$c, $v);
         match chosen {
             ::core::option::Option::Some($p) => $body,

@@ -8,45 +8,52 @@
 //! | `dynamic.rs` | [`Select`]: a set of operations that is made at run time |
 //!
 //! # Three passes
-//! 1. **Poll.** The arms in a random order; the first that can go on is done, and that is all. A look without
-//!    the lock comes first, so arms that cannot go on cost a read.
-//! 2. **Enlist.** In the same order: under the channel's lock the arm is looked at again; if it still cannot
-//!    go on its node joins the channel's list. One lock at a time. Then the goroutine parks.
-//! 3. **Withdraw.** Someone has claimed the wait for one arm (or the deadline has); the other nodes are taken
-//!    out of their lists.
+//! 1. **Poll.** The arms in a random order; the first that can go on is done, and that is all. A
+//!    look without the lock comes first, so arms that cannot go on cost a read.
+//! 2. **Enlist.** In the same order: under the channel's lock the arm is looked at again; if it
+//!    still cannot go on its node joins the channel's list. One lock at a time. Then the goroutine
+//!    parks.
+//! 3. **Withdraw.** Someone has claimed the wait for one arm (or the deadline has); the other nodes
+//!    are taken out of their lists.
 //!
 //! # The races of pass 2
 //! While the later arms are being enlisted, the earlier ones are already in sight.
 //!
-//! - *An arm can go on after all.* We claim our own wait for it. **Lost**: someone has claimed an earlier
-//!   arm; we leave this one alone and go to sleep, the wake-up is on its way. **Won**: nobody else can have
-//!   us any more; we do the operation and withdraw what was enlisted.
-//! - *The partner is another select.* Our own wait is claimed first, then its. If that fails (it was claimed
-//!   elsewhere: a stale node) and there is no other partner, we are claimed for nothing: **aborted**;
-//!   withdraw everything and begin again. That happens only when the partner got on, so the two of us
-//!   together always do.
+//! - *An arm can go on after all.* We claim our own wait for it. **Lost**: someone has claimed an
+//!   earlier arm; we leave this one alone and go to sleep, the wake-up is on its way. **Won**:
+//!   nobody else can have us any more; we do the operation and withdraw what was enlisted.
+//! - *The partner is another select.* Our own wait is claimed first, then its. If that fails (it
+//!   was claimed elsewhere: a stale node) and there is no other partner, we are claimed for
+//!   nothing:
+//!   **aborted**;
+//!   withdraw everything and begin again. That happens only when the partner got on, so the two of
+//!   us together always do.
 //! - *The partner is ourselves*, by another arm: passed over. A select never meets itself.
 //!
 //! # With `default`
-//! "Nothing can go on" must be true of all arms at one moment; looking at them one by one is not enough (c1
-//! has a value; we look at c2: empty; now someone fills c2, then takes from c1; we look at c1: empty. One of
-//! them was ready all the time). So if the poll finds nothing, all channels are locked, in the order of
-//! their addresses, and looked at once more. A single channel is its own moment, and needs no lock.
+//! "Nothing can go on" must be true of all arms at one moment; looking at them one by one is not
+//! enough (c1 has a value; we look at c2: empty; now someone fills c2, then takes from c1; we look
+//! at c1:
+//! empty. One of
+//! them was ready all the time). So if the poll finds nothing, all channels are locked, in the
+//! order of their addresses, and looked at once more. A single channel is its own moment, and needs
+//! no lock.
 //!
 //! Invariants:
-//! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in lists.
+//! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
+//!    lists.
 //! 2. A wait is claimed for arm i by the number i + 1.
 //!
-//! Rejected: Go's way, all locks for pass 1 and 2 together and again for pass 3. It needs no second claim and
-//! no aborts, but a select whose first arm is ready pays for all of them.
+//! Rejected: Go's way, all locks for pass 1 and 2 together and again for pass 3. It needs no second
+//! claim and no aborts, but a select whose first arm is ready pays for all of them.
 
 mod arms;
 mod dynamic;
 mod macros;
 
 pub use self::arms::{
-    AfterSlot, RecvSlot, SelectRecv, SelectSend, SendSlot, recv_one, recv_within, send_one, send_within,
-    try_recv_one, try_send_one,
+    AfterSlot, RecvSlot, SelectRecv, SelectSend, SendSlot, recv_one, recv_within, send_one,
+    send_within, try_recv_one, try_send_one,
 };
 pub use self::dynamic::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
 
@@ -58,7 +65,8 @@ use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::cell::Cell;
 
-/// The most arms of one select; the claim word has room for so many. Go's limit is the same but for two.
+/// The most arms of one select; the claim word has room for so many. Go's limit is the same but for
+/// two.
 const MAX_ARMS: usize = Waiter::TIMED_OUT as usize - 1;
 /// Choices from one random number: 8 arms are 40 320 orders, so 64 bits leave no visible bias.
 const CHOICES_PER_NUMBER: usize = 8;
@@ -82,8 +90,8 @@ impl<'a> Arm<'a> {
     }
 
     /// # Safety
-    /// For 'a, `slot` is a value to be sent to the channel, or room for one to be received. It moves if this
-    /// arm is chosen, and `done`.
+    /// For 'a, `slot` is a value to be sent to the channel, or room for one to be received. It
+    /// moves if this arm is chosen, and `done`.
     #[inline]
     unsafe fn channel(core: Option<&'a Core>, side: Side, slot: *mut u8) -> Arm<'a> {
         Arm::new(core.map_or(Target::Nothing, |core| Target::Channel(core, side)), slot)
@@ -105,7 +113,8 @@ impl<'a> Arm<'a> {
 
 /// What a select came to.
 ///
-/// Only `select` makes one, and only the macro and [`Select`] use it, once, with the arms it was made from:
+/// Only `select` makes one, and only the macro and [`Select`] use it, once, with the arms it was
+/// made from:
 /// what lies in a slot is known by nothing else.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
@@ -171,7 +180,8 @@ struct Shuffle {
 }
 
 impl Shuffle {
-    /// A number below `n`, by the upper half of a product; the lower half is the randomness that is left.
+    /// A number below `n`, by the upper half of a product; the lower half is the randomness that is
+    /// left.
     #[inline]
     fn below(&mut self, here: Option<Rt>, n: usize) -> usize {
         if self.used.is_multiple_of(CHOICES_PER_NUMBER) {
@@ -357,8 +367,8 @@ fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     Found::Nothing
 }
 
-/// Pass 2. True: sleep. False: `found` tells what was found (nothing: aborted). The first `enlisted` arms of
-/// the order are in lists.
+/// Pass 2. True: sleep. False: `found` tells what was found (nothing: aborted). The first
+/// `enlisted` arms of the order are in lists.
 #[inline]
 fn enlist_pass(
     here: Option<Rt>,
