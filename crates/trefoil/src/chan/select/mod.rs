@@ -24,20 +24,16 @@
 //!   nobody else can have us any more; we do the operation and withdraw what was enlisted.
 //! - *The partner is another select.* Our own wait is claimed first, then its. If that fails (it
 //!   was claimed elsewhere: a stale node) and there is no other partner, we are claimed for
-//!   nothing:
-//!   **aborted**;
-//!   withdraw everything and begin again. That happens only when the partner got on, so the two of
-//!   us together always do.
+//!   nothing: **aborted**; withdraw everything and begin again. That happens only when the partner
+//!   got on, so the two of us together always do.
 //! - *The partner is ourselves*, by another arm: passed over. A select never meets itself.
 //!
 //! # With `default`
 //! "Nothing can go on" must be true of all arms at one moment; looking at them one by one is not
 //! enough (c1 has a value; we look at c2: empty; now someone fills c2, then takes from c1; we look
-//! at c1:
-//! empty. One of
-//! them was ready all the time). So if the poll finds nothing, all channels are locked, in the
-//! order of their addresses, and looked at once more. A single channel is its own moment, and needs
-//! no lock.
+//! at c1: empty. One of them was ready all the time). So if the poll finds nothing, all channels
+//! are locked, in the order of their addresses, and looked at once more. A single channel is its
+//! own moment, and needs no lock.
 //!
 //! Invariants:
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
