@@ -37,10 +37,14 @@ mod depot_rs;
 mod idle_rs;
 #[path = "../../trefoil/src/sched/join.rs"]
 mod join_rs;
-#[path = "../../trefoil/src/sched/runq.rs"]
-mod runq_rs;
+#[path = "../../trefoil/src/sync/mutex_word.rs"]
+mod mutex_word_rs;
+#[path = "../../trefoil/src/sync/once_word.rs"]
+mod once_word_rs;
 #[path = "../../trefoil/src/sys/parker.rs"]
 mod parker_rs;
+#[path = "../../trefoil/src/sched/runq.rs"]
+mod runq_rs;
 #[path = "../../trefoil/src/sched/state.rs"]
 mod state_rs;
 
@@ -48,6 +52,8 @@ pub mod bed;
 pub mod depot;
 pub mod explore;
 pub mod join;
+pub mod mutex;
+pub mod once;
 pub mod park;
 pub mod runq;
 pub mod wake;

@@ -171,6 +171,10 @@ macro_rules! counting {
                 self.0.fetch_add(n, actual(Op::Change, order, Location::caller()))
             }
             #[track_caller]
+            pub(crate) fn fetch_or(&self, bits: $value, order: Ordering) -> $value {
+                self.0.fetch_or(bits, actual(Op::Change, order, Location::caller()))
+            }
+            #[track_caller]
             pub(crate) fn fetch_sub(&self, n: $value, order: Ordering) -> $value {
                 self.0.fetch_sub(n, actual(Op::Change, order, Location::caller()))
             }

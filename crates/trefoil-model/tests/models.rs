@@ -87,3 +87,24 @@ mod sweeps {
         trefoil_model::runq::sweep_orderings();
     }
 }
+
+checks! { mutex:
+    two_lock_and_unlock
+    two_lock_twice
+    three_lock
+    starving_two_lock_twice
+    starving_three
+    withdrawn_against_unlock
+    withdrawn_against_handover
+    spinner_announces
+    teeth_unreleased_unlock
+    teeth_unacquired_lock
+}
+
+checks! { once:
+    two_callers
+    three_callers
+    gives_up_and_the_other_runs
+    teeth_unpublished_effect
+    teeth_unacquired_done
+}

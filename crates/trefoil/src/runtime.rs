@@ -219,7 +219,9 @@ fn process_init(env: &env::Env) -> io::Result<()> {
     {
         static SAY_ONCE: Once = Once::new();
         SAY_ONCE.call_once(|| {
-            eprintln!("trefoil: new goroutines are slow here (their TLS needs a thread each): {why}");
+            eprintln!(
+                "trefoil: new goroutines are slow here (their TLS needs a thread each): {why}"
+            );
         });
     }
     // It has made a thread, so glibc's handler is there to be wrapped.

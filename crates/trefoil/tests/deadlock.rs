@@ -161,7 +161,10 @@ fn passes(&(name, _, code, texts): &Scene) -> bool {
     let pid = child.id() as i32;
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let guard = std::thread::spawn(move || {
-        if wait.recv_timeout(Duration::from_secs(60)).is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if wait
+            .recv_timeout(Duration::from_secs(60))
+            .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
+        {
             // SAFETY: still not waited for: its pid is its own.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }

@@ -47,7 +47,11 @@ fn an_unwanted_result_may_use_thread_locals_in_its_drop() {
                     note();
                     NotesOnDrop
                 });
-                if i % 2 == 0 { drop(handle) } else { drop(handle.join().unwrap()) }
+                if i % 2 == 0 {
+                    drop(handle)
+                } else {
+                    drop(handle.join().unwrap())
+                }
                 yield_now();
             }
         });

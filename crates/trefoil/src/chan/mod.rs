@@ -6,7 +6,7 @@
 //! | [`bounded(0)`](bounded) | none: a *rendezvous* | for a receiver | for a sender |
 //! | [`bounded(n)`](bounded) | n values | while n values lie in it | while it is empty |
 //! | [`unbounded()`](unbounded) | as much as fits into memory | never | while it is empty |
-//! | [`never()`](never) | none | there is no sender | for ever: Go's nil channel |
+//! | [`never()`](never()) | none | there is no sender | for ever: Go's nil channel |
 //!
 //! ```
 //! use trefoil::chan::bounded;
@@ -452,7 +452,7 @@ impl<T> Receiver<T> {
         self.core().is_none_or(|core| core.buffer.len() == core.buffer.cap())
     }
 
-    /// For how many values there is room; None: [`unbounded`]. That of [`never`] is 0.
+    /// For how many values there is room; None: [`unbounded`]. That of [`never()`] is 0.
     pub fn capacity(&self) -> Option<usize> {
         self.core().map_or(Some(0), capacity)
     }

@@ -6,10 +6,14 @@ use crate::mem::tls::{KeyDtor, key_created, key_deleted};
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
 
-type Create = unsafe extern "C" fn(*mut u32, Option<KeyDtor>) -> c_int;
 type Delete = unsafe extern "C" fn(u32) -> c_int;
 
-static CREATE: Next = Next::new(c"pthread_key_create");
+unsafe extern "C" {
+    /// libc's own function by its other name. Not looked up with dlsym like the rest: libdl of glibc
+    /// before 2.34 makes a key inside its first dlsym, and would wait for itself.
+    fn __pthread_key_create(key: *mut u32, dtor: Option<KeyDtor>) -> c_int;
+}
+
 static DELETE: Next = Next::new(c"pthread_key_delete");
 
 /// POSIX's function: also writes the destructor down.
@@ -21,25 +25,12 @@ pub(crate) unsafe extern "C" fn pthread_key_create(key: *mut u32, dtor: Option<K
     // SAFETY: libc's function of that name and type, with the caller's arguments; the key is written
     // when it answers 0.
     unsafe {
-        let rc = transmute::<*mut c_void, Create>(CREATE.get())(key, dtor);
+        let rc = __pthread_key_create(key, dtor);
         if rc == 0 {
             key_created(*key, dtor);
         }
         rc
     }
-}
-
-/// The same by the name that libstdc++ and old C code use.
-///
-/// # Safety
-/// As POSIX says.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn __pthread_key_create(
-    key: *mut u32,
-    dtor: Option<KeyDtor>,
-) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { pthread_key_create(key, dtor) }
 }
 
 /// POSIX's function. Forgets first: once libc has freed the number, another thread may get it anew.

@@ -326,6 +326,8 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
     let span = Span { base, len: class.chunk_bytes() };
     let guarded = mm::guard_kind() == GuardKind::Protect;
     if guarded && let Err(e) = protect_guards(class, span) {
+        // SAFETY: mapped just now, and nobody knows it.
+        let _ = unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, span.len) };
         return Err(Refusal { class, why: Why::Guards(e) });
     }
     registry.next_base = base + span.len;

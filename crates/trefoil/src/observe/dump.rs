@@ -85,4 +85,3 @@ fn created_by(g: &G) -> String {
     };
     format!("created by {function}{parent}\n\t{}:{}", place.file(), place.line())
 }
-

@@ -87,7 +87,10 @@ unsafe extern "C" fn add_object(
     let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return 0 };
     // SAFETY: mapped for as long as the object is loaded; a dump does not outlast a dlclose by design.
     let bytes = |svma: std::ops::Range<u64>| unsafe {
-        std::slice::from_raw_parts((base + svma.start) as *const u8, (svma.end - svma.start) as usize)
+        std::slice::from_raw_parts(
+            (base + svma.start) as *const u8,
+            (svma.end - svma.start) as usize,
+        )
     };
     let hdr_range = range(hdr);
     let hdr_bytes = bytes(hdr_range.clone());

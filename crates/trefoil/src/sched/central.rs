@@ -36,7 +36,13 @@ pub(crate) struct Central {
 
 impl Central {
     pub(crate) const fn new() -> Self {
-        Central { global: GList::new(), idle_ps: None, idle_ms: None, idle_m_count: 0, keeper: None }
+        Central {
+            global: GList::new(),
+            idle_ps: None,
+            idle_ms: None,
+            idle_m_count: 0,
+            keeper: None,
+        }
     }
 
     pub(crate) fn push_idle_m(&mut self, m: &'static M) {

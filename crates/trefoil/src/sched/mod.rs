@@ -39,8 +39,8 @@ pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
 
-pub(crate) use crate::sys::fatal;
 use crate::sys::clock::NEVER;
+pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
 use central::Central;
 use g::G;

@@ -111,7 +111,11 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
 }
 
 /// Starts a goroutine from inside the runtime (a timer's function), detached.
-pub(crate) fn spawn_in(rt: Rt, f: Box<dyn FnOnce() + Send>, created_at: &'static Location<'static>) {
+pub(crate) fn spawn_in(
+    rt: Rt,
+    f: Box<dyn FnOnce() + Send>,
+    created_at: &'static Location<'static>,
+) {
     type Boxed = Typed<Box<dyn FnOnce() + Send>, ()>;
     let (g, id, sched) = match take_g(rt, true) {
         Ok(taken) => taken,

@@ -25,12 +25,12 @@
 //! [`goroutine_main`] goes round. Neither a switch nor a pool is involved.
 
 use super::g::G;
-use super::state::ParkOutcome;
 use super::join::Completed;
 use super::m::{Leaving, Rt};
 use super::p::{P, bump};
 use super::reason::WaitReason;
 use super::runq::Popped;
+use super::state::ParkOutcome;
 use super::{CURRENT, find, scope, wait};
 use crate::arch;
 use crate::mem::{self, Stack};

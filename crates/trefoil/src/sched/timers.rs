@@ -15,9 +15,9 @@
 //! 1. `next` is the time of the heap's first entry (`NEVER` if empty), written under the lock.
 //! 2. Nothing under the lock allocates from malloc, wakes, or runs user code.
 
+use super::Sched;
 use super::m::Rt;
 use super::wait::Waiter;
-use super::Sched;
 use crate::mem::Growing;
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};

@@ -3,7 +3,7 @@
 //! Two forms, for goroutines and for plain threads alike:
 //!
 //! - [`block`]: one waker, known to come. The caller becomes a *sleeper*, one word that fits an
-//!   atomic; it stores the word where its waker will find it; [`wake`] ends the wait, exactly once.
+//!   atomic; it stores the word where its waker will find it; [`wake_here`] ends the wait, exactly once.
 //! - [`wait`]: several may want to end it (the arms of a select, a deadline, a close); the first to
 //!   [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it, the others leave it alone.
 //!
@@ -39,7 +39,7 @@ const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
 const OPEN: u64 = 0;
 
 /// Blocks the caller. `store` puts the sleeper where it will be found and says whether to sleep at
-/// all; once it has said yes, someone must [`wake`] it. `store` must not run user code.
+/// all; once it has said yes, someone must wake it ([`wake_here`]). `store` must not run user code.
 pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
     leave(block_in(Rt::enter(), reason, store));
 }
@@ -66,14 +66,7 @@ pub(crate) fn block_in(
     }
 }
 
-/// Ends a [`block`].
-pub(crate) fn wake(sleeper: usize) {
-    let here = Rt::enter();
-    wake_here(here, sleeper);
-    leave(here);
-}
-
-/// [`wake`], inside the runtime.
+/// Ends a [`block`], inside the runtime.
 #[inline]
 pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     match decode(sleeper) {
@@ -82,7 +75,7 @@ pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     }
 }
 
-/// [`wake`], inside the runtime or on a plain thread.
+/// Ends a [`block`], inside the runtime or on a plain thread.
 #[inline]
 pub(crate) fn wake_here(here: Option<Rt>, sleeper: usize) {
     match (here, decode(sleeper)) {
@@ -228,7 +221,7 @@ impl Waiter {
         }
     }
 
-    /// Tries to be the one that ends the wait. On success the caller must [`Waiter::wake`] it,
+    /// Tries to be the one that ends the wait. On success the caller must wake it ([`wake_here`]),
     /// after it has left whatever the sleeper is to find.
     #[inline]
     #[must_use]
@@ -251,13 +244,7 @@ impl Waiter {
         self.number == Waiter::SOLE
             || self.word().load(Ordering::Relaxed) == self.number << WINNER_BITS
     }
-
     /// Ends the wait, by the winner, once.
-    pub(crate) fn wake(self) {
-        wake(self.sleeper);
-    }
-
-    /// [`Waiter::wake`], inside the runtime.
     #[inline]
     pub(crate) fn wake_in(self, rt: Rt) {
         wake_in(rt, self.sleeper);

@@ -50,8 +50,6 @@ mod kit;
 mod modules;
 pub(crate) mod raw;
 mod selftest;
-#[cfg(test)]
-pub(crate) use selftest::on_block;
 
 #[cfg(test)]
 mod tests;
