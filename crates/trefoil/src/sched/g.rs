@@ -21,6 +21,7 @@ use super::{Sched, scope::ScopeData};
 use crate::mem::Stack;
 use crate::sys::lock::Lock;
 use std::cell::{Cell, UnsafeCell};
+use std::io;
 use std::mem::MaybeUninit;
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
@@ -336,15 +337,15 @@ impl FreeGs {
     }
 
     #[inline]
-    pub(crate) fn take(&mut self) -> &'static G {
+    pub(crate) fn take(&mut self) -> io::Result<&'static G> {
         match self.0.pop_front() {
-            Some(g) => g,
+            Some(g) => Ok(g),
             None => self.take_slow(),
         }
     }
 
     #[cold]
-    fn take_slow(&mut self) -> &'static G {
+    fn take_slow(&mut self) -> io::Result<&'static G> {
         let mut central = CENTRAL_FREE.lock();
         for _ in 0..LOCAL_FREE_MAX / 2 {
             let Some(g) = central.pop_front() else { break };
@@ -352,9 +353,9 @@ impl FreeGs {
         }
         drop(central);
         if self.0.is_empty() {
-            grow(&mut self.0);
+            grow(&mut self.0)?;
         }
-        self.0.pop_front().expect("grown just now")
+        Ok(self.0.pop_front().expect("grown just now"))
     }
 
     /// Takes back a G that is dead, nameless, and that nobody refers to.
@@ -378,16 +379,16 @@ impl FreeGs {
 }
 
 /// For threads without a P.
-pub(crate) fn take_central() -> &'static G {
+pub(crate) fn take_central() -> io::Result<&'static G> {
     let mut free = CENTRAL_FREE.lock();
     if free.is_empty() {
         let mut fresh = GList::new();
         drop(free);
-        grow(&mut fresh);
+        grow(&mut fresh)?;
         free = CENTRAL_FREE.lock();
         free.append(&mut fresh);
     }
-    free.pop_front().expect("grown just now, or others gave back")
+    Ok(free.pop_front().expect("grown just now, or others gave back"))
 }
 
 /// For threads without a P.
@@ -398,17 +399,15 @@ pub(crate) fn give_central(g: &'static G) {
 /// From mmap, not malloc: a goroutine preempted inside malloc may hold malloc's lock, and we hold a P
 /// that it needs to go on (sched/mod.rs, rule 2).
 #[cold]
-fn grow(free: &mut GList) {
+fn grow(free: &mut GList) -> io::Result<()> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     // SAFETY: a new private mapping, anywhere.
     let memory = unsafe {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         mmap_anonymous(null_mut(), size_of::<Slab>(), prot, MapFlags::PRIVATE)
     };
-    let slab: *mut Slab = match memory {
-        Ok(memory) => memory.cast(),
-        Err(e) => super::fatal(format_args!("out of memory for goroutines: {e}")),
-    };
+    // An error without a text of its own: nothing is allocated here.
+    let slab: *mut Slab = memory?.cast();
     for i in 0..SLAB {
         // SAFETY: inside fresh memory of the size of a Slab, page-aligned; not yet shared.
         unsafe { (&raw mut (*slab).gs[i]).write(G::new()) };
@@ -427,6 +426,7 @@ fn grow(free: &mut GList) {
     for g in unsafe { &(*slab).gs } {
         free.push_back(g);
     }
+    Ok(())
 }
 
 /// Every G there ever was, dead ones included. Only atomics may be read of those one does not own.

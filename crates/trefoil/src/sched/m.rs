@@ -20,6 +20,7 @@ use crate::mem::Stack;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
+use crate::sys::thread;
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
@@ -151,16 +152,13 @@ impl M {
         m.handed.set(Some(p));
         m.spinning.set(spinning);
         let keep = sched.clone();
-        let spawned = std::thread::Builder::new()
-            .name(format!("trefoil-m{id}"))
-            .stack_size(THREAD_STACK_BYTES)
-            .spawn(move || {
-                m.thread_main();
-                m.retire();
-                keep.dismiss_thread();
-            });
+        let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
+            m.thread_main();
+            m.retire();
+            keep.dismiss_thread();
+        });
         match spawned {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(e) => {
                 m.handed.set(None);
                 m.retire();

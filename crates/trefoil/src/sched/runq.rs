@@ -309,6 +309,8 @@ mod tests {
         let q = RunQueue::new();
         let done = AtomicBool::new(false);
         let wrong = AtomicUsize::new(0);
+        // There is always one: it moves from runnext to the ring and back.
+        assert!(q.push_next(item(0)).is_none());
         std::thread::scope(|s| {
             s.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -317,8 +319,6 @@ mod tests {
                     }
                 }
             });
-            // There is always one: it moves from runnext to the ring and back.
-            assert!(q.push_next(item(0)).is_none());
             for i in 0..100_000 {
                 let old = q.push_next(item(i + 1)).unwrap();
                 assert!(q.push_back(old).is_ok());

@@ -146,21 +146,25 @@ fn take_g(rt: Rt, default_stack: bool) -> io::Result<(&'static G, u64, &'static 
     let (p, sched) = (rt.p(), rt.sched());
     // SAFETY: we own the P, and hold no other borrow of its local state.
     let local = unsafe { p.local() };
-    if default_stack {
-        local.stacks.reserve_one()?;
+    let g = local.free_gs.take()?;
+    if default_stack && let Err(e) = local.stacks.reserve_one() {
+        local.free_gs.give(g);
+        return Err(e);
     }
     let id = local.next_id(|n| sched.take_ids(n));
     bump(&p.counters.spawned, 1);
-    Ok((local.free_gs.take(), id, sched))
+    Ok((g, id, sched))
 }
 
 #[cold]
 fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G, u64, &Sched)> {
-    if default_stack {
-        mem::reserve_one()?;
+    let g = g::take_central()?;
+    if default_stack && let Err(e) = mem::reserve_one() {
+        g::give_central(g);
+        return Err(e);
     }
     sched.spawned_outside.fetch_add(1, Ordering::AcqRel);
-    Ok((g::take_central(), sched.take_ids(1), sched))
+    Ok((g, sched.take_ids(1), sched))
 }
 
 /// Gives a G everything but its closure, and makes it runnable.

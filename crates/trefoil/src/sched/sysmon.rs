@@ -10,9 +10,10 @@
 use super::Sched;
 use super::p::{PStatus, flag};
 use crate::sys::parker::Parker;
+use crate::sys::thread;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A goroutine may run this long while others wait. Go's number.
@@ -53,12 +54,12 @@ impl Sysmon {
     }
 }
 
-/// Threads of this file in the process. (Below zero for a moment if one ends at once; nobody asks then.)
-static ALIVE: AtomicIsize = AtomicIsize::new(0);
+/// Threads of this file in the process.
+static ALIVE: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads watch.
 pub(crate) fn alive() -> usize {
-    ALIVE.load(Ordering::Relaxed).max(0) as usize
+    ALIVE.load(Ordering::Relaxed)
 }
 
 /// What was last seen of a P.
@@ -70,15 +71,14 @@ struct Seen {
 
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
     let sched = sched.clone();
-    std::thread::Builder::new()
-        .name("trefoil-sysmon".into())
-        .stack_size(STACK_BYTES)
-        .spawn(move || {
-            watch(&sched);
+    ALIVE.fetch_add(1, Ordering::Relaxed);
+    let watching = move || {
+        watch(&sched);
+        ALIVE.fetch_sub(1, Ordering::Relaxed);
+    };
+    thread::spawn("trefoil-sysmon".into(), STACK_BYTES, watching)
+        .inspect_err(|_| {
             ALIVE.fetch_sub(1, Ordering::Relaxed);
-        })
-        .map(|_| {
-            ALIVE.fetch_add(1, Ordering::Relaxed);
         })
         .map_err(|e| io::Error::new(e.kind(), format!("cannot start the sysmon thread: {e}")))
 }

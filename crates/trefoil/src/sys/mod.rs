@@ -9,5 +9,6 @@ pub(crate) mod lock;
 pub(crate) mod mm;
 pub(crate) mod parker;
 pub(crate) mod stderr;
+pub(crate) mod thread;
 
 pub(crate) use stderr::fatal;
