@@ -90,7 +90,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             if let Some(stack) = own_stack {
                 mem::release(stack);
             }
-            return Err(e);
+            return Err(explain(e));
         }
     };
     // SAFETY: the G is ours; the caller's contract on F and T.
@@ -135,6 +135,18 @@ pub(crate) fn spawn_in(
     debug_assert!(detached, "it has not even started");
     rt.p().push_next(sched, g);
     sched.wake(Some(rt));
+}
+
+/// The kernel's bare error, which the runtime could not put into words where it came up.
+#[cold]
+fn explain(e: io::Error) -> io::Error {
+    if e.get_ref().is_some() {
+        return e;
+    }
+    let text = format!(
+        "no address space for another goroutine: {e}; raise the limit (ulimit -v), or run fewer at once"
+    );
+    io::Error::new(e.kind(), text)
 }
 
 #[cold]
