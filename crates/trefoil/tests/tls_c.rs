@@ -310,7 +310,7 @@ fn a_raised_signal_comes_back_here() {
     });
 }
 
-// ---- pthread keys (rule 12) --------------------------------------------------------------------
+// ---- pthread keys ------------------------------------------------------------------------------
 
 /// What a key's destructor may need to know: values are pointers to these.
 struct Value {
@@ -460,7 +460,7 @@ fn many_keys_and_keys_made_anew() {
 
 // ---- calls that look at every thread -----------------------------------------------------------
 
-/// Rule 11. glibc sends a signal to every thread and waits for all of them.
+/// Glibc sends a signal to every thread and waits for all of them.
 #[test]
 fn setuid_and_setgid_return() {
     fn set_ids(i: usize) {
@@ -491,7 +491,7 @@ fn setuid_and_setgid_return() {
     });
 }
 
-/// Rule 10. The child of a fork on a goroutine is that goroutine alone.
+/// The child of a fork on a goroutine is that goroutine alone.
 #[test]
 fn fork_on_a_goroutine() {
     thread_local!(static MINE: Cell<usize> = const { Cell::new(0) });
@@ -523,7 +523,7 @@ fn fork_on_a_goroutine() {
     });
 }
 
-/// Rule 13. Who asks for the end of the stack gets the goroutine's.
+/// Who asks for the end of the stack gets the goroutine's.
 #[test]
 fn stack_bounds_are_the_goroutines() {
     fn self_bounds() -> Result<(usize, usize), c_int> {
@@ -696,7 +696,7 @@ impl Lib {
     }
 }
 
-/// Rule 14: goroutines that are alive when a library is loaded, and those that come later.
+/// Goroutines that are alive when a library is loaded, and those that come later.
 fn dlopen_with(model: &str, on_goroutine: bool) {
     const OLD: usize = 300;
     let scratch = Scratch::new(&format!("{model}-{on_goroutine}"));

@@ -396,7 +396,7 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
 }
 
 /// Gets the hot pages of all slots in one call: two faults a stack fewer, which is half of the cost
-/// of making it (5.5 → 2.7 µs in the VM of design.md).
+/// of making it (5.5 → 2.7 µs on a virtual machine).
 fn populate_all<const N: usize>(slots: &SlotList<N>, setup: Setup) {
     let mut spans = [Span::EMPTY; N];
     for (slot, span) in slots.iter().zip(&mut spans) {

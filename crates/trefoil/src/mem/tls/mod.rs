@@ -34,7 +34,7 @@
 //!
 //! # Rejected
 //! - `_dl_allocate_tls` for each block: 2.1 µs, and `struct pthread` is left to us all the same.
-//! - Sharing the thread's TLS and moving goroutines: miscompiled (design.md, section 1).
+//! - Sharing the thread's TLS and moving goroutines: miscompiled (ARCHITECTURE.md).
 //! - Restoring all of `struct pthread` on recycling: 2.3 KiB more of cache for nothing.
 //!
 //! # Known limits

@@ -275,7 +275,7 @@ fn blocks_run_on_many_threads() {
     }
 }
 
-/// Rule 10: a block whose list node is not its own crashes every fork.
+/// A block whose list node is not its own crashes every fork.
 #[test]
 fn fork_on_a_block() {
     let _one = ONE.lock();
@@ -426,7 +426,7 @@ impl Library {
 const FUNCTIONS: &str =
     "int get(void) { return v + pad[50]; } void set(int n) { v = n; pad[50] = 0; }";
 
-/// Rule 14: existing blocks get the image; so do recycled and new ones.
+/// Existing blocks get the image; so do recycled and new ones.
 #[test]
 fn dlopen_of_initial_exec_tls() {
     let source = format!(
