@@ -15,6 +15,7 @@ mod attr;
 mod dlopen;
 mod keys;
 pub(crate) mod setxid;
+pub(crate) mod signals;
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -83,6 +83,7 @@ pub(crate) fn pause() {
 /// Waits for `done` and keeps the P. Panics after half of [`TOO_LONG`].
 #[track_caller]
 pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
+    let _guard = trefoil::no_preempt();
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
@@ -274,11 +275,11 @@ pub(crate) fn traces_passed() -> Arc<AtomicBool> {
             proc_number(&file, "voluntary_ctxt_switches")
         };
         let all = || -> Vec<i32> {
-            let sysmons = tasks().into_iter().filter(|(_, name)| name == "trefoil-sysmon");
-            sysmons.map(|(tid, _)| tid).collect()
+            let aides = tasks().into_iter().filter(|(_, name)| name == "trefoil-aide");
+            aides.map(|(tid, _)| tid).collect()
         };
         // A new one has its name only once it runs.
-        hold_until("sysmon", || !all().is_empty());
+        hold_until("the aide", || !all().is_empty());
         let before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
         while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
             std::thread::sleep(Duration::from_millis(5));
