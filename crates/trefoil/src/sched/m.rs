@@ -105,7 +105,7 @@ pub(crate) enum Leaving {
     Parked(&'static G),
     /// It goes to the tail of the local queue.
     Yielded(&'static G),
-    /// It used up its slice: behind the others that did.
+    /// It used up its slice, or gives way to those who did: behind them.
     Preempted(&'static G),
     /// It came back from a blocking call and there is no P for it: the tail of the global queue.
     Stranded(&'static G),

@@ -68,7 +68,9 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
         return rt;
     }
     let g = rt.g();
-    leave(rt, g, Leaving::Yielded(g))
+    // Alone here, while others wait in a global queue: behind all of them.
+    let note = if p.runq.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
+    leave(rt, g, note)
 }
 
 /// The time slice is over, noticed at the end of a runtime call.

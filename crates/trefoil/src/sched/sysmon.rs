@@ -132,6 +132,8 @@ struct Watch<'a> {
     sched: &'a Sched,
     /// One for each P, made at once: nothing may be allocated later.
     probes: Box<[Probe]>,
+    /// For each P, who is in `runnext` and since when.
+    nexts: Box<[(usize, Nanos)]>,
     /// Between two looks for blocked threads, and how many of them found nothing.
     pause: Nanos,
     calm: u32,
@@ -159,7 +161,8 @@ struct Scene {
 impl<'a> Watch<'a> {
     fn new(sched: &'a Sched) -> Self {
         let probes = (0..MAX_PROCS).map(|_| Probe::new()).collect();
-        Watch { sched, probes, pause: SHORTEST, calm: 0, last_fair: 0, last_cpus: now() }
+        let nexts = vec![(0, 0); MAX_PROCS].into();
+        Watch { sched, probes, nexts, pause: SHORTEST, calm: 0, last_fair: 0, last_cpus: now() }
     }
 
     fn run(&mut self) {
@@ -253,13 +256,14 @@ impl<'a> Watch<'a> {
         if !wanted {
             return;
         }
-        let limit = if leaves {
-            0
-        } else if scene.all_busy && p.runq.has_next() {
-            SHORT_SLICE.min(sched.config.slice)
-        } else {
-            sched.config.slice
-        };
+        // `runnext` usually runs within microseconds: when its waker parks, or on a thief's thread.
+        let next = &mut self.nexts[p.id as usize];
+        let waiting = p.runq.next_hint();
+        if next.0 != waiting {
+            *next = (waiting, scene.now);
+        }
+        let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
+        let limit = if leaves || stuck { 0 } else { sched.config.slice };
         if ran >= limit {
             preempt::request(sched, p);
             scene.next = scene.next.min(scene.now + INSIST);
