@@ -12,7 +12,7 @@
 //! to other linkers too.
 
 mod attr;
-mod dlopen;
+pub(crate) mod dlopen;
 mod keys;
 pub(crate) mod setxid;
 pub(crate) mod signals;

@@ -53,13 +53,14 @@ pub(crate) fn watchdog_for(limit: Duration) -> Watchdog {
 }
 
 fn bark(name: &str, limit: Duration) -> ! {
-    eprintln!("\nHANG: {name} did not end within {limit:?}. Threads:");
+    // With `mark`: this thread inherited the capture of the test's output, which an abort loses.
+    mark(&format!("\nHANG: {name} did not end within {limit:?}. Threads:"));
     for (tid, comm) in tasks() {
         let wchan = std::fs::read_to_string(format!("/proc/self/task/{tid}/wchan"));
         let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat"));
         let state = stat.as_deref().unwrap_or("").rsplit(')').next().unwrap_or("").trim();
         let state = state.get(..1).unwrap_or("?");
-        eprintln!("  {tid} {comm} {state} {}", wchan.as_deref().unwrap_or(""));
+        mark(&format!("  {tid} {comm} {state} {}", wchan.as_deref().unwrap_or("")));
     }
     if std::env::var_os(GDB).is_some() {
         let pid = std::process::id().to_string();
@@ -68,7 +69,7 @@ fn bark(name: &str, limit: Duration) -> ! {
             .stdin(Stdio::null())
             .status();
     } else {
-        eprintln!("Run it again with {GDB}=1 to see their stacks (needs gdb).");
+        mark(&format!("Run it again with {GDB}=1 to see their stacks (needs gdb)."));
     }
     std::process::abort();
 }
