@@ -7,7 +7,8 @@
 mod common;
 
 use common::{
-    Child, Trace, hold_until, in_child, mark, once_in_five, same, traces, watchdog, yield_until,
+    Child, Trace, hold_to_the_end, hold_until, in_child, mark, once_in_five, same, traces,
+    watchdog, yield_until,
 };
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -173,8 +174,11 @@ fn m03_states() {
             });
             mark(&format!("id {}", child.id()));
             mark("created");
+            // Its slice is used up when the traces have passed: it keeps its P until it has said so.
+            let held = trefoil::no_preempt();
             common::let_trace();
             mark("created ends");
+            drop(held);
             child.join().unwrap();
             mark("dead");
             common::let_trace();
@@ -330,23 +334,25 @@ fn m07_many_goroutines_few_threads() {
     }
     const PROCS: usize = 3;
     runtime(PROCS).run(|| {
-        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = Arc::new(trefoil::sync::Mutex::new(BTreeSet::new()));
         let handles: Vec<_> = (0..10_000)
             .map(|_| {
                 let seen = seen.clone();
                 trefoil::go(move || {
-                    seen.lock().unwrap().insert(common::tid());
+                    seen.lock().insert(common::tid());
                     trefoil::yield_now();
-                    seen.lock().unwrap().insert(common::tid());
+                    seen.lock().insert(common::tid());
                 })
             })
             .collect();
         let threads = common::tasks();
         let ours = threads.iter().filter(|(_, name)| name.starts_with("trefoil")).count();
-        assert!(ours <= PROCS + 1, "{threads:?}");
+        // Two more watch (sysmon) and help (the aide), and reading files blocks a thread.
+        assert!(ours <= PROCS + 5, "{threads:?}");
         join_all(handles);
-        let seen = seen.lock().unwrap();
-        assert!((1..=PROCS).contains(&seen.len()), "{seen:?}");
+        let seen = seen.lock();
+        // Reading files blocks a thread, and another takes its P.
+        assert!((1..=PROCS + 3).contains(&seen.len()), "{seen:?}");
         assert!(common::ms().is_superset(&seen));
     });
 }
@@ -651,7 +657,7 @@ fn m13_fair_share_of_the_global_queue() {
                 let (here, end) = (here.clone(), end.clone());
                 rt.go(move || {
                     here.fetch_add(1, SeqCst);
-                    hold_until("its end", || end.load(SeqCst));
+                    hold_to_the_end("its end", || end.load(SeqCst));
                 })
                 .unwrap()
             })

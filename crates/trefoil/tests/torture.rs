@@ -393,7 +393,8 @@ fn c_library(_: &Arc<Shared>, id: usize) {
     assert!(numbers.is_sorted());
     let mut text = [0u8; 64];
     // SAFETY: formats into the buffer, within its length.
-    let n = unsafe { libc::snprintf(text.as_mut_ptr().cast(), 64, c"%d %.3f".as_ptr(), 42, 1.5f64) };
+    let n =
+        unsafe { libc::snprintf(text.as_mut_ptr().cast(), 64, c"%d %.3f".as_ptr(), 42, 1.5f64) };
     assert_eq!(&text[..n as usize], b"42 1.500");
 }
 

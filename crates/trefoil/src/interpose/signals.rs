@@ -12,8 +12,7 @@ use std::mem::{MaybeUninit, transmute};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-type Sigaction =
-    unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 type Handler = unsafe extern "C" fn(c_int);
 type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 

@@ -289,8 +289,7 @@ fn map_limit_is_a_clear_error_at_reservation() {
         assert!(vmas() <= before.0 + 4, "something half-done remains");
         assert_eq!(stats().slots, before.1);
         // What was promised is there.
-        let some: Vec<Stack> =
-            (0..1000).map(|_| take(&mut cache)).collect();
+        let some: Vec<Stack> = (0..1000).map(|_| take(&mut cache)).collect();
         some.into_iter().for_each(|s| end(&mut cache, s));
         cache.reserve_one().unwrap();
     });
@@ -311,8 +310,7 @@ fn address_space_limit_is_a_clear_error_at_reservation() {
             }
         };
         assert!(error.contains("ulimit -v"), "{error}");
-        let stacks: Vec<Stack> =
-            (0..reserved).map(|_| take(&mut cache)).collect();
+        let stacks: Vec<Stack> = (0..reserved).map(|_| take(&mut cache)).collect();
         println!("all {} promised stacks were had; then: {error}", stacks.len());
     });
 }

@@ -203,7 +203,11 @@ impl Sched {
     }
 
     /// Under the lock: takes out of the list every idle P that `keep` does not want.
-    pub(crate) fn filter_idle_ps(&self, central: &mut Central, mut keep: impl FnMut(&'static P) -> bool) {
+    pub(crate) fn filter_idle_ps(
+        &self,
+        central: &mut Central,
+        mut keep: impl FnMut(&'static P) -> bool,
+    ) {
         let mut rest = central.idle_ps.take();
         while let Some(p) = rest {
             rest = p.idle_link.take();

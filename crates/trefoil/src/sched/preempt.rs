@@ -118,7 +118,8 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if !asked {
         return false;
     }
-    let in_libc = (LIBC_START.load(Ordering::Relaxed)..LIBC_END.load(Ordering::Relaxed)).contains(&pc);
+    let in_libc =
+        (LIBC_START.load(Ordering::Relaxed)..LIBC_END.load(Ordering::Relaxed)).contains(&pc);
     let put_off = m.put_off.get();
     if in_libc && put_off < PUT_OFF_MAX {
         m.put_off.set(put_off + 1);

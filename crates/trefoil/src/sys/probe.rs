@@ -91,7 +91,10 @@ mod tests {
         let (tid, work, stop) = (AtomicU32::new(0), AtomicBool::new(true), AtomicBool::new(false));
         std::thread::scope(|s| {
             s.spawn(|| {
-                tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+                tid.store(
+                    rustix::thread::gettid().as_raw_nonzero().get() as u32,
+                    Ordering::Release,
+                );
                 while work.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
