@@ -174,12 +174,12 @@ fn m03_states() {
             });
             mark(&format!("id {}", child.id()));
             mark("created");
-            // Its slice is used up when the traces have passed: it keeps its P until it has said so.
+            // Its slice is used up when the traces have passed: it keeps its P until it parks.
             let held = trefoil::no_preempt();
             common::let_trace();
             mark("created ends");
-            drop(held);
             child.join().unwrap();
+            drop(held);
             mark("dead");
             common::let_trace();
             mark("dead ends");
