@@ -410,6 +410,14 @@ impl Core {
         self.unlock();
     }
 
+    /// How many nodes lie in the two lists, senders first. For tests.
+    pub(super) fn waiters(&self) -> (usize, usize) {
+        let mut counts = (0, 0);
+        // SAFETY: locked.
+        self.locked(|| counts = unsafe { (self.senders.count(), self.receivers.count()) });
+        counts
+    }
+
     /// Brings a block to a chain. Outside the runtime.
     #[cold]
     pub(super) fn grow_slow(&self) {

@@ -298,6 +298,13 @@ impl<T> Sender<T> {
         capacity(self.core())
     }
 
+    /// How many operations wait to send and to receive. For tests: whoever waits in a select counts
+    /// in each of its channels, and one that has just been served elsewhere for a moment longer.
+    #[doc(hidden)]
+    pub fn waiters(&self) -> (usize, usize) {
+        self.core().waiters()
+    }
+
     /// Whether both send to the same channel.
     pub fn same_channel(&self, other: &Sender<T>) -> bool {
         std::ptr::eq(self.core(), other.core())
@@ -455,6 +462,12 @@ impl<T> Receiver<T> {
     /// For how many values there is room; None: [`unbounded`]. That of [`never()`] is 0.
     pub fn capacity(&self) -> Option<usize> {
         self.core().map_or(Some(0), capacity)
+    }
+
+    /// As [`Sender::waiters`].
+    #[doc(hidden)]
+    pub fn waiters(&self) -> (usize, usize) {
+        self.core().map_or((0, 0), Core::waiters)
     }
 
     /// Whether both receive from the same channel.

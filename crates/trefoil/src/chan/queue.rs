@@ -177,6 +177,20 @@ impl List {
         false
     }
 
+    /// How many are linked, stale ones included. For tests.
+    ///
+    /// # Safety
+    /// The lock is held.
+    pub(super) unsafe fn count(&self) -> usize {
+        let (mut at, mut n) = (self.first(), 0);
+        // SAFETY: linked, so alive (invariant 1).
+        while let Some(node) = unsafe { at.as_ref() } {
+            n += 1;
+            at = node.next.get();
+        }
+        n
+    }
+
     /// Takes everybody who can be claimed and answers them "closed"; they are appended to `taken`.
     ///
     /// # Safety
