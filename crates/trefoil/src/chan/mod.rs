@@ -35,6 +35,7 @@
 //!   [`Select`] for a set that is known only at run time.
 
 mod buffer;
+pub(crate) mod cells;
 mod core;
 mod error;
 mod handle;
@@ -61,6 +62,9 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
+
+/// As core.rs says.
+const _: () = assert!(size_of::<Core>() == 128);
 
 /// A channel with room for `cap` values. With 0 every send waits for its receiver.
 ///

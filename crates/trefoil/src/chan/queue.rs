@@ -15,10 +15,9 @@
 //! 3. Lists and the links of nodes are touched under the channel's lock only. `first` is also read
 //!    without it, as a hint: null or not.
 
+use super::cells::{AtomicPtr, Cell, Ordering};
 use crate::sched::wait::Waiter;
-use std::cell::Cell;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// One who waits to send or to receive. See the head of the file.
 pub(crate) struct Node {
@@ -66,7 +65,7 @@ pub(super) struct List {
 }
 
 impl List {
-    pub(super) const fn new() -> List {
+    pub(super) fn new() -> List {
         List { first: AtomicPtr::new(null_mut()), last: Cell::new(null()) }
     }
 
