@@ -51,7 +51,7 @@ pub fn send_against_recv() {
 /// Two senders and a receiver of both; with one place in the buffer the second's value takes the first's.
 pub fn two_senders() {
     for cap in [0, 1] {
-        explore(Bound::Preemptions(3), move || {
+        explore(Bound::All, move || {
             let ends = channel(cap);
             let senders = [1, 2].map(|n| sends(n, &ends, n as u32));
             let got = [ends.1.recv(NEVER), ends.1.recv(NEVER)];
@@ -64,7 +64,7 @@ pub fn two_senders() {
 
 /// One sender's values come in their order, whoever waits for whom.
 pub fn order_of_a_sender() {
-    explore(Bound::Preemptions(3), || {
+    explore(Bound::All, || {
         let ends = channel(1);
         let sender = go(1, AsWritten, {
             let ends = ends.clone();
@@ -81,7 +81,7 @@ pub fn order_of_a_sender() {
 /// neither; and everybody is woken.
 pub fn close_against_send_and_recv() {
     for cap in [0, 1] {
-        explore(Bound::Preemptions(3), move || {
+        explore(Bound::All, move || {
             let ends = channel(cap);
             let sender = sends(1, &ends, 7);
             let closer = go(2, AsWritten, {
@@ -127,7 +127,7 @@ pub fn deadline_against_send() {
 
 /// A deadline that belongs to a wait which is over does not end the next one.
 pub fn stale_deadline() {
-    explore(Bound::Preemptions(2), || {
+    explore(Bound::All, || {
         let ends = channel(0);
         let sender = go(1, AsWritten, {
             let ends = ends.clone();

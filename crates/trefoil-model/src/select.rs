@@ -4,7 +4,7 @@ use crate::chan::select::{Case, Chose, Wait, run};
 use crate::chan::{Receiver, Sender, bounded};
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::{AsWritten, LastFirst};
-use crate::sched::wait::time_passes;
+use crate::sched::wait::{time_passes, waits_of};
 use crate::sched::{Order, go, i_am};
 use crate::shim::{Mutation, Part};
 use crate::sys::clock::NEVER;
@@ -19,7 +19,12 @@ struct Two {
 
 fn two(cap: usize) -> Arc<Two> {
     i_am(0, AsWritten);
-    Arc::new(Two { a: bounded(cap), b: bounded(cap) })
+    // Always in the same order of addresses: a select may go by it, and a model must do the same
+    // thing each time.
+    let mut channels = [bounded(cap), bounded(cap)];
+    channels.sort_by_key(|(tx, _)| std::ptr::from_ref(tx.core()) as usize);
+    let [a, b] = channels;
+    Arc::new(Two { a, b })
 }
 
 impl Two {
@@ -53,7 +58,7 @@ fn sent(chose: Chose, values: [u32; 2]) -> u32 {
 /// A select meets two senders: one wins, the other's value is not lost.
 pub fn against_two_senders() {
     for order in [AsWritten, LastFirst] {
-        explore(Bound::Preemptions(3), move || {
+        explore(Bound::Preemptions(4), move || {
             let two = two(0);
             let selecting = two.receives(1, order);
             let other = go(2, AsWritten, {
@@ -77,15 +82,17 @@ pub fn against_two_senders() {
     }
 }
 
-/// Two selects meet, enlisting in the same order and in opposite ones: they find each other, by one channel.
+/// Two selects meet, enlisting in the same order and in opposite ones: they find each other, by one
+/// channel, and do not keep each other from it: one mutual abort, and one for a late look.
 pub fn against_select() {
     for order in [AsWritten, LastFirst] {
-        explore(Bound::Preemptions(3), move || {
+        explore(Bound::Preemptions(6), move || {
             let two = two(0);
             let receiving = two.receives(1, order);
             let sending = run([Case::Send(&two.a.0, 1), Case::Send(&two.b.0, 2)], Wait::ForEver);
             let got = receiving.join().unwrap();
             assert_eq!(got.value(), Some(sent(sending, [1, 2])));
+            assert!(waits_of(0) <= 3 && waits_of(1) <= 3, "{} {}", waits_of(0), waits_of(1));
             two.nobody_waits();
         });
     }
@@ -112,7 +119,7 @@ pub fn against_two_selects() {
 /// Two that both send and receive on the same channel: never one's own value.
 pub fn never_meets_itself() {
     for cap in [0, 1] {
-        explore(Bound::Preemptions(3), move || {
+        explore(Bound::All, move || {
             let two = two(cap);
             let both = |value, two: &Two| {
                 run([Case::Send(&two.a.0, value), Case::Recv(&two.a.1)], Wait::ForEver)
@@ -138,7 +145,7 @@ pub fn never_meets_itself() {
 
 /// A select meets a close of one channel and a sender of the other.
 pub fn against_close() {
-    explore(Bound::Preemptions(3), || {
+    explore(Bound::All, || {
         let two = two(0);
         let closer = go(1, AsWritten, {
             let two = two.clone();
@@ -160,7 +167,7 @@ pub fn against_close() {
 
 /// A select's time is up while a sender comes; the close comes for sure.
 pub fn against_deadline() {
-    explore(Bound::Preemptions(2), || {
+    explore(Bound::Preemptions(3), || {
         let two = two(0);
         let clock = go(1, AsWritten, time_passes);
         let sender = go(2, AsWritten, {
@@ -181,7 +188,7 @@ pub fn against_deadline() {
 
 /// `default` while one channel or the other is ready all the time. `by_one`: looks at them one by one.
 fn default_beside_a_change(by_one: bool) {
-    explore(Bound::Preemptions(3), move || {
+    explore(Bound::All, move || {
         let two = two(1);
         two.a.0.send(1, NEVER).unwrap();
         // b is filled before a is emptied.

@@ -56,7 +56,7 @@ pub fn reset_against_fire() {
 
 /// `stop` is in time, or the value was received: never both, never neither.
 pub fn stop_against_recv() {
-    explore(Bound::Preemptions(3), || {
+    explore(Bound::All, || {
         let timer = timer();
         let clock = clock(1);
         let receiver = go(2, AsWritten, {
@@ -71,7 +71,7 @@ pub fn stop_against_recv() {
 
 /// Two stop it: one of them was in time.
 pub fn two_stops() {
-    explore(Bound::Preemptions(3), || {
+    explore(Bound::All, || {
         let timer = timer();
         let clock = clock(1);
         let other = go(2, AsWritten, {

@@ -128,6 +128,11 @@ pub(crate) fn wait_in(
     (Some(winner), here)
 }
 
+/// How many waits this goroutine has begun. Only when it does not wait.
+pub(crate) fn waits_of(goroutine: usize) -> u64 {
+    BEDS[goroutine].claim.load(Ordering::Relaxed) >> WINNER_BITS
+}
+
 /// All deadlines that are set now have passed.
 pub(crate) fn time_passes() {
     let due = std::mem::take(&mut *DEADLINES.lock().expect("a panic ends the model"));

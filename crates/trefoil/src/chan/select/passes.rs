@@ -17,9 +17,16 @@
 //!   nobody else can have us any more; we do the operation and withdraw what was enlisted.
 //! - *The partner is another select.* Our own wait is claimed first, then its. If that fails (it
 //!   was claimed elsewhere: a stale node) and there is no other partner, we are claimed for
-//!   nothing: **aborted**; withdraw everything and begin again. That happens only when the partner
-//!   got on, so the two of us together always do.
+//!   nothing: **aborted**; withdraw everything and begin again.
 //! - *The partner is ourselves*, by another arm: passed over. A select never meets itself.
+//!
+//! An abort is harmless if the partner got on. But two selects that enlist in opposite orders may
+//! abort each other: each has claimed itself for the arm where it has seen the other one. So after
+//! an abort a select enlists in the order of the channels' addresses. Let S1 abort because S2 has
+//! claimed itself, S2 because of S3, and so on round a circle of such selects: each has enlisted at
+//! the channel where its predecessor stands, and stands at a later one itself, so the addresses
+//! would grow all the way round. (On one channel they cannot abort each other: there both claims are
+//! made under its lock.) So of those who are there one gets on, after one abort each at most.
 //!
 //! # With `default`
 //! "Nothing can go on" must be true of all arms at one moment; looking at them one by one is not
@@ -180,6 +187,7 @@ impl Shuffle {
         usize::from(arms[k].node.order.get())
     }
 
+    /// From the order in which the arms lie.
     fn start(arms: &[Arm<'_>]) -> Shuffle {
         for (i, arm) in arms.iter().enumerate() {
             arm.node.order.set(i as u16);
@@ -278,6 +286,8 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
     }
     let (deadline, after) = deadline;
     let timed_out = || after.map(|i| Chosen::of(i, false));
+    // After an abort the arms are sorted by address.
+    let mut sorted = false;
     loop {
         let here = Rt::enter();
         match poll_pass(here, arms) {
@@ -296,6 +306,9 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             wait::leave(here);
             return timed_out();
         }
+        if sorted {
+            Shuffle::start(arms);
+        }
         let mut found = Found::Nothing;
         let mut enlisted = 0;
         let (winner, here) = wait::wait_in(here, WaitReason::Select, deadline, |waiter| {
@@ -306,8 +319,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             sleep
         });
         if let Some(winner) = winner {
-            let i = usize::from(winner) - 1;
-            let won = (winner != Waiter::TIMED_OUT).then_some(i);
+            let won = (winner != Waiter::TIMED_OUT).then(|| numbered(arms, winner - 1, sorted));
             withdraw_pass(arms, enlisted, won);
             wait::leave(here);
             return match won {
@@ -319,8 +331,22 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
         match found {
             Found::Chosen(i, done) => return Some(finish(arms, i, done)),
             Found::NoBlock(i) => grow(arms, i),
-            Found::Nothing => {} // aborted
+            Found::Nothing if sorted => {} // aborted
+            Found::Nothing => {
+                arms.sort_unstable_by_key(Arm::address);
+                sorted = true;
+            }
         }
+    }
+}
+
+/// Where the arm with this number is.
+#[inline]
+fn numbered(arms: &[Arm<'_>], number: u16, sorted: bool) -> usize {
+    let is_it = |arm: &Arm<'_>| arm.node.arm.get() == number;
+    match sorted {
+        false => usize::from(number),
+        true => arms.iter().position(is_it).unwrap_or_else(|| unchosen()),
     }
 }
 
