@@ -25,7 +25,8 @@ impl ChanLock {
         // SAFETY: we are in, so the place is ours; the guard is gone before the mutex is, by
         // `unlock`.
         unsafe {
-            *self.guard.get() = Some(std::mem::transmute::<_, MutexGuard<'static, ()>>(guard))
+            *self.guard.get() =
+                Some(std::mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard))
         };
     }
 

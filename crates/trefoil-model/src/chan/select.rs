@@ -65,7 +65,6 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
         Wait::ForATime => select(&mut arms, 1),
         Wait::ForEver => select(&mut arms, NEVER),
     };
-    drop(arms);
     match chosen {
         None => Chose::Nothing,
         Some(chosen) if !chosen.done => Chose::Closed(chosen.index),

@@ -99,7 +99,7 @@ impl<'a> Arm<'a> {
 
 /// What a select came to.
 ///
-/// Only `select` makes one, and only the macro and [`Select`] use it, once, with the arms it was
+/// Only `select` makes one, and only the macro and `Select` use it, once, with the arms it was
 /// made from:
 /// what lies in a slot is known by nothing else.
 #[derive(Clone, Copy, Debug)]
