@@ -81,7 +81,8 @@ fn dumps_while_everything_moves() {
 fn every_wait_says_what_it_is() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
-        let mut waits: Vec<(&str, Box<dyn FnOnce() + Send>)> = Vec::new();
+        type Wait = Box<dyn FnOnce() + Send>;
+        let mut waits: Vec<(&str, Wait)> = Vec::new();
         let (tx, rx) = bounded::<u8>(0);
         let (full, _full_rx) = bounded::<u8>(1);
         full.send(0).unwrap();
