@@ -1,5 +1,6 @@
 //! Time: sleeping, timers, tickers, timeouts. Names as in Go's `time`, types as in std's.
 
+mod pool;
 mod slot;
 mod timer;
 
