@@ -276,6 +276,15 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
     Ok(&DEFAULT.get_or_init(|| runtime).sched)
 }
 
+/// The caller's runtime, or the one that serves plain threads.
+pub(crate) fn current_sched() -> io::Result<&'static Sched> {
+    match current_g() {
+        // SAFETY: a goroutine that runs keeps its runtime alive.
+        Some(g) => Ok(unsafe { &*g.sched.get() }),
+        None => default_sched(),
+    }
+}
+
 /// Calls `f` with the runtime that the caller is in: its goroutine's, or the default one.
 #[track_caller]
 pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {

@@ -4,17 +4,18 @@
 //!
 //! # The keeper
 //! An M without a P is in the list of idle Ms, or it is the **keeper**: the one that sleeps only until
-//! the earliest timer of all Ps, then takes an idle P and runs what is due. There is one as soon as an M
-//! goes idle while timers are set. If no P is idle when a timer is due, those who run look at the
-//! timers themselves (`switch.rs`).
+//! the earliest timer of all Ps, then takes an idle P and runs what is due. If goroutines wait for
+//! descriptors, it sleeps in the poller. There is one as soon as an M goes idle while there are timers or
+//! such goroutines. If no P is idle when a timer is due, those who run look at the timers themselves
+//! (`switch.rs`), and so they do for descriptors.
 //!
 //! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
 //! `timers.rs`.
 //!
 //! # Two global queues
 //! Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
-//! does not stand behind them. A search takes from `tired` last; so that nobody starves there, a look for
-//! fairness (`find.rs`) takes from it first.
+//! does not stand behind them, nor does one whose descriptor became ready. So that nobody starves there, a look
+//! for fairness (`find.rs`) begins with `tired`.
 //!
 //! # Waking
 //! Under the lock it is decided who is woken, and he gets what he needs ([`Wake`]); the system call comes
@@ -152,7 +153,7 @@ impl Wake {
     pub(crate) fn deliver(self) {
         match self {
             Wake::Nobody => {}
-            Wake::Thread(m) => m.parker.unpark(),
+            Wake::Thread(m) => m.rouse(),
             Wake::Aide(aide) => aide.call(0),
         }
     }
@@ -223,7 +224,8 @@ impl Sched {
     pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
         let keeps = (central.keeper.is_none() || central.keeps(m)) && !m.listed.get();
         let first = self.next_timer();
-        if keeps && first != NEVER {
+        let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
+        if keeps && (first != NEVER || polls) {
             central.keeper = Some(m);
             self.keeper_until.store(first, Ordering::Relaxed);
             // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
@@ -242,7 +244,7 @@ impl Sched {
         if let Some(keeper) = central.keeper
             && first < self.keeper_until.load(Ordering::Relaxed)
         {
-            keeper.parker.unpark();
+            keeper.rouse();
         }
         NEVER
     }
@@ -259,13 +261,21 @@ impl Sched {
         central.keeper.take()
     }
 
+    /// A first goroutine waits for a descriptor: somebody should sleep in the poller.
+    pub(crate) fn want_poller(&self) {
+        full_fence();
+        if self.idle.idle_ps() != 0 {
+            self.hurry_keeper();
+        }
+    }
+
     /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
     #[cold]
     pub(crate) fn hurry_keeper(&self) {
         let keeper = self.central.lock().keeper;
         match keeper {
             // Never freed, and a note too many does no harm.
-            Some(keeper) => keeper.parker.unpark(),
+            Some(keeper) => keeper.rouse(),
             None => self.wake(),
         }
     }
@@ -322,18 +332,19 @@ impl Sched {
         self.publish_global_len(central);
     }
 
-    /// Exactly one: the fairness look of every 61st tick, or sysmon's, which begins with those that used up
-    /// their slice.
-    pub(crate) fn pop_global(&self, tired_first: bool) -> Option<&'static G> {
+    /// Exactly one: the fairness look of every 61st tick.
+    pub(crate) fn pop_global(&self) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let central = &mut *central;
-        let (first, then) = if tired_first {
-            (&mut central.tired, &mut central.global)
-        } else {
-            (&mut central.global, &mut central.tired)
-        };
-        let g = first.pop_front().or_else(|| then.pop_front());
-        self.publish_global_len(central);
+        let g = central.global.pop_front();
+        self.publish_global_len(&central);
+        g
+    }
+
+    /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice.
+    pub(crate) fn pop_tired_or_global(&self) -> Option<&'static G> {
+        let mut central = self.central.lock();
+        let g = central.tired.pop_front().or_else(|| central.global.pop_front());
+        self.publish_global_len(&central);
         g
     }
 
@@ -350,10 +361,16 @@ impl Sched {
             let pushed = p.runq.push_back(NonNull::from(g)).is_ok();
             debug_assert!(pushed, "half a ring fits an empty one");
         }
-        // Those who used up their slice one by one: each of them is a long turn.
-        let first = first.or_else(|| central.tired.pop_front());
         self.publish_global_len(central);
         first
+    }
+
+    /// One of those who used up their slice: each of them is a long turn.
+    pub(crate) fn take_tired(&self) -> Option<&'static G> {
+        let mut central = self.central.lock();
+        let g = central.tired.pop_front();
+        self.publish_global_len(&central);
+        g
     }
 
     /// Under the lock: everything in the queue of `p`, which nobody holds, goes to the head of the global

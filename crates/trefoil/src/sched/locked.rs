@@ -94,7 +94,7 @@ pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     home.chosen.set(Some(g));
     home.handed.set(Some(p));
     drop(central);
-    home.parker.unpark();
+    home.rouse();
 }
 
 impl Sched {

@@ -9,6 +9,8 @@
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
 //! | `find.rs` | where the next goroutine comes from |
 //! | `wait.rs`, `timers.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
+//! | `queue.rs`, `table.rs` | lists of sleepers; lists by address, for locks of one word |
+//! | `pollable.rs` | who waits for a descriptor, and what the poller says about it |
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
@@ -31,8 +33,10 @@ pub(crate) mod join;
 pub(crate) mod locked;
 pub(crate) mod m;
 pub(crate) mod p;
+pub(crate) mod pollable;
 pub(crate) mod preempt;
 pub(crate) mod procs;
+pub(crate) mod queue;
 pub(crate) mod reason;
 pub(crate) mod rng;
 pub(crate) mod runq;
@@ -41,6 +45,7 @@ pub(crate) mod spawn;
 pub(crate) mod state;
 pub(crate) mod switch;
 pub(crate) mod sysmon;
+pub(crate) mod table;
 pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
@@ -141,6 +146,7 @@ pub(crate) struct Sched {
     pub(crate) signals: AtomicU64,
     pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
+    pub(crate) poller: &'static pollable::Poller,
     /// Never freed: a signal handler may know it.
     pub(crate) aide: &'static aide::Aide,
     /// It was said that no thread can be had.
@@ -154,6 +160,7 @@ pub(crate) struct Sched {
 impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
+        let poller = pollable::Poller::leak();
         let sched = Arc::new(Sched {
             central: Lock::new(Central::new()),
             global_len: AtomicU32::new(0),
@@ -173,8 +180,9 @@ impl Sched {
             preemptions: AtomicU64::new(0),
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
-            sysmon: sysmon::Sysmon::leak(),
+            sysmon: sysmon::Sysmon::leak(poller),
             aide: aide::Aide::leak(),
+            poller,
             said_no_threads: AtomicBool::new(false),
             config,
             started: Instant::now(),
@@ -207,7 +215,7 @@ impl Sched {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
         while let Some(m) = central.pop_any_m() {
-            m.parker.unpark();
+            m.rouse();
         }
         drop(central);
         self.sysmon.wake();
@@ -293,6 +301,7 @@ impl Sched {
         self.idle.idle_ps() >= self.procs()
             && self.astray.load(Ordering::Relaxed) == 0
             && !self.has_global()
+            && !self.poller.is_wanted()
             && self.next_timer() == NEVER
     }
 
@@ -324,6 +333,7 @@ impl Sched {
 
 impl Drop for Sched {
     fn drop(&mut self) {
+        self.poller.epoll.close();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {

@@ -4,6 +4,7 @@ pub(crate) mod altstack;
 pub(crate) mod clock;
 pub(crate) mod cpus;
 pub(crate) mod env;
+pub(crate) mod epoll;
 pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;

@@ -1,4 +1,4 @@
-//! Queues of sleepers: what every primitive of `sync` waits in.
+//! Queues of sleepers: what the primitives of `sync` and descriptors wait in.
 //!
 //! A sleeper lies in a [`Node`] in its own frame; a [`List`] links nodes, first in, first out. The
 //! list is behind a lock of its owner: a bucket of `table.rs` (mutexes and read-write locks, which
@@ -24,9 +24,9 @@
 //! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
 //!    freed or woken under them. A taken sleeper is woken after the lock is given back.
 
-use crate::sched::Rt;
-use crate::sched::reason::WaitReason;
-use crate::sched::wait::{self, Waiter};
+use super::Rt;
+use super::reason::WaitReason;
+use super::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos};
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
