@@ -198,7 +198,11 @@ impl RuntimeBuilder {
         let said = self.procs.or(env.procs);
         let procs = said.unwrap_or_else(cpus::default_procs);
         let max_threads = match self.max_threads {
-            Some(0) => return Err(invalid("max_threads(0): at least one is needed".into())),
+            Some(n @ 0..2) => {
+                let text =
+                    format!("max_threads({n}): at least 2 are needed, because one may block");
+                return Err(invalid(text));
+            }
             Some(n) => u32::try_from(n).unwrap_or(u32::MAX),
             None => MAX_THREADS,
         };

@@ -61,5 +61,7 @@ pub(crate) fn linked() {
         dlopen::dlopen as *const (),
         dlopen::dlmopen as *const (),
         dlopen::dlclose as *const (),
+        signals::sigaction as *const (),
+        signals::signal as *const (),
     ]);
 }

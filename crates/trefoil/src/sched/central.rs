@@ -48,6 +48,8 @@ pub(crate) struct Central {
     idle_ps: Option<&'static P>,
     idle_ms: Option<&'static M>,
     pub(crate) idle_m_count: u32,
+    /// Threads that the aide has started and that are not here yet.
+    pub(crate) starting: u32,
     keeper: Option<&'static M>,
 }
 
@@ -62,6 +64,7 @@ impl Central {
             idle_ps: None,
             idle_ms: None,
             idle_m_count: 0,
+            starting: 0,
             keeper: None,
         }
     }
@@ -118,6 +121,16 @@ impl Central {
         self.orphans = p.idle_link.take();
         Some((p, p.orphan_spins.get()))
     }
+
+    pub(crate) fn has_orphans(&self) -> bool {
+        self.orphans.is_some()
+    }
+
+    /// Whether there should be more threads: none is to spare.
+    pub(crate) fn wants_thread(&self) -> bool {
+        let idle = self.idle_m_count + u32::from(self.keeper.is_some());
+        self.starting == 0 && (self.has_orphans() || idle == 0)
+    }
 }
 
 /// Takes `m` out of a list through `idle_link`; whether it was in there.
@@ -146,6 +159,8 @@ fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
 pub(crate) enum Wake {
     Nobody,
     Thread(&'static M),
+    /// The last one to spare: there should be another.
+    LastThread(&'static M, &'static Aide),
     Aide(&'static Aide),
 }
 
@@ -154,6 +169,10 @@ impl Wake {
         match self {
             Wake::Nobody => {}
             Wake::Thread(m) => m.rouse(),
+            Wake::LastThread(m, aide) => {
+                m.rouse();
+                aide.call(0);
+            }
             Wake::Aide(aide) => aide.call(0),
         }
     }
@@ -448,7 +467,37 @@ impl Sched {
         let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(central))?;
         m.spinning.set(spinning);
         m.handed.set(Some(p));
-        Some(Wake::Thread(m))
+        Some(if central.wants_thread() { Wake::LastThread(m, self.aide) } else { Wake::Thread(m) })
+    }
+
+    /// A thread that the aide started is here.
+    pub(crate) fn one_started(&self) {
+        let mut central = self.central.lock();
+        // The first one was not the aide's.
+        central.starting = central.starting.saturating_sub(1);
+    }
+
+    /// Under the lock: `m`, without a P, takes one that waits for a thread.
+    pub(crate) fn adopt(&self, central: &mut Central, m: &'static M) -> Option<&'static P> {
+        let (p, spinning) = central.pop_orphan()?;
+        m.spinning.set(spinning);
+        Some(p)
+    }
+
+    /// Under the lock: no thread can be had for those that wait.
+    pub(crate) fn adopt_none(&self, central: &mut Central) {
+        while let Some((p, spinning)) = central.pop_orphan() {
+            self.return_p(central, p, spinning).deliver();
+        }
+    }
+
+    /// The thread of `m` ends: its P is nobody's.
+    pub(crate) fn leave_p(&self, m: &'static M) {
+        let Some(p) = m.p.take() else { return };
+        let mut central = self.central.lock();
+        let wake = self.hand_off(&mut central, p);
+        drop(central);
+        wake.deliver();
     }
 
     /// Under the lock: no thread could be started for `p`, and the claim that may go with it. Someone who went

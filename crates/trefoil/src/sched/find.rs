@@ -94,9 +94,6 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
-    if p.runq.is_empty() {
-        return None; // then it takes a whole share of the global queue
-    }
     let g = sched.pop_tired_or_global()?;
     p.was_fair.set(true);
     p.next_tired_tick();
@@ -324,6 +321,16 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         }
         if sched.stopping.load(Ordering::Relaxed) {
             return None;
+        }
+        if !m.listed.get()
+            && let Some(p) = sched.adopt(&mut central, m)
+        {
+            if central.keeps(m) {
+                sched.dismiss_keeper(&mut central);
+            }
+            drop(central);
+            m.set_p(Some(p));
+            return Some(());
         }
         // Work that someone wanted to wake a thread for, and could not.
         let overlooked = sched.has_global() && !m.listed.get() && !central.keeps(m);

@@ -44,8 +44,8 @@ use std::sync::atomic::Ordering;
 
 /// Strays that are looked at each time.
 const STRAY_LOOKS: usize = 8;
-/// CPU time that a stray may use before it is called back.
-const STRAY_CPU_NANOS: u64 = 1_000_000;
+/// CPU time that a stray may use between two looks before it is called back.
+const STRAY_CPU_NANOS: u64 = 500_000;
 
 /// A place in the list of strays. Under the scheduler's lock.
 pub(crate) struct Stray {
@@ -122,9 +122,17 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
         return rt;
     }
     let last = m.p.take();
-    if !sched.stopping.load(Ordering::Relaxed)
-        && let Some(p) = sched.take_idle_p_or(&mut central, last)
-    {
+    let p = if sched.stopping.load(Ordering::Relaxed) {
+        None
+    } else if let Some((p, spinning)) = central.pop_orphan() {
+        if spinning {
+            sched.idle.stop_spinning();
+        }
+        Some(p)
+    } else {
+        sched.take_idle_p_or(&mut central, last)
+    };
+    if let Some(p) = p {
         drop(central);
         m.set_p(Some(p));
         super::locked::mark(m, p);
@@ -235,9 +243,12 @@ impl Sched {
             first_seen.get_or_insert(m);
             central.strays.remove(m);
             central.strays.push(m);
-            let cpu = probe::cpu_time(m.tid.load(Ordering::Relaxed));
-            if cpu.saturating_sub(m.stray.cpu.get()) > STRAY_CPU_NANOS
+            let tid = m.tid.load(Ordering::Relaxed);
+            let cpu = probe::cpu_time(tid);
+            let used = cpu.saturating_sub(m.stray.cpu.replace(cpu));
+            if used > STRAY_CPU_NANOS
                 && m.in_runtime.load(Ordering::Relaxed) == 0
+                && Probe::new().look(tid) == Look::Running
             {
                 signal(m);
             }

@@ -88,6 +88,11 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
 pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
+    if sched.stopping.load(Ordering::Relaxed) {
+        // Its thread may have ended; nobody will run it.
+        central.global.push_back(g);
+        return;
+    }
     let Some(p) = m.p.take() else { return };
     p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
     central.remove_home(home);

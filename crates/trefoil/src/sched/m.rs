@@ -39,7 +39,7 @@ use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
-use crate::sys::{signal, thread};
+use crate::sys::thread;
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
@@ -212,18 +212,10 @@ impl M {
         self.p.set(p);
     }
 
-    /// Starts a thread for `sched` that begins with `p`. On failure the P is the caller's again.
-    /// The thread was admitted as number `id`, and is dismissed again on failure. Allocates: not with a P in
-    /// hand.
-    pub(crate) fn start(
-        sched: &Arc<Sched>,
-        id: u32,
-        p: &'static P,
-        spinning: bool,
-    ) -> io::Result<()> {
+    /// Starts a thread for `sched`, which looks for a P by itself. It was admitted as number `id`, and is
+    /// dismissed again on failure. Allocates: not with a P in hand, nor with one waiting for it.
+    pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
         let m = M::new(sched, id);
-        m.handed.set(Some(p));
-        m.spinning.set(spinning);
         let keep = sched.clone();
         let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
             m.thread_main();
@@ -233,7 +225,6 @@ impl M {
         match spawned {
             Ok(()) => Ok(()),
             Err(e) => {
-                m.handed.set(None);
                 m.retire();
                 let text = format!(
                     "cannot start another thread (have {}): {e}; \
@@ -256,17 +247,17 @@ impl M {
 
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
-        self.signal_mask.set(signal::current_mask());
+        self.signal_mask.set(super::preempt::ready_thread());
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // Timers are precise: by default the kernel may be 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        self.set_p(self.handed.take());
+        self.sched().one_started();
         switch::thread_loop(Rt(self));
         // Not later: our reference to the Sched, which owns the P, goes next.
-        self.set_p(None);
+        self.sched().leave_p(self);
     }
 
     /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.

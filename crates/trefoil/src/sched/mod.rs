@@ -190,12 +190,7 @@ impl Sched {
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
-        let p = {
-            let mut central = sched.central.lock();
-            sched.take_idle_p(&mut central).expect("made just now")
-        };
-        sched.idle.start_spinning();
-        m::M::start(&sched, sched.admit_thread()?, p, true)?;
+        m::M::start(&sched, sched.admit_thread()?)?;
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
@@ -203,6 +198,7 @@ impl Sched {
             sched.stop();
             return Err(e);
         }
+        sched.aide.call(0);
         Ok(sched)
     }
 
@@ -230,11 +226,18 @@ impl Sched {
     /// A thread was needed and could not be had: said once. The work waits for those there are.
     #[cold]
     pub(crate) fn say_no_threads(&self, e: &io::Error) {
-        if !self.said_no_threads.swap(true, Ordering::Relaxed) {
+        if self.said_no_threads.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let n = self.threads();
+        let wait = format_args!("goroutines wait until one of the {n} threads is free\n");
+        if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
+            let max = self.config.max_threads;
             crate::sys::stderr::write_stderr(format_args!(
-                "trefoil: {e}; goroutines wait until one of the {} threads is free\n",
-                self.threads()
+                "trefoil: program exceeds {max}-thread limit (RuntimeBuilder::max_threads); {wait}"
             ));
+        } else {
+            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}; {wait}"));
         }
     }
 
@@ -244,11 +247,8 @@ impl Sched {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
         if before >= self.config.max_threads {
             self.threads.fetch_sub(1, Ordering::AcqRel);
-            let text = format!(
-                "program exceeds {}-thread limit (RuntimeBuilder::max_threads)",
-                self.config.max_threads
-            );
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
+            // In words where no lock is held: `say_no_threads`.
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }

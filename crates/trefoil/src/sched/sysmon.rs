@@ -219,6 +219,9 @@ impl<'a> Watch<'a> {
                 me.until.store(next, Ordering::Relaxed);
                 // Pairs with the barrier of who sets a timer: it sees our time, or we its timer.
                 full_fence();
+                if me.urged.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+                    continue;
+                }
                 let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
                 let polls = self.hogged && sched.poller.is_wanted();
                 me.sleep(next.min(timer.max(now() + SHORTEST)), polls);
@@ -238,7 +241,8 @@ impl<'a> Watch<'a> {
             now,
             global: sched.has_global(),
             all_busy,
-            due: all_busy && sched.next_timer() <= now,
+            // With an idle P some thread sees to it, unless none can be had.
+            due: sched.next_timer() <= if all_busy { now } else { now.saturating_sub(SHORT_SLICE) },
             stopping,
             next: now + if stopping { LONGEST_STOPPING } else { LONGEST },
             found_blocked: false,
@@ -252,7 +256,7 @@ impl<'a> Watch<'a> {
             scene.next = now + INSIST;
         }
         for p in sched.all_ps() {
-            if p.status() == PStatus::Running {
+            if p.status() == PStatus::Running && p.holder().is_some() {
                 if fair {
                     p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
                 }

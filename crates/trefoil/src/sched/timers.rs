@@ -203,8 +203,10 @@ impl Sched {
     /// Sets a timer for the end of a goroutine's wait. The caller is about to park.
     pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
-        // If nothing else is to run here, this thread looks at its timers by itself.
-        if first && (!rt.p().runq.is_empty() || self.has_global()) {
+        // If nothing else is to run here, this thread looks at its timers by itself; but not one that waits for
+        // a locked goroutine.
+        let busy = !rt.p().runq.is_empty() || self.has_global() || rt.m().locked.get().is_some();
+        if first && busy {
             self.see_to_timer(when);
         }
     }

@@ -38,7 +38,7 @@ pub fn sleep_until(deadline: Instant) {
     }
 }
 
-fn sleep_until_nanos(when: Nanos) {
+pub(crate) fn sleep_until_nanos(when: Nanos) {
     // Nobody else knows this wait: only its deadline ends it.
     wait::wait(WaitReason::Sleep, when, |_| true);
 }
