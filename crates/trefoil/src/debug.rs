@@ -13,6 +13,8 @@ pub struct Stats {
     pub procs: Vec<ProcStats>,
     /// OS threads that run goroutines, idle ones included. The runtime has one more, which watches.
     pub threads: usize,
+    /// Of those, threads whose goroutine runs without a P: they block in some call, or just came back.
+    pub threads_without_p: usize,
     /// Goroutines alive.
     pub goroutines: usize,
     /// Goroutines waiting in the global queue.
@@ -23,6 +25,12 @@ pub struct Stats {
     pub stacks_live: usize,
     /// Stacks kept for reuse in the process-wide pool.
     pub stacks_pooled: usize,
+    /// Goroutines stopped by a signal.
+    pub preemptions: u64,
+    /// Signals sent for that; some come when the goroutine cannot be stopped.
+    pub preempt_signals: u64,
+    /// Ps taken from threads that blocked.
+    pub retakes: u64,
 }
 
 /// One P's part of [`Stats`].
@@ -67,6 +75,10 @@ pub fn stats() -> Stats {
         stack_bytes_mapped: memory.mapped_bytes,
         stacks_live: memory.live,
         stacks_pooled: memory.pooled,
+        threads_without_p: sched.astray.load(Ordering::Relaxed) as usize,
+        preemptions: sched.preemptions.load(Ordering::Relaxed),
+        preempt_signals: sched.signals.load(Ordering::Relaxed),
+        retakes: sched.retakes.load(Ordering::Relaxed),
     })
 }
 

@@ -59,6 +59,7 @@ compile_error!(
 );
 
 mod arch;
+mod blocking;
 pub mod chan;
 pub mod context;
 pub mod debug;
@@ -74,6 +75,7 @@ pub mod sync;
 mod sys;
 pub mod time;
 
+pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
 pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
 pub use scope::{Scope, ScopedJoinHandle, scope};

@@ -2,12 +2,14 @@
 
 use crate::goroutine::{Join, PanicMode};
 use crate::sched::spawn::{Place, Spec, spawn};
-use crate::sched::{Config, Hooks, Rt, Sched, current_g, switch};
+use crate::sched::sysmon::SLICE;
+use crate::sched::{Config, Hooks, MAX_THREADS, Rt, Sched, current_g, switch};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
 use std::fmt;
 use std::io;
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Once, OnceLock};
 
 /// Virtual stack of a goroutine, guard and thread-locals included.
@@ -64,7 +66,13 @@ pub struct Runtime {
 impl Runtime {
     /// Settings for a new runtime.
     pub fn builder() -> RuntimeBuilder {
-        RuntimeBuilder { procs: None, panic: PanicMode::Unwind, stack_size: None, reserve: None }
+        RuntimeBuilder {
+            procs: None,
+            panic: PanicMode::Unwind,
+            stack_size: None,
+            reserve: None,
+            max_threads: None,
+        }
     }
 
     /// Runs `f` as a main goroutine and returns its value. `f` may borrow: the caller waits.
@@ -135,6 +143,7 @@ pub struct RuntimeBuilder {
     panic: PanicMode,
     stack_size: Option<usize>,
     reserve: Option<bool>,
+    max_threads: Option<usize>,
 }
 
 impl RuntimeBuilder {
@@ -166,6 +175,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// The most threads that run goroutines; 10,000 unless it is said. Each goroutine in a blocking call
+    /// keeps one. When there are so many, one line on stderr says so, and goroutines wait for a thread.
+    pub fn max_threads(mut self, n: usize) -> Self {
+        self.max_threads = Some(n);
+        self
+    }
+
     /// Starts the runtime.
     ///
     /// # Errors
@@ -179,8 +195,14 @@ impl RuntimeBuilder {
         {
             return Err(invalid(format!("procs({n}): expected a number from 1 to 1024")));
         }
-        let procs = self.procs.or(env.procs).unwrap_or_else(cpus::default_procs);
-        process_init(&env)?;
+        let said = self.procs.or(env.procs);
+        let procs = said.unwrap_or_else(cpus::default_procs);
+        let max_threads = match self.max_threads {
+            Some(0) => return Err(invalid("max_threads(0): at least one is needed".into())),
+            Some(n) => u32::try_from(n).unwrap_or(u32::MAX),
+            None => MAX_THREADS,
+        };
+        let signal = process_init(&env)?;
         if self.stack_size.is_some() || self.reserve.is_some() {
             let size = self.stack_size.unwrap_or(DEFAULT_STACK_BYTES);
             mem::configure(size, self.reserve.unwrap_or(true))?;
@@ -190,6 +212,10 @@ impl RuntimeBuilder {
             schedtrace_ms: env.schedtrace_ms,
             scheddetail: env.scheddetail,
             first_id: 1,
+            max_threads,
+            async_preempt: signal,
+            slice: env.slice_us.map_or(SLICE, |us| us * 1_000),
+            follow_cpus: said.is_none(),
             hooks: Hooks {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
@@ -198,14 +224,15 @@ impl RuntimeBuilder {
         };
         let sched = Sched::start(procs, config)?;
         observe::deadlock::enrol(&sched);
-        observe::quit::install(sched.sysmon);
+        observe::quit::install(sched.aide);
         Ok(Runtime { sched })
     }
 }
 
-/// What a process needs once, before its first goroutine.
-fn process_init(env: &env::Env) -> io::Result<()> {
+/// What a process needs once, before its first goroutine. Whether goroutines can be preempted by a signal.
+fn process_init(env: &env::Env) -> io::Result<bool> {
     static ONCE: Once = Once::new();
+    static SIGNAL: AtomicBool = AtomicBool::new(false);
     ONCE.call_once(|| {
         arch::init();
         interpose::linked();
@@ -217,6 +244,9 @@ fn process_init(env: &env::Env) -> io::Result<()> {
         }
         observe::fault::install_handler();
         observe::panics::install_hook();
+        if !env.asyncpreemptoff {
+            SIGNAL.store(interpose::signals::install_preemption(env.preempt_signal), Relaxed);
+        }
     });
     let layout = mem::tls::init()?;
     if let Some(why) = &layout.why
@@ -231,7 +261,7 @@ fn process_init(env: &env::Env) -> io::Result<()> {
     }
     // It has made a thread, so glibc's handler is there to be wrapped.
     interpose::setxid::install();
-    Ok(())
+    Ok(SIGNAL.load(Relaxed))
 }
 
 /// The runtime of goroutines that plain threads start with `go`. It lives as long as the process.
@@ -294,18 +324,22 @@ pub fn procs() -> usize {
 /// When there is no memory for more Ps.
 #[track_caller]
 pub fn set_procs(n: usize) -> usize {
-    let before = match with_sched(|sched| sched.resize(n)) {
+    let resize = |sched: &Sched| {
+        sched.follows_cpus.store(false, Relaxed);
+        sched.resize(n).inspect(|_| sched.sysmon.wake())
+    };
+    let before = match with_sched(resize) {
         Ok(before) => before,
         Err(e) => panic!("set_procs({n}): {e}"),
     };
     match Rt::enter() {
         Some(rt) => {
-            rt.sched().wake_after_push(Some(rt));
+            rt.sched().wake_after_push();
             // If our own P is to go, let it.
             let asked = rt.p().flags.load(std::sync::atomic::Ordering::Relaxed) != 0;
             if asked { switch::yield_now(rt).leave() } else { rt.leave() }
         }
-        None => with_sched(|sched| sched.wake_after_push(None)),
+        None => with_sched(Sched::wake_after_push),
     }
     before
 }

@@ -153,7 +153,8 @@ fn passes(&(name, _, code, texts): &Scene) -> bool {
     let mut text = String::new();
     if name == "quit" {
         stderr.read_line(&mut text).unwrap();
-        std::thread::sleep(ms(100));
+        // Between its line and its sleep the OS may not run it for a while.
+        std::thread::sleep(ms(500));
         // SAFETY: our own child, which we have not waited for yet.
         unsafe { libc::kill(child.id() as i32, libc::SIGQUIT) };
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::watchdog;
+use common::{watchdog, yield_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,10 +29,14 @@ fn a_dump_shows_states_stacks_and_origins() {
     run(|| {
         let (tx, rx) = bounded::<()>(0);
         let receiver = Builder::new().name("receiver").go(move || waits_in_here(&rx)).unwrap();
-        // For longer than any dump takes; both are left behind.
-        let sleeper = go(|| sleep(Duration::from_secs(3600)));
-        go(move || sleeper.join().unwrap());
-        sleep(ms(50));
+        // For ever: the first dump reads the debug information, and that may take seconds.
+        let sleeper = go(|| sleep(Duration::MAX));
+        let joiner = go(move || sleeper.join().unwrap());
+        // Nothing tells that they wait already, but a dump.
+        yield_until("them to wait", || {
+            let text = debug::dump();
+            ["[chan receive]:", "[sleep]:", "[join]:"].iter().all(|state| text.contains(state))
+        });
         let text = debug::dump();
         assert!(text.starts_with("goroutine 1 \"main\" [running]:"), "{text}");
         let block = |head: &str| {
@@ -47,6 +51,7 @@ fn a_dump_shows_states_stacks_and_origins() {
         assert_eq!(text.matches("goroutine ").count() - text.matches("in goroutine").count(), 4);
         drop(tx);
         receiver.join().unwrap();
+        assert!(!joiner.is_finished());
     });
 }
 

@@ -139,18 +139,25 @@ fn a_goroutine_in_the_drop_of_its_result_is_counted() {
         }
     }
     static OPEN: AtomicBool = AtomicBool::new(false);
+    static UNWANTED: AtomicBool = AtomicBool::new(false);
+    fn wait_for(flag: &AtomicBool) {
+        while !flag.load(Ordering::Relaxed) {
+            time::sleep(Duration::from_millis(1));
+        }
+    }
     let _watchdog = watchdog();
     let other = Runtime::builder().procs(1).build().unwrap();
-    let gate = other
-        .go(|| {
-            while !OPEN.load(Ordering::Relaxed) {
-                time::sleep(Duration::from_millis(1));
-            }
+    let gate = other.go(|| wait_for(&OPEN)).unwrap();
+    let first = one_p();
+    let handle = first
+        .go(move || {
+            // If it ended earlier, the handle would own the result, and we would wait in its drop.
+            wait_for(&UNWANTED);
+            Waits(Some(gate))
         })
         .unwrap();
-    let first = one_p();
-    let handle = first.go(move || Waits(Some(gate))).unwrap();
     drop(handle);
+    UNWANTED.store(true, Ordering::Relaxed);
     time::sleep(Duration::from_millis(50));
     drop(first);
     time::sleep(Duration::from_millis(50));

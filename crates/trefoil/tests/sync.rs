@@ -1078,18 +1078,21 @@ fn errgroup_first_error_wins() {
         let group = ErrGroup::new();
         group.go(|| Ok(()));
         assert_eq!(group.wait(), Ok(()));
-        let gate = Arc::new(Barrier::new(2));
-        let g = gate.clone();
-        group.go(move || {
-            g.wait();
-            sleep(2 * MS);
-            Err("second")
+        // Nothing tells that the first has ended: a sleep must do, and may be too short.
+        once_in_five(|| {
+            let gate = Arc::new(Barrier::new(2));
+            let g = gate.clone();
+            group.go(move || {
+                g.wait();
+                sleep(2 * MS);
+                Err("second")
+            });
+            group.go(move || {
+                gate.wait();
+                Err("first")
+            });
+            same(group.wait(), Err("first"))
         });
-        group.go(move || {
-            gate.wait();
-            Err("first")
-        });
-        assert_eq!(group.wait(), Err("first"));
         // It is taken out, and the group can be used again; a clone is the same group.
         assert_eq!(group.wait(), Ok(()));
         group.clone().go(|| Err("again"));

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::watchdog;
+use common::{once_in_five, same, watchdog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -94,16 +94,20 @@ fn after_func_chain() {
 #[test]
 fn after_func_stops_in_time_and_survives_its_handle() {
     at_all_sizes(|| {
-        let (tx, rx) = unbounded();
-        let stopped = after_func(ms(50), {
-            let tx = tx.clone();
-            move || tx.send("stopped").unwrap()
+        // Stopped in time, unless the OS lets 50 ms pass between two of our lines.
+        once_in_five(|| {
+            let (tx, rx) = unbounded();
+            let stopped = after_func(ms(50), {
+                let tx = tx.clone();
+                move || tx.send("stopped").unwrap()
+            });
+            same((stopped.stop(), stopped.stop()), (true, false))?;
+            drop(after_func(ms(1), move || tx.send("on its own").unwrap()));
+            assert_eq!(rx.recv(), Ok("on its own"));
+            sleep(ms(60));
+            assert!(rx.try_recv().is_err());
+            Ok(())
         });
-        assert!(stopped.stop() && !stopped.stop());
-        drop(after_func(ms(1), move || tx.send("on its own").unwrap()));
-        assert_eq!(rx.recv(), Ok("on its own"));
-        sleep(ms(60));
-        assert!(rx.try_recv().is_err());
     });
 }
 
@@ -278,7 +282,7 @@ fn waits_that_end_early_leave_no_heap_behind() {
 fn timeout_gives_the_value_the_error_or_the_panic() {
     at_all_sizes(|| {
         assert_eq!(timeout(Duration::from_secs(60), || 7), Ok(7));
-        assert_eq!(timeout(ms(1), || sleep(ms(200))).unwrap_err().to_string(), "timed out");
+        assert_eq!(timeout(ms(1), || sleep(Duration::MAX)).unwrap_err().to_string(), "timed out");
         let panic = std::panic::catch_unwind(|| {
             let _ = timeout(Duration::from_secs(60), || std::panic::resume_unwind(Box::new(5)));
         });
@@ -290,15 +294,15 @@ fn timeout_gives_the_value_the_error_or_the_panic() {
 fn an_idle_runtime_uses_no_cpu() {
     if common::in_child() {
         trefoil::run(|| {
-            sleep(ms(50));
-            let before = common::cpu_time();
-            sleep(Duration::from_secs(2));
-            eprintln!("used={}", (common::cpu_time() - before).as_micros());
+            // The first may see the end of the start-up.
+            once_in_five(|| {
+                let before = common::cpu_time();
+                sleep(Duration::from_secs(1));
+                let used = common::cpu_time() - before;
+                if used < ms(10) { Ok(()) } else { Err(format!("{used:?} of CPU in a second")) }
+            });
         });
         return;
     }
-    let text = common::Child::of("an_idle_runtime_uses_no_cpu").succeed();
-    let used = text.split("used=").nth(1).and_then(|t| t.lines().next()).unwrap();
-    let used: u64 = used.parse().unwrap();
-    assert!(used < 20_000, "{used} µs of CPU in two idle seconds");
+    common::Child::of("an_idle_runtime_uses_no_cpu").succeed();
 }

@@ -788,6 +788,32 @@ fn dlopen_of_many_libraries() {
     });
 }
 
+/// Several load and unload at once: who looks at the loader's list finds modules there that another is
+/// just unmapping. That was read, and crashed in one of ten runs of the tests above at once.
+///
+/// No initial-exec ones: glibc leaks the place of those that are not closed in the reverse order.
+#[test]
+fn libraries_come_and_go_at_once() {
+    let scratch = Scratch::new("traffic");
+    let mut files = Vec::new();
+    for i in 0..PROCS {
+        match library(&scratch.0, &format!("t{i}"), "global-dynamic") {
+            Some(file) => files.push(file),
+            None => return,
+        }
+    }
+    on_goroutines(|| {
+        let handles = crowd(files.len(), move |i| {
+            for round in 0..300 {
+                let lib = Lib::open(&files[i]);
+                joined(go(move || lib.check(round)));
+                lib.close();
+            }
+        });
+        handles.into_iter().for_each(joined);
+    });
+}
+
 /// The whole suite once more with TLS blocks by `pthread_create`, as where the template is not trusted.
 #[test]
 fn all_of_it_on_the_fallback() {

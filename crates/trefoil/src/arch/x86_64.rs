@@ -48,7 +48,6 @@ const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
 const SYS_ARCH_PRCTL: u64 = 158;
 const ARCH_SET_GS: u64 = 0x1001;
-const ARCH_SET_FS: u64 = 0x1002;
 const ARCH_GET_GS: u64 = 0x1004;
 
 /// Whether `wrfsbase` may be used. False until [`init`].
@@ -201,84 +200,6 @@ unsafe extern "sysv64" fn entry_stub() -> ! {
     )
 }
 
-/// Calls `f(arg)` on another stack and thread pointer, then comes back.
-///
-/// # Safety
-/// `sp` (16-aligned) has room below it and nobody runs on that stack meanwhile; `tp` is its TLS
-/// block, `own_tp` the caller's. `f` neither unwinds nor switches contexts.
-pub(crate) unsafe fn call_on(
-    sp: *mut u8,
-    tp: *mut u8,
-    own_tp: *mut u8,
-    f: unsafe extern "sysv64" fn(*mut ()),
-    arg: *mut (),
-) {
-    // SAFETY: the caller's contract. The thread pointer is set by functions that touch no TLS.
-    unsafe { call_on_asm(f, arg, sp, tp, own_tp, set_fs as *const ()) }
-}
-
-#[unsafe(naked)]
-unsafe extern "sysv64" fn call_on_asm(
-    f: unsafe extern "sysv64" fn(*mut ()),
-    arg: *mut (),
-    sp: *mut u8,
-    tp: *mut u8,
-    own_tp: *mut u8,
-    set_fs: *const (),
-) {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbp, 0",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        ".cfi_offset rbx, -24",
-        ".cfi_offset r12, -32",
-        ".cfi_offset r13, -40",
-        ".cfi_offset r14, -48",
-        "mov rbx, rdi",
-        "mov r12, rsi",
-        "mov r13, r8",
-        "mov r14, r9",
-        "mov rsp, rdx",
-        "mov rdi, rcx",
-        "call r14",
-        "mov rdi, r12",
-        "call rbx",
-        "mov rdi, r13",
-        "call r14",
-        "lea rsp, [rbp - 32]",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
-}
-
-/// Moves the thread pointer.
-///
-/// # Safety
-/// `tp` is a TLS block that nobody else runs on; the code up to the next `set_fs` or `switch` must
-/// not hold addresses of thread-locals across the call.
-pub(crate) unsafe extern "sysv64" fn set_fs(tp: *mut u8) {
-    if FSGSBASE.load(Ordering::Relaxed) {
-        // SAFETY: the caller's contract; the CPU has the instruction.
-        unsafe { asm!("wrfsbase {}", in(reg) tp, options(nostack, preserves_flags)) }
-    } else {
-        // SAFETY: the caller's contract.
-        unsafe { arch_prctl(ARCH_SET_FS, tp as u64) };
-    }
-}
-
 /// Floating-point control as a fresh goroutine finds it, where it differs.
 #[inline]
 pub(crate) fn reset_float_control() {
@@ -316,10 +237,15 @@ pub(crate) unsafe fn set_m<M>(m: *const M) {
     unsafe { arch_prctl(ARCH_SET_GS, m as u64) };
 }
 
-/// The GS base by system call: null if this thread never had an M. For code that does not know where
-/// it runs; the value may be a parent's M (see the head).
+/// The GS base: null if this thread never had an M. For code that does not know where it runs; the value
+/// may be a parent's M (see the head).
 pub(crate) fn inherited_m<M>() -> *const M {
     let mut base = 0u64;
+    if FSGSBASE.load(Ordering::Relaxed) {
+        // SAFETY: the CPU has the instruction.
+        unsafe { asm!("rdgsbase {}", out(reg) base, options(nostack, nomem, preserves_flags)) }
+        return base as *const M;
+    }
     // SAFETY: the kernel writes one word.
     unsafe { arch_prctl(ARCH_GET_GS, &raw mut base as u64) };
     base as *const M
@@ -338,16 +264,16 @@ pub(crate) unsafe fn current_m<M>() -> *const M {
     m
 }
 
-/// Stores a byte at a fixed offset of the running thread's M, in one instruction: there is no moment
-/// between finding M and writing to it in which the goroutine could have moved.
+/// Sets the running thread's "in the runtime" byte, in one instruction: there is no moment between finding M
+/// and writing to it in which the goroutine could have moved.
 ///
 /// # Safety
-/// As [`current_m`]; the offset is that of a byte-sized cell in M.
+/// As [`current_m`].
 #[inline(always)]
-pub(crate) unsafe fn store_m_byte<const OFFSET: usize>(value: u8) {
+pub(crate) unsafe fn set_in_runtime<const VALUE: u8>() {
     // SAFETY: the caller's contract. No `nomem`: it orders the compiler's accesses around it.
     unsafe {
-        asm!("mov byte ptr gs:[{off}], {v}", off = const OFFSET, v = in(reg_byte) value,
+        asm!("mov byte ptr gs:[{off}], {v}", off = const super::M_IN_RUNTIME, v = const VALUE,
             options(nostack, preserves_flags))
     }
 }
@@ -441,20 +367,5 @@ mod tests {
         let init = MXCSR_INIT;
         // SAFETY: the state every thread starts with.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const init) };
-    }
-
-    #[test]
-    fn call_on_another_stack_returns() {
-        unsafe extern "sysv64" fn f(arg: *mut ()) {
-            // SAFETY: the test passes a u64.
-            unsafe { *arg.cast::<u64>() += 1 };
-        }
-        init();
-        let mut stack = vec![0u128; 4096];
-        let top = stack.as_mut_ptr_range().end.cast::<u8>();
-        let mut n = 41u64;
-        // SAFETY: our own stack memory, our own TLS on both sides.
-        unsafe { call_on(top, thread_pointer(), thread_pointer(), f, (&raw mut n).cast()) };
-        assert_eq!(n, 42);
     }
 }

@@ -10,7 +10,7 @@
 //! have an initial value; it is there when dlopen returns.
 
 use super::Next;
-use crate::mem::tls::{READY, modules_changed};
+use crate::mem::tls::{Loader, READY, modules_changed};
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::mem::transmute;
@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: libc's function of that name and type, with the caller's argument.
     let rc = unsafe { transmute::<*mut c_void, Close>(CLOSE.get())(handle) };
     if rc == 0 {
-        changed();
+        changed(None);
     }
     rc
 }
@@ -95,7 +95,7 @@ unsafe extern "C" fn watched_open(file: *const c_char, mode: c_int) -> *mut c_vo
     // SAFETY: libc's function of that name and type, with the caller's arguments.
     let handle = unsafe { transmute::<*mut c_void, Open>(OPEN.get())(file, mode) };
     if !handle.is_null() {
-        changed();
+        changed(Some(loader()));
     }
     handle
 }
@@ -108,11 +108,22 @@ unsafe extern "C" fn watched_open_in(
     // SAFETY: libc's function of that name and type, with the caller's arguments.
     let handle = unsafe { transmute::<*mut c_void, OpenIn>(OPEN_IN.get())(space, file, mode) };
     if !handle.is_null() {
-        changed();
+        changed(Some(loader()));
     }
     handle
 }
 
-fn changed() {
-    modules_changed(|visit| crate::mem::for_each_block(visit));
+/// The real functions, for who must not come back here.
+pub(crate) fn loader() -> Loader {
+    // SAFETY: libc's functions of these names and types.
+    unsafe {
+        Loader {
+            open: transmute::<*mut c_void, Open>(OPEN.get()),
+            close: transmute::<*mut c_void, Close>(CLOSE.get()),
+        }
+    }
+}
+
+fn changed(loader: Option<Loader>) {
+    modules_changed(loader, |visit| crate::mem::for_each_block(visit));
 }

@@ -12,9 +12,10 @@
 //! to other linkers too.
 
 mod attr;
-mod dlopen;
+pub(crate) mod dlopen;
 mod keys;
 pub(crate) mod setxid;
+pub(crate) mod signals;
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

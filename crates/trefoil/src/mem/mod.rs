@@ -24,10 +24,10 @@
 //!   between: else stacks without a credit pile up, and invariant 2 is broken.
 //! - [`release`] does it, if the stack came from [`acquire`].
 //!
-//! Everything here may be called with any FS base and must not be preempted meanwhile. It takes
-//! only the runtime's own locks. Malloc is called for the text of an error, and by `tls` for what
-//! hangs on a block (`refill` that makes stacks, `push` and `release` that retire some); never with
-//! one of our locks held, but for the gate, which only [`for_each_block`] waits at.
+//! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods are called
+//! inside the runtime; they do not call malloc (but for a DTV that glibc has enlarged). [`stock`] and
+//! [`acquire`] do, for what hangs on a block: never with one of our locks held, but for the gate, which
+//! only [`for_each_block`] waits at.
 
 mod arena;
 mod depot;
@@ -101,21 +101,17 @@ impl StackCache {
         self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
     }
 
-    /// Fetches stacks when `pop` had none, and returns one. The caller holds a credit, so there is
-    /// a slot; an error is the kernel's (no page for the guard's table) or that of `tls::create`.
+    /// Fetches stacks from the depot when `pop` had none, and returns one. None: the depot is empty, and
+    /// [`stock`] fills it.
     #[cold]
-    pub(crate) fn refill(&mut self) -> io::Result<Stack> {
+    pub(crate) fn refill(&mut self) -> io::Result<Option<Stack>> {
         debug_assert!(self.stacks.is_empty());
         self.enrol()?;
-        let class = self.class;
-        let fresh = || arena::take_virgins::<FRESH_BATCH>(class, FRESH_BATCH);
-        let batch = match DEPOTS[class.index()].take_or_else(BATCH, fresh) {
-            Ok(batch) => batch,
-            Err(slots) => make(&slots)?,
-        };
-        debug_assert!(batch.len() <= LOCAL_MAX);
-        self.stacks = batch;
-        self.pop().ok_or_else(no_slot)
+        if let Ok(batch) = DEPOTS[self.class.index()].take_or_else(BATCH, || ()) {
+            debug_assert!(batch.len() <= LOCAL_MAX);
+            self.stacks = batch;
+        }
+        Ok(self.pop())
     }
 
     /// Takes back a default-size stack, recycled; its credit is `unreserve_one`'s. Nobody runs on
@@ -194,6 +190,23 @@ impl StackCache {
         }
         Ok(())
     }
+}
+
+/// Makes a batch of default-size stacks for the depot. It may wait for malloc's locks, whose holders may be
+/// goroutines: not with a P in hand. Who holds a credit calls this until the depot has a stack: there is a
+/// slot for it, but it may pass through other hands. An error is the kernel's (no page for the guard's
+/// table) or that of `tls::create`.
+#[cold]
+pub(crate) fn stock() -> io::Result<()> {
+    let class = Setup::get()?.default();
+    tls::provide(FRESH_BATCH);
+    let slots = arena::take_virgins::<FRESH_BATCH>(class, FRESH_BATCH);
+    if slots.len() > 0 {
+        // Not `deposit`: there is nothing to trim, and somebody wants them.
+        let rejected = DEPOTS[class.index()].put(make(&slots)?, usize::MAX);
+        debug_assert!(rejected.is_none());
+    }
+    Ok(())
 }
 
 /// A stack of at least `size` bytes (guard and TLS block included), with its own credit. For sizes

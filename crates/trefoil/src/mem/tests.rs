@@ -49,7 +49,17 @@ fn faults_in_child(test: &str, body: impl FnOnce()) {
 /// As a P does: a credit at spawn, a stack at the first run.
 fn start(cache: &mut StackCache) -> Stack {
     cache.reserve_one().unwrap();
-    cache.pop().unwrap_or_else(|| cache.refill().unwrap())
+    take(cache)
+}
+
+/// A stack for a credit that the caller holds.
+fn take(cache: &mut StackCache) -> Stack {
+    loop {
+        if let Some(stack) = cache.pop().or_else(|| cache.refill().unwrap()) {
+            return stack;
+        }
+        stock().unwrap();
+    }
 }
 
 fn end(cache: &mut StackCache, stack: Stack) {
@@ -279,8 +289,7 @@ fn map_limit_is_a_clear_error_at_reservation() {
         assert!(vmas() <= before.0 + 4, "something half-done remains");
         assert_eq!(stats().slots, before.1);
         // What was promised is there.
-        let some: Vec<Stack> =
-            (0..1000).map(|_| cache.pop().unwrap_or_else(|| cache.refill().unwrap())).collect();
+        let some: Vec<Stack> = (0..1000).map(|_| take(&mut cache)).collect();
         some.into_iter().for_each(|s| end(&mut cache, s));
         cache.reserve_one().unwrap();
     });
@@ -301,8 +310,7 @@ fn address_space_limit_is_a_clear_error_at_reservation() {
             }
         };
         assert!(error.contains("ulimit -v"), "{error}");
-        let stacks: Vec<Stack> =
-            (0..reserved).map(|_| cache.pop().unwrap_or_else(|| cache.refill().unwrap())).collect();
+        let stacks: Vec<Stack> = (0..reserved).map(|_| take(&mut cache)).collect();
         println!("all {} promised stacks were had; then: {error}", stacks.len());
     });
 }
@@ -330,7 +338,7 @@ fn promises_hold_under_random_operations() {
                 }
                 30..60 if waiting > 0 => {
                     for _ in 0..dice.roll(waiting.min(200)) {
-                        let s = cache.pop().unwrap_or_else(|| cache.refill().unwrap());
+                        let s = take(cache);
                         running.push(s);
                         waiting -= 1;
                     }

@@ -1,11 +1,11 @@
 //! `fatal error: all goroutines are asleep - deadlock!`
 //!
-//! Go's check, made by sysmon when its runtime has been asleep for a while: no goroutine runs or can run,
+//! Go's check, made by the aide when its runtime has been asleep for a while: no goroutine runs or can run,
 //! no timer is set, in *any* runtime of the process, and there is no other thread that could wake one:
 //! every thread is a runtime's, or a plain one that itself waits for a goroutine. Otherwise there is no
 //! alarm: better none than a false one.
 
-use crate::sched::{Sched, sysmon, wait};
+use crate::sched::{Sched, aide, sysmon, wait};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -25,7 +25,7 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Hook of sysmon.
+/// Hook of the aide.
 pub(crate) fn check(_: &Sched) {
     let mut all = runtimes();
     // What is left of a runtime that was dropped counts only while its threads end.
@@ -35,7 +35,7 @@ pub(crate) fn check(_: &Sched) {
         return;
     }
     let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
-    let ours = ms + sysmon::alive();
+    let ours = ms + sysmon::alive() + aide::alive();
     if crate::sys::cpus::num_threads() > ours + wait::blocked_threads() {
         return;
     }

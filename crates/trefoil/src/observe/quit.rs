@@ -1,10 +1,10 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
-//! The handler only leaves a note and wakes a sysmon thread, which does the rest. A handler that the user
+//! The handler only leaves a note and wakes an aide, which does the rest. A handler that the user
 //! has installed before the first runtime is left alone.
 
 use super::{deadlock, dump};
-use crate::sched::sysmon::Sysmon;
+use crate::sched::aide::Aide;
 use crate::sys::stderr::write_all_stderr;
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -12,13 +12,13 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// The sysmon of the newest runtime; its memory is never freed.
-static SYSMON: AtomicPtr<Sysmon> = AtomicPtr::new(null_mut());
+/// The aide of the newest runtime; its memory is never freed.
+static AIDE: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
 
 /// Puts the handler in, once, and tells it whom to wake.
-pub(crate) fn install(sysmon: &'static Sysmon) {
+pub(crate) fn install(aide: &'static Aide) {
     static ONCE: Once = Once::new();
-    SYSMON.store(std::ptr::from_ref(sysmon).cast_mut(), Ordering::Release);
+    AIDE.store(std::ptr::from_ref(aide).cast_mut(), Ordering::Release);
     // SAFETY: a handler that only stores a flag and makes a futex call.
     ONCE.call_once(|| unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -33,13 +33,13 @@ pub(crate) fn install(sysmon: &'static Sysmon) {
 
 extern "C" fn on_quit(_: c_int) {
     ASKED.store(true, Ordering::Release);
-    // SAFETY: null, or a Sysmon that is never freed.
-    if let Some(sysmon) = unsafe { SYSMON.load(Ordering::Acquire).as_ref() } {
-        sysmon.wake();
+    // SAFETY: null, or an Aide that is never freed.
+    if let Some(aide) = unsafe { AIDE.load(Ordering::Acquire).as_ref() } {
+        aide.call(0);
     }
 }
 
-/// Hook of sysmon.
+/// Hook of the aide.
 pub(crate) fn asked() {
     if ASKED.load(Ordering::Acquire) {
         let mut text = String::from("SIGQUIT: quit\n\n");

@@ -29,7 +29,7 @@ fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
         sched.started.elapsed().as_millis(),
         sched.procs(),
         sched.idle.idle_ps(),
-        sched.threads() + 1, // sysmon is one of them
+        sched.threads() + 2, // sysmon and the aide are among them
         sched.idle.spinning(),
         idle_threads,
         sched.global_len.load(Ordering::Relaxed),
@@ -46,8 +46,10 @@ fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
 
 fn detail(sched: &Sched, out: &mut String) -> std::fmt::Result {
     for p in sched.all_ps() {
-        let held_by = p.held_by.load(Ordering::Relaxed);
-        let m = if held_by == 0 { "nil".to_string() } else { (held_by - 1).to_string() };
+        let m = match p.holder() {
+            Some(m) => m.id.load(Ordering::Relaxed).to_string(),
+            None => "nil".to_string(),
+        };
         writeln!(
             out,
             "  P{}: status={} schedtick={} m={m} runqsize={} timers={} spawned={} ended={} steals={} \

@@ -10,16 +10,26 @@
 //!
 //! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
 //! `timers.rs`.
+//!
+//! # Two global queues
+//! Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
+//! does not stand behind them. A search takes from `tired` last; so that nobody starves there, a look for
+//! fairness (`find.rs`) takes from it first.
+//!
+//! # Waking
+//! Under the lock it is decided who is woken, and he gets what he needs ([`Wake`]); the system call comes
+//! after the lock. A P for which there is no idle thread is an *orphan* until the aide has started one.
 
+use super::aide::Aide;
 use super::g::{G, GList};
-use super::m::{M, Rt};
+use super::handoff::Strays;
+use super::m::M;
 use super::p::{P, PStatus};
 use super::runq::Overflow;
 use super::{Sched, p};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The most one take from the global queue moves: half a ring, so that it always fits. Go's number.
@@ -28,6 +38,12 @@ const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 /// See the head of the file.
 pub(crate) struct Central {
     pub(crate) global: GList,
+    pub(crate) tired: GList,
+    pub(crate) strays: Strays,
+    /// Ps that wait for a new thread; those with a claim on spinning are marked.
+    orphans: Option<&'static P>,
+    /// Ms that wait for their locked goroutine.
+    homes: Option<&'static M>,
     idle_ps: Option<&'static P>,
     idle_ms: Option<&'static M>,
     pub(crate) idle_m_count: u32,
@@ -38,6 +54,10 @@ impl Central {
     pub(crate) const fn new() -> Self {
         Central {
             global: GList::new(),
+            tired: GList::new(),
+            strays: Strays::new(),
+            orphans: None,
+            homes: None,
             idle_ps: None,
             idle_ms: None,
             idle_m_count: 0,
@@ -64,9 +84,77 @@ impl Central {
         self.keeper.is_some_and(|keeper| std::ptr::eq(keeper, m))
     }
 
-    /// Every M without a P, one after the other.
+    /// Every M that waits for a P, one after the other.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
-        self.pop_idle_m().or_else(|| self.keeper.take())
+        self.pop_idle_m().or_else(|| self.keeper.take()).or_else(|| {
+            let m = self.homes?;
+            self.remove_home(m);
+            Some(m)
+        })
+    }
+
+    /// `m` is tired of waiting: takes it out of the idle list. False: somebody has woken it.
+    pub(crate) fn remove_idle_m(&mut self, m: &'static M) -> bool {
+        let listed = unlink(&mut self.idle_ms, m);
+        self.idle_m_count -= u32::from(listed);
+        listed
+    }
+
+    /// `m` waits for its locked goroutine.
+    pub(crate) fn push_home(&mut self, m: &'static M) {
+        m.listed.set(true);
+        m.idle_link.set(self.homes.replace(m));
+    }
+
+    /// It waits no longer, if it did.
+    pub(crate) fn remove_home(&mut self, m: &'static M) {
+        unlink(&mut self.homes, m);
+    }
+
+    /// A P that waits for a thread, and whether a claim on spinning goes with it.
+    pub(crate) fn pop_orphan(&mut self) -> Option<(&'static P, bool)> {
+        let p = self.orphans?;
+        self.orphans = p.idle_link.take();
+        Some((p, p.orphan_spins.get()))
+    }
+}
+
+/// Takes `m` out of a list through `idle_link`; whether it was in there.
+fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
+    let mut rest = list.take();
+    let (mut kept, mut found): (Option<&'static M>, bool) = (None, false);
+    while let Some(one) = rest {
+        rest = one.idle_link.take();
+        if std::ptr::eq(one, m) {
+            m.listed.set(false);
+            found = true;
+        } else {
+            // Reversed twice, the order is kept.
+            one.idle_link.set(kept.replace(one));
+        }
+    }
+    while let Some(one) = kept {
+        kept = one.idle_link.take();
+        one.idle_link.set(list.replace(one));
+    }
+    found
+}
+
+/// Who is to be woken, when the lock is given back. Neither is ever freed.
+#[must_use = "somebody waits for it"]
+pub(crate) enum Wake {
+    Nobody,
+    Thread(&'static M),
+    Aide(&'static Aide),
+}
+
+impl Wake {
+    pub(crate) fn deliver(self) {
+        match self {
+            Wake::Nobody => {}
+            Wake::Thread(m) => m.parker.unpark(),
+            Wake::Aide(aide) => aide.call(0),
+        }
     }
 }
 
@@ -92,8 +180,34 @@ impl Sched {
         Some(p)
     }
 
+    /// Under the lock: `wanted` if it is idle, else any idle P.
+    pub(crate) fn take_idle_p_or(
+        &self,
+        central: &mut Central,
+        wanted: Option<&'static P>,
+    ) -> Option<&'static P> {
+        if let Some(p) = wanted.filter(|p| p.status() == PStatus::Idle) {
+            let mut first = None;
+            self.filter_idle_ps(central, |other| {
+                if std::ptr::eq(other, p) {
+                    first = Some(p);
+                }
+                first.is_none() || !std::ptr::eq(other, p)
+            });
+            if let Some(p) = first {
+                p.idle_link.set(central.idle_ps.replace(p));
+                self.idle.p_idle();
+            }
+        }
+        self.take_idle_p(central)
+    }
+
     /// Under the lock: takes out of the list every idle P that `keep` does not want.
-    pub(crate) fn filter_idle_ps(&self, central: &mut Central, keep: impl Fn(&'static P) -> bool) {
+    pub(crate) fn filter_idle_ps(
+        &self,
+        central: &mut Central,
+        mut keep: impl FnMut(&'static P) -> bool,
+    ) {
         let mut rest = central.idle_ps.take();
         while let Some(p) = rest {
             rest = p.idle_link.take();
@@ -133,6 +247,12 @@ impl Sched {
         NEVER
     }
 
+    /// `m` was idle for long. True: it is out of the list, and to end.
+    pub(crate) fn dismiss_spare(&self, m: &'static M) -> bool {
+        let mut central = self.central.lock();
+        central.idle_m_count > self.procs() && central.remove_idle_m(m)
+    }
+
     /// Under the lock: nobody keeps the timers for now.
     pub(crate) fn dismiss_keeper(&self, central: &mut Central) -> Option<&'static M> {
         self.keeper_until.store(NEVER, Ordering::Relaxed);
@@ -141,20 +261,22 @@ impl Sched {
 
     /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
     #[cold]
-    pub(crate) fn hurry_keeper(&self, here: Option<Rt>) {
+    pub(crate) fn hurry_keeper(&self) {
         let keeper = self.central.lock().keeper;
         match keeper {
             // Never freed, and a note too many does no harm.
             Some(keeper) => keeper.parker.unpark(),
-            None => self.wake(here),
+            None => self.wake(),
         }
     }
 
     fn publish_global_len(&self, central: &Central) {
+        let len = central.global.len() + central.tired.len();
         // Release: who sees the queue empty sees where its goroutines went.
-        self.global_len.store(central.global.len() as u32, Ordering::Release);
+        self.global_len.store(len as u32, Ordering::Release);
     }
 
+    /// Whether someone waits in a global queue.
     pub(crate) fn has_global(&self) -> bool {
         self.global_len.load(Ordering::Acquire) != 0
     }
@@ -164,6 +286,30 @@ impl Sched {
         let mut central = self.central.lock();
         central.global.push_back(g);
         self.publish_global_len(&central);
+    }
+
+    /// Appends to the queue of those that used up their slice. The caller then wakes someone.
+    pub(crate) fn push_tired(&self, g: &'static G) {
+        let mut central = self.central.lock();
+        central.tired.push_back(g);
+        self.publish_global_len(&central);
+    }
+
+    /// A goroutine of this runtime was made runnable by somebody else: a plain thread, another runtime. It may
+    /// run, end, and the runtime be dropped as soon as the lock is given back.
+    pub(crate) fn push_from_outside(&self, g: &'static G) {
+        let sysmon = self.sysmon;
+        let mut central = self.central.lock();
+        central.global.push_back(g);
+        self.publish_global_len(&central);
+        full_fence();
+        let wake = self.wake_locked(&mut central);
+        let all_busy = self.idle.idle_ps() == 0;
+        drop(central);
+        wake.deliver();
+        if all_busy {
+            sysmon.urge();
+        }
     }
 
     /// Appends a list to the global queue; `front`: before everything else.
@@ -176,11 +322,18 @@ impl Sched {
         self.publish_global_len(central);
     }
 
-    /// Exactly one: the fairness look of every 61st tick.
-    pub(crate) fn pop_global(&self) -> Option<&'static G> {
+    /// Exactly one: the fairness look of every 61st tick, or sysmon's, which begins with those that used up
+    /// their slice.
+    pub(crate) fn pop_global(&self, tired_first: bool) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let g = central.global.pop_front();
-        self.publish_global_len(&central);
+        let central = &mut *central;
+        let (first, then) = if tired_first {
+            (&mut central.tired, &mut central.global)
+        } else {
+            (&mut central.global, &mut central.tired)
+        };
+        let g = first.pop_front().or_else(|| then.pop_front());
+        self.publish_global_len(central);
         g
     }
 
@@ -191,14 +344,27 @@ impl Sched {
         p: &'static P,
     ) -> Option<&'static G> {
         let n = fair_share(central.global.len(), self.procs() as usize);
-        let first = central.global.pop_front()?;
+        let first = central.global.pop_front();
         for _ in 1..n {
             let Some(g) = central.global.pop_front() else { break };
             let pushed = p.runq.push_back(NonNull::from(g)).is_ok();
             debug_assert!(pushed, "half a ring fits an empty one");
         }
+        // Those who used up their slice one by one: each of them is a long turn.
+        let first = first.or_else(|| central.tired.pop_front());
         self.publish_global_len(central);
-        Some(first)
+        first
+    }
+
+    /// Under the lock: everything in the queue of `p`, which nobody holds, goes to the head of the global
+    /// queue.
+    pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
+        let mut moved = GList::new();
+        while let Some(g) = p.runq.pop() {
+            // SAFETY: taken from a queue, so ours; Gs are never freed.
+            moved.push_back(unsafe { &*g.item.as_ptr() });
+        }
+        self.push_global_list(central, &mut moved, true);
     }
 
     /// A full ring's older half and the one that did not fit: to the global tail, as one batch.
@@ -214,80 +380,79 @@ impl Sched {
 
     /// Work was published (with a full barrier): if a P is idle and nobody looks, get one going.
     #[inline]
-    pub(crate) fn wake(&self, rt: Option<Rt>) {
+    pub(crate) fn wake(&self) {
         if self.idle.claim_wake() {
-            self.wake_slow(rt);
+            self.wake_slow();
         }
     }
 
     /// For a caller whose publication was no full barrier.
     #[inline]
-    pub(crate) fn wake_after_push(&self, rt: Option<Rt>) {
+    pub(crate) fn wake_after_push(&self) {
         full_fence();
-        self.wake(rt);
+        self.wake();
     }
 
     #[cold]
-    fn wake_slow(&self, rt: Option<Rt>) {
+    fn wake_slow(&self) {
         let mut central = self.central.lock();
-        if self.stopping.load(Ordering::Relaxed) {
-            self.idle.stop_spinning();
-            return;
-        }
-        let Some(p) = self.take_idle_p(&mut central) else {
-            self.idle.stop_spinning();
-            return;
-        };
-        let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(&mut central));
-        if let Some(m) = m {
-            m.spinning.set(true);
-            m.handed.set(Some(p));
-            drop(central);
-            m.parker.unpark();
-            return;
-        }
-        match self.admit_thread() {
-            Ok(id) => {
-                drop(central);
-                self.start_thread_slow(rt, id, p);
-            }
-            Err(_) => self.return_p(&mut central, p),
-        }
+        let wake = self.use_claim(&mut central);
+        drop(central);
+        wake.deliver();
     }
 
-    fn start_thread_slow(&self, rt: Option<Rt>, id: u32, p: &'static P) {
-        // SAFETY: every Sched lives in an Arc, made in `start`; the caller keeps it alive.
-        let this = unsafe {
-            Arc::increment_strong_count(std::ptr::from_ref(self));
-            Arc::from_raw(std::ptr::from_ref(self))
-        };
-        let start = || {
-            if super::m::M::start(&this, id, p, true).is_err() {
-                this.return_p(&mut this.central.lock(), p);
-            }
-            drop(this);
-        };
-        match rt {
-            Some(rt) => rt.on_thread_stack(start),
-            None => start(),
-        }
+    /// [`Sched::wake`], under the lock.
+    pub(crate) fn wake_locked(&self, central: &mut Central) -> Wake {
+        if self.idle.claim_wake() { self.use_claim(central) } else { Wake::Nobody }
     }
 
-    /// Under the lock: no thread could be started for `p` and the claim that goes with it. Someone who
-    /// went idle meanwhile gets both; or those that run will do the work.
+    /// Under the lock: an idle P for the claim that the caller holds, and a thread for the P.
+    fn use_claim(&self, central: &mut Central) -> Wake {
+        if !self.stopping.load(Ordering::Relaxed)
+            && let Some(p) = self.take_idle_p(central)
+        {
+            return self.assign(central, p, true);
+        }
+        self.idle.stop_spinning();
+        Wake::Nobody
+    }
+
+    /// Under the lock: a thread for `p`, which nobody holds. `spinning`: a claim goes with it.
+    pub(crate) fn assign(&self, central: &mut Central, p: &'static P, spinning: bool) -> Wake {
+        if let Some(wake) = self.assign_idle(central, p, spinning) {
+            return wake;
+        }
+        p.orphan_spins.set(spinning);
+        p.idle_link.set(central.orphans.replace(p));
+        Wake::Aide(self.aide)
+    }
+
+    fn assign_idle(&self, central: &mut Central, p: &'static P, spinning: bool) -> Option<Wake> {
+        let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(central))?;
+        m.spinning.set(spinning);
+        m.handed.set(Some(p));
+        Some(Wake::Thread(m))
+    }
+
+    /// Under the lock: no thread could be started for `p`, and the claim that may go with it. Someone who went
+    /// idle meanwhile gets both; or those that run will do the work.
     #[cold]
-    fn return_p(&self, central: &mut Central, p: &'static P) {
+    pub(crate) fn return_p(&self, central: &mut Central, p: &'static P, spinning: bool) -> Wake {
+        if p.flags.load(Ordering::Relaxed) & p::flag::RETIRE == 0
+            && let Some(wake) = self.assign_idle(central, p, spinning)
+        {
+            return wake;
+        }
+        self.spill(central, p);
         if p.flags.load(Ordering::Relaxed) & p::flag::RETIRE != 0 {
             self.retire_unused(p);
-        } else if let Some(m) = central.pop_idle_m().or_else(|| self.dismiss_keeper(central)) {
-            m.spinning.set(true);
-            m.handed.set(Some(p));
-            m.parker.unpark();
-            return;
         } else {
             self.put_idle_p(central, p);
         }
-        self.idle.stop_spinning();
+        if spinning {
+            self.idle.stop_spinning();
+        }
+        Wake::Nobody
     }
 }
 

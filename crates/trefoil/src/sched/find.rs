@@ -17,11 +17,13 @@ use super::p::{P, PStatus, bump, flag};
 use super::switch::{FAIRNESS_TICKS, pop_local};
 use super::timers;
 use crate::shim::spin_hint;
-use crate::sys::clock::now;
+use crate::sys::clock::{NEVER, Nanos, now};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// How long a thread that nobody needed is kept, if there are more idle ones than Ps. (Go keeps them all.)
+const SPARE: Nanos = 5_000_000_000;
 /// How long a thread without work searches before it parks.
 const SPIN: Duration = Duration::from_micros(25);
 /// Pauses between two sweeps over the other Ps: spinning must not slow down those who work.
@@ -32,7 +34,7 @@ const STEAL_ROUNDS: u32 = 4;
 /// run it, and a goroutine that just made another runnable often parks at once. Go's number.
 const RUNNEXT_GRACE: Duration = Duration::from_micros(3);
 
-/// Blocks until there is a goroutine to run. None: the runtime stops.
+/// Blocks until there is a goroutine to run. None: the thread is to end.
 pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
     loop {
@@ -51,6 +53,17 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             }
             if flags & flag::RETIRE != 0 && sched.retire(rt, p) {
                 continue;
+            }
+            if flags & flag::TIMERS != 0 {
+                p.flags.fetch_and(!flag::TIMERS, Ordering::Relaxed);
+                for other in sched.all_ps() {
+                    timers::run_due(rt, &other.timers);
+                }
+                // Who was just woken goes first.
+                if let Some(g) = pop_local(p) {
+                    stop_spinning(rt);
+                    return Some(g);
+                }
             }
             if let Some(g) = take_fairly(sched, p) {
                 stop_spinning(rt);
@@ -79,9 +92,9 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
     if p.runq.is_empty() {
         return None; // then it takes a whole share of the global queue
     }
-    let g = sched.pop_global()?;
+    let g = sched.pop_global(true)?;
     p.was_fair.set(true);
-    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    p.next_tick();
     Some(g)
 }
 
@@ -91,7 +104,7 @@ fn end_slice(sched: &Sched, p: &'static P) {
         // SAFETY: taken from the queue, so ours; Gs are never freed.
         p.push_back(sched, unsafe { &*next.as_ptr() });
     }
-    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    p.next_tick();
 }
 
 /// What needs no search: local and global queue.
@@ -99,9 +112,9 @@ fn take_here(sched: &Sched, p: &'static P) -> Option<&'static G> {
     let tick = p.tick.load(Ordering::Relaxed);
     if tick.is_multiple_of(FAIRNESS_TICKS)
         && sched.has_global()
-        && let Some(g) = sched.pop_global()
+        && let Some(g) = sched.pop_global(false)
     {
-        p.tick.store(tick.wrapping_add(1), Ordering::Relaxed);
+        p.next_tick();
         return Some(g);
     }
     if let Some(g) = pop_local(p) {
@@ -115,7 +128,7 @@ fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     let g = sched.take_global_share(&mut sched.central.lock(), p)?;
-    p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    p.next_tick();
     Some(g)
 }
 
@@ -133,7 +146,7 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
     let start = Instant::now();
     loop {
         if let Some(g) = steal(rt, p) {
-            p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            p.next_tick();
             return Some(g);
         }
         if let Some(g) = take_global(sched, p) {
@@ -197,7 +210,7 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if m.spinning.replace(false) && sched.idle.stop_spinning() {
-        sched.wake_after_push(Some(rt));
+        sched.wake_after_push();
     }
 }
 
@@ -233,7 +246,7 @@ fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
     None
 }
 
-/// An M without a P sleeps until someone hands it one. None: the runtime stops.
+/// An M without a P sleeps until someone hands it one. None: the runtime stops, or has too many threads.
 ///
 /// A note in its parker is only a hint to look; what counts is read under the lock.
 fn wait_for_p(rt: Rt) -> Option<()> {
@@ -264,11 +277,14 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             }
             // Every P is busy, and looks after timers and queues.
             central.push_idle_m(m);
-            drop(central);
-            m.parker.park();
-            continue;
         }
+        let until = if m.listed.get() { NEVER } else { until };
+        let spare = m.listed.get() && central.idle_m_count > sched.procs();
         drop(central);
-        m.parker.park_until(until);
+        if !spare {
+            m.parker.park_until(until);
+        } else if !m.parker.park_until(now() + SPARE) && sched.dismiss_spare(m) {
+            return None;
+        }
     }
 }

@@ -13,7 +13,7 @@
 //! that was already woken skip the switch altogether.
 
 use super::join::JoinCell;
-use super::m::Rt;
+use super::m::{M, Rt};
 use super::reason::WaitReason;
 use super::state::{Notify, Phase, State};
 use super::task::Body;
@@ -50,12 +50,15 @@ pub(crate) struct G {
     /// What it is doing; see `state.rs`.
     pub(crate) state: State,
     reason: AtomicU8,
-    /// Looks like `bool`s; see the accessors.
     pub(crate) abort_on_panic: Cell<bool>,
+    /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
+    pub(crate) no_preempt: Cell<u16>,
     /// Next in a queue or free list. Owned by that list.
     pub(crate) link: Cell<*const G>,
     pub(crate) stack: Cell<Option<Stack>>,
     pub(crate) sched: Cell<*const Sched>,
+    /// The thread that it is locked to (`locked.rs`).
+    pub(crate) locked: Cell<Option<&'static M>>,
     pub(crate) join: JoinCell,
     pub(crate) body: Cell<&'static Body>,
     /// Who ends the present wait; see `wait.rs`.
@@ -66,6 +69,7 @@ pub(crate) struct G {
     // Cold.
     id: AtomicU64,
     parent: AtomicU64,
+    pub(crate) lock_depth: Cell<u32>,
     pub(crate) scope: Cell<*const ScopeData>,
     pub(crate) created_at: Cell<&'static Location<'static>>,
     name: UnsafeCell<Option<Box<str>>>,
@@ -95,6 +99,9 @@ impl G {
             state: State::new(),
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
+            no_preempt: Cell::new(0),
+            locked: Cell::new(None),
+            lock_depth: Cell::new(0),
             link: Cell::new(null()),
             stack: Cell::new(None),
             sched: Cell::new(null()),

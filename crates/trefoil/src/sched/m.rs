@@ -1,48 +1,73 @@
 //! M: an OS thread that runs goroutines.
 //!
-//! The thread has a context of its own (its stack and TLS): there it searches for work, makes stacks,
-//! starts other threads. Goroutines switch among themselves directly and come back to that context
-//! only when nothing is at hand (`switch.rs`).
+//! The thread has a context of its own (its stack and TLS): there it searches for work and makes stacks.
+//! Goroutines switch among themselves directly and come back to that context only when nothing is at
+//! hand (`switch.rs`).
+//!
+//! # In the runtime, and out of it
+//! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose everything that touches a P. Between them the
+//! goroutine is not preempted and does not move. Outside of them user code runs, and the P may be
+//! taken away from a thread that blocks in the kernel (`handoff.rs`). `hold` says so:
+//!
+//! | `hold` | meaning |
+//! |---|---|
+//! | `HELD` | the P in `m.p` is ours |
+//! | `DOUBTED` | sysmon looks whether we are blocked; it holds the scheduler's lock meanwhile |
+//! | `LOST` | it was taken, or given away by `blocking` |
+//!
+//! The fast way in is a store and a load: `in_runtime = 1`, `hold == HELD`? The two may change places; it is
+//! the rare taker who sees to it that this does no harm (`handoff.rs`, "the look").
 //!
 //! Invariants:
-//! 1. The GS base of the thread is its M, and M's first word is its own address (`arch`).
+//! 1. The GS base of the thread is its M, M's first word is its own address, and `in_runtime` comes right
+//!    after it (`arch`).
 //! 2. An M's memory is never freed (`new` reuses it): threads started on a goroutine inherit GS.
-//! 3. Cells are touched by the M's own thread only, except `handed`, `listed`, `idle_link` (under the
-//!    scheduler's lock) and `spinning` (by who hands it a P, together with that).
+//! 3. Cells are touched by the M's own thread only, except `handed`, `listed`, the links (under the
+//!    scheduler's lock), and `spinning`, `chosen` (by who hands it a P, together with that).
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine from [`Rt::enter`] to
 //!    [`Rt::leave`]. Then the goroutine is not preempted and does not move, so its M and P stay.
+//! 5. `hold` leaves `HELD` only while `in_runtime` is 0, and only under the scheduler's lock.
 
 use super::g::G;
 use super::p::{P, flag};
-use super::{Sched, current_g, switch};
+use super::{Sched, current_g, handoff, switch};
 use crate::arch;
 use crate::mem::Stack;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
-use crate::sys::thread;
+use crate::sys::{signal, thread};
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-/// Stack of a runtime thread: it runs only the scheduler and thread creation. glibc adds its TLS.
+/// Stack of a runtime thread: it runs only the scheduler and makes stacks. glibc adds its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
+
+/// Values of `hold`; see the head of the file.
+pub(crate) const HELD: u8 = 0;
+pub(crate) const DOUBTED: u8 = 1;
+pub(crate) const LOST: u8 = 2;
 
 /// See the head of the file.
 #[repr(C)]
 pub(crate) struct M {
     this: Cell<*const M>,
-    in_runtime: Cell<u8>,
+    pub(crate) in_runtime: AtomicU8,
+    pub(crate) hold: AtomicU8,
     pub(crate) spinning: Cell<bool>,
+    /// How often a preemption was put off because the goroutine was inside libc.
+    pub(crate) put_off: Cell<u8>,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
     pub(crate) leaving: Cell<Leaving>,
-    /// Chosen to run, but it needs a stack that the P's cache did not have.
+    /// Chosen to run, but only the thread's own context can start it: it needs a stack, or is locked to
+    /// a thread.
     pub(crate) chosen: Cell<Option<&'static G>>,
     /// The thread's own context while a goroutine runs.
     pub(crate) sp: Cell<*mut u8>,
@@ -50,14 +75,23 @@ pub(crate) struct M {
     sched: Cell<*const Sched>,
     pub(crate) id: AtomicU32,
     /// The kernel's id; tells an inherited GS from one's own. 0 when no thread uses this M.
-    tid: AtomicU32,
+    pub(crate) tid: AtomicU32,
+    /// The thread's signal mask when it started: user code that runs under another one is not preempted.
+    pub(crate) signal_mask: Cell<u64>,
     pub(crate) parker: Parker,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
     pub(crate) idle_link: Cell<Option<&'static M>>,
     /// In the list of idle Ms. Under the scheduler's lock.
     pub(crate) listed: Cell<bool>,
+    /// Neighbours in the list of strays (`handoff.rs`), and the CPU time it had used when it was last looked
+    /// at. Under the scheduler's lock.
+    pub(crate) stray: handoff::Stray,
+    /// The goroutine that is locked to this thread.
+    pub(crate) locked: Cell<Option<&'static G>>,
 }
+
+const _: () = assert!(offset_of!(M, in_runtime) == arch::M_IN_RUNTIME);
 
 // SAFETY: invariant 3.
 unsafe impl Sync for M {}
@@ -71,8 +105,10 @@ pub(crate) enum Leaving {
     Parked(&'static G),
     /// It goes to the tail of the local queue.
     Yielded(&'static G),
-    /// It used up its slice: the tail of the global queue.
+    /// It used up its slice, or gives way to those who did: behind them.
     Preempted(&'static G),
+    /// It came back from a blocking call and there is no P for it: the tail of the global queue.
+    Stranded(&'static G),
     /// It ended; this was its stack. The G itself may already live another life.
     Dead(Stack),
 }
@@ -93,8 +129,10 @@ impl M {
         let m: &'static M = reused.unwrap_or_else(|| {
             Box::leak(Box::new(M {
                 this: Cell::new(std::ptr::null()),
-                in_runtime: Cell::new(1),
+                in_runtime: AtomicU8::new(1),
+                hold: AtomicU8::new(HELD),
                 spinning: Cell::new(false),
+                put_off: Cell::new(0),
                 p: Cell::new(None),
                 current: Cell::new(None),
                 leaving: Cell::new(Leaving::Nobody),
@@ -104,14 +142,18 @@ impl M {
                 sched: Cell::new(std::ptr::null()),
                 id: AtomicU32::new(0),
                 tid: AtomicU32::new(0),
+                signal_mask: Cell::new(0),
                 parker: Parker::new(),
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
                 listed: Cell::new(false),
+                stray: handoff::Stray::new(),
+                locked: Cell::new(None),
             }))
         });
         m.this.set(m);
-        m.in_runtime.set(1);
+        m.in_runtime.store(1, Ordering::Relaxed);
+        m.hold.store(HELD, Ordering::Relaxed);
         m.spinning.set(false);
         m.p.set(None);
         m.current.set(None);
@@ -119,6 +161,7 @@ impl M {
         m.chosen.set(None);
         m.handed.set(None);
         m.listed.set(false);
+        m.locked.set(None);
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
         m
@@ -130,18 +173,20 @@ impl M {
         unsafe { &*self.sched.get() }
     }
 
-    pub(crate) fn set_p(&self, p: Option<&'static P>) {
+    pub(crate) fn set_p(&'static self, p: Option<&'static P>) {
         if let Some(old) = self.p.get() {
-            old.held_by.store(0, Ordering::Relaxed);
+            old.holder.store(null_mut(), Ordering::Relaxed);
         }
         if let Some(new) = p {
-            new.held_by.store(self.id.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // Release: sysmon, which finds this M here, sees it as it is.
+            new.holder.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
         }
         self.p.set(p);
     }
 
     /// Starts a thread for `sched` that begins with `p`. On failure the P is the caller's again.
-    /// The thread was admitted as number `id`, and is dismissed again on failure.
+    /// The thread was admitted as number `id`, and is dismissed again on failure. Allocates: not with a P in
+    /// hand.
     pub(crate) fn start(
         sched: &Arc<Sched>,
         id: u32,
@@ -182,8 +227,9 @@ impl M {
     }
 
     fn thread_main(&'static self) {
-        self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         self.tp.set(arch::thread_pointer());
+        self.signal_mask.set(signal::current_mask());
+        self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // Timers are precise: by default the kernel may be 50 µs late.
@@ -205,7 +251,8 @@ impl M {
     }
 }
 
-/// Proof that the code runs on a runtime thread, cannot be preempted, and holds a P.
+/// Proof that the code runs on a runtime thread, cannot be preempted, and holds a P (on the thread's own
+/// context: maybe).
 ///
 /// Not `Send`: it is about here and now. After a switch it must be asked for again
 /// ([`Rt::after_switch`]).
@@ -218,8 +265,12 @@ impl Rt {
     pub(crate) fn enter() -> Option<Rt> {
         current_g()?;
         // SAFETY: on a goroutine, so GS is the M. One instruction: no preemption in between.
-        unsafe { arch::store_m_byte::<{ offset_of!(M, in_runtime) }>(1) };
-        Some(Rt::after_switch())
+        unsafe { arch::set_in_runtime::<1>() };
+        let rt = Rt::after_switch();
+        if rt.0.hold.load(Ordering::Relaxed) != HELD {
+            return Some(handoff::come_back(rt));
+        }
+        Some(rt)
     }
 
     /// The runtime, on whatever thread this context was resumed.
@@ -243,7 +294,21 @@ impl Rt {
     #[inline(always)]
     pub(crate) fn leave_now(self) {
         // SAFETY: as in `enter`.
-        unsafe { arch::store_m_byte::<{ offset_of!(M, in_runtime) }>(0) };
+        unsafe { arch::set_in_runtime::<0>() };
+    }
+
+    /// On the thread's own context: `f` may wait for goroutines (for malloc's locks), so the P may be
+    /// taken meanwhile. Afterwards it may be gone.
+    pub(crate) fn retakable<T>(self, f: impl FnOnce() -> T) -> T {
+        debug_assert!(self.0.current.get().is_none());
+        self.leave_now();
+        let value = f();
+        // SAFETY: a runtime thread's own context never moves.
+        unsafe { arch::set_in_runtime::<1>() };
+        if self.0.hold.load(Ordering::Relaxed) != HELD {
+            handoff::note_loss(self);
+        }
+        value
     }
 
     #[inline(always)]
@@ -270,38 +335,6 @@ impl Rt {
         match self.0.current.get() {
             Some(g) => g,
             None => no_p(),
-        }
-    }
-
-    /// Calls `f` on the thread's own stack and TLS: for what needs a deep stack (starting a thread).
-    /// On that context already, just calls it.
-    pub(crate) fn on_thread_stack<T>(self, f: impl FnOnce() -> T) -> T {
-        if self.0.current.get().is_none() {
-            return f();
-        }
-        struct Call<F, T>(Option<F>, Option<T>);
-        unsafe extern "sysv64" fn call<F: FnOnce() -> T, T>(arg: *mut ()) {
-            // SAFETY: the Call below, alive until we return.
-            let call = unsafe { &mut *arg.cast::<Call<F, T>>() };
-            call.1 = call.0.take().map(|f| f());
-        }
-        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> unsafe extern "sysv64" fn(*mut ()) {
-            call::<F, T>
-        }
-        let mut c = Call(Some(f), None);
-        let f = entry(&c);
-        // A frame below the suspended context of the thread.
-        let sp = (self.0.sp.get() as usize & !15) as *mut u8;
-        // SAFETY: the thread's context is suspended in `switch` while a goroutine runs on it, and
-        // cannot be resumed before we return: we are not preemptible.
-        unsafe {
-            // Our own thread pointer as it is, not the G's: an ending goroutine's G may be reused.
-            let own = arch::thread_pointer();
-            arch::call_on(sp, self.0.tp.get(), own, f, (&raw mut c).cast());
-        }
-        match c.1 {
-            Some(value) => value,
-            None => unreachable!("the call returned"),
         }
     }
 }

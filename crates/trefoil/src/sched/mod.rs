@@ -9,23 +9,29 @@
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
 //! | `find.rs` | where the next goroutine comes from |
 //! | `wait.rs`, `timers.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
-//! | `spawn.rs`, `procs.rs`, `sysmon.rs` | new goroutines; `set_procs`; the thread that watches |
+//! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
+//! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
+//! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
 //!
 //! Rules of the house:
 //! 1. State of a P is touched only with an [`Rt`] in hand (m.rs, invariant 4).
 //! 2. With an `Rt` in hand nobody calls malloc, takes a std lock, or runs user code. A goroutine that
 //!    was preempted inside malloc holds malloc's lock; it needs a P to go on, and it must not be
-//!    ours that waits for it. Memory is allocated before, and freed after. (Two exceptions run on
-//!    the thread's own context: making stacks and starting threads.)
+//!    ours that waits for it. Memory is allocated before, and freed after. Stacks are made where the P may be
+//!    taken meanwhile ([`Rt::retakable`]), threads are started by the aide.
 //! 3. Locks, in order: `Sched::central`, then the leaf locks (free Gs, stack depot).
 
+pub(crate) mod aide;
 pub(crate) mod central;
 pub(crate) mod find;
 pub(crate) mod g;
+pub(crate) mod handoff;
 pub(crate) mod idle;
 pub(crate) mod join;
+pub(crate) mod locked;
 pub(crate) mod m;
 pub(crate) mod p;
+pub(crate) mod preempt;
 pub(crate) mod procs;
 pub(crate) mod reason;
 pub(crate) mod rng;
@@ -39,7 +45,7 @@ pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
 
-use crate::sys::clock::NEVER;
+use crate::sys::clock::{NEVER, Nanos};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
 use central::Central;
@@ -55,8 +61,8 @@ use std::time::Instant;
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;
-/// The most threads a runtime starts. Go's number.
-const MAX_THREADS: u32 = 10_000;
+/// The most threads a runtime starts, unless it is told otherwise. Go's number.
+pub(crate) const MAX_THREADS: u32 = 10_000;
 
 thread_local! {
     /// The goroutine that runs here; null on a plain thread. It lies in the goroutine's own TLS, so
@@ -77,13 +83,21 @@ pub(crate) struct Config {
     pub(crate) abort_on_panic: bool,
     pub(crate) schedtrace_ms: Option<u64>,
     pub(crate) scheddetail: bool,
-    /// What sysmon calls; the floors above give it.
+    /// What the aide calls; the floors above give it.
     pub(crate) hooks: Hooks,
     /// Id of the first goroutine: 1 where it will be a main, 2 where there is none.
     pub(crate) first_id: u64,
+    /// The most threads that run goroutines.
+    pub(crate) max_threads: u32,
+    /// Goroutines are stopped by a signal, not only at their next runtime call.
+    pub(crate) async_preempt: bool,
+    /// How long a goroutine may run while others wait.
+    pub(crate) slice: Nanos,
+    /// The number of Ps follows the machine's.
+    pub(crate) follow_cpus: bool,
 }
 
-/// What the watching thread calls from the floors above.
+/// What the aide calls from the floors above.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// It is time for a trace.
@@ -91,7 +105,7 @@ pub(crate) struct Hooks {
     /// Every P is idle, no timer is set, and goroutines are left. Called again, ever more rarely, while
     /// that lasts.
     pub(crate) all_asleep: fn(&Sched),
-    /// A signal asked for something: looked at whenever sysmon is woken.
+    /// A signal asked for something: looked at whenever the aide is woken.
     pub(crate) asked: fn(),
 }
 
@@ -118,8 +132,19 @@ pub(crate) struct Sched {
     /// The goroutines' reference to this Sched was given back.
     released: AtomicBool,
     next_m: AtomicU32,
-    /// Never freed: a signal handler may know it.
+    /// Threads that run a goroutine without a P.
+    pub(crate) astray: AtomicU32,
+    /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
+    pub(crate) follows_cpus: AtomicBool,
+    /// Goroutines stopped by a signal, signals sent for that, and Ps taken from blocked threads.
+    pub(crate) preemptions: AtomicU64,
+    pub(crate) signals: AtomicU64,
+    pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
+    /// Never freed: a signal handler may know it.
+    pub(crate) aide: &'static aide::Aide,
+    /// It was said that no thread can be had.
+    said_no_threads: AtomicBool,
     pub(crate) config: Config,
     pub(crate) started: Instant,
     /// Milliseconds since `started`, refreshed by sysmon: how long goroutines wait, for dumps.
@@ -143,7 +168,14 @@ impl Sched {
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
+            astray: AtomicU32::new(0),
+            follows_cpus: AtomicBool::new(config.follow_cpus),
+            preemptions: AtomicU64::new(0),
+            signals: AtomicU64::new(0),
+            retakes: AtomicU64::new(0),
             sysmon: sysmon::Sysmon::leak(),
+            aide: aide::Aide::leak(),
+            said_no_threads: AtomicBool::new(false),
             config,
             started: Instant::now(),
             coarse_ms: AtomicU32::new(0),
@@ -159,7 +191,7 @@ impl Sched {
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
-        if let Err(e) = sysmon::start(&sched) {
+        if let Err(e) = aide::start(&sched).and_then(|()| sysmon::start(&sched)) {
             sched.stop();
             return Err(e);
         }
@@ -179,15 +211,36 @@ impl Sched {
         }
         drop(central);
         self.sysmon.wake();
+        self.aide.call(0);
+    }
+
+    /// It was dropped, and all its threads have ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed) && self.threads() == 0
+    }
+
+    /// A thread was needed and could not be had: said once. The work waits for those there are.
+    #[cold]
+    pub(crate) fn say_no_threads(&self, e: &io::Error) {
+        if !self.said_no_threads.swap(true, Ordering::Relaxed) {
+            crate::sys::stderr::write_stderr(format_args!(
+                "trefoil: {e}; goroutines wait until one of the {} threads is free\n",
+                self.threads()
+            ));
+        }
     }
 
     /// Counts one more thread and gives it a number. Under the lock, or before the runtime is known: while
     /// a thread is being started the count must not reach zero.
     fn admit_thread(&self) -> io::Result<u32> {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
-        if before >= MAX_THREADS {
+        if before >= self.config.max_threads {
             self.threads.fetch_sub(1, Ordering::AcqRel);
-            return Err(io::ErrorKind::QuotaExceeded.into());
+            let text = format!(
+                "program exceeds {}-thread limit (RuntimeBuilder::max_threads)",
+                self.config.max_threads
+            );
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
         }
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }
@@ -196,7 +249,12 @@ impl Sched {
     /// goroutines' reference, if none of them is left. The caller keeps one of its own.
     fn dismiss_thread(&self) {
         // AcqRel: the last thread sees what the others did.
-        if self.threads.fetch_sub(1, Ordering::AcqRel) == 1
+        let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last {
+            self.sysmon.wake();
+            self.aide.call(0);
+        }
+        if last
             && self.stopping.load(Ordering::Acquire)
             && self.num_goroutines() == 0
             && !self.released.swap(true, Ordering::AcqRel)
@@ -232,7 +290,10 @@ impl Sched {
 
     /// Nothing runs, nothing waits in a queue, and no timer will change that.
     pub(crate) fn is_asleep(&self) -> bool {
-        self.idle.idle_ps() >= self.procs() && !self.has_global() && self.next_timer() == NEVER
+        self.idle.idle_ps() >= self.procs()
+            && self.astray.load(Ordering::Relaxed) == 0
+            && !self.has_global()
+            && self.next_timer() == NEVER
     }
 
     /// Brings the coarse time up to date.

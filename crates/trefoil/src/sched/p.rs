@@ -8,17 +8,20 @@
 //! | `Idle` | nobody; it is in the scheduler's idle list, its queue empty |
 //! | `Retired` | nobody; `set_procs` took it away, everything it had was moved |
 //!
-//! Invariant 1: `m.p == p` for at most one M. It changes hands under the scheduler's lock, or from a
-//! waker to the M it wakes.
+//! Invariant 1: `m.p == p` for at most one M that has not lost it (`handoff.rs`). It changes hands under the
+//! scheduler's lock, or from a waker to the M it wakes.
 
 use super::g::{FreeGs, G};
+use super::m::M;
 use super::rng::Rng;
 use super::runq::RunQueue;
 use super::timers::Timers;
 use crate::mem::StackCache;
+use crate::sys::clock::Nanos;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// A request is on: the fast path must not be taken. One bit each.
 pub(crate) mod flag {
@@ -28,8 +31,12 @@ pub(crate) mod flag {
     pub(crate) const RETIRE: u32 = 2;
     /// The runtime ends.
     pub(crate) const STOP: u32 = 4;
-    /// Somebody waits in the global queue for a while now.
+    /// Somebody waits in a global queue for a while now.
     pub(crate) const FAIR: u32 = 8;
+    /// A timer is due, on some P, and nobody has looked.
+    pub(crate) const TIMERS: u32 = 16;
+    /// The running goroutine is locked to its thread: it switches to no other directly.
+    pub(crate) const LOCKED: u32 = 32;
 }
 
 /// Goroutine ids taken from the runtime at once. Go's number.
@@ -57,18 +64,24 @@ pub(crate) struct P {
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
-    /// Id + 1 of the M that holds it, 0 if none; for traces.
-    pub(crate) held_by: AtomicU32,
+    /// The M that holds it; null if none, or on the way to one.
+    pub(crate) holder: AtomicPtr<M>,
+    /// The tick that an onlooker last saw, and since when it is that: how long a goroutine runs. Whoever
+    /// sees another tick writes both; so it is a hint.
+    pub(crate) seen_tick: AtomicU32,
+    pub(crate) seen_since: AtomicU64,
     /// Looks for due timers; the owner's.
     pub(crate) looks: Cell<u32>,
     /// The last one to run was taken because of `FAIR`; the owner's.
     pub(crate) was_fair: Cell<bool>,
-    /// Next in the idle list; under the scheduler's lock.
+    /// Next in the idle list, or among the orphans; under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
+    /// An orphan with a claim on spinning; under the scheduler's lock.
+    pub(crate) orphan_spins: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks` and `was_fair` are the owner's (invariant 1), `idle_link` is guarded by the scheduler's lock, the
-// rest is atomic.
+// SAFETY: `local`, `looks` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
+// guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for P {}
@@ -115,7 +128,10 @@ impl P {
                 last_id: 0,
             }),
             counters: Counters::default(),
-            held_by: AtomicU32::new(0),
+            holder: AtomicPtr::new(null_mut()),
+            seen_tick: AtomicU32::new(0),
+            seen_since: AtomicU64::new(0),
+            orphan_spins: Cell::new(false),
             looks: Cell::new(0),
             was_fair: Cell::new(false),
             idle_link: Cell::new(None),
@@ -132,6 +148,29 @@ impl P {
 
     pub(crate) fn set_status(&self, status: PStatus) {
         self.status.store(status as u32, Ordering::Relaxed);
+    }
+
+    /// The M that holds it.
+    pub(crate) fn holder(&self) -> Option<&'static M> {
+        // Acquire: pairs with `M::set_p`.
+        // SAFETY: null or an M; those are never freed.
+        unsafe { self.holder.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Owner: a goroutine begins a time slice.
+    #[inline]
+    pub(crate) fn next_tick(&self) {
+        self.tick.store(self.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Onlooker: since when the present slice lasts, as far as is known.
+    pub(crate) fn slice_since(&self, now: Nanos) -> Nanos {
+        let tick = self.tick.load(Ordering::Relaxed);
+        if self.seen_tick.load(Ordering::Relaxed) != tick {
+            self.seen_tick.store(tick, Ordering::Relaxed);
+            self.seen_since.store(now, Ordering::Relaxed);
+        }
+        self.seen_since.load(Ordering::Relaxed)
     }
 
     /// The owner's things.

@@ -114,7 +114,7 @@ impl Sched {
         if m.p.get().is_none() && m.spinning.replace(false) {
             self.idle.stop_spinning();
         }
-        self.wake_after_push(Some(rt));
+        self.wake_after_push();
         true
     }
 }

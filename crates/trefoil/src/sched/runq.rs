@@ -194,6 +194,11 @@ impl<T> RunQueue<T> {
         }
     }
 
+    /// Who is in `runnext`, as an address; 0 if nobody. A look from outside.
+    pub(crate) fn next_hint(&self) -> usize {
+        self.next.load(Ordering::Relaxed) as usize
+    }
+
     /// Is there something in `runnext`? A look from outside, for thieves.
     #[inline]
     pub(crate) fn has_next(&self) -> bool {

@@ -99,12 +99,11 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     match rt {
         Some(rt) => {
             rt.p().push_next(rt.sched(), g);
-            rt.sched().wake(Some(rt));
+            rt.sched().wake();
             rt.leave();
         }
         None => {
-            sched.push_global(g);
-            sched.wake_after_push(None);
+            sched.push_from_outside(g);
         }
     }
     Ok(g)
@@ -134,7 +133,7 @@ pub(crate) fn spawn_in(
     let detached = !g.join.detach();
     debug_assert!(detached, "it has not even started");
     rt.p().push_next(sched, g);
-    sched.wake(Some(rt));
+    sched.wake();
 }
 
 /// The kernel's bare error, which the runtime could not put into words where it came up.

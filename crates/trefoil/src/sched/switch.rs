@@ -31,11 +31,10 @@ use super::p::{P, bump};
 use super::reason::WaitReason;
 use super::runq::Popped;
 use super::state::ParkOutcome;
-use super::{CURRENT, find, scope, wait};
+use super::{CURRENT, find, locked, scope, wait};
 use crate::arch;
 use crate::mem::{self, Stack};
 use crate::sys::clock::{NEVER, now};
-use std::io;
 use std::sync::atomic::Ordering;
 
 /// Every how many ticks the global queue is looked at first. Go's number.
@@ -43,9 +42,6 @@ pub(crate) const FAIRNESS_TICKS: u32 = 61;
 
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
-
-/// Pieces for new TLS blocks that are kept in stock: two batches of new stacks for each of two Ps.
-const TLS_KITS_LOW: usize = 64;
 
 /// The running goroutine waits until someone calls `ready` for it (maybe that has happened already).
 /// The result is the runtime where it wakes up.
@@ -72,14 +68,34 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
         return rt;
     }
     let g = rt.g();
-    leave(rt, g, Leaving::Yielded(g))
+    // Alone here, while others wait in a global queue: behind all of them.
+    let note = if p.runq.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
+    leave(rt, g, note)
 }
 
 /// The time slice is over, noticed at the end of a runtime call.
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
+    let rt = if rt.g().no_preempt.get() == 0 { preempt(rt) } else { rt };
+    rt.leave_now();
+}
+
+/// The running goroutine has used up its time slice.
+pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
-    leave(rt, g, Leaving::Preempted(g)).leave_now();
+    leave(rt, g, Leaving::Preempted(g))
+}
+
+/// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
+pub(crate) fn strand(rt: Rt) -> Rt {
+    let (m, g) = (rt.m(), rt.g());
+    m.leaving.set(Leaving::Stranded(g));
+    m.current.set(None);
+    // SAFETY: as in `leave`, to the thread's own context.
+    unsafe { arch::switch(g.sp.as_ptr(), m.sp.get(), m.tp.get()) };
+    let rt = Rt::after_switch();
+    finish_switch(rt);
+    rt
 }
 
 /// Makes a goroutine runnable that parked, or is about to. Exactly once for each park.
@@ -90,33 +106,23 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     }
     if std::ptr::eq(g.sched.get(), rt.sched()) {
         rt.p().push_next(rt.sched(), g);
-        rt.sched().wake(Some(rt));
+        rt.sched().wake();
     } else {
-        enqueue_outside(g, Some(rt));
+        enqueue_outside(g);
     }
 }
 
 /// `ready` from a plain thread, or from another runtime's goroutine.
 pub(crate) fn ready_outside(g: &'static G) {
     if g.notify() {
-        enqueue_outside(g, None);
+        enqueue_outside(g);
     }
 }
 
-fn enqueue_outside(g: &'static G, rt: Option<Rt>) {
-    // Kept, because `g` may run, end, and its runtime be dropped before we are done with it.
-    // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
-    let sched = unsafe {
-        std::sync::Arc::increment_strong_count(g.sched.get());
-        std::sync::Arc::from_raw(g.sched.get())
-    };
-    sched.push_global(g);
-    sched.wake_after_push(rt);
-    match rt {
-        // Dropping may free the scheduler: not on a goroutine's stack with a P in hand.
-        Some(rt) => rt.on_thread_stack(|| drop(sched)),
-        None => drop(sched),
-    }
+#[cold]
+fn enqueue_outside(g: &'static G) {
+    // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`), and it is alive until it runs.
+    unsafe { &*g.sched.get() }.push_from_outside(g);
 }
 
 /// Leaves `g`, the running goroutine, with a note of what it is to become. Returns when it is resumed.
@@ -148,6 +154,10 @@ fn leave(rt: Rt, g: &'static G, note: Leaving) -> Rt {
 #[inline]
 fn next_at_hand(rt: Rt) -> Option<&'static G> {
     let g = pop_at_hand(rt)?;
+    if g.locked.get().is_some() {
+        rt.m().chosen.set(Some(g));
+        return None;
+    }
     if has_stack(g) {
         return Some(g);
     }
@@ -170,7 +180,7 @@ fn next_at_hand(rt: Rt) -> Option<&'static G> {
 pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
     let Popped { item, inherits } = p.runq.pop()?;
     if !inherits {
-        p.tick.store(p.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        p.next_tick();
     }
     // SAFETY: taken from the queue, so ours; Gs are never freed.
     Some(unsafe { &*item.as_ptr() })
@@ -192,27 +202,32 @@ pub(crate) fn attach(g: &'static G, stack: Stack) {
 /// Settles the goroutine that the last switch on this thread left.
 #[inline]
 fn finish_switch(rt: Rt) {
-    let (p, sched) = (rt.p(), rt.sched());
+    let sched = rt.sched();
     match rt.m().leaving.replace(Leaving::Nobody) {
         Leaving::Nobody => {}
         Leaving::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
                 // Its waker only left a note, and woke nobody.
-                p.push_next(sched, g);
-                sched.wake(Some(rt));
+                rt.p().push_next(sched, g);
+                sched.wake();
             }
         }
         Leaving::Yielded(g) => {
             g.state.set_runnable();
-            p.push_back(sched, g);
-            sched.wake_after_push(Some(rt));
+            rt.p().push_back(sched, g);
+            sched.wake_after_push();
         }
         Leaving::Preempted(g) => {
             g.state.set_runnable();
-            sched.push_global(g);
-            sched.wake_after_push(Some(rt));
+            sched.push_tired(g);
+            sched.wake_after_push();
         }
-        Leaving::Dead(stack) => recycle(p, stack),
+        Leaving::Stranded(g) => {
+            g.state.set_runnable();
+            sched.push_global(g);
+            sched.wake_after_push();
+        }
+        Leaving::Dead(stack) => recycle(rt.p(), stack),
     }
 }
 
@@ -252,8 +267,6 @@ fn enter_again(g: &G) -> Rt {
 /// Closure, then destructors of its thread-locals. Both are the user's code. Returns whether the result
 /// is dropped already: nobody wanted it.
 fn run_to_the_end(g: &'static G) -> bool {
-    // Here malloc is allowed; where the next stacks are made it is not.
-    mem::tls::provide(TLS_KITS_LOW);
     // SAFETY: this is the goroutine's one run (task.rs, invariant 1).
     let panicked = unsafe { (g.body.get().run)(g) };
     if panicked && g.abort_on_panic.get() {
@@ -290,6 +303,9 @@ fn drop_result(g: &'static G) {
 fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
     let mut stack = take_stack(g);
     let scope = g.scope.get();
+    if g.locked.get().is_some() {
+        super::locked::end(g);
+    }
     bump(&rt.p().counters.ended, 1);
     g.state.set_dead();
     CURRENT.set(std::ptr::null());
@@ -360,7 +376,15 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
 /// As [`next_at_hand`], but a fresh goroutine is as good as a suspended one if it can inherit `stack`.
 #[inline]
 fn next_at_hand_or_fresh(rt: Rt, stack: &Stack) -> Option<&'static G> {
-    if stack.is_default_size() { pop_at_hand(rt) } else { next_at_hand(rt) }
+    if !stack.is_default_size() {
+        return next_at_hand(rt);
+    }
+    let g = pop_at_hand(rt)?;
+    if g.locked.get().is_some() {
+        rt.m().chosen.set(Some(g));
+        return None;
+    }
+    Some(g)
 }
 
 /// The head of the local queue, unless something else must be looked at first.
@@ -439,6 +463,11 @@ fn retire_g(g: &'static G) {
 pub(crate) fn thread_loop(rt: Rt) {
     let m = rt.m();
     loop {
+        if let Some(g) = m.locked.get()
+            && !locked::wait_for_g(rt, g)
+        {
+            return;
+        }
         let g = match m.chosen.take() {
             Some(g) => g,
             None => match find::find_work(rt) {
@@ -446,10 +475,12 @@ pub(crate) fn thread_loop(rt: Rt) {
                 None => return,
             },
         };
-        if !has_stack(g)
-            && let Err(e) = give_stack(rt.p(), g)
-        {
-            super::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
+        if let Some(home) = rt.sched().home_of(g, m) {
+            locked::send_home(rt, g, home);
+            continue;
+        }
+        if !has_stack(g) && !give_stack(rt, g) {
+            continue;
         }
         g.state.set_running();
         m.current.set(Some(g));
@@ -459,13 +490,31 @@ pub(crate) fn thread_loop(rt: Rt) {
     }
 }
 
-fn give_stack(p: &P, g: &'static G) -> io::Result<()> {
-    // SAFETY: we own the P, and hold no other borrow of its local state.
-    let stacks = unsafe { &mut p.local().stacks };
-    let stack = match stacks.pop() {
-        Some(stack) => stack,
-        None => stacks.refill()?,
-    };
-    attach(g, stack);
-    Ok(())
+/// Gives a fresh goroutine its stack. False: the P was lost meanwhile, and the goroutine is in a queue again.
+fn give_stack(rt: Rt, g: &'static G) -> bool {
+    loop {
+        // SAFETY: we own the P, and hold no other borrow of its local state.
+        let stacks = unsafe { &mut rt.p().local().stacks };
+        let made = match stacks.pop() {
+            Some(stack) => Ok(Some(stack)),
+            None => stacks.refill(),
+        };
+        let made = match made {
+            Ok(Some(stack)) => {
+                attach(g, stack);
+                return true;
+            }
+            // It allocates, so it may have to wait for a goroutine that was preempted inside malloc.
+            Ok(None) => rt.retakable(mem::stock),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = made {
+            super::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
+        }
+        if rt.m().p.get().is_none() {
+            rt.sched().push_global(g);
+            rt.sched().wake_after_push();
+            return false;
+        }
+    }
 }

@@ -1,41 +1,77 @@
 //! sysmon: a thread without a P that watches the others.
 //!
-//! It looks at every P about once a [`LOOK`]. One that shows the same tick for a whole [`SLICE`] has
-//! run one goroutine (or a pair that inherits its slice) all that time: it gets a preemption request,
-//! which the goroutine notices at its next runtime call. Traces, deadlock reports and
-//! SIGQUIT's dump are printed from here, by hooks.
+//! What it looks for, P by P:
+//! 1. A thread that **blocks** in the kernel while there is work: its P is taken (`handoff.rs`). Looked for
+//!    every [`SHORTEST`] at first, then, while nothing is found, ever more rarely. Go's numbers.
+//! 2. A goroutine that has run for a whole [`SLICE`] while others wait: it is preempted (`preempt.rs`).
+//! 3. A goroutine that has run for [`SHORT_SLICE`] while one that was **woken** waits: by the running
+//!    goroutine (`runnext`), by a timer that is due, or from outside. Those who are woken do not queue
+//!    behind those who compute; the one that has run longest makes room.
+//! 4. Strays (`handoff.rs`), and Ps that are to retire.
 //!
-//! When every P is idle it sleeps until one is taken.
+//! When every P is idle it sleeps until one is taken. It never waits for anything that a goroutine could
+//! hold: no malloc, no std. What needs those is the aide's (`aide.rs`).
+//!
+//! Timers are kept by an idle thread (`central.rs`); where there is no idle P, sysmon wakes up in time.
 
-use super::Sched;
-use super::p::{PStatus, flag};
+use super::aide::{CHECK_CPUS, CHECK_DEADLOCK};
+use super::p::{P, PStatus, flag};
+use super::{MAX_PROCS, Sched, preempt};
+use crate::sys::clock::{Nanos, now};
 use crate::sys::parker::Parker;
+use crate::sys::probe::{Look, Probe};
 use crate::sys::thread;
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+const MICRO: Nanos = 1_000;
+const MILLI: Nanos = 1_000_000;
 
 /// A goroutine may run this long while others wait. Go's number.
-const SLICE: Duration = Duration::from_millis(10);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const SLICE: Nanos = 10 * MILLI;
+/// And this long while one waits that was woken.
+const SHORT_SLICE: Nanos = MILLI;
+/// Between two looks for blocked threads: at first, and at most. Go's numbers.
+const SHORTEST: Nanos = 20 * MICRO;
+const LONGEST: Nanos = 10 * MILLI;
+/// At most, when no P is idle: new work waits for us then.
+const LONGEST_BUSY: Nanos = 2 * MILLI;
+/// How many looks without a find before they become rarer. Go's number.
+const EAGER_LOOKS: u32 = 50;
+/// A request for preemption may be refused: when to look again.
+const INSIST: Nanos = 60 * MICRO;
+/// How often those who used up their slice are remembered, if others keep every P busy.
+const FAIR_EVERY: Nanos = 5 * MILLI;
+const CPUS_EVERY: Nanos = 1_000 * MILLI;
+/// A runtime that has been dropped, and still has threads.
+const LONGEST_STOPPING: Nanos = 100 * MILLI;
 /// How long everything must be asleep before that is reported, and when that is given up.
-const FIRST_DOUBT: Duration = Duration::from_millis(2);
-const LAST_DOUBT: Duration = Duration::from_secs(10);
-/// It runs only this file; the trace's text is the largest thing on it.
+const FIRST_DOUBT: Nanos = 2 * MILLI;
+const LAST_DOUBT: Nanos = 10_000 * MILLI;
 const STACK_BYTES: usize = 256 << 10;
 
 /// How others reach the sysmon thread.
 pub(crate) struct Sysmon {
+    /// Every P is idle, and it sleeps without a limit.
     asleep: AtomicBool,
+    /// Until when it sleeps.
+    until: AtomicU64,
+    /// Someone was woken from outside while no P was idle.
+    urged: AtomicBool,
     bed: Parker,
 }
 
 impl Sysmon {
     /// A few bytes for each runtime, for ever.
     pub(crate) fn leak() -> &'static Self {
-        Box::leak(Box::new(Sysmon { asleep: AtomicBool::new(false), bed: Parker::new() }))
+        Box::leak(Box::new(Sysmon {
+            asleep: AtomicBool::new(false),
+            until: AtomicU64::new(0),
+            urged: AtomicBool::new(false),
+            bed: Parker::new(),
+        }))
     }
 
     /// An idle P was taken: there is something to watch. True: it slept.
@@ -48,9 +84,23 @@ impl Sysmon {
         slept
     }
 
-    /// Whatever it is doing, it is to look again. Safe in a signal handler.
+    /// Whatever it is doing, it is to look again.
     pub(crate) fn wake(&self) {
         self.bed.unpark();
+    }
+
+    /// It is to be awake at `when`: a timer is due then, and no P may be idle.
+    pub(crate) fn be_awake(&self, when: Nanos) {
+        if when < self.until.load(Ordering::Relaxed) {
+            self.bed.unpark();
+        }
+    }
+
+    /// Somebody was woken from outside, and no P is idle.
+    pub(crate) fn urge(&self) {
+        if !self.urged.swap(true, Ordering::Relaxed) {
+            self.be_awake(now() + SHORT_SLICE / 4);
+        }
     }
 }
 
@@ -62,18 +112,12 @@ pub(crate) fn alive() -> usize {
     ALIVE.load(Ordering::Relaxed)
 }
 
-/// What was last seen of a P.
-#[derive(Clone, Copy)]
-struct Seen {
-    tick: u32,
-    since: Instant,
-}
-
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
     let sched = sched.clone();
     ALIVE.fetch_add(1, Ordering::Relaxed);
     let watching = move || {
-        watch(&sched);
+        Watch::new(&sched).run();
+        drop(sched);
         ALIVE.fetch_sub(1, Ordering::Relaxed);
     };
     thread::spawn("trefoil-sysmon".into(), STACK_BYTES, watching)
@@ -83,45 +127,171 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
         .map_err(|e| io::Error::new(e.kind(), format!("cannot start the sysmon thread: {e}")))
 }
 
-fn watch(sched: &Sched) {
-    let mut seen: Vec<Seen> = Vec::new();
-    let hooks = sched.config.hooks;
-    let every = sched.config.schedtrace_ms.map(|ms| Duration::from_millis(ms.max(1)));
-    let mut next_trace = every;
-    while !sched.stopping.load(Ordering::Relaxed) {
-        (hooks.asked)();
-        if let (Some(at), Some(every)) = (next_trace, every)
-            && sched.started.elapsed() >= at
-        {
-            (hooks.trace)(sched);
-            next_trace = Some(at + every);
-        }
-        sched.refresh_coarse();
-        look(sched, &mut seen, Instant::now());
-        if every.is_none() && all_idle(sched) {
-            sleep_deeply(sched);
-        } else {
-            sched.sysmon.bed.park_timeout(LOOK);
-        }
-    }
+/// One watcher.
+struct Watch<'a> {
+    sched: &'a Sched,
+    /// One for each P, made at once: nothing may be allocated later.
+    probes: Box<[Probe]>,
+    /// For each P, who is in `runnext` and since when.
+    nexts: Box<[(usize, Nanos)]>,
+    /// Between two looks for blocked threads, and how many of them found nothing.
+    pause: Nanos,
+    calm: u32,
+    last_fair: Nanos,
+    last_cpus: Nanos,
 }
 
-fn look(sched: &Sched, seen: &mut Vec<Seen>, now: Instant) {
-    let someone_waits = sched.has_global();
-    for p in sched.all_ps() {
-        if someone_waits && p.status() == PStatus::Running {
-            p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
+/// What is true of the runtime as a whole during one look.
+struct Scene {
+    now: Nanos,
+    /// Someone waits in a global queue.
+    global: bool,
+    /// No P is idle: only those who run can take new work.
+    all_busy: bool,
+    /// A timer is due that an idle P would have seen to.
+    due: bool,
+    stopping: bool,
+    /// When to look again at the latest.
+    next: Nanos,
+    found_blocked: bool,
+    /// Who has run longest, and since when.
+    longest: Option<(Nanos, &'static P)>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(sched: &'a Sched) -> Self {
+        let probes = (0..MAX_PROCS).map(|_| Probe::new()).collect();
+        let nexts = vec![(0, 0); MAX_PROCS].into();
+        Watch { sched, probes, nexts, pause: SHORTEST, calm: 0, last_fair: 0, last_cpus: now() }
+    }
+
+    fn run(&mut self) {
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let sched = self.sched;
+        while !sched.is_over() {
+            let next = self.look();
+            let me = sched.sysmon;
+            if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
+                sleep_deeply(sched);
+                (self.pause, self.calm) = (SHORTEST, 0);
+            } else {
+                me.until.store(next, Ordering::Relaxed);
+                // Pairs with the barrier of who sets a timer: it sees our time, or we its timer.
+                crate::shim::full_fence();
+                let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
+                me.bed.park_until(next.min(timer.max(now() + SHORTEST)));
+                me.until.store(0, Ordering::Relaxed);
+            }
         }
-        let tick = p.tick.load(Ordering::Relaxed);
-        let i = p.id as usize;
-        if seen.len() <= i {
-            seen.resize(i + 1, Seen { tick, since: now });
+    }
+
+    /// Looks at every P once. Returns when to look again.
+    fn look(&mut self) -> Nanos {
+        let sched = self.sched;
+        let now = now();
+        sched.refresh_coarse();
+        let all_busy = sched.idle.idle_ps() == 0;
+        let stopping = sched.stopping.load(Ordering::Relaxed);
+        let mut scene = Scene {
+            now,
+            global: sched.has_global(),
+            all_busy,
+            due: all_busy && sched.next_timer() <= now,
+            stopping,
+            next: now + if stopping { LONGEST_STOPPING } else { LONGEST },
+            found_blocked: false,
+            longest: None,
+        };
+        let fair = scene.global && now.saturating_sub(self.last_fair) >= FAIR_EVERY;
+        if fair {
+            self.last_fair = now;
         }
-        let last = &mut seen[i];
-        if p.status() != PStatus::Running || last.tick != tick {
-            *last = Seen { tick, since: now };
-        } else if now - last.since >= SLICE {
-            p.flags.fetch_or(flag::PREEMPT, Ordering::Relaxed);
+        for p in sched.all_ps() {
+            if p.status() == PStatus::Running {
+                if fair {
+                    p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
+                }
+                self.look_at(p, &mut scene);
+            }
+        }
+        self.make_room(&mut scene);
+        sched.look_after_strays(preempt::send);
+        if now - self.last_cpus >= CPUS_EVERY {
+            self.last_cpus = now;
+            sched.aide.call(CHECK_CPUS);
+        }
+        if scene.found_blocked {
+            (self.pause, self.calm) = (SHORTEST, 0);
+        } else {
+            self.calm = self.calm.saturating_add(1);
+            if self.calm > EAGER_LOOKS {
+                self.pause = (self.pause * 2).min(if all_busy { LONGEST_BUSY } else { LONGEST });
+            }
+        }
+        scene.next.min(now + self.pause.max(if stopping { MILLI } else { 0 }))
+    }
+
+    fn look_at(&mut self, p: &'static P, scene: &mut Scene) {
+        let sched = self.sched;
+        let since = p.slice_since(scene.now);
+        let ran = scene.now.saturating_sub(since);
+        let flags = p.flags.load(Ordering::Relaxed);
+        if scene.due {
+            p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
+        }
+        let leaves = flags & flag::RETIRE != 0 || scene.stopping;
+        let wanted = leaves || scene.global || scene.due || !p.runq.is_empty();
+        // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
+        let mut on_cpu = true;
+        if ran >= SLICE || (wanted && ran >= SHORTEST) {
+            match sched.take_from_blocked(p, &mut self.probes[p.id as usize]) {
+                Look::Blocked => {
+                    scene.found_blocked = true;
+                    return;
+                }
+                Look::Running => {}
+                Look::Unknown => on_cpu = false,
+            }
+        }
+        if !wanted {
+            return;
+        }
+        // `runnext` usually runs within microseconds: when its waker parks, or on a thief's thread.
+        let next = &mut self.nexts[p.id as usize];
+        let waiting = p.runq.next_hint();
+        if next.0 != waiting {
+            *next = (waiting, scene.now);
+        }
+        let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
+        let limit = if leaves || stuck { 0 } else { sched.config.slice };
+        if ran >= limit {
+            preempt::request(sched, p);
+            scene.next = scene.next.min(scene.now + INSIST);
+        } else {
+            scene.next = scene.next.min(since + limit);
+            if on_cpu && scene.longest.is_none_or(|(longest, _)| since < longest) {
+                scene.longest = Some((since, p));
+            }
+        }
+    }
+
+    /// Someone was woken, and no P is idle: the one that has run longest goes, if it had its share.
+    fn make_room(&self, scene: &mut Scene) {
+        let urged = self.sched.sysmon.urged.swap(false, Ordering::Relaxed)
+            && scene.all_busy
+            && scene.global;
+        if !scene.due && !urged {
+            return;
+        }
+        let Some((since, p)) = scene.longest else { return };
+        if scene.now.saturating_sub(since) >= SHORT_SLICE {
+            preempt::request(self.sched, p);
+            scene.next = scene.next.min(scene.now + INSIST);
+        } else {
+            if urged {
+                self.sched.sysmon.urged.store(true, Ordering::Relaxed);
+            }
+            scene.next = scene.next.min(since + SHORT_SLICE);
         }
     }
 }
@@ -130,8 +300,8 @@ fn all_idle(sched: &Sched) -> bool {
     sched.idle.idle_ps() >= sched.procs()
 }
 
-/// Sleeps while every P is idle. If nothing will ever change that by itself, says so to the hook: at once
-/// it may be too early (a thread may be about to end), so again after a while, ever more rarely.
+/// Sleeps while every P is idle. If nothing will ever change that by itself, asks the aide for a report: at
+/// once it may be too early (a thread may be about to end), so again after a while, ever more rarely.
 fn sleep_deeply(sched: &Sched) {
     let me = sched.sysmon;
     let mut patience = FIRST_DOUBT;
@@ -144,7 +314,7 @@ fn sleep_deeply(sched: &Sched) {
         }
         let doubtful = patience <= LAST_DOUBT && sched.is_asleep() && sched.num_goroutines() > 0;
         let woken = if doubtful {
-            me.bed.park_timeout(patience)
+            me.bed.park_until(now() + patience)
         } else {
             me.bed.park();
             true
@@ -153,7 +323,7 @@ fn sleep_deeply(sched: &Sched) {
             break;
         }
         if sched.is_asleep() {
-            (sched.config.hooks.all_asleep)(sched);
+            sched.aide.call(CHECK_DEADLOCK);
         }
         patience *= 8;
     }

@@ -204,8 +204,8 @@ impl Sched {
     pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
         // If nothing else is to run here, this thread looks at its timers by itself.
-        if first && !rt.p().runq.is_empty() {
-            self.see_to_timer(Some(rt), when);
+        if first && (!rt.p().runq.is_empty() || self.has_global()) {
+            self.see_to_timer(when);
         }
     }
 
@@ -221,16 +221,18 @@ impl Sched {
         // A plain thread has no P; number 0 is always there.
         let Some(p) = here.map(Rt::p).or_else(|| self.p(0)) else { return };
         if p.timers.add(Entry { when, target }) {
-            self.see_to_timer(here, when);
+            self.see_to_timer(when);
         }
     }
 
     /// A timer became the first of its P: some thread must be awake by then.
-    fn see_to_timer(&self, here: Option<Rt>, when: Nanos) {
-        // The barrier pairs with that of the keeper: it sees the timer, or we see its time.
+    fn see_to_timer(&self, when: Nanos) {
+        // The barrier pairs with those of the keeper and of sysmon: they see the timer, or we see their time.
         full_fence();
-        if when < self.keeper_until.load(Ordering::Relaxed) {
-            self.hurry_keeper(here);
+        if self.idle.idle_ps() == 0 {
+            self.sysmon.be_awake(when);
+        } else if when < self.keeper_until.load(Ordering::Relaxed) {
+            self.hurry_keeper();
         }
     }
 

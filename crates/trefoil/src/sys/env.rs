@@ -24,6 +24,10 @@ pub(crate) struct Env {
     pub scheddetail: bool,
     /// No preemption by signal.
     pub asyncpreemptoff: bool,
+    /// The signal that preempts; None: SIGURG.
+    pub preempt_signal: Option<i32>,
+    /// How long a goroutine may run while others wait, in microseconds.
+    pub slice_us: Option<u64>,
     /// TLS blocks come from `pthread_create`, the fallback.
     pub tls_pthread: bool,
     /// Guard pages by `mprotect`, as on kernels before 6.13.
@@ -35,10 +39,12 @@ const GOMAXPROCS: &str = "GOMAXPROCS";
 const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
-const KEYS: [(&str, &str); 5] = [
+const KEYS: [(&str, &str); 7] = [
     ("schedtrace", "MILLISECONDS"),
     ("scheddetail", "0|1"),
     ("asyncpreemptoff", "0|1"),
+    ("preemptsignal", "NUMBER"),
+    ("slice", "MICROSECONDS"),
     ("tls", "pthread"),
     ("guards", "mprotect"),
 ];
@@ -88,6 +94,20 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
             },
             "scheddetail" => switch(value, &mut env.scheddetail),
             "asyncpreemptoff" => switch(value, &mut env.asyncpreemptoff),
+            "preemptsignal" => match value.parse() {
+                Ok(n @ 1..=64) if ![libc::SIGKILL, libc::SIGSTOP, 32, 33].contains(&n) => {
+                    env.preempt_signal = Some(n);
+                    true
+                }
+                _ => false,
+            },
+            "slice" => match value.parse() {
+                Ok(us @ 1..=10_000_000) => {
+                    env.slice_us = Some(us);
+                    true
+                }
+                _ => false,
+            },
             "tls" => word(value, "pthread", &mut env.tls_pthread),
             "guards" => word(value, "mprotect", &mut env.guards_mprotect),
             _ => false,
@@ -159,13 +179,17 @@ mod tests {
 
     #[test]
     fn all_keys() {
-        let env =
-            debug("schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,tls=pthread,guards=mprotect,");
+        let env = debug(
+            "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,tls=pthread,\
+             guards=mprotect,",
+        );
         let all = Env {
             procs: None,
             schedtrace_ms: Some(1000),
             scheddetail: true,
             asyncpreemptoff: true,
+            preempt_signal: Some(34),
+            slice_us: Some(50),
             tls_pthread: true,
             guards_mprotect: true,
         };

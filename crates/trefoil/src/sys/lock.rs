@@ -5,16 +5,19 @@
 //! `thread::panicking`, which reads TLS that a goroutine being born does not have yet. These locks
 //! touch nothing but their own word and the kernel: rustix's raw syscalls, no errno.
 //!
+//! A holder is never preempted: it would stop every P that wants the lock. Inside the runtime nobody is; for
+//! user code that comes by (`set_procs`, a goroutine's name) every lock counts itself in [`PINS`], which the
+//! preemption handler looks at.
+//!
 //! Rules for users:
-//! 1. Hold a lock only while the thread cannot be preempted (M's "in the runtime" flag): a
-//!    preempted holder would stop every P that wants the lock.
+//! 1. Give a lock back on the stack that took it: `PINS` is the goroutine's.
 //! 2. Never park, run user code, or call an interposed libc function with a lock held.
 //! 3. Locks nest only in the order their owners document.
 //!
 //! Rejected: a ticket lock (fair, but a descheduled holder lets every waiter burn its CPU), and
 //! `parking_lot_core` (its table is malloc'ed, and malloc may be what was interrupted).
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,6 +31,27 @@ const SPINS: u32 = 64;
 const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
 const CONTENDED: u32 = 2;
+
+thread_local! {
+    /// How many of these locks the running goroutine (or thread) holds.
+    static PINS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the running goroutine holds a lock of the runtime. Safe in a signal handler that knows whose
+/// thread-locals these are.
+pub(crate) fn pinned() -> bool {
+    PINS.get() != 0
+}
+
+#[inline(always)]
+fn pin() {
+    PINS.set(PINS.get() + 1);
+}
+
+#[inline(always)]
+fn unpin() {
+    PINS.set(PINS.get() - 1);
+}
 
 /// A mutual exclusion of one word.
 ///
@@ -48,6 +72,7 @@ impl RawLock {
     /// Takes the lock; sleeps in the kernel if it must.
     #[inline]
     pub(crate) fn lock(&self) {
+        pin();
         if !self.try_lock() {
             self.lock_slow();
         }
@@ -55,7 +80,7 @@ impl RawLock {
 
     /// Takes the lock if it is free now.
     #[inline]
-    pub(crate) fn try_lock(&self) -> bool {
+    fn try_lock(&self) -> bool {
         // Acquire pairs with the Release in `unlock`: we see what the last holder wrote.
         self.state.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -67,6 +92,7 @@ impl RawLock {
         if self.state.swap(UNLOCKED, Ordering::Release) == CONTENDED {
             self.wake_slow();
         }
+        unpin();
     }
 
     #[cold]
@@ -185,6 +211,7 @@ impl Gate {
 
     #[inline]
     fn enter(&self) {
+        pin();
         let mut s = self.state.load(Ordering::Relaxed);
         loop {
             if s & CLOSED != 0 {
@@ -208,6 +235,7 @@ impl Gate {
         if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
             wake(&self.state, u32::MAX >> 1);
         }
+        unpin();
     }
 
     #[cold]

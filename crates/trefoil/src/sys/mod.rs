@@ -8,6 +8,8 @@ pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;
 pub(crate) mod parker;
+pub(crate) mod probe;
+pub(crate) mod signal;
 pub(crate) mod stderr;
 pub(crate) mod thread;
 

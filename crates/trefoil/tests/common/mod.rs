@@ -10,9 +10,9 @@
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 /// No test needs a tenth of it.
@@ -53,13 +53,14 @@ pub(crate) fn watchdog_for(limit: Duration) -> Watchdog {
 }
 
 fn bark(name: &str, limit: Duration) -> ! {
-    eprintln!("\nHANG: {name} did not end within {limit:?}. Threads:");
+    // With `mark`: this thread inherited the capture of the test's output, which an abort loses.
+    mark(&format!("\nHANG: {name} did not end within {limit:?}. Threads:"));
     for (tid, comm) in tasks() {
         let wchan = std::fs::read_to_string(format!("/proc/self/task/{tid}/wchan"));
         let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat"));
         let state = stat.as_deref().unwrap_or("").rsplit(')').next().unwrap_or("").trim();
         let state = state.get(..1).unwrap_or("?");
-        eprintln!("  {tid} {comm} {state} {}", wchan.as_deref().unwrap_or(""));
+        mark(&format!("  {tid} {comm} {state} {}", wchan.as_deref().unwrap_or("")));
     }
     if std::env::var_os(GDB).is_some() {
         let pid = std::process::id().to_string();
@@ -68,7 +69,7 @@ fn bark(name: &str, limit: Duration) -> ! {
             .stdin(Stdio::null())
             .status();
     } else {
-        eprintln!("Run it again with {GDB}=1 to see their stacks (needs gdb).");
+        mark(&format!("Run it again with {GDB}=1 to see their stacks (needs gdb)."));
     }
     std::process::abort();
 }
@@ -83,11 +84,20 @@ pub(crate) fn pause() {
 /// Waits for `done` and keeps the P. Panics after half of [`TOO_LONG`].
 #[track_caller]
 pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
+    let _guard = trefoil::no_preempt();
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
         pause();
     }
+}
+
+/// As [`hold_until`], and keeps the P until the goroutine ends: letting go of it would give it to someone else,
+/// because the slice is long used up.
+#[track_caller]
+pub(crate) fn hold_to_the_end(what: &str, done: impl FnMut() -> bool) {
+    std::mem::forget(trefoil::no_preempt());
+    hold_until(what, done);
 }
 
 /// Waits for `done` and lets other goroutines run. Panics after half of [`TOO_LONG`].
@@ -193,7 +203,11 @@ pub(crate) struct Child {
 
 /// Whether this process is a [`Child`].
 pub(crate) fn in_child() -> bool {
-    std::env::var_os(CHILD).is_some()
+    let child = std::env::var_os(CHILD).is_some();
+    if child && std::env::var_os("TREFOIL_DEBUG").is_some() {
+        drop(tracer());
+    }
+    child
 }
 
 impl Child {
@@ -263,29 +277,48 @@ pub(crate) fn let_trace() {
 
 /// A flag that is set when some whole traces of every runtime have passed.
 pub(crate) fn traces_passed() -> Arc<AtomicBool> {
-    // A thread of its own looks at the threads that trace: reading a file might one day give the P
-    // away. Each trace is followed by a short sleep, which the kernel counts.
-    const TRACES: u64 = 6;
     let passed = Arc::new(AtomicBool::new(false));
-    let tell = passed.clone();
-    std::thread::spawn(move || {
-        let sleeps = |tid: i32| {
-            let file = format!("/proc/self/task/{tid}/status");
-            proc_number(&file, "voluntary_ctxt_switches")
-        };
-        let all = || -> Vec<i32> {
-            let sysmons = tasks().into_iter().filter(|(_, name)| name == "trefoil-sysmon");
-            sysmons.map(|(tid, _)| tid).collect()
-        };
-        // A new one has its name only once it runs.
-        hold_until("sysmon", || !all().is_empty());
-        let before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
-        while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        tell.store(true, Ordering::SeqCst);
-    });
+    tracer().push(passed.clone());
     passed
+}
+
+/// A thread of its own looks at the threads that trace: reading files blocks, and would give the P away. For the
+/// same reason it is started before the first runtime ([`Child::of`]'s tests call this through `in_child`).
+fn tracer() -> std::sync::MutexGuard<'static, Vec<Arc<AtomicBool>>> {
+    static WANTED: Mutex<Vec<Arc<AtomicBool>>> = Mutex::new(Vec::new());
+    static START: Once = Once::new();
+    START.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let wanted = std::mem::take(&mut *WANTED.lock().unwrap());
+                if !wanted.is_empty() {
+                    let_traces_pass();
+                    wanted.iter().for_each(|passed| passed.store(true, Ordering::SeqCst));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
+    WANTED.lock().unwrap()
+}
+
+/// Each trace is followed by a sleep, which the kernel counts.
+fn let_traces_pass() {
+    const TRACES: u64 = 6;
+    let sleeps = |tid: i32| {
+        let file = format!("/proc/self/task/{tid}/status");
+        proc_number(&file, "voluntary_ctxt_switches")
+    };
+    let all = || -> Vec<i32> {
+        let aides = tasks().into_iter().filter(|(_, name)| name == "trefoil-aide");
+        aides.map(|(tid, _)| tid).collect()
+    };
+    // A new one has its name only once it runs.
+    hold_until("the aide", || !all().is_empty());
+    let before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
+    while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// One trace: its `SCHED` line and the lines of detail.

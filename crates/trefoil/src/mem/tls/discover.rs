@@ -419,8 +419,7 @@ fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String
         if to_free != 0 || at + s.size > p.tp {
             return Err(format!("module {} has a DTV entry that we do not understand", s.id));
         }
-        // SAFETY: a module of start-up is loaded.
-        modules.push(unsafe { Module::new(s, p.tp - at) });
+        modules.push(Module::new(s, p.tp - at));
     }
     Ok(modules)
 }

@@ -57,6 +57,7 @@ mod tests;
 pub(crate) use destructors::{KeyDtor, key_created, key_deleted, run_destructors};
 use discover::{Learnt, Word};
 pub(crate) use kit::provide;
+pub(crate) use modules::Loader;
 use modules::{Module, Table};
 use std::io;
 use std::ptr::NonNull;
@@ -346,11 +347,14 @@ impl Layout {
     }
 }
 
-/// After a successful dlopen on this thread: gives every block the images of new modules that have a
-/// fixed place. `each` visits every block: running, parked, and pooled ones.
-pub(crate) fn modules_changed(each: impl FnOnce(&mut dyn FnMut(NonNull<u8>))) {
+/// After a successful dlopen (with the `loader` that did it) or dlclose (None) on this thread: gives every
+/// block the images of new modules that have a fixed place. `each` visits every block: running, parked, and pooled ones.
+pub(crate) fn modules_changed(loader: Option<Loader>, each: impl Fn(&mut dyn FnMut(NonNull<u8>))) {
     let Some(Ok(layout)) = LAYOUT.get() else { return };
-    let change = modules::refresh(layout.below, layout.libc.id);
+    modules::refresh(layout.below, layout.libc.id, loader, |change| update(layout, change, &each));
+}
+
+fn update(layout: &Layout, change: &modules::Change, each: impl Fn(&mut dyn FnMut(NonNull<u8>))) {
     if change.came.iter().any(|m| m.under > layout.below_used)
         && WITHOUT_RESERVE.load(Ordering::Relaxed)
     {
@@ -359,7 +363,7 @@ pub(crate) fn modules_changed(each: impl FnOnce(&mut dyn FnMut(NonNull<u8>))) {
         );
     }
     // glibc knows the blocks of the pthread way: they are in its list of threads.
-    if layout.way == Way::Pthread || (change.came.is_empty() && change.went.is_empty()) {
+    if layout.way == Way::Pthread {
         return;
     }
     let me = raw::thread_pointer();

@@ -7,10 +7,17 @@
 //!    table. The copy of a small module includes its zeroes, so that filling it is one memcpy.
 //! 3. libc's area is in no list of images: its initial state comes from a real thread (it holds
 //!    pointers that no image has), and a recycled block keeps it for malloc's cache.
+//! 4. A module that the loader lists may be another thread's, which unloads it now or has not relocated
+//!    it yet. So its image is read only inside `dl_iterate_phdr`, under the lock that unmapping takes,
+//!    and it is asked for its place only while it is pinned (`pins`). `__tls_get_addr` inside the
+//!    callback would take the loader's locks in the wrong order. (Nobody tells which modules one
+//!    dlopen brought, so a pin may hold another's for a moment after its dlclose, as POSIX allows.)
+//! 5. Blocks are brought up to date before the lock of `PUBLISHING` is free: who finds its module in
+//!    the table may write to it at once.
 
 use super::Layout;
 use super::raw::load;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -36,23 +43,16 @@ pub(crate) struct Module {
 const WHOLE_MAX: usize = 1024;
 
 impl Module {
-    /// # Safety
-    /// The segment is loaded.
-    pub(super) unsafe fn new(s: &Segment, under: usize) -> Self {
-        // SAFETY: a loaded module's image is readable.
-        let mut image = unsafe { s.bytes() }.to_vec();
+    pub(super) fn new(s: &Segment, under: usize) -> Self {
+        let mut image = s.image.clone();
         if s.size <= WHOLE_MAX {
             image.resize(s.size, 0);
         }
-        Self { id: s.id, under, image: Vec::leak(image), filled: s.filled, size: s.size }
+        Self { id: s.id, under, image: Vec::leak(image), filled: s.image.len(), size: s.size }
     }
 
-    /// # Safety
-    /// The segment is loaded.
-    unsafe fn is(&self, s: &Segment) -> bool {
-        // SAFETY: the caller's.
-        (self.id, self.size, self.filled) == (s.id, s.size, s.filled)
-            && unsafe { s.bytes() } == &self.image[..s.filled]
+    fn is(&self, s: &Segment) -> bool {
+        (self.id, self.size) == (s.id, s.size) && self.image[..self.filled] == s.image[..]
     }
 
     /// # Safety
@@ -97,20 +97,24 @@ impl Module {
 /// A PT_TLS segment as the loader reports it.
 pub(super) struct Segment {
     pub(super) id: usize,
-    pub(super) image: usize,
-    pub(super) filled: usize,
+    /// Of the module, as the loader knows it.
+    name: CString,
+    /// The loader's image lies here, as long as the module is loaded.
+    at: usize,
+    /// A copy of it.
+    image: Vec<u8>,
     pub(super) size: usize,
     pub(super) align: usize,
 }
 
 impl Segment {
-    /// # Safety
-    /// The module is loaded.
-    unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the loader keeps the image in the module's read-only data.
-        unsafe { std::slice::from_raw_parts(self.image as *const u8, self.filled) }
+    fn key(&self) -> Key {
+        (self.id, self.at, self.name.clone())
     }
 }
+
+/// A module with TLS: its number, where its image lies, its name. Numbers and addresses are used again.
+type Key = (usize, usize, CString);
 
 /// Every module with TLS, static or not.
 pub(super) fn segments() -> Vec<Segment> {
@@ -127,12 +131,20 @@ pub(super) fn segments() -> Vec<Segment> {
         // SAFETY: the loader's own table of `dlpi_phnum` headers.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        out.extend(headers.iter().filter(|h| h.p_type == libc::PT_TLS).map(|h| Segment {
-            id: info.dlpi_tls_modid,
-            image: (info.dlpi_addr + h.p_vaddr) as usize,
-            filled: h.p_filesz as usize,
-            size: h.p_memsz as usize,
-            align: h.p_align as usize,
+        // SAFETY: the loader's string.
+        let name = unsafe { CStr::from_ptr(info.dlpi_name) };
+        out.extend(headers.iter().filter(|h| h.p_type == libc::PT_TLS).map(|h| {
+            let at = (info.dlpi_addr + h.p_vaddr) as usize;
+            // SAFETY: in the module's data, which stays mapped during this call (invariant 4).
+            let image = unsafe { std::slice::from_raw_parts(at as *const u8, h.p_filesz as usize) };
+            Segment {
+                id: info.dlpi_tls_modid,
+                name: name.into(),
+                at,
+                image: image.to_vec(),
+                size: h.p_memsz as usize,
+                align: h.p_align as usize,
+            }
         }));
         0
     }
@@ -148,9 +160,9 @@ pub(crate) struct Table {
 }
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// One publisher at a time (`init`, `dlopen`, `dlclose`), with the (number, image) of the modules that
-/// have no fixed place: they are asked once.
-static PUBLISHING: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+/// One publisher at a time (`init`, `dlopen`, `dlclose`), with the modules that have no fixed place:
+/// they are asked once.
+static PUBLISHING: Mutex<Vec<Key>> = Mutex::new(Vec::new());
 
 #[inline(always)]
 pub(super) fn table() -> &'static Table {
@@ -181,9 +193,68 @@ pub(crate) struct Change {
     pub(crate) went: Vec<Module>,
 }
 
-/// Looks at the loader's list again and publishes the new table if the static set changed. `below`
-/// bounds the static area, `libc` is libc's module number. Runs on the thread that loaded.
-pub(super) fn refresh(below: usize, libc: usize) -> Change {
+/// The loader's own dlopen and dlclose, behind our doors.
+#[derive(Clone, Copy)]
+pub(crate) struct Loader {
+    pub(crate) open: unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void,
+    pub(crate) close: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+
+/// A reference that keeps a module loaded.
+struct Pin {
+    key: Key,
+    handle: *mut c_void,
+    loader: Loader,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours, from `pins`.
+        unsafe { (self.loader.close)(self.handle) };
+    }
+}
+
+/// Pins the modules that are not known yet. Waits for loads and unloads in progress: nobody may hold
+/// `PUBLISHING` here, because constructors run inside those, and may dlopen.
+fn pins(loader: Loader, libc: usize) -> Vec<Pin> {
+    let mut unknown = segments();
+    {
+        let dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
+        let known = &table().modules;
+        unknown.retain(|s| {
+            s.id != libc && !dynamic.contains(&s.key()) && !known.iter().any(|m| m.is(s))
+        });
+    }
+    let pin = |s: Segment| {
+        // SAFETY: a reference to what is loaded already, or null.
+        let handle = unsafe { (loader.open)(s.name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        (!handle.is_null()).then(|| Pin { key: s.key(), handle, loader })
+    };
+    unknown.into_iter().filter_map(pin).collect()
+}
+
+/// Looks at the loader's list again, publishes the new table if the static set changed, and has
+/// `update` bring the blocks up to date. `below` bounds the static area, `libc` is libc's module number.
+/// Runs on the thread that loaded; `loader` is None on one that unloaded.
+pub(super) fn refresh(
+    below: usize,
+    libc: usize,
+    loader: Option<Loader>,
+    mut update: impl FnMut(&Change),
+) {
+    if TABLE.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    let pins = loader.map_or(Vec::new(), |loader| pins(loader, libc));
+    look(below, libc, &pins, &mut update);
+    if !pins.is_empty() {
+        // If its owner has closed one meanwhile, it went only now.
+        drop(pins);
+        look(below, libc, &[], &mut update);
+    }
+}
+
+fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change)) {
     /// What the compiler passes for a general-dynamic variable.
     #[repr(C)]
     struct Index {
@@ -194,41 +265,40 @@ pub(super) fn refresh(below: usize, libc: usize) -> Change {
         fn __tls_get_addr(index: *const Index) -> *mut c_void;
     }
     let mut dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
-    if TABLE.load(Ordering::Acquire).is_null() {
-        return Change::default();
-    }
     let tp = super::raw::thread_pointer();
     let (old, mut now, mut change) = (table(), Vec::new(), Change::default());
     let segments = segments();
-    dynamic.retain(|d| segments.iter().any(|s| *d == (s.id, s.image)));
+    dynamic.retain(|d| segments.iter().any(|s| *d == s.key()));
     for s in segments.into_iter().filter(|s| s.id != libc) {
-        if dynamic.contains(&(s.id, s.image)) {
+        if dynamic.contains(&s.key()) {
             continue;
         }
-        // SAFETY: the loader has just listed it, and dlopen's caller keeps it loaded.
-        if let Some(known) = old.modules.iter().find(|m| unsafe { m.is(&s) }) {
+        if let Some(known) = old.modules.iter().find(|m| m.is(&s)) {
             now.push(*known);
+            continue;
+        }
+        // Another thread's, which came just now: that thread looks when it has loaded it.
+        if !pins.iter().any(|p| p.key == s.key()) {
             continue;
         }
         // Nothing but the address tells whether a module has a fixed place: DF_STATIC_TLS is not set
         // for TLS descriptors that glibc resolved statically. A dynamic module is allocated by the
         // question, for this goroutine only; `recycle` gives that back.
-        // SAFETY: the module is loaded: its number is valid.
+        // SAFETY: the module is pinned: its number is valid.
         let at = unsafe { __tls_get_addr(&Index { module: s.id, offset: 0 }) } as usize;
         if !(tp - below..tp).contains(&at) {
-            dynamic.push((s.id, s.image));
+            dynamic.push(s.key());
             continue;
         }
-        // SAFETY: as above.
-        let new = unsafe { Module::new(&s, tp - at) };
+        let new = Module::new(&s, tp - at);
         change.came.push(new);
         now.push(new);
     }
     change.went = old.modules.iter().filter(|m| !now.contains(m)).copied().collect();
     if !change.came.is_empty() || !change.went.is_empty() {
         publish(now);
+        update(&change);
     }
-    change
 }
 
 /// A goroutine's dynamic thread vector: `[-1]` length, `[0]` generation, then (address, to free).

@@ -443,7 +443,7 @@ fn dlopen_of_initial_exec_tls() {
         for _ in 0..2 {
             let mut lib = None;
             let changed = || {
-                modules_changed(|visit| {
+                modules_changed(Some(crate::interpose::dlopen::loader()), |visit| {
                     // `modules_changed` looks at the process' way; the pthread blocks are glibc's.
                     if l.way == Way::Template {
                         [&a, &b].iter().for_each(|r| visit(r.block.tp));

@@ -1,0 +1,155 @@
+//! `sigaction` and `signal`: users' handlers beside ours.
+//!
+//! - The preemption signal stays ours; what a user installs for it is kept here and called for every such
+//!   signal that is not a request of the runtime's own.
+//! - Every handler gets SA_ONSTACK. Goroutine stacks are small; and a handler that ran on one could be
+//!   interrupted there by the preemption signal (SA_NODEFER), and return on another thread.
+
+use super::Next;
+use crate::sched::preempt;
+use std::ffi::{c_int, c_void};
+use std::mem::{MaybeUninit, transmute};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+type Handler = unsafe extern "C" fn(c_int);
+type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+static SIGACTION: Next = Next::new(c"sigaction");
+
+/// The preemption signal; 0 while there is none.
+static OURS: AtomicI32 = AtomicI32::new(0);
+/// The user's action for it. Two words matter, and a handler may read it any time: a torn read calls an old
+/// handler with new flags, as sigaction itself may on another thread.
+static mut USERS: MaybeUninit<libc::sigaction> = MaybeUninit::zeroed();
+
+unsafe fn real(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    // SAFETY: libc's function of that name and type, with the caller's arguments.
+    unsafe { transmute::<*mut c_void, Sigaction>(SIGACTION.get())(signal, new, old) }
+}
+
+/// libc's function.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the caller's pointers are null or valid; our copy lives during the call.
+    unsafe {
+        if signal != 0 && signal == OURS.load(Ordering::Acquire) {
+            let users = (&raw mut USERS).cast::<libc::sigaction>();
+            let before = users.read_volatile();
+            if !new.is_null() {
+                users.write_volatile(new.read());
+            }
+            if !old.is_null() {
+                old.write(before);
+            }
+            return 0;
+        }
+        if new.is_null() || (*new).sa_sigaction <= libc::SIG_IGN {
+            return real(signal, new, old);
+        }
+        let mut action = new.read();
+        action.sa_flags |= libc::SA_ONSTACK;
+        real(signal, &raw const action, old)
+    }
+}
+
+/// libc's function, with BSD's meaning, which is glibc's.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> usize {
+    // SAFETY: an action made and read here.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        let mut before: libc::sigaction = std::mem::zeroed();
+        match sigaction(signal, &raw const action, &raw mut before) {
+            0 => before.sa_sigaction,
+            _ => libc::SIG_ERR,
+        }
+    }
+}
+
+/// Takes the preemption signal over (SIGURG unless another was asked for). False: this machine cannot preempt.
+pub(crate) fn install_preemption(signal: Option<c_int>) -> bool {
+    let signal = signal.unwrap_or(libc::SIGURG);
+    if !preempt::init(signal, library_of(libc::malloc as *const () as usize)) {
+        return false;
+    }
+    // SAFETY: once, before the first goroutine; a handler of the right type for SA_SIGINFO.
+    unsafe {
+        real(signal, null(), (&raw mut USERS).cast());
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        libc::sigfillset(&raw mut action.sa_mask);
+        OURS.store(signal, Ordering::Release);
+        real(signal, &raw const action, null_mut()) == 0
+    }
+}
+
+/// Async-signal-safe: no thread-locals but the goroutine's own, no errno, no locks.
+unsafe extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel's pointers; on the alternate stack (SA_ONSTACK).
+    unsafe {
+        preempt::on_signal(&mut *context.cast::<libc::ucontext_t>());
+        const SI_TKILL: c_int = -6;
+        if (*info).si_code != SI_TKILL || (*info).si_pid() != libc::getpid() {
+            pass_on(signal, info, context);
+        }
+    }
+}
+
+/// To the user's handler.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: written whole words at a time; see USERS.
+    let users = unsafe { (&raw const USERS).cast::<libc::sigaction>().read_volatile() };
+    match users.sa_sigaction {
+        // SIGURG's default is to do nothing. A user who moves us to another signal gives that one up.
+        libc::SIG_DFL | libc::SIG_IGN => {}
+        // SAFETY: its owner said by SA_SIGINFO which of the two it is.
+        handler => unsafe {
+            if users.sa_flags & libc::SA_SIGINFO != 0 {
+                transmute::<usize, InfoHandler>(handler)(signal, info, context);
+            } else {
+                transmute::<usize, Handler>(handler)(signal);
+            }
+        },
+    }
+}
+
+/// The executable part of the library that contains `address`; empty if there is none.
+fn library_of(address: usize) -> std::ops::Range<usize> {
+    struct Search(usize, std::ops::Range<usize>);
+    unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+        // SAFETY: the loader's list and our Search, valid during the call.
+        let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
+        for i in 0..info.dlpi_phnum.into() {
+            // SAFETY: there are so many headers.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            let start = (info.dlpi_addr + header.p_vaddr) as usize;
+            let text = start..start + header.p_memsz as usize;
+            if header.p_type == libc::PT_LOAD && text.contains(&search.0) {
+                search.1 = text;
+                return 1;
+            }
+        }
+        0
+    }
+    let mut search = Search(address, 0..0);
+    // SAFETY: the callback and its data, for the duration of the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    // A static executable is its own libc: then nothing would be left to preempt.
+    if search.1.contains(&(library_of as *const () as usize)) { 0..0 } else { search.1 }
+}

@@ -1,0 +1,115 @@
+//! The aide: a thread without a P for everything that may wait.
+//!
+//! A goroutine may be preempted inside malloc, with an arena's lock in its hands, and needs a P to go on. So
+//! nobody who holds a P, nor sysmon, which gives the Ps out, may wait for that lock. What allocates or
+//! reads files is done here: starting threads, traces, reports, the cgroup's limit.
+//!
+//! It sleeps until someone leaves a note ([`Aide::call`]).
+
+use super::Sched;
+use super::m::M;
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::parker::Parker;
+use crate::sys::{cpus, thread};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// Notes: what it is asked to do. Starting threads needs none, it looks for that each time.
+pub(crate) const CHECK_DEADLOCK: u32 = 1;
+pub(crate) const CHECK_CPUS: u32 = 2;
+
+/// Its own frames are small; dumps symbolise stacks on it.
+const STACK_BYTES: usize = 1 << 20;
+
+/// How others reach the aide.
+pub(crate) struct Aide {
+    notes: AtomicU32,
+    bed: Parker,
+}
+
+impl Aide {
+    /// A few bytes for each runtime, for ever: a signal handler may know it.
+    pub(crate) fn leak() -> &'static Aide {
+        Box::leak(Box::new(Aide { notes: AtomicU32::new(0), bed: Parker::new() }))
+    }
+
+    /// Leaves a note. Safe in a signal handler.
+    pub(crate) fn call(&self, notes: u32) {
+        self.notes.fetch_or(notes, Ordering::Release);
+        self.bed.unpark();
+    }
+}
+
+/// Threads of this file in the process.
+static ALIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// How many there are.
+pub(crate) fn alive() -> usize {
+    ALIVE.load(Ordering::Relaxed)
+}
+
+pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
+    let sched = sched.clone();
+    ALIVE.fetch_add(1, Ordering::Relaxed);
+    let helping = move || {
+        help(&sched);
+        drop(sched);
+        ALIVE.fetch_sub(1, Ordering::Relaxed);
+    };
+    thread::spawn("trefoil-aide".into(), STACK_BYTES, helping)
+        .inspect_err(|_| {
+            ALIVE.fetch_sub(1, Ordering::Relaxed);
+        })
+        .map_err(|e| io::Error::new(e.kind(), format!("cannot start the aide thread: {e}")))
+}
+
+fn help(sched: &Arc<Sched>) {
+    let hooks = sched.config.hooks;
+    let every = sched.config.schedtrace_ms.map(|ms| ms.max(1) * 1_000_000);
+    let mut next_trace: Nanos = every.map_or(NEVER, |every| now() + every);
+    let mut procs = sched.procs() as usize;
+    while !sched.is_over() {
+        (hooks.asked)();
+        start_threads(sched);
+        let notes = sched.aide.notes.swap(0, Ordering::Acquire);
+        if notes & CHECK_DEADLOCK != 0 {
+            (hooks.all_asleep)(sched);
+        }
+        if notes & CHECK_CPUS != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
+            follow_cpus(sched, &mut procs);
+        }
+        if now() >= next_trace {
+            (hooks.trace)(sched);
+            next_trace += every.unwrap_or(NEVER);
+        }
+        sched.aide.bed.park_until(next_trace);
+    }
+    start_threads(sched);
+}
+
+/// For every P that waits for a thread.
+fn start_threads(sched: &Arc<Sched>) {
+    loop {
+        let mut central = sched.central.lock();
+        let Some((p, spinning)) = central.pop_orphan() else { return };
+        let admitted = sched.admit_thread();
+        drop(central);
+        let started = admitted.and_then(|id| M::start(sched, id, p, spinning));
+        if let Err(e) = started {
+            let wake = sched.return_p(&mut sched.central.lock(), p, spinning);
+            wake.deliver();
+            sched.say_no_threads(&e);
+        }
+    }
+}
+
+/// Somebody may have changed the cgroup's limit or our affinity, and nobody has said how many Ps there are to
+/// be.
+fn follow_cpus(sched: &Sched, last: &mut usize) {
+    let now = cpus::default_procs();
+    if now != *last && sched.resize(now).is_ok() {
+        *last = now;
+        sched.wake_after_push();
+    }
+}

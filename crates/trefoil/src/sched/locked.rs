@@ -1,0 +1,105 @@
+//! `lock_os_thread`: a goroutine and a thread that belong together.
+//!
+//! While a goroutine is locked, its M runs nothing else, and no other M runs it. When it parks, the thread
+//! gives its P away and sleeps; whoever takes it from a queue hands his P to that thread.
+//!
+//! ```text
+//!   locked goroutine leaves ─▶ its thread's context: P away, sleep ([`wait_for_g`])
+//!   another thread takes it from a queue ─▶ P and goroutine to that thread ([`send_home`])
+//! ```
+//!
+//! `flag::LOCKED` on its P keeps the fast path of `switch.rs` away: a locked goroutine never switches to
+//! another one directly. A goroutine that ends while it is locked takes its thread with it: who knows
+//! what it has done to it.
+//!
+//! Invariant 1: `g.locked` and `m.locked` point at each other, are written by the goroutine itself, and
+//! outlive its parks.
+
+use super::Sched;
+use super::g::G;
+use super::m::{M, Rt};
+use super::p::{P, flag};
+use std::sync::atomic::Ordering;
+
+/// The running goroutine and its thread belong together from now on. May nest.
+pub(crate) fn lock(rt: Rt) {
+    let (m, g) = (rt.m(), rt.g());
+    g.lock_depth.set(g.lock_depth.get() + 1);
+    g.locked.set(Some(m));
+    m.locked.set(Some(g));
+    mark(m, rt.p());
+}
+
+/// Undoes one [`lock`].
+pub(crate) fn unlock(rt: Rt) {
+    let (m, g) = (rt.m(), rt.g());
+    let depth = g.lock_depth.get() - 1;
+    g.lock_depth.set(depth);
+    if depth == 0 {
+        g.locked.set(None);
+        m.locked.set(None);
+        rt.p().flags.fetch_and(!flag::LOCKED, Ordering::Relaxed);
+    }
+}
+
+/// `m` got `p`: if it has a locked goroutine, the P knows.
+pub(crate) fn mark(m: &M, p: &P) {
+    if m.locked.get().is_some() {
+        p.flags.fetch_or(flag::LOCKED, Ordering::Relaxed);
+    }
+}
+
+/// The locked goroutine ends. Its thread ends when it is back on its own context.
+pub(crate) fn end(g: &G) {
+    g.locked.set(None);
+    g.lock_depth.set(0);
+}
+
+/// On the context of a thread with a locked goroutine: sleeps until that one is to run. False: it ended, or
+/// the runtime stops.
+pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
+    let (m, sched) = (rt.m(), rt.sched());
+    let ended = !g.locked.get().is_some_and(|home| std::ptr::eq(home, m));
+    loop {
+        let mut central = sched.central.lock();
+        if let Some(p) = m.handed.take() {
+            drop(central);
+            m.set_p(Some(p));
+            mark(m, p);
+            return true;
+        }
+        let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
+        let over = ended || sched.stopping.load(Ordering::Relaxed);
+        if !over && !m.listed.get() {
+            central.push_home(m);
+        }
+        drop(central);
+        if let Some(wake) = wake {
+            wake.deliver();
+        }
+        if over {
+            return false;
+        }
+        m.parker.park();
+    }
+}
+
+/// `g`, taken from a queue, belongs to another thread: that one gets it, and our P.
+pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
+    let (m, sched) = (rt.m(), rt.sched());
+    let mut central = sched.central.lock();
+    let Some(p) = m.p.take() else { return };
+    p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
+    central.remove_home(home);
+    home.chosen.set(Some(g));
+    home.handed.set(Some(p));
+    drop(central);
+    home.parker.unpark();
+}
+
+impl Sched {
+    /// Whether `g` may run on `m`, or where else.
+    pub(crate) fn home_of(&self, g: &G, m: &M) -> Option<&'static M> {
+        g.locked.get().filter(|home| !std::ptr::eq(*home, m))
+    }
+}

@@ -1,0 +1,141 @@
+//! Preemption: an endless loop does not keep its P.
+//!
+//! sysmon decides ([`request`]): it sets `flag::PREEMPT`, which every runtime call looks at on its way out,
+//! and, for code that makes none, sends the thread a signal. The handler ([`on_signal`]) checks whether the
+//! goroutine can be stopped where it is, and diverts it into the trampoline (`arch/preempt.rs`), which
+//! calls [`preempted`]: an ordinary switch. The goroutine goes to the end of the queue of those who used
+//! up their slice, and is resumed on any thread, in the middle of whatever it was doing.
+//!
+//! Sound at any instruction of user code, because a goroutine owns its stack *and its thread-local storage*:
+//! malloc's caches, `RefCell`s in thread-locals, a panic under way, all move along. What must not be
+//! interrupted is the runtime itself.
+//!
+//! The handler refuses, and sysmon tries again, when
+//! 1. the thread is inside the runtime, or holds one of its locks;
+//! 2. it is not on a goroutine's stack (a user's signal handler on the alternate stack), or less than
+//!    [`ROOM`] of it is left;
+//! 3. its signal mask is not the one it began with: a user's handler may be running, whose return on another
+//!    thread would install the wrong mask;
+//! 4. the goroutine holds a `no_preempt` guard;
+//! 5. the slice has changed since: the signal is late;
+//! 6. it is in the library that malloc lives in, a few times in a row: a holder of malloc's lock who stops
+//!    makes everybody wait. For speed only.
+//!
+//! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead): users see no
+//! EINTR.
+
+use super::Sched;
+use super::handoff;
+use super::m::{HELD, LOST, M, Rt};
+use super::p::{P, flag};
+use super::switch;
+use crate::arch::{self, preempt::ROOM};
+use crate::mem;
+use crate::sys::lock;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+/// How often in a row a preemption is put off because the goroutine is inside libc.
+const PUT_OFF_MAX: u8 = 4;
+
+/// The signal; 0 if goroutines are not preempted by one.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// The library that malloc lives in.
+static LIBC_START: AtomicUsize = AtomicUsize::new(0);
+static LIBC_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Readies the machine and takes note of `signal`, for which [`on_signal`] is about to be installed. False:
+/// this CPU cannot do it.
+pub(crate) fn init(signal: i32, libc_text: std::ops::Range<usize>) -> bool {
+    if !arch::preempt::init_preemption(preempted) {
+        return false;
+    }
+    LIBC_START.store(libc_text.start, Ordering::Relaxed);
+    LIBC_END.store(libc_text.end, Ordering::Relaxed);
+    SIGNAL.store(signal, Ordering::Release);
+    true
+}
+
+/// sysmon: the goroutine on `p` is to stop.
+pub(crate) fn request(sched: &Sched, p: &'static P) {
+    p.flags.fetch_or(flag::PREEMPT, Ordering::Relaxed);
+    if sched.config.async_preempt
+        && let Some(m) = p.holder()
+        && m.in_runtime.load(Ordering::Relaxed) == 0
+        && m.hold.load(Ordering::Relaxed) == HELD
+    {
+        sched.signals.fetch_add(1, Ordering::Relaxed);
+        send(m);
+    }
+}
+
+/// Sends the signal to the thread of `m`.
+pub(crate) fn send(m: &M) {
+    let (signal, tid) = (SIGNAL.load(Ordering::Acquire), m.tid.load(Ordering::Relaxed));
+    if signal == 0 || tid == 0 {
+        return;
+    }
+    // SAFETY: a system call without pointers. A thread that has ended is not there, or is one of ours, whose
+    // handler finds nothing to do.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
+}
+
+/// In the signal's handler: diverts the interrupted goroutine if it is to stop and can be stopped here.
+///
+/// # Safety
+/// Called on the alternate stack with the context that the kernel passed.
+pub(crate) unsafe fn on_signal(context: &mut libc::ucontext_t) {
+    // SAFETY: null, or an M: ours, or that of the thread which started this one. Never freed.
+    let Some(m) = (unsafe { arch::inherited_m::<M>().as_ref() }) else { return };
+    if m.in_runtime.load(Ordering::Relaxed) == 0 && may_stop(m, context) {
+        m.in_runtime.store(1, Ordering::Relaxed);
+        // SAFETY: `may_stop` has checked what it asks for.
+        unsafe { arch::preempt::divert(context) };
+    }
+}
+
+/// See the list at the head of the file.
+fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
+    // Whose M it is: the running goroutine's thread-local storage tells.
+    let Some(g) = m.current.get() else { return false };
+    let tp = arch::thread_pointer();
+    if g.tp.get() != tp {
+        return false;
+    }
+    let (pc, sp) = arch::preempt::interrupted(context);
+    let here = mem::slot_at(sp).filter(|slot| (slot.low..slot.high).contains(&(tp as usize)));
+    let Some(slot) = here else { return false };
+    if sp < slot.low + ROOM || arch::preempt::inside(pc) {
+        return false;
+    }
+    // The kernel's set is one word.
+    // SAFETY: the set is longer than a word.
+    let mask = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
+    if mask != m.signal_mask.get() || g.no_preempt.get() != 0 || lock::pinned() {
+        return false;
+    }
+    let asked = m.hold.load(Ordering::Relaxed) == LOST
+        || m.p.get().is_some_and(|p| p.flags.load(Ordering::Relaxed) & flag::PREEMPT != 0);
+    if !asked {
+        return false;
+    }
+    let in_libc =
+        (LIBC_START.load(Ordering::Relaxed)..LIBC_END.load(Ordering::Relaxed)).contains(&pc);
+    let put_off = m.put_off.get();
+    if in_libc && put_off < PUT_OFF_MAX {
+        m.put_off.set(put_off + 1);
+        return false;
+    }
+    m.put_off.set(0);
+    true
+}
+
+/// What a diverted goroutine calls. Inside the runtime (the handler saw to that); the trampoline leaves it.
+unsafe extern "sysv64" fn preempted() {
+    let rt = Rt::after_switch();
+    if rt.m().hold.load(Ordering::Relaxed) != HELD {
+        handoff::come_back(rt);
+        return;
+    }
+    rt.sched().preemptions.fetch_add(1, Ordering::Relaxed);
+    switch::preempt(rt);
+}
