@@ -1287,6 +1287,9 @@ fn goroutines_of_a_dropped_runtime_are_passed_over() {
     behind.join().unwrap();
     semaphore.add_permits(1);
     assert!(semaphore.try_acquire().is_some(), "a permit is gone");
+    let s = semaphore.clone();
+    left_behind("semacquire", move || s.acquire_many(2).forget());
+    assert!(semaphore.acquire_timeout(in_time).is_some(), "waits behind nobody");
 
     let pair = Arc::new((Mutex::new(0), Condvar::new()));
     let p = pair.clone();

@@ -235,6 +235,16 @@ impl List {
         }
     }
 
+    /// Drops those at the front whose runtime is gone. True: there were some.
+    pub(crate) fn drop_abandoned(&mut self) -> bool {
+        let before = self.len;
+        // SAFETY: invariant 1, and we have the lock.
+        while let Some(node) = unsafe { self.head.as_ref() }.filter(|node| node.is_abandoned()) {
+            self.remove(node);
+        }
+        self.len < before
+    }
+
     /// Takes the first one.
     #[must_use]
     pub(crate) fn take_first(&mut self) -> Option<Taken> {

@@ -182,12 +182,19 @@ impl Semaphore {
     #[cold]
     fn take_slow(&self, n: usize, deadline: Nanos) -> bool {
         let node = Node::new(n);
-        let enqueue = |_| {
+        let enqueue = |here| {
             let mut list = self.list.lock();
+            let mut freed = Batch::new();
+            if list.drop_abandoned() {
+                // It may have been what the others waited for.
+                self.serve(&mut list, 0, &mut freed);
+            }
             let waits = self.must_wait(n);
             if waits {
                 list.push_back(&node);
             }
+            drop(list);
+            freed.wake_all(here, 0);
             waits
         };
         let withdraw = |here| {

@@ -156,7 +156,7 @@ impl fmt::Debug for Ticker {
 
 /// A channel on which the time is sent once, after `d`.
 ///
-/// Its timer (some 200 bytes) stays until then, also when the receiver is dropped. A loop that waits with
+/// Its timer stays until then, also when the receiver is dropped. A loop that waits with
 /// a long limit each time uses the `after` arm of [`select!`](crate::select), which leaves nothing
 /// behind, or a [`Timer`].
 ///
