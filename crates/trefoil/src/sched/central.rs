@@ -359,10 +359,12 @@ impl Sched {
         g
     }
 
-    /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice.
-    pub(crate) fn pop_tired_or_global(&self) -> Option<&'static G> {
+    /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
+    /// no local work, so the others are taken by the share.
+    pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let g = central.tired.pop_front().or_else(|| central.global.pop_front());
+        let tired = central.tired.pop_front();
+        let g = tired.or_else(|| if alone { None } else { central.global.pop_front() });
         self.publish_global_len(&central);
         g
     }

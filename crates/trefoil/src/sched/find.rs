@@ -94,7 +94,7 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
-    let g = sched.pop_tired_or_global()?;
+    let g = sched.pop_fairly(p.runq.is_empty())?;
     p.was_fair.set(true);
     p.next_tired_tick();
     Some(g)
