@@ -48,7 +48,8 @@ pub(super) fn slot(fd: RawFd) -> Option<&'static Slot> {
 fn make_slow(fd: RawFd) -> Option<&'static Slot> {
     let place = TABLE.get(usize::try_from(fd).ok()? / PAGE)?;
     let fresh: Box<Page> = Box::new(
-        [const { Slot { kind: AtomicU8::new(UNKNOWN), pollable: AtomicPtr::new(null_mut()) } }; PAGE],
+        [const { Slot { kind: AtomicU8::new(UNKNOWN), pollable: AtomicPtr::new(null_mut()) } };
+            PAGE],
     );
     let fresh = Box::into_raw(fresh);
     // Release: who finds the page sees it made.
@@ -109,13 +110,28 @@ impl Slot {
     }
 }
 
-/// The descriptor is about to be closed: those who wait for it give up, and nothing is known any more.
-pub(super) fn forget(fd: RawFd) {
-    let Some(slot) = known(fd) else { return };
+/// The descriptor is about to be closed: those who wait for it give up, and nothing is known any more. False: nothing
+/// was known.
+pub(super) fn closing(fd: RawFd) -> bool {
+    if super::FORKED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let Some(slot) = known(fd) else { return false };
     slot.kind.store(UNKNOWN, Ordering::Relaxed);
-    let pollable = slot.pollable.load(Ordering::Acquire);
     // SAFETY: null, or a Pollable; those are never freed.
-    if let Some(pollable) = unsafe { pollable.as_ref() } {
-        pollable.interrupt(fd);
+    let Some(pollable) = (unsafe { slot.pollable.load(Ordering::Acquire).as_ref() }) else {
+        return false;
+    };
+    pollable.interrupt(fd, true);
+    true
+}
+
+/// It is closed: who began to wait in the last moment looks again.
+pub(super) fn closed(fd: RawFd) {
+    // SAFETY: as above.
+    if let Some(pollable) =
+        known(fd).and_then(|slot| unsafe { slot.pollable.load(Ordering::Acquire).as_ref() })
+    {
+        pollable.interrupt(fd, false);
     }
 }

@@ -9,10 +9,10 @@
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
-use super::Next;
+use super::{FORKED, Next, may_park};
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
-use crate::sched::{current_g, table};
+use crate::sched::table;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::raw;
 use std::arch::naked_asm;
@@ -89,13 +89,13 @@ unsafe extern "C" fn door(
             raw::syscall(number, args)
         };
         let result = match command {
-            WAIT | WAIT_BITSET if op & PRIVATE != 0 && current_g().is_some() => {
+            WAIT | WAIT_BITSET if op & PRIVATE != 0 && may_park() => {
                 wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
             }
             WAKE | WAKE_BITSET | REQUEUE | CMP_REQUEUE if op & PRIVATE != 0 => {
                 // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
                 crate::shim::full_fence();
-                if SLEEPERS.load(Ordering::Relaxed) == 0 {
+                if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
                     kernel(value)
                 } else {
                     let requeue = matches!(command, REQUEUE | CMP_REQUEUE);

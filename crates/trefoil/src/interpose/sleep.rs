@@ -1,7 +1,7 @@
 //! Sleeping and yielding: `std::thread::sleep` and `yield_now` are the goroutine's.
 
-use super::Next;
-use crate::sched::{Rt, current_g, switch};
+use super::{Next, may_park};
+use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, Nanos, now};
 use crate::time::sleep_until_nanos;
 use std::ffi::{c_int, c_uint, c_void};
@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn nanosleep(
 ) -> c_int {
     // SAFETY: the caller's pointers.
     unsafe {
-        if current_g().is_some()
+        if may_park()
             && let Some(wanted) = request.as_ref().and_then(nanos)
         {
             sleep_until_nanos(now().saturating_add(wanted));
@@ -60,9 +60,10 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
 ) -> c_int {
     // SAFETY: the caller's pointers.
     unsafe {
-        let known = matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_REALTIME | libc::CLOCK_BOOTTIME);
+        let known =
+            matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_REALTIME | libc::CLOCK_BOOTTIME);
         if known
-            && current_g().is_some()
+            && may_park()
             && let Some(wanted) = request.as_ref().and_then(nanos)
         {
             let wanted = if flags & libc::TIMER_ABSTIME != 0 {
@@ -85,7 +86,7 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
-    if current_g().is_some() {
+    if may_park() {
         sleep_until_nanos(clock::after(Duration::from_micros(micros.into())));
         return 0;
     }
@@ -99,7 +100,7 @@ pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
-    if current_g().is_some() {
+    if may_park() {
         sleep_until_nanos(clock::after(Duration::from_secs(seconds.into())));
         return 0;
     }
@@ -115,14 +116,12 @@ pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sched_yield() -> c_int {
-    match Rt::enter() {
+    match if may_park() { Rt::enter() } else { None } {
         Some(rt) => {
             switch::yield_now(rt).leave();
             0
         }
         // SAFETY: libc's function of that name and type.
-        None => unsafe {
-            transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(YIELD.get())()
-        },
+        None => unsafe { transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(YIELD.get())() },
     }
 }

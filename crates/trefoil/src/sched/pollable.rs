@@ -119,8 +119,13 @@ pub(crate) enum Waited {
     Closed,
 }
 
-/// What a sleeper is told: nothing but to look.
+/// What a sleeper is told: to look, or that there is nothing to look at any more.
 const LOOK_AGAIN: u32 = 0;
+const CLOSED: u32 = 1;
+
+fn not_pollable() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "this kind of file cannot be waited for")
+}
 
 /// See the head of the file.
 #[repr(align(64))]
@@ -238,6 +243,46 @@ impl Pollable {
         }
     }
 
+    /// As [`Pollable::wait`], for a descriptor that may have been closed and opened anew without our knowledge: it
+    /// is registered each time, and reported if it is ready now.
+    #[cfg(feature = "std")]
+    pub(crate) fn wait_armed(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        side: Side,
+        limit: Nanos,
+    ) -> io::Result<Waited> {
+        let poller = sched.poller;
+        poller.open()?;
+        if !poller.epoll.arm(fd, self.data())? {
+            return Err(not_pollable());
+        }
+        self.inner.lock().poller = poller;
+        self.wait(sched, fd, side, limit)
+    }
+
+    /// The descriptor is closed: everybody who waits looks again, or is told so.
+    #[cfg(feature = "std")]
+    pub(crate) fn interrupt(&self, fd: RawFd, tell: bool) {
+        super::queue::inside(|here| {
+            let (readers, writers, poller) = {
+                let mut inner = self.inner.lock();
+                let [read, write] = &mut inner.sides;
+                (read.list.take_all(), write.list.take_all(), inner.poller)
+            };
+            // SAFETY: null, or a Poller; those are never freed.
+            if let Some(poller) = unsafe { poller.as_ref() }
+                && (readers.len() > 0 || writers.len() > 0)
+            {
+                poller.epoll.remove(fd);
+            }
+            let word = if tell { CLOSED } else { LOOK_AGAIN };
+            readers.wake_all(here, word);
+            writers.wake_all(here, word);
+        });
+    }
+
     /// Waits until the descriptor may be ready, until `limit`, or its own deadline for that side. `sched` is
     /// the caller's runtime, or the one that polls for a plain thread.
     ///
@@ -294,7 +339,7 @@ impl Pollable {
         poller.waiters.fetch_sub(1, Ordering::SeqCst);
         let inner = self.inner.lock();
         let over = inner.sides[side as usize].deadline.min(limit);
-        Ok(if inner.closed {
+        Ok(if inner.closed || slept == Slept::Woken(CLOSED) {
             Waited::Closed
         } else if slept == Slept::TimedOut && over <= now() {
             Waited::TimedOut
@@ -311,8 +356,7 @@ impl Pollable {
         }
         poller.open()?;
         if !poller.epoll.add(fd, self.data())? {
-            let text = "this kind of file cannot be waited for";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            return Err(not_pollable());
         }
         self.inner.lock().poller = poller;
         Ok(poller)

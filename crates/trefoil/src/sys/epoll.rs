@@ -118,6 +118,17 @@ impl Epoll {
         }
     }
 
+    /// As [`Epoll::add`], for a descriptor that is probably known: if it is ready, that is reported anew.
+    pub(crate) fn arm(&self, fd: RawFd, data: u64) -> io::Result<bool> {
+        let mut event = libc::epoll_event { events: INTEREST, u64: data };
+        let epoll = self.fd.load(Ordering::Acquire);
+        // SAFETY: one event of our own.
+        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) } == 0 {
+            return Ok(true);
+        }
+        self.add(fd, data)
+    }
+
     /// Forgets `fd`.
     pub(crate) fn remove(&self, fd: RawFd) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
