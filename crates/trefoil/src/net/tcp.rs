@@ -113,21 +113,22 @@ impl TcpStream {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(e),
         }
-        let call = stream.fd.call()?;
-        loop {
-            stream.fd.wait_for(&call, Side::Write, deadline)?;
-            let socket = SockRef::from(&stream);
-            if let Some(e) = socket.take_error()? {
-                return Err(e);
-            }
-            // Woken for nothing: not connected yet.
-            match socket.peer_addr() {
-                Ok(_) => break,
-                Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
-                Err(e) => return Err(e),
+        {
+            let call = stream.fd.call()?;
+            loop {
+                let seen = stream.fd.edges(Side::Write);
+                let socket = SockRef::from(&stream);
+                if let Some(e) = socket.take_error()? {
+                    return Err(e);
+                }
+                match socket.peer_addr() {
+                    Ok(_) => break,
+                    Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
+                    Err(e) => return Err(e),
+                }
+                stream.fd.wait_for(&call, Side::Write, deadline, seen)?;
             }
         }
-        drop(call);
         Ok(stream)
     }
 
@@ -136,7 +137,7 @@ impl TcpStream {
     /// # Errors
     /// If it is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).peer_addr().and_then(std_addr)
+        self.fd.with(|s| s.peer_addr()).and_then(std_addr)
     }
 
     /// This side's address.
@@ -144,7 +145,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).local_addr().and_then(std_addr)
+        self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
     /// Ends one or both directions of the connection.
@@ -152,7 +153,7 @@ impl TcpStream {
     /// # Errors
     /// If it is not connected.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        SockRef::from(self).shutdown(how)
+        self.fd.with(|s| s.shutdown(how))
     }
 
     /// Reads without taking the bytes out.
@@ -169,7 +170,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn nodelay(&self) -> io::Result<bool> {
-        SockRef::from(self).tcp_nodelay()
+        self.fd.with(|s| s.tcp_nodelay())
     }
 
     /// Sends small writes at once (no Nagle's algorithm).
@@ -177,7 +178,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        SockRef::from(self).set_tcp_nodelay(nodelay)
+        self.fd.with(|s| s.set_tcp_nodelay(nodelay))
     }
 
     /// The time to live of its packets.
@@ -185,7 +186,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn ttl(&self) -> io::Result<u32> {
-        SockRef::from(self).ttl_v4()
+        self.fd.with(|s| s.ttl_v4())
     }
 
     /// Sets the time to live of its packets.
@@ -193,7 +194,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        SockRef::from(self).set_ttl_v4(ttl)
+        self.fd.with(|s| s.set_ttl_v4(ttl))
     }
 
     /// The error that is pending on the socket, and clears it.
@@ -201,7 +202,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        SockRef::from(self).take_error()
+        self.fd.with(|s| s.take_error())
     }
 
     /// Another handle of the same connection, with deadlines of its own.
@@ -209,8 +210,7 @@ impl TcpStream {
     /// # Errors
     /// If no descriptor is left.
     pub fn try_clone(&self) -> io::Result<TcpStream> {
-        let call = self.fd.call()?;
-        Ok(TcpStream { fd: Arc::new(Fd::new(call.fd().try_clone_to_owned()?)) })
+        Ok(TcpStream { fd: Arc::new(self.fd.try_clone()?) })
     }
 
     /// Two halves of the same connection, which can be moved to different goroutines. (Any number of
@@ -344,7 +344,7 @@ impl TcpListener {
     /// # Errors
     /// The kernel's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).local_addr().and_then(std_addr)
+        self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
     /// `accept` fails with `TimedOut` from `deadline` on. None: it waits for ever.
@@ -360,8 +360,7 @@ impl TcpListener {
     /// # Errors
     /// If no descriptor is left.
     pub fn try_clone(&self) -> io::Result<TcpListener> {
-        let call = self.fd.call()?;
-        Ok(TcpListener { fd: Arc::new(Fd::new(call.fd().try_clone_to_owned()?)) })
+        Ok(TcpListener { fd: Arc::new(self.fd.try_clone()?) })
     }
 }
 
