@@ -13,6 +13,7 @@
 //! | bits 0–62 | calls under way |
 //! | bit 63 | closed: no new calls; the last one out closes the descriptor |
 
+use crate::context::ContextError;
 use crate::runtime;
 use crate::sched::pollable::{Pollable, Side, Waited};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -20,7 +21,7 @@ use socket2::SockRef;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
@@ -31,6 +32,8 @@ pub(crate) struct Fd {
     state: AtomicU64,
     /// What each call may wait, in nanoseconds; 0: for ever.
     timeouts: [AtomicU64; 2],
+    /// Guards of contexts that are done: of those cancelled, and of those too late (`cancel.rs`).
+    cancelled: [AtomicU32; 2],
     pollable: &'static Pollable,
 }
 
@@ -69,6 +72,7 @@ impl Fd {
             raw: fd.into_raw_fd(),
             state: AtomicU64::new(0),
             timeouts: [const { AtomicU64::new(0) }; 2],
+            cancelled: [const { AtomicU32::new(0) }; 2],
             pollable: Pollable::new(),
         }
     }
@@ -114,9 +118,10 @@ impl Fd {
                 return Err(timed_out());
             }
             let seen = self.pollable.edges(side);
+            self.check_contexts()?;
             match attempt(call.fd()) {
                 Err(rustix::io::Errno::AGAIN) => {
-                    let limit = *limit.get_or_insert_with(|| self.call_limit(side));
+                    let limit = *limit.get_or_insert_with(|| self.limit(side));
                     self.wait_for(&call, side, limit, seen)?;
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -126,12 +131,47 @@ impl Fd {
         }
     }
 
+    /// A context of this socket is done (or is forgotten again): who waits looks again.
+    pub(crate) fn set_cancelled(&self, why: ContextError, is: bool) {
+        let count = &self.cancelled[usize::from(why == ContextError::DeadlineExceeded)];
+        if is {
+            count.fetch_add(1, Ordering::Relaxed);
+            self.pollable.nudge();
+        } else {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn check_contexts(&self) -> io::Result<()> {
+        let is = |count: &AtomicU32| count.load(Ordering::Relaxed) != 0;
+        let [cancelled, late] = &self.cancelled;
+        if is(cancelled) {
+            return Err(io::Error::other(ContextError::Canceled));
+        }
+        if is(late) {
+            let late = ContextError::DeadlineExceeded;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, late));
+        }
+        Ok(())
+    }
+
     /// Until when a call that begins to wait now may wait, by the timeout for each call.
-    fn call_limit(&self, side: Side) -> Nanos {
+    pub(crate) fn limit(&self, side: Side) -> Nanos {
         match self.timeouts[side as usize].load(Ordering::Relaxed) {
             0 => NEVER,
             timeout => clock::now().saturating_add(timeout),
         }
+    }
+
+    /// For a call that waits without the poller: whether it may go on.
+    pub(crate) fn check(&self, side: Side, limit: Nanos) -> io::Result<()> {
+        if self.state.load(Ordering::Acquire) & CLOSED != 0 {
+            return Err(closed());
+        }
+        if self.pollable.is_late(side) || (limit != NEVER && limit <= clock::now()) {
+            return Err(timed_out());
+        }
+        self.check_contexts()
     }
 
     /// How often `side` was reported to be ready: for [`Fd::wait_for`] after an attempt.

@@ -1,7 +1,7 @@
 //! TCP: `TcpListener`, `TcpStream`, its halves.
 
 use super::fd::Fd;
-use super::{deadlines, no_address, resolve, socket, streams};
+use super::{deadlines, halves, no_address, resolve, socket, streams};
 use crate::chan;
 use crate::sched::current_g;
 use crate::sched::pollable::Side;
@@ -22,14 +22,14 @@ const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// A TCP connection, like [`std::net::TcpStream`].
 pub struct TcpStream {
-    fd: Arc<Fd>,
+    pub(super) fd: Arc<Fd>,
 }
 
 socket!(TcpStream, std::net::TcpStream);
 deadlines!(TcpStream);
 streams!(TcpStream, &TcpStream);
 
-fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
+pub(super) fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not an IP address"))
 }
 
@@ -196,85 +196,9 @@ impl TcpStream {
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         self.fd.with(|s| s.set_ttl_v4(ttl))
     }
-
-    /// The error that is pending on the socket, and clears it.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        self.fd.with(|s| s.take_error())
-    }
-
-    /// Another handle of the same connection, with deadlines of its own.
-    ///
-    /// # Errors
-    /// If no descriptor is left.
-    pub fn try_clone(&self) -> io::Result<TcpStream> {
-        Ok(TcpStream { fd: Arc::new(self.fd.try_clone()?) })
-    }
-
-    /// Two halves of the same connection, which can be moved to different goroutines. (Any number of
-    /// goroutines may use `&TcpStream` as well.) Dropping the writing half ends that direction.
-    pub fn split(self) -> (ReadHalf, WriteHalf) {
-        (ReadHalf { stream: TcpStream { fd: self.fd.clone() } }, WriteHalf { stream: self })
-    }
 }
 
-/// The reading half of a [`TcpStream`].
-#[derive(Debug)]
-pub struct ReadHalf {
-    stream: TcpStream,
-}
-
-impl ReadHalf {
-    /// The whole connection.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-}
-
-impl Read for ReadHalf {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(buf)
-    }
-
-    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.stream.read_vectored(bufs)
-    }
-}
-
-/// The writing half of a [`TcpStream`].
-#[derive(Debug)]
-pub struct WriteHalf {
-    stream: TcpStream,
-}
-
-impl WriteHalf {
-    /// The whole connection.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-}
-
-impl Write for WriteHalf {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.stream.write(buf)
-    }
-
-    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.write_vectored(bufs)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for WriteHalf {
-    fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
-    }
-}
+halves!(TcpStream, ReadHalf, WriteHalf);
 
 /// Accepts TCP connections, like [`std::net::TcpListener`].
 pub struct TcpListener {
@@ -353,14 +277,6 @@ impl TcpListener {
     /// If it is closed.
     pub fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
         self.fd.set_deadline(Side::Read, deadline)
-    }
-
-    /// Another handle of the same listener.
-    ///
-    /// # Errors
-    /// If no descriptor is left.
-    pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener { fd: Arc::new(self.fd.try_clone()?) })
     }
 }
 

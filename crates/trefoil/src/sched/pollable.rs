@@ -356,6 +356,21 @@ impl Pollable {
         });
     }
 
+    /// Those who wait look again.
+    pub(crate) fn nudge(&self) {
+        super::queue::inside(|here| {
+            for side in [Side::Read, Side::Write] {
+                let woken = {
+                    let mut inner = self.inner.lock();
+                    // Release: who sees the count sees why.
+                    self.sides[side as usize].edges.fetch_add(1, Ordering::Release);
+                    inner.lists[side as usize].take_all()
+                };
+                woken.wake_all(here, LOOK_AGAIN);
+            }
+        });
+    }
+
     /// The descriptor goes elsewhere: the poller is not to know it any more.
     pub(crate) fn forget(&self, fd: RawFd) {
         let poller = self.inner.lock().poller;
