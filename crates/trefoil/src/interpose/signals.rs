@@ -104,8 +104,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, contex
     // SAFETY: the kernel's pointers; on the alternate stack (SA_ONSTACK).
     unsafe {
         preempt::on_signal(&mut *context.cast::<libc::ucontext_t>());
-        const SI_TKILL: c_int = -6;
-        if (*info).si_code != SI_TKILL || (*info).si_pid() != libc::getpid() {
+        if !preempt::is_ours(&*info) {
             pass_on(signal, info, context);
         }
     }

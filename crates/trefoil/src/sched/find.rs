@@ -261,6 +261,16 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         if sched.stopping.load(Ordering::Relaxed) {
             return None;
         }
+        // A P that waits for the aide to start a thread needs none now.
+        if !m.listed.get()
+            && !central.keeps(m)
+            && let Some((p, spinning)) = central.pop_orphan()
+        {
+            drop(central);
+            m.spinning.set(spinning);
+            m.set_p(Some(p));
+            return Some(());
+        }
         // Work that someone wanted to wake a thread for, and could not.
         let overlooked = sched.has_global() && !m.listed.get() && !central.keeps(m);
         let until = if overlooked { 0 } else { sched.lie_down(&mut central, m) };

@@ -88,6 +88,10 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
 pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
+    // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
+    if sched.stopping.load(Ordering::Relaxed) {
+        return;
+    }
     let Some(p) = m.p.take() else { return };
     p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
     central.remove_home(home);

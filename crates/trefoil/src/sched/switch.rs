@@ -323,6 +323,9 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
                 g.stack.set(Some(stack));
                 rt = discard_late(rt, g);
                 stack = take_stack(g);
+                if g.locked.get().is_some() {
+                    super::locked::end(g);
+                }
             }
             free(rt, g);
             rt
@@ -456,6 +459,8 @@ pub(crate) fn free_outside(g: &'static G) {
 
 fn retire_g(g: &'static G) {
     g.state.set_dead();
+    // Guards that it forgot are not its successor's.
+    g.no_preempt.set(0);
     g.tp.set(std::ptr::null_mut());
 }
 

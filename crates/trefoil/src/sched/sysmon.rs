@@ -263,9 +263,10 @@ impl<'a> Watch<'a> {
             *next = (waiting, scene.now);
         }
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
-        let limit = if leaves || stuck { 0 } else { sched.config.slice };
+        let limit = if leaves || stuck { SHORTEST } else { sched.config.slice };
         if ran >= limit {
-            preempt::request(sched, p);
+            // A thread that may sleep in the kernel is not signalled.
+            preempt::request(sched, p, on_cpu);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
             scene.next = scene.next.min(since + limit);
@@ -285,7 +286,7 @@ impl<'a> Watch<'a> {
         }
         let Some((since, p)) = scene.longest else { return };
         if scene.now.saturating_sub(since) >= SHORT_SLICE {
-            preempt::request(self.sched, p);
+            preempt::request(self.sched, p, true);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
             if urged {
