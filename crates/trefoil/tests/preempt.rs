@@ -52,8 +52,7 @@ fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
 
 /// Sleeps in the kernel; 0, or an error as a negative number.
 fn raw_sleep(d: Duration) -> isize {
-    let time =
-        libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) };
+    let time = libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) };
     raw(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0])
 }
 
@@ -301,9 +300,8 @@ fn m20_back_from_a_call() {
 fn m20_a_panic_in_blocking() {
     let _w = watchdog();
     runtime(1).run(|| {
-        let failed = std::panic::catch_unwind(|| {
-            blocking(|| std::panic::resume_unwind(Box::new("out")))
-        });
+        let failed =
+            std::panic::catch_unwind(|| blocking(|| std::panic::resume_unwind(Box::new("out"))));
         assert_eq!(*failed.unwrap_err().downcast::<&str>().unwrap(), "out");
         assert_eq!(go(|| 5).join().unwrap(), 5);
         assert_eq!(debug::stats().threads_without_p, 0);
@@ -695,57 +693,61 @@ fn m26_stopped_in_awkward_places() {
         runtime(procs).run(|| {
             let stop = flag();
             let shared = Arc::new(Mutex::new((0u64, 0u64)));
-            let work = move |i: u64, stop: Arc<AtomicBool>, shared: Arc<Mutex<(u64, u64)>>| {
-                let mut rounds = 0u64;
-                while !stop.load(SeqCst) {
-                    assert!(!std::thread::panicking(), "another one's panic");
-                    match i % 4 {
-                        0 => OWN.with_borrow_mut(|own| {
-                            own.clear();
-                            own.extend((0..50).map(|k| k * i));
-                            spin(Duration::from_micros(200));
-                            assert!(own.iter().enumerate().all(|(k, &n)| n == k as u64 * i));
-                        }),
-                        1 => {
-                            let mut pair = shared.lock().unwrap();
-                            pair.0 += 1;
-                            spin(Duration::from_micros(100));
-                            pair.1 += 1;
-                            assert_eq!(pair.0, pair.1);
-                        }
-                        2 => {
-                            let drops = Cell::new(0);
-                            let caught =
-                                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                                    let _slow = (Slow(&drops), Slow(&drops));
-                                    std::panic::resume_unwind(Box::new(i));
-                                }));
-                            assert_eq!(*caught.unwrap_err().downcast::<u64>().unwrap(), i);
-                            assert_eq!(drops.get(), 2);
-                        }
-                        _ => {
-                            let blocks: Vec<Vec<u8>> =
-                                (1..200).map(|k| vec![k as u8; 37 * k]).collect();
-                            for (k, block) in blocks.iter().enumerate() {
-                                assert!(block.iter().all(|&b| b == (k + 1) as u8));
-                            }
+            let work = |i: u64, shared: &Mutex<(u64, u64)>| {
+                assert!(!std::thread::panicking(), "another one's panic");
+                match i % 4 {
+                    0 => OWN.with_borrow_mut(|own| {
+                        own.clear();
+                        own.extend((0..50).map(|k| k * i));
+                        spin(Duration::from_micros(200));
+                        assert!(own.iter().enumerate().all(|(k, &n)| n == k as u64 * i));
+                    }),
+                    1 => {
+                        let mut pair = shared.lock().unwrap();
+                        pair.0 += 1;
+                        spin(Duration::from_micros(100));
+                        pair.1 += 1;
+                        assert_eq!(pair.0, pair.1);
+                    }
+                    2 => {
+                        let drops = Cell::new(0);
+                        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                            let _slow = (Slow(&drops), Slow(&drops));
+                            std::panic::resume_unwind(Box::new(i));
+                        }));
+                        assert_eq!(*caught.unwrap_err().downcast::<u64>().unwrap(), i);
+                        assert_eq!(drops.get(), 2);
+                    }
+                    _ => {
+                        let blocks: Vec<Vec<u8>> =
+                            (1..200).map(|k| vec![k as u8; 37 * k]).collect();
+                        for (k, block) in blocks.iter().enumerate() {
+                            assert!(block.iter().all(|&b| b == (k + 1) as u8));
                         }
                     }
-                    rounds += 1;
                 }
-                rounds
             };
+            let rounds: Arc<[AtomicU64; 12]> = Arc::default();
             let workers: Vec<_> = (0..12)
                 .map(|i| {
-                    let (stop, shared) = (stop.clone(), shared.clone());
-                    go(move || work(i, stop, shared))
+                    let (stop, shared, rounds) = (stop.clone(), shared.clone(), rounds.clone());
+                    go(move || {
+                        while !stop.load(SeqCst) {
+                            work(i, &shared);
+                            rounds[i as usize].fetch_add(1, SeqCst);
+                        }
+                    })
                 })
                 .collect();
-            sleep(400 * MS);
+            sleep(200 * MS);
+            let start = Instant::now();
+            while rounds.iter().any(|n| n.load(SeqCst) == 0) || debug::stats().preemptions < 50 {
+                let late = start.elapsed() > Duration::from_secs(15);
+                assert!(!late, "{rounds:?}, {:?}", debug::stats());
+                sleep(10 * MS);
+            }
             stop.store(true, SeqCst);
-            let rounds = join_all(workers);
-            assert!(rounds.iter().all(|&n| n > 0), "{rounds:?}");
-            assert!(debug::stats().preemptions > 50, "{:?}", debug::stats());
+            join_all(workers);
         });
     }
 }
@@ -1206,7 +1208,8 @@ fn users_see_no_eintr() {
                             }
                         };
                         calls.fetch_add(1, SeqCst);
-                        interrupted.fetch_add(usize::from(result == -(libc::EINTR as isize)), SeqCst);
+                        interrupted
+                            .fetch_add(usize::from(result == -(libc::EINTR as isize)), SeqCst);
                         spin(Duration::from_micros(50));
                         if yields {
                             yield_now();
@@ -1374,7 +1377,11 @@ fn locked_goroutines_end_while_procs_change() {
                     if i % 3 == 0 {
                         sleep(Duration::from_micros(50 * i));
                     }
-                    if i % 2 == 0 { std::mem::forget(guard) } else { drop(guard) }
+                    if i % 2 == 0 {
+                        std::mem::forget(guard)
+                    } else {
+                        drop(guard)
+                    }
                     i
                 })
             });
