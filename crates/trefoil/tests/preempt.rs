@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::chan::bounded;
-use trefoil::time::{Ticker, sleep};
+use trefoil::time::{Ticker, sleep, sleep_until};
 use trefoil::{JoinHandle, Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
 
 const MS: Duration = Duration::from_millis(1);
@@ -516,15 +516,21 @@ fn a_ticker_beside_64_blocked_goroutines() {
     }
 }
 
-/// How late the ticks of a 1 ms ticker are.
-fn ticks(n: usize) -> Vec<Duration> {
-    let ticker = Ticker::new(MS);
-    let mut late = Vec::with_capacity(n);
-    for _ in 0..n {
-        // A tick carries its own time; what counts is when the receiver runs.
-        let due = ticker.chan().recv().unwrap();
+/// How late one runs who wants to every millisecond.
+fn ticks(n: u32) -> Vec<Duration> {
+    let start = Instant::now();
+    let mut late = Vec::new();
+    for i in 1..=n {
+        let due = start + i * MS;
+        sleep_until(due);
         late.push(due.elapsed());
     }
+    // And a ticker, which leaves out what nobody receives.
+    let (ticker, start) = (Ticker::new(MS), Instant::now());
+    for _ in 0..20 {
+        ticker.chan().recv().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "20 ticks took {:?}", start.elapsed());
     late
 }
 
@@ -930,13 +936,17 @@ fn a_dump_shows_where_a_preempted_goroutine_is() {
         while !begun.load(SeqCst) {
             sleep(MS);
         }
-        once_in_five(|| {
+        // A dump reads files: it blocks, and the other runs meanwhile.
+        let start = Instant::now();
+        loop {
             let text = debug::dump();
             let head = format!("goroutine {} [runnable]:", spinner.id());
-            let Some(at) = text.find(&head) else { return Err(format!("no {head}:\n{text}")) };
-            let shown = text[at..].split("\n\n").next().unwrap();
-            if shown.contains("spin_in_here") { Ok(()) } else { Err(shown.to_owned()) }
-        });
+            let shown = text.find(&head).and_then(|at| text[at..].split("\n\n").next());
+            if shown.is_some_and(|shown| shown.contains("spin_in_here")) {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "{text}");
+        }
         stop.store(true, SeqCst);
         spinner.join().unwrap();
     });
@@ -1451,6 +1461,30 @@ fn yielding_locked_goroutines_let_others_run() {
             sleep(5 * MS);
             stop.store(true, SeqCst);
             assert!(join_all(locked).iter().all(|&turns| turns > 0));
+        });
+    }
+}
+
+/// No P is lost between a locked goroutine's thread and those who send it home.
+#[test]
+fn locked_goroutines_lose_no_p() {
+    let _w = watchdog();
+    for procs in [2, 4] {
+        runtime(procs).run(|| {
+            for _ in 0..5 {
+                join_all((0..6).map(|i| {
+                    go(move || {
+                        let _guard = (i % 2 == 0).then(lock_os_thread);
+                        (0..300).for_each(|_| yield_now());
+                    })
+                }));
+            }
+            let running = || debug::stats().procs.iter().filter(|p| p.status == "running").count();
+            let start = Instant::now();
+            while running() > 1 {
+                assert!(start.elapsed() < Duration::from_secs(5), "{:?}", debug::stats());
+                sleep(MS);
+            }
         });
     }
 }
