@@ -1441,26 +1441,24 @@ fn yielding_locked_goroutines_let_others_run() {
     let _w = watchdog();
     for procs in [1, 2] {
         runtime(procs).run(|| {
-            let stop = flag();
-            let locked = (0..4).map(|_| {
-                let stop = stop.clone();
+            let (stop, turns) = (flag(), Arc::<[AtomicU64; 4]>::default());
+            let locked = (0..4).map(|i: usize| {
+                let (stop, turns) = (stop.clone(), turns.clone());
                 go(move || {
                     let _guard = lock_os_thread();
-                    let mut turns = 0u64;
                     while !stop.load(SeqCst) {
                         yield_now();
-                        turns += 1;
+                        turns[i].fetch_add(1, SeqCst);
                     }
-                    turns
                 })
             });
             let locked: Vec<_> = locked.collect();
             for i in 0..200 {
                 assert_eq!(go(move || i).join().unwrap(), i);
             }
-            sleep(5 * MS);
+            yield_until("each to have turns", || turns.iter().all(|n| n.load(SeqCst) > 10));
             stop.store(true, SeqCst);
-            assert!(join_all(locked).iter().all(|&turns| turns > 0));
+            join_all(locked);
         });
     }
 }
