@@ -65,7 +65,7 @@ pub(crate) struct M {
     pub(crate) hold: AtomicU8,
     pub(crate) spinning: Cell<bool>,
     /// How often a preemption was put off because the goroutine was inside libc.
-    pub(crate) put_off: Cell<u8>,
+    pub(crate) put_off: Cell<u16>,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).

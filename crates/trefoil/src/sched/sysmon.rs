@@ -320,14 +320,15 @@ impl<'a> Watch<'a> {
         }
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
         let limit = if leaves || stuck {
-            0
+            SHORTEST
         } else if p.runs_tired() && !p.runq.is_empty() {
             SHORT_SLICE.min(sched.config.slice)
         } else {
             sched.config.slice
         };
         if ran >= limit {
-            preempt::request(sched, p);
+            // A thread that may sleep in the kernel is not signalled.
+            preempt::request(sched, p, on_cpu);
             let again = if flags & flag::PREEMPT != 0 { 8 * INSIST } else { INSIST };
             scene.next = scene.next.min(scene.now + again);
         } else {
@@ -348,7 +349,7 @@ impl<'a> Watch<'a> {
         }
         let Some((since, p)) = scene.longest else { return };
         if scene.now.saturating_sub(since) >= SHORT_SLICE {
-            preempt::request(self.sched, p);
+            preempt::request(self.sched, p, true);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
             if urged {
