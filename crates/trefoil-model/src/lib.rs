@@ -14,6 +14,10 @@
 //! | [`park`] | `sched/state.rs` | a park meets its wake-up |
 //! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
 //! | [`depot`] | `mem/depot.rs` | the pool of stacks |
+//! | [`mutex`], [`once`] | `sync/mutex_word.rs`, `sync/once_word.rs` | locking, handing over; running once |
+//! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
+//! | [`select`] | `chan/select/passes.rs` (and those) | exactly one arm wins |
+//! | [`timer`] | `time/{slot,timer}.rs` (and those) | a stop or reset meets the firing |
 //!
 //! Each check is a public function; `tests/models.rs` lists them. A check that ends in
 //! `must_fail` runs a broken variant and is there to show that the others have
@@ -29,7 +33,12 @@
 // The shim gives more than each file uses, and the files more than the checks use.
 #![allow(dead_code)]
 
+mod chan;
+mod runtime;
+mod sched;
 mod shim;
+mod sys;
+mod time;
 
 #[path = "../../trefoil/src/mem/depot.rs"]
 mod depot_rs;
@@ -49,6 +58,7 @@ mod runq_rs;
 mod state_rs;
 
 pub mod bed;
+pub mod channel;
 pub mod depot;
 pub mod explore;
 pub mod join;
@@ -56,4 +66,6 @@ pub mod mutex;
 pub mod once;
 pub mod park;
 pub mod runq;
+pub mod select;
+pub mod timer;
 pub mod wake;

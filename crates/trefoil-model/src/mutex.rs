@@ -13,7 +13,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::mutex_word_rs::{MutexWord, Next, Unlocked};
-use crate::shim::{AtomicU32, Half, Mutation, Op};
+use crate::shim::{AtomicU32, Half, Mutation, Op, Ordering, Part, is_broken};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Word {
@@ -22,14 +22,21 @@ enum Word {
     TryUnannounced,
 }
 
+/// One sleep. It ends by a taker or by its deadline, whoever claims it first.
 struct Bed {
+    claimed: AtomicU32,
     word: Mutex<Option<Word>>,
     woken: Condvar,
 }
 
 impl Bed {
     fn new() -> Arc<Bed> {
-        Arc::new(Bed { word: Mutex::new(None), woken: Condvar::new() })
+        Arc::new(Bed { claimed: AtomicU32::new(0), word: Mutex::new(None), woken: Condvar::new() })
+    }
+
+    fn claim(&self) -> bool {
+        // As in `sched/wait.rs`.
+        self.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn sleep(&self) -> Word {
@@ -76,7 +83,6 @@ impl World {
         if self.word.lock_fast() || self.word.try_lock(false) {
             return true;
         }
-        let bed = Bed::new();
         let (mut woken, mut starving, mut again) = (false, false, false);
         loop {
             if announce && !woken {
@@ -85,6 +91,7 @@ impl World {
             if self.word.try_lock(woken) {
                 return true;
             }
+            let bed = Bed::new();
             {
                 let mut queue = self.queue.lock().unwrap();
                 if !self.word.join_queue(woken, starving) {
@@ -96,18 +103,11 @@ impl World {
                     queue.push_back(bed.clone());
                 }
             }
-            if !patient {
-                let mut queue = self.queue.lock().unwrap();
-                let before = queue.len();
-                queue.retain(|b| !Arc::ptr_eq(b, &bed));
-                if queue.len() < before {
-                    if queue.is_empty() {
-                        self.word.deserted();
-                    }
-                    return false;
-                }
-                // Taken: the wake-up is on its way.
+            if !patient && bed.claim() {
+                self.withdraw(&bed);
+                return false;
             }
+            // Taken, if it was impatient: the wake-up is on its way.
             again = true;
             match bed.sleep() {
                 Word::Yours => return true,
@@ -119,28 +119,57 @@ impl World {
         }
     }
 
+    fn withdraw(&self, bed: &Arc<Bed>) {
+        let mut queue = self.queue.lock().unwrap();
+        let before = queue.len();
+        queue.retain(|b| !Arc::ptr_eq(b, bed));
+        if queue.len() < before && queue.is_empty() {
+            self.deserted();
+        }
+    }
+
+    fn deserted(&self) {
+        if !is_broken(Part::Desertion) {
+            self.word.deserted();
+        }
+    }
+
+    /// Those whose deadline has passed are dropped on the way.
+    fn take_first(&self, queue: &mut VecDeque<Arc<Bed>>) -> Option<Arc<Bed>> {
+        let first = std::iter::from_fn(|| queue.pop_front()).find(|bed| bed.claim());
+        if first.is_none() {
+            self.deserted();
+        }
+        first
+    }
+
+    fn take_next(&self) -> Option<(Arc<Bed>, Word)> {
+        let mut queue = self.queue.lock().unwrap();
+        match self.word.next() {
+            Next::Nobody => None,
+            Next::Wake => {
+                let first = self.take_first(&mut queue)?;
+                let announced = self.word.woke(!queue.is_empty());
+                Some((first, if announced { Word::Try } else { Word::TryUnannounced }))
+            }
+            Next::HandOver => {
+                let Some(first) = self.take_first(&mut queue) else {
+                    let _ = self.word.unlock();
+                    return None;
+                };
+                let rest = !queue.is_empty();
+                self.word.handed_over(rest, rest && self.hungry);
+                let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
+                Some((first, word))
+            }
+        }
+    }
+
     fn unlock(&self) {
         if self.word.unlock() == Unlocked::Done {
             return;
         }
-        let taken = {
-            let mut queue = self.queue.lock().unwrap();
-            match self.word.next() {
-                Next::Nobody => None,
-                Next::Wake => {
-                    let first = queue.pop_front().expect("queued");
-                    let announced = self.word.woke(!queue.is_empty());
-                    Some((first, if announced { Word::Try } else { Word::TryUnannounced }))
-                }
-                Next::HandOver => {
-                    let first = queue.pop_front().expect("queued");
-                    let rest = !queue.is_empty();
-                    self.word.handed_over(rest, rest && self.hungry);
-                    Some((first, Word::Yours))
-                }
-            }
-        };
-        if let Some((bed, word)) = taken {
+        if let Some((bed, word)) = self.take_next() {
             bed.wake(word);
         }
     }
@@ -282,6 +311,16 @@ pub fn teeth_unacquired_lock() {
         Mutation::Everywhere("mutex_word.rs", Op::Change, Half::Acquire),
         two_lock_and_unlock,
     );
+}
+
+/// Teeth: who is handed the mutex is not told.
+pub fn teeth_not_handed_over() {
+    must_fail(Mutation::Broken(Part::HandOver), starving_two_lock_twice);
+}
+
+/// Teeth: the last one leaves the queue and does not say so, while the mutex goes from hand to hand.
+pub fn teeth_desertion_unsaid() {
+    must_fail(Mutation::Broken(Part::Desertion), withdrawn_against_handover);
 }
 
 /// Which orderings of `mutex_word.rs` do the checks need? Prints a table.

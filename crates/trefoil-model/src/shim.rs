@@ -56,6 +56,25 @@ pub(crate) enum Mutation {
     Everywhere(&'static str, Op, Half),
     /// One place loses half of its ordering.
     At(Site, Half),
+    /// Something in the model itself does not do its job.
+    Broken(Part),
+}
+
+/// What of a model can be broken; see the places that ask for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// A channel's lock lets everybody in.
+    ChannelLock,
+    /// Who wants to end a wait takes it for his, whoever else has claimed it.
+    Claim,
+    /// A select that finds an arm ready while it is enlisting does not claim its own wait first.
+    OwnClaim,
+    /// A wait that a claim was made for has no number of its own: an old claim fits the next wait.
+    WaitNumber,
+    /// A goroutine that is handed the mutex is told to try its luck.
+    HandOver,
+    /// Who leaves the mutex's queue as the last one does not say so.
+    Desertion,
 }
 
 thread_local! {
@@ -74,6 +93,11 @@ pub(crate) fn mutated<R>(mutation: Mutation, f: impl FnOnce() -> R) -> R {
     }
     let _restore = Restore(MUTATION.replace(mutation));
     f()
+}
+
+/// Whether this part is broken now.
+pub(crate) fn is_broken(part: Part) -> bool {
+    MUTATION.get() == Mutation::Broken(part)
 }
 
 /// Runs `f` and tells which places it passed.
@@ -183,9 +207,12 @@ macro_rules! counting {
 }
 
 atomic!(AtomicPtr<T>, *mut T);
+atomic!(AtomicBool, bool);
 atomic!(AtomicU32, u32);
+atomic!(AtomicU64, u64);
 atomic!(AtomicUsize, usize);
 counting!(AtomicU32, u32);
+counting!(AtomicU64, u64);
 counting!(AtomicUsize, usize);
 
 /// A full (store-load) barrier.

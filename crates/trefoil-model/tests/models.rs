@@ -99,6 +99,8 @@ checks! { mutex:
     spinner_announces
     teeth_unreleased_unlock
     teeth_unacquired_lock
+    teeth_not_handed_over
+    teeth_desertion_unsaid
 }
 
 checks! { once:
@@ -107,4 +109,43 @@ checks! { once:
     gives_up_and_the_other_runs
     teeth_unpublished_effect
     teeth_unacquired_done
+}
+
+checks! { channel:
+    send_against_recv
+    two_senders
+    order_of_a_sender
+    close_against_send_and_recv
+    deadline_against_send
+    stale_deadline
+    try_recv_against_close
+    last_ends_are_dropped
+    teeth_no_lock
+    teeth_claimed_twice
+    teeth_stale_deadline
+    teeth_unordered_free
+}
+
+checks! { select:
+    against_two_senders
+    against_select
+    against_two_selects
+    never_meets_itself
+    against_close
+    against_deadline
+    default_is_true_of_one_moment
+    teeth_default_by_one
+    teeth_claimed_twice
+    teeth_own_wait_not_claimed
+}
+
+checks! { timer:
+    stop_against_fire
+    reset_against_fire
+    stop_against_recv
+    two_stops
+    ticker_stop_against_fire
+    function_against_stop
+    teeth_drained_before_stopped
+    teeth_unnumbered_setting
 }

@@ -66,6 +66,7 @@ pub mod debug;
 mod goroutine;
 mod interpose;
 mod mem;
+pub mod net;
 mod observe;
 mod runtime;
 mod sched;

@@ -47,7 +47,12 @@ where
 /// A scheduler of its own, with its own Ps and threads. Most programs need none: [`run`] makes one.
 ///
 /// Dropping it ends its threads at their next scheduling step, without waiting for them; goroutines that
-/// are left are never resumed, and what they own is leaked.
+/// are left are never resumed, and what they own is leaked: a lock that one of them holds stays locked. One
+/// that waits in line for a lock or a permit of [`sync`](crate::sync) is passed over from then on, so
+/// those behind it get their turn; but if it was handed the lock a moment before the drop, and had no time
+/// to run, then it holds it. A value that is sent to one that waits at a channel is lost. So end
+/// goroutines that share such things with others (a `scope`, a closed channel, a
+/// [`Context`](crate::context::Context)) before their runtime is dropped.
 ///
 /// ```
 /// let rt = trefoil::Runtime::builder().procs(2).build().unwrap();
@@ -193,7 +198,11 @@ impl RuntimeBuilder {
         let said = self.procs.or(env.procs);
         let procs = said.unwrap_or_else(cpus::default_procs);
         let max_threads = match self.max_threads {
-            Some(0) => return Err(invalid("max_threads(0): at least one is needed".into())),
+            Some(n @ 0..2) => {
+                let text =
+                    format!("max_threads({n}): at least 2 are needed, because one may block");
+                return Err(invalid(text));
+            }
             Some(n) => u32::try_from(n).unwrap_or(u32::MAX),
             None => MAX_THREADS,
         };
@@ -269,6 +278,15 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
     // There is no main goroutine: its id stays unused.
     runtime.sched.take_ids(1);
     Ok(&DEFAULT.get_or_init(|| runtime).sched)
+}
+
+/// The caller's runtime, or the one that serves plain threads.
+pub(crate) fn current_sched() -> io::Result<&'static Sched> {
+    match current_g() {
+        // SAFETY: a goroutine that runs keeps its runtime alive.
+        Some(g) => Ok(unsafe { &*g.sched.get() }),
+        None => default_sched(),
+    }
 }
 
 /// Calls `f` with the runtime that the caller is in: its goroutine's, or the default one.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{once_in_five, same, watchdog, yield_until};
+use common::{watchdog, yield_until};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -305,32 +305,31 @@ fn multi_consumer() {
 #[test]
 fn waiters_are_served_in_their_order() {
     let _dog = watchdog();
-    // Nothing tells that a goroutine waits already: a sleep must do, and may be too short.
-    fn attempt(cap: usize) -> Result<(), String> {
-        // Receivers.
-        let (tx, rx) = bounded::<usize>(cap);
-        let receivers: Vec<_> = (0..10)
-            .map(|_| {
-                let rx = rx.clone();
-                let h = go(move || rx.recv().unwrap());
-                sleep(Duration::from_millis(1)); // it waits before the next comes
-                h
-            })
-            .collect();
-        (0..10).for_each(|i| tx.send(i).unwrap());
-        let got: Vec<_> = receivers.into_iter().map(|h| h.join().unwrap()).collect();
-        same(got, (0..10).collect())?;
-        // Senders.
-        (0..cap).for_each(|i| tx.send(i).unwrap());
-        for i in cap..cap + 10 {
-            let tx = tx.clone();
-            go(move || tx.send(i).unwrap());
-            sleep(Duration::from_millis(1));
+    at_all_procs(|| {
+        for cap in [0, 1, 5] {
+            // Receivers: each waits before the next comes.
+            let (tx, rx) = bounded::<usize>(cap);
+            let receivers: Vec<_> = (0..10)
+                .map(|i| {
+                    let receiver = rx.clone();
+                    let h = go(move || assert_eq!(receiver.recv(), Ok(i)));
+                    yield_until("a receiver to wait", || rx.waiters() == (0, i + 1));
+                    h
+                })
+                .collect();
+            (0..10).for_each(|i| tx.send(i).unwrap());
+            receivers.into_iter().for_each(|h| h.join().unwrap());
+            // Senders.
+            (0..cap).for_each(|i| tx.send(i).unwrap());
+            for i in 0..10 {
+                let sender = tx.clone();
+                go(move || sender.send(cap + i).unwrap());
+                yield_until("a sender to wait", || rx.waiters() == (i + 1, 0));
+            }
+            (0..cap + 10).for_each(|i| assert_eq!(rx.recv(), Ok(i)));
+            assert_eq!(rx.waiters(), (0, 0));
         }
-        let got: Vec<_> = rx.iter().take(cap + 10).collect();
-        same(got, (0..cap + 10).collect())
-    }
-    at_all_procs(|| [0, 1, 5].into_iter().for_each(|cap| once_in_five(|| attempt(cap))));
+    });
 }
 
 #[test]

@@ -3,10 +3,20 @@
 mod common;
 
 use common::{watchdog, yield_until};
-use std::time::Duration;
-use trefoil::chan::bounded;
-use trefoil::time::sleep;
-use trefoil::{Builder, Runtime, debug, go, run};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::chan::{Select, bounded, never};
+use trefoil::sync::{Barrier, Condvar, Mutex, Once, RwLock, Semaphore, WaitGroup};
+use trefoil::time::{Ticker, Timer, sleep};
+use trefoil::{Builder, Runtime, debug, go, run, scope, select};
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Whatever it came to.
+fn ignore<T>(_: T) {}
 
 #[inline(never)]
 fn waits_in_here(rx: &trefoil::chan::Receiver<()>) {
@@ -67,5 +77,125 @@ fn dumps_while_everything_moves() {
             sleep(Duration::from_micros(200));
         }
         tx.close();
+    });
+}
+
+/// Every wait has its words; where Go has the same wait they are Go's. A goroutine is named after what it
+/// should say.
+#[test]
+fn every_wait_says_what_it_is() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        type Wait = Box<dyn FnOnce() + Send>;
+        let mut waits: Vec<(&str, Wait)> = Vec::new();
+        let (tx, rx) = bounded::<u8>(0);
+        let (full, _full_rx) = bounded::<u8>(1);
+        full.send(0).unwrap();
+        let hour = Duration::from_secs(3600);
+
+        let (r, t) = (rx.clone(), full.clone());
+        waits.push(("chan receive", Box::new(move || ignore(r.recv()))));
+        waits.push(("chan send", Box::new(move || ignore(t.send(1)))));
+        let (r, t) = (rx.clone(), full.clone());
+        waits.push(("chan receive", Box::new(move || ignore(r.recv_timeout(hour)))));
+        waits.push(("chan send", Box::new(move || ignore(t.send_timeout(1, hour)))));
+        waits.push(("chan receive (nil chan)", Box::new(|| ignore(never::<u8>().recv()))));
+        let r = rx.clone();
+        // A select of one operation is that operation.
+        waits.push(("chan receive", Box::new(move || select! { recv(r) -> _ => {} })));
+        let (r, t) = (rx.clone(), full.clone());
+        waits.push((
+            "select",
+            Box::new(move || {
+                select! {
+                    recv(r) -> _ => {}
+                    send(t, 1) -> _ => {}
+                }
+            }),
+        ));
+        let r = rx.clone();
+        waits.push((
+            "select",
+            Box::new(move || {
+                let mut select = Select::new();
+                select.recv(&r);
+                ignore(select.select());
+            }),
+        ));
+        waits.push(("select (no cases)", Box::new(|| select! {})));
+        waits.push(("select", Box::new(move || select! { after(hour) => {} })));
+
+        waits.push(("sleep", Box::new(move || sleep(hour))));
+        waits.push(("chan receive", Box::new(move || ignore(Timer::new(hour).chan().recv()))));
+        waits.push(("chan receive", Box::new(move || ignore(Ticker::new(hour).chan().recv()))));
+        waits.push((
+            "join",
+            Box::new(move || go(move || sleep(Duration::from_secs(3600))).join().unwrap()),
+        ));
+        waits.push(("scope", Box::new(move || scope(|s| drop(s.go(move || sleep(hour)))))));
+
+        let mutex = Arc::new(Mutex::new(()));
+        let held = mutex.lock();
+        let m = mutex.clone();
+        waits.push(("sync.Mutex.Lock", Box::new(move || drop(m.lock()))));
+        let m = mutex.clone();
+        waits.push(("sync.Mutex.Lock", Box::new(move || drop(m.try_lock_for(hour)))));
+        let write_held = Arc::new(RwLock::new(()));
+        let writing = write_held.write();
+        let l = write_held.clone();
+        waits.push(("sync.RWMutex.RLock", Box::new(move || drop(l.read()))));
+        let l = write_held.clone();
+        waits.push(("sync.RWMutex.Lock", Box::new(move || drop(l.write()))));
+        let read_held = Arc::new(RwLock::new(()));
+        let reading = read_held.read();
+        let l = read_held.clone();
+        waits.push(("sync.RWMutex.Lock", Box::new(move || drop(l.write()))));
+        waits.push((
+            "sync.Cond.Wait",
+            Box::new(|| {
+                let mutex = Mutex::new(());
+                Condvar::new().wait(&mut mutex.lock());
+            }),
+        ));
+        let group = WaitGroup::new();
+        group.add(1);
+        let group = Arc::new(group);
+        let g = group.clone();
+        waits.push(("sync.WaitGroup.Wait", Box::new(move || g.wait())));
+        let once = Arc::new((Once::new(), AtomicBool::new(false)));
+        let o = once.clone();
+        // The first runs it, and sleeps in it.
+        let first = move || {
+            o.0.call_once(|| {
+                o.1.store(true, Ordering::SeqCst);
+                sleep(hour);
+            });
+        };
+        waits.push(("sleep", Box::new(first)));
+        let second = move || {
+            common::yield_until("the first", || once.1.load(Ordering::SeqCst));
+            once.0.call_once(|| unreachable!());
+        };
+        waits.push(("sync.Once.Do", Box::new(second)));
+        waits.push(("sync.Barrier.Wait", Box::new(|| ignore(Barrier::new(2).wait()))));
+        waits.push(("semacquire", Box::new(|| drop(Semaphore::new(0).acquire()))));
+        waits.push(("semacquire", Box::new(move || drop(Semaphore::new(0).acquire_timeout(hour)))));
+
+        let mut said = Vec::new();
+        for (i, (reason, wait)) in waits.into_iter().enumerate() {
+            Builder::new().name(format!("waiter {i}")).go(wait).unwrap();
+            said.push(format!("\"waiter {i}\" [{reason}]:"));
+        }
+        let start = Instant::now();
+        loop {
+            sleep(ms(1));
+            let text = debug::dump();
+            let missing: Vec<_> = said.iter().filter(|said| !text.contains(&**said)).collect();
+            if missing.is_empty() {
+                break;
+            }
+            assert!(start.elapsed() < common::TOO_LONG / 2, "no {missing:?} in:\n{text}");
+        }
+        drop((held, writing, reading, tx));
     });
 }

@@ -174,12 +174,12 @@ fn m03_states() {
             });
             mark(&format!("id {}", child.id()));
             mark("created");
-            // Its slice is used up when the traces have passed: it keeps its P until it has said so.
+            // Its slice is used up when the traces have passed: it keeps its P until it parks.
             let held = trefoil::no_preempt();
             common::let_trace();
             mark("created ends");
-            drop(held);
             child.join().unwrap();
+            drop(held);
             mark("dead");
             common::let_trace();
             mark("dead ends");
@@ -864,14 +864,17 @@ fn m16_threads_are_parked_and_reused() {
     }
     const PROCS: usize = 4;
     let rt = runtime(PROCS);
-    // As many threads as there will ever be: four goroutines execute at once.
+    // As many threads as there will ever be: four goroutines execute at once, and one is started to spare when no
+    // other is idle.
     rt.run(|| all_at_once(PROCS));
+    std::thread::sleep(Duration::from_millis(20));
     let first = common::ms();
-    assert_eq!(first.len(), PROCS);
+    assert!((PROCS..=PROCS + 1).contains(&first.len()), "{first:?}");
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(10));
         rt.run(|| all_at_once(PROCS));
-        assert_eq!(common::ms(), first, "the same threads, none ended, none new");
+        let now = common::ms();
+        assert!(now.is_superset(&first) && now.len() <= PROCS + 1, "{now:?} after {first:?}");
     }
     std::thread::sleep(Duration::from_millis(20));
     let before = common::cpu_time();

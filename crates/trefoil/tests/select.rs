@@ -134,59 +134,63 @@ fn a_select_never_meets_itself() {
 
 #[test]
 fn stress() {
-    const N: usize = 10_000;
     let _dog = watchdog();
-    at_all_procs(|| {
-        let channels: Vec<(Sender<u32>, Receiver<u32>)> =
-            [0, 0, 2, 3].into_iter().map(bounded).collect();
-        let mut all = Vec::new();
-        for (k, (tx, rx)) in channels.iter().cloned().enumerate() {
-            all.push(start(k == 1, move || (0..N).for_each(|_| tx.send(0).unwrap())));
-            all.push(start(k == 2, move || (0..N).for_each(|_| assert!(rx.recv().is_ok()))));
+    for procs in [1, 2, 4, 16] {
+        // Go's number at Go's size; ten seconds more in a debug build, at all sizes.
+        let n = if procs == 4 || !cfg!(debug_assertions) { 100_000 } else { 10_000 };
+        let runtime = trefoil::Runtime::builder().procs(procs).build().expect("a runtime");
+        runtime.run(|| stress_with(n));
+    }
+}
+
+fn stress_with(n: usize) {
+    let channels: Vec<(Sender<u32>, Receiver<u32>)> =
+        [0, 0, 2, 3].into_iter().map(bounded).collect();
+    let mut all = Vec::new();
+    for (k, (tx, rx)) in channels.iter().cloned().enumerate() {
+        all.push(start(k == 1, move || (0..n).for_each(|_| tx.send(0).unwrap())));
+        all.push(start(k == 2, move || (0..n).for_each(|_| assert!(rx.recv().is_ok()))));
+    }
+    let (mut t, mut r): (Vec<_>, Vec<_>) = channels.into_iter().map(|(t, r)| (Some(t), r)).unzip();
+    // One that sends n to each in a single select …
+    all.push(start(false, move || {
+        let closed = bounded::<u32>(0).0; // a sender that is not chosen while others are there
+        let mut count = [0; 4];
+        while t.iter().any(Option::is_some) {
+            // A spent channel is replaced by one that nobody receives from.
+            let (spare, _keep) = bounded(0);
+            let tx: Vec<&Sender<u32>> = t.iter().map(|t| t.as_ref().unwrap_or(&spare)).collect();
+            let i = select! {
+                send(tx[3], 0) -> r => { r.unwrap(); 3 }
+                send(tx[2], 0) -> r => { r.unwrap(); 2 }
+                send(tx[0], 0) -> r => { r.unwrap(); 0 }
+                send(tx[1], 0) -> r => { r.unwrap(); 1 }
+            };
+            count[i] += 1;
+            if count[i] == n {
+                t[i] = None;
+            }
         }
-        let (mut t, mut r): (Vec<_>, Vec<_>) =
-            channels.into_iter().map(|(t, r)| (Some(t), r)).unzip();
-        // One that sends N to each in a single select …
-        all.push(start(false, move || {
-            let closed = bounded::<u32>(0).0; // a sender that is not chosen while others are there
-            let mut n = [0; 4];
-            while t.iter().any(Option::is_some) {
-                // A spent channel is replaced by one that nobody receives from.
-                let (spare, _keep) = bounded(0);
-                let tx: Vec<&Sender<u32>> =
-                    t.iter().map(|t| t.as_ref().unwrap_or(&spare)).collect();
-                let i = select! {
-                    send(tx[3], 0) -> r => { r.unwrap(); 3 }
-                    send(tx[2], 0) -> r => { r.unwrap(); 2 }
-                    send(tx[0], 0) -> r => { r.unwrap(); 0 }
-                    send(tx[1], 0) -> r => { r.unwrap(); 1 }
-                };
-                n[i] += 1;
-                if n[i] == N {
-                    t[i] = None;
-                }
+        drop(closed);
+    }));
+    // … and one that receives n from each.
+    all.push(start(false, move || {
+        let mut count = [0; 4];
+        for _ in 0..4 * n {
+            let i = select! {
+                recv(r[0]) -> v => { v.unwrap(); 0 }
+                recv(r[1]) -> v => { v.unwrap(); 1 }
+                recv(&r[2]) -> v => { v.unwrap(); 2 }
+                recv(&r[3]) -> v => { v.unwrap(); 3 }
+            };
+            count[i] += 1;
+            if count[i] == n {
+                r[i] = never();
             }
-            drop(closed);
-        }));
-        // … and one that receives N from each.
-        all.push(start(false, move || {
-            let mut n = [0; 4];
-            for _ in 0..4 * N {
-                let i = select! {
-                    recv(r[0]) -> v => { v.unwrap(); 0 }
-                    recv(r[1]) -> v => { v.unwrap(); 1 }
-                    recv(&r[2]) -> v => { v.unwrap(); 2 }
-                    recv(&r[3]) -> v => { v.unwrap(); 3 }
-                };
-                n[i] += 1;
-                if n[i] == N {
-                    r[i] = never();
-                }
-            }
-            assert_eq!(n, [N; 4]);
-        }));
-        all.iter().for_each(|done| done.recv().unwrap());
-    });
+        }
+        assert_eq!(count, [n; 4]);
+    }));
+    all.iter().for_each(|done| done.recv().unwrap());
 }
 
 // ---- Go: TestSelectFairness, TestPseudoRandomSend.

@@ -14,7 +14,7 @@ use trefoil::sync::{
     Semaphore, WaitGroup,
 };
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, go, yield_now};
+use trefoil::{JoinHandle, Runtime, debug, go, yield_now};
 
 const PROCS: [usize; 4] = [1, 2, 4, 16];
 const MS: Duration = Duration::from_millis(1);
@@ -1221,4 +1221,89 @@ fn two_runtimes_and_threads_share_everything() {
         assert_eq!(*SUM.read(), 4 * EACH * (EACH + 1) / 2);
         assert!(QUEUE.lock().is_empty());
     }
+}
+
+// Goroutines that are left.
+
+/// A goroutine of a runtime of its own that waits like this for ever: the runtime is gone.
+fn left_behind(reason: &str, wait: impl FnOnce() + Send + 'static) {
+    let runtime = Runtime::builder().procs(1).build().unwrap();
+    let _ = runtime.go(wait).unwrap();
+    let shown = format!("[{reason}]:");
+    yield_until("it to wait", || runtime.run(|| debug::dump().contains(&shown)));
+}
+
+/// Who waits behind a goroutine of a runtime that was dropped is not forgotten, and what the dropped one
+/// would have been given is not lost.
+#[test]
+fn goroutines_of_a_dropped_runtime_are_passed_over() {
+    let _w = watchdog();
+    let in_time = Duration::from_secs(20);
+
+    // Twice: the first time somebody waits behind it; then also in starvation mode.
+    for starving in [false, true] {
+        let mutex = Arc::new(Mutex::new(0));
+        let held = mutex.lock();
+        let lock = |m: &Arc<Mutex<i32>>| {
+            let m = m.clone();
+            move || *m.lock() += 1
+        };
+        left_behind("sync.Mutex.Lock", lock(&mutex));
+        if starving {
+            std::thread::sleep(2 * MS);
+        }
+        let behind = std::thread::spawn({
+            let mutex = mutex.clone();
+            move || *mutex.try_lock_for(in_time).expect("forgotten") += 10
+        });
+        std::thread::sleep(5 * MS);
+        left_behind("sync.Mutex.Lock", lock(&mutex));
+        drop(held);
+        behind.join().unwrap();
+        assert_eq!(*mutex.try_lock_for(in_time).expect("locked by nobody"), 10);
+        assert_eq!(*mutex.try_lock_for(in_time).expect("locked by nobody"), 10);
+    }
+
+    let lock = Arc::new(RwLock::new(()));
+    let held = lock.write();
+    let l = lock.clone();
+    left_behind("sync.RWMutex.RLock", move || std::mem::forget(l.read()));
+    drop(held);
+    assert!(lock.try_write_for(in_time).is_some(), "a reader is inside");
+    let held = lock.write();
+    let l = lock.clone();
+    left_behind("sync.RWMutex.Lock", move || std::mem::forget(l.write()));
+    drop(held);
+    assert!(lock.try_read_for(in_time).is_some(), "a writer is inside");
+
+    let semaphore = Arc::new(Semaphore::new(0));
+    let s = semaphore.clone();
+    left_behind("semacquire", move || s.acquire_many(2).forget());
+    let s = semaphore.clone();
+    let behind =
+        std::thread::spawn(move || s.acquire_timeout(in_time).expect("forgotten").forget());
+    std::thread::sleep(2 * MS);
+    semaphore.add_permits(1);
+    behind.join().unwrap();
+    semaphore.add_permits(1);
+    assert!(semaphore.try_acquire().is_some(), "a permit is gone");
+    let s = semaphore.clone();
+    left_behind("semacquire", move || s.acquire_many(2).forget());
+    assert!(semaphore.acquire_timeout(in_time).is_some(), "waits behind nobody");
+
+    let pair = Arc::new((Mutex::new(0), Condvar::new()));
+    let p = pair.clone();
+    left_behind("sync.Cond.Wait", move || p.1.wait(&mut p.0.lock()));
+    let p = pair.clone();
+    let behind = std::thread::spawn(move || {
+        let mut guard = p.0.lock();
+        *guard = 1;
+        assert!(!p.1.wait_for(&mut guard, in_time).timed_out(), "notified somebody else");
+    });
+    while *pair.0.lock() == 0 {
+        std::thread::sleep(MS);
+    }
+    assert!(pair.1.notify_one());
+    behind.join().unwrap();
+    assert!(!pair.1.notify_one());
 }

@@ -7,6 +7,9 @@
 //! |---|---|
 //! | `TREFOIL_TORTURE_SECS` | how long in all, 6 by default |
 
+// AVX-512 is newer than the oldest compiler that builds the crate; the test needs the newest.
+#![allow(clippy::incompatible_msrv)]
+
 mod common;
 
 use common::{Child, in_child, watchdog_for};

@@ -23,11 +23,10 @@
 //! Rejected: a ring that doubles for unbounded channels. It moves everything under the lock: a
 //! million elements are a millisecond in which nobody sends.
 
+use super::cells::{AtomicPtr, AtomicUsize, Cell, Ordering};
 use std::alloc::{Layout, handle_alloc_error};
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Capacity of an unbounded channel.
 pub(super) const UNBOUNDED: usize = usize::MAX;
@@ -415,7 +414,7 @@ impl Drop for Buffer {
             return;
         }
         let layout = self.block_layout().0;
-        for block in [base.cast(), self.spare.get(), *self.discarded.get_mut()] {
+        for block in [base.cast(), self.spare.get(), self.discarded.load(Ordering::Relaxed)] {
             drop(Lent { block, layout });
         }
     }

@@ -31,13 +31,13 @@
 //! protocol.
 
 use super::buffer::{Buffer, Elem, Lent};
+use super::cells::{AtomicBool, AtomicU32, Ordering};
 use super::lock::ChanLock;
 use super::queue::{List, Node, Taken};
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// See the head of the file.
 ///
@@ -55,8 +55,6 @@ pub(crate) struct Core {
     pub(super) sender_count: AtomicU32,
     pub(super) receiver_count: AtomicU32,
 }
-
-const _: () = assert!(size_of::<Core>() == 128);
 
 // SAFETY: invariant 1; the nodes in the lists are shared by the rules of queue.rs. Whether the
 // values may cross threads is said by `Sender` and `Receiver`.
@@ -408,6 +406,14 @@ impl Core {
         // SAFETY: locked; the rest is the caller's.
         unsafe { self.list(side).withdraw(node) };
         self.unlock();
+    }
+
+    /// How many nodes lie in the two lists, senders first. For tests.
+    pub(super) fn waiters(&self) -> (usize, usize) {
+        let mut counts = (0, 0);
+        // SAFETY: locked.
+        self.locked(|| counts = unsafe { (self.senders.count(), self.receivers.count()) });
+        counts
     }
 
     /// Brings a block to a chain. Outside the runtime.

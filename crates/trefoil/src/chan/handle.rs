@@ -12,11 +12,11 @@
 //!    what lay in it was taken out. So freeing a channel runs nobody's code.
 
 use super::buffer::Contents;
+use super::cells::{AtomicU32, Ordering};
 use super::core::{Core, Side};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// More handles than this are a leak in a loop.
 const MAX_HANDLES: u32 = 1 << 31;

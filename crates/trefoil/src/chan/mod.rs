@@ -35,6 +35,7 @@
 //!   [`Select`] for a set that is known only at run time.
 
 mod buffer;
+pub(crate) mod cells;
 mod core;
 mod error;
 mod handle;
@@ -61,6 +62,9 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
+
+/// As core.rs says.
+const _: () = assert!(size_of::<Core>() == 128);
 
 /// A channel with room for `cap` values. With 0 every send waits for its receiver.
 ///
@@ -298,6 +302,13 @@ impl<T> Sender<T> {
         capacity(self.core())
     }
 
+    /// How many operations wait to send and to receive. For tests: whoever waits in a select counts
+    /// in each of its channels, and one that has just been served elsewhere for a moment longer.
+    #[doc(hidden)]
+    pub fn waiters(&self) -> (usize, usize) {
+        self.core().waiters()
+    }
+
     /// Whether both send to the same channel.
     pub fn same_channel(&self, other: &Sender<T>) -> bool {
         std::ptr::eq(self.core(), other.core())
@@ -455,6 +466,12 @@ impl<T> Receiver<T> {
     /// For how many values there is room; None: [`unbounded`]. That of [`never()`] is 0.
     pub fn capacity(&self) -> Option<usize> {
         self.core().map_or(Some(0), capacity)
+    }
+
+    /// As [`Sender::waiters`].
+    #[doc(hidden)]
+    pub fn waiters(&self) -> (usize, usize) {
+        self.core().map_or((0, 0), Core::waiters)
     }
 
     /// Whether both receive from the same channel.

@@ -15,10 +15,9 @@
 //! 3. Lists and the links of nodes are touched under the channel's lock only. `first` is also read
 //!    without it, as a hint: null or not.
 
+use super::cells::{AtomicPtr, Cell, Ordering};
 use crate::sched::wait::Waiter;
-use std::cell::Cell;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// One who waits to send or to receive. See the head of the file.
 pub(crate) struct Node {
@@ -66,7 +65,7 @@ pub(super) struct List {
 }
 
 impl List {
-    pub(super) const fn new() -> List {
+    pub(super) fn new() -> List {
         List { first: AtomicPtr::new(null_mut()), last: Cell::new(null()) }
     }
 
@@ -175,6 +174,20 @@ impl List {
             at = node.next.get();
         }
         false
+    }
+
+    /// How many are linked, stale ones included. For tests.
+    ///
+    /// # Safety
+    /// The lock is held.
+    pub(super) unsafe fn count(&self) -> usize {
+        let (mut at, mut n) = (self.first(), 0);
+        // SAFETY: linked, so alive (invariant 1).
+        while let Some(node) = unsafe { at.as_ref() } {
+            n += 1;
+            at = node.next.get();
+        }
+        n
     }
 
     /// Takes everybody who can be claimed and answers them "closed"; they are appended to `taken`.

@@ -13,9 +13,19 @@
 
 mod attr;
 pub(crate) mod dlopen;
+#[cfg(feature = "std")]
+mod fds;
+#[cfg(feature = "std")]
+mod futex;
+#[cfg(feature = "std")]
+mod io;
 mod keys;
+#[cfg(feature = "std")]
+mod regions;
 pub(crate) mod setxid;
 pub(crate) mod signals;
+#[cfg(feature = "std")]
+mod sleep;
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -52,6 +62,32 @@ impl Next {
     }
 }
 
+/// Set in a child of `fork`: it has one thread, and locks may be held by those it has not. Doors stay open.
+#[cfg(feature = "std")]
+static FORKED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+#[cfg(feature = "std")]
+unsafe extern "C" fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Whether a door has anything to do: on a goroutine, of this process.
+#[cfg(feature = "std")]
+#[inline(always)]
+fn on_goroutine() -> bool {
+    crate::sched::current_g().is_some() && !FORKED.load(Ordering::Relaxed)
+}
+
+/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack.
+#[cfg(feature = "std")]
+fn may_park() -> bool {
+    let here = 0u8;
+    let tp = crate::arch::thread_pointer() as usize;
+    on_goroutine()
+        && crate::mem::slot_at(&raw const here as usize)
+            .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
+}
+
 /// Names every door, so that none is left out of the program. Called once at the runtime's start.
 pub(crate) fn linked() {
     std::hint::black_box([
@@ -61,5 +97,21 @@ pub(crate) fn linked() {
         dlopen::dlopen as *const (),
         dlopen::dlmopen as *const (),
         dlopen::dlclose as *const (),
+        signals::sigaction as *const (),
+        signals::signal as *const (),
+    ]);
+    #[cfg(feature = "std")]
+    // SAFETY: a function that stores a flag.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+    }
+    #[cfg(feature = "std")]
+    std::hint::black_box([
+        futex::syscall as *const (),
+        sleep::nanosleep as *const (),
+        sleep::clock_nanosleep as *const (),
+        io::recv as *const (),
+        io::close as *const (),
+        regions::getaddrinfo as *const (),
     ]);
 }

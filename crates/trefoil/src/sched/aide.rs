@@ -88,18 +88,29 @@ fn help(sched: &Arc<Sched>) {
     start_threads(sched);
 }
 
-/// For every P that waits for a thread.
+/// One for every P that waits for a thread, and one to spare: a P must never wait for *us*, because starting a
+/// thread allocates, and the lock that takes may be in the hands of a goroutine that waits for that P.
 fn start_threads(sched: &Arc<Sched>) {
     loop {
         let mut central = sched.central.lock();
-        let Some((p, spinning)) = central.pop_orphan() else { return };
+        if sched.stopping.load(Ordering::Relaxed) || !central.wants_thread() {
+            return;
+        }
         let admitted = sched.admit_thread();
+        central.starting += u32::from(admitted.is_ok());
         drop(central);
-        let started = admitted.and_then(|id| M::start(sched, id, p, spinning));
+        let started = admitted
+            .and_then(|id| M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1));
         if let Err(e) = started {
-            let wake = sched.return_p(&mut sched.central.lock(), p, spinning);
-            wake.deliver();
-            sched.say_no_threads(&e);
+            let mut central = sched.central.lock();
+            let needed = central.has_orphans();
+            // Those that run will do the work.
+            sched.adopt_none(&mut central);
+            drop(central);
+            if needed {
+                sched.say_no_threads(&e);
+            }
+            return;
         }
     }
 }

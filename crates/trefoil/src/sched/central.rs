@@ -4,17 +4,18 @@
 //!
 //! # The keeper
 //! An M without a P is in the list of idle Ms, or it is the **keeper**: the one that sleeps only until
-//! the earliest timer of all Ps, then takes an idle P and runs what is due. There is one as soon as an M
-//! goes idle while timers are set. If no P is idle when a timer is due, those who run look at the
-//! timers themselves (`switch.rs`).
+//! the earliest timer of all Ps, then takes an idle P and runs what is due. If goroutines wait for
+//! descriptors, it sleeps in the poller. There is one as soon as an M goes idle while there are timers or
+//! such goroutines. If no P is idle when a timer is due, those who run look at the timers themselves
+//! (`switch.rs`), and so they do for descriptors.
 //!
 //! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
 //! `timers.rs`.
 //!
 //! # Two global queues
 //! Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
-//! does not stand behind them. A search takes from `tired` last; so that nobody starves there, a look for
-//! fairness (`find.rs`) takes from it first.
+//! does not stand behind them, nor does one whose descriptor became ready. So that nobody starves there, a look
+//! for fairness (`find.rs`) begins with `tired`.
 //!
 //! # Waking
 //! Under the lock it is decided who is woken, and he gets what he needs ([`Wake`]); the system call comes
@@ -47,6 +48,8 @@ pub(crate) struct Central {
     idle_ps: Option<&'static P>,
     idle_ms: Option<&'static M>,
     pub(crate) idle_m_count: u32,
+    /// Threads that the aide has started and that are not here yet.
+    pub(crate) starting: u32,
     keeper: Option<&'static M>,
 }
 
@@ -61,6 +64,7 @@ impl Central {
             idle_ps: None,
             idle_ms: None,
             idle_m_count: 0,
+            starting: 0,
             keeper: None,
         }
     }
@@ -117,6 +121,16 @@ impl Central {
         self.orphans = p.idle_link.take();
         Some((p, p.orphan_spins.get()))
     }
+
+    pub(crate) fn has_orphans(&self) -> bool {
+        self.orphans.is_some()
+    }
+
+    /// Whether there should be more threads: none is to spare.
+    pub(crate) fn wants_thread(&self) -> bool {
+        let idle = self.idle_m_count + u32::from(self.keeper.is_some());
+        self.starting == 0 && (self.has_orphans() || idle == 0)
+    }
 }
 
 /// Takes `m` out of a list through `idle_link`; whether it was in there.
@@ -145,6 +159,8 @@ fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
 pub(crate) enum Wake {
     Nobody,
     Thread(&'static M),
+    /// The last one to spare: there should be another.
+    LastThread(&'static M, &'static Aide),
     Aide(&'static Aide),
 }
 
@@ -152,7 +168,11 @@ impl Wake {
     pub(crate) fn deliver(self) {
         match self {
             Wake::Nobody => {}
-            Wake::Thread(m) => m.parker.unpark(),
+            Wake::Thread(m) => m.rouse(),
+            Wake::LastThread(m, aide) => {
+                m.rouse();
+                aide.call(0);
+            }
             Wake::Aide(aide) => aide.call(0),
         }
     }
@@ -223,7 +243,8 @@ impl Sched {
     pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
         let keeps = (central.keeper.is_none() || central.keeps(m)) && !m.listed.get();
         let first = self.next_timer();
-        if keeps && first != NEVER {
+        let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
+        if keeps && (first != NEVER || polls) {
             central.keeper = Some(m);
             self.keeper_until.store(first, Ordering::Relaxed);
             // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
@@ -242,7 +263,7 @@ impl Sched {
         if let Some(keeper) = central.keeper
             && first < self.keeper_until.load(Ordering::Relaxed)
         {
-            keeper.parker.unpark();
+            keeper.rouse();
         }
         NEVER
     }
@@ -259,13 +280,21 @@ impl Sched {
         central.keeper.take()
     }
 
+    /// A first goroutine waits for a descriptor: somebody should sleep in the poller.
+    pub(crate) fn want_poller(&self) {
+        full_fence();
+        if self.idle.idle_ps() != 0 {
+            self.hurry_keeper();
+        }
+    }
+
     /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
     #[cold]
     pub(crate) fn hurry_keeper(&self) {
         let keeper = self.central.lock().keeper;
         match keeper {
             // Never freed, and a note too many does no harm.
-            Some(keeper) => keeper.parker.unpark(),
+            Some(keeper) => keeper.rouse(),
             None => self.wake(),
         }
     }
@@ -322,18 +351,21 @@ impl Sched {
         self.publish_global_len(central);
     }
 
-    /// Exactly one: the fairness look of every 61st tick, or sysmon's, which begins with those that used up
-    /// their slice.
-    pub(crate) fn pop_global(&self, tired_first: bool) -> Option<&'static G> {
+    /// Exactly one: the fairness look of every 61st tick.
+    pub(crate) fn pop_global(&self) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let central = &mut *central;
-        let (first, then) = if tired_first {
-            (&mut central.tired, &mut central.global)
-        } else {
-            (&mut central.global, &mut central.tired)
-        };
-        let g = first.pop_front().or_else(|| then.pop_front());
-        self.publish_global_len(central);
+        let g = central.global.pop_front();
+        self.publish_global_len(&central);
+        g
+    }
+
+    /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
+    /// no local work, so the others are taken by the share.
+    pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
+        let mut central = self.central.lock();
+        let tired = central.tired.pop_front();
+        let g = tired.or_else(|| if alone { None } else { central.global.pop_front() });
+        self.publish_global_len(&central);
         g
     }
 
@@ -350,10 +382,16 @@ impl Sched {
             let pushed = p.runq.push_back(NonNull::from(g)).is_ok();
             debug_assert!(pushed, "half a ring fits an empty one");
         }
-        // Those who used up their slice one by one: each of them is a long turn.
-        let first = first.or_else(|| central.tired.pop_front());
         self.publish_global_len(central);
         first
+    }
+
+    /// One of those who used up their slice: each of them is a long turn.
+    pub(crate) fn take_tired(&self) -> Option<&'static G> {
+        let mut central = self.central.lock();
+        let g = central.tired.pop_front();
+        self.publish_global_len(&central);
+        g
     }
 
     /// Under the lock: everything in the queue of `p`, which nobody holds, goes to the head of the global
@@ -431,7 +469,37 @@ impl Sched {
         let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(central))?;
         m.spinning.set(spinning);
         m.handed.set(Some(p));
-        Some(Wake::Thread(m))
+        Some(if central.wants_thread() { Wake::LastThread(m, self.aide) } else { Wake::Thread(m) })
+    }
+
+    /// A thread that the aide started is here.
+    pub(crate) fn one_started(&self) {
+        let mut central = self.central.lock();
+        // The first one was not the aide's.
+        central.starting = central.starting.saturating_sub(1);
+    }
+
+    /// Under the lock: `m`, without a P, takes one that waits for a thread.
+    pub(crate) fn adopt(&self, central: &mut Central, m: &'static M) -> Option<&'static P> {
+        let (p, spinning) = central.pop_orphan()?;
+        m.spinning.set(spinning);
+        Some(p)
+    }
+
+    /// Under the lock: no thread can be had for those that wait.
+    pub(crate) fn adopt_none(&self, central: &mut Central) {
+        while let Some((p, spinning)) = central.pop_orphan() {
+            self.return_p(central, p, spinning).deliver();
+        }
+    }
+
+    /// The thread of `m` ends: its P is nobody's.
+    pub(crate) fn leave_p(&self, m: &'static M) {
+        let Some(p) = m.p.take() else { return };
+        let mut central = self.central.lock();
+        let wake = self.hand_off(&mut central, p);
+        drop(central);
+        wake.deliver();
     }
 
     /// Under the lock: no thread could be started for `p`, and the claim that may go with it. Someone who went

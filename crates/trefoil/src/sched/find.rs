@@ -1,7 +1,7 @@
 //! Where the next goroutine comes from. Runs on the thread's own context.
 //!
 //! The order (Go's): requests on this P; every 61st tick one from the global queue; the local queue;
-//! a share of the global queue; other Ps' queues. (61 turns may be long ones, and `yield_now` keeps a
+//! a share of the global queue; descriptors that became ready; those who used up their slice; other Ps' queues. (61 turns may be long ones, and `yield_now` keeps a
 //! goroutine local, unlike Go's: so sysmon, too, asks for a look at the global queue, by `flag::FAIR`.) Then the P is given back and the thread looks once
 //! more (`idle.rs` says why) before it parks.
 //!
@@ -14,6 +14,7 @@ use super::Sched;
 use super::g::G;
 use super::m::Rt;
 use super::p::{P, PStatus, bump, flag};
+use super::pollable::Ready;
 use super::switch::{FAIRNESS_TICKS, pop_local};
 use super::timers;
 use crate::shim::spin_hint;
@@ -71,7 +72,11 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             }
         }
         timers::run_due(rt, &p.timers);
-        if let Some(g) = take_here(sched, p).or_else(|| search(rt, p)) {
+        let found = take_here(sched, p)
+            .or_else(|| poll(rt, p))
+            .or_else(|| take_tired(rt, p))
+            .or_else(|| search(rt, p));
+        if let Some(g) = found {
             stop_spinning(rt);
             return Some(g);
         }
@@ -89,12 +94,9 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
-    if p.runq.is_empty() {
-        return None; // then it takes a whole share of the global queue
-    }
-    let g = sched.pop_global(true)?;
+    let g = sched.pop_fairly(p.runq.is_empty())?;
     p.was_fair.set(true);
-    p.next_tick();
+    p.next_tired_tick();
     Some(g)
 }
 
@@ -112,7 +114,7 @@ fn take_here(sched: &Sched, p: &'static P) -> Option<&'static G> {
     let tick = p.tick.load(Ordering::Relaxed);
     if tick.is_multiple_of(FAIRNESS_TICKS)
         && sched.has_global()
-        && let Some(g) = sched.pop_global(false)
+        && let Some(g) = sched.pop_global()
     {
         p.next_tick();
         return Some(g);
@@ -128,6 +130,34 @@ fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     let g = sched.take_global_share(&mut sched.central.lock(), p)?;
+    p.next_tick();
+    Some(g)
+}
+
+/// One of those who used up their slice, unless others wait behind such a one elsewhere.
+fn take_tired(rt: Rt, p: &'static P) -> Option<&'static G> {
+    let sched = rt.sched();
+    if !sched.has_global() {
+        return None;
+    }
+    if let Some(g) = steal(rt, p) {
+        p.next_tick();
+        return Some(g);
+    }
+    let g = sched.take_tired()?;
+    p.next_tired_tick();
+    Some(g)
+}
+
+/// Looks for descriptors that became ready, unless somebody sleeps there. The first goroutine runs, the rest wait
+/// in the queue.
+fn poll(rt: Rt, p: &'static P) -> Option<&'static G> {
+    let poller = rt.sched().poller;
+    if !poller.is_wanted() || poller.blocked.load(Ordering::Relaxed) {
+        return None;
+    }
+    poller.poll(0).wake(Some(rt));
+    let g = pop_local(p)?;
     p.next_tick();
     Some(g)
 }
@@ -149,7 +179,8 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
             p.next_tick();
             return Some(g);
         }
-        if let Some(g) = take_global(sched, p) {
+        let other = take_global(sched, p).or_else(|| poll(rt, p)).or_else(|| take_tired(rt, p));
+        if let Some(g) = other {
             return Some(g);
         }
         if p.flags.load(Ordering::Relaxed) != 0 || start.elapsed() > SPIN {
@@ -223,8 +254,8 @@ fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
         if p.flags.load(Ordering::Relaxed) != 0 {
             return None; // asked in the meantime; the caller's loop answers
         }
-        if let Some(g) = sched.take_global_share(&mut central, p) {
-            return Some(g);
+        if sched.has_global() {
+            return None; // came in the last moment
         }
         m.set_p(None);
         sched.put_idle_p(&mut central, p);
@@ -246,6 +277,36 @@ fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
     None
 }
 
+/// The keeper has found descriptors that are ready: it takes an idle P and goes on with them; or they wait for
+/// those who run. True: it has a P.
+fn wake_ready(rt: Rt, ready: Ready) -> bool {
+    let (m, sched) = (rt.m(), rt.sched());
+    if ready.is_empty() {
+        return false;
+    }
+    let mut central = sched.central.lock();
+    let handed = m.handed.take();
+    if handed.is_none() && central.keeps(m) {
+        sched.dismiss_keeper(&mut central);
+    }
+    let p = handed.or_else(|| {
+        let stopping = sched.stopping.load(Ordering::Relaxed);
+        if stopping { None } else { sched.take_idle_p(&mut central) }
+    });
+    drop(central);
+    let Some(p) = p else {
+        ready.wake(None);
+        return false;
+    };
+    m.set_p(Some(p));
+    if handed.is_none() {
+        m.spinning.set(true);
+        sched.idle.start_spinning();
+    }
+    ready.wake(Some(rt));
+    true
+}
+
 /// An M without a P sleeps until someone hands it one. None: the runtime stops, or has too many threads.
 ///
 /// A note in its parker is only a hint to look; what counts is read under the lock.
@@ -261,13 +322,13 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         if sched.stopping.load(Ordering::Relaxed) {
             return None;
         }
-        // A P that waits for the aide to start a thread needs none now.
         if !m.listed.get()
-            && !central.keeps(m)
-            && let Some((p, spinning)) = central.pop_orphan()
+            && let Some(p) = sched.adopt(&mut central, m)
         {
+            if central.keeps(m) {
+                sched.dismiss_keeper(&mut central);
+            }
             drop(central);
-            m.spinning.set(spinning);
             m.set_p(Some(p));
             return Some(());
         }
@@ -290,7 +351,15 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         }
         let until = if m.listed.get() { NEVER } else { until };
         let spare = m.listed.get() && central.idle_m_count > sched.procs();
+        let polls = central.keeps(m) && sched.poller.is_wanted();
         drop(central);
+        if polls {
+            let ready = m.sleep_polling(sched.poller, until);
+            if wake_ready(rt, ready) {
+                return Some(());
+            }
+            continue;
+        }
         if !spare {
             m.parker.park_until(until);
         } else if !m.parker.park_until(now() + SPARE) && sched.dismiss_spare(m) {

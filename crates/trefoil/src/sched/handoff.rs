@@ -45,7 +45,7 @@ use std::sync::atomic::Ordering;
 
 /// Strays that are looked at each time.
 const STRAY_LOOKS: usize = 8;
-/// CPU time that a stray may use before it is called back.
+/// CPU time that a stray may use, since it was last seen to sleep, before it is called back.
 const STRAY_CPU_NANOS: u64 = 1_000_000;
 
 /// A place in the list of strays. Under the scheduler's lock.
@@ -123,12 +123,14 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
         return rt;
     }
     let last = m.p.take();
-    if !sched.stopping.load(Ordering::Relaxed)
-        && let Some((p, claim)) = sched
-            .take_idle_p_or(&mut central, last)
-            .map(|p| (p, false))
-            .or_else(|| central.pop_orphan())
-    {
+    let p = if sched.stopping.load(Ordering::Relaxed) {
+        None
+    } else if let Some(orphan) = central.pop_orphan() {
+        Some(orphan)
+    } else {
+        sched.take_idle_p_or(&mut central, last).map(|p| (p, false))
+    };
+    if let Some((p, claim)) = p {
         drop(central);
         m.set_p(Some(p));
         super::locked::mark(m, p);

@@ -91,6 +91,7 @@ pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     let mut central = sched.central.lock();
     // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
     if sched.stopping.load(Ordering::Relaxed) {
+        central.global.push_back(g);
         return;
     }
     let Some(p) = m.p.take() else { return };
@@ -99,7 +100,7 @@ pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     home.chosen.set(Some(g));
     home.handed.set(Some(p));
     drop(central);
-    home.parker.unpark();
+    home.rouse();
 }
 
 impl Sched {

@@ -30,20 +30,23 @@
 
 use super::g::G;
 use super::p::{P, flag};
+use super::pollable::{Poller, Ready};
 use super::{Sched, current_g, handoff, switch};
 use crate::arch;
 use crate::mem::Stack;
+use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
+use crate::sys::clock::Nanos;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
-use crate::sys::{signal, thread};
+use crate::sys::thread;
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 /// Stack of a runtime thread: it runs only the scheduler and makes stacks. glibc adds its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
@@ -79,6 +82,8 @@ pub(crate) struct M {
     /// The thread's signal mask when it started: user code that runs under another one is not preempted.
     pub(crate) signal_mask: Cell<u64>,
     pub(crate) parker: Parker,
+    /// The poller in which this thread sleeps, instead of in its parker; null if it does not.
+    pub(crate) polling: AtomicPtr<Poller>,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
     pub(crate) idle_link: Cell<Option<&'static M>>,
@@ -144,6 +149,7 @@ impl M {
                 tid: AtomicU32::new(0),
                 signal_mask: Cell::new(0),
                 parker: Parker::new(),
+                polling: AtomicPtr::new(null_mut()),
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
                 listed: Cell::new(false),
@@ -173,6 +179,28 @@ impl M {
         unsafe { &*self.sched.get() }
     }
 
+    /// Wakes the thread, wherever it sleeps. It may be for nothing.
+    pub(crate) fn rouse(&self) {
+        // A full barrier: the thread sees the note, or we see where it sleeps (`sleep_polling`).
+        self.parker.unpark();
+        full_fence();
+        // SAFETY: null, or a Poller; those are never freed.
+        if let Some(poller) = unsafe { self.polling.load(Ordering::Relaxed).as_ref() } {
+            poller.epoll.wake();
+        }
+    }
+
+    /// Sleeps until `until`, a rouse, or until descriptors are ready.
+    pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> Ready {
+        poller.blocked.store(true, Ordering::Relaxed);
+        self.polling.store(std::ptr::from_ref(poller).cast_mut(), Ordering::Relaxed);
+        full_fence();
+        let ready = poller.poll(if self.parker.take_note() { 0 } else { until.max(1) });
+        self.polling.store(null_mut(), Ordering::Relaxed);
+        poller.blocked.store(false, Ordering::Relaxed);
+        ready
+    }
+
     pub(crate) fn set_p(&'static self, p: Option<&'static P>) {
         if let Some(old) = self.p.get() {
             old.holder.store(null_mut(), Ordering::Relaxed);
@@ -184,18 +212,10 @@ impl M {
         self.p.set(p);
     }
 
-    /// Starts a thread for `sched` that begins with `p`. On failure the P is the caller's again.
-    /// The thread was admitted as number `id`, and is dismissed again on failure. Allocates: not with a P in
-    /// hand.
-    pub(crate) fn start(
-        sched: &Arc<Sched>,
-        id: u32,
-        p: &'static P,
-        spinning: bool,
-    ) -> io::Result<()> {
+    /// Starts a thread for `sched`, which looks for a P by itself. It was admitted as number `id`, and is
+    /// dismissed again on failure. Allocates: not with a P in hand, nor with one waiting for it.
+    pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
         let m = M::new(sched, id);
-        m.handed.set(Some(p));
-        m.spinning.set(spinning);
         let keep = sched.clone();
         let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
             m.thread_main();
@@ -205,7 +225,6 @@ impl M {
         match spawned {
             Ok(()) => Ok(()),
             Err(e) => {
-                m.handed.set(None);
                 m.retire();
                 let text = format!(
                     "cannot start another thread (have {}): {e}; \
@@ -228,17 +247,17 @@ impl M {
 
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
-        self.signal_mask.set(signal::current_mask());
+        self.signal_mask.set(super::preempt::ready_thread());
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // Timers are precise: by default the kernel may be 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        self.set_p(self.handed.take());
+        self.sched().one_started();
         switch::thread_loop(Rt(self));
         // Not later: our reference to the Sched, which owns the P, goes next.
-        self.set_p(None);
+        self.sched().leave_p(self);
     }
 
     /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.

@@ -9,6 +9,8 @@
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
 //! | `find.rs` | where the next goroutine comes from |
 //! | `wait.rs`, `timers.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
+//! | `queue.rs`, `table.rs` | lists of sleepers; lists by address, for locks of one word |
+//! | `pollable.rs` | who waits for a descriptor, and what the poller says about it |
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
@@ -31,8 +33,10 @@ pub(crate) mod join;
 pub(crate) mod locked;
 pub(crate) mod m;
 pub(crate) mod p;
+pub(crate) mod pollable;
 pub(crate) mod preempt;
 pub(crate) mod procs;
+pub(crate) mod queue;
 pub(crate) mod reason;
 pub(crate) mod rng;
 pub(crate) mod runq;
@@ -41,6 +45,7 @@ pub(crate) mod spawn;
 pub(crate) mod state;
 pub(crate) mod switch;
 pub(crate) mod sysmon;
+pub(crate) mod table;
 pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
@@ -141,6 +146,7 @@ pub(crate) struct Sched {
     pub(crate) signals: AtomicU64,
     pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
+    pub(crate) poller: &'static pollable::Poller,
     /// Never freed: a signal handler may know it.
     pub(crate) aide: &'static aide::Aide,
     /// It was said that no thread can be had.
@@ -154,6 +160,7 @@ pub(crate) struct Sched {
 impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
+        let poller = pollable::Poller::leak();
         let sched = Arc::new(Sched {
             central: Lock::new(Central::new()),
             global_len: AtomicU32::new(0),
@@ -173,8 +180,9 @@ impl Sched {
             preemptions: AtomicU64::new(0),
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
-            sysmon: sysmon::Sysmon::leak(),
+            sysmon: sysmon::Sysmon::leak(poller),
             aide: aide::Aide::leak(),
+            poller,
             said_no_threads: AtomicBool::new(false),
             config,
             started: Instant::now(),
@@ -182,12 +190,7 @@ impl Sched {
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
-        let p = {
-            let mut central = sched.central.lock();
-            sched.take_idle_p(&mut central).expect("made just now")
-        };
-        sched.idle.start_spinning();
-        m::M::start(&sched, sched.admit_thread()?, p, true)?;
+        m::M::start(&sched, sched.admit_thread()?)?;
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
@@ -195,6 +198,7 @@ impl Sched {
             sched.stop();
             return Err(e);
         }
+        sched.aide.call(0);
         Ok(sched)
     }
 
@@ -207,7 +211,7 @@ impl Sched {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
         while let Some(m) = central.pop_any_m() {
-            m.parker.unpark();
+            m.rouse();
         }
         drop(central);
         self.sysmon.wake();
@@ -222,11 +226,18 @@ impl Sched {
     /// A thread was needed and could not be had: said once. The work waits for those there are.
     #[cold]
     pub(crate) fn say_no_threads(&self, e: &io::Error) {
-        if !self.said_no_threads.swap(true, Ordering::Relaxed) {
+        if self.said_no_threads.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let n = self.threads();
+        let wait = format_args!("goroutines wait until one of the {n} threads is free\n");
+        if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
+            let max = self.config.max_threads;
             crate::sys::stderr::write_stderr(format_args!(
-                "trefoil: {e}; goroutines wait until one of the {} threads is free\n",
-                self.threads()
+                "trefoil: program exceeds {max}-thread limit (RuntimeBuilder::max_threads); {wait}"
             ));
+        } else {
+            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}; {wait}"));
         }
     }
 
@@ -236,11 +247,8 @@ impl Sched {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
         if before >= self.config.max_threads {
             self.threads.fetch_sub(1, Ordering::AcqRel);
-            let text = format!(
-                "program exceeds {}-thread limit (RuntimeBuilder::max_threads)",
-                self.config.max_threads
-            );
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
+            // In words where no lock is held: `say_no_threads`.
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }
@@ -293,6 +301,7 @@ impl Sched {
         self.idle.idle_ps() >= self.procs()
             && self.astray.load(Ordering::Relaxed) == 0
             && !self.has_global()
+            && !self.poller.is_wanted()
             && self.next_timer() == NEVER
     }
 
@@ -324,6 +333,7 @@ impl Sched {
 
 impl Drop for Sched {
     fn drop(&mut self) {
+        self.poller.epoll.close();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {

@@ -66,6 +66,8 @@ pub(crate) struct P {
     pub(crate) counters: Counters,
     /// The M that holds it; null if none, or on the way to one.
     pub(crate) holder: AtomicPtr<M>,
+    /// The tick at which it last took one that had used up its slice. Written by the owner.
+    pub(crate) tired_tick: AtomicU32,
     /// The tick that an onlooker last saw, and since when it is that: how long a goroutine runs. Whoever
     /// sees another tick writes both; so it is a hint.
     pub(crate) seen_tick: AtomicU32,
@@ -129,6 +131,7 @@ impl P {
             }),
             counters: Counters::default(),
             holder: AtomicPtr::new(null_mut()),
+            tired_tick: AtomicU32::new(u32::MAX),
             seen_tick: AtomicU32::new(0),
             seen_since: AtomicU64::new(0),
             orphan_spins: Cell::new(false),
@@ -161,6 +164,17 @@ impl P {
     #[inline]
     pub(crate) fn next_tick(&self) {
         self.tick.store(self.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Owner: a goroutine that had used up its slice begins another.
+    pub(crate) fn next_tired_tick(&self) {
+        self.next_tick();
+        self.tired_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Onlooker: whether such a one runs now.
+    pub(crate) fn runs_tired(&self) -> bool {
+        self.tired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
     /// Onlooker: since when the present slice lasts, as far as is known.

@@ -32,12 +32,12 @@ use super::p::{P, flag};
 use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
-use crate::sys::lock;
+use crate::sys::{lock, signal};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// How often in a row a preemption is put off because the goroutine is inside libc: for about 0.1 s. Who mostly
+/// How often in a row a preemption is put off because the goroutine is inside libc: for some 50 ms. Who mostly
 /// allocates is outside of it once in ten looks.
-const PUT_OFF_MAX: u16 = 1600;
+const PUT_OFF_MAX: u16 = 100;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -55,6 +55,16 @@ pub(crate) fn init(signal: i32, libc_text: std::ops::Range<usize>) -> bool {
     LIBC_END.store(libc_text.end, Ordering::Relaxed);
     SIGNAL.store(signal, Ordering::Release);
     true
+}
+
+/// The running thread's signal mask, after it has let the preemption signal through: whoever built the runtime may
+/// have blocked all of them.
+pub(crate) fn ready_thread() -> u64 {
+    let signal = SIGNAL.load(Ordering::Acquire);
+    if signal != 0 {
+        signal::unblock(signal);
+    }
+    signal::current_mask()
 }
 
 /// sysmon: the goroutine on `p` is to stop; by a signal too, if it is known to be on a CPU.
@@ -149,7 +159,9 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     let (pc, sp) = arch::preempt::interrupted(context);
     let here = mem::slot_at(sp).filter(|slot| (slot.low..slot.high).contains(&(tp as usize)));
     let Some(slot) = here else { return false };
-    if sp < slot.low + ROOM || arch::preempt::inside(pc) {
+    // Without an alternate stack (somebody has taken it away) we stand on the goroutine's own.
+    let own = &raw const pc as usize;
+    if sp < slot.low + ROOM || arch::preempt::inside(pc) || (slot.low..slot.high).contains(&own) {
         return false;
     }
     // The kernel's set is one word.

@@ -43,6 +43,8 @@ reasons! {
     Barrier = "sync.Barrier.Wait",
     Semacquire = "semacquire",
     IoWait = "IO wait",
+    /// A lock of std or of another crate. Go has no such thing.
+    Futex = "futex wait",
 }
 
 impl WaitReason {

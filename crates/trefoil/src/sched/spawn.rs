@@ -186,6 +186,10 @@ fn dress(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<St
     g.scope.set(spec.scope);
     g.created_at.set(spec.created_at);
     g.abort_on_panic.set(spec.abort_on_panic.unwrap_or(sched.config.abort_on_panic));
+    // A forgotten guard of its last life.
+    g.no_preempt.set(0);
+    g.locked.set(None);
+    g.lock_depth.set(0);
     g.state.set_runnable();
     if let Some(stack) = own_stack {
         switch::attach(g, stack);

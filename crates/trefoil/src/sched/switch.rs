@@ -27,7 +27,7 @@
 use super::g::G;
 use super::join::Completed;
 use super::m::{Leaving, Rt};
-use super::p::{P, bump};
+use super::p::{P, bump, flag};
 use super::reason::WaitReason;
 use super::runq::Popped;
 use super::state::ParkOutcome;
@@ -62,7 +62,7 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
     // Alone here, and nothing asked of us: go on.
     if p.runq.is_empty()
         && !rt.sched().has_global()
-        && p.flags.load(Ordering::Relaxed) == 0
+        && p.flags.load(Ordering::Relaxed) & !flag::LOCKED == 0
         && !timer_due(p)
     {
         return rt;
@@ -304,7 +304,7 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
     let mut stack = take_stack(g);
     let scope = g.scope.get();
     if g.locked.get().is_some() {
-        super::locked::end(g);
+        locked::end(g);
     }
     bump(&rt.p().counters.ended, 1);
     g.state.set_dead();
@@ -322,6 +322,9 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
             if !dropped {
                 g.stack.set(Some(stack));
                 rt = discard_late(rt, g);
+                if g.locked.get().is_some() {
+                    locked::end(g);
+                }
                 stack = take_stack(g);
                 if g.locked.get().is_some() {
                     super::locked::end(g);

@@ -6,7 +6,8 @@
 //! 2. A goroutine that has run for a whole [`SLICE`] while others wait: it is preempted (`preempt.rs`).
 //! 3. A goroutine that has run for [`SHORT_SLICE`] while one that was **woken** waits: by the running
 //!    goroutine (`runnext`), by a timer that is due, or from outside. Those who are woken do not queue
-//!    behind those who compute; the one that has run longest makes room.
+//!    behind those who compute; the one that has run longest makes room. The same for one that has used
+//!    up a slice before while others wait in its P's own queue.
 //! 4. Strays (`handoff.rs`), and Ps that are to retire.
 //!
 //! When every P is idle it sleeps until one is taken. It never waits for anything that a goroutine could
@@ -16,7 +17,9 @@
 
 use super::aide::{CHECK_CPUS, CHECK_DEADLOCK};
 use super::p::{P, PStatus, flag};
+use super::pollable::Poller;
 use super::{MAX_PROCS, Sched, preempt};
+use crate::shim::full_fence;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::probe::{Look, Probe};
@@ -45,6 +48,10 @@ const INSIST: Nanos = 60 * MICRO;
 /// How often those who used up their slice are remembered, if others keep every P busy.
 const FAIR_EVERY: Nanos = 5 * MILLI;
 const CPUS_EVERY: Nanos = 1_000 * MILLI;
+/// How long nobody may have looked at the descriptors. Go's number.
+const POLL_EVERY: Nanos = 10 * MILLI;
+/// How long a goroutine must have run before its P is not expected to poll soon.
+const HOGGED: Nanos = 200 * MICRO;
 /// A runtime that has been dropped, and still has threads.
 const LONGEST_STOPPING: Nanos = 100 * MILLI;
 /// How long everything must be asleep before that is reported, and when that is given up.
@@ -61,12 +68,17 @@ pub(crate) struct Sysmon {
     /// Someone was woken from outside while no P was idle.
     urged: AtomicBool,
     bed: Parker,
+    /// It sleeps in the poller, not in its bed.
+    polling: AtomicBool,
+    poller: &'static Poller,
 }
 
 impl Sysmon {
     /// A few bytes for each runtime, for ever.
-    pub(crate) fn leak() -> &'static Self {
+    pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
+            polling: AtomicBool::new(false),
+            poller,
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
             urged: AtomicBool::new(false),
@@ -79,7 +91,7 @@ impl Sysmon {
         let slept =
             self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
         if slept {
-            self.bed.unpark();
+            self.wake();
         }
         slept
     }
@@ -87,12 +99,30 @@ impl Sysmon {
     /// Whatever it is doing, it is to look again.
     pub(crate) fn wake(&self) {
         self.bed.unpark();
+        full_fence();
+        if self.polling.load(Ordering::Relaxed) {
+            self.poller.epoll.wake();
+        }
+    }
+
+    /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
+    /// the keeper it does not keep others from looking.)
+    fn sleep(&self, until: Nanos, polls: bool) {
+        if !polls || self.poller.blocked.load(Ordering::Relaxed) {
+            self.bed.park_until(until);
+            return;
+        }
+        self.polling.store(true, Ordering::Relaxed);
+        full_fence();
+        let ready = self.poller.poll(if self.bed.take_note() { 0 } else { until });
+        self.polling.store(false, Ordering::Relaxed);
+        ready.wake(None);
     }
 
     /// It is to be awake at `when`: a timer is due then, and no P may be idle.
     pub(crate) fn be_awake(&self, when: Nanos) {
         if when < self.until.load(Ordering::Relaxed) {
-            self.bed.unpark();
+            self.wake();
         }
     }
 
@@ -139,6 +169,8 @@ struct Watch<'a> {
     calm: u32,
     last_fair: Nanos,
     last_cpus: Nanos,
+    /// Every P runs a goroutine that has run for a while: none of them will look at the descriptors soon.
+    hogged: bool,
 }
 
 /// What is true of the runtime as a whole during one look.
@@ -162,7 +194,16 @@ impl<'a> Watch<'a> {
     fn new(sched: &'a Sched) -> Self {
         let probes = (0..MAX_PROCS).map(|_| Probe::new()).collect();
         let nexts = vec![(0, 0); MAX_PROCS].into();
-        Watch { sched, probes, nexts, pause: SHORTEST, calm: 0, last_fair: 0, last_cpus: now() }
+        Watch {
+            sched,
+            probes,
+            nexts,
+            pause: SHORTEST,
+            calm: 0,
+            last_fair: 0,
+            last_cpus: now(),
+            hogged: false,
+        }
     }
 
     fn run(&mut self) {
@@ -177,9 +218,13 @@ impl<'a> Watch<'a> {
             } else {
                 me.until.store(next, Ordering::Relaxed);
                 // Pairs with the barrier of who sets a timer: it sees our time, or we its timer.
-                crate::shim::full_fence();
+                full_fence();
+                if me.urged.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+                    continue;
+                }
                 let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
-                me.bed.park_until(next.min(timer.max(now() + SHORTEST)));
+                let polls = self.hogged && sched.poller.is_wanted();
+                me.sleep(next.min(timer.max(now() + SHORTEST)), polls);
                 me.until.store(0, Ordering::Relaxed);
             }
         }
@@ -196,18 +241,22 @@ impl<'a> Watch<'a> {
             now,
             global: sched.has_global(),
             all_busy,
-            due: all_busy && sched.next_timer() <= now,
+            // With an idle P some thread sees to it, unless none can be had.
+            due: sched.next_timer() <= if all_busy { now } else { now.saturating_sub(SHORT_SLICE) },
             stopping,
             next: now + if stopping { LONGEST_STOPPING } else { LONGEST },
             found_blocked: false,
             longest: None,
         };
+        self.hogged = all_busy;
         let fair = scene.global && now.saturating_sub(self.last_fair) >= FAIR_EVERY;
         if fair {
             self.last_fair = now;
+            // To see when it begins.
+            scene.next = now + INSIST;
         }
         for p in sched.all_ps() {
-            if p.status() == PStatus::Running {
+            if p.status() == PStatus::Running && p.holder().is_some() {
                 if fair {
                     p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
                 }
@@ -216,6 +265,13 @@ impl<'a> Watch<'a> {
         }
         self.make_room(&mut scene);
         sched.look_after_strays(preempt::send);
+        let poller = sched.poller;
+        if poller.is_wanted()
+            && !poller.blocked.load(Ordering::Relaxed)
+            && now.saturating_sub(poller.last.load(Ordering::Relaxed)) >= POLL_EVERY
+        {
+            poller.poll(0).wake(None);
+        }
         if now - self.last_cpus >= CPUS_EVERY {
             self.last_cpus = now;
             sched.aide.call(CHECK_CPUS);
@@ -235,6 +291,7 @@ impl<'a> Watch<'a> {
         let sched = self.sched;
         let since = p.slice_since(scene.now);
         let ran = scene.now.saturating_sub(since);
+        self.hogged &= ran >= HOGGED;
         let flags = p.flags.load(Ordering::Relaxed);
         if scene.due {
             p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
@@ -263,11 +320,18 @@ impl<'a> Watch<'a> {
             *next = (waiting, scene.now);
         }
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
-        let limit = if leaves || stuck { SHORTEST } else { sched.config.slice };
+        let limit = if leaves || stuck {
+            SHORTEST
+        } else if p.runs_tired() && !p.runq.is_empty() {
+            SHORT_SLICE.min(sched.config.slice)
+        } else {
+            sched.config.slice
+        };
         if ran >= limit {
             // A thread that may sleep in the kernel is not signalled.
             preempt::request(sched, p, on_cpu);
-            scene.next = scene.next.min(scene.now + INSIST);
+            let again = if flags & flag::PREEMPT != 0 { 8 * INSIST } else { INSIST };
+            scene.next = scene.next.min(scene.now + again);
         } else {
             scene.next = scene.next.min(since + limit);
             if on_cpu && scene.longest.is_none_or(|(longest, _)| since < longest) {
@@ -308,7 +372,7 @@ fn sleep_deeply(sched: &Sched) {
     let mut patience = FIRST_DOUBT;
     loop {
         me.asleep.store(true, Ordering::Release);
-        crate::shim::full_fence();
+        full_fence();
         // A P may have been taken before the flag was seen.
         if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
             break;

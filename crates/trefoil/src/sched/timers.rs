@@ -9,7 +9,9 @@
 //! A wait that ends early leaves its entry in the heap. The entry does not point into the goroutine's
 //! frames: it names the G, whose memory stays, and the number of the wait; when its time comes it finds
 //! another wait (or none) and is dropped. When more than a quarter of a heap is such *stale* entries,
-//! it is swept.
+//! it is swept. Alarms that are stopped or set anew are not counted (they do not know their heap, which
+//! may be gone); so a heap is also swept when it is twice as long as the last sweep left it. That is a
+//! constant time for each entry, and a heap is at most twice as long as the most that ever meant something.
 //!
 //! Invariants:
 //! 1. `next` is the time of the heap's first entry (`NEVER` if empty), written under the lock.
@@ -28,6 +30,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const ARITY: usize = 4;
 /// Stale entries below this are not worth a sweep.
 const SWEEP_MIN: u32 = 64;
+/// Heaps shorter than this are not worth one either.
+const SWEEP_MIN_LEN: u32 = 256;
 /// Entries taken out under one hold of the lock.
 const BATCH: usize = 32;
 
@@ -59,6 +63,8 @@ pub(crate) struct Timers {
     next: AtomicU64,
     len: AtomicU32,
     stale: AtomicU32,
+    /// The length at which it is swept. Under the lock.
+    sweep_at: AtomicU32,
 }
 
 impl Timers {
@@ -68,6 +74,7 @@ impl Timers {
             next: AtomicU64::new(NEVER),
             len: AtomicU32::new(0),
             stale: AtomicU32::new(0),
+            sweep_at: AtomicU32::new(SWEEP_MIN_LEN),
         }
     }
 
@@ -89,7 +96,10 @@ impl Timers {
     /// Adds an entry. True: it is the first now.
     fn add(&self, entry: Entry) -> bool {
         let mut heap = self.heap.lock();
-        if self.stale.load(Ordering::Relaxed) > SWEEP_MIN.max(heap.len() as u32 / 4) {
+        let len = heap.len() as u32;
+        if self.stale.load(Ordering::Relaxed) > SWEEP_MIN.max(len / 4)
+            || len >= self.sweep_at.load(Ordering::Relaxed)
+        {
             self.sweep_slow(&mut heap);
         }
         heap.push(entry);
@@ -116,6 +126,7 @@ impl Timers {
             }
         }
         heap.truncate(kept);
+        self.sweep_at.store((kept as u32).saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
         for i in (0..kept.div_ceil(ARITY)).rev() {
             sift_down(heap, i);
         }
@@ -192,8 +203,10 @@ impl Sched {
     /// Sets a timer for the end of a goroutine's wait. The caller is about to park.
     pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
-        // If nothing else is to run here, this thread looks at its timers by itself.
-        if first && (!rt.p().runq.is_empty() || self.has_global()) {
+        // If nothing else is to run here, this thread looks at its timers by itself; but not one that waits for
+        // a locked goroutine.
+        let busy = !rt.p().runq.is_empty() || self.has_global() || rt.m().locked.get().is_some();
+        if first && busy {
             self.see_to_timer(when);
         }
     }

@@ -239,11 +239,22 @@ impl Waiter {
             .is_ok()
     }
 
+    /// Whether its runtime was dropped: it will not run again, and what it is given is lost. For who
+    /// has it in a list, where it is alive.
+    pub(crate) fn is_abandoned(self) -> bool {
+        match decode(self.sleeper) {
+            // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
+            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) },
+            Sleeper::Thread(_) => false,
+        }
+    }
+
     /// Whether nobody has claimed it yet (and it is still this wait).
     pub(crate) fn is_open(self) -> bool {
         self.number == Waiter::SOLE
             || self.word().load(Ordering::Relaxed) == self.number << WINNER_BITS
     }
+
     /// Ends the wait, by the winner, once.
     #[inline]
     pub(crate) fn wake_in(self, rt: Rt) {

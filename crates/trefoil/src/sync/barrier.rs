@@ -1,6 +1,6 @@
 //! `Barrier`: std's, parking goroutines.
 
-use super::queue::{Batch, List, Node};
+use crate::sched::queue::{Batch, List, Node};
 use crate::sched::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;

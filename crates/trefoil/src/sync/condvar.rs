@@ -12,7 +12,7 @@
 //! without.
 
 use super::mutex::RawMutex;
-use super::queue::{List, Node, Slept, inside};
+use crate::sched::queue::{List, Node, Slept, inside};
 use crate::sched::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;

@@ -27,8 +27,6 @@
 //! # How it is made
 //! | file | what |
 //! |---|---|
-//! | `queue.rs` | sleepers, lists of them, deadlines |
-//! | `table.rs` | lists by address, for locks of one word |
 //! | `mutex_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
 //! | the others | one primitive each |
 
@@ -39,11 +37,9 @@ mod mutex;
 mod mutex_word;
 mod once;
 mod once_word;
-mod queue;
 mod rwlock;
 mod semaphore;
 mod spin;
-mod table;
 mod waitgroup;
 
 pub use barrier::{Barrier, BarrierWaitResult};

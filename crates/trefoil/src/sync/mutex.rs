@@ -6,10 +6,10 @@
 //! `WOKEN`), or with [`TRY_UNANNOUNCED`] (it does not).
 
 use super::mutex_word::{MutexWord, Next, Unlocked};
-use super::queue::{List, Node, Slept, Taken};
 use super::spin::Spin;
-use super::table;
+use crate::sched::queue::{List, Node, Slept, Taken};
 use crate::sched::reason::WaitReason;
+use crate::sched::table;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use lock_api::GuardSend;

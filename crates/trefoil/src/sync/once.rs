@@ -7,8 +7,8 @@
 //! first.
 
 use super::once_word::{Begin, OnceWord};
-use super::queue::inside;
 use crate::sched::Rt;
+use crate::sched::queue::inside;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait;
 use std::cell::{Cell, UnsafeCell};

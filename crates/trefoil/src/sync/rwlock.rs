@@ -23,9 +23,9 @@
 //! groups.
 
 use super::mutex::RawMutex;
-use super::queue::{Batch, Node, Slept, inside};
-use super::table;
+use crate::sched::queue::{Batch, Node, Slept, inside};
 use crate::sched::reason::WaitReason;
+use crate::sched::table;
 use crate::sys::clock::{self, NEVER, Nanos};
 use lock_api::GuardSend;
 use std::fmt;

@@ -13,7 +13,7 @@
 //! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields
 //! to it. A permit on its way to a goroutine that waits to run would serve nobody.
 
-use super::queue::{Batch, List, Node, Slept};
+use crate::sched::queue::{Batch, List, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -182,12 +182,19 @@ impl Semaphore {
     #[cold]
     fn take_slow(&self, n: usize, deadline: Nanos) -> bool {
         let node = Node::new(n);
-        let enqueue = |_| {
+        let enqueue = |here| {
             let mut list = self.list.lock();
+            let mut freed = Batch::new();
+            if list.drop_abandoned() {
+                // It may have been what the others waited for.
+                self.serve(&mut list, 0, &mut freed);
+            }
             let waits = self.must_wait(n);
             if waits {
                 list.push_back(&node);
             }
+            drop(list);
+            freed.wake_all(here, 0);
             waits
         };
         let withdraw = |here| {

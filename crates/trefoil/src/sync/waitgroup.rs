@@ -12,7 +12,7 @@
 //! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a
 //! goroutine started with [`WaitGroup::go`] can outlive the handle that started it.
 
-use super::queue::{List, Node, Slept, inside};
+use crate::sched::queue::{List, Node, Slept, inside};
 use crate::sched::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;

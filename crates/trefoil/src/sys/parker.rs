@@ -54,6 +54,11 @@ impl Parker {
         self.0.swap(EMPTY, Ordering::Acquire) == NOTED
     }
 
+    /// Consumes a note without sleeping. True: there was one.
+    pub(crate) fn take_note(&self) -> bool {
+        self.0.swap(EMPTY, Ordering::Acquire) == NOTED
+    }
+
     /// Leaves a note, and wakes the sleeper if there is one.
     pub(crate) fn unpark(&self) {
         // Release: pairs with the sleeper's Acquire.

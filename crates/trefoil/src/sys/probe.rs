@@ -39,26 +39,34 @@ impl Probe {
         let mut text = [0u8; 16];
         let read = self.file.as_ref().map(|file| rustix::io::pread(file, &mut text, 0));
         match read {
-            Some(Ok(n)) if n > 0 => {
-                if text.starts_with(b"running") {
-                    Look::Running
-                } else {
-                    Look::Blocked
+            Some(Ok(_)) if text.starts_with(b"running") => Look::Running,
+            // A number, and then hexadecimal ones; or −1 for a page fault. Anything else is not that file: somebody
+            // has closed ours, and the number was given to another.
+            Some(Ok(n)) if n > 0 && is_call(&text[..n]) => Look::Blocked,
+            _ => {
+                if self.file.take().is_some() {
+                    self.tid = 0;
                 }
+                self.look_at_clock(tid)
             }
-            _ => self.look_at_clock(),
         }
     }
 
     #[cold]
-    fn look_at_clock(&mut self) -> Look {
-        let cpu = cpu_time(self.tid);
+    fn look_at_clock(&mut self, tid: u32) -> Look {
+        let cpu = cpu_time(tid);
         match std::mem::replace(&mut self.cpu, cpu) {
             0 => Look::Unknown,
             before if before == cpu => Look::Blocked,
             _ => Look::Running,
         }
     }
+}
+
+fn is_call(text: &[u8]) -> bool {
+    let text = text.strip_prefix(b"-").unwrap_or(text);
+    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
+    digits > 0 && text[digits..].starts_with(b" 0x")
 }
 
 fn open(tid: u32) -> Option<OwnedFd> {

@@ -1,5 +1,6 @@
 //! Time: sleeping, timers, tickers, timeouts. Names as in Go's `time`, types as in std's.
 
+mod pool;
 mod slot;
 mod timer;
 
@@ -37,7 +38,7 @@ pub fn sleep_until(deadline: Instant) {
     }
 }
 
-fn sleep_until_nanos(when: Nanos) {
+pub(crate) fn sleep_until_nanos(when: Nanos) {
     // Nobody else knows this wait: only its deadline ends it.
     wait::wait(WaitReason::Sleep, when, |_| true);
 }

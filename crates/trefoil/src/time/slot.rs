@@ -1,22 +1,24 @@
-//! The memory of a set timer.
+//! A set timer: its memory, and what happens when its time comes.
 //!
 //! The heap of a P names a timer by its slot and the number of its setting (`sched/timers.rs`), so a slot
-//! is never freed, only reused, and a setting that was changed has another number.
+//! is never freed, only reused (`pool.rs`), and a setting that was changed has another number.
 //!
 //! Invariants:
 //! 1. What a setting does happens under the slot's lock, after a look at the number. So when `stop` or
 //!    `reset` has returned, the old setting has either done it or never will.
 //! 2. With the lock held on a goroutine the goroutine is inside the runtime; nothing is allocated or freed.
-//! 3. A slot belongs to one `Timer` or `Ticker`, or (after `abandon`) to its setting: then it is spent when it has fired, and the next `take` cleans it up.
+//! 3. A slot belongs to one `Timer` or `Ticker`, or (after `abandon`) to its setting: then it is spent when
+//!    it has fired, and the pool cleans it up.
 
+use super::pool;
 use crate::chan::Sender;
+use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
 use crate::sched::timers::Alarm;
 use crate::sched::{Rt, spawn, wait};
+use crate::shim::Lock;
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::lock::Lock;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What happens when the time comes.
@@ -46,63 +48,43 @@ pub(super) struct Slot {
     state: Lock<State>,
 }
 
-/// Slots that may be reused, and those whose job is still to be dropped.
-static FREE: Lock<Option<&'static Slot>> = Lock::new(None);
-static SPENT: Lock<Option<&'static Slot>> = Lock::new(None);
-
 /// Calls `f` with the runtime entered, if this is a goroutine (invariant 2).
-fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
+pub(super) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
     let here = Rt::enter();
     let value = f(here);
     wait::leave(here);
     value
 }
 
-fn push(list: &Lock<Option<&'static Slot>>, slot: &'static Slot) {
-    let mut head = list.lock();
-    slot.state.lock().next = head.replace(slot);
-}
-
-fn pop(list: &Lock<Option<&'static Slot>>) -> Option<&'static Slot> {
-    let mut head = list.lock();
-    let slot = (*head)?;
-    *head = slot.state.lock().next.take();
-    Some(slot)
-}
-
 impl Slot {
-    /// A slot of one's own.
-    pub(super) fn take(job: Job) -> &'static Slot {
-        while let Some(spent) = inside(|_| pop(&SPENT)) {
-            spent.give_back();
+    pub(super) fn new() -> Slot {
+        Slot {
+            number: AtomicU64::new(0),
+            state: Lock::new(State {
+                job: Job::Nothing,
+                armed: false,
+                orphan: false,
+                period: 0,
+                when: NEVER,
+                next: None,
+            }),
         }
-        let slot = inside(|_| pop(&FREE)).unwrap_or_else(|| {
-            Box::leak(Box::new(Slot {
-                number: AtomicU64::new(0),
-                state: Lock::new(State {
-                    job: Job::Nothing,
-                    armed: false,
-                    orphan: false,
-                    period: 0,
-                    when: NEVER,
-                    next: None,
-                }),
-            }))
-        });
-        inside(|_| slot.state.lock().job = job);
-        slot
     }
 
-    /// The holder is done with it.
-    pub(super) fn give_back(&'static self) {
-        let job = inside(|_| {
+    /// Gives it this job, and returns the one it had. The present setting will not happen.
+    #[must_use = "to be dropped outside the runtime"]
+    pub(super) fn assign(&'static self, job: Job) -> Job {
+        inside(|_| {
             let mut state = self.state.lock();
             self.number.fetch_add(1, Ordering::Relaxed);
             (state.armed, state.orphan) = (false, false);
-            std::mem::replace(&mut state.job, Job::Nothing)
-        });
-        drop(job);
-        inside(|_| push(&FREE, self));
+            std::mem::replace(&mut state.job, job)
+        })
+    }
+
+    /// For the pool's lists: the slot after this one becomes `next`; returns which it was.
+    pub(super) fn link(&self, next: Option<&'static Slot>) -> Option<&'static Slot> {
+        std::mem::replace(&mut self.state.lock().next, next)
     }
 
     /// The holder leaves it to its setting: it lives until it has fired.
@@ -113,7 +95,7 @@ impl Slot {
             state.armed
         });
         if !armed {
-            self.give_back();
+            pool::give_back(self);
         }
     }
 
@@ -162,7 +144,7 @@ impl Alarm for Slot {
             let spent = state.orphan;
             drop(state);
             if spent {
-                push(&SPENT, self);
+                pool::spent(self);
             }
             return;
         }

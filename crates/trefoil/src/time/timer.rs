@@ -1,5 +1,6 @@
 //! `Timer`, `Ticker`, and the functions made of them.
 
+use super::pool;
 use super::slot::{Job, Slot};
 use crate::chan::{Receiver, bounded};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -36,7 +37,7 @@ impl Timer {
     pub fn new(d: Duration) -> Timer {
         // One place, so that firing never waits.
         let (sender, receiver) = bounded(1);
-        let slot = Slot::take(Job::Send(sender));
+        let slot = pool::take(Job::Send(sender));
         slot.set(clock::after(d), 0);
         Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
     }
@@ -69,7 +70,7 @@ impl Timer {
 impl Drop for Timer {
     fn drop(&mut self) {
         match self.receiver {
-            Some(_) => self.slot.give_back(),
+            Some(_) => pool::give_back(self.slot),
             None => self.slot.abandon(),
         }
     }
@@ -107,7 +108,7 @@ impl Ticker {
     #[track_caller]
     pub fn new(d: Duration) -> Ticker {
         let (sender, receiver) = bounded(1);
-        let ticker = Ticker { slot: Slot::take(Job::Send(sender)), receiver };
+        let ticker = Ticker { slot: pool::take(Job::Send(sender)), receiver };
         ticker.set(d);
         ticker
     }
@@ -143,7 +144,7 @@ impl Ticker {
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.slot.give_back();
+        pool::give_back(self.slot);
     }
 }
 
@@ -155,6 +156,10 @@ impl fmt::Debug for Ticker {
 
 /// A channel on which the time is sent once, after `d`.
 ///
+/// Its timer stays until then, also when the receiver is dropped. A loop that waits with
+/// a long limit each time uses the `after` arm of [`select!`](crate::select), which leaves nothing
+/// behind, or a [`Timer`].
+///
 /// ```
 /// use std::time::Duration;
 /// trefoil::run(|| {
@@ -163,7 +168,7 @@ impl fmt::Debug for Ticker {
 /// ```
 pub fn after(d: Duration) -> Receiver<Instant> {
     let (sender, receiver) = bounded(1);
-    let slot = Slot::take(Job::Send(sender));
+    let slot = pool::take(Job::Send(sender));
     slot.set(clock::after(d), 0);
     slot.abandon();
     receiver
@@ -185,7 +190,7 @@ pub fn after_func<F>(d: Duration, f: F) -> Timer
 where
     F: FnOnce() + Send + 'static,
 {
-    let slot = Slot::take(Job::Call(Box::new(f), Location::caller()));
+    let slot = pool::take(Job::Call(Box::new(f), Location::caller()));
     slot.set(clock::after(d), 0);
     Timer { slot, receiver: None, never: crate::chan::never() }
 }

@@ -3,7 +3,7 @@
 
 use super::super::core::{Ended, Side};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::{Arm, Chosen, Target};
+use super::passes::{Arm, Chosen, Target};
 use crate::sys::clock;
 use std::mem::MaybeUninit;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 
 use super::super::core::{Core, Side};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::{Arm, Chosen, poll, select};
+use super::passes::{Arm, Chosen, poll, select, unchosen};
 use crate::sys::clock::{self, NEVER};
 use std::error::Error;
 use std::fmt;
@@ -159,7 +159,7 @@ impl<'a> Select<'a> {
     pub fn select(&mut self) -> SelectedOperation<'_, 'a> {
         match select(&mut self.arms(), NEVER) {
             Some(chosen) => self.chosen(chosen),
-            None => super::unchosen(),
+            None => unchosen(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Queues of sleepers: what every primitive of `sync` waits in.
+//! Queues of sleepers: what the primitives of `sync` and descriptors wait in.
 //!
 //! A sleeper lies in a [`Node`] in its own frame; a [`List`] links nodes, first in, first out. The
 //! list is behind a lock of its owner: a bucket of `table.rs` (mutexes and read-write locks, which
@@ -14,15 +14,19 @@
 //! A sleep ends by a taker or by its deadline, whoever claims it first (`sched/wait.rs`); never for
 //! no reason. A taker that loses unlinks the node all the same, and takes the next.
 //!
+//! A goroutine whose runtime was dropped never runs again. Takers pass it over: a lock that is handed
+//! to it, or a permit, would be gone, and with it all who wait behind it. (One that is taken
+//! *before* its runtime is dropped keeps what it was given, like any goroutine that is left.)
+//!
 //! Invariants:
 //! 1. A linked node is alive: its sleeper leaves the frame only after it was taken and woken, or
 //!    after it has unlinked the node itself.
 //! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
 //!    freed or woken under them. A taken sleeper is woken after the lock is given back.
 
-use crate::sched::Rt;
-use crate::sched::reason::WaitReason;
-use crate::sched::wait::{self, Waiter};
+use super::Rt;
+use super::reason::WaitReason;
+use super::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos};
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
@@ -32,8 +36,8 @@ const TAKEN: u16 = 1;
 
 /// One sleeper. See the head of the file.
 pub(crate) struct Node {
-    /// None before its first sleep.
-    waiter: Cell<Option<Waiter>>,
+    /// Nobody's before its first sleep.
+    waiter: Cell<Waiter>,
     goroutine: Cell<bool>,
     next: Cell<*const Node>,
     prev: Cell<*const Node>,
@@ -65,7 +69,7 @@ pub(crate) enum Slept {
 impl Node {
     pub(crate) fn new(weight: usize) -> Node {
         Node {
-            waiter: Cell::new(None),
+            waiter: Cell::new(Waiter::sole(0)),
             goroutine: Cell::new(false),
             next: Cell::new(null()),
             prev: Cell::new(null()),
@@ -96,14 +100,14 @@ impl Node {
         if deadline == NEVER {
             let mut sleeps = false;
             wait::leave(wait::block_in(here, reason, |sleeper| {
-                self.waiter.set(Some(Waiter::sole(sleeper)));
+                self.waiter.set(Waiter::sole(sleeper));
                 sleeps = enqueue(here);
                 sleeps
             }));
             return if sleeps { Slept::Woken(self.word.get()) } else { Slept::No };
         }
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
-            self.waiter.set(Some(waiter));
+            self.waiter.set(waiter);
             enqueue(here)
         });
         let slept = match winner {
@@ -120,7 +124,12 @@ impl Node {
 
     /// Under the list's lock. False: its deadline has passed.
     fn claim(&self) -> bool {
-        self.waiter.get().is_some_and(|waiter| waiter.claim(TAKEN))
+        self.waiter.get().claim(TAKEN)
+    }
+
+    /// Under the list's lock: it will never run again.
+    fn is_abandoned(&self) -> bool {
+        self.waiter.get().is_abandoned()
     }
 }
 
@@ -208,21 +217,32 @@ impl List {
         true
     }
 
-    /// Takes the first one, if `wanted` likes it. Those whose deadline has passed are dropped on
-    /// the way.
+    /// Takes the first one, if `wanted` likes it. Those whose deadline has passed, or whose runtime
+    /// is gone, are dropped on the way.
     #[must_use]
     pub(crate) fn take_first_if(&mut self, wanted: impl Fn(&Node) -> bool) -> Option<Taken> {
         loop {
             // SAFETY: invariant 1, and we have the lock.
             let node = unsafe { self.head.as_ref()? };
-            if !wanted(node) {
+            let abandoned = node.is_abandoned();
+            if !abandoned && !wanted(node) {
                 return None;
             }
             self.remove(node);
-            if node.claim() {
+            if !abandoned && node.claim() {
                 return Some(Taken(NonNull::from(node)));
             }
         }
+    }
+
+    /// Drops those at the front whose runtime is gone. True: there were some.
+    pub(crate) fn drop_abandoned(&mut self) -> bool {
+        let before = self.len;
+        // SAFETY: invariant 1, and we have the lock.
+        while let Some(node) = unsafe { self.head.as_ref() }.filter(|node| node.is_abandoned()) {
+            self.remove(node);
+        }
+        self.len < before
     }
 
     /// Takes the first one.
@@ -260,11 +280,8 @@ impl Taken {
     pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
         self.node().word.set(word);
         self.node().linked.set(false);
-        // The last look at the node: the wake-up ends its life. None does not happen: it was
-        // claimed.
-        if let Some(waiter) = self.node().waiter.get() {
-            wait::wake_here(here, waiter.sleeper());
-        }
+        // The last look at the node: the wake-up ends its life.
+        wait::wake_here(here, self.node().waiter.get().sleeper());
     }
 }
 

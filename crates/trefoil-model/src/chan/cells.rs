@@ -1,0 +1,40 @@
+//! `trefoil`'s `chan/cells.rs`, made of loom's types.
+
+pub(crate) use crate::shim::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use loom::cell::UnsafeCell;
+
+/// A cell whose every access is looked at: one that is not ordered with the others is reported.
+pub(crate) struct Cell<T>(UnsafeCell<T>);
+
+impl<T> Cell<T> {
+    #[track_caller]
+    pub(crate) fn new(value: T) -> Self {
+        Cell(UnsafeCell::new(value))
+    }
+
+    #[track_caller]
+    pub(crate) fn set(&self, value: T) {
+        self.replace(value);
+    }
+
+    #[track_caller]
+    pub(crate) fn replace(&self, value: T) -> T {
+        // SAFETY: loom checks that nobody else accesses it now.
+        self.0.with_mut(|place| unsafe { std::mem::replace(&mut *place, value) })
+    }
+}
+
+impl<T: Copy> Cell<T> {
+    #[track_caller]
+    pub(crate) fn get(&self) -> T {
+        // SAFETY: loom checks that nobody writes it now.
+        self.0.with(|place| unsafe { *place })
+    }
+
+    #[track_caller]
+    pub(crate) fn swap(&self, other: &Self) {
+        if !std::ptr::eq(self, other) {
+            other.set(self.replace(other.get()));
+        }
+    }
+}

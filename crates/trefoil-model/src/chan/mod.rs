@@ -1,0 +1,181 @@
+//! The files of a channel, as they are in `trefoil`, with this crate's cells and lock.
+//!
+//! `Sender` and `Receiver` are the thinnest possible: the checks talk to the [`Core`](core::Core)
+//! through them.
+
+pub(crate) mod cells;
+mod lock;
+
+#[path = "../../../trefoil/src/chan/buffer.rs"]
+mod buffer;
+#[path = "../../../trefoil/src/chan/core.rs"]
+mod core;
+#[path = "../../../trefoil/src/chan/handle.rs"]
+mod handle;
+#[path = "../../../trefoil/src/chan/queue.rs"]
+mod queue;
+pub(crate) mod select;
+
+use self::buffer::Of;
+use self::core::{Core, Ended, Side};
+use self::handle::Handle;
+use crate::sched::Rt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+
+/// Why an operation failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Failed {
+    Closed,
+    TimedOut,
+    NotNow,
+}
+
+impl Failed {
+    fn because(ended: Option<Ended>) -> Failed {
+        match ended {
+            Some(Ended::TimedOut) => Failed::TimedOut,
+            Some(_) => Failed::Closed,
+            None => Failed::NotNow,
+        }
+    }
+}
+
+/// As in `trefoil`.
+pub(crate) struct Sender<T>(ManuallyDrop<Handle<T, true>>);
+
+/// As in `trefoil`; None: nothing ever comes.
+pub(crate) struct Receiver<T>(ManuallyDrop<Option<Handle<T, false>>>);
+
+// A model that has failed is left as it is: its channels may be broken.
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: once, and it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: once, and it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+// SAFETY: as in `trefoil`.
+unsafe impl<T: Send> Send for Sender<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Sender<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Receiver<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Receiver<T> {}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Sender(self.0.clone())
+    }
+}
+
+impl<T> Clone for Receiver<T> {
+    fn clone(&self) -> Self {
+        Receiver(self.0.clone())
+    }
+}
+
+pub(crate) fn bounded<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
+    let (sender, receiver) = handle::new(cap);
+    (Sender(ManuallyDrop::new(sender)), Receiver(ManuallyDrop::new(Some(receiver))))
+}
+
+pub(crate) fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
+    bounded(buffer::UNBOUNDED)
+}
+
+pub(crate) fn never<T>() -> Receiver<T> {
+    Receiver(ManuallyDrop::new(None))
+}
+
+impl<T> Sender<T> {
+    pub(crate) fn core(&self) -> &Core {
+        self.0.core()
+    }
+
+    /// Waits until `deadline`.
+    pub(crate) fn send(&self, value: T, deadline: u64) -> Result<(), (T, Failed)> {
+        let value = ManuallyDrop::new(value);
+        let slot = (&raw const value).cast_mut().cast();
+        // SAFETY: `value` is one, and moves if this is `Done`.
+        match unsafe { self.core().operate(Side::Send, Of::<T>::ELEM, slot, deadline) } {
+            Ended::Done => Ok(()),
+            ended => Err((ManuallyDrop::into_inner(value), Failed::because(Some(ended)))),
+        }
+    }
+
+    /// Does not wait.
+    pub(crate) fn try_send(&self, value: T) -> Result<(), (T, Failed)> {
+        let value = ManuallyDrop::new(value);
+        let slot = (&raw const value).cast_mut().cast();
+        // SAFETY: `value` is one, and moves if this is `Done`.
+        match unsafe { self.core().attempt(Side::Send, Of::<T>::ELEM, slot) } {
+            Some(Ended::Done) => Ok(()),
+            ended => Err((ManuallyDrop::into_inner(value), Failed::because(ended))),
+        }
+    }
+
+    pub(crate) fn try_send_in(&self, rt: Rt, value: T)
+    where
+        T: Copy,
+    {
+        let slot = (&raw const value).cast_mut().cast();
+        // SAFETY: `value` is one, and Copy.
+        let _ = unsafe { self.core().attempt_in(Some(rt), Side::Send, Of::<T>::ELEM, slot) };
+    }
+
+    pub(crate) fn close(&self) {
+        self.core().close();
+    }
+}
+
+impl<T> Receiver<T> {
+    pub(crate) fn core(&self) -> Option<&Core> {
+        self.0.as_ref().map(Handle::core)
+    }
+
+    /// Waits until `deadline`.
+    pub(crate) fn recv(&self, deadline: u64) -> Result<T, Failed> {
+        let core = self.core().expect("nobody waits for what never comes");
+        let mut value = MaybeUninit::<T>::uninit();
+        let slot = value.as_mut_ptr().cast();
+        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        unsafe {
+            match core.operate(Side::Recv, Of::<T>::ELEM, slot, deadline) {
+                Ended::Done => Ok(value.assume_init()),
+                ended => Err(Failed::because(Some(ended))),
+            }
+        }
+    }
+
+    /// Does not wait.
+    pub(crate) fn try_recv(&self) -> Result<T, Failed> {
+        let Some(core) = self.core() else { return Err(Failed::NotNow) };
+        let mut value = MaybeUninit::<T>::uninit();
+        let slot = value.as_mut_ptr().cast();
+        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        unsafe {
+            match core.attempt(Side::Recv, Of::<T>::ELEM, slot) {
+                Some(Ended::Done) => Ok(value.assume_init()),
+                ended => Err(Failed::because(ended)),
+            }
+        }
+    }
+
+    /// Nobody is in the channel's lists.
+    pub(crate) fn nobody_waits(&self) {
+        let waiters = self.core().map_or((0, 0), Core::waiters);
+        assert_eq!(waiters, (0, 0), "somebody is left in a list");
+    }
+}

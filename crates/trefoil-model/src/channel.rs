@@ -1,0 +1,213 @@
+//! Checks of a channel (`chan/core.rs`, `queue.rs`, `buffer.rs`, `handle.rs`): sends, receives, closes and
+//! deadlines meet in every order.
+//!
+//! Cells of nodes, lists and buffers are loom's, so one that is touched outside of the lock, or read before
+//! the wake-up that publishes it, is reported as a data race. A lost wake-up is a deadlock.
+
+use crate::chan::{Failed, Receiver, Sender, bounded, unbounded};
+use crate::explore::{Bound, explore, must_fail};
+use crate::sched::Order::AsWritten;
+use crate::sched::wait::time_passes;
+use crate::sched::{go, i_am};
+use crate::shim::{Half, Mutation, Op, Part};
+use crate::sys::clock::NEVER;
+use std::sync::Arc;
+
+type Ends = Arc<(Sender<u32>, Receiver<u32>)>;
+
+/// Any deadline: [`time_passes`] makes it pass.
+const SOON: u64 = 1;
+
+fn channel(cap: usize) -> Ends {
+    i_am(0, AsWritten);
+    Arc::new(bounded(cap))
+}
+
+fn sends(number: usize, ends: &Ends, value: u32) -> loom::thread::JoinHandle<bool> {
+    let ends = ends.clone();
+    go(number, AsWritten, move || match ends.0.send(value, NEVER) {
+        Ok(()) => true,
+        Err((back, Failed::Closed)) => {
+            assert_eq!(back, value, "another value came back");
+            false
+        }
+        Err(_) => panic!("there is no deadline"),
+    })
+}
+
+/// A send meets a receive: directly, through the buffer, or one waits for the other.
+pub fn send_against_recv() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let ends = channel(cap);
+            let sender = sends(1, &ends, 7);
+            assert_eq!(ends.1.recv(NEVER), Ok(7));
+            assert!(sender.join().unwrap());
+            ends.1.nobody_waits();
+        });
+    }
+}
+
+/// Two senders and a receiver of both; with one place in the buffer the second's value takes the first's.
+pub fn two_senders() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let ends = channel(cap);
+            let senders = [1, 2].map(|n| sends(n, &ends, n as u32));
+            let got = [ends.1.recv(NEVER), ends.1.recv(NEVER)];
+            assert!(got == [Ok(1), Ok(2)] || got == [Ok(2), Ok(1)], "{got:?}");
+            assert!(senders.map(|s| s.join().unwrap()) == [true; 2]);
+            ends.1.nobody_waits();
+        });
+    }
+}
+
+/// One sender's values come in their order, whoever waits for whom.
+pub fn order_of_a_sender() {
+    explore(Bound::All, || {
+        let ends = channel(1);
+        let sender = go(1, AsWritten, {
+            let ends = ends.clone();
+            move || (1..=3).for_each(|n| ends.0.send(n, NEVER).unwrap())
+        });
+        for n in 1..=3 {
+            assert_eq!(ends.1.recv(NEVER), Ok(n));
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// A close comes between a send and a receive: the value is received or comes back, never both, never
+/// neither; and everybody is woken.
+pub fn close_against_send_and_recv() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let ends = channel(cap);
+            let sender = sends(1, &ends, 7);
+            let closer = go(2, AsWritten, {
+                let ends = ends.clone();
+                move || ends.0.close()
+            });
+            let mut got = ends.1.recv(NEVER);
+            let sent = sender.join().unwrap();
+            closer.join().unwrap();
+            if got.is_err() {
+                // The end is the end.
+                got = ends.1.recv(NEVER);
+                assert_eq!(got, Err(Failed::Closed));
+            }
+            assert_eq!(got.is_ok(), sent, "sent and lost, or refused and received");
+            ends.1.nobody_waits();
+        });
+    }
+}
+
+/// A receiver's time is up while a sender comes.
+pub fn deadline_against_send() {
+    explore(Bound::Preemptions(3), || {
+        let ends = channel(0);
+        let sender = go(1, AsWritten, {
+            let ends = ends.clone();
+            move || ends.0.try_send(7).is_ok()
+        });
+        let clock = go(2, AsWritten, time_passes);
+        // Comes for sure, if nobody else does.
+        let closer = go(3, AsWritten, {
+            let ends = ends.clone();
+            move || ends.0.close()
+        });
+        let got = ends.1.recv(SOON);
+        let sent = sender.join().unwrap();
+        clock.join().unwrap();
+        closer.join().unwrap();
+        assert_eq!(got == Ok(7), sent, "sent and lost, or received without a sender");
+        ends.1.nobody_waits();
+    });
+}
+
+/// A deadline that belongs to a wait which is over does not end the next one.
+pub fn stale_deadline() {
+    explore(Bound::All, || {
+        let ends = channel(0);
+        let sender = go(1, AsWritten, {
+            let ends = ends.clone();
+            move || [7, 8].map(|n| ends.0.send(n, NEVER))
+        });
+        let first = ends.1.recv(SOON);
+        assert_eq!(first, Ok(7), "nobody has looked at the clock");
+        // The first wait is over, if it was one; from now on its deadline may pass at any time.
+        let late = go(2, AsWritten, time_passes);
+        // A limit again, so that this wait can be claimed, too.
+        let second = crate::chan::select::run(
+            [crate::chan::select::Case::Recv(&ends.1)],
+            crate::chan::select::Wait::ForEver,
+        );
+        assert_eq!(second.value(), Some(8));
+        late.join().unwrap();
+        assert!(sender.join().unwrap().iter().all(Result::is_ok));
+        ends.1.nobody_waits();
+    });
+}
+
+/// `try_recv` says "closed" only when nothing is left.
+pub fn try_recv_against_close() {
+    explore(Bound::All, || {
+        let ends = channel(1);
+        let sender = go(1, AsWritten, {
+            let ends = ends.clone();
+            move || {
+                ends.0.send(7, NEVER).unwrap();
+                ends.0.close();
+            }
+        });
+        match ends.1.try_recv() {
+            Ok(value) => assert_eq!(value, 7),
+            Err(Failed::NotNow) => assert_eq!(ends.1.recv(NEVER), Ok(7)),
+            Err(_) => panic!("closed, though the value was not received"),
+        }
+        sender.join().unwrap();
+        assert_eq!(ends.1.recv(NEVER), Err(Failed::Closed));
+    });
+}
+
+/// The last ends of both sides are dropped at once, with a value on the way: it is dropped once, and the
+/// channel is freed once, by one who sees what the other did.
+pub fn last_ends_are_dropped() {
+    for tx_rx in [bounded::<Arc<()>> as fn(usize) -> _, |_| unbounded::<Arc<()>>()] {
+        explore(Bound::All, move || {
+            i_am(0, AsWritten);
+            let alive = Arc::new(());
+            let (tx, rx) = tx_rx(1);
+            let sender = go(1, AsWritten, {
+                let value = alive.clone();
+                move || {
+                    let _ = tx.send(value, NEVER);
+                }
+            });
+            drop(rx);
+            sender.join().unwrap();
+            assert_eq!(Arc::strong_count(&alive), 1, "a value is left, or was dropped twice");
+        });
+    }
+}
+
+/// Teeth: a lock that lets everybody in.
+pub fn teeth_no_lock() {
+    must_fail(Mutation::Broken(Part::ChannelLock), send_against_recv);
+}
+
+/// Teeth: the deadline wins though a sender has.
+pub fn teeth_claimed_twice() {
+    must_fail(Mutation::Broken(Part::Claim), deadline_against_send);
+}
+
+/// Teeth: waits without numbers.
+pub fn teeth_stale_deadline() {
+    must_fail(Mutation::Broken(Part::WaitNumber), stale_deadline);
+}
+
+/// Teeth: without Release and Acquire between the last handles, the one that frees does not see what the
+/// other did.
+pub fn teeth_unordered_free() {
+    must_fail(Mutation::Everywhere("handle.rs", Op::Change, Half::Acquire), last_ends_are_dropped);
+}

@@ -1,0 +1,233 @@
+//! Checks of a select (`chan/select/passes.rs`): the claims by which exactly one arm wins.
+
+use crate::chan::select::{Case, Chose, Wait, run};
+use crate::chan::{Receiver, Sender, bounded};
+use crate::explore::{Bound, explore, must_fail};
+use crate::sched::Order::{AsWritten, LastFirst};
+use crate::sched::wait::{time_passes, waits_of};
+use crate::sched::{Order, go, i_am};
+use crate::shim::{Mutation, Part};
+use crate::sys::clock::NEVER;
+use loom::thread::JoinHandle;
+use std::sync::Arc;
+
+/// Two channels, a and b.
+struct Two {
+    a: (Sender<u32>, Receiver<u32>),
+    b: (Sender<u32>, Receiver<u32>),
+}
+
+fn two(cap: usize) -> Arc<Two> {
+    i_am(0, AsWritten);
+    // Always in the same order of addresses: a select may go by it, and a model must do the same
+    // thing each time.
+    let mut channels = [bounded(cap), bounded(cap)];
+    channels.sort_by_key(|(tx, _)| std::ptr::from_ref(tx.core()) as usize);
+    let [a, b] = channels;
+    Arc::new(Two { a, b })
+}
+
+impl Two {
+    fn nobody_waits(&self) {
+        self.a.1.nobody_waits();
+        self.b.1.nobody_waits();
+    }
+
+    fn receives(self: &Arc<Two>, number: usize, order: Order) -> JoinHandle<Chose> {
+        let two = self.clone();
+        go(number, order, move || run([Case::Recv(&two.a.1), Case::Recv(&two.b.1)], Wait::ForEver))
+    }
+
+    fn sends(self: &Arc<Two>, number: usize, order: Order, values: [u32; 2]) -> JoinHandle<Chose> {
+        let two = self.clone();
+        go(number, order, move || {
+            let [a, b] = values;
+            run([Case::Send(&two.a.0, a), Case::Send(&two.b.0, b)], Wait::ForEver)
+        })
+    }
+}
+
+/// What a select {send a, send b} has sent.
+fn sent(chose: Chose, values: [u32; 2]) -> u32 {
+    match chose {
+        Chose::Sent(i) => values[i],
+        other => panic!("{other:?} from a select of sends"),
+    }
+}
+
+/// A select meets two senders: one wins, the other's value is not lost.
+pub fn against_two_senders() {
+    for order in [AsWritten, LastFirst] {
+        explore(Bound::Preemptions(4), move || {
+            let two = two(0);
+            let selecting = two.receives(1, order);
+            let other = go(2, AsWritten, {
+                let two = two.clone();
+                move || two.a.0.send(1, NEVER).unwrap()
+            });
+            // One of the two sends waits for a plain receive.
+            let mine = two.b.0.try_send(2).is_ok();
+            match (selecting, mine) {
+                (selecting, true) => {
+                    assert_eq!(selecting.join().unwrap(), Chose::Received(1, 2));
+                    assert_eq!(two.a.1.recv(NEVER), Ok(1));
+                }
+                (selecting, false) => {
+                    assert_eq!(selecting.join().unwrap(), Chose::Received(0, 1));
+                }
+            }
+            other.join().unwrap();
+            two.nobody_waits();
+        });
+    }
+}
+
+/// Two selects meet, enlisting in the same order and in opposite ones: they find each other, by one
+/// channel, and do not keep each other from it: one mutual abort, and one for a late look.
+pub fn against_select() {
+    for order in [AsWritten, LastFirst] {
+        explore(Bound::Preemptions(6), move || {
+            let two = two(0);
+            let receiving = two.receives(1, order);
+            let sending = run([Case::Send(&two.a.0, 1), Case::Send(&two.b.0, 2)], Wait::ForEver);
+            let got = receiving.join().unwrap();
+            assert_eq!(got.value(), Some(sent(sending, [1, 2])));
+            assert!(waits_of(0) <= 3 && waits_of(1) <= 3, "{} {}", waits_of(0), waits_of(1));
+            two.nobody_waits();
+        });
+    }
+}
+
+/// Three selects: two that send, one that receives twice. Who loses the first time is not forgotten.
+pub fn against_two_selects() {
+    explore(Bound::Preemptions(2), || {
+        let two = two(0);
+        let first = two.sends(1, AsWritten, [1, 2]);
+        let second = two.sends(2, LastFirst, [3, 4]);
+        let got = [0, 1].map(|_| {
+            run([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::ForEver).value().unwrap()
+        });
+        let mut all = [sent(first.join().unwrap(), [1, 2]), sent(second.join().unwrap(), [3, 4])];
+        if all[0] != got[0] {
+            all.swap(0, 1);
+        }
+        assert_eq!(all, got, "what was sent is what was received");
+        two.nobody_waits();
+    });
+}
+
+/// Two that both send and receive on the same channel: never one's own value.
+pub fn never_meets_itself() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let two = two(cap);
+            let both = |value, two: &Two| {
+                run([Case::Send(&two.a.0, value), Case::Recv(&two.a.1)], Wait::ForEver)
+            };
+            let other = go(1, LastFirst, {
+                let two = two.clone();
+                move || both(1, &two)
+            });
+            let mine = both(0, &two);
+            let theirs = other.join().unwrap();
+            if cap == 0 {
+                let outcomes = [mine, theirs];
+                assert!(
+                    outcomes == [Chose::Sent(0), Chose::Received(1, 0)]
+                        || outcomes == [Chose::Received(1, 1), Chose::Sent(0)],
+                    "{outcomes:?}"
+                );
+            }
+            two.nobody_waits();
+        });
+    }
+}
+
+/// A select meets a close of one channel and a sender of the other.
+pub fn against_close() {
+    explore(Bound::All, || {
+        let two = two(0);
+        let closer = go(1, AsWritten, {
+            let two = two.clone();
+            move || two.a.0.close()
+        });
+        let sender = go(2, AsWritten, {
+            let two = two.clone();
+            move || two.b.0.try_send(7).is_ok()
+        });
+        let chose = run([Case::Recv(&two.a.1), Case::Recv(&two.b.1)], Wait::ForEver);
+        closer.join().unwrap();
+        match sender.join().unwrap() {
+            true => assert_eq!(chose, Chose::Received(1, 7)),
+            false => assert_eq!(chose, Chose::Closed(0)),
+        }
+        two.nobody_waits();
+    });
+}
+
+/// A select's time is up while a sender comes; the close comes for sure.
+pub fn against_deadline() {
+    explore(Bound::Preemptions(3), || {
+        let two = two(0);
+        let clock = go(1, AsWritten, time_passes);
+        let sender = go(2, AsWritten, {
+            let two = two.clone();
+            move || {
+                let sent = two.b.0.try_send(7).is_ok();
+                two.a.0.close();
+                sent
+            }
+        });
+        let chose = run([Case::Recv(&two.a.1), Case::Recv(&two.b.1)], Wait::ForATime);
+        clock.join().unwrap();
+        let sent = sender.join().unwrap();
+        assert_eq!(chose == Chose::Received(1, 7), sent, "{chose:?}");
+        two.nobody_waits();
+    });
+}
+
+/// `default` while one channel or the other is ready all the time. `by_one`: looks at them one by one.
+fn default_beside_a_change(by_one: bool) {
+    explore(Bound::All, move || {
+        let two = two(1);
+        two.a.0.send(1, NEVER).unwrap();
+        // b is filled before a is emptied.
+        let other = go(1, AsWritten, {
+            let two = two.clone();
+            move || {
+                two.b.0.send(2, NEVER).unwrap();
+                two.a.1.try_recv().is_ok()
+            }
+        });
+        let chose = if by_one {
+            match run([Case::Recv(&two.b.1)], Wait::No) {
+                Chose::Nothing => run([Case::Recv(&two.a.1)], Wait::No),
+                chose => chose,
+            }
+        } else {
+            run([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::No)
+        };
+        assert_ne!(chose, Chose::Nothing, "one of them was ready all the time");
+        other.join().unwrap();
+    });
+}
+
+/// "Nothing can go on" is said of one moment.
+pub fn default_is_true_of_one_moment() {
+    default_beside_a_change(false);
+}
+
+/// Teeth: one by one is not one moment.
+pub fn teeth_default_by_one() {
+    must_fail(Mutation::None, || default_beside_a_change(true));
+}
+
+/// Teeth: both partners think that they have the select.
+pub fn teeth_claimed_twice() {
+    must_fail(Mutation::Broken(Part::Claim), against_two_selects);
+}
+
+/// Teeth: a select that finds an arm ready while others can see its first one.
+pub fn teeth_own_wait_not_claimed() {
+    must_fail(Mutation::Broken(Part::OwnClaim), against_select);
+}

@@ -1,0 +1,34 @@
+//! The files of a timer, as they are in `trefoil`.
+
+mod pool;
+#[path = "../../../trefoil/src/time/slot.rs"]
+mod slot;
+#[allow(unreachable_pub)]
+#[path = "../../../trefoil/src/time/timer.rs"]
+mod timer;
+
+pub(crate) use timer::{Ticker, Timer, after_func};
+
+use crate::chan::{Receiver, bounded};
+use slot::{Job, Slot};
+use std::time::Instant;
+
+/// A timer whose `stop` does the right things in the wrong order.
+pub(crate) struct Backwards {
+    slot: &'static Slot,
+    pub(crate) receiver: Receiver<Instant>,
+}
+
+impl Backwards {
+    pub(crate) fn new() -> Backwards {
+        let (sender, receiver) = bounded(1);
+        let slot = pool::take(Job::Send(sender));
+        slot.set(1, 0);
+        Backwards { slot, receiver }
+    }
+
+    pub(crate) fn stop(&self) -> bool {
+        let drained = self.receiver.try_recv().is_ok();
+        self.slot.stop() || drained
+    }
+}

@@ -1,0 +1,184 @@
+//! `syscall(SYS_futex, …)`: std's locks, and those of most crates, park the goroutine.
+//!
+//! std's Mutex, RwLock, Condvar, Once, Barrier, mpsc and `thread::park` wait by this one call; parking_lot and
+//! crossbeam too. On a goroutine a wait sleeps in the runtime's table of queues by address
+//! (`sched/table.rs`); a wake, from anywhere, serves the goroutines there first, and the kernel's sleepers
+//! with what is left.
+//!
+//! A wait may end for no reason, as the kernel's may: so bitsets that differ and requeues are simply woken.
+//! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
+//! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
+
+use super::{FORKED, Next, may_park};
+use crate::sched::queue::{self, Batch, Node, Slept};
+use crate::sched::reason::WaitReason;
+use crate::sched::table;
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::raw;
+use std::arch::naked_asm;
+use std::ffi::{c_long, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+const WAIT: usize = 0;
+const WAKE: usize = 1;
+const REQUEUE: usize = 3;
+const CMP_REQUEUE: usize = 4;
+const WAIT_BITSET: usize = 9;
+const WAKE_BITSET: usize = 10;
+const PRIVATE: usize = 128;
+const REALTIME: usize = 256;
+
+/// Goroutines that sleep here. While there are none a wake goes straight to the kernel.
+static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+
+static SYSCALL: Next = Next::new(c"syscall");
+/// The real function, for the assembler; null until it was looked up.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// libc's function. Everything but a futex call jumps on.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn syscall(number: c_long) -> c_long {
+    naked_asm!(
+        "cmp rdi, {futex}",
+        "je {door}",
+        "mov rax, [rip + {real}]",
+        "test rax, rax",
+        "jz 2f",
+        "jmp rax",
+        // The first call looks the function up; all its arguments are kept.
+        "2:",
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+        "call {look_up}",
+        "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp rax",
+        futex = const libc::SYS_futex,
+        door = sym door,
+        real = sym REAL,
+        look_up = sym look_up,
+    )
+}
+
+extern "C" fn look_up() -> *mut c_void {
+    let real = SYSCALL.get();
+    REAL.store(real, Ordering::Relaxed);
+    real
+}
+
+/// A futex call, with the arguments where `syscall` has them.
+unsafe extern "C" fn door(
+    number: c_long,
+    word: *const AtomicU32,
+    op: usize,
+    value: usize,
+    timeout: *const libc::timespec,
+    word2: usize,
+    value3: usize,
+) -> c_long {
+    // The kernel takes ints.
+    let (op, value) = (op & 0xffff_ffff, value as u32);
+    let command = op & !(PRIVATE | REALTIME);
+    // SAFETY: the caller's arguments, by the rules of the call; passed on as they came.
+    unsafe {
+        let kernel = |value: u32| {
+            let args =
+                [word as usize, op, value as usize, timeout as usize, word2, value3 & 0xffff_ffff];
+            raw::syscall(number, args)
+        };
+        let result = match command {
+            WAIT | WAIT_BITSET if op & PRIVATE != 0 && may_park() => {
+                wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
+            }
+            WAKE | WAKE_BITSET | REQUEUE | CMP_REQUEUE if op & PRIVATE != 0 => {
+                // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
+                crate::shim::full_fence();
+                if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
+                    kernel(value)
+                } else {
+                    let requeue = matches!(command, REQUEUE | CMP_REQUEUE);
+                    wake(&*word, if requeue { u32::MAX } else { value }, value, kernel)
+                }
+            }
+            _ => kernel(value),
+        };
+        raw::to_libc(result) as c_long
+    }
+}
+
+/// The point in time that a timeout means; `WAIT`'s is relative.
+///
+/// # Safety
+/// Null or a timespec.
+unsafe fn deadline(timeout: *const libc::timespec, absolute: bool, realtime: bool) -> Nanos {
+    // SAFETY: the caller's.
+    let Some(t) = (unsafe { timeout.as_ref() }) else { return NEVER };
+    let nanos = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000) + t.tv_nsec.max(0) as u64;
+    if !absolute {
+        return now().saturating_add(nanos);
+    }
+    if !realtime {
+        return nanos;
+    }
+    let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
+    now().saturating_add(nanos.saturating_sub(wall))
+}
+
+fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
+    let key = std::ptr::from_ref(word) as usize;
+    let node = Node::new(0);
+    // Before the look at the word: pairs with the barrier in `door`.
+    SLEEPERS.fetch_add(1, Ordering::SeqCst);
+    let slept = node.sleep(
+        WaitReason::Futex,
+        deadline,
+        |_| {
+            table::with_queue(key, |queue| {
+                // Under the queue's lock: who changes the word and then wakes finds us.
+                let wanted = word.load(Ordering::SeqCst) == value;
+                if wanted {
+                    queue.push_back(&node);
+                }
+                wanted
+            })
+        },
+        |_| {
+            table::with_queue(key, |queue| queue.remove(&node));
+        },
+    );
+    SLEEPERS.fetch_sub(1, Ordering::Relaxed);
+    match slept {
+        Slept::No => -libc::EAGAIN as isize,
+        Slept::Woken(_) => 0,
+        Slept::TimedOut => -libc::ETIMEDOUT as isize,
+    }
+}
+
+/// Wakes up to `most` goroutines, then lets the kernel wake the rest of `wanted`.
+fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> isize) -> isize {
+    let key = std::ptr::from_ref(word) as usize;
+    let woken = queue::inside(|here| {
+        let mut batch = Batch::new();
+        table::with_queue(key, |queue| {
+            while (batch.len() as u32) < most
+                && let Some(taken) = queue.take_first()
+            {
+                batch.push(taken);
+            }
+        });
+        let n = batch.len() as u32;
+        batch.wake_all(here, 0);
+        n
+    });
+    if woken >= wanted {
+        return woken as isize;
+    }
+    match kernel(wanted - woken) {
+        n @ 0.. => n + woken as isize,
+        _ if woken > 0 => woken as isize,
+        e => e,
+    }
+}

@@ -1,0 +1,636 @@
+//! Reading and writing: `std::net`, pipes and everything on top of them park the goroutine.
+//!
+//! On a goroutine a call is tried without blocking, *for this call only* (MSG_DONTWAIT, RWF_NOWAIT, a poll
+//! beforehand): the descriptor's own flags are never touched, others may share it. If the kernel has
+//! nothing, and the descriptor is a blocking one, the goroutine waits in the poller and the call is tried again.
+//! A descriptor that the user made non-blocking answers EAGAIN as ever; SO_RCVTIMEO and SO_SNDTIMEO are
+//! kept, and end a call with EAGAIN as the kernel does.
+//!
+//! What cannot be waited for (regular files) or is not worth it goes to the kernel as it is: then the thread
+//! blocks, and loses its P.
+
+use super::fds::{self, PLAIN, SOCKET};
+use super::{Next, may_park, on_goroutine};
+use crate::runtime;
+use crate::sched::pollable::{Side, Waited};
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::raw;
+use crate::time::sleep_until_nanos;
+use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
+use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::mem::transmute;
+
+const EAGAIN: isize = -(libc::EAGAIN as isize);
+const NOT_SUPPORTED: isize = -(libc::EOPNOTSUPP as isize);
+const RWF_NOWAIT: usize = 8;
+
+/// A raw call with three arguments, and with more.
+unsafe fn call(number: c_long, args: &[usize]) -> isize {
+    let mut all = [0; 6];
+    all[..args.len()].copy_from_slice(args);
+    // SAFETY: the caller's.
+    unsafe { raw::syscall(number, all) }
+}
+
+/// Until when a blocking call on this side may wait: SO_RCVTIMEO, SO_SNDTIMEO.
+fn limit(fd: c_int, side: Side) -> Nanos {
+    let option = if side == Side::Read { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<libc::timeval>();
+    // SAFETY: the kernel writes a timeval and its length.
+    let rc = unsafe {
+        let (level, option) = (libc::SOL_SOCKET as usize, option as usize);
+        let at = [fd as usize, level, option, &raw mut time as usize, &raw mut len as usize];
+        call(libc::SYS_getsockopt, &at)
+    };
+    let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    if rc != 0 || nanos == 0 { NEVER } else { now().saturating_add(nanos) }
+}
+
+fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: a question without pointers.
+    let flags = unsafe { call(libc::SYS_fcntl, &[fd as usize, libc::F_GETFL as usize]) };
+    flags < 0 || flags & libc::O_NONBLOCK as isize != 0
+}
+
+/// What comes of a wait.
+enum Then {
+    TryAgain,
+    /// Give this to the user.
+    Return(isize),
+    /// Let the kernel block the thread.
+    Block,
+}
+
+/// One call's waits: its limit counts from the first.
+struct Waits {
+    fd: c_int,
+    side: Side,
+    until: Option<Nanos>,
+}
+
+impl Waits {
+    fn new(fd: c_int, side: Side) -> Waits {
+        Waits { fd, side, until: None }
+    }
+
+    /// The kernel had nothing.
+    #[cold]
+    fn wait(&mut self) -> Then {
+        let until = match self.until {
+            Some(until) => until,
+            None => {
+                if is_nonblocking(self.fd) {
+                    return Then::Return(EAGAIN);
+                }
+                *self.until.insert(limit(self.fd, self.side))
+            }
+        };
+        wait_ready(self.fd, self.side, until)
+    }
+}
+
+/// Waits in the poller, until `until`.
+fn wait_ready(fd: c_int, side: Side, until: Nanos) -> Then {
+    if !may_park() {
+        return Then::Block;
+    }
+    let (Some(slot), Ok(sched)) = (fds::slot(fd), runtime::current_sched()) else {
+        return Then::Block;
+    };
+    match slot.pollable().wait_armed(sched, fd, side, until) {
+        Ok(Waited::Ready) => Then::TryAgain,
+        Ok(Waited::TimedOut) => Then::Return(EAGAIN),
+        Ok(Waited::Closed) => Then::Return(-(libc::EBADF as isize)),
+        Err(_) => Then::Block,
+    }
+}
+
+/// Tries `attempt` until it has an answer; `real` is the blocking call.
+fn patiently(
+    fd: c_int,
+    side: Side,
+    mut attempt: impl FnMut() -> isize,
+    real: impl FnOnce() -> isize,
+) -> isize {
+    let mut waits = Waits::new(fd, side);
+    loop {
+        match attempt() {
+            EAGAIN => match waits.wait() {
+                Then::TryAgain => {}
+                Then::Return(result) => return result,
+                Then::Block => return real(),
+            },
+            NOT_SUPPORTED => return real(),
+            result => return result,
+        }
+    }
+}
+
+/// Whether something can be read, or written, now.
+fn is_ready(fd: c_int, events: i16) -> bool {
+    let mut one = pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry of our own.
+    unsafe { call(libc::SYS_poll, &[&raw mut one as usize, 1, 0]) != 0 }
+}
+
+/// A door: on a plain thread the real function, on a goroutine `$body`, whose result is the kernel's.
+macro_rules! door {
+    ($(#[$doc:meta])* $static:ident = $name:ident($($arg:ident: $type:ty),*) -> $ret:ty, $body:expr) => {
+        static $static: Next = {
+            // SAFETY: a literal with its end.
+            let name = unsafe {
+                std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
+            };
+            Next::new(name)
+        };
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As its manual page says.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            if !on_goroutine() {
+                type Real = unsafe extern "C" fn($($type),*) -> $ret;
+                // SAFETY: libc's function of that name and type, with the caller's arguments.
+                return unsafe { transmute::<*mut c_void, Real>($static.get())($($arg),*) };
+            }
+            // SAFETY: the caller's arguments, by the rules of the call.
+            raw::to_libc(unsafe { $body }) as $ret
+        }
+    };
+}
+
+/// Flags with which a call does not block, or means more than one round trip: straight to the kernel.
+const STRAIGHT: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
+
+/// Sends all of it, as a blocking socket does.
+unsafe fn send_all(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    attempt: impl Fn(usize, usize, bool) -> isize,
+) -> isize {
+    let mut sent = 0;
+    loop {
+        let (at, left) = (buf as usize + sent, len - sent);
+        let n = patiently(fd, Side::Write, || attempt(at, left, true), || attempt(at, left, false));
+        match n {
+            1.. if (n as usize) < left => sent += n as usize,
+            0.. => return (sent + n as usize) as isize,
+            // What was sent counts; the error comes with the next call.
+            _ if sent > 0 => return sent as isize,
+            _ => return n,
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    RECV = recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t,
+    recv_from(fd, buf as usize, len, flags, 0, 0)
+}
+
+door! {
+    /// libc's function.
+    RECVFROM = recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int,
+        addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t,
+    recv_from(fd, buf as usize, len, flags, addr as usize, addr_len as usize)
+}
+
+unsafe fn recv_from(
+    fd: c_int,
+    buf: usize,
+    len: usize,
+    flags: c_int,
+    addr: usize,
+    addr_len: usize,
+) -> isize {
+    let go = |flags: c_int| {
+        let args = [fd as usize, buf, len, flags as usize, addr, addr_len];
+        // SAFETY: the caller's.
+        unsafe { raw::syscall(libc::SYS_recvfrom, args) }
+    };
+    if flags & STRAIGHT != 0 {
+        return go(flags);
+    }
+    patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+}
+
+door! {
+    /// libc's function.
+    RECVMSG = recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t,
+    {
+        let go = |flags: c_int| call(libc::SYS_recvmsg, &[fd as usize, msg as usize, flags as usize]);
+        if flags & STRAIGHT != 0 {
+            go(flags)
+        } else {
+            patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    SEND = send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t,
+    send_to(fd, buf, len, flags, 0, 0)
+}
+
+door! {
+    /// libc's function.
+    SENDTO = sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int,
+        addr: *const sockaddr, addr_len: socklen_t) -> ssize_t,
+    send_to(fd, buf, len, flags, addr as usize, addr_len as usize)
+}
+
+unsafe fn send_to(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    addr: usize,
+    addr_len: usize,
+) -> isize {
+    let go = |at: usize, left: usize, wait: bool| {
+        let flags = if wait { flags | libc::MSG_DONTWAIT } else { flags };
+        // SAFETY: the caller's buffer, from `at` on.
+        unsafe {
+            raw::syscall(libc::SYS_sendto, [fd as usize, at, left, flags as usize, addr, addr_len])
+        }
+    };
+    if flags & STRAIGHT != 0 {
+        return go(buf as usize, len, false);
+    }
+    // SAFETY: the caller's.
+    unsafe { send_all(fd, buf, len, go) }
+}
+
+door! {
+    /// libc's function.
+    SENDMSG = sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t,
+    {
+        let go = |flags: c_int| call(libc::SYS_sendmsg, &[fd as usize, msg as usize, flags as usize]);
+        if flags & STRAIGHT != 0 {
+            go(flags)
+        } else {
+            patiently(fd, Side::Write, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+        }
+    }
+}
+
+/// Vectors of buffers, without blocking: −1 is "where the file stands".
+unsafe fn vectored(number: c_long, fd: c_int, vectors: usize, count: usize) -> isize {
+    // SAFETY: the caller's.
+    unsafe { call(number, &[fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
+}
+
+fn is_plain(fd: c_int) -> bool {
+    fds::slot(fd).is_none_or(|slot| slot.kind(fd) == PLAIN)
+}
+
+fn is_socket(fd: c_int) -> bool {
+    fds::slot(fd).is_some_and(|slot| slot.kind(fd) == SOCKET)
+}
+
+/// For what knows no RWF_NOWAIT (terminals, some devices): a look first, then the blocking call. Another reader
+/// may be faster: then the thread blocks.
+fn look_first(fd: c_int, side: Side, real: impl Fn() -> isize) -> isize {
+    let events = if side == Side::Read { libc::POLLIN } else { libc::POLLOUT };
+    if is_nonblocking(fd) {
+        return real();
+    }
+    while !is_ready(fd, events) {
+        match wait_ready(fd, side, NEVER) {
+            Then::TryAgain => {}
+            Then::Return(result) => return result,
+            Then::Block => break,
+        }
+    }
+    real()
+}
+
+door! {
+    /// libc's function.
+    READ = read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t,
+    {
+        let real = || call(libc::SYS_read, &[fd as usize, buf as usize, len]);
+        if is_plain(fd) {
+            real()
+        } else if is_socket(fd) {
+            recv_from(fd, buf as usize, len, 0, 0, 0)
+        } else {
+            let one = iovec { iov_base: buf, iov_len: len };
+            let at = &raw const one as usize;
+            let attempt = || vectored(libc::SYS_preadv2, fd, at, 1);
+            patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    WRITE = write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t,
+    {
+        if is_plain(fd) {
+            call(libc::SYS_write, &[fd as usize, buf as usize, len])
+        } else {
+            send_all(fd, buf, len, |at, left, wait| {
+                let real = || call(libc::SYS_write, &[fd as usize, at, left]);
+                if wait {
+                    let one = iovec { iov_base: at as *mut c_void, iov_len: left };
+                    vectored(libc::SYS_pwritev2, fd, &raw const one as usize, 1)
+                } else {
+                    look_first(fd, Side::Write, real)
+                }
+            })
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    READV = readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
+    {
+        let real = || call(libc::SYS_readv, &[fd as usize, vectors as usize, count as usize]);
+        if is_plain(fd) {
+            real()
+        } else {
+            let attempt = || vectored(libc::SYS_preadv2, fd, vectors as usize, count as usize);
+            patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
+        }
+    }
+}
+
+door! {
+    /// libc's function. On a goroutine it may write less than it was given, as it may anyway.
+    WRITEV = writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
+    {
+        let real = || call(libc::SYS_writev, &[fd as usize, vectors as usize, count as usize]);
+        if is_plain(fd) {
+            real()
+        } else {
+            let attempt = || vectored(libc::SYS_pwritev2, fd, vectors as usize, count as usize);
+            patiently(fd, Side::Write, attempt, || look_first(fd, Side::Write, real))
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    ACCEPT = accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int,
+    accept_patiently(fd, addr, len, 0)
+}
+
+door! {
+    /// libc's function.
+    ACCEPT4 = accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int,
+    accept_patiently(fd, addr, len, flags)
+}
+
+unsafe fn accept_patiently(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> isize {
+    let real = || {
+        let args = [fd as usize, addr as usize, len as usize, flags as usize];
+        // SAFETY: the caller's.
+        unsafe { call(libc::SYS_accept4, &args) }
+    };
+    // There is no flag for it. If somebody else is faster, the thread blocks.
+    let attempt = || if is_ready(fd, libc::POLLIN) { real() } else { EAGAIN };
+    patiently(fd, Side::Read, attempt, real)
+}
+
+door! {
+    /// libc's function.
+    CONNECT = connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int,
+    {
+        let go = || call(libc::SYS_connect, &[fd as usize, addr as usize, len as usize]);
+        let flags = call(libc::SYS_fcntl, &[fd as usize, libc::F_GETFL as usize]);
+        if flags < 0 || flags & libc::O_NONBLOCK as isize != 0 {
+            go()
+        } else {
+            // There is no flag for it: for the moment of the call the socket does not block.
+            let set = |flags: isize| {
+                call(libc::SYS_fcntl, &[fd as usize, libc::F_SETFL as usize, flags as usize])
+            };
+            set(flags | libc::O_NONBLOCK as isize);
+            let begun = go();
+            set(flags);
+            match begun {
+                e if e == -(libc::EINPROGRESS as isize) || e == EAGAIN => connected(fd),
+                result => result,
+            }
+        }
+    }
+}
+
+/// Waits for a connection under way.
+fn connected(fd: c_int) -> isize {
+    let until = limit(fd, Side::Write);
+    while !is_ready(fd, libc::POLLOUT) {
+        match wait_ready(fd, Side::Write, until) {
+            Then::TryAgain => {}
+            Then::Return(EAGAIN) => return -(libc::EINPROGRESS as isize),
+            Then::Return(result) => return result,
+            Then::Block => {
+                let mut one = pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                // SAFETY: one entry of our own.
+                unsafe { call(libc::SYS_poll, &[&raw mut one as usize, 1, usize::MAX]) };
+            }
+        }
+    }
+    let (mut error, mut len) = (0i32, size_of::<i32>());
+    // SAFETY: the kernel writes an int and its length.
+    unsafe {
+        let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_ERROR as usize);
+        let at = [fd as usize, level, option, &raw mut error as usize, &raw mut len as usize];
+        call(libc::SYS_getsockopt, &at);
+    }
+    -(error as isize)
+}
+
+fn after_ms(ms: c_int) -> Nanos {
+    if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
+}
+
+door! {
+    /// libc's function.
+    POLL = poll(list: *mut pollfd, count: c_ulong, timeout: c_int) -> c_int,
+    poll_until(list, count as usize, after_ms(timeout), timeout == 0)
+}
+
+door! {
+    /// libc's function.
+    PPOLL = ppoll(list: *mut pollfd, count: c_ulong, timeout: *const libc::timespec,
+        mask: *const libc::sigset_t) -> c_int,
+    {
+        if mask.is_null() {
+            let until = match timeout.as_ref() {
+                None => NEVER,
+                Some(t) => now().saturating_add(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64),
+            };
+            let at_once = timeout.as_ref().is_some_and(|t| t.tv_sec == 0 && t.tv_nsec == 0);
+            poll_until(list, count as usize, until, at_once)
+        } else {
+            // The thread's mask changes with it: the kernel's business. It may write to the timeout.
+            let mut copy = timeout.as_ref().copied();
+            let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
+            let size = size_of::<u64>();
+            call(libc::SYS_ppoll, &[list as usize, count as usize, at, mask as usize, size])
+        }
+    }
+}
+
+unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: bool) -> isize {
+    // SAFETY: the caller's list.
+    let look = || unsafe { call(libc::SYS_poll, &[list as usize, count, 0]) };
+    let first = look();
+    if first != 0 || at_once {
+        return first;
+    }
+    if count == 0 && may_park() {
+        sleep_until_nanos(until);
+        return 0;
+    }
+    // SAFETY: the caller's list.
+    let entries = unsafe { std::slice::from_raw_parts(list, count) };
+    let either = |events: i16| {
+        let read = events & (libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) != 0;
+        let write = events & libc::POLLOUT != 0;
+        if read != write { Some(if read { Side::Read } else { Side::Write }) } else { None }
+    };
+    // One descriptor and one direction is waited for itself; more of them through an epoll of their own, which is
+    // a descriptor too.
+    let several = match entries {
+        [one] => match either(one.events) {
+            Some(side) => Err((one.fd, side)),
+            None => Ok(Several::of(entries)),
+        },
+        _ => Ok(Several::of(entries)),
+    };
+    let (fd, side) = match &several {
+        Err(single) => *single,
+        Ok(Some(several)) => (several.0, Side::Read),
+        Ok(None) => {
+            let ms = match until {
+                NEVER => usize::MAX,
+                _ => until.saturating_sub(now()).div_ceil(1_000_000) as usize,
+            };
+            // SAFETY: the caller's list.
+            return unsafe { call(libc::SYS_poll, &[list as usize, count, ms]) };
+        }
+    };
+    loop {
+        match wait_ready(fd, side, until) {
+            Then::TryAgain => {}
+            Then::Return(EAGAIN) => return look(),
+            _ => return look(),
+        }
+        match look() {
+            0 => {}
+            found => return found,
+        }
+    }
+}
+
+/// An epoll with the descriptors of one `poll`.
+struct Several(c_int);
+
+impl Several {
+    fn of(entries: &[pollfd]) -> Option<Several> {
+        // SAFETY: makes a descriptor of our own, and adds to it.
+        unsafe {
+            let fd = call(libc::SYS_epoll_create1, &[libc::EPOLL_CLOEXEC as usize]);
+            let epoll = (fd >= 0).then(|| Several(fd as c_int))?;
+            for entry in entries.iter().filter(|entry| entry.fd >= 0) {
+                // The bits are the same.
+                let mut event = libc::epoll_event { events: entry.events as u16 as u32, u64: 0 };
+                let add = libc::EPOLL_CTL_ADD as usize;
+                let args = [epoll.0 as usize, add, entry.fd as usize, &raw mut event as usize];
+                call(libc::SYS_epoll_ctl, &args);
+            }
+            Some(epoll)
+        }
+    }
+}
+
+impl Drop for Several {
+    fn drop(&mut self) {
+        fds::closing(self.0);
+        // SAFETY: ours.
+        unsafe { call(libc::SYS_close, &[self.0 as usize]) };
+    }
+}
+
+door! {
+    /// libc's function.
+    EPOLL_WAIT = epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int,
+        timeout: c_int) -> c_int,
+    {
+        let look = || {
+            call(libc::SYS_epoll_wait, &[fd as usize, events as usize, max as usize, 0])
+        };
+        let until = after_ms(timeout);
+        loop {
+            match look() {
+                0 if timeout != 0 => match wait_ready(fd, Side::Read, until) {
+                    Then::TryAgain => {}
+                    _ => break look(),
+                },
+                found => break found,
+            }
+        }
+    }
+}
+
+static CLOSE: Next = Next::new(c"close");
+static DUP2: Next = Next::new(c"dup2");
+static DUP3: Next = Next::new(c"dup3");
+
+/// libc's function: who waits for the descriptor gives up.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    let known = fds::closing(fd);
+    // SAFETY: libc's function of that name and type, with the caller's argument.
+    let rc =
+        unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(CLOSE.get())(fd) };
+    if known {
+        fds::closed(fd);
+    }
+    rc
+}
+
+/// libc's function.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    if from != to {
+        fds::closing(to);
+    }
+    type Real = unsafe extern "C" fn(c_int, c_int) -> c_int;
+    // SAFETY: libc's function of that name and type, with the caller's arguments.
+    unsafe { transmute::<*mut c_void, Real>(DUP2.get())(from, to) }
+}
+
+/// libc's function.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if from != to {
+        fds::closing(to);
+    }
+    type Real = unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    // SAFETY: libc's function of that name and type, with the caller's arguments.
+    unsafe { transmute::<*mut c_void, Real>(DUP3.get())(from, to, flags) }
+}

@@ -1,0 +1,406 @@
+//! Descriptors: who waits for one to become readable or writable.
+//!
+//! A [`Pollable`] stands for one open descriptor. Users try their call without blocking first; only when the
+//! kernel has nothing do they wait here ([`Pollable::wait`]) and try again:
+//!
+//! ```text
+//!   user                                 poller (some thread without work, or sysmon)
+//!   read → EAGAIN                        epoll: fd is readable
+//!   ready? take the note, read again     ready, or wake those who wait
+//!   else sleep in the list
+//! ```
+//! Both under the descriptor's lock; epoll reports edges, so an edge that comes between the read and the wait
+//! is kept as `ready`.
+//!
+//! A descriptor is registered with the poller of the runtime whose goroutine first waits for it, both
+//! directions at once, for as long as it is open. (Another runtime's goroutine registers it there too: an edge
+//! is then reported twice, which does no harm.)
+//!
+//! Invariants:
+//! 1. The memory of a Pollable is never freed, only reused; `tag` is its generation, and every event carries
+//!    the tag it was registered with. So a late event finds its Pollable, or another life of it, and is
+//!    dropped.
+//! 2. Everything in `Inner` is behind the lock. Nobody is woken under it.
+//! 3. `waiters` of a [`Poller`] counts goroutines that sleep here: while there are any, somebody polls.
+
+use super::Sched;
+use super::m::Rt;
+use super::queue::{Batch, List, Node, Slept};
+use super::reason::WaitReason;
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::epoll::{Epoll, Event};
+use crate::sys::lock::Lock;
+use std::cell::UnsafeCell;
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::null;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Bits of a pointer to a Pollable in an event's data; the tag is above.
+const POINTER_BITS: u32 = 48;
+/// Pollables allocated at once.
+const SLAB: usize = 64;
+
+/// A runtime's poller.
+pub(crate) struct Poller {
+    pub(crate) epoll: Epoll,
+    opening: Lock<()>,
+    pub(crate) waiters: AtomicU32,
+    /// The keeper is blocked in the kernel there: nobody else needs to look.
+    pub(crate) blocked: AtomicBool,
+    /// When somebody last looked.
+    pub(crate) last: AtomicU64,
+}
+
+impl Poller {
+    /// A few bytes for each runtime, for ever: Pollables and threads may know it.
+    pub(crate) fn leak() -> &'static Poller {
+        Box::leak(Box::new(Poller {
+            epoll: Epoll::new(),
+            opening: Lock::new(()),
+            waiters: AtomicU32::new(0),
+            blocked: AtomicBool::new(false),
+            last: AtomicU64::new(0),
+        }))
+    }
+
+    /// Whether somebody waits for a descriptor.
+    #[inline]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) != 0
+    }
+
+    fn open(&self) -> io::Result<()> {
+        if self.epoll.is_open() {
+            return Ok(());
+        }
+        let _one = self.opening.lock();
+        self.epoll.open()
+    }
+
+    /// Looks, until `deadline` at most (0: does not wait). Who can go on is in the result.
+    pub(crate) fn poll(&self, deadline: Nanos) -> Ready {
+        let mut ready = Ready(Batch::new());
+        if self.epoll.is_open() {
+            self.epoll.wait(deadline, |event| Pollable::notify(event, &mut ready.0));
+        }
+        self.last.store(now(), Ordering::Relaxed);
+        ready
+    }
+}
+
+/// Goroutines that a look has found; they must be woken.
+#[must_use = "they wait to be woken"]
+pub(crate) struct Ready(Batch);
+
+impl Ready {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    pub(crate) fn wake(self, here: Option<Rt>) {
+        self.0.wake_all(here, LOOK_AGAIN);
+    }
+}
+
+/// A direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    Read = 0,
+    Write = 1,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Waited {
+    /// Try again.
+    Ready,
+    TimedOut,
+    Closed,
+}
+
+/// What a sleeper is told: to look, or that there is nothing to look at any more.
+const LOOK_AGAIN: u32 = 0;
+const CLOSED: u32 = 1;
+
+fn not_pollable() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "this kind of file cannot be waited for")
+}
+
+/// See the head of the file.
+#[repr(align(64))]
+pub(crate) struct Pollable {
+    tag: AtomicU32,
+    inner: Lock<Inner>,
+    /// Next in the free list; under its lock.
+    next: UnsafeCell<*const Pollable>,
+}
+
+// SAFETY: `next` is guarded by the lock of `FREE`.
+unsafe impl Sync for Pollable {}
+
+struct Inner {
+    sides: [SideState; 2],
+    closed: bool,
+    /// Where it is registered last.
+    poller: *const Poller,
+}
+
+// SAFETY: the pointer is to a Poller, which is Sync and never freed.
+unsafe impl Send for Inner {}
+
+struct SideState {
+    ready: bool,
+    /// Until when calls may wait.
+    deadline: Nanos,
+    list: List,
+}
+
+impl SideState {
+    const NEW: SideState = SideState { ready: false, deadline: NEVER, list: List::new() };
+}
+
+struct Free(*const Pollable);
+// SAFETY: a list of Pollables that nobody uses.
+unsafe impl Send for Free {}
+static FREE: Lock<Free> = Lock::new(Free(null()));
+
+impl Pollable {
+    /// One for a descriptor that was just opened. Allocates: not inside the runtime.
+    pub(crate) fn new() -> &'static Pollable {
+        loop {
+            {
+                let mut free = FREE.lock();
+                // SAFETY: null, or a Pollable in the list; never freed.
+                if let Some(first) = unsafe { free.0.as_ref() } {
+                    // SAFETY: under the list's lock.
+                    free.0 = unsafe { *first.next.get() };
+                    return first;
+                }
+            }
+            let slab: Vec<Pollable> = (0..SLAB)
+                .map(|_| Pollable {
+                    tag: AtomicU32::new(0),
+                    inner: Lock::new(Inner {
+                        sides: [SideState::NEW; 2],
+                        closed: false,
+                        poller: null(),
+                    }),
+                    next: UnsafeCell::new(null()),
+                })
+                .collect();
+            for one in slab.leak() {
+                one.give_back();
+            }
+        }
+    }
+
+    fn give_back(&'static self) {
+        let mut free = FREE.lock();
+        // SAFETY: under the list's lock.
+        unsafe { *self.next.get() = free.0 };
+        free.0 = self;
+    }
+
+    /// The descriptor is closed (or about to be, by its owner) and nobody waits. Ends this life.
+    pub(crate) fn free(&'static self) {
+        {
+            let mut inner = self.inner.lock();
+            debug_assert!(inner.sides.iter().all(|side| side.list.is_empty()));
+            inner.sides = [SideState::NEW; 2];
+            inner.closed = false;
+            inner.poller = null();
+            self.tag.store(
+                self.tag.load(Ordering::Relaxed).wrapping_add(1) & 0xffff,
+                Ordering::Relaxed,
+            );
+        }
+        self.give_back();
+    }
+
+    fn data(&'static self) -> u64 {
+        let address = std::ptr::from_ref(self).expose_provenance() as u64;
+        debug_assert!(address >> POINTER_BITS == 0);
+        address | u64::from(self.tag.load(Ordering::Relaxed)) << POINTER_BITS
+    }
+
+    /// An edge: notes it, or takes those who wait.
+    fn notify(event: Event, woken: &mut Batch) {
+        let address = (event.data & ((1 << POINTER_BITS) - 1)) as usize;
+        // SAFETY: made by `data` from a Pollable; never freed (invariant 1).
+        let this = unsafe { &*std::ptr::with_exposed_provenance::<Pollable>(address) };
+        let mut inner = this.inner.lock();
+        if u64::from(this.tag.load(Ordering::Relaxed)) != event.data >> POINTER_BITS {
+            return;
+        }
+        for (side, is) in inner.sides.iter_mut().zip([event.readable, event.writable]) {
+            if is {
+                side.ready = side.list.is_empty();
+                while let Some(taken) = side.list.take_first() {
+                    woken.push(taken);
+                }
+            }
+        }
+    }
+
+    /// As [`Pollable::wait`], for a descriptor that may have been closed and opened anew without our knowledge: it
+    /// is registered each time, and reported if it is ready now.
+    #[cfg(feature = "std")]
+    pub(crate) fn wait_armed(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        side: Side,
+        limit: Nanos,
+    ) -> io::Result<Waited> {
+        let poller = sched.poller;
+        poller.open()?;
+        if !poller.epoll.arm(fd, self.data())? {
+            return Err(not_pollable());
+        }
+        self.inner.lock().poller = poller;
+        self.wait(sched, fd, side, limit)
+    }
+
+    /// The descriptor is closed: everybody who waits looks again, or is told so.
+    #[cfg(feature = "std")]
+    pub(crate) fn interrupt(&self, fd: RawFd, tell: bool) {
+        super::queue::inside(|here| {
+            let (readers, writers, poller) = {
+                let mut inner = self.inner.lock();
+                let [read, write] = &mut inner.sides;
+                (read.list.take_all(), write.list.take_all(), inner.poller)
+            };
+            // SAFETY: null, or a Poller; those are never freed.
+            if let Some(poller) = unsafe { poller.as_ref() }
+                && (readers.len() > 0 || writers.len() > 0)
+            {
+                poller.epoll.remove(fd);
+            }
+            let word = if tell { CLOSED } else { LOOK_AGAIN };
+            readers.wake_all(here, word);
+            writers.wake_all(here, word);
+        });
+    }
+
+    /// Waits until the descriptor may be ready, until `limit`, or its own deadline for that side. `sched` is
+    /// the caller's runtime, or the one that polls for a plain thread.
+    ///
+    /// # Errors
+    /// When it cannot be polled: out of memory or of watches; regular files.
+    pub(crate) fn wait(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        side: Side,
+        limit: Nanos,
+    ) -> io::Result<Waited> {
+        let poller = self.register(sched, fd)?;
+        let deadline = {
+            let mut inner = self.inner.lock();
+            let closed = inner.closed;
+            let state = &mut inner.sides[side as usize];
+            if closed {
+                return Ok(Waited::Closed);
+            }
+            let deadline = state.deadline.min(limit);
+            if deadline != NEVER && deadline <= now() {
+                return Ok(Waited::TimedOut);
+            }
+            if std::mem::take(&mut state.ready) {
+                return Ok(Waited::Ready);
+            }
+            deadline
+        };
+        let node = Node::new(0);
+        let first = poller.waiters.fetch_add(1, Ordering::SeqCst) == 0;
+        if first {
+            sched.want_poller();
+        }
+        let slept = node.sleep(
+            WaitReason::IoWait,
+            deadline,
+            |_| {
+                let mut inner = self.inner.lock();
+                let closed = inner.closed;
+                let state = &mut inner.sides[side as usize];
+                // Anything that changed since we looked: look again.
+                let moved = state.deadline.min(limit) < deadline;
+                if closed || moved || std::mem::take(&mut state.ready) {
+                    return false;
+                }
+                state.list.push_back(&node);
+                true
+            },
+            |_| {
+                self.inner.lock().sides[side as usize].list.remove(&node);
+            },
+        );
+        poller.waiters.fetch_sub(1, Ordering::SeqCst);
+        let inner = self.inner.lock();
+        let over = inner.sides[side as usize].deadline.min(limit);
+        Ok(if inner.closed || slept == Slept::Woken(CLOSED) {
+            Waited::Closed
+        } else if slept == Slept::TimedOut && over <= now() {
+            Waited::TimedOut
+        } else {
+            Waited::Ready
+        })
+    }
+
+    /// Sees to it that the poller knows the descriptor.
+    fn register(&'static self, sched: &Sched, fd: RawFd) -> io::Result<&'static Poller> {
+        let poller = sched.poller;
+        if std::ptr::eq(self.inner.lock().poller, poller) {
+            return Ok(poller);
+        }
+        poller.open()?;
+        if !poller.epoll.add(fd, self.data())? {
+            return Err(not_pollable());
+        }
+        self.inner.lock().poller = poller;
+        Ok(poller)
+    }
+
+    /// Whether calls on this side are too late already.
+    pub(crate) fn is_late(&self, side: Side) -> bool {
+        let deadline = self.inner.lock().sides[side as usize].deadline;
+        deadline != NEVER && deadline <= now()
+    }
+
+    /// Until when calls on this side may wait; those who wait look again.
+    pub(crate) fn set_deadline(&self, side: Side, deadline: Nanos) {
+        super::queue::inside(|here| {
+            let woken = {
+                let mut inner = self.inner.lock();
+                let state = &mut inner.sides[side as usize];
+                state.deadline = deadline;
+                state.list.take_all()
+            };
+            woken.wake_all(here, LOOK_AGAIN);
+        });
+    }
+
+    /// The descriptor goes elsewhere: the poller is not to know it any more.
+    pub(crate) fn forget(&self, fd: RawFd) {
+        let poller = self.inner.lock().poller;
+        // SAFETY: null, or a Poller; those are never freed.
+        if let Some(poller) = unsafe { poller.as_ref() } {
+            poller.epoll.remove(fd);
+        }
+    }
+
+    /// Everybody who waits gives up, now and in future.
+    pub(crate) fn close(&self) {
+        super::queue::inside(|here| {
+            let (readers, writers) = {
+                let mut inner = self.inner.lock();
+                inner.closed = true;
+                let [read, write] = &mut inner.sides;
+                (read.list.take_all(), write.list.take_all())
+            };
+            readers.wake_all(here, LOOK_AGAIN);
+            writers.wake_all(here, LOOK_AGAIN);
+        });
+    }
+}

@@ -1,0 +1,227 @@
+//! The epoll door: one instance, and an eventfd that ends a wait.
+
+use super::clock::{NEVER, Nanos, now};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+/// Events taken by one call. Go's number.
+pub(crate) const BATCH: usize = 128;
+
+/// What a descriptor is registered for: both directions, edges only.
+const INTEREST: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+/// What makes a reader, or a writer, look again.
+const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+
+/// The eventfd's mark.
+const BREAK: u64 = 0;
+
+/// One answer of the kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Event {
+    /// What the descriptor was registered with.
+    pub(crate) data: u64,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+/// An epoll instance. Its memory lives for ever (`sched` leaks it), its descriptors until `close`.
+pub(crate) struct Epoll {
+    fd: AtomicI32,
+    waker: AtomicI32,
+    /// A break is under way: one write is enough.
+    breaking: AtomicBool,
+    /// The kernel has no `epoll_pwait2` (before 5.11): milliseconds.
+    coarse: AtomicBool,
+}
+
+impl Epoll {
+    /// Not open: nobody has asked for the network yet.
+    pub(crate) const fn new() -> Epoll {
+        Epoll {
+            fd: AtomicI32::new(-1),
+            waker: AtomicI32::new(-1),
+            breaking: AtomicBool::new(false),
+            coarse: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens it. By one caller at a time.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        if self.is_open() {
+            return Ok(());
+        }
+        let check = |fd: RawFd| if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) };
+        // SAFETY: calls that make descriptors, and one that registers one of them.
+        unsafe {
+            let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            let waker = match check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) {
+                Ok(waker) => waker,
+                Err(e) => {
+                    libc::close(fd);
+                    return Err(e);
+                }
+            };
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: BREAK };
+            let rc = libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, waker, &raw mut event);
+            if let Err(e) = check(rc) {
+                libc::close(waker);
+                libc::close(fd);
+                return Err(e);
+            }
+            self.waker.store(waker, Ordering::Relaxed);
+            self.fd.store(fd, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.fd.load(Ordering::Acquire) >= 0
+    }
+
+    /// Gives the descriptors back. Nobody waits any more.
+    pub(crate) fn close(&self) {
+        for fd in [&self.fd, &self.waker] {
+            let fd = fd.swap(-1, Ordering::AcqRel);
+            if fd >= 0 {
+                // SAFETY: ours, and nobody uses it (caller).
+                unsafe { libc::syscall(libc::SYS_close, fd) };
+            }
+        }
+    }
+
+    /// Registers `fd` for both directions, for as long as it is open; `data` is not 0. False: it cannot be
+    /// waited for (a regular file).
+    pub(crate) fn add(&self, fd: RawFd, data: u64) -> io::Result<bool> {
+        debug_assert!(data != BREAK);
+        let mut event = libc::epoll_event { events: INTEREST, u64: data };
+        let epoll = self.fd.load(Ordering::Acquire);
+        // SAFETY: one event of our own.
+        unsafe {
+            if libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) == 0 {
+                return Ok(true);
+            }
+            let e = io::Error::last_os_error();
+            match e.raw_os_error() {
+                // Somebody has used the same open file with another mark.
+                Some(libc::EEXIST) => {
+                    if libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) == 0 {
+                        return Ok(true);
+                    }
+                    Err(io::Error::last_os_error())
+                }
+                Some(libc::EPERM) => Ok(false),
+                _ => Err(e),
+            }
+        }
+    }
+
+    /// As [`Epoll::add`], for a descriptor that is probably known: if it is ready, that is reported anew.
+    pub(crate) fn arm(&self, fd: RawFd, data: u64) -> io::Result<bool> {
+        let mut event = libc::epoll_event { events: INTEREST, u64: data };
+        let epoll = self.fd.load(Ordering::Acquire);
+        // SAFETY: one event of our own.
+        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) } == 0 {
+            return Ok(true);
+        }
+        self.add(fd, data)
+    }
+
+    /// Forgets `fd`.
+    pub(crate) fn remove(&self, fd: RawFd) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: one event of our own. It may not be there any more.
+        unsafe {
+            libc::epoll_ctl(
+                self.fd.load(Ordering::Acquire),
+                libc::EPOLL_CTL_DEL,
+                fd,
+                &raw mut event,
+            )
+        };
+    }
+
+    /// Waits until `deadline` at most (0: not at all), and hands every event to `each`. How many there were,
+    /// a break not counted.
+    pub(crate) fn wait(&self, deadline: Nanos, mut each: impl FnMut(Event)) -> usize {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let n = self.wait_raw(deadline, &mut events);
+        let mut count = 0;
+        for event in &events[..n] {
+            let (bits, data) = (event.events, event.u64);
+            if data == BREAK {
+                self.drain();
+                continue;
+            }
+            count += 1;
+            let (readable, writable) = (bits & READABLE != 0, bits & WRITABLE != 0);
+            each(Event { data, readable, writable });
+        }
+        count
+    }
+
+    fn wait_raw(&self, deadline: Nanos, events: &mut [libc::epoll_event; BATCH]) -> usize {
+        let fd = self.fd.load(Ordering::Acquire);
+        let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now()) };
+        if !self.coarse.load(Ordering::Relaxed) {
+            let limit = libc::timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            };
+            let limit = if deadline == NEVER { std::ptr::null() } else { &raw const limit };
+            let no_mask = std::ptr::null::<u8>();
+            // SAFETY: room for BATCH events; the limit outlives the call.
+            let n = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    fd,
+                    events.as_mut_ptr(),
+                    BATCH,
+                    limit,
+                    no_mask,
+                    0usize,
+                )
+            };
+            if n >= 0 {
+                return n as usize;
+            }
+            if io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS) {
+                return 0; // a signal: the caller looks again
+            }
+            self.coarse.store(true, Ordering::Relaxed);
+        }
+        let ms = match deadline {
+            NEVER => -1,
+            _ => left.div_ceil(1_000_000).min(i32::MAX as u64) as i32,
+        };
+        let (no_mask, none) = (std::ptr::null::<u8>(), 0usize);
+        // SAFETY: as above.
+        let n = unsafe {
+            libc::syscall(libc::SYS_epoll_pwait, fd, events.as_mut_ptr(), BATCH, ms, no_mask, none)
+        };
+        n.max(0) as usize
+    }
+
+    /// Ends a wait that is under way, or the next one.
+    pub(crate) fn wake(&self) {
+        if self.breaking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let one = 1u64;
+        // SAFETY: writes eight bytes of our own.
+        unsafe {
+            libc::syscall(libc::SYS_write, self.waker.load(Ordering::Relaxed), &raw const one, 8)
+        };
+    }
+
+    fn drain(&self) {
+        let mut count = 0u64;
+        // SAFETY: reads eight bytes into our own.
+        unsafe {
+            libc::syscall(libc::SYS_read, self.waker.load(Ordering::Relaxed), &raw mut count, 8)
+        };
+        self.breaking.store(false, Ordering::Release);
+    }
+}
