@@ -45,8 +45,8 @@ use std::sync::atomic::Ordering;
 
 /// Strays that are looked at each time.
 const STRAY_LOOKS: usize = 8;
-/// CPU time that a stray may use, since it was last seen to sleep, before it is called back.
-const STRAY_CPU_NANOS: u64 = 1_000_000;
+/// CPU time that a stray may use between two looks before it is called back.
+const STRAY_CPU_NANOS: u64 = 500_000;
 
 /// A place in the list of strays. Under the scheduler's lock.
 pub(crate) struct Stray {
@@ -125,10 +125,11 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
         None
-    } else if let Some(orphan) = central.pop_orphan() {
-        Some(orphan)
     } else {
-        sched.take_idle_p_or(&mut central, last).map(|p| (p, false))
+        sched
+            .take_idle_p_or(&mut central, last)
+            .map(|p| (p, false))
+            .or_else(|| central.pop_orphan())
     };
     if let Some((p, claim)) = p {
         drop(central);

@@ -35,9 +35,9 @@ use crate::mem;
 use crate::sys::{lock, signal};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// How often in a row a preemption is put off because the goroutine is inside libc: for some 50 ms. Who mostly
+/// How often in a row a preemption is put off because the goroutine is inside libc: for about 0.1 s. Who mostly
 /// allocates is outside of it once in ten looks.
-const PUT_OFF_MAX: u16 = 100;
+const PUT_OFF_MAX: u16 = 200;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);

@@ -326,9 +326,6 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
                     locked::end(g);
                 }
                 stack = take_stack(g);
-                if g.locked.get().is_some() {
-                    super::locked::end(g);
-                }
             }
             free(rt, g);
             rt
