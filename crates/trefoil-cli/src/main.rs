@@ -1,6 +1,6 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! Without arguments it plays the demo. A scene is one row of [`scenes::SCENES`].
+//! Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`].
 
 mod proc;
 mod scenes;
@@ -16,7 +16,7 @@ use stage::Stage;
 
 /// Goroutines for Rust: the scheduler at work.
 ///
-/// Without a command: plays the demo, a million goroutines.
+/// Without a command: plays the tour, all scenes one after the other.
 #[derive(Parser)]
 #[command(name = "trefoil", version)]
 struct Cli {
@@ -49,13 +49,14 @@ enum Command {
     },
 }
 
-/// What plays without a command.
-const DEMO: &str = "million";
-
 fn main() -> ExitCode {
+    if std::env::var_os(scenes::live::DEADLOCK).is_some() {
+        scenes::live::deadlock_now();
+        return ExitCode::SUCCESS;
+    }
     let cli = Cli::parse();
     let (scene, list) = match cli.command {
-        None => (Some(DEMO.to_owned()), false),
+        None => (None, false),
         Some(Command::Tour { scene, list }) => (scene, list),
     };
     let chosen: Vec<&Scene> = match &scene {
@@ -74,7 +75,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let stage = Stage::new(cli.show.plain || !can_draw(), cli.show.goroutines);
-    for scene in chosen {
+    for (i, scene) in chosen.into_iter().enumerate() {
+        if i > 0 {
+            println!();
+        }
         stage.title(scene.name, scene.line);
         if let Err(error) = (scene.play)(&stage) {
             eprintln!("trefoil: {}: {error}", scene.name);
@@ -105,9 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn scene_names_are_unique_and_the_demo_exists() {
+    fn scene_names_are_unique() {
         let mut names: Vec<_> = SCENES.iter().map(|scene| scene.name).collect();
-        assert!(names.contains(&DEMO));
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SCENES.len());

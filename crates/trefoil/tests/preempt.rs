@@ -763,7 +763,6 @@ fn m26_stopped_in_awkward_places() {
 /// Who waits for a lock of std's gets it, although its holder takes it again at once and uses up every slice
 /// with it in hand: threads share it evenly, also on one CPU.
 #[test]
-#[ignore = "the lock is always taken again before the waiter runs: 20,643 to 1 on one P, where threads have 1 to 1"]
 fn waiters_for_a_std_mutex_are_not_starved() {
     let _w = watchdog();
     runtime(1).run(|| {

@@ -1,6 +1,9 @@
 //! The scenes: one file each, and a row in the table.
 
+pub(crate) mod live;
 mod million;
+mod stalls;
+mod std_works;
 
 use crate::stage::Stage;
 
@@ -15,8 +18,25 @@ pub(crate) struct Scene {
 }
 
 /// All scenes, in the order of the tour.
-pub(crate) const SCENES: &[Scene] = &[Scene {
-    name: "million",
-    line: "a million goroutines: started, alive at once, shared out by stealing",
-    play: million::play,
-}];
+pub(crate) const SCENES: &[Scene] = &[
+    Scene {
+        name: "million",
+        line: "a million goroutines: started, alive at once, shared out by stealing",
+        play: million::play,
+    },
+    Scene { name: "hogs", line: "endless loops stop nobody", play: stalls::hogs },
+    Scene { name: "blocking", line: "blocking calls stop nobody", play: stalls::blocking },
+    Scene {
+        name: "locals",
+        line: "thread-locals travel with their goroutine",
+        play: std_works::locals,
+    },
+    Scene {
+        name: "std",
+        line: "std's locks and sleeps park the goroutine, not the thread",
+        play: std_works::locks,
+    },
+    Scene { name: "network", line: "std::net, a goroutine a connection", play: std_works::network },
+    Scene { name: "procs", line: "GOMAXPROCS, changed live", play: live::procs },
+    Scene { name: "deadlock", line: "a deadlock is named, with every stack", play: live::deadlock },
+];

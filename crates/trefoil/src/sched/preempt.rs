@@ -22,8 +22,8 @@
 //!    also the aide, who may be starting the one thread that could resume him. Only who has been found there
 //!    [`PUT_OFF_MAX`] times in a row cannot be in the middle of malloc (it may spin for a lock of libc's).
 //!
-//! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead): users see no
-//! EINTR.
+//! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
+//! a call that is entered between sysmon's look and its signal.
 
 use super::Sched;
 use super::handoff;

@@ -224,8 +224,8 @@ fn finish_switch(rt: Rt) {
         }
         Leaving::Stranded(g) => {
             g.state.set_runnable();
-            sched.push_global(g);
-            sched.wake_after_push();
+            // As one that was woken: it does not wait behind those who compute.
+            sched.push_from_outside(g);
         }
         Leaving::Dead(stack) => recycle(rt.p(), stack),
     }
