@@ -47,8 +47,7 @@ pub(crate) fn locks(stage: &Stage) -> Result<(), String> {
             handle.join().expect("nobody panics");
         }
         stage.fact("time", format_args!("{:.2?}", start.elapsed()));
-        let sum = *sum.lock().expect("nobody panics");
-        sum
+        Arc::into_inner(sum).and_then(|sum| sum.into_inner().ok()).unwrap_or(0)
     });
     if sum != AT_ONCE || threads > 64 {
         return Err(format!("{sum} of {AT_ONCE} came through, on {threads} threads"));
