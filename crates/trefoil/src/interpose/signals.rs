@@ -84,7 +84,13 @@ pub(crate) unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_
 /// Takes the preemption signal over (SIGURG unless another was asked for). False: this machine cannot preempt.
 pub(crate) fn install_preemption(signal: Option<c_int>) -> bool {
     let signal = signal.unwrap_or(libc::SIGURG);
-    if !preempt::init(signal, library_of(libc::malloc as *const () as usize)) {
+    unsafe extern "C" {
+        // Only its address matters here: it lies in the loader.
+        #[allow(clashing_extern_declarations)]
+        fn __tls_get_addr(index: *const c_void) -> *mut c_void;
+    }
+    let libraries = [libc::malloc as *const () as usize, __tls_get_addr as *const () as usize];
+    if !preempt::init(signal, libraries.map(library_of)) {
         return false;
     }
     // SAFETY: once, before the first goroutine; a handler of the right type for SA_SIGINFO.

@@ -246,6 +246,12 @@ impl Sched {
 
     /// Under the lock: `m`, without a P, becomes idle, or the keeper. Returns until when it sleeps.
     pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
+        let until = self.lie_down_where(central, m);
+        self.publish_spares(central);
+        until
+    }
+
+    fn lie_down_where(&self, central: &mut Central, m: &'static M) -> Nanos {
         let keeps = (central.keeper.is_none() || central.keeps(m)) && !m.listed.get();
         let first = self.next_timer();
         let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
@@ -275,10 +281,24 @@ impl Sched {
         NEVER
     }
 
+    /// Whether no thread is to spare: a P whose thread blocks would have to wait for a new one. For a look without
+    /// the lock.
+    pub(crate) fn has_no_spare(&self) -> bool {
+        self.spares.load(Ordering::Relaxed) == 0
+    }
+
+    /// Under the lock: idle threads came or went.
+    pub(crate) fn publish_spares(&self, central: &Central) {
+        let spares = central.idle_m_count + u32::from(central.keeper.is_some());
+        self.spares.store(spares, Ordering::Relaxed);
+    }
+
     /// `m` was idle for long. True: it is out of the list, and to end.
     pub(crate) fn dismiss_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
-        central.idle_m_count > self.procs() && central.remove_idle_m(m)
+        let out = central.idle_m_count > self.procs() && central.remove_idle_m(m);
+        self.publish_spares(&central);
+        out
     }
 
     /// Under the lock: nobody keeps the timers for now.
@@ -481,6 +501,7 @@ impl Sched {
         let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(central))?;
         m.spinning.set(spinning);
         m.handed.set(Some(p));
+        self.publish_spares(central);
         Some(if central.wants_thread() { Wake::LastThread(m, self.aide) } else { Wake::Thread(m) })
     }
 

@@ -72,7 +72,11 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             }
         }
         timers::run_due(rt, &p.timers);
-        let found = take_here(sched, p)
+        // With no thread to spare, those first who were stopped: one of them may hold the lock (malloc's, the
+        // loader's) for which others block their threads, and the aide cannot start another.
+        let stopped = if sched.has_no_spare() { take_stopped(sched, p) } else { None };
+        let found = stopped
+            .or_else(|| take_here(sched, p))
             .or_else(|| poll(rt, p))
             .or_else(|| take_tired(rt, p))
             .or_else(|| search(rt, p));
@@ -131,6 +135,17 @@ fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
     }
     let g = sched.take_global_share(&mut sched.central.lock(), p)?;
     p.next_tick();
+    Some(g)
+}
+
+/// One of those who used up their slice, every other time.
+fn take_stopped(sched: &Sched, p: &'static P) -> Option<&'static G> {
+    if p.was_fair.replace(true) || !sched.has_global() {
+        p.was_fair.set(false);
+        return None;
+    }
+    let g = sched.take_tired()?;
+    p.next_tired_tick();
     Some(g)
 }
 
@@ -353,6 +368,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             }
             // Every P is busy, and looks after timers and queues.
             central.push_idle_m(m);
+            sched.publish_spares(&central);
         }
         let until = if m.listed.get() { NEVER } else { until };
         let spare = m.listed.get() && central.idle_m_count > sched.procs();

@@ -194,6 +194,8 @@ impl Sched {
             m.hold.store(HELD, Ordering::Relaxed);
             return if look == Look::Blocked { Look::Unknown } else { look };
         }
+        // It may wait for something that a goroutine holds which was stopped: whoever gets the P begins with those.
+        p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
         m.stray.cpu.set(probe::cpu_time(m.tid.load(Ordering::Relaxed)));
         central.strays.push(m);
         let wake = self.lose(&mut central, m, p);

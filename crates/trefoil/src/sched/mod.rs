@@ -137,6 +137,8 @@ pub(crate) struct Sched {
     /// The goroutines' reference to this Sched was given back.
     released: AtomicBool,
     next_m: AtomicU32,
+    /// Idle threads, for a look without the lock. Written under it.
+    pub(crate) spares: AtomicU32,
     /// Threads that run a goroutine without a P.
     pub(crate) astray: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
@@ -175,6 +177,7 @@ impl Sched {
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
+            spares: AtomicU32::new(0),
             astray: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),

@@ -18,9 +18,9 @@
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since: the signal is late;
-//! 6. it is in the library that malloc lives in: a holder of malloc's lock who stops makes everybody wait,
-//!    also the aide, who may be starting the one thread that could resume him. Only who has been found there
-//!    [`PUT_OFF_MAX`] times in a row cannot be in the middle of malloc (it may spin for a lock of libc's).
+//! 6. it is in the library that malloc lives in, or in the loader: a holder of one of their locks who stops makes
+//!    everybody wait, also the aide, who may be starting the one thread that could resume him. Only who has been
+//!    found there [`PUT_OFF_MAX`] times in a row, and only while a thread is to spare.
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
 //! a call that is entered between sysmon's look and its signal.
@@ -33,26 +33,28 @@ use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
 use crate::sys::{lock, signal};
+use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// How often in a row a preemption is put off because the goroutine is inside libc: for about 0.1 s. Who mostly
-/// allocates is outside of it once in ten looks.
+/// How often in a row a preemption is put off because the goroutine is inside libc: for tens of
+/// milliseconds. Who mostly allocates is outside of it once in ten looks.
 const PUT_OFF_MAX: u16 = 200;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// The library that malloc lives in.
-static LIBC_START: AtomicUsize = AtomicUsize::new(0);
-static LIBC_END: AtomicUsize = AtomicUsize::new(0);
+/// Start and end of the libraries whose locks everybody needs: malloc's, and the loader.
+static LIBRARIES: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
 /// Readies the machine and takes note of `signal`, for which [`on_signal`] is about to be installed. False:
 /// this CPU cannot do it.
-pub(crate) fn init(signal: i32, libc_text: std::ops::Range<usize>) -> bool {
+pub(crate) fn init(signal: i32, libraries: [Range<usize>; 2]) -> bool {
     if !arch::preempt::init_preemption(preempted) {
         return false;
     }
-    LIBC_START.store(libc_text.start, Ordering::Relaxed);
-    LIBC_END.store(libc_text.end, Ordering::Relaxed);
+    for (known, library) in LIBRARIES.iter().zip(libraries) {
+        known[0].store(library.start, Ordering::Relaxed);
+        known[1].store(library.end, Ordering::Relaxed);
+    }
     SIGNAL.store(signal, Ordering::Release);
     true
 }
@@ -175,12 +177,15 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if !asked {
         return false;
     }
-    let in_libc =
-        (LIBC_START.load(Ordering::Relaxed)..LIBC_END.load(Ordering::Relaxed)).contains(&pc);
-    let put_off = m.put_off.get();
-    if in_libc && put_off < PUT_OFF_MAX {
-        m.put_off.set(put_off + 1);
-        return false;
+    let in_library = LIBRARIES.iter().any(|[start, end]| {
+        (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
+    });
+    if in_library {
+        let put_off = m.put_off.get().saturating_add(1);
+        m.put_off.set(put_off);
+        if put_off < PUT_OFF_MAX || m.sched().has_no_spare() {
+            return false;
+        }
     }
     m.put_off.set(0);
     true

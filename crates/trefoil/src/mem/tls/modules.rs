@@ -262,6 +262,7 @@ fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change
         offset: usize,
     }
     unsafe extern "C" {
+        #[allow(clashing_extern_declarations)]
         fn __tls_get_addr(index: *const Index) -> *mut c_void;
     }
     let mut dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
