@@ -1061,8 +1061,8 @@ fn a_context_ends_calls() {
         server.write_all(b"x").unwrap();
         assert_eq!((&*client).read(&mut [0; 8]).unwrap(), 1);
 
-        let (ctx, _cancel) = Context::background().with_timeout(10 * MS);
         let start = Instant::now();
+        let (ctx, _cancel) = Context::background().with_timeout(10 * MS);
         let guard = client.cancel_on(&ctx);
         assert_eq!((&*client).read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(start.elapsed() >= 10 * MS);
