@@ -241,18 +241,17 @@ fn chat_websocket() {
     let url = format!("ws://{}/", server.addr);
     let mut clients: Vec<_> =
         (0..3).map(|_| client(url.as_str(), server.connect()).unwrap().0).collect();
-    let mut hear = |at: usize, what: &str| {
+    let mut first_hears = |what: &str| {
         loop {
-            match clients[at].read().unwrap() {
+            match clients[0].read().unwrap() {
                 Message::Text(text) if text.ends_with(what) => return,
                 _ => {}
             }
         }
     };
     // All are in the room when the first has heard of the others.
-    hear(0, "has come");
-    hear(0, "has come");
-    drop(hear);
+    first_hears("has come");
+    first_hears("has come");
     clients[1].send(Message::text("hello, all")).unwrap();
     clients[1].send(Message::text("and again")).unwrap();
     for at in [0, 2] {
