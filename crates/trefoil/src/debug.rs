@@ -17,6 +17,8 @@ pub struct Stats {
     pub threads_without_p: usize,
     /// Goroutines alive.
     pub goroutines: usize,
+    /// Goroutines, and plain threads served by this runtime, that wait for a descriptor.
+    pub io_waiters: usize,
     /// Goroutines waiting in the global queue.
     pub global_queue: usize,
     /// Address space set aside for stacks in this process, in bytes. Only what was touched is memory.
@@ -71,6 +73,7 @@ pub fn stats() -> Stats {
         procs: sched.all_ps().map(proc_stats).collect(),
         threads: sched.threads() as usize,
         goroutines: sched.num_goroutines() as usize,
+        io_waiters: sched.poller.waiters.load(Ordering::Relaxed) as usize,
         global_queue: sched.global_len.load(Ordering::Relaxed) as usize,
         stack_bytes_mapped: memory.mapped_bytes,
         stacks_live: memory.live,

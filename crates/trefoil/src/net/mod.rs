@@ -46,7 +46,7 @@
 
 mod cancel;
 mod copy;
-mod fd;
+pub(crate) mod fd;
 mod pipe;
 mod tcp;
 mod udp;

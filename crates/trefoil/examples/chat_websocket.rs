@@ -1,0 +1,104 @@
+//! A chat over WebSockets (tungstenite): what one says, all the others hear.
+//!
+//! ```sh
+//! cargo run --release --example chat_websocket 127.0.0.1:9001
+//! ```
+//! Two goroutines for each client: one reads, one writes what others said.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+use trefoil::chan::{self, Sender};
+use trefoil::go;
+use trefoil::net::{TcpListener, TcpStream};
+use trefoil::sync::Mutex;
+use tungstenite::protocol::Role;
+use tungstenite::{Message, WebSocket};
+
+/// Messages that wait for a client; one that is slower than that is left behind.
+const WAITING: usize = 256;
+
+/// The connection for two goroutines. tungstenite writes whole frames, so a whole write at a time keeps them whole.
+#[derive(Clone)]
+struct Shared {
+    stream: Arc<TcpStream>,
+    writing: Arc<Mutex<()>>,
+}
+
+impl Read for Shared {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        (&*self.stream).read(buf)
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let _whole = self.writing.lock();
+        (&*self.stream).write_all(buf)?;
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Room(Arc<Mutex<HashMap<u64, Sender<Message>>>>);
+
+impl Room {
+    fn say(&self, from: u64, text: &str) {
+        let text = format!("{from}: {text}");
+        self.0
+            .lock()
+            .retain(|&id, tx| id == from || tx.try_send(Message::text(text.clone())).is_ok());
+    }
+}
+
+fn serve(id: u64, stream: TcpStream, room: &Room) -> tungstenite::Result<()> {
+    let shared = Shared { stream: Arc::new(stream), writing: Arc::default() };
+    let Ok(mut reads) = tungstenite::accept(shared.clone()) else { return Ok(()) };
+    let (tx, rx) = chan::bounded(WAITING);
+    room.0.lock().insert(id, tx);
+    let stream = shared.stream.clone();
+    let writer = go(move || {
+        let mut writes = WebSocket::from_raw_socket(shared, Role::Server, None);
+        for message in rx.iter() {
+            if writes.send(message).is_err() {
+                break;
+            }
+        }
+    });
+    room.say(id, "has come");
+    let ended = loop {
+        match reads.read() {
+            Ok(Message::Text(text)) => room.say(id, &text),
+            Ok(_) => {}
+            Err(e) => break e,
+        }
+    };
+    room.0.lock().remove(&id);
+    room.say(id, "has gone");
+    let _ = stream.close();
+    let _ = writer.join();
+    Err(ended)
+}
+
+#[trefoil::main]
+fn main() -> io::Result<()> {
+    let addr = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:9001".into());
+    let listener = TcpListener::bind(addr)?;
+    println!("listening on {}", listener.local_addr()?);
+    let room = Room::default();
+    for id in 1.. {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let room = room.clone();
+                go(move || serve(id, stream, &room));
+            }
+            Err(_) => trefoil::time::sleep(Duration::from_millis(5)),
+        }
+    }
+    Ok(())
+}

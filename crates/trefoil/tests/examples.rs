@@ -1,0 +1,313 @@
+//! The examples, end to end: each is started on a free port of the loopback, used, and stopped.
+
+mod common;
+
+use common::watchdog;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A running example; it ends with this.
+struct Example {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    addr: SocketAddr,
+}
+
+/// Beside this test's own program, where `cargo test` has built it; built now if only this test was asked for.
+fn program(name: &str) -> PathBuf {
+    let me = std::env::current_exe().unwrap();
+    let profile = me.parent().and_then(|deps| deps.parent()).unwrap();
+    let path = profile.join("examples").join(name);
+    if !path.exists() {
+        let kind = profile.file_name().unwrap().to_str().unwrap();
+        let status = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--example",
+                name,
+                "--profile",
+                if kind == "debug" { "dev" } else { kind },
+            ])
+            .arg("--target-dir")
+            .arg(profile.parent().unwrap())
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+    path
+}
+
+impl Example {
+    fn start(name: &str, args: &[&str]) -> Example {
+        let mut child = Command::new(program(name))
+            .arg("127.0.0.1:0")
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let addr = line.trim().rsplit(' ').next().unwrap().parse().expect("an address");
+        Example { child, out, addr }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.addr).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    fn interrupt(&self) {
+        // SAFETY: a system call without pointers, about our own child.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGINT) };
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One answer: its status line and its body.
+fn answer(reader: &mut impl BufRead) -> (String, Vec<u8>) {
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    };
+    let status = line();
+    let (mut length, mut chunked) = (0, false);
+    loop {
+        let header = line().to_ascii_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        if let Some(value) = header.strip_prefix("content-length: ") {
+            length = value.parse().unwrap();
+        }
+        chunked |= header == "transfer-encoding: chunked";
+    }
+    let mut body = Vec::new();
+    loop {
+        let mut size = length;
+        if chunked {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            size = usize::from_str_radix(line.trim_end(), 16).unwrap();
+        }
+        let mut part = vec![0; size + if chunked { 2 } else { 0 }];
+        reader.read_exact(&mut part).unwrap();
+        body.extend_from_slice(&part[..size]);
+        if !chunked || size == 0 {
+            return (status, body);
+        }
+    }
+}
+
+/// What the server answers to these bytes, on a connection of their own.
+fn ask(example: &Example, request: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = example.connect();
+    stream.write_all(request).unwrap();
+    answer(&mut BufReader::new(stream))
+}
+
+#[test]
+fn http_server() {
+    let _watchdog = watchdog();
+    let server = Example::start("http_server", &[]);
+    // Kept alive, pipelined, in pieces.
+    let mut stream = server.connect();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\
+        POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello\
+        POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nT: t\r\n\r\n\
+        GET /stream HTTP/1.1\r\n\r\nGET /nothing HTTP/1.1\r\n\r\nHEAD / HTTP/1.0\r\n\r\n";
+    for piece in requests.chunks(37) {
+        stream.write_all(piece).unwrap();
+        stream.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ok = "HTTP/1.1 200 OK".to_owned();
+    assert_eq!(answer(&mut reader), (ok.clone(), b"hello from a goroutine\n".to_vec()));
+    assert_eq!(answer(&mut reader), (ok.clone(), b"hello".to_vec()));
+    assert_eq!(answer(&mut reader), (ok.clone(), b"abcdefg".to_vec()));
+    let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
+    assert_eq!(answer(&mut reader), (ok.clone(), lines.into_bytes()));
+    assert_eq!(answer(&mut reader).0, "HTTP/1.1 404 Not Found");
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest).unwrap();
+    assert!(rest.starts_with(&ok) && rest.ends_with("Connection: close\r\n\r\n"), "{rest:?}");
+
+    // Limits and nonsense.
+    let long = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'x'; 20 << 10]].concat();
+    assert_eq!(ask(&server, &long).0, "HTTP/1.1 431 Request Header Fields Too Large");
+    let large = b"POST /echo HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n";
+    assert_eq!(ask(&server, large).0, "HTTP/1.1 413 Content Too Large");
+    let large = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n";
+    assert_eq!(ask(&server, large).0, "HTTP/1.1 413 Content Too Large");
+    let two =
+        b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
+    assert_eq!(ask(&server, two).0, "HTTP/1.1 400 Bad Request");
+    assert_eq!(ask(&server, b"what is this\r\n\r\n").0, "HTTP/1.1 400 Bad Request");
+    assert_eq!(ask(&server, b"PUT / HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
+
+    // Many at once.
+    let many: Vec<_> = (0..50)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(b"GET /slow HTTP/1.1\r\n\r\n").unwrap();
+            BufReader::new(stream)
+        })
+        .collect();
+    for mut reader in many {
+        assert_eq!(answer(&mut reader), (ok.clone(), b"worth the wait\n".to_vec()));
+    }
+    let url = format!("http://{}/echo", server.addr);
+    match Command::new("curl").args(["-sS", "-m", "20", "-d", "from curl", &url]).output() {
+        Ok(out) => assert_eq!(out.stdout, b"from curl", "{out:?}"),
+        Err(_) => println!("skipped: no curl"),
+    }
+
+    // Ctrl-C: what is under way is answered, the idle are closed.
+    let mut idle = server.connect();
+    idle.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut idle = BufReader::new(idle);
+    answer(&mut idle);
+    let mut busy = server.connect();
+    busy.write_all(b"GET /slow HTTP/1.1\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    server.interrupt();
+    assert_eq!(idle.read(&mut [0; 8]).unwrap(), 0);
+    let mut busy = BufReader::new(busy);
+    assert_eq!(answer(&mut busy), (ok, b"worth the wait\n".to_vec()));
+    assert_eq!(busy.read(&mut [0; 8]).unwrap(), 0);
+    let mut server = server;
+    assert!(server.child.wait().unwrap().success());
+    let mut said = String::new();
+    server.out.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "shutting down\nall done\n");
+}
+
+#[test]
+fn port_forwarder() {
+    let _watchdog = watchdog();
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = target.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in target.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                all.reverse();
+                stream.write_all(&all).unwrap();
+            });
+        }
+    });
+    let forwarder = Example::start("port_forwarder", &[&addr]);
+    let clients: Vec<_> = [0, 10, 2_000_000]
+        .map(|size: usize| {
+            let mut stream = forwarder.connect();
+            std::thread::spawn(move || {
+                let bytes: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+                stream.write_all(&bytes).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                let mut back = Vec::new();
+                stream.read_to_end(&mut back).unwrap();
+                back.reverse();
+                assert!(back == bytes);
+            })
+        })
+        .into();
+    clients.into_iter().for_each(|c| c.join().unwrap());
+}
+
+#[test]
+fn chat_websocket() {
+    use tungstenite::{Message, client};
+    let _watchdog = watchdog();
+    let server = Example::start("chat_websocket", &[]);
+    let url = format!("ws://{}/", server.addr);
+    let mut clients: Vec<_> =
+        (0..3).map(|_| client(url.as_str(), server.connect()).unwrap().0).collect();
+    let mut first_hears = |what: &str| {
+        loop {
+            match clients[0].read().unwrap() {
+                Message::Text(text) if text.ends_with(what) => return,
+                _ => {}
+            }
+        }
+    };
+    // All are in the room when the first has heard of the others.
+    first_hears("has come");
+    first_hears("has come");
+    clients[1].send(Message::text("hello, all")).unwrap();
+    clients[1].send(Message::text("and again")).unwrap();
+    for at in [0, 2] {
+        let mut heard = Vec::new();
+        while heard.len() < 2 {
+            if let Message::Text(text) = clients[at].read().unwrap()
+                && !text.ends_with("has come")
+            {
+                heard.push(text.split(": ").nth(1).unwrap().to_owned());
+            }
+        }
+        assert_eq!(heard, ["hello, all", "and again"]);
+    }
+    let mut last = clients.pop().unwrap();
+    last.close(None).unwrap();
+    while last.read().is_ok() {}
+    loop {
+        if let Message::Text(text) = clients[0].read().unwrap()
+            && text.ends_with("has gone")
+        {
+            break;
+        }
+    }
+}
+
+#[test]
+fn tls_echo() {
+    let _watchdog = watchdog();
+    let path = std::env::temp_dir().join(format!("trefoil-tls-{}.pem", std::process::id()));
+    let server = Example::start("tls_echo", &[path.to_str().unwrap()]);
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&path).unwrap()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    let clients: Vec<_> = (0..8u8)
+        .map(|id| {
+            let (stream, config) = (server.connect(), config.clone());
+            std::thread::spawn(move || {
+                let name = ServerName::try_from("localhost").unwrap();
+                let connection = rustls::ClientConnection::new(config, name).unwrap();
+                let mut tls = rustls::StreamOwned::new(connection, stream);
+                for turn in 0..20 {
+                    let sent = vec![id ^ turn; 1 + 997 * turn as usize];
+                    tls.write_all(&sent).unwrap();
+                    let mut got = vec![0; sent.len()];
+                    tls.read_exact(&mut got).unwrap();
+                    assert!(sent == got);
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|c| c.join().unwrap());
+}

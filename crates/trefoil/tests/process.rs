@@ -1,0 +1,178 @@
+//! Children and signals: waiting for them parks the goroutine.
+
+mod common;
+
+use common::{Child, in_child, watchdog, yield_until};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::signal::{self, SIGUSR1, SIGUSR2};
+use trefoil::{Runtime, go, process};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn at_each(f: impl Fn() + Sync) {
+    let _watchdog = watchdog();
+    for procs in [1, 2, 8] {
+        Runtime::builder().procs(procs).build().unwrap().run(|| f());
+    }
+}
+
+fn sh(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    command
+}
+
+fn send(signal: i32) {
+    // SAFETY: a system call without pointers.
+    assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+}
+
+#[test]
+fn waiting_for_children_needs_no_threads() {
+    at_each(|| {
+        let children: Vec<_> = (0..20)
+            .map(|i| {
+                go(move || {
+                    let mut child = sh(&format!("sleep 0.1; exit {i}")).spawn().unwrap();
+                    process::wait(&mut child).unwrap().code()
+                })
+            })
+            .collect();
+        yield_until("all to wait", || trefoil::debug::stats().io_waiters > 0);
+        assert!(trefoil::debug::stats().threads < 20);
+        for (i, child) in children.into_iter().enumerate() {
+            assert_eq!(child.join().unwrap(), Some(i as i32));
+        }
+        assert_eq!(trefoil::debug::stats().io_waiters, 0);
+    });
+}
+
+#[test]
+fn waiting_has_a_limit() {
+    at_each(|| {
+        let mut child = sh("sleep 30").spawn().unwrap();
+        let start = Instant::now();
+        assert_eq!(process::wait_timeout(&mut child, 10 * MS).unwrap(), None);
+        assert!(start.elapsed() >= 10 * MS);
+        child.kill().unwrap();
+        assert!(!process::wait(&mut child).unwrap().success());
+        // Again: it is known.
+        assert!(!process::wait(&mut child).unwrap().success());
+    });
+}
+
+#[test]
+fn wait_closes_the_input() {
+    at_each(|| {
+        let mut child = sh("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert!(process::wait(&mut child).unwrap().success());
+    });
+}
+
+#[test]
+fn output_of_both_kinds() {
+    at_each(|| {
+        // More than pipes hold, on both.
+        let script = "i=0; while [ $i -lt 300 ]; do head -c 500 /dev/zero; head -c 400 /dev/zero >&2; \
+                      i=$((i+1)); done; exit 3";
+        let out = process::output(&mut sh(script)).unwrap();
+        assert_eq!((out.stdout.len(), out.stderr.len()), (150_000, 120_000));
+        assert_eq!(out.status.code(), Some(3));
+        assert_eq!(process::status(&mut sh("exit 4")).unwrap().code(), Some(4));
+        assert!(process::output(&mut Command::new("/nowhere/at/all")).is_err());
+    });
+}
+
+#[test]
+fn plain_threads_wait_too() {
+    let _watchdog = watchdog();
+    let out = process::output(&mut sh("echo hello")).unwrap();
+    assert_eq!(out.stdout, b"hello\n");
+}
+
+#[test]
+fn signals_come_through_channels() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("signals_come_through_channels").succeed();
+        return;
+    }
+    assert!(signal::notify(&[libc::SIGKILL]).is_err());
+    assert!(signal::notify(&[0]).is_err() && signal::notify(&[libc::SIGSEGV]).is_err());
+    at_each(|| {
+        let both = signal::notify(&[SIGUSR1, SIGUSR2]).unwrap();
+        let one = signal::notify(&[SIGUSR1]).unwrap();
+        send(SIGUSR2);
+        assert_eq!(both.recv(), Ok(SIGUSR2));
+        for _ in 0..20 {
+            send(SIGUSR1);
+            assert_eq!((both.recv(), one.recv()), (Ok(SIGUSR1), Ok(SIGUSR1)));
+        }
+        assert!(one.is_empty());
+        // Beside goroutines that compute.
+        static STOP: AtomicBool = AtomicBool::new(false);
+        STOP.store(false, Ordering::SeqCst);
+        let hogs: Vec<_> = (0..2)
+            .map(|_| {
+                go(|| {
+                    while !STOP.load(Ordering::SeqCst) {
+                        std::hint::spin_loop();
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..5 {
+            send(SIGUSR1);
+            assert_eq!(one.recv(), Ok(SIGUSR1));
+        }
+        STOP.store(true, Ordering::SeqCst);
+        hogs.into_iter().for_each(|h| h.join().unwrap());
+    });
+}
+
+/// Nothing but a signal can wake this program, and that is no deadlock.
+#[test]
+fn waiting_for_a_signal_is_no_deadlock() {
+    let _watchdog = watchdog();
+    if in_child() {
+        trefoil::run(|| {
+            let signals = signal::notify(&[SIGUSR1]).unwrap();
+            common::mark(&format!("pid {}", std::process::id()));
+            assert_eq!(signals.recv(), Ok(SIGUSR1));
+        });
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "waiting_for_a_signal_is_no_deadlock", "--nocapture", "--test-threads=1"])
+        .env("TREFOIL_TEST_CHILD", "waiting_for_a_signal_is_no_deadlock")
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    lines.by_ref().find(|line| line.as_ref().unwrap().starts_with("pid ")).unwrap().unwrap();
+    std::thread::sleep(300 * MS);
+    // SAFETY: a system call without pointers.
+    unsafe { libc::kill(child.id() as i32, SIGUSR1) };
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_nobody_listens_to_does_what_it_did() {
+    use std::os::unix::process::ExitStatusExt;
+    let _watchdog = watchdog();
+    if in_child() {
+        trefoil::run(|| {
+            drop(signal::notify(&[SIGUSR1]).unwrap());
+            send(SIGUSR1);
+            loop {
+                trefoil::time::sleep(10 * MS);
+            }
+        });
+        return;
+    }
+    let out = Child::of("a_signal_nobody_listens_to_does_what_it_did").output();
+    assert_eq!(out.status.signal(), Some(SIGUSR1), "{out:?}");
+}
