@@ -46,6 +46,27 @@ func main() {
 		"skynet":     skynet,
 		"forkjoin":   forkJoin,
 		"live1m":     live1m,
+
+		"pingpong_1p":  pingPong,
+		"pingpong_2p":  pingPong,
+		"spsc_128":     spsc,
+		"mpmc_4x4_128": mpmc,
+		"select_unbuf": func(a args) report { return selects(a, 0) },
+		"select_128":   func(a args) report { return selects(a, slots) },
+		"skynet_chan":  skynet,
+		"ring_1000":    ring,
+		"sieve_2000":   sieve,
+		"mutex_8":      mutexes,
+
+		"sleep_1000":  sleep1000,
+		"sleep_100k":  sleep100k,
+		"ticker_hogs": tickerHogs,
+		"wake_idle":   wakeIdle,
+		"block_std":   blockStd,
+		"block_raw":   blockRaw,
+
+		"echo_64":   func(a args) report { return echo(a, 64) },
+		"echo_1000": func(a args) report { return echo(a, 1_000) },
 	}
 	workload, ok := workloads[os.Args[1]]
 	if !ok {

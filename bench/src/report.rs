@@ -49,7 +49,7 @@ impl Run {
         for fact in self.facts() {
             text += &format!("- {fact}\n");
         }
-        text += "\nMedians; in brackets the multiple of Go's (less is better).\n\n";
+        text += "\nMedians; in brackets the multiple of Go's (less is better, but where the target says ≥).\n\n";
         text += &format!("{}\n\n## What is measured\n\n", self.medians());
         for workload in self.measured() {
             let (name, what) = (workload.name, workload.what);
@@ -244,6 +244,7 @@ pub fn list() -> Table {
 fn target(metric: &Metric) -> String {
     match metric.goal {
         Goal::Ratio(most) => format!("≤ {most} × Go"),
+        Goal::RatioAtLeast(least) => format!("≥ {least} × Go"),
         Goal::AtMost(most) => format!("≤ {} {}", short(most), metric.unit),
         Goal::Report | Goal::Context => String::new(),
     }

@@ -75,6 +75,7 @@ impl Results {
     pub fn goal_met(&self, workload: &'static str, metric: &Metric) -> Option<bool> {
         match metric.goal {
             Goal::Ratio(most) => Some(self.ratio(workload, "trefoil", metric)? <= most),
+            Goal::RatioAtLeast(least) => Some(self.ratio(workload, "trefoil", metric)? >= least),
             Goal::AtMost(most) => {
                 Some(self.summary(workload, "trefoil", metric.key)?.median <= most)
             }

@@ -18,7 +18,7 @@ pub struct Workload {
     pub needs_gib: u64,
 }
 
-/// One number of a sample. Less is better, except for `Goal::Context`.
+/// One number of a sample. Less is better, except for `Goal::RatioAtLeast` and `Goal::Context`.
 pub struct Metric {
     /// The key in the worker's JSON line.
     pub key: &'static str,
@@ -30,6 +30,8 @@ pub struct Metric {
 pub enum Goal {
     /// Trefoil's median is at most this many times Go's.
     Ratio(f64),
+    /// Trefoil's median is at least this many times Go's: more is better.
+    RatioAtLeast(f64),
     /// Trefoil's median is at most this.
     AtMost(f64),
     /// No target; compared with Go all the same.
@@ -57,6 +59,20 @@ const ROW: Workload = Workload {
     absent: &[],
     needs_gib: 0,
 };
+
+/// Quantiles of how late, or how long, each of many was.
+const fn p50(goal: Goal) -> Metric {
+    metric("p50_us", "µs, p50", goal)
+}
+
+const fn p99(goal: Goal) -> Metric {
+    metric("p99_us", "µs, p99", goal)
+}
+
+/// A row of channels and locks: time of an operation, trefoil and Go.
+const fn chan_row(name: &'static str, what: &'static str, metrics: &'static [Metric]) -> Workload {
+    Workload { name, what, metrics, peers: &["trefoil", "go"], ..ROW }
+}
 
 const OUT_OF_MAPS: &str = "a mapping for each stack; it fails at about 32,700 coroutines";
 
@@ -138,6 +154,173 @@ pub static WORKLOADS: &[Workload] = &[
         procs: 1,
         metrics: &[metric("ns_per_op", "ns", Goal::Report)],
         peers: &["trefoil", "go", "tokio", "may", "smol", "corosensei"],
+        ..ROW
+    },
+    Workload {
+        procs: 1,
+        ..chan_row(
+            "pingpong_1p",
+            "there and back between 2 goroutines by unbuffered channels; time of a round trip",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.3)), CORES],
+        )
+    },
+    chan_row(
+        "pingpong_2p",
+        "the same on 2 procs",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+    ),
+    chan_row(
+        "spsc_128",
+        "1 sender, 1 receiver, a channel with 128 slots; time of an item",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+    ),
+    chan_row(
+        "mpmc_4x4_128",
+        "4 senders, 4 receivers, a channel with 128 slots; time of an item",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+    ),
+    chan_row(
+        "select_unbuf",
+        "a select over 4 unbuffered channels, a sender each; time of an item",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
+    ),
+    chan_row(
+        "select_128",
+        "a select over 4 channels with 128 slots, a sender each; time of an item",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+    ),
+    Workload {
+        args: &["ms=1000"],
+        needs_gib: 6,
+        ..chan_row(
+            "skynet_chan",
+            "skynet, the sums come by unbuffered channels; time of a leaf",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
+        )
+    },
+    chan_row(
+        "ring_1000",
+        "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
+    ),
+    chan_row(
+        "sieve_2000",
+        "the first 2000 primes by a chain of filters and unbuffered channels; time of all",
+        &[metric("ms_per_round", "ms", Goal::Ratio(0.35)), CORES],
+    ),
+    chan_row(
+        "mutex_8",
+        "8 goroutines that lock, count, unlock; time of one",
+        &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
+    ),
+    Workload {
+        peers: &["trefoil"],
+        ..chan_row(
+            "std_mutex_8",
+            "mutex_8 by std::sync::Mutex",
+            &[metric("ns_per_op", "ns", Goal::Report), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil"],
+        ..chan_row(
+            "mpsc_pingpong",
+            "pingpong_2p by std::sync::mpsc::sync_channel(0)",
+            &[metric("ns_per_op", "ns", Goal::Report), CORES],
+        )
+    },
+    Workload {
+        name: "sleep_1000",
+        what: "1000 goroutines that sleep 5 times for 1 to 100 ms; how late each wakes",
+        quick_args: &["n=100"],
+        metrics: &[p50(Goal::Ratio(0.05)), p99(Goal::Ratio(0.1))],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "sleep_100k",
+        what: "100,000 goroutines that sleep once, for 501 to 600 ms; how late, and CPU time of all",
+        quick_args: &["n=10000"],
+        metrics: &[
+            metric("p99_ms", "ms, p99", Goal::Ratio(0.5)),
+            metric("cpu_s", "s, CPU", Goal::Ratio(0.7)),
+        ],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "ticker_hogs",
+        what: "every ms a tick, beside 4 goroutines that only compute, for 3 s; how late, and the \
+               hogs' work: what the least got of it (25 % is fair), all of it (more is better)",
+        metrics: &[
+            p99(Goal::Ratio(0.15)),
+            p50(Goal::Report),
+            metric("max_us", "µs, max", Goal::Report),
+            metric("least_percent", "%, least hog", Goal::Report),
+            metric("chunks_per_ms", "chunks/ms, hogs", Goal::Report),
+        ],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "wake_idle",
+        what: "a thread out of a sleep of 2 ms in the kernel (Go: a goroutine locked to it) sends to \
+               a goroutine, nothing else runs; time until that runs",
+        metrics: &[p50(Goal::Ratio(1.0)), p99(Goal::Ratio(1.0))],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "block_std",
+        what: "64 goroutines that block 20 times for 5 ms: std::thread::sleep, Go's \
+               syscall.Nanosleep; time of all (100 ms at best)",
+        metrics: &[metric("ms_per_round", "ms", Goal::Ratio(1.1))],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "block_raw",
+        what: "the same by a system call that the runtime is not told of (inline assembly, \
+               RawSyscall), and how late ticks of 1 ms are beside it",
+        metrics: &[metric("ms_per_round", "ms", Goal::AtMost(160.0)), p99(Goal::Report)],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "echo_64",
+        what: "64 TCP clients and their echo on loopback, 64 bytes; requests a second (more is \
+               better), time of one",
+        metrics: &[
+            metric("per_s", "requests/s", Goal::RatioAtLeast(1.3)),
+            p50(Goal::Report),
+            p99(Goal::Ratio(0.3)),
+            CORES,
+        ],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "echo_1000",
+        what: "the same with 1000 clients",
+        metrics: &[
+            metric("per_s", "requests/s", Goal::RatioAtLeast(2.0)),
+            p50(Goal::Report),
+            p99(Goal::Ratio(0.3)),
+            CORES,
+        ],
+        peers: &["trefoil", "go"],
+        ..ROW
+    },
+    Workload {
+        name: "echo_1000_std",
+        what: "echo_1000 by std::net, on goroutines",
+        metrics: &[
+            metric("per_s", "requests/s", Goal::Report),
+            p50(Goal::Report),
+            p99(Goal::Report),
+            CORES,
+        ],
+        peers: &["trefoil"],
         ..ROW
     },
 ];

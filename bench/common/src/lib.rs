@@ -1,5 +1,5 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
-//! `forkjoin`, and the one JSON line at the end. `go/main.go` holds the same in Go.
+//! `forkjoin`, and the one JSON line at the end. `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
 
@@ -7,7 +7,7 @@ use std::fs;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 use serde_json::{Map, Value};
 
@@ -39,6 +39,11 @@ impl Args {
             }
             None => default,
         }
+    }
+
+    /// The time to measure for (`ms=`), or `default`.
+    pub fn time(&self, default: Duration) -> Duration {
+        Duration::from_millis(self.number("ms", default.as_millis() as usize) as u64)
     }
 
     pub fn procs(&self) -> usize {
@@ -126,7 +131,7 @@ impl Meter {
 }
 
 /// CPU time that this process has used, user and system.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage of this process");
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Duration::from_micros(micros as u64)
@@ -146,9 +151,26 @@ impl Report {
         self
     }
 
+    /// Adds quantiles of how late, or how long, each of many was.
+    pub fn with_lateness(self, mut late: Vec<Duration>) -> Report {
+        late.sort_unstable();
+        let last = late.len().checked_sub(1).expect("something was measured");
+        let us = |quantile: f64| late[(last as f64 * quantile) as usize].as_secs_f64() * 1e6;
+        self.with("p50_us", us(0.5))
+            .with("p99_us", us(0.99))
+            .with("max_us", us(1.0))
+            .with("p99_ms", us(0.99) / 1e3)
+    }
+
     pub fn print(self) {
         println!("{}", Value::Object(self.0));
     }
+}
+
+/// Lets this process have as many open files as it may; Go does so by itself.
+pub fn allow_many_files() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit of open files");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("a higher limit of open files");
 }
 
 /// Resident memory and page tables of this process, in bytes.
@@ -192,8 +214,15 @@ pub fn live_report(
 /// that the last few are parked as well.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
+/// The `k`-th sleep of the `i`-th sleeper: 1 to 100 ms.
+pub fn sleep_time(i: usize, k: usize) -> Duration {
+    Duration::from_micros(1_000 + ((i * 7_919 + k * 104_729) % 99_000) as u64)
+}
+
 /// Sizes that all workers, Go's included, agree on.
 pub mod size {
+    use std::time::Duration;
+
     pub const SPAWN_BATCH: usize = 1000;
     pub const YIELDERS: usize = 4;
     pub const YIELDS_EACH: usize = 20_000;
@@ -205,6 +234,38 @@ pub mod size {
     pub const SKYNET_RESULT: u64 = SKYNET_LEAVES * (SKYNET_LEAVES - 1) / 2;
     pub const CHUNKS: u64 = 10_000;
     pub const LIVE: usize = 1_000_000;
+
+    /// Round trips a round.
+    pub const TRIPS: u64 = 10_000;
+    pub const ITEMS: u64 = 100_000;
+    pub const ITEMS_SUM: u64 = ITEMS * (ITEMS - 1) / 2;
+    pub const SLOTS: usize = 128;
+    /// Senders, receivers, channels of a select.
+    pub const PARTIES: usize = 4;
+    pub const RING_NODES: usize = 1_000;
+    pub const RING_LAPS: usize = 20;
+    pub const PRIMES: usize = 2_000;
+    pub const LAST_PRIME: u32 = 17_389;
+    pub const LOCKERS: usize = 8;
+    pub const LOCKS_EACH: usize = 20_000;
+
+    pub const SLEEPERS: usize = 1_000;
+    pub const SLEEPS_EACH: usize = 5;
+    pub const SLEEPERS_MANY: usize = 100_000;
+    /// On top, where sleepers are many: all are there by then.
+    pub const SLEEP_BASE: Duration = Duration::from_millis(500);
+    pub const HOGS: usize = 4;
+    pub const HOGS_TIME: Duration = Duration::from_secs(3);
+    pub const TICK: Duration = Duration::from_millis(1);
+    pub const IDLE: Duration = Duration::from_millis(2);
+    pub const WAKES_TIME: Duration = Duration::from_millis(1_500);
+    pub const BLOCKERS: usize = 64;
+    pub const BLOCKS_EACH: usize = 20;
+    pub const BLOCK: Duration = Duration::from_millis(5);
+
+    pub const ECHO_BYTES: usize = 64;
+    pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
+    pub const ECHO_TIME: Duration = Duration::from_secs(2);
 }
 
 /// One chunk of `forkjoin`, ≈ 15 µs: a chain of dependent steps, which no compiler can shorten or

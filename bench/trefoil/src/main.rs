@@ -1,5 +1,10 @@
 //! The trefoil worker. `worker WORKLOAD [KEY=VALUE …]`, one JSON line; see bench/README.md.
 
+mod block;
+mod chan;
+mod clock;
+mod net;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -29,6 +34,26 @@ fn workload(args: &Args) -> Report {
         "live1m" => live(args),
         #[cfg(feature = "small")]
         "live1m_small" => live(args),
+        "pingpong_1p" | "pingpong_2p" => chan::ping_pong(args),
+        "spsc_128" => chan::spsc(args),
+        "mpmc_4x4_128" => chan::mpmc(args),
+        "select_unbuf" => chan::selects(args, 0),
+        "select_128" => chan::selects(args, size::SLOTS),
+        "skynet_chan" => chan::skynet(args),
+        "ring_1000" => chan::ring(args),
+        "sieve_2000" => chan::sieve(args),
+        "mutex_8" => chan::mutexes(args),
+        "std_mutex_8" => chan::std_mutexes(args),
+        "mpsc_pingpong" => chan::mpsc_ping_pong(args),
+        "sleep_1000" => clock::sleep_1000(args),
+        "sleep_100k" => clock::sleep_100k(args),
+        "ticker_hogs" => clock::ticker_hogs(args),
+        "wake_idle" => clock::wake_idle(args),
+        "block_std" => block::block_std(args),
+        "block_raw" => block::block_raw(args),
+        "echo_64" => net::echo(args, 64),
+        "echo_1000" => net::echo(args, 1_000),
+        "echo_1000_std" => net::echo_std(args, 1_000),
         _ => args.unknown(),
     }
 }
