@@ -46,11 +46,15 @@
 //! | `TREFOIL_PROCS`, then `GOMAXPROCS` | how many goroutines run at once, 1 to 1024 |
 //! | `TREFOIL_DEBUG=schedtrace=1000` | a line about the scheduler on stderr every 1000 ms, in Go's form |
 //! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | and one for each P and goroutine |
+//! | `TREFOIL_DEBUG=asyncpreemptoff=1` | goroutines are stopped only at runtime calls, not by a signal |
+//! | `TREFOIL_DEBUG=preemptsignal=34` | another signal than SIGURG |
+//! | `TREFOIL_DEBUG=slice=1000` | microseconds that a goroutine may run while others wait; 10,000 by default |
 //!
 //! # Limits
-//! Linux on x86_64 with glibc. Calls that block the OS thread (std's locks, `sleep`, sockets) hold the
-//! goroutine's P until they return; a goroutine that never calls the runtime is not preempted. Thread
-//! identity (`gettid`, signal masks, affinity, priority-inheriting mutexes) is the OS thread's.
+//! Linux on x86_64 with glibc. std's locks, `sleep`, sockets and pipes park the goroutine (feature `std`, on by
+//! default); any other call that blocks keeps its thread, and another thread takes the P. Thread identity
+//! (`gettid`, signal masks, affinity, priority-inheriting mutexes) is the OS thread's
+//! ([`lock_os_thread`] ties the two together).
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
 compile_error!(

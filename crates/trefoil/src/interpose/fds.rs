@@ -128,10 +128,9 @@ pub(super) fn closing(fd: RawFd) -> bool {
 
 /// It is closed: who began to wait in the last moment looks again.
 pub(super) fn closed(fd: RawFd) {
+    let Some(slot) = known(fd) else { return };
     // SAFETY: as above.
-    if let Some(pollable) =
-        known(fd).and_then(|slot| unsafe { slot.pollable.load(Ordering::Acquire).as_ref() })
-    {
+    if let Some(pollable) = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() } {
         pollable.interrupt(fd, false);
     }
 }

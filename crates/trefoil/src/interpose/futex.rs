@@ -6,6 +6,11 @@
 //! with what is left.
 //!
 //! A wait may end for no reason, as the kernel's may: so bitsets that differ and requeues are simply woken.
+//! # Who comes too late again and again
+//! std's locks are not fair: who unlocks may lock again before the one it woke has run. Threads are torn apart by
+//! their CPUs; goroutines on one P are not. So one that waits at the same word for the [`PATIENCE`]th time in a row is
+//! *starved*: who wakes it lets it run at once.
+//!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
@@ -16,6 +21,7 @@ use crate::sched::table;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::raw;
 use std::arch::naked_asm;
+use std::cell::Cell;
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -127,9 +133,21 @@ unsafe fn deadline(timeout: *const libc::timespec, absolute: bool, realtime: boo
     now().saturating_add(nanos.saturating_sub(wall))
 }
 
+/// Waits at the same word in a row after which a goroutine is starved. It cannot be told from one that waits for
+/// something else each time (a parker's word), so this is the price of a yield once in so many.
+const PATIENCE: u32 = 32;
+
+thread_local! {
+    /// The word that this goroutine last waited at, and how often in a row.
+    static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+}
+
 fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     let key = std::ptr::from_ref(word) as usize;
-    let node = Node::new(0);
+    let (last, times) = LAST.get();
+    let times = if last == key { times + 1 } else { 0 };
+    LAST.set((key, times % PATIENCE));
+    let node = Node::new(usize::from(times == PATIENCE));
     // Before the look at the word: pairs with the barrier in `door`.
     SLEEPERS.fetch_add(1, Ordering::SeqCst);
     let slept = node.sleep(
@@ -160,12 +178,14 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
 /// Wakes up to `most` goroutines, then lets the kernel wake the rest of `wanted`.
 fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> isize) -> isize {
     let key = std::ptr::from_ref(word) as usize;
+    let mut starved = false;
     let woken = queue::inside(|here| {
         let mut batch = Batch::new();
         table::with_queue(key, |queue| {
             while (batch.len() as u32) < most
                 && let Some(taken) = queue.take_first()
             {
+                starved |= taken.node().weight != 0;
                 batch.push(taken);
             }
         });
@@ -173,6 +193,9 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> is
         batch.wake_all(here, 0);
         n
     });
+    if starved && may_park() {
+        crate::yield_now();
+    }
     if woken >= wanted {
         return woken as isize;
     }

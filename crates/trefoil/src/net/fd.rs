@@ -13,14 +13,16 @@
 //! | bits 0–62 | calls under way |
 //! | bit 63 | closed: no new calls; the last one out closes the descriptor |
 
+use crate::context::ContextError;
 use crate::runtime;
 use crate::sched::pollable::{Pollable, Side, Waited};
 use crate::sys::clock::{self, NEVER, Nanos};
+use socket2::SockRef;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
 
@@ -28,8 +30,10 @@ const CLOSED: u64 = 1 << 63;
 pub(crate) struct Fd {
     raw: RawFd,
     state: AtomicU64,
-    /// A deadline was ever set: only then each call asks for it.
-    limited: [AtomicBool; 2],
+    /// What each call may wait, in nanoseconds; 0: for ever.
+    timeouts: [AtomicU64; 2],
+    /// Guards of contexts that are done: of those cancelled, and of those too late (`cancel.rs`).
+    cancelled: [AtomicU32; 2],
     pollable: &'static Pollable,
 }
 
@@ -67,7 +71,8 @@ impl Fd {
         Fd {
             raw: fd.into_raw_fd(),
             state: AtomicU64::new(0),
-            limited: [const { AtomicBool::new(false) }; 2],
+            timeouts: [const { AtomicU64::new(0) }; 2],
+            cancelled: [const { AtomicU32::new(0) }; 2],
             pollable: Pollable::new(),
         }
     }
@@ -77,13 +82,26 @@ impl Fd {
     /// # Errors
     /// If it is closed.
     pub(crate) fn call(&self) -> io::Result<Call<'_>> {
-        let call = Call(self);
+        // Not counted if it is closed: the last one out closes the descriptor, once.
+        let open = |state| (state & CLOSED == 0).then_some(state + 1);
         // Acquire: pairs with `close`.
-        if self.state.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
-            drop(call);
-            return Err(closed());
+        match self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, open) {
+            Ok(_) => Ok(Call(self)),
+            Err(_) => Err(closed()),
         }
-        Ok(call)
+    }
+
+    /// The socket, for a call that does not wait.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(SockRef<'_>) -> io::Result<T>) -> io::Result<T> {
+        let call = self.call()?;
+        let fd = call.fd();
+        f(SockRef::from(&fd))
+    }
+
+    /// Another descriptor of the same open file.
+    pub(crate) fn try_clone(&self) -> io::Result<Fd> {
+        let call = self.call()?;
+        Ok(Fd::new(call.fd().try_clone_to_owned()?))
     }
 
     /// Runs `attempt` until it does not say that it would block.
@@ -94,12 +112,18 @@ impl Fd {
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         let call = self.call()?;
+        let mut limit = None;
         loop {
-            if self.limited[side as usize].load(Ordering::Relaxed) && self.pollable.is_late(side) {
+            if self.pollable.is_late(side) {
                 return Err(timed_out());
             }
+            let seen = self.pollable.edges(side);
+            self.check_contexts()?;
             match attempt(call.fd()) {
-                Err(rustix::io::Errno::AGAIN) => self.wait_for(&call, side, NEVER)?,
+                Err(rustix::io::Errno::AGAIN) => {
+                    let limit = *limit.get_or_insert_with(|| self.limit(side));
+                    self.wait_for(&call, side, limit, seen)?;
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
                 Ok(value) => return Ok(value),
@@ -107,10 +131,64 @@ impl Fd {
         }
     }
 
-    /// Waits until `side` may be ready, or until `limit`.
-    pub(crate) fn wait_for(&self, _: &Call<'_>, side: Side, limit: Nanos) -> io::Result<()> {
+    /// A context of this socket is done (or is forgotten again): who waits looks again.
+    pub(crate) fn set_cancelled(&self, why: ContextError, is: bool) {
+        let count = &self.cancelled[usize::from(why == ContextError::DeadlineExceeded)];
+        if is {
+            count.fetch_add(1, Ordering::Relaxed);
+            self.pollable.nudge();
+        } else {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn check_contexts(&self) -> io::Result<()> {
+        let is = |count: &AtomicU32| count.load(Ordering::Relaxed) != 0;
+        let [cancelled, late] = &self.cancelled;
+        if is(cancelled) {
+            return Err(io::Error::other(ContextError::Canceled));
+        }
+        if is(late) {
+            let late = ContextError::DeadlineExceeded;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, late));
+        }
+        Ok(())
+    }
+
+    /// Until when a call that begins to wait now may wait, by the timeout for each call.
+    pub(crate) fn limit(&self, side: Side) -> Nanos {
+        match self.timeouts[side as usize].load(Ordering::Relaxed) {
+            0 => NEVER,
+            timeout => clock::now().saturating_add(timeout),
+        }
+    }
+
+    /// For a call that waits without the poller: whether it may go on.
+    pub(crate) fn check(&self, side: Side, limit: Nanos) -> io::Result<()> {
+        if self.state.load(Ordering::Acquire) & CLOSED != 0 {
+            return Err(closed());
+        }
+        if self.pollable.is_late(side) || (limit != NEVER && limit <= clock::now()) {
+            return Err(timed_out());
+        }
+        self.check_contexts()
+    }
+
+    /// How often `side` was reported to be ready: for [`Fd::wait_for`] after an attempt.
+    pub(crate) fn edges(&self, side: Side) -> u32 {
+        self.pollable.edges(side)
+    }
+
+    /// Waits until `side` may be ready, or until `limit`, unless there were edges since `seen`.
+    pub(crate) fn wait_for(
+        &self,
+        _: &Call<'_>,
+        side: Side,
+        limit: Nanos,
+        seen: u32,
+    ) -> io::Result<()> {
         let sched = runtime::current_sched()?;
-        match self.pollable.wait(sched, self.raw, side, limit)? {
+        match self.pollable.wait(sched, self.raw, side, limit, seen)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => Err(timed_out()),
             Waited::Closed => Err(closed()),
@@ -141,9 +219,30 @@ impl Fd {
     pub(crate) fn set_deadline(&self, side: Side, deadline: Option<Instant>) -> io::Result<()> {
         let _call = self.call()?;
         let deadline = deadline.map_or(NEVER, |t| clock::at(t).min(NEVER - 1));
-        self.limited[side as usize].store(deadline != NEVER, Ordering::Relaxed);
         self.pollable.set_deadline(side, deadline);
         Ok(())
+    }
+
+    /// What each call may wait, from when it begins to. A zero is std's error.
+    pub(crate) fn set_timeout(&self, side: Side, timeout: Option<Duration>) -> io::Result<()> {
+        let _call = self.call()?;
+        let nanos = match timeout {
+            None => 0,
+            Some(Duration::ZERO) => {
+                let text = "cannot set a 0 duration timeout";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
+            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(NEVER),
+        };
+        self.timeouts[side as usize].store(nanos, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn timeout(&self, side: Side) -> Option<Duration> {
+        match self.timeouts[side as usize].load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        }
     }
 
     /// Gives the descriptor out of our hands, still non-blocking.

@@ -36,16 +36,28 @@
 //! - [`close`](TcpStream::close) ends calls that wait on other goroutines, with an error.
 //! - Deadlines are per direction, and absolute: [`set_read_deadline`](TcpStream::set_read_deadline). A past one
 //!   fails at once, even if data waits. They may be changed while calls wait.
+//! - [`cancel_on`](TcpStream::cancel_on) ends waiting calls when a [`Context`](crate::context::Context) is done.
+//! - [`copy`] moves bytes from one to another without copying them, where that pays.
 //! - Socket options: [`socket2::SockRef::from(&stream)`](https://docs.rs/socket2) works on every type here.
 //!
 //! # Files
 //! Regular files, terminals and the standard streams have no types here: use std's. A thread that blocks in
 //! them loses its P (see [`blocking`](crate::blocking()), which hands it on at once).
 
+mod cancel;
+mod copy;
 mod fd;
+mod pipe;
 mod tcp;
+mod udp;
+mod unix;
 
+pub use cancel::CancelGuard;
+pub use copy::{Transfer, copy};
+pub use pipe::{PipeReader, PipeWriter, pipe};
 pub use tcp::{Incoming, ReadHalf, TcpListener, TcpStream, WriteHalf};
+pub use udp::UdpSocket;
+pub use unix::{UnixDatagram, UnixIncoming, UnixListener, UnixReadHalf, UnixStream, UnixWriteHalf};
 
 use crate::blocking;
 use std::io;
@@ -71,6 +83,43 @@ macro_rules! socket {
             /// If it is closed already.
             pub fn close(&self) -> io::Result<()> {
                 self.fd.close()
+            }
+
+            /// When `ctx` is done, calls on this socket end with an error (its source is the
+            /// [`ContextError`](crate::context::ContextError); the kind of a passed deadline is `TimedOut`):
+            /// those that wait, and later ones, until the guard is dropped.
+            ///
+            /// ```
+            /// use std::io::Read;
+            /// use trefoil::context::Context;
+            /// use trefoil::net::UnixStream;
+            /// trefoil::run(|| {
+            ///     let (mut one, _other) = UnixStream::pair().unwrap();
+            ///     let (ctx, cancel) = Context::background().with_cancel();
+            ///     let _guard = one.cancel_on(&ctx);
+            ///     trefoil::go(move || cancel.cancel());
+            ///     let e = one.read(&mut [0; 8]).unwrap_err();
+            ///     assert_eq!(e.to_string(), "context canceled");
+            /// });
+            /// ```
+            pub fn cancel_on(&self, ctx: &crate::context::Context) -> super::CancelGuard {
+                super::CancelGuard::new(self.fd.clone(), ctx)
+            }
+
+            /// Another handle of the same socket, with deadlines of its own.
+            ///
+            /// # Errors
+            /// If no descriptor is left.
+            pub fn try_clone(&self) -> io::Result<$name> {
+                Ok($name { fd: Arc::new(self.fd.try_clone()?) })
+            }
+
+            /// The error that is pending on the socket, and clears it.
+            ///
+            /// # Errors
+            /// The kernel's.
+            pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+                self.fd.with(|s| s.take_error())
             }
 
             /// Converts std's socket, which becomes non-blocking.
@@ -154,13 +203,44 @@ macro_rules! deadlines {
             pub fn set_write_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
                 self.fd.set_deadline(Side::Write, deadline)
             }
+
+            /// As std's: each read may wait this long. (The error is `TimedOut`.)
+            ///
+            /// # Errors
+            /// If it is closed; a timeout of zero.
+            pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+                self.fd.set_timeout(Side::Read, timeout)
+            }
+
+            /// As std's: each write may wait this long. (The error is `TimedOut`.)
+            ///
+            /// # Errors
+            /// If it is closed; a timeout of zero.
+            pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+                self.fd.set_timeout(Side::Write, timeout)
+            }
+
+            /// What [`set_read_timeout`](Self::set_read_timeout) has set.
+            ///
+            /// # Errors
+            /// None; the signature is std's.
+            pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+                Ok(self.fd.timeout(Side::Read))
+            }
+
+            /// What [`set_write_timeout`](Self::set_write_timeout) has set.
+            ///
+            /// # Errors
+            /// None; the signature is std's.
+            pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+                Ok(self.fd.timeout(Side::Write))
+            }
         }
     };
 }
 use deadlines;
 
-/// `Read` and `Write` for a type and references to it, from its own `recv`, `recv_vectored`, `transmit`,
-/// `transmit_vectored`.
+/// `Read` and `Write` for a stream and references to it.
 macro_rules! streams {
     ($($name:ty),+) => {
         $(
@@ -197,3 +277,73 @@ macro_rules! streams {
     };
 }
 use streams;
+
+/// A stream's halves.
+macro_rules! halves {
+    ($stream:ident, $read:ident, $write:ident) => {
+        impl $stream {
+            /// Two halves of the same connection, which can be moved to different goroutines. (Any number of
+            /// goroutines may use a reference as well.) Dropping the writing half ends that direction.
+            pub fn split(self) -> ($read, $write) {
+                ($read { stream: $stream { fd: self.fd.clone() } }, $write { stream: self })
+            }
+        }
+
+        #[doc = concat!("The reading half of a [`", stringify!($stream), "`].")]
+        #[derive(Debug)]
+        pub struct $read {
+            stream: $stream,
+        }
+
+        impl $read {
+            /// The whole connection.
+            pub fn stream(&self) -> &$stream {
+                &self.stream
+            }
+        }
+
+        impl Read for $read {
+            fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+                self.stream.read(buf)
+            }
+
+            fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                self.stream.read_vectored(bufs)
+            }
+        }
+
+        #[doc = concat!("The writing half of a [`", stringify!($stream), "`].")]
+        #[derive(Debug)]
+        pub struct $write {
+            stream: $stream,
+        }
+
+        impl $write {
+            /// The whole connection.
+            pub fn stream(&self) -> &$stream {
+                &self.stream
+            }
+        }
+
+        impl Write for $write {
+            fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+                self.stream.write(buf)
+            }
+
+            fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+                self.stream.write_vectored(bufs)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+
+        impl Drop for $write {
+            fn drop(&mut self) {
+                let _ = self.stream.shutdown(Shutdown::Write);
+            }
+        }
+    };
+}
+use halves;

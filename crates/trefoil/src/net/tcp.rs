@@ -1,7 +1,7 @@
 //! TCP: `TcpListener`, `TcpStream`, its halves.
 
 use super::fd::Fd;
-use super::{deadlines, no_address, resolve, socket, streams};
+use super::{deadlines, halves, no_address, resolve, socket, streams};
 use crate::chan;
 use crate::sched::current_g;
 use crate::sched::pollable::Side;
@@ -22,14 +22,14 @@ const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// A TCP connection, like [`std::net::TcpStream`].
 pub struct TcpStream {
-    fd: Arc<Fd>,
+    pub(super) fd: Arc<Fd>,
 }
 
 socket!(TcpStream, std::net::TcpStream);
 deadlines!(TcpStream);
 streams!(TcpStream, &TcpStream);
 
-fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
+pub(super) fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not an IP address"))
 }
 
@@ -113,21 +113,22 @@ impl TcpStream {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(e),
         }
-        let call = stream.fd.call()?;
-        loop {
-            stream.fd.wait_for(&call, Side::Write, deadline)?;
-            let socket = SockRef::from(&stream);
-            if let Some(e) = socket.take_error()? {
-                return Err(e);
-            }
-            // Woken for nothing: not connected yet.
-            match socket.peer_addr() {
-                Ok(_) => break,
-                Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
-                Err(e) => return Err(e),
+        {
+            let call = stream.fd.call()?;
+            loop {
+                let seen = stream.fd.edges(Side::Write);
+                let socket = SockRef::from(&stream);
+                if let Some(e) = socket.take_error()? {
+                    return Err(e);
+                }
+                match socket.peer_addr() {
+                    Ok(_) => break,
+                    Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
+                    Err(e) => return Err(e),
+                }
+                stream.fd.wait_for(&call, Side::Write, deadline, seen)?;
             }
         }
-        drop(call);
         Ok(stream)
     }
 
@@ -136,7 +137,7 @@ impl TcpStream {
     /// # Errors
     /// If it is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).peer_addr().and_then(std_addr)
+        self.fd.with(|s| s.peer_addr()).and_then(std_addr)
     }
 
     /// This side's address.
@@ -144,7 +145,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).local_addr().and_then(std_addr)
+        self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
     /// Ends one or both directions of the connection.
@@ -152,7 +153,7 @@ impl TcpStream {
     /// # Errors
     /// If it is not connected.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        SockRef::from(self).shutdown(how)
+        self.fd.with(|s| s.shutdown(how))
     }
 
     /// Reads without taking the bytes out.
@@ -169,7 +170,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn nodelay(&self) -> io::Result<bool> {
-        SockRef::from(self).tcp_nodelay()
+        self.fd.with(|s| s.tcp_nodelay())
     }
 
     /// Sends small writes at once (no Nagle's algorithm).
@@ -177,7 +178,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        SockRef::from(self).set_tcp_nodelay(nodelay)
+        self.fd.with(|s| s.set_tcp_nodelay(nodelay))
     }
 
     /// The time to live of its packets.
@@ -185,7 +186,7 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn ttl(&self) -> io::Result<u32> {
-        SockRef::from(self).ttl_v4()
+        self.fd.with(|s| s.ttl_v4())
     }
 
     /// Sets the time to live of its packets.
@@ -193,88 +194,11 @@ impl TcpStream {
     /// # Errors
     /// The kernel's.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        SockRef::from(self).set_ttl_v4(ttl)
-    }
-
-    /// The error that is pending on the socket, and clears it.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        SockRef::from(self).take_error()
-    }
-
-    /// Another handle of the same connection, with deadlines of its own.
-    ///
-    /// # Errors
-    /// If no descriptor is left.
-    pub fn try_clone(&self) -> io::Result<TcpStream> {
-        let call = self.fd.call()?;
-        Ok(TcpStream { fd: Arc::new(Fd::new(call.fd().try_clone_to_owned()?)) })
-    }
-
-    /// Two halves of the same connection, which can be moved to different goroutines. (Any number of
-    /// goroutines may use `&TcpStream` as well.) Dropping the writing half ends that direction.
-    pub fn split(self) -> (ReadHalf, WriteHalf) {
-        (ReadHalf { stream: TcpStream { fd: self.fd.clone() } }, WriteHalf { stream: self })
+        self.fd.with(|s| s.set_ttl_v4(ttl))
     }
 }
 
-/// The reading half of a [`TcpStream`].
-#[derive(Debug)]
-pub struct ReadHalf {
-    stream: TcpStream,
-}
-
-impl ReadHalf {
-    /// The whole connection.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-}
-
-impl Read for ReadHalf {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(buf)
-    }
-
-    fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.stream.read_vectored(bufs)
-    }
-}
-
-/// The writing half of a [`TcpStream`].
-#[derive(Debug)]
-pub struct WriteHalf {
-    stream: TcpStream,
-}
-
-impl WriteHalf {
-    /// The whole connection.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-}
-
-impl Write for WriteHalf {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.stream.write(buf)
-    }
-
-    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.write_vectored(bufs)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for WriteHalf {
-    fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
-    }
-}
+halves!(TcpStream, ReadHalf, WriteHalf);
 
 /// Accepts TCP connections, like [`std::net::TcpListener`].
 pub struct TcpListener {
@@ -344,7 +268,7 @@ impl TcpListener {
     /// # Errors
     /// The kernel's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        SockRef::from(self).local_addr().and_then(std_addr)
+        self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
     /// `accept` fails with `TimedOut` from `deadline` on. None: it waits for ever.
@@ -353,15 +277,6 @@ impl TcpListener {
     /// If it is closed.
     pub fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
         self.fd.set_deadline(Side::Read, deadline)
-    }
-
-    /// Another handle of the same listener.
-    ///
-    /// # Errors
-    /// If no descriptor is left.
-    pub fn try_clone(&self) -> io::Result<TcpListener> {
-        let call = self.fd.call()?;
-        Ok(TcpListener { fd: Arc::new(Fd::new(call.fd().try_clone_to_owned()?)) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The frames of a suspended goroutine, from its saved registers and its stack.
 //!
-//! A parked goroutine may be resumed at any moment, so its stack is copied first and the copy is
-//! unwound; the caller checks afterwards whether it was still parked. Return addresses come from the
+//! A suspended goroutine may be resumed at any moment, so its stack is copied first and the copy is
+//! unwound; afterwards it is checked whether it was still suspended. Return addresses come from the
 //! unwind tables of the loaded objects (framehop), names from their symbols (backtrace).
 
 use crate::sched::g::{G, Status};
@@ -33,9 +33,17 @@ impl Tables {
         Tables { unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Return addresses of a parked goroutine, innermost first. None: it was not parked all the time.
+    /// Return addresses of a suspended goroutine, innermost first. None: it was not suspended all the time, or
+    /// has no stack yet.
     pub(super) fn frames(&mut self, g: &'static G) -> Option<Vec<u64>> {
-        let Status::Waiting(reason) = g.status() else { return None };
+        let status = g.status();
+        if !matches!(status, Status::Waiting(_) | Status::Runnable) {
+            return None;
+        }
+        // A runnable one may be new, and its saved stack pointer that of an earlier life.
+        if !g.has_stack_hint() {
+            return None;
+        }
         let (low, high) = g.stack_bounds()?;
         let sp = g.sp_hint();
         if !sp.is_multiple_of(8) || sp < low || sp + 64 > high {
@@ -47,7 +55,7 @@ impl Tables {
         let copy: Vec<u64> =
             (0..len).map(|i| unsafe { (sp as *const u64).add(i).read_volatile() }).collect();
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        if g.status() != Status::Waiting(reason) || g.sp_hint() != sp {
+        if g.status() != status || g.sp_hint() != sp {
             return None;
         }
         let start = sp as u64;

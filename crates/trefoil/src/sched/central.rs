@@ -88,6 +88,11 @@ impl Central {
         self.keeper.is_some_and(|keeper| std::ptr::eq(keeper, m))
     }
 
+    /// Whether nobody is.
+    pub(crate) fn has_no_keeper(&self) -> bool {
+        self.keeper.is_none()
+    }
+
     /// Every M that waits for a P, one after the other.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
         self.pop_idle_m().or_else(|| self.keeper.take()).or_else(|| {
@@ -260,8 +265,10 @@ impl Sched {
         if !m.listed.get() {
             central.push_idle_m(m);
         }
+        // It may have lain down when nobody waited for a descriptor, or before this timer.
         if let Some(keeper) = central.keeper
-            && first < self.keeper_until.load(Ordering::Relaxed)
+            && (first < self.keeper_until.load(Ordering::Relaxed)
+                || (polls && !keeper.polling.is_used()))
         {
             keeper.rouse();
         }
@@ -278,6 +285,11 @@ impl Sched {
     pub(crate) fn dismiss_keeper(&self, central: &mut Central) -> Option<&'static M> {
         self.keeper_until.store(NEVER, Ordering::Relaxed);
         central.keeper.take()
+    }
+
+    /// Whether there is an idle P, and something that a keeper would wait for.
+    pub(crate) fn needs_keeper(&self) -> bool {
+        self.idle.idle_ps() != 0 && (self.poller.is_wanted() || self.next_timer() != NEVER)
     }
 
     /// A first goroutine waits for a descriptor: somebody should sleep in the poller.

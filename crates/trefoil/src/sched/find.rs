@@ -315,8 +315,13 @@ fn wait_for_p(rt: Rt) -> Option<()> {
     loop {
         let mut central = sched.central.lock();
         if let Some(p) = m.handed.take() {
+            // It may have been the keeper. One that searches will wake the next, who becomes it.
+            let unkept = central.has_no_keeper() && !m.spinning.get() && sched.needs_keeper();
             drop(central);
             m.set_p(Some(p));
+            if unkept {
+                sched.wake();
+            }
             return Some(());
         }
         if sched.stopping.load(Ordering::Relaxed) {

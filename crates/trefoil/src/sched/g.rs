@@ -208,6 +208,12 @@ impl G {
         unsafe { self.sp.as_ptr().read_volatile() as usize }
     }
 
+    /// Whether it has begun to run. A look in passing.
+    pub(crate) fn has_stack_hint(&self) -> bool {
+        // SAFETY: as sp_hint.
+        unsafe { !self.tp.as_ptr().read_volatile().is_null() }
+    }
+
     pub(crate) fn sched_hint(&self) -> *const Sched {
         // SAFETY: as sp_hint.
         unsafe { self.sched.as_ptr().read_volatile() }

@@ -6,8 +6,9 @@
 //!   there is work ([`Sched::take_from_blocked`]). Any call of any crate may do that.
 //!
 //! The goroutine stays on its thread and goes on, without a P, until its next call into the runtime
-//! ([`come_back`]): there it gets its old P if that is idle, or another idle one; else it queues globally
-//! and the thread parks. That is Go's way out of a system call.
+//! ([`come_back`]): there it gets its old P if that is idle, or another idle one, or one for which a
+//! thread is just being started; else it queues globally and the thread parks. That is Go's way out of a
+//! system call.
 //!
 //! # The look
 //! The taker must be sure that the thread is outside the runtime, and will notice on its way in:
@@ -124,18 +125,20 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
         None
-    } else if let Some((p, spinning)) = central.pop_orphan() {
-        if spinning {
-            sched.idle.stop_spinning();
-        }
-        Some(p)
     } else {
-        sched.take_idle_p_or(&mut central, last)
+        sched
+            .take_idle_p_or(&mut central, last)
+            .map(|p| (p, false))
+            .or_else(|| central.pop_orphan())
     };
-    if let Some(p) = p {
+    if let Some((p, claim)) = p {
         drop(central);
         m.set_p(Some(p));
         super::locked::mark(m, p);
+        // An orphan's claim was for someone who searches.
+        if claim && sched.idle.stop_spinning() {
+            sched.wake_after_push();
+        }
         return rt;
     }
     drop(central);
@@ -219,8 +222,10 @@ impl Sched {
         if work {
             return self.assign(central, p, false);
         }
-        // Nobody looks for work: someone may just be about to make some.
-        if self.idle.idle_ps() == 0 && self.idle.spinning() == 0 {
+        // Nobody looks for work: someone may just be about to make some. Or nobody is awake for its timers.
+        if (self.idle.idle_ps() == 0 && self.idle.spinning() == 0)
+            || p.timers.next() < self.keeper_until.load(Ordering::Relaxed)
+        {
             self.idle.start_spinning();
             return self.assign(central, p, true);
         }
@@ -245,11 +250,14 @@ impl Sched {
             central.strays.push(m);
             let tid = m.tid.load(Ordering::Relaxed);
             let cpu = probe::cpu_time(tid);
-            let used = cpu.saturating_sub(m.stray.cpu.replace(cpu));
-            if used > STRAY_CPU_NANOS
-                && m.in_runtime.load(Ordering::Relaxed) == 0
-                && Probe::new().look(tid) == Look::Running
-            {
+            let used = cpu.saturating_sub(m.stray.cpu.get());
+            if used <= STRAY_CPU_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
+            // It may block again: then it is not disturbed, and begins anew.
+            if Probe::new().look(tid) == Look::Blocked {
+                m.stray.cpu.set(cpu);
+            } else if used > STRAY_CPU_NANOS {
                 signal(m);
             }
         }

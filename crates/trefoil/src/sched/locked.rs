@@ -62,20 +62,21 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
     let ended = !g.locked.get().is_some_and(|home| std::ptr::eq(home, m));
     loop {
         let mut central = sched.central.lock();
-        if let Some(p) = m.handed.take() {
-            drop(central);
-            m.set_p(Some(p));
-            mark(m, p);
-            return true;
-        }
+        // First of all: someone may have sent the goroutine home already, with a P of his own.
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
+        let handed = m.handed.take();
         let over = ended || sched.stopping.load(Ordering::Relaxed);
-        if !over && !m.listed.get() {
+        if handed.is_none() && !over && !m.listed.get() {
             central.push_home(m);
         }
         drop(central);
         if let Some(wake) = wake {
             wake.deliver();
+        }
+        if let Some(p) = handed {
+            m.set_p(Some(p));
+            mark(m, p);
+            return true;
         }
         if over {
             return false;
@@ -88,8 +89,8 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
 pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
+    // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
     if sched.stopping.load(Ordering::Relaxed) {
-        // Its thread may have ended; nobody will run it.
         central.global.push_back(g);
         return;
     }

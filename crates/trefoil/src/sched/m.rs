@@ -37,6 +37,7 @@ use crate::mem::Stack;
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
+use crate::sys::epoll::Bed;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use crate::sys::thread;
@@ -46,7 +47,7 @@ use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// Stack of a runtime thread: it runs only the scheduler and makes stacks. glibc adds its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
@@ -64,7 +65,7 @@ pub(crate) struct M {
     pub(crate) hold: AtomicU8,
     pub(crate) spinning: Cell<bool>,
     /// How often a preemption was put off because the goroutine was inside libc.
-    pub(crate) put_off: Cell<u8>,
+    pub(crate) put_off: Cell<u16>,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
@@ -82,8 +83,8 @@ pub(crate) struct M {
     /// The thread's signal mask when it started: user code that runs under another one is not preempted.
     pub(crate) signal_mask: Cell<u64>,
     pub(crate) parker: Parker,
-    /// The poller in which this thread sleeps, instead of in its parker; null if it does not.
-    pub(crate) polling: AtomicPtr<Poller>,
+    /// Where it sleeps in its runtime's poller, instead of in its parker.
+    pub(crate) polling: Bed,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
     pub(crate) idle_link: Cell<Option<&'static M>>,
@@ -149,7 +150,7 @@ impl M {
                 tid: AtomicU32::new(0),
                 signal_mask: Cell::new(0),
                 parker: Parker::new(),
-                polling: AtomicPtr::new(null_mut()),
+                polling: Bed::new(),
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
                 listed: Cell::new(false),
@@ -181,22 +182,18 @@ impl M {
 
     /// Wakes the thread, wherever it sleeps. It may be for nothing.
     pub(crate) fn rouse(&self) {
-        // A full barrier: the thread sees the note, or we see where it sleeps (`sleep_polling`).
         self.parker.unpark();
+        // The thread sees the note, or we see where it sleeps (`sleep_polling`).
         full_fence();
-        // SAFETY: null, or a Poller; those are never freed.
-        if let Some(poller) = unsafe { self.polling.load(Ordering::Relaxed).as_ref() } {
-            poller.epoll.wake();
-        }
+        self.polling.call();
     }
 
     /// Sleeps until `until`, a rouse, or until descriptors are ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> Ready {
         poller.blocked.store(true, Ordering::Relaxed);
-        self.polling.store(std::ptr::from_ref(poller).cast_mut(), Ordering::Relaxed);
-        full_fence();
-        let ready = poller.poll(if self.parker.take_note() { 0 } else { until.max(1) });
-        self.polling.store(null_mut(), Ordering::Relaxed);
+        let ready = self.polling.lie(&poller.epoll, || {
+            poller.poll(if self.parker.take_note() { 0 } else { until.max(1) })
+        });
         poller.blocked.store(false, Ordering::Relaxed);
         ready
     }

@@ -5,12 +5,14 @@
 //!
 //! ```text
 //!   user                                 poller (some thread without work, or sysmon)
-//!   read → EAGAIN                        epoll: fd is readable
-//!   ready? take the note, read again     ready, or wake those who wait
+//!   seen = edges                         epoll: fd is readable
+//!   read → EAGAIN                        edges + 1, wake all who wait
+//!   edges ≠ seen? read again
 //!   else sleep in the list
 //! ```
-//! Both under the descriptor's lock; epoll reports edges, so an edge that comes between the read and the wait
-//! is kept as `ready`.
+//! epoll reports edges, so nobody may sleep through one that came after his own read: neither the only
+//! reader, nor a second one while the first was woken for the same edge and left data behind. The
+//! comparison and the sleep are under the descriptor's lock, and so is the count.
 //!
 //! A descriptor is registered with the poller of the runtime whose goroutine first waits for it, both
 //! directions at once, for as long as it is open. (Another runtime's goroutine registers it there too: an edge
@@ -131,6 +133,7 @@ fn not_pollable() -> io::Error {
 #[repr(align(64))]
 pub(crate) struct Pollable {
     tag: AtomicU32,
+    sides: [SideState; 2],
     inner: Lock<Inner>,
     /// Next in the free list; under its lock.
     next: UnsafeCell<*const Pollable>,
@@ -140,7 +143,8 @@ pub(crate) struct Pollable {
 unsafe impl Sync for Pollable {}
 
 struct Inner {
-    sides: [SideState; 2],
+    /// Who waits, by direction.
+    lists: [List; 2],
     closed: bool,
     /// Where it is registered last.
     poller: *const Poller,
@@ -149,15 +153,22 @@ struct Inner {
 // SAFETY: the pointer is to a Poller, which is Sync and never freed.
 unsafe impl Send for Inner {}
 
+/// What belongs to a direction.
 struct SideState {
-    ready: bool,
-    /// Until when calls may wait.
-    deadline: Nanos,
-    list: List,
+    /// How often the poller has reported it. Changed under the lock.
+    edges: AtomicU32,
+    /// Until when calls may wait. Changed under the lock.
+    deadline: AtomicU64,
 }
 
 impl SideState {
-    const NEW: SideState = SideState { ready: false, deadline: NEVER, list: List::new() };
+    const fn new() -> SideState {
+        SideState { edges: AtomicU32::new(0), deadline: AtomicU64::new(NEVER) }
+    }
+
+    fn deadline(&self) -> Nanos {
+        self.deadline.load(Ordering::Relaxed)
+    }
 }
 
 struct Free(*const Pollable);
@@ -181,8 +192,9 @@ impl Pollable {
             let slab: Vec<Pollable> = (0..SLAB)
                 .map(|_| Pollable {
                     tag: AtomicU32::new(0),
+                    sides: [const { SideState::new() }; 2],
                     inner: Lock::new(Inner {
-                        sides: [SideState::NEW; 2],
+                        lists: [List::new(); 2],
                         closed: false,
                         poller: null(),
                     }),
@@ -206,8 +218,11 @@ impl Pollable {
     pub(crate) fn free(&'static self) {
         {
             let mut inner = self.inner.lock();
-            debug_assert!(inner.sides.iter().all(|side| side.list.is_empty()));
-            inner.sides = [SideState::NEW; 2];
+            // Only those may be left in there that are never resumed.
+            inner.lists = [List::new(); 2];
+            for side in &self.sides {
+                side.deadline.store(NEVER, Ordering::Relaxed);
+            }
             inner.closed = false;
             inner.poller = null();
             self.tag.store(
@@ -224,7 +239,7 @@ impl Pollable {
         address | u64::from(self.tag.load(Ordering::Relaxed)) << POINTER_BITS
     }
 
-    /// An edge: notes it, or takes those who wait.
+    /// An edge: counts it, and takes those who wait.
     fn notify(event: Event, woken: &mut Batch) {
         let address = (event.data & ((1 << POINTER_BITS) - 1)) as usize;
         // SAFETY: made by `data` from a Pollable; never freed (invariant 1).
@@ -233,10 +248,11 @@ impl Pollable {
         if u64::from(this.tag.load(Ordering::Relaxed)) != event.data >> POINTER_BITS {
             return;
         }
-        for (side, is) in inner.sides.iter_mut().zip([event.readable, event.writable]) {
+        for (side, is) in [event.readable, event.writable].into_iter().enumerate() {
             if is {
-                side.ready = side.list.is_empty();
-                while let Some(taken) = side.list.take_first() {
+                // Release: who sees the count finds what the kernel has reported.
+                this.sides[side].edges.fetch_add(1, Ordering::Release);
+                while let Some(taken) = inner.lists[side].take_first() {
                     woken.push(taken);
                 }
             }
@@ -255,11 +271,12 @@ impl Pollable {
     ) -> io::Result<Waited> {
         let poller = sched.poller;
         poller.open()?;
+        let seen = self.edges(side);
         if !poller.epoll.arm(fd, self.data())? {
             return Err(not_pollable());
         }
         self.inner.lock().poller = poller;
-        self.wait(sched, fd, side, limit)
+        self.wait(sched, fd, side, limit, seen)
     }
 
     /// The descriptor is closed: everybody who waits looks again, or is told so.
@@ -268,8 +285,9 @@ impl Pollable {
         super::queue::inside(|here| {
             let (readers, writers, poller) = {
                 let mut inner = self.inner.lock();
-                let [read, write] = &mut inner.sides;
-                (read.list.take_all(), write.list.take_all(), inner.poller)
+                let poller = inner.poller;
+                let [read, write] = &mut inner.lists;
+                (read.take_all(), write.take_all(), poller)
             };
             // SAFETY: null, or a Poller; those are never freed.
             if let Some(poller) = unsafe { poller.as_ref() }
@@ -283,8 +301,14 @@ impl Pollable {
         });
     }
 
-    /// Waits until the descriptor may be ready, until `limit`, or its own deadline for that side. `sched` is
-    /// the caller's runtime, or the one that polls for a plain thread.
+    /// How many edges there have been: to be asked before an attempt, for [`Pollable::wait`] after it.
+    #[inline]
+    pub(crate) fn edges(&self, side: Side) -> u32 {
+        self.sides[side as usize].edges.load(Ordering::Acquire)
+    }
+
+    /// Waits until there are more than the edges `seen`, until `limit`, or its own deadline for that side.
+    /// `sched` is the caller's runtime, or the one that polls for a plain thread.
     ///
     /// # Errors
     /// When it cannot be polled: out of memory or of watches; regular files.
@@ -294,20 +318,20 @@ impl Pollable {
         fd: RawFd,
         side: Side,
         limit: Nanos,
+        seen: u32,
     ) -> io::Result<Waited> {
         let poller = self.register(sched, fd)?;
+        let state = &self.sides[side as usize];
         let deadline = {
-            let mut inner = self.inner.lock();
-            let closed = inner.closed;
-            let state = &mut inner.sides[side as usize];
-            if closed {
+            let inner = self.inner.lock();
+            if inner.closed {
                 return Ok(Waited::Closed);
             }
-            let deadline = state.deadline.min(limit);
+            let deadline = state.deadline().min(limit);
             if deadline != NEVER && deadline <= now() {
                 return Ok(Waited::TimedOut);
             }
-            if std::mem::take(&mut state.ready) {
+            if self.edges(side) != seen {
                 return Ok(Waited::Ready);
             }
             deadline
@@ -322,23 +346,21 @@ impl Pollable {
             deadline,
             |_| {
                 let mut inner = self.inner.lock();
-                let closed = inner.closed;
-                let state = &mut inner.sides[side as usize];
                 // Anything that changed since we looked: look again.
-                let moved = state.deadline.min(limit) < deadline;
-                if closed || moved || std::mem::take(&mut state.ready) {
+                let moved = state.deadline().min(limit) != deadline;
+                if inner.closed || moved || self.edges(side) != seen {
                     return false;
                 }
-                state.list.push_back(&node);
+                inner.lists[side as usize].push_back(&node);
                 true
             },
             |_| {
-                self.inner.lock().sides[side as usize].list.remove(&node);
+                self.inner.lock().lists[side as usize].remove(&node);
             },
         );
         poller.waiters.fetch_sub(1, Ordering::SeqCst);
         let inner = self.inner.lock();
-        let over = inner.sides[side as usize].deadline.min(limit);
+        let over = state.deadline().min(limit);
         Ok(if inner.closed || slept == Slept::Woken(CLOSED) {
             Waited::Closed
         } else if slept == Slept::TimedOut && over <= now() {
@@ -364,7 +386,7 @@ impl Pollable {
 
     /// Whether calls on this side are too late already.
     pub(crate) fn is_late(&self, side: Side) -> bool {
-        let deadline = self.inner.lock().sides[side as usize].deadline;
+        let deadline = self.sides[side as usize].deadline();
         deadline != NEVER && deadline <= now()
     }
 
@@ -373,11 +395,25 @@ impl Pollable {
         super::queue::inside(|here| {
             let woken = {
                 let mut inner = self.inner.lock();
-                let state = &mut inner.sides[side as usize];
-                state.deadline = deadline;
-                state.list.take_all()
+                self.sides[side as usize].deadline.store(deadline, Ordering::Relaxed);
+                inner.lists[side as usize].take_all()
             };
             woken.wake_all(here, LOOK_AGAIN);
+        });
+    }
+
+    /// Those who wait look again.
+    pub(crate) fn nudge(&self) {
+        super::queue::inside(|here| {
+            for side in [Side::Read, Side::Write] {
+                let woken = {
+                    let mut inner = self.inner.lock();
+                    // Release: who sees the count sees why.
+                    self.sides[side as usize].edges.fetch_add(1, Ordering::Release);
+                    inner.lists[side as usize].take_all()
+                };
+                woken.wake_all(here, LOOK_AGAIN);
+            }
         });
     }
 
@@ -396,8 +432,8 @@ impl Pollable {
             let (readers, writers) = {
                 let mut inner = self.inner.lock();
                 inner.closed = true;
-                let [read, write] = &mut inner.sides;
-                (read.list.take_all(), write.list.take_all())
+                let [read, write] = &mut inner.lists;
+                (read.take_all(), write.take_all())
             };
             readers.wake_all(here, LOOK_AGAIN);
             writers.wake_all(here, LOOK_AGAIN);

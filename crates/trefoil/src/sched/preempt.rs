@@ -18,8 +18,9 @@
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since: the signal is late;
-//! 6. it is in the library that malloc lives in, a few times in a row: a holder of malloc's lock who stops
-//!    makes everybody wait. For speed only.
+//! 6. it is in the library that malloc lives in: a holder of malloc's lock who stops makes everybody wait,
+//!    also the aide, who may be starting the one thread that could resume him. Only who has been found there
+//!    [`PUT_OFF_MAX`] times in a row cannot be in the middle of malloc (it may spin for a lock of libc's).
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead): users see no
 //! EINTR.
@@ -34,8 +35,9 @@ use crate::mem;
 use crate::sys::{lock, signal};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// How often in a row a preemption is put off because the goroutine is inside libc.
-const PUT_OFF_MAX: u8 = 4;
+/// How often in a row a preemption is put off because the goroutine is inside libc: for about 0.1 s. Who mostly
+/// allocates is outside of it once in ten looks.
+const PUT_OFF_MAX: u16 = 200;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -65,10 +67,11 @@ pub(crate) fn ready_thread() -> u64 {
     signal::current_mask()
 }
 
-/// sysmon: the goroutine on `p` is to stop.
-pub(crate) fn request(sched: &Sched, p: &'static P) {
+/// sysmon: the goroutine on `p` is to stop; by a signal too, if it is known to be on a CPU.
+pub(crate) fn request(sched: &Sched, p: &'static P, on_cpu: bool) {
     p.flags.fetch_or(flag::PREEMPT, Ordering::Relaxed);
-    if sched.config.async_preempt
+    if on_cpu
+        && sched.config.async_preempt
         && let Some(m) = p.holder()
         && m.in_runtime.load(Ordering::Relaxed) == 0
         && m.hold.load(Ordering::Relaxed) == HELD
@@ -78,15 +81,57 @@ pub(crate) fn request(sched: &Sched, p: &'static P) {
     }
 }
 
+/// What the kernel passes on to the handler (`siginfo_t`): a signal with a value.
+#[repr(C)]
+struct Info {
+    signal: i32,
+    error: i32,
+    code: i32,
+    unused_too: i32,
+    pid: i32,
+    uid: u32,
+    value: *const u8,
+    unused: [u64; 12],
+}
+
+const _: () = assert!(size_of::<Info>() == size_of::<libc::siginfo_t>());
+
+/// Its address is the value: this signal is one of ours.
+static MARK: u8 = 0;
+
+/// Whether a signal is a request of the runtime's own.
+pub(crate) fn is_ours(info: &libc::siginfo_t) -> bool {
+    // SAFETY: a signal with that code has a value.
+    info.si_code == libc::SI_QUEUE
+        && unsafe { info.si_value().sival_ptr }.cast_const().cast() == &raw const MARK
+}
+
 /// Sends the signal to the thread of `m`.
 pub(crate) fn send(m: &M) {
     let (signal, tid) = (SIGNAL.load(Ordering::Acquire), m.tid.load(Ordering::Relaxed));
     if signal == 0 || tid == 0 {
         return;
     }
-    // SAFETY: a system call without pointers. A thread that has ended is not there, or is one of ours, whose
-    // handler finds nothing to do.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
+    let info = Info {
+        signal,
+        error: 0,
+        code: libc::SI_QUEUE,
+        unused_too: 0,
+        // SAFETY: no arguments, touches no memory.
+        pid: unsafe { libc::getpid() },
+        uid: 0,
+        value: &raw const MARK,
+        unused: [0; 12],
+    };
+    // SAFETY: reads the information, which is as long as the kernel's. A thread that has ended is not there, or is
+    // one of ours, whose handler finds nothing to do.
+    unsafe {
+        let info = &raw const info;
+        if libc::syscall(libc::SYS_rt_tgsigqueueinfo, (*info).pid, tid, signal, info) != 0 {
+            // A sandbox that does not know it; then a user's handler gets our signals too, as in Go.
+            libc::syscall(libc::SYS_tgkill, (*info).pid, tid, signal);
+        }
+    }
 }
 
 /// In the signal's handler: diverts the interrupted goroutine if it is to stop and can be stopped here.

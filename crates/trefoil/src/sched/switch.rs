@@ -459,6 +459,8 @@ pub(crate) fn free_outside(g: &'static G) {
 
 fn retire_g(g: &'static G) {
     g.state.set_dead();
+    // Guards that it forgot are not its successor's.
+    g.no_preempt.set(0);
     g.tp.set(std::ptr::null_mut());
 }
 

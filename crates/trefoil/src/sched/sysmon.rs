@@ -21,6 +21,7 @@ use super::pollable::Poller;
 use super::{MAX_PROCS, Sched, preempt};
 use crate::shim::full_fence;
 use crate::sys::clock::{Nanos, now};
+use crate::sys::epoll::Bed;
 use crate::sys::parker::Parker;
 use crate::sys::probe::{Look, Probe};
 use crate::sys::thread;
@@ -69,7 +70,7 @@ pub(crate) struct Sysmon {
     urged: AtomicBool,
     bed: Parker,
     /// It sleeps in the poller, not in its bed.
-    polling: AtomicBool,
+    polling: Bed,
     poller: &'static Poller,
 }
 
@@ -77,7 +78,7 @@ impl Sysmon {
     /// A few bytes for each runtime, for ever.
     pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
-            polling: AtomicBool::new(false),
+            polling: Bed::new(),
             poller,
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
@@ -100,9 +101,7 @@ impl Sysmon {
     pub(crate) fn wake(&self) {
         self.bed.unpark();
         full_fence();
-        if self.polling.load(Ordering::Relaxed) {
-            self.poller.epoll.wake();
-        }
+        self.polling.call();
     }
 
     /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
@@ -112,10 +111,10 @@ impl Sysmon {
             self.bed.park_until(until);
             return;
         }
-        self.polling.store(true, Ordering::Relaxed);
-        full_fence();
-        let ready = self.poller.poll(if self.bed.take_note() { 0 } else { until });
-        self.polling.store(false, Ordering::Relaxed);
+        let poller = self.poller;
+        let ready = self
+            .polling
+            .lie(&poller.epoll, || poller.poll(if self.bed.take_note() { 0 } else { until }));
         ready.wake(None);
     }
 
@@ -321,14 +320,15 @@ impl<'a> Watch<'a> {
         }
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
         let limit = if leaves || stuck {
-            0
+            SHORTEST
         } else if p.runs_tired() && !p.runq.is_empty() {
             SHORT_SLICE.min(sched.config.slice)
         } else {
             sched.config.slice
         };
         if ran >= limit {
-            preempt::request(sched, p);
+            // A thread that may sleep in the kernel is not signalled.
+            preempt::request(sched, p, on_cpu);
             let again = if flags & flag::PREEMPT != 0 { 8 * INSIST } else { INSIST };
             scene.next = scene.next.min(scene.now + again);
         } else {
@@ -349,7 +349,7 @@ impl<'a> Watch<'a> {
         }
         let Some((since, p)) = scene.longest else { return };
         if scene.now.saturating_sub(since) >= SHORT_SLICE {
-            preempt::request(self.sched, p);
+            preempt::request(self.sched, p, true);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
             if urged {

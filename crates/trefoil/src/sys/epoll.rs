@@ -1,9 +1,15 @@
-//! The epoll door: one instance, and an eventfd that ends a wait.
+//! The epoll door: one instance, and an eventfd that ends waits.
+//!
+//! Several threads may wait at once (the keeper, one that was the keeper a moment ago, sysmon), and the kernel
+//! wakes any of them. So a break is *for* a thread, and only that one takes it out: the eventfd counts the
+//! threads that are to come out ([`Bed`]), and stays readable until all of them have.
 
 use super::clock::{NEVER, Nanos, now};
+use crate::shim::full_fence;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 /// Events taken by one call. Go's number.
 pub(crate) const BATCH: usize = 128;
@@ -16,6 +22,8 @@ const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 
 /// The eventfd's mark.
 const BREAK: u64 = 0;
+/// Each read takes one break out.
+const BREAK_FLAGS: i32 = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE;
 
 /// One answer of the kernel.
 #[derive(Clone, Copy)]
@@ -30,8 +38,6 @@ pub(crate) struct Event {
 pub(crate) struct Epoll {
     fd: AtomicI32,
     waker: AtomicI32,
-    /// A break is under way: one write is enough.
-    breaking: AtomicBool,
     /// The kernel has no `epoll_pwait2` (before 5.11): milliseconds.
     coarse: AtomicBool,
 }
@@ -39,12 +45,7 @@ pub(crate) struct Epoll {
 impl Epoll {
     /// Not open: nobody has asked for the network yet.
     pub(crate) const fn new() -> Epoll {
-        Epoll {
-            fd: AtomicI32::new(-1),
-            waker: AtomicI32::new(-1),
-            breaking: AtomicBool::new(false),
-            coarse: AtomicBool::new(false),
-        }
+        Epoll { fd: AtomicI32::new(-1), waker: AtomicI32::new(-1), coarse: AtomicBool::new(false) }
     }
 
     /// Opens it. By one caller at a time.
@@ -56,7 +57,7 @@ impl Epoll {
         // SAFETY: calls that make descriptors, and one that registers one of them.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            let waker = match check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) {
+            let waker = match check(libc::eventfd(0, BREAK_FLAGS)) {
                 Ok(waker) => waker,
                 Err(e) => {
                     libc::close(fd);
@@ -152,8 +153,7 @@ impl Epoll {
         for event in &events[..n] {
             let (bits, data) = (event.events, event.u64);
             if data == BREAK {
-                self.drain();
-                continue;
+                continue; // for whom it is, he takes it out
             }
             count += 1;
             let (readable, writable) = (bits & READABLE != 0, bits & WRITABLE != 0);
@@ -204,11 +204,8 @@ impl Epoll {
         n.max(0) as usize
     }
 
-    /// Ends a wait that is under way, or the next one.
-    pub(crate) fn wake(&self) {
-        if self.breaking.swap(true, Ordering::AcqRel) {
-            return;
-        }
+    /// Somebody is to come out.
+    fn put_break(&self) {
         let one = 1u64;
         // SAFETY: writes eight bytes of our own.
         unsafe {
@@ -216,12 +213,62 @@ impl Epoll {
         };
     }
 
-    fn drain(&self) {
+    /// We are out. False: it has not been put in yet.
+    fn take_break(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into our own.
-        unsafe {
+        let n = unsafe {
             libc::syscall(libc::SYS_read, self.waker.load(Ordering::Relaxed), &raw mut count, 8)
         };
-        self.breaking.store(false, Ordering::Release);
+        n == 8
+    }
+}
+
+/// Where a thread says that it waits in an [`Epoll`], so that it can be called out of it.
+///
+/// | `lies` | meaning |
+/// |---|---|
+/// | an `Epoll` | it waits there, or is about to, or has just come out |
+/// | null | it does not; or somebody has called it, and puts (or has put) one break in |
+///
+/// Whoever makes it null decides: a caller owes a break, the sleeper that finds itself called takes one.
+pub(crate) struct Bed {
+    lies: AtomicPtr<Epoll>,
+}
+
+impl Bed {
+    pub(crate) const fn new() -> Bed {
+        Bed { lies: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Lies down for `f`, which waits in `epoll` unless there is a note already (`f` looks for one).
+    pub(crate) fn lie<T>(&self, epoll: &'static Epoll, f: impl FnOnce() -> T) -> T {
+        self.lies.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
+        // Who leaves a note sees that we lie here, or `f` sees the note.
+        full_fence();
+        let value = f();
+        if self.lies.swap(null_mut(), Ordering::AcqRel).is_null() {
+            // Who called us is between two instructions, or was stopped there by the kernel.
+            while !epoll.take_break() {
+                std::thread::yield_now();
+            }
+        }
+        value
+    }
+
+    /// Whether somebody lies in it.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.lies.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Calls the sleeper, if there is one. The caller has left it a note, and made a full barrier after that.
+    pub(crate) fn call(&self) {
+        if !self.is_used() {
+            return;
+        }
+        // SAFETY: null, or an Epoll, which is never freed; and not closed before the sleeper has left.
+        if let Some(epoll) = unsafe { self.lies.swap(null_mut(), Ordering::AcqRel).as_ref() } {
+            epoll.put_break();
+        }
     }
 }

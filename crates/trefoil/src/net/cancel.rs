@@ -1,0 +1,82 @@
+//! Contexts end the calls of a socket: Go's `AfterFunc` with a past deadline.
+//!
+//! A goroutine waits for the context, or for the end of the guard, whichever comes first. Under the guard's lock
+//! it is decided who was first; so a socket whose guard is gone is never cancelled any more.
+
+use super::fd::Fd;
+use crate::chan::{self, Sender};
+use crate::context::{Context, ContextError};
+use crate::select;
+use crate::sync::Mutex;
+use std::fmt;
+use std::sync::Arc;
+
+/// While it lives, a context ends the calls of a socket: see
+/// [`TcpStream::cancel_on`](super::TcpStream::cancel_on). Afterwards the socket can be used as before.
+#[must_use = "the socket is independent of the context when the guard is dropped"]
+pub struct CancelGuard {
+    shared: Arc<Shared>,
+    /// Closed with the guard.
+    _gone: Sender<()>,
+}
+
+struct Shared {
+    fd: Arc<Fd>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The guard is gone.
+    over: bool,
+    /// What the socket was told.
+    fired: Option<ContextError>,
+}
+
+impl CancelGuard {
+    pub(super) fn new(fd: Arc<Fd>, ctx: &Context) -> CancelGuard {
+        let shared = Arc::new(Shared { fd, state: Mutex::default() });
+        let (gone, ended) = chan::bounded::<()>(1);
+        if let Some(why) = ctx.err() {
+            shared.fire(why);
+        } else {
+            let (ctx, weak) = (ctx.clone(), Arc::downgrade(&shared));
+            crate::go(move || {
+                select! {
+                    recv(ended) -> _ => return,
+                    recv(ctx.done()) -> _ => {}
+                }
+                if let (Some(shared), Some(why)) = (weak.upgrade(), ctx.err()) {
+                    shared.fire(why);
+                }
+            });
+        }
+        CancelGuard { shared, _gone: gone }
+    }
+}
+
+impl Shared {
+    fn fire(&self, why: ContextError) {
+        let mut state = self.state.lock();
+        if !state.over {
+            state.fired = Some(why);
+            self.fd.set_cancelled(why, true);
+        }
+    }
+}
+
+impl Drop for CancelGuard {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.over = true;
+        if let Some(why) = state.fired {
+            self.shared.fd.set_cancelled(why, false);
+        }
+    }
+}
+
+impl fmt::Debug for CancelGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelGuard").finish_non_exhaustive()
+    }
+}
