@@ -2,14 +2,23 @@
 //!
 //! The numbers are the program's, and any thread may close one and open another at any time. So what is
 //! kept here is only a hint: a wait arms the poller anew each time (`Pollable::wait_armed`), and a wrong
-//! kind costs a system call. `close`, `dup2` and `dup3` forget what was known, and end waits.
+//! kind costs a system call. `close`, `dup2` and `dup3` forget what was known, and end waits; so do the calls
+//! that make sockets, because libc itself closes without our door.
 //!
-//! Invariant 1: a slot, once made, stays: pages of the table are never freed.
+//! # Calm descriptors
+//! Before a goroutine waits, two questions: is the descriptor a blocking one, and is there a time limit? The answer
+//! "blocks, without a limit" is kept (`calm`), with the number of closes of this slot and with `EPOCH`, which
+//! counts all calls in the process that make any descriptor non-blocking or set a limit: those are properties of the
+//! open file, which other descriptors (and slots) may share.
+//!
+//! Invariants:
+//! 1. A slot, once made, stays: pages of the table are never freed.
+//! 2. Slots are found, and made, in signal handlers too: no malloc.
 
 use crate::sched::pollable::Pollable;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors in one page of the table, and pages: a million and more, the kernel's usual limit.
 const PAGE: usize = 1024;
@@ -22,8 +31,16 @@ pub(super) const SOCKET: u8 = 2;
 /// A pipe, a terminal, an eventfd…
 pub(super) const STREAM: u8 = 3;
 
+/// Calls that made a descriptor non-blocking, or gave it a limit. From 1 on: 0 in `calm` is "not known".
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+
+/// A page of zeros is a page of slots.
 pub(super) struct Slot {
     kind: AtomicU8,
+    /// Counts up before and after each close.
+    closes: AtomicU32,
+    /// `closes` and `EPOCH` when it was found calm.
+    calm: AtomicU64,
     pollable: AtomicPtr<Pollable>,
 }
 
@@ -47,20 +64,61 @@ pub(super) fn slot(fd: RawFd) -> Option<&'static Slot> {
 #[cold]
 fn make_slow(fd: RawFd) -> Option<&'static Slot> {
     let place = TABLE.get(usize::try_from(fd).ok()? / PAGE)?;
-    let fresh: Box<Page> = Box::new(
-        [const { Slot { kind: AtomicU8::new(UNKNOWN), pollable: AtomicPtr::new(null_mut()) } };
-            PAGE],
-    );
-    let fresh = Box::into_raw(fresh);
+    let len = size_of::<Page>();
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: memory of our own, anywhere.
+    let fresh = unsafe {
+        let args = [0, len, protection as usize, flags as usize, usize::MAX, 0];
+        crate::sys::raw::syscall(libc::SYS_mmap, args)
+    };
+    if (-4095..0).contains(&fresh) {
+        return None;
+    }
+    let fresh = std::ptr::with_exposed_provenance_mut::<Page>(fresh as usize);
     // Release: who finds the page sees it made.
     if place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, never shared.
-        drop(unsafe { Box::from_raw(fresh) });
+        unsafe {
+            crate::sys::raw::syscall(libc::SYS_munmap, [fresh.addr(), len, 0, 0, 0, 0]);
+        }
     }
     known(fd)
 }
 
 impl Slot {
+    /// How often it was closed: to be asked before an attempt, for a wait after it.
+    #[inline]
+    pub(super) fn closes(&self) -> u32 {
+        self.closes.load(Ordering::Acquire)
+    }
+
+    /// What `calm` must be.
+    fn calm_now(&self) -> u64 {
+        u64::from(self.closes()) << 32 | u64::from(EPOCH.load(Ordering::Acquire))
+    }
+
+    /// Whether it blocks, without a limit, as far as is known; else `ask`s. (It may know better.)
+    pub(super) fn is_calm(&self, ask: impl FnOnce() -> bool) -> bool {
+        let now = self.calm_now();
+        if self.calm.load(Ordering::Relaxed) == now {
+            return true;
+        }
+        let calm = ask();
+        if calm {
+            // With what was before the question: if anything changed since, it counts for nothing.
+            self.calm.store(now, Ordering::Relaxed);
+        }
+        calm
+    }
+
+    /// It is not what it was thought to be.
+    pub(super) fn forget(&self) {
+        self.kind.store(UNKNOWN, Ordering::Relaxed);
+        // Release: who sees the count sees the rest forgotten.
+        self.closes.fetch_add(1, Ordering::Release);
+    }
+
     /// What kind of file it is.
     pub(super) fn kind(&self, fd: RawFd) -> u8 {
         match self.kind.load(Ordering::Relaxed) {
@@ -117,7 +175,7 @@ pub(super) fn closing(fd: RawFd) -> bool {
         return false;
     }
     let Some(slot) = known(fd) else { return false };
-    slot.kind.store(UNKNOWN, Ordering::Relaxed);
+    slot.forget();
     // SAFETY: null, or a Pollable; those are never freed.
     let Some(pollable) = (unsafe { slot.pollable.load(Ordering::Acquire).as_ref() }) else {
         return false;
@@ -129,8 +187,24 @@ pub(super) fn closing(fd: RawFd) -> bool {
 /// It is closed: who began to wait in the last moment looks again.
 pub(super) fn closed(fd: RawFd) {
     let Some(slot) = known(fd) else { return };
+    slot.forget();
     // SAFETY: as above.
     if let Some(pollable) = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() } {
         pollable.interrupt(fd, false);
+    }
+}
+
+/// The descriptor was just made: what is known is about one that libc closed behind our back.
+pub(super) fn opened(fd: RawFd) {
+    if let Some(slot) = known(fd) {
+        slot.forget();
+    }
+}
+
+/// Some descriptor does not block any more, or has a limit.
+pub(super) fn no_longer_calm() {
+    // Release: the change was made before.
+    if EPOCH.fetch_add(1, Ordering::Release) == u32::MAX {
+        EPOCH.store(1, Ordering::Release);
     }
 }

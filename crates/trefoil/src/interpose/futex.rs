@@ -5,11 +5,13 @@
 //! (`sched/table.rs`); a wake, from anywhere, serves the goroutines there first, and the kernel's sleepers
 //! with what is left.
 //!
-//! A wait may end for no reason, as the kernel's may: so bitsets that differ and requeues are simply woken.
+//! A wait may end for no reason, as the kernel's may: so a wake with a bitset, or a requeue, wakes all of them.
+//!
 //! # Who comes too late again and again
 //! std's locks are not fair: who unlocks may lock again before the one it woke has run. Threads are torn apart by
 //! their CPUs; goroutines on one P are not. So one that waits at the same word for the [`PATIENCE`]th time in a row is
-//! *starved*: who wakes it lets it run at once.
+//! *starved*: who wakes it lets it run at once. And a thread that sleeps in the kernel would never be served while
+//! there is a goroutine at every wake: while there are such threads, they come first at every [`PATIENCE`]th wake.
 //!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
@@ -36,6 +38,10 @@ const REALTIME: usize = 256;
 
 /// Goroutines that sleep here. While there are none a wake goes straight to the kernel.
 static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Threads that sleep in the kernel, of those that came through here; and wakes of one while there were any.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+static TURNS: AtomicU32 = AtomicU32::new(0);
 
 static SYSCALL: Next = Next::new(c"syscall");
 /// The real function, for the assembler; null until it was looked up.
@@ -98,14 +104,32 @@ unsafe extern "C" fn door(
             WAIT | WAIT_BITSET if op & PRIVATE != 0 && may_park() => {
                 wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
             }
+            WAIT | WAIT_BITSET => {
+                THREADS.fetch_add(1, Ordering::Relaxed);
+                let result = kernel(value);
+                THREADS.fetch_sub(1, Ordering::Relaxed);
+                result
+            }
             WAKE | WAKE_BITSET | REQUEUE | CMP_REQUEUE if op & PRIVATE != 0 => {
                 // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
                 crate::shim::full_fence();
                 if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
                     kernel(value)
                 } else {
-                    let requeue = matches!(command, REQUEUE | CMP_REQUEUE);
-                    wake(&*word, if requeue { u32::MAX } else { value }, value, kernel)
+                    let all = match command {
+                        WAKE => false,
+                        WAKE_BITSET => value3 as u32 != u32::MAX,
+                        _ => true,
+                    };
+                    // Only for one: who wakes all serves everybody anyway.
+                    let threads_first = value == 1
+                        && !all
+                        && THREADS.load(Ordering::Relaxed) != 0
+                        && TURNS.fetch_add(1, Ordering::Relaxed) % PATIENCE == 0;
+                    match if threads_first { kernel(1) } else { 0 } {
+                        1 => 1,
+                        _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
+                    }
                 }
             }
             _ => kernel(value),
@@ -121,7 +145,9 @@ unsafe extern "C" fn door(
 unsafe fn deadline(timeout: *const libc::timespec, absolute: bool, realtime: bool) -> Nanos {
     // SAFETY: the caller's.
     let Some(t) = (unsafe { timeout.as_ref() }) else { return NEVER };
-    let nanos = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000) + t.tv_nsec.max(0) as u64;
+    let nanos = (t.tv_sec.max(0) as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(t.tv_nsec.max(0) as u64);
     if !absolute {
         return now().saturating_add(nanos);
     }

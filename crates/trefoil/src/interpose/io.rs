@@ -9,7 +9,7 @@
 //! What cannot be waited for (regular files) or is not worth it goes to the kernel as it is: then the thread
 //! blocks, and loses its P.
 
-use super::fds::{self, PLAIN, SOCKET};
+use super::fds::{self, PLAIN, SOCKET, Slot};
 use super::{Next, may_park, on_goroutine};
 use crate::runtime;
 use crate::sched::pollable::{Side, Waited};
@@ -43,7 +43,9 @@ fn limit(fd: c_int, side: Side) -> Nanos {
         let at = [fd as usize, level, option, &raw mut time as usize, &raw mut len as usize];
         call(libc::SYS_getsockopt, &at)
     };
-    let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    let nanos = (time.tv_sec as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(time.tv_usec as u64 * 1_000);
     if rc != 0 || nanos == 0 { NEVER } else { now().saturating_add(nanos) }
 }
 
@@ -67,11 +69,21 @@ struct Waits {
     fd: c_int,
     side: Side,
     until: Option<Nanos>,
+    slot: Option<&'static Slot>,
+    /// The slot's closes before the last attempt.
+    closes: u32,
 }
 
 impl Waits {
+    #[inline]
     fn new(fd: c_int, side: Side) -> Waits {
-        Waits { fd, side, until: None }
+        Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0 }
+    }
+
+    /// The next attempt is about to begin.
+    #[inline]
+    fn begin(&mut self) {
+        self.closes = self.slot.map_or(0, Slot::closes);
     }
 
     /// The kernel had nothing.
@@ -80,25 +92,45 @@ impl Waits {
         let until = match self.until {
             Some(until) => until,
             None => {
-                if is_nonblocking(self.fd) {
-                    return Then::Return(EAGAIN);
+                let (fd, side) = (self.fd, self.side);
+                // None: it does not block.
+                let ask = || if is_nonblocking(fd) { None } else { Some(limit(fd, side)) };
+                let mut answer = Some(NEVER);
+                match self.slot {
+                    None => answer = ask(),
+                    Some(slot) => {
+                        _ = slot.is_calm(|| {
+                            answer = ask();
+                            // What is kept is kept for both directions.
+                            let other = if side == Side::Read { Side::Write } else { Side::Read };
+                            answer == Some(NEVER) && limit(fd, other) == NEVER
+                        })
+                    }
                 }
-                *self.until.insert(limit(self.fd, self.side))
+                let Some(until) = answer else { return Then::Return(EAGAIN) };
+                *self.until.insert(until)
             }
         };
-        wait_ready(self.fd, self.side, until)
+        wait_ready(self.fd, self.side, until, Some(self.closes))
     }
 }
 
-/// Waits in the poller, until `until`.
-fn wait_ready(fd: c_int, side: Side, until: Nanos) -> Then {
+/// Waits in the poller, until `until`. If the descriptor's slot has seen more than `closes`, there is nothing to
+/// wait for.
+fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32>) -> Then {
     if !may_park() {
         return Then::Block;
     }
     let (Some(slot), Ok(sched)) = (fds::slot(fd), runtime::current_sched()) else {
         return Then::Block;
     };
-    match slot.pollable().wait_armed(sched, fd, side, until) {
+    let pollable = slot.pollable();
+    // In this order: a close that comes later is an edge.
+    let seen = pollable.edges(side);
+    if closes.is_some_and(|closes| closes != slot.closes()) {
+        return Then::TryAgain;
+    }
+    match pollable.wait_armed(sched, fd, side, until, seen) {
         Ok(Waited::Ready) => Then::TryAgain,
         Ok(Waited::TimedOut) => Then::Return(EAGAIN),
         Ok(Waited::Closed) => Then::Return(-(libc::EBADF as isize)),
@@ -110,11 +142,19 @@ fn wait_ready(fd: c_int, side: Side, until: Nanos) -> Then {
 fn patiently(
     fd: c_int,
     side: Side,
+    attempt: impl FnMut() -> isize,
+    real: impl FnOnce() -> isize,
+) -> isize {
+    patiently_in(&mut Waits::new(fd, side), attempt, real)
+}
+
+fn patiently_in(
+    waits: &mut Waits,
     mut attempt: impl FnMut() -> isize,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    let mut waits = Waits::new(fd, side);
     loop {
+        waits.begin();
         match attempt() {
             EAGAIN => match waits.wait() {
                 Then::TryAgain => {}
@@ -173,9 +213,11 @@ unsafe fn send_all(
     attempt: impl Fn(usize, usize, bool) -> isize,
 ) -> isize {
     let mut sent = 0;
+    // One limit for all of it, as the kernel has.
+    let mut waits = Waits::new(fd, Side::Write);
     loop {
         let (at, left) = (buf as usize + sent, len - sent);
-        let n = patiently(fd, Side::Write, || attempt(at, left, true), || attempt(at, left, false));
+        let n = patiently_in(&mut waits, || attempt(at, left, true), || attempt(at, left, false));
         match n {
             1.. if (n as usize) < left => sent += n as usize,
             0.. => return (sent + n as usize) as isize,
@@ -301,7 +343,7 @@ fn look_first(fd: c_int, side: Side, real: impl Fn() -> isize) -> isize {
         return real();
     }
     while !is_ready(fd, events) {
-        match wait_ready(fd, side, NEVER) {
+        match wait_ready(fd, side, NEVER, None) {
             Then::TryAgain => {}
             Then::Return(result) => return result,
             Then::Block => break,
@@ -315,10 +357,13 @@ door! {
     READ = read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t,
     {
         let real = || call(libc::SYS_read, &[fd as usize, buf as usize, len]);
-        if is_plain(fd) {
+        let not_socket = -(libc::ENOTSOCK as isize);
+        // What was known of the number may be about another file.
+        let received = if is_socket(fd) { recv_from(fd, buf as usize, len, 0, 0, 0) } else { not_socket };
+        if received != not_socket {
+            received
+        } else if is_plain(fd) {
             real()
-        } else if is_socket(fd) {
-            recv_from(fd, buf as usize, len, 0, 0, 0)
         } else {
             let one = iovec { iov_base: buf, iov_len: len };
             let at = &raw const one as usize;
@@ -397,7 +442,9 @@ unsafe fn accept_patiently(
     let real = || {
         let args = [fd as usize, addr as usize, len as usize, flags as usize];
         // SAFETY: the caller's.
-        unsafe { call(libc::SYS_accept4, &args) }
+        let fd = unsafe { call(libc::SYS_accept4, &args) };
+        fds::opened(fd as c_int);
+        fd
     };
     // There is no flag for it. If somebody else is faster, the thread blocks.
     let attempt = || if is_ready(fd, libc::POLLIN) { real() } else { EAGAIN };
@@ -421,7 +468,9 @@ door! {
             let begun = go();
             set(flags);
             match begun {
-                e if e == -(libc::EINPROGRESS as isize) || e == EAGAIN => connected(fd),
+                e if e == -(libc::EINPROGRESS as isize) => connected(fd),
+                // A Unix socket whose listener has no room: nothing is under way, and nothing tells when there is.
+                EAGAIN => crate::blocking(go),
                 result => result,
             }
         }
@@ -432,7 +481,7 @@ door! {
 fn connected(fd: c_int) -> isize {
     let until = limit(fd, Side::Write);
     while !is_ready(fd, libc::POLLOUT) {
-        match wait_ready(fd, Side::Write, until) {
+        match wait_ready(fd, Side::Write, until, None) {
             Then::TryAgain => {}
             Then::Return(EAGAIN) => return -(libc::EINPROGRESS as isize),
             Then::Return(result) => return result,
@@ -457,6 +506,14 @@ fn after_ms(ms: c_int) -> Nanos {
     if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
 }
 
+/// What is left, as the kernel's calls take it.
+fn left_ms(until: Nanos) -> usize {
+    match until {
+        NEVER => usize::MAX,
+        _ => until.saturating_sub(now()).div_ceil(1_000_000).min(i32::MAX as u64) as usize,
+    }
+}
+
 door! {
     /// libc's function.
     POLL = poll(list: *mut pollfd, count: c_ulong, timeout: c_int) -> c_int,
@@ -471,7 +528,9 @@ door! {
         if mask.is_null() {
             let until = match timeout.as_ref() {
                 None => NEVER,
-                Some(t) => now().saturating_add(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64),
+                Some(t) => now()
+                    .saturating_add((t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000))
+                    .saturating_add(t.tv_nsec.max(0) as u64),
             };
             let at_once = timeout.as_ref().is_some_and(|t| t.tv_sec == 0 && t.tv_nsec == 0);
             poll_until(list, count as usize, until, at_once)
@@ -499,9 +558,14 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     // SAFETY: the caller's list.
     let entries = unsafe { std::slice::from_raw_parts(list, count) };
     let either = |events: i16| {
-        let read = events & (libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) != 0;
+        let read = events & (libc::POLLIN | libc::POLLRDHUP) != 0;
         let write = events & libc::POLLOUT != 0;
-        if read != write { Some(if read { Side::Read } else { Side::Write }) } else { None }
+        let more = events & !(libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT) != 0;
+        if read != write && !more {
+            Some(if read { Side::Read } else { Side::Write })
+        } else {
+            None
+        }
     };
     // One descriptor and one direction is waited for itself; more of them through an epoll of their own, which is
     // a descriptor too.
@@ -515,20 +579,19 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     let (fd, side) = match &several {
         Err(single) => *single,
         Ok(Some(several)) => (several.0, Side::Read),
+        // SAFETY: the caller's list.
         Ok(None) => {
-            let ms = match until {
-                NEVER => usize::MAX,
-                _ => until.saturating_sub(now()).div_ceil(1_000_000) as usize,
-            };
-            // SAFETY: the caller's list.
-            return unsafe { call(libc::SYS_poll, &[list as usize, count, ms]) };
+            return unsafe { call(libc::SYS_poll, &[list as usize, count, left_ms(until)]) };
         }
     };
     loop {
-        match wait_ready(fd, side, until) {
+        match wait_ready(fd, side, until, None) {
             Then::TryAgain => {}
-            Then::Return(EAGAIN) => return look(),
-            _ => return look(),
+            Then::Return(_) => return look(),
+            // SAFETY: the caller's list.
+            Then::Block => unsafe {
+                return call(libc::SYS_poll, &[list as usize, count, left_ms(until)]);
+            },
         }
         match look() {
             0 => {}
@@ -549,9 +612,17 @@ impl Several {
             for entry in entries.iter().filter(|entry| entry.fd >= 0) {
                 // The bits are the same.
                 let mut event = libc::epoll_event { events: entry.events as u16 as u32, u64: 0 };
-                let add = libc::EPOLL_CTL_ADD as usize;
-                let args = [epoll.0 as usize, add, entry.fd as usize, &raw mut event as usize];
-                call(libc::SYS_epoll_ctl, &args);
+                let tell = |op: c_int, event: &mut libc::epoll_event| {
+                    let at = std::ptr::from_mut(event) as usize;
+                    let args = [epoll.0 as usize, op as usize, entry.fd as usize, at];
+                    call(libc::SYS_epoll_ctl, &args)
+                };
+                if tell(libc::EPOLL_CTL_ADD, &mut event) == -(libc::EEXIST as isize) {
+                    // It is named more than once: for all that is asked of it.
+                    let same = entries.iter().filter(|other| other.fd == entry.fd);
+                    event.events = same.fold(0, |all, other| all | other.events as u16 as u32);
+                    tell(libc::EPOLL_CTL_MOD, &mut event);
+                }
             }
             Some(epoll)
         }
@@ -577,9 +648,13 @@ door! {
         let until = after_ms(timeout);
         loop {
             match look() {
-                0 if timeout != 0 => match wait_ready(fd, Side::Read, until) {
+                0 if timeout != 0 => match wait_ready(fd, Side::Read, until, None) {
                     Then::TryAgain => {}
-                    _ => break look(),
+                    Then::Return(_) => break look(),
+                    Then::Block => {
+                        let ms = left_ms(until);
+                        break call(libc::SYS_epoll_wait, &[fd as usize, events as usize, max as usize, ms]);
+                    }
                 },
                 found => break found,
             }
@@ -613,12 +688,14 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    if from != to {
-        fds::closing(to);
-    }
+    let known = from != to && fds::closing(to);
     type Real = unsafe extern "C" fn(c_int, c_int) -> c_int;
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    unsafe { transmute::<*mut c_void, Real>(DUP2.get())(from, to) }
+    let rc = unsafe { transmute::<*mut c_void, Real>(DUP2.get())(from, to) };
+    if known {
+        fds::closed(to);
+    }
+    rc
 }
 
 /// libc's function.
@@ -627,10 +704,79 @@ pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if from != to {
-        fds::closing(to);
-    }
+    let known = from != to && fds::closing(to);
     type Real = unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    unsafe { transmute::<*mut c_void, Real>(DUP3.get())(from, to, flags) }
+    let rc = unsafe { transmute::<*mut c_void, Real>(DUP3.get())(from, to, flags) };
+    if known {
+        fds::closed(to);
+    }
+    rc
+}
+
+/// A door that looks at what libc's function has done; `$rc` is its result, `$arg`s its arguments.
+macro_rules! afterwards {
+    ($(#[$doc:meta])* $static:ident = $symbol:literal,
+     $name:ident($($arg:ident: $type:ty),*) -> $rc:ident: $ret:ty, $look:expr) => {
+        static $static: Next = Next::new($symbol);
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As its manual page says.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            type Real = unsafe extern "C" fn($($type),*) -> $ret;
+            // SAFETY: libc's function of that name and type, with the caller's arguments.
+            let $rc = unsafe { transmute::<*mut c_void, Real>($static.get())($($arg),*) };
+            $look;
+            $rc
+        }
+    };
+}
+
+/// After `F_SETFL`, and after what makes a descriptor.
+fn after_fcntl(command: c_int, arg: usize, rc: c_int) {
+    match command {
+        libc::F_SETFL if arg as c_int & libc::O_NONBLOCK != 0 => fds::no_longer_calm(),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fds::opened(rc),
+        _ => {}
+    }
+}
+
+afterwards! {
+    /// libc's function. It takes its third argument where every function does.
+    FCNTL = c"fcntl", fcntl(fd: c_int, command: c_int, arg: usize) -> rc: c_int,
+    after_fcntl(command, arg, rc)
+}
+afterwards! {
+    /// libc's function, by its other name.
+    FCNTL64 = c"fcntl64", fcntl64(fd: c_int, command: c_int, arg: usize) -> rc: c_int,
+    after_fcntl(command, arg, rc)
+}
+afterwards! {
+    /// libc's function.
+    IOCTL = c"ioctl", ioctl(fd: c_int, request: c_ulong, arg: usize) -> rc: c_int,
+    if request as u32 == libc::FIONBIO as u32 {
+        fds::no_longer_calm();
+    }
+}
+afterwards! {
+    /// libc's function.
+    SETSOCKOPT = c"setsockopt", setsockopt(fd: c_int, level: c_int, name: c_int,
+        value: *const c_void, len: socklen_t) -> rc: c_int,
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+        fds::no_longer_calm();
+    }
+}
+afterwards! {
+    /// libc's function.
+    SOCKET_ = c"socket", socket(domain: c_int, kind: c_int, protocol: c_int) -> rc: c_int,
+    fds::opened(rc)
+}
+afterwards! {
+    /// libc's function.
+    CLOSE_RANGE = c"close_range", close_range(first: std::ffi::c_uint, last: std::ffi::c_uint,
+        flags: c_int) -> rc: c_int,
+    fds::no_longer_calm()
 }

@@ -148,6 +148,9 @@ struct Inner {
     closed: bool,
     /// Where it is registered last.
     poller: *const Poller,
+    /// How many wait by `wait_armed`, or are about to, by direction.
+    #[cfg(feature = "std")]
+    armed: [u32; 2],
 }
 
 // SAFETY: the pointer is to a Poller, which is Sync and never freed.
@@ -197,6 +200,8 @@ impl Pollable {
                         lists: [List::new(); 2],
                         closed: false,
                         poller: null(),
+                        #[cfg(feature = "std")]
+                        armed: [0; 2],
                     }),
                     next: UnsafeCell::new(null()),
                 })
@@ -260,7 +265,8 @@ impl Pollable {
     }
 
     /// As [`Pollable::wait`], for a descriptor that may have been closed and opened anew without our knowledge: it
-    /// is registered each time, and reported if it is ready now.
+    /// is registered each time, and reported if it is ready now. Only for the directions that are waited for: a
+    /// socket is nearly always writable, and each report costs.
     #[cfg(feature = "std")]
     pub(crate) fn wait_armed(
         &'static self,
@@ -268,15 +274,26 @@ impl Pollable {
         fd: RawFd,
         side: Side,
         limit: Nanos,
+        seen: u32,
     ) -> io::Result<Waited> {
         let poller = sched.poller;
         poller.open()?;
-        let seen = self.edges(side);
-        if !poller.epoll.arm(fd, self.data())? {
-            return Err(not_pollable());
-        }
-        self.inner.lock().poller = poller;
-        self.wait(sched, fd, side, limit, seen)
+        super::queue::inside(|_| {
+            // Under the lock: of two who arm, the second one knows of the first.
+            let mut inner = self.inner.lock();
+            inner.armed[side as usize] += 1;
+            let [read, write] = inner.armed.map(|n| n > 0);
+            let done = poller.epoll.arm(fd, self.data(), read, write);
+            match done {
+                Ok(true) => inner.poller = poller,
+                _ => inner.armed[side as usize] -= 1,
+            }
+            done
+        })
+        .and_then(|known| if known { Ok(()) } else { Err(not_pollable()) })?;
+        let waited = self.wait(sched, fd, side, limit, seen);
+        super::queue::inside(|_| self.inner.lock().armed[side as usize] -= 1);
+        waited
     }
 
     /// The descriptor is closed: everybody who waits looks again, or is told so.
@@ -286,6 +303,8 @@ impl Pollable {
             let (readers, writers, poller) = {
                 let mut inner = self.inner.lock();
                 let poller = inner.poller;
+                // Release: who is about to wait sees the count, and looks again.
+                self.sides.iter().for_each(|side| _ = side.edges.fetch_add(1, Ordering::Release));
                 let [read, write] = &mut inner.lists;
                 (read.take_all(), write.take_all(), poller)
             };

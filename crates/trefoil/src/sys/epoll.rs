@@ -119,15 +119,33 @@ impl Epoll {
         }
     }
 
-    /// As [`Epoll::add`], for a descriptor that is probably known: if it is ready, that is reported anew.
-    pub(crate) fn arm(&self, fd: RawFd, data: u64) -> io::Result<bool> {
-        let mut event = libc::epoll_event { events: INTEREST, u64: data };
+    /// As [`Epoll::add`], for a descriptor that is probably known and for these directions alone: if it is ready
+    /// there, that is reported anew.
+    pub(crate) fn arm(&self, fd: RawFd, data: u64, read: bool, write: bool) -> io::Result<bool> {
+        let mut events = libc::EPOLLET;
+        if read {
+            events |= libc::EPOLLIN | libc::EPOLLRDHUP;
+        }
+        if write {
+            events |= libc::EPOLLOUT;
+        }
+        let mut event = libc::epoll_event { events: events as u32, u64: data };
         let epoll = self.fd.load(Ordering::Acquire);
         // SAFETY: one event of our own.
-        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) } == 0 {
+        let mut tell = |op| unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) == 0 };
+        // The last one if somebody was faster.
+        if [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD]
+            .into_iter()
+            .any(&mut tell)
+        {
             return Ok(true);
         }
-        self.add(fd, data)
+        // SAFETY: as above, to know why.
+        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } == 0 {
+            return Ok(true);
+        }
+        let e = io::Error::last_os_error();
+        if e.raw_os_error() == Some(libc::EPERM) { Ok(false) } else { Err(e) }
     }
 
     /// Forgets `fd`.
