@@ -1,0 +1,1 @@
+//! Unmodified crates in their blocking form, driven by goroutines.
