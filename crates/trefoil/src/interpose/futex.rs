@@ -125,7 +125,7 @@ unsafe extern "C" fn door(
                     let threads_first = value == 1
                         && !all
                         && THREADS.load(Ordering::Relaxed) != 0
-                        && TURNS.fetch_add(1, Ordering::Relaxed) % PATIENCE == 0;
+                        && TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE);
                     match if threads_first { kernel(1) } else { 0 } {
                         1 => 1,
                         _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
