@@ -14,7 +14,7 @@ const MS: Duration = Duration::from_millis(1);
 fn at_each(f: impl Fn() + Sync) {
     let _watchdog = watchdog();
     for procs in [1, 2, 8] {
-        Runtime::builder().procs(procs).build().unwrap().run(|| f());
+        Runtime::builder().procs(procs).build().unwrap().run(&f);
     }
 }
 

@@ -579,7 +579,6 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     let (fd, side) = match &several {
         Err(single) => *single,
         Ok(Some(several)) => (several.0, Side::Read),
-        // SAFETY: the caller's list.
         Ok(None) => {
             // SAFETY: the caller's list.
             return unsafe { call(libc::SYS_poll, &[list as usize, count, left_ms(until)]) };

@@ -3,6 +3,7 @@
 use super::{Next, may_park};
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, Nanos, now};
+use crate::sys::raw;
 use crate::time::sleep_until_nanos;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -118,7 +119,13 @@ pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
 pub(crate) unsafe extern "C" fn sched_yield() -> c_int {
     match if may_park() { Rt::enter() } else { None } {
         Some(rt) => {
+            // Nobody else here: whoever spins like this waits for another thread, which may want this CPU.
+            let alone = rt.p().runq.is_empty() && !rt.sched().has_global();
             switch::yield_now(rt).leave();
+            if alone {
+                // SAFETY: no arguments, touches no memory.
+                unsafe { raw::syscall(libc::SYS_sched_yield, [0; 6]) };
+            }
             0
         }
         // SAFETY: libc's function of that name and type.

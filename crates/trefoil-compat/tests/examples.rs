@@ -1,8 +1,5 @@
 //! The examples, end to end: each is started on a free port of the loopback, used, and stopped.
 
-mod common;
-
-use common::watchdog;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -124,7 +121,6 @@ fn ask(example: &Example, request: &[u8]) -> (String, Vec<u8>) {
 
 #[test]
 fn http_server() {
-    let _watchdog = watchdog();
     let server = Example::start("http_server", &[]);
     // Kept alive, pipelined, in pieces.
     let mut stream = server.connect();
@@ -201,7 +197,6 @@ fn http_server() {
 
 #[test]
 fn port_forwarder() {
-    let _watchdog = watchdog();
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = target.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -236,7 +231,6 @@ fn port_forwarder() {
 #[test]
 fn chat_websocket() {
     use tungstenite::{Message, client};
-    let _watchdog = watchdog();
     let server = Example::start("chat_websocket", &[]);
     let url = format!("ws://{}/", server.addr);
     let mut clients: Vec<_> =
@@ -279,7 +273,6 @@ fn chat_websocket() {
 
 #[test]
 fn tls_echo() {
-    let _watchdog = watchdog();
     let path = std::env::temp_dir().join(format!("trefoil-tls-{}.pem", std::process::id()));
     let server = Example::start("tls_echo", &[path.to_str().unwrap()]);
     let mut roots = rustls::RootCertStore::empty();
