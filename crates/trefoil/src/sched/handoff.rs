@@ -176,7 +176,8 @@ impl Sched {
 
     /// sysmon: takes `p` from the thread that holds it, if that sleeps in the kernel, outside the runtime.
     /// Says what was seen.
-    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe) -> Look {
+    /// `long`: it does not move since a while, so that even a sleep that is usually short counts.
+    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe, long: bool) -> Look {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; they are never freed.
@@ -188,7 +189,11 @@ impl Sched {
         }
         m.hold.store(DOUBTED, Ordering::Relaxed);
         full_fence();
-        let look = probe.look(m.tid.load(Ordering::Relaxed));
+        let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
+            Look::Briefly if long => Look::Blocked,
+            Look::Briefly => Look::Unknown,
+            look => look,
+        };
         // Acquire: what it did inside the runtime is ours to see, if we take its P.
         if look != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(HELD, Ordering::Relaxed);
@@ -257,7 +262,7 @@ impl Sched {
                 continue;
             }
             // It may block again: then it is not disturbed, and begins anew.
-            if Probe::new().look(tid) == Look::Blocked {
+            if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly) {
                 m.stray.cpu.set(cpu);
             } else if used > STRAY_CPU_NANOS {
                 signal(m);

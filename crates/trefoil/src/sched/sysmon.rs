@@ -300,13 +300,14 @@ impl<'a> Watch<'a> {
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            match sched.take_from_blocked(p, &mut self.probes[p.id as usize]) {
+            let long = ran >= SHORT_SLICE;
+            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], long) {
                 Look::Blocked => {
                     scene.found_blocked = true;
                     return;
                 }
                 Look::Running => {}
-                Look::Unknown => on_cpu = false,
+                Look::Briefly | Look::Unknown => on_cpu = false,
             }
         }
         if !wanted {

@@ -15,6 +15,8 @@ pub(crate) enum Look {
     Running,
     /// Asleep in the kernel, at some moment of this look.
     Blocked,
+    /// The same, but for memory (a page fault, `mmap` and its kin): such sleeps are short.
+    Briefly,
     /// Not to be said before the next look.
     Unknown,
 }
@@ -42,7 +44,16 @@ impl Probe {
             Some(Ok(_)) if text.starts_with(b"running") => Look::Running,
             // A number, and then hexadecimal ones; or −1 for a page fault. Anything else is not that file: somebody
             // has closed ours, and the number was given to another.
-            Some(Ok(n)) if n > 0 && is_call(&text[..n]) => Look::Blocked,
+            Some(Ok(n))
+                if n > 0
+                    && let Some(call) = call(&text[..n]) =>
+            {
+                if MEMORY.contains(&call) {
+                    Look::Briefly
+                } else {
+                    Look::Blocked
+                }
+            }
             _ => {
                 if self.file.take().is_some() {
                     self.tid = 0;
@@ -63,10 +74,29 @@ impl Probe {
     }
 }
 
-fn is_call(text: &[u8]) -> bool {
-    let text = text.strip_prefix(b"-").unwrap_or(text);
+/// Calls that wait for nothing but the address space: page faults (−1) and what changes mappings.
+const MEMORY: [i64; 8] = [
+    -1,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_brk,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_process_madvise,
+];
+
+/// The number of the call that the thread sleeps in.
+fn call(text: &[u8]) -> Option<i64> {
+    let (sign, text) = match text.strip_prefix(b"-") {
+        Some(rest) => (-1, rest),
+        None => (1, text),
+    };
     let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
-    digits > 0 && text[digits..].starts_with(b" 0x")
+    if !text[digits..].starts_with(b" 0x") {
+        return None;
+    }
+    std::str::from_utf8(&text[..digits]).ok()?.parse::<i64>().ok().map(|n| sign * n)
 }
 
 fn open(tid: u32) -> Option<OwnedFd> {
