@@ -336,16 +336,19 @@ fn mpsc() {
         echo.join();
         // Times.
         let (tx, rx) = channel::<()>();
+        let (late, now) = channel::<()>();
         let waiter = b.start(move || {
             let start = Instant::now();
             assert_eq!(rx.recv_timeout(10 * MS), Err(RecvTimeoutError::Timeout));
             assert!(start.elapsed() >= 10 * MS);
             assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
+            late.send(()).unwrap();
             rx.recv_timeout(TOO_LONG).unwrap();
             assert_eq!(rx.recv_timeout(TOO_LONG), Err(RecvTimeoutError::Disconnected));
         });
         let sender = a.start(move || {
-            thread::sleep(20 * MS);
+            now.recv().unwrap();
+            thread::sleep(2 * MS);
             tx.send(()).unwrap();
         });
         sender.join();
@@ -585,9 +588,14 @@ fn ours() -> Vec<(i32, String)> {
     tasks().into_iter().filter(|(_, name)| name.starts_with("trefoil-m")).collect()
 }
 
+/// `procs` and a few more. On a busy machine the kernel stops threads that hold its lock on the address space, those
+/// who make stacks sleep behind them, and others take over.
 #[track_caller]
-fn assert_few_threads(most: usize) {
+fn assert_few_threads(procs: usize, more: usize) {
     let all = ours();
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
+    let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
+    let most = procs + if load > trefoil::num_cpus() as f64 { 60 } else { more };
     assert!(all.len() <= most, "{} threads: {all:?}", all.len());
 }
 
@@ -630,8 +638,7 @@ fn a_hundred_thousand_wait_in_std_sync() {
         until("all of them", || begun.load(SeqCst) == n);
         thread::sleep(50 * MS);
         assert_eq!(all.0.lock().unwrap().0, 0);
-        // Making so many stacks, threads wait for the kernel's memory, and others take over.
-        assert_few_threads(2 + 30);
+        assert_few_threads(2, 6);
         drop(held);
         all.0.lock().unwrap().1 = true;
         all.1.notify_all();
@@ -639,7 +646,7 @@ fn a_hundred_thousand_wait_in_std_sync() {
         closed.wait();
         join_all(goroutines);
         assert_eq!(all.0.lock().unwrap().0, n);
-        assert_few_threads(2 + 30);
+        assert_few_threads(2, 6);
     });
 }
 
@@ -656,7 +663,7 @@ fn fifty_thousand_sleep() {
         let all: Vec<_> =
             (0..n).map(|_| trefoil::go(|| thread::sleep(Duration::from_secs(1)))).collect();
         thread::sleep(500 * MS);
-        assert_few_threads(2 + 30);
+        assert_few_threads(2, 6);
         join_all(all);
         let took = start.elapsed();
         println!("{n} sleeps of 1 s took {took:?}");
@@ -695,10 +702,9 @@ fn a_thousand_connections_on_few_threads() {
             join_all(all);
         });
         let connected = Arc::new(Barrier::new(n));
-        let most = Arc::new(AtomicUsize::new(0));
         let clients: Vec<_> = (0..n)
             .map(|i| {
-                let (connected, most) = (connected.clone(), most.clone());
+                let connected = connected.clone();
                 trefoil::go(move || {
                     let mut s = TcpStream::connect(addr).unwrap();
                     connected.wait();
@@ -711,15 +717,14 @@ fn a_thousand_connections_on_few_threads() {
                         thread::sleep(MS);
                     }
                     if i == 0 {
-                        most.store(ours().len(), SeqCst);
+                        assert_few_threads(4, 8);
                     }
                 })
             })
             .collect();
         join_all(clients);
         server.join().unwrap();
-        let most = most.load(SeqCst);
-        assert!((1..=4 + 8).contains(&most), "{most} threads: {:?}", ours());
+        assert_few_threads(4, 8);
     });
 }
 
@@ -1234,6 +1239,7 @@ fn epoll_and_eventfd() {
             assert!(start.elapsed() >= 10 * MS);
         }
         let event = Arc::new(event);
+        let (send, told) = channel();
         let e = event.clone();
         let waiter = a.start(move || {
             let mut found = libc::epoll_event { events: 0, u64: 0 };
@@ -1248,12 +1254,12 @@ fn epoll_and_eventfd() {
                 total += u64::from_ne_bytes(buf);
             }
             // And without epoll.
+            send.send(()).unwrap();
             // SAFETY: eight bytes.
             assert_eq!(unsafe { libc::read(e.as_raw_fd(), buf.as_mut_ptr().cast(), 8) }, 8);
             assert!(blocks(&*e));
             total
         });
-        let (send, told) = channel();
         let writer = b.start(move || {
             let put = |n: u64| {
                 // SAFETY: eight bytes.
@@ -1263,12 +1269,12 @@ fn epoll_and_eventfd() {
                 put(3);
                 thread::sleep(MS / 4);
             }
-            told.recv_timeout(5 * MS).unwrap_err();
+            told.recv().unwrap();
+            thread::sleep(2 * MS);
             put(1);
         });
         assert_eq!(waiter.join(), 30);
         writer.join();
-        drop::<std::sync::mpsc::Sender<()>>(send);
     });
 }
 

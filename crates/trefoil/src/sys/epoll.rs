@@ -121,6 +121,7 @@ impl Epoll {
 
     /// As [`Epoll::add`], for a descriptor that is probably known and for these directions alone: if it is ready
     /// there, that is reported anew.
+    #[cfg(feature = "std")]
     pub(crate) fn arm(&self, fd: RawFd, data: u64, read: bool, write: bool) -> io::Result<bool> {
         let mut events = libc::EPOLLET;
         if read {

@@ -10,6 +10,7 @@ pub(crate) mod lock;
 pub(crate) mod mm;
 pub(crate) mod parker;
 pub(crate) mod probe;
+#[cfg(feature = "std")]
 pub(crate) mod raw;
 pub(crate) mod signal;
 pub(crate) mod stderr;
