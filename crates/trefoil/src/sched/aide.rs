@@ -99,8 +99,9 @@ fn start_threads(sched: &Arc<Sched>) {
         let admitted = sched.admit_thread();
         central.starting += u32::from(admitted.is_ok());
         drop(central);
-        let started = admitted
-            .and_then(|id| M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1));
+        let started = admitted.and_then(|id| {
+            M::start(sched, id, true).inspect_err(|_| sched.central.lock().starting -= 1)
+        });
         if let Err(e) = started {
             let mut central = sched.central.lock();
             let needed = central.has_orphans();

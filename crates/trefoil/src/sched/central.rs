@@ -505,13 +505,6 @@ impl Sched {
         Some(if central.wants_thread() { Wake::LastThread(m, self.aide) } else { Wake::Thread(m) })
     }
 
-    /// A thread that the aide started is here.
-    pub(crate) fn one_started(&self) {
-        let mut central = self.central.lock();
-        // The first one was not the aide's.
-        central.starting = central.starting.saturating_sub(1);
-    }
-
     /// Under the lock: `m`, without a P, takes one that waits for a thread.
     pub(crate) fn adopt(&self, central: &mut Central, m: &'static M) -> Option<&'static P> {
         let (p, spinning) = central.pop_orphan()?;

@@ -211,11 +211,12 @@ impl M {
 
     /// Starts a thread for `sched`, which looks for a P by itself. It was admitted as number `id`, and is
     /// dismissed again on failure. Allocates: not with a P in hand, nor with one waiting for it.
-    pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
+    /// `counted`: it is among `Central::starting`.
+    pub(crate) fn start(sched: &Arc<Sched>, id: u32, counted: bool) -> io::Result<()> {
         let m = M::new(sched, id);
         let keep = sched.clone();
         let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
-            m.thread_main();
+            m.thread_main(counted);
             m.retire();
             keep.dismiss_thread();
         });
@@ -242,7 +243,7 @@ impl M {
         *unused = Some(self);
     }
 
-    fn thread_main(&'static self) {
+    fn thread_main(&'static self, counted: bool) {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(super::preempt::ready_thread());
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
@@ -251,7 +252,9 @@ impl M {
         // Timers are precise: by default the kernel may be 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        self.sched().one_started();
+        if counted {
+            self.sched().central.lock().starting -= 1;
+        }
         switch::thread_loop(Rt(self));
         // Not later: our reference to the Sched, which owns the P, goes next.
         self.sched().leave_p(self);

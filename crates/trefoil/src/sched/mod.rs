@@ -193,7 +193,7 @@ impl Sched {
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
-        m::M::start(&sched, sched.admit_thread()?)?;
+        m::M::start(&sched, sched.admit_thread()?, false)?;
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
