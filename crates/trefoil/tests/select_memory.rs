@@ -128,6 +128,8 @@ fn a_million_selects_leave_nothing_behind() {
     // One P: the same thread does it all, and no other thread's start disturbs the counting.
     for procs in [1, 2] {
         Runtime::builder().procs(procs).build().unwrap().run(|| {
+            // The runtime's threads allocate when they begin.
+            trefoil::time::sleep(Duration::from_millis(200));
             measure("select! that waits", Nothing, |n| {
                 beside_a_silent_channel(n, |rx, quiet| {
                     select! {

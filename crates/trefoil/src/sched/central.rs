@@ -12,8 +12,9 @@
 //! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
 //! `timers.rs`.
 //!
-//! # Two global queues
-//! Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
+//! # Three global queues
+//! Goroutines that were woken (`woken`) take turns with those that were started or spilled (`global`): there may be
+//! thousands of the latter. Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
 //! does not stand behind them, nor does one whose descriptor became ready. So that nobody starves there, a look
 //! for fairness (`find.rs`) begins with `tired`.
 //!
@@ -39,6 +40,8 @@ const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 /// See the head of the file.
 pub(crate) struct Central {
     pub(crate) global: GList,
+    /// Woken from outside, or back from a call that blocked: before those in `global`, turn and turn about.
+    woken: GList,
     pub(crate) tired: GList,
     pub(crate) strays: Strays,
     /// Ps that wait for a new thread; those with a claim on spinning are marked.
@@ -57,6 +60,7 @@ impl Central {
     pub(crate) const fn new() -> Self {
         Central {
             global: GList::new(),
+            woken: GList::new(),
             tired: GList::new(),
             strays: Strays::new(),
             orphans: None,
@@ -67,6 +71,16 @@ impl Central {
             starting: 0,
             keeper: None,
         }
+    }
+
+    /// The next of those that were woken, or else of the others.
+    fn pop_next(&mut self, woken_first: bool) -> Option<&'static G> {
+        let (first, then) = if woken_first {
+            (&mut self.woken, &mut self.global)
+        } else {
+            (&mut self.global, &mut self.woken)
+        };
+        first.pop_front().or_else(|| then.pop_front())
     }
 
     pub(crate) fn push_idle_m(&mut self, m: &'static M) {
@@ -332,7 +346,7 @@ impl Sched {
     }
 
     fn publish_global_len(&self, central: &Central) {
-        let len = central.global.len() + central.tired.len();
+        let len = central.global.len() + central.woken.len() + central.tired.len();
         // Release: who sees the queue empty sees where its goroutines went.
         self.global_len.store(len as u32, Ordering::Release);
     }
@@ -356,12 +370,13 @@ impl Sched {
         self.publish_global_len(&central);
     }
 
-    /// A goroutine of this runtime was made runnable by somebody else: a plain thread, another runtime. It may
-    /// run, end, and the runtime be dropped as soon as the lock is given back.
-    pub(crate) fn push_from_outside(&self, g: &'static G) {
+    /// A goroutine of this runtime was made runnable by somebody else: a plain thread, another runtime; or was just
+    /// started there (`fresh`). It may run, end, and the runtime be dropped as soon as the lock is given back.
+    pub(crate) fn push_from_outside(&self, g: &'static G, fresh: bool) {
         let sysmon = self.sysmon;
         let mut central = self.central.lock();
-        central.global.push_back(g);
+        let queue = if fresh { &mut central.global } else { &mut central.woken };
+        queue.push_back(g);
         self.publish_global_len(&central);
         full_fence();
         let wake = self.wake_locked(&mut central);
@@ -386,7 +401,15 @@ impl Sched {
     /// Exactly one: the fairness look of every 61st tick.
     pub(crate) fn pop_global(&self) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let g = central.global.pop_front();
+        let g = central.pop_next(true);
+        self.publish_global_len(&central);
+        g
+    }
+
+    /// One of those that were woken: somebody was stopped for it.
+    pub(crate) fn pop_woken(&self) -> Option<&'static G> {
+        let mut central = self.central.lock();
+        let g = central.woken.pop_front();
         self.publish_global_len(&central);
         g
     }
@@ -396,7 +419,7 @@ impl Sched {
     pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
         let mut central = self.central.lock();
         let tired = central.tired.pop_front();
-        let g = tired.or_else(|| if alone { None } else { central.global.pop_front() });
+        let g = tired.or_else(|| if alone { None } else { central.pop_next(false) });
         self.publish_global_len(&central);
         g
     }
@@ -407,10 +430,10 @@ impl Sched {
         central: &mut Central,
         p: &'static P,
     ) -> Option<&'static G> {
-        let n = fair_share(central.global.len(), self.procs() as usize);
-        let first = central.global.pop_front();
-        for _ in 1..n {
-            let Some(g) = central.global.pop_front() else { break };
+        let n = fair_share(central.global.len() + central.woken.len(), self.procs() as usize);
+        let first = central.pop_next(true);
+        for i in 1..n {
+            let Some(g) = central.pop_next(i.is_multiple_of(2)) else { break };
             let pushed = p.runq.push_back(NonNull::from(g)).is_ok();
             debug_assert!(pushed, "half a ring fits an empty one");
         }

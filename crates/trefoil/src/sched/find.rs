@@ -66,6 +66,14 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                     return Some(g);
                 }
             }
+            if flags & flag::WOKEN != 0 {
+                p.flags.fetch_and(!flag::WOKEN, Ordering::Relaxed);
+                if let Some(g) = sched.pop_woken() {
+                    p.next_tick();
+                    stop_spinning(rt);
+                    return Some(g);
+                }
+            }
             if let Some(g) = take_fairly(sched, p) {
                 stop_spinning(rt);
                 return Some(g);

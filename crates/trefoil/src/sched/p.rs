@@ -37,6 +37,8 @@ pub(crate) mod flag {
     pub(crate) const TIMERS: u32 = 16;
     /// The running goroutine is locked to its thread: it switches to no other directly.
     pub(crate) const LOCKED: u32 = 32;
+    /// Somebody was woken from outside and waits in a global queue.
+    pub(crate) const WOKEN: u32 = 64;
 }
 
 /// Goroutine ids taken from the runtime at once. Go's number.

@@ -103,7 +103,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             rt.leave();
         }
         None => {
-            sched.push_from_outside(g);
+            sched.push_from_outside(g, true);
         }
     }
     Ok(g)

@@ -122,7 +122,7 @@ pub(crate) fn ready_outside(g: &'static G) {
 #[cold]
 fn enqueue_outside(g: &'static G) {
     // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`), and it is alive until it runs.
-    unsafe { &*g.sched.get() }.push_from_outside(g);
+    unsafe { &*g.sched.get() }.push_from_outside(g, false);
 }
 
 /// Leaves `g`, the running goroutine, with a note of what it is to become. Returns when it is resumed.
@@ -225,7 +225,7 @@ fn finish_switch(rt: Rt) {
         Leaving::Stranded(g) => {
             g.state.set_runnable();
             // As one that was woken: it does not wait behind those who compute.
-            sched.push_from_outside(g);
+            sched.push_from_outside(g, false);
         }
         Leaving::Dead(stack) => recycle(rt.p(), stack),
     }

@@ -348,6 +348,12 @@ impl<'a> Watch<'a> {
         if !scene.due && !urged {
             return;
         }
+        if urged {
+            // Whoever comes to the scheduler first.
+            for p in self.sched.all_ps().filter(|p| p.status() == PStatus::Running) {
+                p.flags.fetch_or(flag::WOKEN, Ordering::Relaxed);
+            }
+        }
         let Some((since, p)) = scene.longest else { return };
         if scene.now.saturating_sub(since) >= SHORT_SLICE {
             preempt::request(self.sched, p, true);
