@@ -99,13 +99,9 @@ fn install(signal: i32) -> io::Result<libc::sigaction> {
 
 extern "C" fn on_signal(signal: i32) {
     let byte = signal as u8;
-    // SAFETY: one byte of our own. The raw call, through which errno is left as it was.
-    unsafe {
-        let errno = libc::__errno_location();
-        let kept = *errno;
-        libc::syscall(libc::SYS_write, PIPE.load(Ordering::Acquire), &raw const byte, 1);
-        *errno = kept;
-    }
+    let pipe = PIPE.load(Ordering::Acquire) as usize;
+    // SAFETY: one byte of our own. The raw call leaves errno as it was.
+    unsafe { crate::sys::raw::syscall(libc::SYS_write, [pipe, &raw const byte as usize, 1]) };
 }
 
 /// The thread.

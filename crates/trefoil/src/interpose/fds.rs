@@ -80,7 +80,7 @@ fn make_slow(fd: RawFd) -> Option<&'static Slot> {
     if place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, never shared.
         unsafe {
-            crate::sys::raw::syscall(libc::SYS_munmap, [fresh.addr(), len, 0, 0, 0, 0]);
+            crate::sys::raw::syscall(libc::SYS_munmap, [fresh.addr(), len]);
         }
     }
     known(fd)
@@ -132,7 +132,7 @@ impl Slot {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: the kernel fills the structure, which has its layout on x86_64.
         let rc = unsafe {
-            let args = [fd as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0];
+            let args = [fd as usize, stat.as_mut_ptr() as usize];
             crate::sys::raw::syscall(libc::SYS_fstat, args)
         };
         if rc != 0 {

@@ -14,7 +14,7 @@ use super::{Next, may_park, on_goroutine};
 use crate::runtime;
 use crate::sched::pollable::{Side, Waited};
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::raw;
+use crate::sys::raw::{syscall, to_libc};
 use crate::time::sleep_until_nanos;
 use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -23,14 +23,6 @@ use std::mem::transmute;
 const EAGAIN: isize = -(libc::EAGAIN as isize);
 const NOT_SUPPORTED: isize = -(libc::EOPNOTSUPP as isize);
 const RWF_NOWAIT: usize = 8;
-
-/// A raw call with three arguments, and with more.
-unsafe fn call(number: c_long, args: &[usize]) -> isize {
-    let mut all = [0; 6];
-    all[..args.len()].copy_from_slice(args);
-    // SAFETY: the caller's.
-    unsafe { raw::syscall(number, all) }
-}
 
 /// Until when a blocking call on this side may wait: SO_RCVTIMEO, SO_SNDTIMEO.
 fn limit(fd: c_int, side: Side) -> Nanos {
@@ -41,7 +33,7 @@ fn limit(fd: c_int, side: Side) -> Nanos {
     let rc = unsafe {
         let (level, option) = (libc::SOL_SOCKET as usize, option as usize);
         let at = [fd as usize, level, option, &raw mut time as usize, &raw mut len as usize];
-        call(libc::SYS_getsockopt, &at)
+        syscall(libc::SYS_getsockopt, at)
     };
     let nanos = (time.tv_sec as u64)
         .saturating_mul(1_000_000_000)
@@ -51,7 +43,7 @@ fn limit(fd: c_int, side: Side) -> Nanos {
 
 fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: a question without pointers.
-    let flags = unsafe { call(libc::SYS_fcntl, &[fd as usize, libc::F_GETFL as usize]) };
+    let flags = unsafe { syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize]) };
     flags < 0 || flags & libc::O_NONBLOCK as isize != 0
 }
 
@@ -171,7 +163,7 @@ fn patiently_in(
 fn is_ready(fd: c_int, events: i16) -> bool {
     let mut one = pollfd { fd, events, revents: 0 };
     // SAFETY: one entry of our own.
-    unsafe { call(libc::SYS_poll, &[&raw mut one as usize, 1, 0]) != 0 }
+    unsafe { syscall(libc::SYS_poll, [&raw mut one as usize, 1, 0]) != 0 }
 }
 
 /// A door: on a plain thread the real function, on a goroutine `$body`, whose result is the kernel's.
@@ -197,7 +189,7 @@ macro_rules! door {
                 return unsafe { transmute::<*mut c_void, Real>($static.get())($($arg),*) };
             }
             // SAFETY: the caller's arguments, by the rules of the call.
-            raw::to_libc(unsafe { $body }) as $ret
+            to_libc(unsafe { $body }) as $ret
         }
     };
 }
@@ -252,7 +244,7 @@ unsafe fn recv_from(
     let go = |flags: c_int| {
         let args = [fd as usize, buf, len, flags as usize, addr, addr_len];
         // SAFETY: the caller's.
-        unsafe { raw::syscall(libc::SYS_recvfrom, args) }
+        unsafe { syscall(libc::SYS_recvfrom, args) }
     };
     if flags & STRAIGHT != 0 {
         return go(flags);
@@ -263,14 +255,16 @@ unsafe fn recv_from(
 door! {
     /// libc's function.
     RECVMSG = recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t,
-    {
-        let go = |flags: c_int| call(libc::SYS_recvmsg, &[fd as usize, msg as usize, flags as usize]);
-        if flags & STRAIGHT != 0 {
-            go(flags)
-        } else {
-            patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
-        }
+    message(libc::SYS_recvmsg, Side::Read, fd, msg as usize, flags)
+}
+
+unsafe fn message(number: c_long, side: Side, fd: c_int, msg: usize, flags: c_int) -> isize {
+    // SAFETY: the caller's.
+    let go = |flags: c_int| unsafe { syscall(number, [fd as usize, msg, flags as usize]) };
+    if flags & STRAIGHT != 0 {
+        return go(flags);
     }
+    patiently(fd, side, || go(flags | libc::MSG_DONTWAIT), || go(flags))
 }
 
 door! {
@@ -298,7 +292,7 @@ unsafe fn send_to(
         let flags = if wait { flags | libc::MSG_DONTWAIT } else { flags };
         // SAFETY: the caller's buffer, from `at` on.
         unsafe {
-            raw::syscall(libc::SYS_sendto, [fd as usize, at, left, flags as usize, addr, addr_len])
+            syscall(libc::SYS_sendto, [fd as usize, at, left, flags as usize, addr, addr_len])
         }
     };
     if flags & STRAIGHT != 0 {
@@ -311,20 +305,13 @@ unsafe fn send_to(
 door! {
     /// libc's function.
     SENDMSG = sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t,
-    {
-        let go = |flags: c_int| call(libc::SYS_sendmsg, &[fd as usize, msg as usize, flags as usize]);
-        if flags & STRAIGHT != 0 {
-            go(flags)
-        } else {
-            patiently(fd, Side::Write, || go(flags | libc::MSG_DONTWAIT), || go(flags))
-        }
-    }
+    message(libc::SYS_sendmsg, Side::Write, fd, msg as usize, flags)
 }
 
 /// Vectors of buffers, without blocking: −1 is "where the file stands".
 unsafe fn vectored(number: c_long, fd: c_int, vectors: usize, count: usize) -> isize {
     // SAFETY: the caller's.
-    unsafe { call(number, &[fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
+    unsafe { syscall(number, [fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
 }
 
 fn is_plain(fd: c_int) -> bool {
@@ -356,7 +343,7 @@ door! {
     /// libc's function.
     READ = read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t,
     {
-        let real = || call(libc::SYS_read, &[fd as usize, buf as usize, len]);
+        let real = || syscall(libc::SYS_read, [fd as usize, buf as usize, len]);
         let not_socket = -(libc::ENOTSOCK as isize);
         // What was known of the number may be about another file.
         let received = if is_socket(fd) { recv_from(fd, buf as usize, len, 0, 0, 0) } else { not_socket };
@@ -378,10 +365,10 @@ door! {
     WRITE = write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t,
     {
         if is_plain(fd) {
-            call(libc::SYS_write, &[fd as usize, buf as usize, len])
+            syscall(libc::SYS_write, [fd as usize, buf as usize, len])
         } else {
             send_all(fd, buf, len, |at, left, wait| {
-                let real = || call(libc::SYS_write, &[fd as usize, at, left]);
+                let real = || syscall(libc::SYS_write, [fd as usize, at, left]);
                 if wait {
                     let one = iovec { iov_base: at as *mut c_void, iov_len: left };
                     vectored(libc::SYS_pwritev2, fd, &raw const one as usize, 1)
@@ -396,29 +383,33 @@ door! {
 door! {
     /// libc's function.
     READV = readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
-    {
-        let real = || call(libc::SYS_readv, &[fd as usize, vectors as usize, count as usize]);
-        if is_plain(fd) {
-            real()
-        } else {
-            let attempt = || vectored(libc::SYS_preadv2, fd, vectors as usize, count as usize);
-            patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
-        }
+    vectored_patiently(libc::SYS_readv, libc::SYS_preadv2, Side::Read, fd, vectors, count)
+}
+
+/// `readv` or `writev`, and its form that need not wait.
+unsafe fn vectored_patiently(
+    number: c_long,
+    nowait: c_long,
+    side: Side,
+    fd: c_int,
+    vectors: *const iovec,
+    count: c_int,
+) -> isize {
+    let (vectors, count) = (vectors as usize, count as usize);
+    // SAFETY: the caller's.
+    let real = || unsafe { syscall(number, [fd as usize, vectors, count]) };
+    if is_plain(fd) {
+        return real();
     }
+    // SAFETY: the caller's.
+    let attempt = || unsafe { vectored(nowait, fd, vectors, count) };
+    patiently(fd, side, attempt, || look_first(fd, side, real))
 }
 
 door! {
     /// libc's function. On a goroutine it may write less than it was given, as it may anyway.
     WRITEV = writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
-    {
-        let real = || call(libc::SYS_writev, &[fd as usize, vectors as usize, count as usize]);
-        if is_plain(fd) {
-            real()
-        } else {
-            let attempt = || vectored(libc::SYS_pwritev2, fd, vectors as usize, count as usize);
-            patiently(fd, Side::Write, attempt, || look_first(fd, Side::Write, real))
-        }
-    }
+    vectored_patiently(libc::SYS_writev, libc::SYS_pwritev2, Side::Write, fd, vectors, count)
 }
 
 door! {
@@ -442,7 +433,7 @@ unsafe fn accept_patiently(
     let real = || {
         let args = [fd as usize, addr as usize, len as usize, flags as usize];
         // SAFETY: the caller's.
-        let fd = unsafe { call(libc::SYS_accept4, &args) };
+        let fd = unsafe { syscall(libc::SYS_accept4, args) };
         fds::opened(fd as c_int);
         fd
     };
@@ -455,14 +446,14 @@ door! {
     /// libc's function.
     CONNECT = connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int,
     {
-        let go = || call(libc::SYS_connect, &[fd as usize, addr as usize, len as usize]);
-        let flags = call(libc::SYS_fcntl, &[fd as usize, libc::F_GETFL as usize]);
+        let go = || syscall(libc::SYS_connect, [fd as usize, addr as usize, len as usize]);
+        let flags = syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize]);
         if flags < 0 || flags & libc::O_NONBLOCK as isize != 0 {
             go()
         } else {
             // There is no flag for it: for the moment of the call the socket does not block.
             let set = |flags: isize| {
-                call(libc::SYS_fcntl, &[fd as usize, libc::F_SETFL as usize, flags as usize])
+                syscall(libc::SYS_fcntl, [fd as usize, libc::F_SETFL as usize, flags as usize])
             };
             set(flags | libc::O_NONBLOCK as isize);
             let begun = go();
@@ -488,7 +479,7 @@ fn connected(fd: c_int) -> isize {
             Then::Block => {
                 let mut one = pollfd { fd, events: libc::POLLOUT, revents: 0 };
                 // SAFETY: one entry of our own.
-                unsafe { call(libc::SYS_poll, &[&raw mut one as usize, 1, usize::MAX]) };
+                unsafe { syscall(libc::SYS_poll, [&raw mut one as usize, 1, usize::MAX]) };
             }
         }
     }
@@ -497,7 +488,7 @@ fn connected(fd: c_int) -> isize {
     unsafe {
         let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_ERROR as usize);
         let at = [fd as usize, level, option, &raw mut error as usize, &raw mut len as usize];
-        call(libc::SYS_getsockopt, &at);
+        syscall(libc::SYS_getsockopt, at);
     }
     -(error as isize)
 }
@@ -539,14 +530,14 @@ door! {
             let mut copy = timeout.as_ref().copied();
             let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
             let size = size_of::<u64>();
-            call(libc::SYS_ppoll, &[list as usize, count as usize, at, mask as usize, size])
+            syscall(libc::SYS_ppoll, [list as usize, count as usize, at, mask as usize, size])
         }
     }
 }
 
 unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: bool) -> isize {
     // SAFETY: the caller's list.
-    let look = || unsafe { call(libc::SYS_poll, &[list as usize, count, 0]) };
+    let look = || unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
     let first = look();
     if first != 0 || at_once {
         return first;
@@ -581,7 +572,7 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
         Ok(Some(several)) => (several.0, Side::Read),
         Ok(None) => {
             // SAFETY: the caller's list.
-            return unsafe { call(libc::SYS_poll, &[list as usize, count, left_ms(until)]) };
+            return unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]) };
         }
     };
     loop {
@@ -590,7 +581,7 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
             Then::Return(_) => return look(),
             // SAFETY: the caller's list.
             Then::Block => unsafe {
-                return call(libc::SYS_poll, &[list as usize, count, left_ms(until)]);
+                return syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]);
             },
         }
         match look() {
@@ -607,7 +598,7 @@ impl Several {
     fn of(entries: &[pollfd]) -> Option<Several> {
         // SAFETY: makes a descriptor of our own, and adds to it.
         unsafe {
-            let fd = call(libc::SYS_epoll_create1, &[libc::EPOLL_CLOEXEC as usize]);
+            let fd = syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]);
             let epoll = (fd >= 0).then(|| Several(fd as c_int))?;
             for entry in entries.iter().filter(|entry| entry.fd >= 0) {
                 // The bits are the same.
@@ -615,7 +606,7 @@ impl Several {
                 let tell = |op: c_int, event: &mut libc::epoll_event| {
                     let at = std::ptr::from_mut(event) as usize;
                     let args = [epoll.0 as usize, op as usize, entry.fd as usize, at];
-                    call(libc::SYS_epoll_ctl, &args)
+                    syscall(libc::SYS_epoll_ctl, args)
                 };
                 if tell(libc::EPOLL_CTL_ADD, &mut event) == -(libc::EEXIST as isize) {
                     // It is named more than once: for all that is asked of it.
@@ -633,7 +624,7 @@ impl Drop for Several {
     fn drop(&mut self) {
         fds::closing(self.0);
         // SAFETY: ours.
-        unsafe { call(libc::SYS_close, &[self.0 as usize]) };
+        unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
     }
 }
 
@@ -643,7 +634,7 @@ door! {
         timeout: c_int) -> c_int,
     {
         let look = || {
-            call(libc::SYS_epoll_wait, &[fd as usize, events as usize, max as usize, 0])
+            syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, 0])
         };
         let until = after_ms(timeout);
         loop {
@@ -653,7 +644,7 @@ door! {
                     Then::Return(_) => break look(),
                     Then::Block => {
                         let ms = left_ms(until);
-                        break call(libc::SYS_epoll_wait, &[fd as usize, events as usize, max as usize, ms]);
+                        break syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, ms]);
                     }
                 },
                 found => break found,

@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn sched_yield() -> c_int {
             switch::yield_now(rt).leave();
             if alone {
                 // SAFETY: no arguments, touches no memory.
-                unsafe { raw::syscall(libc::SYS_sched_yield, [0; 6]) };
+                unsafe { raw::syscall(libc::SYS_sched_yield, []) };
             }
             0
         }

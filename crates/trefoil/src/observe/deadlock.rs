@@ -5,7 +5,7 @@
 //! every thread is a runtime's, or a plain one that itself waits for a goroutine. Otherwise there is no
 //! alarm: better none than a false one.
 
-use crate::sched::{Sched, aide, sysmon, wait};
+use crate::sched::{Sched, aide, wait};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -35,7 +35,7 @@ pub(crate) fn check(_: &Sched) {
         return;
     }
     let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
-    let ours = ms + sysmon::alive() + aide::alive();
+    let ours = ms + aide::attendants();
     if crate::sys::cpus::num_threads() > ours + wait::blocked_threads() {
         return;
     }

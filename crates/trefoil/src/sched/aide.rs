@@ -41,27 +41,36 @@ impl Aide {
     }
 }
 
-/// Threads of this file in the process.
-static ALIVE: AtomicUsize = AtomicUsize::new(0);
-
-/// How many there are.
-pub(crate) fn alive() -> usize {
-    ALIVE.load(Ordering::Relaxed)
+pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
+    attend(sched, "aide", STACK_BYTES, help)
 }
 
-pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
+/// Aides and sysmons in the process.
+static ATTENDANTS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many threads of all runtimes never have a P.
+pub(crate) fn attendants() -> usize {
+    ATTENDANTS.load(Ordering::Relaxed)
+}
+
+/// Starts a thread that serves the runtime and never has a P.
+pub(super) fn attend(
+    sched: &Arc<Sched>,
+    name: &str,
+    stack_bytes: usize,
+    serve: fn(&Arc<Sched>),
+) -> io::Result<()> {
     let sched = sched.clone();
-    ALIVE.fetch_add(1, Ordering::Relaxed);
-    let helping = move || {
-        help(&sched);
+    ATTENDANTS.fetch_add(1, Ordering::Relaxed);
+    let serving = move || {
+        serve(&sched);
         drop(sched);
-        ALIVE.fetch_sub(1, Ordering::Relaxed);
+        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
     };
-    thread::spawn("trefoil-aide".into(), STACK_BYTES, helping)
-        .inspect_err(|_| {
-            ALIVE.fetch_sub(1, Ordering::Relaxed);
-        })
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot start the aide thread: {e}")))
+    thread::spawn(format!("trefoil-{name}"), stack_bytes, serving).map_err(|e| {
+        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
+        io::Error::new(e.kind(), format!("cannot start the {name} thread: {e}"))
+    })
 }
 
 fn help(sched: &Arc<Sched>) {
@@ -85,7 +94,6 @@ fn help(sched: &Arc<Sched>) {
         }
         sched.aide.bed.park_until(next_trace);
     }
-    start_threads(sched);
 }
 
 /// One for every P that waits for a thread, and one to spare: a P must never wait for *us*, because starting a

@@ -46,6 +46,7 @@ pub(crate) struct Central {
     pub(crate) strays: Strays,
     /// Ps that wait for a new thread; those with a claim on spinning are marked.
     orphans: Option<&'static P>,
+    orphan_count: u32,
     /// Ms that wait for their locked goroutine.
     homes: Option<&'static M>,
     idle_ps: Option<&'static P>,
@@ -64,6 +65,7 @@ impl Central {
             tired: GList::new(),
             strays: Strays::new(),
             orphans: None,
+            orphan_count: 0,
             homes: None,
             idle_ps: None,
             idle_ms: None,
@@ -134,10 +136,18 @@ impl Central {
         unlink(&mut self.homes, m);
     }
 
+    /// `p` waits for a thread; a claim on spinning may go with it.
+    fn push_orphan(&mut self, p: &'static P, spinning: bool) {
+        p.orphan_spins.set(spinning);
+        p.idle_link.set(self.orphans.replace(p));
+        self.orphan_count += 1;
+    }
+
     /// A P that waits for a thread, and whether a claim on spinning goes with it.
     pub(crate) fn pop_orphan(&mut self) -> Option<(&'static P, bool)> {
         let p = self.orphans?;
         self.orphans = p.idle_link.take();
+        self.orphan_count -= 1;
         Some((p, p.orphan_spins.get()))
     }
 
@@ -145,10 +155,14 @@ impl Central {
         self.orphans.is_some()
     }
 
-    /// Whether there should be more threads: none is to spare.
+    /// Threads that would take a P at once.
+    fn spares(&self) -> u32 {
+        self.idle_m_count + u32::from(self.keeper.is_some())
+    }
+
+    /// Whether there should be more threads: one for each P that waits for one, and one to spare.
     pub(crate) fn wants_thread(&self) -> bool {
-        let idle = self.idle_m_count + u32::from(self.keeper.is_some());
-        self.starting == 0 && (self.has_orphans() || idle == 0)
+        self.spares() + self.starting <= self.orphan_count
     }
 }
 
@@ -303,8 +317,7 @@ impl Sched {
 
     /// Under the lock: idle threads came or went.
     pub(crate) fn publish_spares(&self, central: &Central) {
-        let spares = central.idle_m_count + u32::from(central.keeper.is_some());
-        self.spares.store(spares, Ordering::Relaxed);
+        self.spares.store(central.spares(), Ordering::Relaxed);
     }
 
     /// `m` was idle for long. True: it is out of the list, and to end.
@@ -398,30 +411,36 @@ impl Sched {
         self.publish_global_len(central);
     }
 
-    /// Exactly one: the fairness look of every 61st tick.
-    pub(crate) fn pop_global(&self) -> Option<&'static G> {
+    /// One goroutine, as `choose` says.
+    fn pop(&self, choose: impl FnOnce(&mut Central) -> Option<&'static G>) -> Option<&'static G> {
         let mut central = self.central.lock();
-        let g = central.pop_next(true);
+        let g = choose(&mut central);
         self.publish_global_len(&central);
         g
     }
 
+    /// Exactly one: the fairness look of every 61st tick.
+    pub(crate) fn pop_global(&self) -> Option<&'static G> {
+        self.pop(|central| central.pop_next(true))
+    }
+
     /// One of those that were woken: somebody was stopped for it.
     pub(crate) fn pop_woken(&self) -> Option<&'static G> {
-        let mut central = self.central.lock();
-        let g = central.woken.pop_front();
-        self.publish_global_len(&central);
-        g
+        self.pop(|central| central.woken.pop_front())
+    }
+
+    /// One of those who used up their slice: each of them is a long turn.
+    pub(crate) fn pop_tired(&self) -> Option<&'static G> {
+        self.pop(|central| central.tired.pop_front())
     }
 
     /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
     /// no local work, so the others are taken by the share.
     pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
-        let mut central = self.central.lock();
-        let tired = central.tired.pop_front();
-        let g = tired.or_else(|| if alone { None } else { central.pop_next(false) });
-        self.publish_global_len(&central);
-        g
+        self.pop(|central| {
+            let tired = central.tired.pop_front();
+            tired.or_else(|| if alone { None } else { central.pop_next(false) })
+        })
     }
 
     /// A fair share of the global queue for `p`, whose queue is empty: one to run, the rest behind.
@@ -441,16 +460,8 @@ impl Sched {
         first
     }
 
-    /// One of those who used up their slice: each of them is a long turn.
-    pub(crate) fn take_tired(&self) -> Option<&'static G> {
-        let mut central = self.central.lock();
-        let g = central.tired.pop_front();
-        self.publish_global_len(&central);
-        g
-    }
-
-    /// Under the lock: everything in the queue of `p`, which nobody holds, goes to the head of the global
-    /// queue.
+    /// Under the lock: everything in the queue of `p`, which nobody else holds, goes to the head of the
+    /// global queue.
     pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
         let mut moved = GList::new();
         while let Some(g) = p.runq.pop() {
@@ -515,8 +526,7 @@ impl Sched {
         if let Some(wake) = self.assign_idle(central, p, spinning) {
             return wake;
         }
-        p.orphan_spins.set(spinning);
-        p.idle_link.set(central.orphans.replace(p));
+        central.push_orphan(p, spinning);
         Wake::Aide(self.aide)
     }
 

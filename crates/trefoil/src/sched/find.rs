@@ -92,10 +92,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             stop_spinning(rt);
             return Some(g);
         }
-        if let Some(g) = give_up(rt, p) {
-            stop_spinning(rt);
-            return Some(g);
-        }
+        give_up(rt, p);
     }
 }
 
@@ -152,7 +149,7 @@ fn take_stopped(sched: &Sched, p: &'static P) -> Option<&'static G> {
         p.was_fair.set(false);
         return None;
     }
-    let g = sched.take_tired()?;
+    let g = sched.pop_tired()?;
     p.next_tired_tick();
     Some(g)
 }
@@ -167,7 +164,7 @@ fn take_tired(rt: Rt, p: &'static P) -> Option<&'static G> {
         p.next_tick();
         return Some(g);
     }
-    let g = sched.take_tired()?;
+    let g = sched.pop_tired()?;
     p.next_tired_tick();
     Some(g)
 }
@@ -268,17 +265,14 @@ fn stop_spinning(rt: Rt) {
     }
 }
 
-/// Nothing anywhere: gives the P back, looks once more, parks. Returns a goroutine that came in the
-/// last moment; else the M has a P again (or the runtime stops: the caller sees the flag).
-fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
+/// Nothing anywhere: gives the P back and looks once more. The M keeps a P if something came in the last
+/// moment, or is asked of it.
+fn give_up(rt: Rt, p: &'static P) {
     let (m, sched) = (rt.m(), rt.sched());
     {
         let mut central = sched.central.lock();
-        if p.flags.load(Ordering::Relaxed) != 0 {
-            return None; // asked in the meantime; the caller's loop answers
-        }
-        if sched.has_global() {
-            return None; // came in the last moment
+        if p.flags.load(Ordering::Relaxed) != 0 || sched.has_global() {
+            return;
         }
         m.set_p(None);
         sched.put_idle_p(&mut central, p);
@@ -294,10 +288,8 @@ fn give_up(rt: Rt, p: &'static P) -> Option<&'static G> {
             m.set_p(Some(p));
             m.spinning.set(true);
             sched.idle.start_spinning();
-            return None;
         }
     }
-    None
 }
 
 /// The keeper has found descriptors that are ready: it takes an idle P and goes on with them; or they wait for

@@ -176,8 +176,7 @@ impl Sched {
 
     /// sysmon: takes `p` from the thread that holds it, if that sleeps in the kernel, outside the runtime.
     /// Says what was seen.
-    /// `long`: it does not move since a while, so that even a sleep that is usually short counts.
-    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe, long: bool) -> Look {
+    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe) -> Look {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; they are never freed.
@@ -189,11 +188,7 @@ impl Sched {
         }
         m.hold.store(DOUBTED, Ordering::Relaxed);
         full_fence();
-        let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
-            Look::Briefly if long => Look::Blocked,
-            Look::Briefly => Look::Unknown,
-            look => look,
-        };
+        let look = probe.look(m.tid.load(Ordering::Relaxed));
         // Acquire: what it did inside the runtime is ours to see, if we take its P.
         if look != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(HELD, Ordering::Relaxed);

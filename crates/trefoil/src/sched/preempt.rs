@@ -32,6 +32,7 @@ use super::p::{P, flag};
 use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
+use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -128,10 +129,11 @@ pub(crate) fn send(m: &M) {
     // SAFETY: reads the information, which is as long as the kernel's. A thread that has ended is not there, or is
     // one of ours, whose handler finds nothing to do.
     unsafe {
-        let info = &raw const info;
-        if libc::syscall(libc::SYS_rt_tgsigqueueinfo, (*info).pid, tid, signal, info) != 0 {
+        let [pid, tid, signal] = [info.pid as usize, tid as usize, signal as usize];
+        let at = &raw const info as usize;
+        if syscall(libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal, at]) != 0 {
             // A sandbox that does not know it; then a user's handler gets our signals too, as in Go.
-            libc::syscall(libc::SYS_tgkill, (*info).pid, tid, signal);
+            syscall(libc::SYS_tgkill, [pid, tid, signal]);
         }
     }
 }

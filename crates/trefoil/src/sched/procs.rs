@@ -12,7 +12,6 @@
 //! here only those stop that lose their P.
 
 use super::central::Central;
-use super::g::GList;
 use super::m::Rt;
 use super::p::{P, PStatus, flag};
 use super::{MAX_PROCS, Sched};
@@ -94,13 +93,8 @@ impl Sched {
     #[cold]
     pub(crate) fn retire(&self, rt: Rt, p: &'static P) -> bool {
         let m = rt.m();
-        let mut moved = GList::new();
-        while let Some(g) = p.runq.pop() {
-            // SAFETY: taken from a queue, so ours; Gs are never freed.
-            moved.push_back(unsafe { &*g.item.as_ptr() });
-        }
         let mut central = self.central.lock();
-        self.push_global_list(&mut central, &mut moved, true);
+        self.spill(&mut central, p);
         if p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed) & flag::RETIRE == 0 {
             // `set_procs` changed its mind; what we moved comes back by itself.
             return false;

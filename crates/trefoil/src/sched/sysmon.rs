@@ -15,7 +15,7 @@
 //!
 //! Timers are kept by an idle thread (`central.rs`); where there is no idle P, sysmon wakes up in time.
 
-use super::aide::{CHECK_CPUS, CHECK_DEADLOCK};
+use super::aide::{self, CHECK_CPUS, CHECK_DEADLOCK};
 use super::p::{P, PStatus, flag};
 use super::pollable::Poller;
 use super::{MAX_PROCS, Sched, preempt};
@@ -24,11 +24,10 @@ use crate::sys::clock::{Nanos, now};
 use crate::sys::epoll::Bed;
 use crate::sys::parker::Parker;
 use crate::sys::probe::{Look, Probe};
-use crate::sys::thread;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const MICRO: Nanos = 1_000;
 const MILLI: Nanos = 1_000_000;
@@ -133,27 +132,8 @@ impl Sysmon {
     }
 }
 
-/// Threads of this file in the process.
-static ALIVE: AtomicUsize = AtomicUsize::new(0);
-
-/// How many threads watch.
-pub(crate) fn alive() -> usize {
-    ALIVE.load(Ordering::Relaxed)
-}
-
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
-    let sched = sched.clone();
-    ALIVE.fetch_add(1, Ordering::Relaxed);
-    let watching = move || {
-        Watch::new(&sched).run();
-        drop(sched);
-        ALIVE.fetch_sub(1, Ordering::Relaxed);
-    };
-    thread::spawn("trefoil-sysmon".into(), STACK_BYTES, watching)
-        .inspect_err(|_| {
-            ALIVE.fetch_sub(1, Ordering::Relaxed);
-        })
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot start the sysmon thread: {e}")))
+    aide::attend(sched, "sysmon", STACK_BYTES, |sched| Watch::new(sched).run())
 }
 
 /// One watcher.
@@ -300,14 +280,17 @@ impl<'a> Watch<'a> {
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            let long = ran >= SHORT_SLICE;
-            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], long) {
+            match sched.take_from_blocked(p, &mut self.probes[p.id as usize]) {
                 Look::Blocked => {
                     scene.found_blocked = true;
                     return;
                 }
                 Look::Running => {}
-                Look::Briefly | Look::Unknown => on_cpu = false,
+                Look::Briefly => {
+                    scene.next = scene.now + SHORTEST;
+                    on_cpu = false;
+                }
+                Look::Unknown => on_cpu = false,
             }
         }
         if !wanted {

@@ -5,6 +5,7 @@
 //! threads that are to come out ([`Bed`]), and stays readable until all of them have.
 
 use super::clock::{NEVER, Nanos, now};
+use super::raw::syscall;
 use crate::shim::full_fence;
 use std::io;
 use std::os::fd::RawFd;
@@ -88,7 +89,7 @@ impl Epoll {
             let fd = fd.swap(-1, Ordering::AcqRel);
             if fd >= 0 {
                 // SAFETY: ours, and nobody uses it (caller).
-                unsafe { libc::syscall(libc::SYS_close, fd) };
+                unsafe { syscall(libc::SYS_close, [fd as usize]) };
             }
         }
     }
@@ -189,57 +190,40 @@ impl Epoll {
                 tv_sec: (left / 1_000_000_000) as i64,
                 tv_nsec: (left % 1_000_000_000) as i64,
             };
-            let limit = if deadline == NEVER { std::ptr::null() } else { &raw const limit };
-            let no_mask = std::ptr::null::<u8>();
-            // SAFETY: room for BATCH events; the limit outlives the call.
-            let n = unsafe {
-                libc::syscall(
-                    libc::SYS_epoll_pwait2,
-                    fd,
-                    events.as_mut_ptr(),
-                    BATCH,
-                    limit,
-                    no_mask,
-                    0usize,
-                )
-            };
-            if n >= 0 {
-                return n as usize;
-            }
-            if io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS) {
-                return 0; // a signal: the caller looks again
+            let limit = if deadline == NEVER { 0 } else { &raw const limit as usize };
+            let args = [fd as usize, events.as_mut_ptr() as usize, BATCH, limit];
+            // SAFETY: room for BATCH events; the limit outlives the call; no mask.
+            let n = unsafe { syscall(libc::SYS_epoll_pwait2, args) };
+            if n != -(libc::ENOSYS as isize) {
+                return n.max(0) as usize; // below zero, a signal: the caller looks again
             }
             self.coarse.store(true, Ordering::Relaxed);
         }
         let ms = match deadline {
-            NEVER => -1,
-            _ => left.div_ceil(1_000_000).min(i32::MAX as u64) as i32,
+            NEVER => usize::MAX,
+            _ => left.div_ceil(1_000_000).min(i32::MAX as u64) as usize,
         };
-        let (no_mask, none) = (std::ptr::null::<u8>(), 0usize);
+        let args = [fd as usize, events.as_mut_ptr() as usize, BATCH, ms];
         // SAFETY: as above.
-        let n = unsafe {
-            libc::syscall(libc::SYS_epoll_pwait, fd, events.as_mut_ptr(), BATCH, ms, no_mask, none)
-        };
-        n.max(0) as usize
+        unsafe { syscall(libc::SYS_epoll_pwait, args) }.max(0) as usize
+    }
+
+    fn waker_fd(&self) -> usize {
+        self.waker.load(Ordering::Relaxed) as usize
     }
 
     /// Somebody is to come out.
     fn put_break(&self) {
         let one = 1u64;
         // SAFETY: writes eight bytes of our own.
-        unsafe {
-            libc::syscall(libc::SYS_write, self.waker.load(Ordering::Relaxed), &raw const one, 8)
-        };
+        unsafe { syscall(libc::SYS_write, [self.waker_fd(), &raw const one as usize, 8]) };
     }
 
     /// We are out. False: it has not been put in yet.
     fn take_break(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into our own.
-        let n = unsafe {
-            libc::syscall(libc::SYS_read, self.waker.load(Ordering::Relaxed), &raw mut count, 8)
-        };
-        n == 8
+        unsafe { syscall(libc::SYS_read, [self.waker_fd(), &raw mut count as usize, 8]) == 8 }
     }
 }
 

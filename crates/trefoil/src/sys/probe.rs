@@ -3,7 +3,12 @@
 //! `/proc/self/task/TID/syscall` says `running`, or which call the thread sleeps in: 0.3 µs for a running
 //! thread, 0.6 for a blocked one. Where that file is not to be had (a sandbox, no descriptor left) the
 //! thread's CPU clock is read: one that has not moved between two looks was not on a CPU.
+//!
+//! Most sleeps are short if they are for memory (a page fault, `mmap` and its kin wait for one another) or for
+//! a lock (a futex). Such a one is [`Look::Briefly`] until it has lasted a while: seen again, and no CPU time
+//! was used in between.
 
+use super::clock::{Nanos, now};
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::ffi::CStr;
@@ -15,7 +20,7 @@ pub(crate) enum Look {
     Running,
     /// Asleep in the kernel, at some moment of this look.
     Blocked,
-    /// The same, but for memory (a page fault, `mmap` and its kin): such sleeps are short.
+    /// The same, but for something that is usually had soon, and not for long yet.
     Briefly,
     /// Not to be said before the next look.
     Unknown,
@@ -25,18 +30,20 @@ pub(crate) enum Look {
 pub(crate) struct Probe {
     tid: u32,
     file: Option<OwnedFd>,
+    /// CPU time at the last look that needed it, and since when it has not changed.
     cpu: u64,
+    since: Nanos,
 }
 
 impl Probe {
     pub(crate) const fn new() -> Probe {
-        Probe { tid: 0, file: None, cpu: 0 }
+        Probe { tid: 0, file: None, cpu: 0, since: 0 }
     }
 
     /// One look. No allocation, no lock of libc.
     pub(crate) fn look(&mut self, tid: u32) -> Look {
         if self.tid != tid {
-            *self = Probe { tid, file: open(tid), cpu: 0 };
+            *self = Probe { tid, file: open(tid), cpu: 0, since: 0 };
         }
         let mut text = [0u8; 16];
         let read = self.file.as_ref().map(|file| rustix::io::pread(file, &mut text, 0));
@@ -48,10 +55,11 @@ impl Probe {
                 if n > 0
                     && let Some(call) = call(&text[..n]) =>
             {
-                if MEMORY.contains(&call) {
-                    Look::Briefly
-                } else {
+                let patience = patience(call);
+                if patience == 0 || self.stands_still(tid) >= patience {
                     Look::Blocked
+                } else {
+                    Look::Briefly
                 }
             }
             _ => {
@@ -63,28 +71,44 @@ impl Probe {
         }
     }
 
+    /// For how long, as far as we saw, the thread has not been on a CPU.
+    fn stands_still(&mut self, tid: u32) -> Nanos {
+        let (cpu, now) = (cpu_time(tid), now());
+        if cpu != std::mem::replace(&mut self.cpu, cpu) {
+            self.since = now;
+        }
+        now.saturating_sub(self.since)
+    }
+
     #[cold]
     fn look_at_clock(&mut self, tid: u32) -> Look {
-        let cpu = cpu_time(tid);
-        match std::mem::replace(&mut self.cpu, cpu) {
-            0 => Look::Unknown,
-            before if before == cpu => Look::Blocked,
-            _ => Look::Running,
+        match (self.cpu, self.stands_still(tid)) {
+            (0, _) => Look::Unknown,
+            (_, 0) => Look::Running,
+            _ => Look::Blocked,
         }
     }
 }
 
-/// Calls that wait for nothing but the address space: page faults (−1) and what changes mappings.
-const MEMORY: [i64; 8] = [
-    -1,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_munmap,
-    libc::SYS_brk,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_process_madvise,
-];
+/// How long a sleep in this call must last before it counts.
+fn patience(call: i64) -> Nanos {
+    /// Until the next look.
+    const LOCK: Nanos = 10_000;
+    const MEMORY: Nanos = 1_000_000;
+    match call {
+        libc::SYS_futex => LOCK,
+        // −1: a page fault.
+        -1
+        | libc::SYS_mmap
+        | libc::SYS_mprotect
+        | libc::SYS_munmap
+        | libc::SYS_brk
+        | libc::SYS_mremap
+        | libc::SYS_madvise
+        | libc::SYS_process_madvise => MEMORY,
+        _ => 0,
+    }
+}
 
 /// The number of the call that the thread sleeps in.
 fn call(text: &[u8]) -> Option<i64> {
@@ -144,7 +168,7 @@ mod tests {
                 std::thread::yield_now();
             }
             let tid = tid.load(Ordering::Relaxed);
-            let (mut probe, mut by_clock) = (Probe::new(), Probe { tid, file: None, cpu: 0 });
+            let (mut probe, mut by_clock) = (Probe::new(), Probe { tid, ..Probe::new() });
             assert_eq!(probe.look(tid), Look::Running);
             assert_eq!(by_clock.look(tid), Look::Unknown);
             std::thread::sleep(std::time::Duration::from_millis(30));

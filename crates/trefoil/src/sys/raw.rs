@@ -7,7 +7,11 @@ use std::arch::asm;
 /// # Safety
 /// That of the call.
 #[inline(always)]
-pub(crate) unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
+pub(crate) unsafe fn syscall<const N: usize>(number: libc::c_long, args: [usize; N]) -> isize {
+    const { assert!(N <= 6, "a system call has six arguments at most") };
+    let mut all = [0; 6];
+    all[..N].copy_from_slice(&args);
+    let args = all;
     let result: isize;
     // SAFETY: the caller's.
     unsafe {

@@ -1,25 +1,9 @@
-//! System calls without libc: no errno, no interposed symbol, no cancellation point.
-//!
-//! Needed where FS is not (yet, or any more) a block that libc may write errno to.
+//! The thread pointer and the words of a TLS block, without a Rust type; system calls (`sys/raw.rs`) where FS is not
+//! (yet, or any more) a block that libc may write errno to.
 
+pub(crate) use crate::sys::raw::syscall;
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
-
-/// One system call; the kernel's answer as it is (−4095..−1 is an error).
-///
-/// # Safety
-/// As for the system call itself.
-#[inline]
-pub(crate) unsafe fn syscall(nr: i64, args: [usize; 4]) -> isize {
-    let answer;
-    // SAFETY: the caller answers for the call; rcx and r11 are what `syscall` clobbers.
-    unsafe {
-        asm!("syscall", inlateout("rax") nr as isize => answer, in("rdi") args[0], in("rsi") args[1],
-             in("rdx") args[2], in("r10") args[3], lateout("rcx") _, lateout("r11") _,
-             options(nostack));
-    }
-    answer
-}
 
 const ARCH_SET_FS: usize = 0x1002;
 
@@ -30,7 +14,7 @@ const ARCH_SET_FS: usize = 0x1002;
 #[inline]
 pub(crate) unsafe fn set_fs(tp: usize) {
     // SAFETY: the caller's.
-    unsafe { syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, tp, 0, 0]) };
+    unsafe { syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, tp]) };
 }
 
 /// The FS base of the code that runs now: glibc keeps it in the first word of the block.
