@@ -257,7 +257,7 @@ impl Sched {
                 continue;
             }
             // It may block again: then it is not disturbed, and begins anew.
-            if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly) {
+            if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly(_)) {
                 m.stray.cpu.set(cpu);
             } else if used > STRAY_CPU_NANOS {
                 signal(m);

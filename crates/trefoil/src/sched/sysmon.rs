@@ -286,8 +286,8 @@ impl<'a> Watch<'a> {
                     return;
                 }
                 Look::Running => {}
-                Look::Briefly => {
-                    scene.next = scene.now + SHORTEST;
+                Look::Briefly(more) => {
+                    scene.next = scene.next.min(scene.now + more.max(SHORTEST));
                     on_cpu = false;
                 }
                 Look::Unknown => on_cpu = false,

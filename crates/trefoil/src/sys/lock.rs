@@ -19,6 +19,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,6 +28,10 @@ use rustix::thread::futex;
 /// Looks at a held lock before the thread sleeps. Sections are tens to hundreds of ns and a look
 /// with its pause is 40–140 cycles, so this covers several of them; a sleep and wake-up cost 6 µs.
 const SPINS: u32 = 64;
+
+/// The bits that who sleeps for one of these locks gives to the kernel: so others can tell what it waits for
+/// (`probe.rs`).
+pub(super) const OWN: NonZeroU32 = NonZeroU32::new(0x7472_6566).unwrap();
 
 const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
@@ -272,8 +277,8 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 /// again.
 #[cold]
 fn sleep_while(word: &AtomicU32, value: u32) {
-    // EAGAIN (it changed) and EINTR (a signal) both mean "look again".
-    let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
+    // EAGAIN (it changed) and EINTR (a signal) both mean "look again". A plain wake-up fits every set of bits.
+    let _ = futex::wait_bitset(word, futex::Flags::PRIVATE, value, None, OWN);
 }
 
 #[cold]

@@ -4,11 +4,12 @@
 //! thread, 0.6 for a blocked one. Where that file is not to be had (a sandbox, no descriptor left) the
 //! thread's CPU clock is read: one that has not moved between two looks was not on a CPU.
 //!
-//! Most sleeps are short if they are for memory (a page fault, `mmap` and its kin wait for one another) or for
-//! a lock (a futex). Such a one is [`Look::Briefly`] until it has lasted a while: seen again, and no CPU time
-//! was used in between.
+//! Most sleeps are short if they are for memory (a page fault, `mmap` and its kin wait for one another), for a
+//! lock of ours, or for a futex. Such a one is [`Look::Briefly`] until it has lasted a while: seen again, and
+//! no CPU time was used in between.
 
 use super::clock::{Nanos, now};
+use super::lock;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::ffi::CStr;
@@ -20,8 +21,8 @@ pub(crate) enum Look {
     Running,
     /// Asleep in the kernel, at some moment of this look.
     Blocked,
-    /// The same, but for something that is usually had soon, and not for long yet.
-    Briefly,
+    /// The same, but for something that is usually had soon: it counts when it has lasted this much longer.
+    Briefly(Nanos),
     /// Not to be said before the next look.
     Unknown,
 }
@@ -45,21 +46,22 @@ impl Probe {
         if self.tid != tid {
             *self = Probe { tid, file: open(tid), cpu: 0, since: 0 };
         }
-        let mut text = [0u8; 16];
+        let mut text = [0u8; 160];
         let read = self.file.as_ref().map(|file| rustix::io::pread(file, &mut text, 0));
         match read {
             Some(Ok(_)) if text.starts_with(b"running") => Look::Running,
-            // A number, and then hexadecimal ones; or −1 for a page fault. Anything else is not that file: somebody
-            // has closed ours, and the number was given to another.
+            // Anything else is not that file: somebody has closed ours, and the number was given to another.
             Some(Ok(n))
                 if n > 0
-                    && let Some(call) = call(&text[..n]) =>
+                    && let Some(call) = Call::read(&text[..n]) =>
             {
-                let patience = patience(call);
-                if patience == 0 || self.stands_still(tid) >= patience {
-                    Look::Blocked
-                } else {
-                    Look::Briefly
+                let patience = call.patience();
+                if patience == 0 {
+                    return Look::Blocked;
+                }
+                match patience.saturating_sub(self.stands_still(tid)) {
+                    0 => Look::Blocked,
+                    more => Look::Briefly(more),
                 }
             }
             _ => {
@@ -90,37 +92,47 @@ impl Probe {
     }
 }
 
-/// How long a sleep in this call must last before it counts.
-fn patience(call: i64) -> Nanos {
-    /// Until the next look.
-    const LOCK: Nanos = 10_000;
-    const MEMORY: Nanos = 1_000_000;
-    match call {
-        libc::SYS_futex => LOCK,
-        // −1: a page fault.
-        -1
-        | libc::SYS_mmap
-        | libc::SYS_mprotect
-        | libc::SYS_munmap
-        | libc::SYS_brk
-        | libc::SYS_mremap
-        | libc::SYS_madvise
-        | libc::SYS_process_madvise => MEMORY,
-        _ => 0,
-    }
+/// A call that a thread sleeps in: its number (−1 for a page fault), and the last argument.
+struct Call {
+    number: i64,
+    sixth: u64,
 }
 
-/// The number of the call that the thread sleeps in.
-fn call(text: &[u8]) -> Option<i64> {
-    let (sign, text) = match text.strip_prefix(b"-") {
-        Some(rest) => (-1, rest),
-        None => (1, text),
-    };
-    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
-    if !text[digits..].starts_with(b" 0x") {
-        return None;
+impl Call {
+    /// From the file's text: the number, six arguments, stack pointer and instruction, all but the first
+    /// hexadecimal. A page fault has no arguments.
+    fn read(text: &[u8]) -> Option<Call> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut fields = text.split_ascii_whitespace();
+        let number = fields.next()?.parse().ok()?;
+        fields.clone().next()?.strip_prefix("0x")?;
+        let sixth = fields.nth(5).and_then(|field| field.strip_prefix("0x"));
+        Some(Call {
+            number,
+            sixth: sixth.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
+        })
     }
-    std::str::from_utf8(&text[..digits]).ok()?.parse::<i64>().ok().map(|n| sign * n)
+
+    /// How long a sleep in this call must last before it counts.
+    fn patience(&self) -> Nanos {
+        /// Until the next look.
+        const FUTEX: Nanos = 10_000;
+        /// Longer than a holder is off the CPU on a busy machine: or whoever gets the P would only wait behind.
+        const SHORT: Nanos = 10_000_000;
+        match self.number {
+            libc::SYS_futex if self.sixth as u32 == lock::OWN.get() => SHORT,
+            libc::SYS_futex => FUTEX,
+            -1
+            | libc::SYS_mmap
+            | libc::SYS_mprotect
+            | libc::SYS_munmap
+            | libc::SYS_brk
+            | libc::SYS_mremap
+            | libc::SYS_madvise
+            | libc::SYS_process_madvise => SHORT,
+            _ => 0,
+        }
+    }
 }
 
 fn open(tid: u32) -> Option<OwnedFd> {
