@@ -7,11 +7,12 @@
 //! | `peers.rs`, `golang.rs` | the runtimes, and how a worker of each is built |
 //! | `sample.rs` | one launch of one worker |
 //! | `stats.rs` | all samples of a run, medians and ratios |
-//! | `machine.rs`, `report.rs` | where it ran; tables, RESULTS.md, history.jsonl |
+//! | `machine.rs`, `report.rs`, `plot.rs` | where it ran; tables, RESULTS.md, its picture, history.jsonl |
 
 mod golang;
 mod machine;
 mod peers;
+mod plot;
 mod report;
 mod sample;
 mod stats;
@@ -128,7 +129,10 @@ fn main() -> Result<()> {
     if let Some(path) = markdown {
         std::fs::write(&path, run.for_markdown())
             .with_context(|| format!("cannot write {}", path.display()))?;
-        println!("written: {}", path.display());
+        let picture = path.with_file_name("ratios.svg");
+        std::fs::write(&picture, run.picture())
+            .with_context(|| format!("cannot write {}", picture.display()))?;
+        println!("written: {}, {}", path.display(), picture.display());
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::machine::Machine;
 use crate::peers::Worker;
+use crate::plot::{self, Mark, Row};
 use crate::sample::DISTURBED;
 use crate::stats::Results;
 use crate::workloads::{Goal, Metric, WORKLOADS, Workload};
@@ -50,7 +51,8 @@ impl Run {
             text += &format!("- {fact}\n");
         }
         text += "\nMedians; in brackets the multiple of Go's (less is better, but where the target says ≥).\n\n";
-        text += &format!("{}\n\n## What is measured\n\n", self.medians());
+        text += &format!("{}\n\n![every row](ratios.svg)\n", self.medians());
+        text += "\n## What is measured\n\n";
         for workload in self.measured() {
             let (name, what) = (workload.name, workload.what);
             text += &format!("- **{name}** ({} procs): {what}\n", workload.procs);
@@ -137,6 +139,32 @@ impl Run {
         }
         align(&mut table, 2);
         table
+    }
+
+    /// The picture: the first metric of every workload that Go has too, and those with a goal of their own.
+    pub fn picture(&self) -> String {
+        let mut rows = Vec::new();
+        for workload in self.measured() {
+            let compared = |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
+            for (i, metric) in workload.metrics.iter().filter(compared).enumerate() {
+                if i > 0 && matches!(metric.goal, Goal::Report) {
+                    continue;
+                }
+                let mark = |worker: &Worker| {
+                    let ratio = self.results.ratio(workload.name, worker.peer, metric)?;
+                    let peer = worker.peer;
+                    Some(Mark { peer, ratio: plot::less_is_better(ratio, metric.goal) })
+                };
+                let marks: Vec<Mark> =
+                    self.workers.iter().filter(|worker| worker.peer != "go").filter_map(mark).collect();
+                if !marks.is_empty() {
+                    rows.push(Row { name: format!("{} ({})", workload.name, metric.unit), marks });
+                }
+            }
+        }
+        let date = self.date.strftime("%Y-%m-%d");
+        let cores = self.machine.cores;
+        plot::draw(&format!("Time or memory as a multiple of Go's; {cores} cores, {date}"), &rows)
     }
 
     /// The second table: how far the samples of each cell lie apart.

@@ -60,7 +60,11 @@ fn serve(id: u64, stream: TcpStream, room: &Room) -> tungstenite::Result<()> {
     let shared = Shared { stream: Arc::new(stream), writing: Arc::default() };
     let Ok(mut reads) = tungstenite::accept(shared.clone()) else { return Ok(()) };
     let (tx, rx) = chan::bounded(WAITING);
-    room.0.lock().insert(id, tx);
+    // In this order: who has read this is in the room.
+    let mut members = room.0.lock();
+    let _ = tx.try_send(Message::text(format!("you are {id}")));
+    members.insert(id, tx);
+    drop(members);
     let stream = shared.stream.clone();
     let writer = go(move || {
         let mut writes = WebSocket::from_raw_socket(shared, Role::Server, None);

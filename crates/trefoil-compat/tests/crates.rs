@@ -159,6 +159,67 @@ fn ureq_tls() {
     });
 }
 
+/// reqwest's blocking client has a thread of its own with a tokio inside; goroutines wait for it by std's parking.
+#[test]
+fn reqwest_blocking() {
+    run(|| {
+        let addr = serve(|mut stream| http(&mut stream));
+        let client = reqwest::blocking::Client::builder().no_proxy().timeout(LONG).build().unwrap();
+        let all = (0..*MANY).map(|i| {
+            let client = client.clone();
+            trefoil::go(move || {
+                for turn in 0..2 {
+                    let url = format!("http://{addr}/{i}/{turn}");
+                    let text = client.get(&url).send().unwrap().text().unwrap();
+                    assert_eq!(text, format!("/{i}/{turn}"));
+                }
+            })
+        });
+        join_all(all);
+        assert_few_threads();
+    });
+}
+
+/// Futures of tokio, whose runtime is beside: each goroutine has entered it, and stays so wherever it runs.
+#[test]
+fn tokio_futures() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    run(|| {
+        let addr = serve(|mut stream| {
+            let mut buf = [0; 64];
+            while let Ok(n @ 1..) = stream.read(&mut buf) {
+                stream.write_all(&buf[..n]).unwrap();
+            }
+        });
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let tokio = Arc::new(tokio);
+        let all = (0..*MANY / 4).map(|i| {
+            let tokio = tokio.clone();
+            trefoil::go(move || {
+                let _inside = tokio.enter();
+                trefoil::block_on(tokio::time::sleep(Duration::from_millis(1 + i as u64 % 5)));
+                trefoil::yield_now();
+                trefoil::block_on(async move {
+                    let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
+                    let mut buf = [0; 8];
+                    for turn in 0..3 {
+                        let sent = (i as u64 + turn).to_ne_bytes();
+                        stream.write_all(&sent).await.unwrap();
+                        stream.read_exact(&mut buf).await.unwrap();
+                        assert_eq!(buf, sent);
+                    }
+                });
+            })
+        });
+        join_all(all);
+        assert_few_threads();
+    });
+}
+
 #[test]
 fn rustls_streams() {
     run(|| {

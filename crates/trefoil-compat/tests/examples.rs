@@ -233,8 +233,14 @@ fn chat_websocket() {
     use tungstenite::{Message, client};
     let server = Example::start("chat_websocket", &[]);
     let url = format!("ws://{}/", server.addr);
-    let mut clients: Vec<_> =
-        (0..3).map(|_| client(url.as_str(), server.connect()).unwrap().0).collect();
+    let come = || {
+        let mut socket = client(url.as_str(), server.connect()).unwrap().0;
+        // It is in the room when it is told so: whoever comes later, it hears of.
+        let welcome = socket.read().unwrap();
+        assert!(welcome.to_text().unwrap().starts_with("you are"), "{welcome}");
+        socket
+    };
+    let mut clients: Vec<_> = (0..3).map(|_| come()).collect();
     let mut first_hears = |what: &str| {
         loop {
             match clients[0].read().unwrap() {
@@ -243,7 +249,6 @@ fn chat_websocket() {
             }
         }
     };
-    // All are in the room when the first has heard of the others.
     first_hears("has come");
     first_hears("has come");
     clients[1].send(Message::text("hello, all")).unwrap();
@@ -303,4 +308,149 @@ fn tls_echo() {
         })
         .collect();
     clients.into_iter().for_each(|c| c.join().unwrap());
+}
+
+/// Runs an example that ends by itself; its lines.
+fn output(name: &str) -> Vec<String> {
+    let output = Command::new(program(name)).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The number behind `before` in a line.
+fn number(line: &str, before: &str) -> u64 {
+    let rest = line.split_once(before).unwrap_or_else(|| panic!("{before:?} in {line:?}")).1;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("a number after {before:?} in {line:?}"))
+}
+
+#[test]
+fn m29_two_printers() {
+    let lines = output("two_printers");
+    assert_eq!(lines.len(), 10);
+    assert_both_count(&lines, ["first:", "second:"], 5);
+}
+
+/// Each prints its own lines in order. (Who is next is not asserted line by line: on a busy machine a thread may
+/// block for a moment in printing, and then another goes first.)
+fn assert_both_count(lines: &[String], [one, other]: [&str; 2], to: usize) {
+    for name in [one, other] {
+        let own: Vec<&String> = lines.iter().filter(|line| line.starts_with(name)).collect();
+        let expected: Vec<String> = (1..=to).map(|i| format!("{name} {i}")).collect();
+        assert_eq!(own, expected.iter().collect::<Vec<_>>());
+        assert!(!lines[..to].iter().all(|line| line.starts_with(name)), "no turns: {lines:?}");
+    }
+}
+
+#[test]
+fn m29_yielding() {
+    let lines = output("yielding");
+    assert_eq!(lines[0], "goroutine: 1", "main has yielded, and goes on first");
+    assert_both_count(&lines, ["goroutine:", "main:"], 3);
+}
+
+#[test]
+fn m29_endless_printer() {
+    let lines = output("endless_printer");
+    let printed = lines.iter().filter(|line| *line == "still here").count();
+    assert!((3..=11).contains(&printed), "{lines:?}");
+    assert!(lines.last().unwrap().starts_with("main: done after 1"), "{lines:?}");
+}
+
+#[test]
+fn m29_blocking_sleeper() {
+    let lines = output("blocking_sleeper");
+    assert!(lines[0].starts_with("main: sum 500000500000"), "{lines:?}");
+    assert!(number(&lines[0], "after ") < 200, "{lines:?}");
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("sleeper: ") && number(last, "after ") >= 300, "{lines:?}");
+}
+
+#[test]
+fn m29_procs() {
+    let lines = output("procs");
+    assert!(number(&lines[0], "CPUs: ") >= 1);
+    assert!(lines[1].ends_with("4 now"), "{lines:?}");
+    assert_eq!(lines[2..], ["goroutines: 11", "goroutines at the end: 1"]);
+}
+
+#[test]
+fn m29_wait_group() {
+    let lines = output("wait_group");
+    assert_both_count(&lines[..6], ["task A, step", "task B, step"], 3);
+    assert_eq!(lines[6], "both are done");
+}
+
+#[test]
+fn worker_pool() {
+    assert_eq!(output("worker_pool"), ["40 results, sum 22140, at most 4 at once"]);
+}
+
+#[test]
+fn pipeline() {
+    let expected = ["[1, 9, 25, 49, 81, 121, 169, 225]", "every stage has ended"];
+    assert_eq!(output("pipeline"), expected);
+}
+
+#[test]
+fn fan_in() {
+    let lines = output("fan_in");
+    assert_eq!(lines.last().unwrap(), "9 messages from 2 sources");
+    assert_eq!(lines.iter().filter(|line| line.starts_with("quick ")).count(), 6);
+    assert_eq!(lines.iter().filter(|line| line.starts_with("slow ")).count(), 3);
+}
+
+#[test]
+fn rate_limiter() {
+    let lines = output("rate_limiter");
+    let at: Vec<u64> = lines.iter().map(|line| number(line, "at ")).collect();
+    assert_eq!(at.len(), 8);
+    // The burst does not wait for a tick; the others follow the ticks.
+    assert!(at[7] >= 49 && at[2] < at[7], "{at:?}");
+}
+
+#[test]
+fn timeouts() {
+    let mut lines = output("timeouts");
+    assert_eq!(lines.pop().unwrap(), "nothing was left behind");
+    assert_eq!(lines.len(), 3);
+    assert_eq!(lines[0], "near: answer");
+    assert!(
+        lines.iter().any(|line| line.starts_with("asleep: ") && line.contains("deadline")),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn parallel_sort() {
+    assert!(output("parallel_sort")[0].starts_with("1000000 numbers sorted"));
+}
+
+#[test]
+fn crawler() {
+    let lines = output("crawler");
+    assert_eq!(number(&lines[0], ""), 401, "{lines:?}");
+    assert!(number(&lines[0], "on ") <= 16, "{lines:?}");
+}
+
+#[test]
+fn graceful_shutdown() {
+    let mut child = Command::new(program("graceful_shutdown"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "working\n");
+    std::thread::sleep(Duration::from_millis(300));
+    // SAFETY: a system call without pointers, about our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(rest.starts_with("stopping\n") && rest.contains("all finished: true"), "{rest}");
+    assert!(number(&rest, "stopping\n") >= 5, "{rest}");
 }

@@ -35,6 +35,10 @@
 //! });
 //! ```
 //!
+//! The [`guide`] has pages to read: [from the first goroutine to a tuned server](guide::start), the same
+//! [for Go programmers](guide::for_go_programmers) and [for tokio programmers](guide::for_tokio_programmers),
+//! [whether this can be sound](guide::is_it_sound), and [where it ends](guide::limits).
+//!
 //! # Programs
 //! [`run`] makes a runtime whose main goroutine is the closure; [`main`](macro@main) does it for a whole
 //! program. [`Runtime`] is for several at once. [`go`] on a plain thread starts goroutines in a
@@ -67,7 +71,9 @@ mod blocking;
 pub mod chan;
 pub mod context;
 pub mod debug;
+mod future;
 mod goroutine;
+pub mod guide;
 mod interpose;
 mod mem;
 pub mod net;
@@ -83,6 +89,7 @@ mod sys;
 pub mod time;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
+pub use future::{block_on, go_async};
 pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
 pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
 pub use scope::{Scope, ScopedJoinHandle, scope};

@@ -1218,6 +1218,87 @@ fn poll_and_ppoll() {
     });
 }
 
+/// `select` over the three sets; how many, which are left in each, and what is left of the time.
+fn select(sets: [&[RawFd]; 3], ms: Option<i64>) -> (i32, [Vec<RawFd>; 3], i64) {
+    let mut raw = sets.map(|fds| {
+        // SAFETY: a set is plain bits, and these descriptors are small.
+        unsafe {
+            let mut set: libc::fd_set = std::mem::zeroed();
+            fds.iter().for_each(|fd| libc::FD_SET(*fd, &raw mut set));
+            set
+        }
+    });
+    let mut time =
+        libc::timeval { tv_sec: ms.unwrap_or(0) / 1_000, tv_usec: ms.unwrap_or(0) % 1_000 * 1_000 };
+    let at = if ms.is_some() { &raw mut time } else { std::ptr::null_mut() };
+    let most = sets.iter().flat_map(|fds| fds.iter()).max().map_or(0, |fd| fd + 1);
+    let [r, w, e] = &mut raw;
+    // SAFETY: our own sets and time.
+    let n = unsafe { libc::select(most, r, w, e, at) };
+    // SAFETY: as above.
+    let is_in = |fd: RawFd, set: &libc::fd_set| unsafe { libc::FD_ISSET(fd, set) };
+    let left = std::array::from_fn(|i| {
+        sets[i].iter().copied().filter(|fd| n >= 0 && is_in(*fd, &raw[i])).collect()
+    });
+    (n, left, time.tv_sec * 1_000 + time.tv_usec / 1_000)
+}
+
+#[test]
+fn select_and_pselect() {
+    let _w = watchdog();
+    // A set has 1024 bits, and the other tests have many descriptors.
+    if !in_child() {
+        Child::of("select_and_pselect").succeed();
+        return;
+    }
+    everywhere(|| {
+        let (mut a, b) = UnixStream::pair().unwrap();
+        let (c, mut d) = UnixStream::pair().unwrap();
+        let [fb, fc] = [b.as_raw_fd(), c.as_raw_fd()];
+        // Nothing: the time passes, the sets are empty.
+        let start = Instant::now();
+        let (n, left, time) = select([&[fb, fc], &[], &[fb]], Some(20));
+        assert_eq!((n, left, time), (0, [vec![], vec![], vec![]], 0));
+        assert!(start.elapsed() >= 20 * MS);
+        assert_eq!(select([&[fb], &[], &[]], Some(0)).0, 0);
+        // No descriptors: a sleep.
+        let start = Instant::now();
+        assert_eq!(select([&[], &[], &[]], Some(10)).0, 0);
+        assert!(start.elapsed() >= 10 * MS);
+        // One of two, by somebody else's write; a P is free meanwhile even if there is one only.
+        let writer = trefoil::go(move || {
+            thread::sleep(10 * MS);
+            d.write_all(b"x").unwrap();
+            d
+        });
+        let (n, left, time) = select([&[fb, fc], &[], &[]], Some(10_000));
+        assert_eq!((n, left), (1, [vec![fc], vec![], vec![]]));
+        assert!((1_000..10_000).contains(&time), "{time}");
+        drop(writer.join().unwrap());
+        // Both directions of one: two bits.
+        a.write_all(b"y").unwrap();
+        assert_eq!(select([&[fb, fc], &[fb], &[]], None).0, 3);
+        // Nobody has it.
+        let gone = 900;
+        assert_eq!(select([&[gone], &[], &[]], None).0, -1);
+        assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+        // SAFETY: a null set is no set; the others are ours.
+        unsafe {
+            let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let mut set: libc::fd_set = std::mem::zeroed();
+            libc::FD_SET(fb, &raw mut set);
+            let null = std::ptr::null_mut;
+            let mask = std::ptr::null();
+            let n = libc::pselect(fb + 1, &raw mut set, null(), null(), &raw const time, mask);
+            assert_eq!((n, libc::FD_ISSET(fb, &raw const set)), (1, true));
+            let mut mask: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut mask);
+            let n = libc::pselect(0, null(), null(), null(), &raw const time, &raw const mask);
+            assert_eq!(n, 0);
+        }
+    });
+}
+
 #[test]
 fn epoll_and_eventfd() {
     let _w = watchdog();

@@ -10,12 +10,11 @@
 //! blocks, and loses its P.
 
 use super::fds::{self, PLAIN, SOCKET, Slot};
-use super::{Next, may_park, on_goroutine};
+use super::{Next, may_park};
 use crate::runtime;
 use crate::sched::pollable::{Side, Waited};
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::raw::{syscall, to_libc};
-use crate::time::sleep_until_nanos;
+use crate::sys::raw::syscall;
 use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::mem::transmute;
@@ -48,7 +47,7 @@ fn is_nonblocking(fd: c_int) -> bool {
 }
 
 /// What comes of a wait.
-enum Then {
+pub(super) enum Then {
     TryAgain,
     /// Give this to the user.
     Return(isize),
@@ -109,7 +108,7 @@ impl Waits {
 
 /// Waits in the poller, until `until`. If the descriptor's slot has seen more than `closes`, there is nothing to
 /// wait for.
-fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32>) -> Then {
+pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32>) -> Then {
     if !may_park() {
         return Then::Block;
     }
@@ -164,34 +163,6 @@ fn is_ready(fd: c_int, events: i16) -> bool {
     let mut one = pollfd { fd, events, revents: 0 };
     // SAFETY: one entry of our own.
     unsafe { syscall(libc::SYS_poll, [&raw mut one as usize, 1, 0]) != 0 }
-}
-
-/// A door: on a plain thread the real function, on a goroutine `$body`, whose result is the kernel's.
-macro_rules! door {
-    ($(#[$doc:meta])* $static:ident = $name:ident($($arg:ident: $type:ty),*) -> $ret:ty, $body:expr) => {
-        static $static: Next = {
-            // SAFETY: a literal with its end.
-            let name = unsafe {
-                std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
-            };
-            Next::new(name)
-        };
-
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As its manual page says.
-        #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            if !on_goroutine() {
-                type Real = unsafe extern "C" fn($($type),*) -> $ret;
-                // SAFETY: libc's function of that name and type, with the caller's arguments.
-                return unsafe { transmute::<*mut c_void, Real>($static.get())($($arg),*) };
-            }
-            // SAFETY: the caller's arguments, by the rules of the call.
-            to_libc(unsafe { $body }) as $ret
-        }
-    };
 }
 
 /// Flags with which a call does not block, or means more than one round trip: straight to the kernel.
@@ -491,166 +462,6 @@ fn connected(fd: c_int) -> isize {
         syscall(libc::SYS_getsockopt, at);
     }
     -(error as isize)
-}
-
-fn after_ms(ms: c_int) -> Nanos {
-    if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
-}
-
-/// What is left, as the kernel's calls take it.
-fn left_ms(until: Nanos) -> usize {
-    match until {
-        NEVER => usize::MAX,
-        _ => until.saturating_sub(now()).div_ceil(1_000_000).min(i32::MAX as u64) as usize,
-    }
-}
-
-door! {
-    /// libc's function.
-    POLL = poll(list: *mut pollfd, count: c_ulong, timeout: c_int) -> c_int,
-    poll_until(list, count as usize, after_ms(timeout), timeout == 0)
-}
-
-door! {
-    /// libc's function.
-    PPOLL = ppoll(list: *mut pollfd, count: c_ulong, timeout: *const libc::timespec,
-        mask: *const libc::sigset_t) -> c_int,
-    {
-        if mask.is_null() {
-            let until = match timeout.as_ref() {
-                None => NEVER,
-                Some(t) => now()
-                    .saturating_add((t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000))
-                    .saturating_add(t.tv_nsec.max(0) as u64),
-            };
-            let at_once = timeout.as_ref().is_some_and(|t| t.tv_sec == 0 && t.tv_nsec == 0);
-            poll_until(list, count as usize, until, at_once)
-        } else {
-            // The thread's mask changes with it: the kernel's business. It may write to the timeout.
-            let mut copy = timeout.as_ref().copied();
-            let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
-            let size = size_of::<u64>();
-            syscall(libc::SYS_ppoll, [list as usize, count as usize, at, mask as usize, size])
-        }
-    }
-}
-
-unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: bool) -> isize {
-    // SAFETY: the caller's list.
-    let look = || unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
-    let first = look();
-    if first != 0 || at_once {
-        return first;
-    }
-    if count == 0 && may_park() {
-        sleep_until_nanos(until);
-        return 0;
-    }
-    // SAFETY: the caller's list.
-    let entries = unsafe { std::slice::from_raw_parts(list, count) };
-    let either = |events: i16| {
-        let read = events & (libc::POLLIN | libc::POLLRDHUP) != 0;
-        let write = events & libc::POLLOUT != 0;
-        let more = events & !(libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT) != 0;
-        if read != write && !more {
-            Some(if read { Side::Read } else { Side::Write })
-        } else {
-            None
-        }
-    };
-    // One descriptor and one direction is waited for itself; more of them through an epoll of their own, which is
-    // a descriptor too.
-    let several = match entries {
-        [one] => match either(one.events) {
-            Some(side) => Err((one.fd, side)),
-            None => Ok(Several::of(entries)),
-        },
-        _ => Ok(Several::of(entries)),
-    };
-    let (fd, side) = match &several {
-        Err(single) => *single,
-        Ok(Some(several)) => (several.0, Side::Read),
-        Ok(None) => {
-            // SAFETY: the caller's list.
-            return unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]) };
-        }
-    };
-    loop {
-        match wait_ready(fd, side, until, None) {
-            Then::TryAgain => {}
-            Then::Return(_) => return look(),
-            // SAFETY: the caller's list.
-            Then::Block => unsafe {
-                return syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]);
-            },
-        }
-        match look() {
-            0 => {}
-            found => return found,
-        }
-    }
-}
-
-/// An epoll with the descriptors of one `poll`.
-struct Several(c_int);
-
-impl Several {
-    fn of(entries: &[pollfd]) -> Option<Several> {
-        // SAFETY: makes a descriptor of our own, and adds to it.
-        unsafe {
-            let fd = syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]);
-            let epoll = (fd >= 0).then(|| Several(fd as c_int))?;
-            for entry in entries.iter().filter(|entry| entry.fd >= 0) {
-                // The bits are the same.
-                let mut event = libc::epoll_event { events: entry.events as u16 as u32, u64: 0 };
-                let tell = |op: c_int, event: &mut libc::epoll_event| {
-                    let at = std::ptr::from_mut(event) as usize;
-                    let args = [epoll.0 as usize, op as usize, entry.fd as usize, at];
-                    syscall(libc::SYS_epoll_ctl, args)
-                };
-                if tell(libc::EPOLL_CTL_ADD, &mut event) == -(libc::EEXIST as isize) {
-                    // It is named more than once: for all that is asked of it.
-                    let same = entries.iter().filter(|other| other.fd == entry.fd);
-                    event.events = same.fold(0, |all, other| all | other.events as u16 as u32);
-                    tell(libc::EPOLL_CTL_MOD, &mut event);
-                }
-            }
-            Some(epoll)
-        }
-    }
-}
-
-impl Drop for Several {
-    fn drop(&mut self) {
-        fds::closing(self.0);
-        // SAFETY: ours.
-        unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
-    }
-}
-
-door! {
-    /// libc's function.
-    EPOLL_WAIT = epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int,
-        timeout: c_int) -> c_int,
-    {
-        let look = || {
-            syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, 0])
-        };
-        let until = after_ms(timeout);
-        loop {
-            match look() {
-                0 if timeout != 0 => match wait_ready(fd, Side::Read, until, None) {
-                    Then::TryAgain => {}
-                    Then::Return(_) => break look(),
-                    Then::Block => {
-                        let ms = left_ms(until);
-                        break syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, ms]);
-                    }
-                },
-                found => break found,
-            }
-        }
-    }
 }
 
 static CLOSE: Next = Next::new(c"close");

@@ -11,6 +11,35 @@
 //! every `no_mangle` function when it links a program, so the doors are always there; `linked` says so
 //! to other linkers too.
 
+/// A door: on a plain thread the real function, on a goroutine `$body`, whose result is the kernel's.
+#[cfg(feature = "std")]
+macro_rules! door {
+    ($(#[$doc:meta])* $static:ident = $name:ident($($arg:ident: $type:ty),*) -> $ret:ty, $body:expr) => {
+        static $static: $crate::interpose::Next = {
+            // SAFETY: a literal with its end.
+            let name = unsafe {
+                std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
+            };
+            $crate::interpose::Next::new(name)
+        };
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As its manual page says.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            if !$crate::interpose::on_goroutine() {
+                type Real = unsafe extern "C" fn($($type),*) -> $ret;
+                // SAFETY: libc's function of that name and type, with the caller's arguments.
+                return unsafe { std::mem::transmute::<*mut std::ffi::c_void, Real>($static.get())($($arg),*) };
+            }
+            // SAFETY: the caller's arguments, by the rules of the call.
+            $crate::sys::raw::to_libc(unsafe { $body }) as $ret
+        }
+    };
+}
+
 mod attr;
 pub(crate) mod dlopen;
 #[cfg(feature = "std")]
@@ -20,6 +49,8 @@ mod futex;
 #[cfg(feature = "std")]
 mod io;
 mod keys;
+#[cfg(feature = "std")]
+mod polls;
 #[cfg(feature = "std")]
 mod regions;
 pub(crate) mod setxid;
@@ -112,6 +143,7 @@ pub(crate) fn linked() {
         sleep::clock_nanosleep as *const (),
         io::recv as *const (),
         io::close as *const (),
+        polls::poll as *const (),
         regions::getaddrinfo as *const (),
     ]);
 }

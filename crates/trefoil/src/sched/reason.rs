@@ -45,6 +45,8 @@ reasons! {
     IoWait = "IO wait",
     /// A lock of std or of another crate. Go has no such thing.
     Futex = "futex wait",
+    /// `block_on` of a future that is pending. Go has no futures.
+    Future = "future",
 }
 
 impl WaitReason {

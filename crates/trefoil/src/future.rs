@@ -1,0 +1,100 @@
+//! Futures on goroutines: [`block_on`] and [`go_async`].
+//!
+//! A goroutine drives one future and parks while it is pending; its waker makes it runnable again. There is no
+//! reactor in here: a future that needs one (tokio's sockets and timers) brings its own, and finds it in
+//! the goroutine's thread-locals as it would on a thread.
+//!
+//! # The alarm
+//! One word: `QUIET`, `RUNG`, or the sleeper that waits for it.
+//!
+//! | from | to | who |
+//! |---|---|---|
+//! | any | `RUNG` | a waker; it wakes the sleeper that it found |
+//! | `RUNG` | `QUIET` | the goroutine, before it polls |
+//! | `QUIET` | a sleeper | the goroutine, when it parks; not if it was rung meanwhile |
+
+use crate::JoinHandle;
+use crate::sched::Rt;
+use crate::sched::reason::WaitReason;
+use crate::sched::wait;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// No sleeper has these values: they are addresses.
+const QUIET: usize = 0;
+const RUNG: usize = usize::MAX;
+
+struct Alarm(AtomicUsize);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // AcqRel: what the waker did is seen by the next poll, and the sleeper is really asleep or about to.
+        let sleeper = self.0.swap(RUNG, Ordering::AcqRel);
+        if sleeper != QUIET && sleeper != RUNG {
+            let here = Rt::enter();
+            wait::wake_here(here, sleeper);
+            wait::leave(here);
+        }
+    }
+}
+
+/// Runs a future to its end; the goroutine (or plain thread) parks while it is pending.
+///
+/// ```
+/// let n = trefoil::run(|| trefoil::block_on(async { 6 * 7 }));
+/// assert_eq!(n, 42);
+/// ```
+/// tokio's futures need tokio's reactor: have a runtime of it beside, and enter it. The goroutine owns its
+/// thread-locals, so it stays entered wherever the goroutine runs.
+/// ```ignore
+/// let tokio = tokio::runtime::Runtime::new()?;
+/// let _inside = tokio.enter();
+/// trefoil::block_on(tokio::time::sleep(Duration::from_millis(5)));
+/// ```
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let alarm = Arc::new(Alarm(AtomicUsize::new(QUIET)));
+    let waker = Waker::from(alarm.clone());
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        let mut rung = false;
+        wait::block(WaitReason::Future, |sleeper| {
+            // Release: the waker finds us. Acquire: if it was faster, we see what it did.
+            let order = (Ordering::AcqRel, Ordering::Acquire);
+            rung = alarm.0.compare_exchange(QUIET, sleeper, order.0, order.1).is_err();
+            !rung
+        });
+        if rung {
+            // Woken while it was polled: that is how a future asks for others to go first.
+            crate::yield_now();
+        }
+        alarm.0.swap(QUIET, Ordering::AcqRel);
+    }
+}
+
+/// Starts a future as a goroutine.
+///
+/// ```
+/// trefoil::run(|| {
+///     let handle = trefoil::go_async(async { "done" });
+///     assert_eq!(handle.join().unwrap(), "done");
+/// });
+/// ```
+#[track_caller]
+pub fn go_async<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    crate::go(move || block_on(future))
+}

@@ -1,0 +1,301 @@
+//! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and their kin, with which other crates
+//! write event loops.
+//!
+//! One descriptor and one direction is waited for itself; more of them through an epoll of their own, which is a
+//! descriptor too. A call that changes the thread's signal mask (`ppoll`, `pselect`, `epoll_pwait` with a mask) is the
+//! kernel's business: the thread blocks, and loses its P.
+
+use super::io::{Then, wait_ready};
+use super::{fds, may_park};
+use crate::sched::pollable::Side;
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::raw::syscall;
+use crate::time::sleep_until_nanos;
+use libc::{c_int, c_ulong, epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
+
+/// The kernel's signal mask.
+const MASK_BYTES: usize = size_of::<u64>();
+/// Descriptors that `select` is asked for, at most: more is an error of the caller, which the kernel names.
+const MOST: c_int = 1 << 20;
+
+fn after_ms(ms: c_int) -> Nanos {
+    if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
+}
+
+/// A kernel's time in nanoseconds.
+fn span(seconds: i64, nanos: i64) -> Nanos {
+    (seconds.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(nanos.max(0) as u64)
+}
+
+fn after(span: Option<Nanos>) -> Nanos {
+    span.map_or(NEVER, |span| now().saturating_add(span))
+}
+
+/// What is left, as the kernel's calls take it.
+fn left_ms(until: Nanos) -> usize {
+    match until {
+        NEVER => usize::MAX,
+        _ => until.saturating_sub(now()).div_ceil(1_000_000).min(i32::MAX as u64) as usize,
+    }
+}
+
+door! {
+    /// libc's function.
+    POLL = poll(list: *mut pollfd, count: c_ulong, timeout: c_int) -> c_int,
+    poll_until(list, count as usize, after_ms(timeout), timeout == 0)
+}
+
+door! {
+    /// libc's function.
+    PPOLL = ppoll(list: *mut pollfd, count: c_ulong, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int,
+    {
+        if mask.is_null() {
+            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
+            poll_until(list, count as usize, after(span), span == Some(0))
+        } else {
+            // The thread's mask changes with it: the kernel's business. It may write to the timeout.
+            let mut copy = timeout.as_ref().copied();
+            let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
+            let mask = mask as usize;
+            syscall(libc::SYS_ppoll, [list as usize, count as usize, at, mask, MASK_BYTES])
+        }
+    }
+}
+
+unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: bool) -> isize {
+    // SAFETY: the caller's list.
+    let look = || unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
+    let first = look();
+    if first != 0 || at_once {
+        return first;
+    }
+    if count == 0 && may_park() {
+        sleep_until_nanos(until);
+        return 0;
+    }
+    // SAFETY: the caller's list.
+    let entries = unsafe { std::slice::from_raw_parts(list, count) };
+    let either = |events: i16| {
+        let read = events & (libc::POLLIN | libc::POLLRDHUP) != 0;
+        let write = events & libc::POLLOUT != 0;
+        let more = events & !(libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT) != 0;
+        if read != write && !more {
+            Some(if read { Side::Read } else { Side::Write })
+        } else {
+            None
+        }
+    };
+    let several = match entries {
+        [one] => match either(one.events) {
+            Some(side) => Err((one.fd, side)),
+            None => Ok(Several::of(entries)),
+        },
+        _ => Ok(Several::of(entries)),
+    };
+    let (fd, side) = match &several {
+        Err(single) => *single,
+        Ok(Some(several)) => (several.0, Side::Read),
+        Ok(None) => {
+            // SAFETY: the caller's list.
+            return unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]) };
+        }
+    };
+    loop {
+        match wait_ready(fd, side, until, None) {
+            Then::TryAgain => {}
+            Then::Return(_) => return look(),
+            // SAFETY: the caller's list.
+            Then::Block => unsafe {
+                return syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]);
+            },
+        }
+        match look() {
+            0 => {}
+            found => return found,
+        }
+    }
+}
+
+/// An epoll with the descriptors of one `poll`.
+struct Several(c_int);
+
+impl Several {
+    fn of(entries: &[pollfd]) -> Option<Several> {
+        // SAFETY: makes a descriptor of our own, and adds to it.
+        unsafe {
+            let fd = syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]);
+            let epoll = (fd >= 0).then(|| Several(fd as c_int))?;
+            for entry in entries.iter().filter(|entry| entry.fd >= 0) {
+                // The bits are the same.
+                let mut event = epoll_event { events: entry.events as u16 as u32, u64: 0 };
+                let tell = |op: c_int, event: &mut epoll_event| {
+                    let at = std::ptr::from_mut(event) as usize;
+                    let args = [epoll.0 as usize, op as usize, entry.fd as usize, at];
+                    syscall(libc::SYS_epoll_ctl, args)
+                };
+                if tell(libc::EPOLL_CTL_ADD, &mut event) == -(libc::EEXIST as isize) {
+                    // It is named more than once: for all that is asked of it.
+                    let same = entries.iter().filter(|other| other.fd == entry.fd);
+                    event.events = same.fold(0, |all, other| all | other.events as u16 as u32);
+                    tell(libc::EPOLL_CTL_MOD, &mut event);
+                }
+            }
+            Some(epoll)
+        }
+    }
+}
+
+impl Drop for Several {
+    fn drop(&mut self) {
+        fds::closing(self.0);
+        // SAFETY: ours.
+        unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
+    }
+}
+
+door! {
+    /// libc's function.
+    EPOLL_WAIT = epoll_wait(fd: c_int, events: *mut epoll_event, max: c_int,
+        timeout: c_int) -> c_int,
+    epoll_until(fd, events, max, after_ms(timeout), timeout == 0)
+}
+
+door! {
+    /// libc's function.
+    EPOLL_PWAIT = epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int,
+        mask: *const sigset_t) -> c_int,
+    {
+        if mask.is_null() {
+            epoll_until(fd, events, max, after_ms(timeout), timeout == 0)
+        } else {
+            let args = [fd as usize, events as usize, max as usize, timeout as usize];
+            let [fd, events, max, timeout] = args;
+            syscall(libc::SYS_epoll_pwait, [fd, events, max, timeout, mask as usize, MASK_BYTES])
+        }
+    }
+}
+
+unsafe fn epoll_until(
+    fd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    until: Nanos,
+    at_once: bool,
+) -> isize {
+    // SAFETY: the caller's array.
+    let look = |ms: usize| unsafe {
+        syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, ms])
+    };
+    loop {
+        match look(0) {
+            0 if !at_once => match wait_ready(fd, Side::Read, until, None) {
+                Then::TryAgain => {}
+                Then::Return(_) => return look(0),
+                Then::Block => return look(left_ms(until)),
+            },
+            found => return found,
+        }
+    }
+}
+
+door! {
+    /// libc's function.
+    SELECT = select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval) -> c_int,
+    {
+        let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_usec.saturating_mul(1_000)));
+        let until = after(span);
+        let result = select_until(count, [read, write, except], until, span == Some(0));
+        // As Linux does: what is left of it.
+        if let Some(timeout) = timeout.as_mut() {
+            let left = until.saturating_sub(now());
+            timeout.tv_sec = (left / 1_000_000_000) as i64;
+            timeout.tv_usec = (left % 1_000_000_000 / 1_000) as i64;
+        }
+        result
+    }
+}
+
+door! {
+    /// libc's function.
+    PSELECT = pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t) -> c_int,
+    {
+        if mask.is_null() {
+            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
+            select_until(count, [read, write, except], after(span), span == Some(0))
+        } else {
+            // It may write to the timeout. The mask goes in with its size.
+            let mut copy = timeout.as_ref().copied();
+            let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
+            let mask = [mask as usize, MASK_BYTES];
+            let sets = [read as usize, write as usize, except as usize];
+            let [read, write, except] = sets;
+            let mask = &raw const mask as usize;
+            syscall(libc::SYS_pselect6, [count as usize, read, write, except, at, mask])
+        }
+    }
+}
+
+/// What is asked of a descriptor in each of the three sets, and which answers mean yes. As the kernel has it.
+const ASKED: [(i16, i16); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
+
+/// `select` by `poll`. The sets may be longer than `fd_set`: programs with many descriptors do that.
+unsafe fn select_until(count: c_int, sets: [*mut fd_set; 3], until: Nanos, at_once: bool) -> isize {
+    const BITS: usize = u64::BITS as usize;
+    if !(0..=MOST).contains(&count) || !may_park() {
+        // Its own errors; or a signal handler, where nothing is allocated.
+        let [read, write, except] = sets.map(|set| set as usize);
+        let left = until.saturating_sub(now());
+        let mut time = timespec {
+            tv_sec: (left / 1_000_000_000) as i64,
+            tv_nsec: (left % 1_000_000_000) as i64,
+        };
+        let time = if until == NEVER { 0 } else { &raw mut time as usize };
+        // SAFETY: the caller's sets, our own time.
+        return unsafe {
+            syscall(libc::SYS_pselect6, [count as usize, read, write, except, time, 0])
+        };
+    }
+    let mut words = sets.map(|set| {
+        if set.is_null() {
+            return &mut [][..];
+        }
+        // SAFETY: the caller's sets have `count` bits, in whole words.
+        unsafe {
+            std::slice::from_raw_parts_mut(set.cast::<u64>(), (count as usize).div_ceil(BITS))
+        }
+    });
+    let asked = |words: &[&mut [u64]; 3], fd: usize| {
+        let has = |set: &[u64]| set.get(fd / BITS).is_some_and(|word| word >> (fd % BITS) & 1 != 0);
+        (0..3).filter(|i| has(words[*i])).fold(0, |all, i| all | ASKED[i].0)
+    };
+    let mut list: Vec<pollfd> = (0..count as usize)
+        .map(|fd| pollfd { fd: fd as c_int, events: asked(&words, fd), revents: 0 })
+        .filter(|entry| entry.events != 0)
+        .collect();
+    // SAFETY: our own list.
+    let found = unsafe { poll_until(list.as_mut_ptr(), list.len(), until, at_once) };
+    if found < 0 {
+        return found;
+    }
+    if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        return -(libc::EBADF as isize);
+    }
+    words.iter_mut().for_each(|set| set.fill(0));
+    let mut bits = 0;
+    for entry in list {
+        for (set, (event, yes)) in words.iter_mut().zip(ASKED) {
+            if entry.events & event != 0 && entry.revents & yes != 0 {
+                set[entry.fd as usize / BITS] |= 1 << (entry.fd as usize % BITS);
+                bits += 1;
+            }
+        }
+    }
+    bits
+}
