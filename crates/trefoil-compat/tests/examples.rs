@@ -355,7 +355,9 @@ fn m29_endless_printer() {
     let lines = output("endless_printer");
     let printed = lines.iter().filter(|line| *line == "still here").count();
     assert!((3..=11).contains(&printed), "{lines:?}");
-    assert!(lines.last().unwrap().starts_with("main: done after 1"), "{lines:?}");
+    // A line of the printer may slip in before the program is over.
+    let done = lines.iter().rev().take(2).any(|line| line.starts_with("main: done after 1"));
+    assert!(done, "{lines:?}");
 }
 
 #[test]
