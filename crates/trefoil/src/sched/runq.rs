@@ -29,6 +29,8 @@ const _: () = assert!(RING.is_power_of_two());
 /// The queue. `T` is a goroutine; model checks use something smaller.
 pub(crate) struct RunQueue<T> {
     next: AtomicPtr<T>,
+    /// How often the owner has taken from `next`: so a thief sees that it does. Written by the owner.
+    nexts_taken: AtomicU32,
     head: AtomicU32,
     tail: AtomicU32,
     ring: Box<[AtomicPtr<T>]>,
@@ -65,6 +67,7 @@ impl<T> RunQueue<T> {
     pub(crate) fn new() -> Self {
         RunQueue {
             next: AtomicPtr::new(null_mut()),
+            nexts_taken: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             ring: (0..RING).map(|_| AtomicPtr::new(null_mut())).collect(),
@@ -127,6 +130,8 @@ impl<T> RunQueue<T> {
                 .compare_exchange(next, null_mut(), Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
+            let taken = self.nexts_taken.load(Ordering::Relaxed).wrapping_add(1);
+            self.nexts_taken.store(taken, Ordering::Relaxed);
             return NonNull::new(next).map(|item| Popped { item, inherits: true });
         }
         self.pop_ring().map(|item| Popped { item, inherits: false })
@@ -192,6 +197,22 @@ impl<T> RunQueue<T> {
                 return n;
             }
         }
+    }
+
+    /// How many lie in the ring. A look from outside.
+    pub(crate) fn ring_len(&self) -> u32 {
+        let head = self.head.load(Ordering::Relaxed);
+        self.tail.load(Ordering::Relaxed).wrapping_sub(head)
+    }
+
+    /// How many were taken, from the ring or by the owner from `runnext`. A look from outside.
+    pub(crate) fn taken(&self) -> u32 {
+        self.head.load(Ordering::Relaxed).wrapping_add(self.nexts_taken())
+    }
+
+    /// How often the owner has run one from `runnext`. A look from outside.
+    pub(crate) fn nexts_taken(&self) -> u32 {
+        self.nexts_taken.load(Ordering::Relaxed)
     }
 
     /// Who is in `runnext`, as an address; 0 if nobody. A look from outside.

@@ -132,24 +132,22 @@ impl State {
     /// Waiting → Runnable, or Running → Notified, by the one waker (invariant 2).
     #[inline]
     pub(crate) fn notify(&self) -> Notify {
-        loop {
-            // Acquire: pairs with commit_park. What the waker did reaches the woken through the
-            // queue that it goes into.
-            match self.0.compare_exchange(WAITING, RUNNABLE, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Notify::Enqueue,
-                Err(RUNNING) => {
-                    // Release: what the waker did is seen by the woken.
-                    if self
-                        .0
-                        .compare_exchange(RUNNING, NOTIFIED, Ordering::Release, Ordering::Relaxed)
-                        .is_ok()
-                    {
-                        return Notify::Noted;
-                    }
-                    // It parked in between.
-                }
-                Err(state) => return Notify::Twice(state),
+        // Acquire: pairs with commit_park. What the waker did reaches the woken through the queue that it
+        // goes into.
+        if self.0.load(Ordering::Acquire) == WAITING {
+            // Once it waits it is its waker's alone, and there is one (invariant 2): no exchange.
+            self.0.store(RUNNABLE, Ordering::Relaxed);
+            return Notify::Enqueue;
+        }
+        // Release: what the waker did is seen by the woken. Acquire: as above.
+        match self.0.compare_exchange(RUNNING, NOTIFIED, Ordering::Release, Ordering::Acquire) {
+            Ok(_) => Notify::Noted,
+            // It parked in between.
+            Err(WAITING) => {
+                self.0.store(RUNNABLE, Ordering::Relaxed);
+                Notify::Enqueue
             }
+            Err(state) => Notify::Twice(state),
         }
     }
 }
