@@ -209,13 +209,19 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
         let last = start.elapsed() > SPIN;
         if let Some(g) = steal(rt, p, last) {
             p.next_tick();
+            sched.idle.searched(true);
             return Some(g);
         }
         let other = take_global(sched, p).or_else(|| poll(rt, p)).or_else(|| take_tired(rt, p));
         if let Some(g) = other {
+            sched.idle.searched(true);
             return Some(g);
         }
-        if p.flags.load(Ordering::Relaxed) != 0 || last {
+        if p.flags.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        if last {
+            sched.idle.searched(false);
             return None;
         }
         for _ in 0..PAUSES_BETWEEN_SWEEPS {
@@ -316,7 +322,9 @@ fn give_up(rt: Rt, p: &'static P) {
         sched.idle.stop_spinning();
     }
     sched.idle.before_second_look();
-    if sched.has_global() || sched.all_ps().any(|p| !p.runq.is_empty()) {
+    let hushed = sched.idle.is_hushed();
+    let has_work = |p: &P| if hushed { p.runq.ring_len() != 0 } else { !p.runq.is_empty() };
+    if sched.has_global() || sched.all_ps().any(has_work) {
         let mut central = sched.central.lock();
         if let Some(p) = sched.take_idle_p(&mut central) {
             drop(central);

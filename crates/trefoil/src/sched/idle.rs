@@ -18,6 +18,12 @@
 //! Unlike Go, *every* thread looks again after giving its P back, not only one that was spinning. It
 //! costs one sweep a sleep and makes Go's `needspinning` flag unnecessary.
 //!
+//! # Hush
+//! A goroutine in `runnext` is an exception: its waker is probably about to park and to run it itself, and a thread
+//! that is woken for it comes too late. When searches have found nothing [`HUSH`] times in a row, nobody is woken for
+//! a goroutine that is alone in `runnext`, and it keeps nobody from sleeping. Its owner runs it at the next switch; if
+//! that computes instead, sysmon notices and wakes a thread. The first search that finds something ends the hush.
+//!
 //! Invariants:
 //! 1. `spinning` counts threads that hold a P and search, plus wake-ups under way (a claim that is
 //!    handed to the woken thread).
@@ -25,15 +31,24 @@
 
 use crate::shim::{AtomicU32, Ordering, full_fence};
 
+/// Searches in a row that found nothing, after which there is hush.
+const HUSH: u32 = 4;
+
 /// The counters.
 pub(crate) struct Idle {
     idle_ps: AtomicU32,
     spinning: AtomicU32,
+    /// Searches in a row that found nothing. A hint.
+    fruitless: AtomicU32,
 }
 
 impl Idle {
     pub(crate) fn new() -> Self {
-        Idle { idle_ps: AtomicU32::new(0), spinning: AtomicU32::new(0) }
+        Idle {
+            idle_ps: AtomicU32::new(0),
+            spinning: AtomicU32::new(0),
+            fruitless: AtomicU32::new(0),
+        }
     }
 
     /// Submitter, after publishing work and a full barrier. True: the caller holds a claim on one
@@ -78,6 +93,22 @@ impl Idle {
     pub(crate) fn p_taken(&self) {
         let before = self.idle_ps.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "idle Ps below zero");
+    }
+
+    /// A search for work elsewhere has ended.
+    pub(crate) fn searched(&self, found: bool) {
+        let before = self.fruitless.load(Ordering::Relaxed);
+        let now = if found { 0 } else { before + 1 };
+        // Threads may overwrite each other's count: it is a hint.
+        if now != before && now <= HUSH {
+            self.fruitless.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether one that is alone in `runnext` is left to its owner.
+    #[inline]
+    pub(crate) fn is_hushed(&self) -> bool {
+        self.fruitless.load(Ordering::Relaxed) >= HUSH
     }
 
     pub(crate) fn idle_ps(&self) -> u32 {

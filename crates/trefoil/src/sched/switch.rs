@@ -104,9 +104,14 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
         return; // it has not parked yet, and will not
     }
-    if std::ptr::eq(g.sched.get(), rt.sched()) {
-        rt.p().push_next(rt.sched(), g);
-        rt.sched().wake();
+    let sched = rt.sched();
+    if std::ptr::eq(g.sched.get(), sched) {
+        let p = rt.p();
+        p.push_next(sched, g);
+        // Alone, it is probably about to run here (`idle.rs`).
+        if !sched.idle.is_hushed() || p.runq.ring_len() != 0 {
+            sched.wake();
+        }
     } else {
         enqueue_outside(g);
     }

@@ -8,7 +8,7 @@
 //!    goroutine (`runnext`), by a timer that is due, or from outside. Those who are woken do not queue
 //!    behind those who compute; the one that has run longest makes room. The same for one that has used
 //!    up a slice before while others wait in its P's own queue.
-//! 4. Strays (`handoff.rs`), and Ps that are to retire.
+//! 4. Strays (`handoff.rs`), and Ps that are to retire; in a hush (`idle.rs`), who waits while a P is idle.
 //!
 //! When every P is idle it sleeps until one is taken. It never waits for anything that a goroutine could
 //! hold: no malloc, no std. What needs those is the aide's (`aide.rs`).
@@ -43,6 +43,8 @@ const LONGEST: Nanos = 10 * MILLI;
 const LONGEST_BUSY: Nanos = 2 * MILLI;
 /// How many looks without a find before they become rarer. Go's number.
 const EAGER_LOOKS: u32 = 50;
+/// At most, in a hush (`idle.rs`): somebody may wait behind a goroutine that computes, while a P is idle.
+const LONGEST_HUSHED: Nanos = 250 * MICRO;
 /// A request for preemption may be refused: when to look again.
 const INSIST: Nanos = 60 * MICRO;
 /// How often those who used up their slice are remembered, if others keep every P busy.
@@ -243,6 +245,11 @@ impl<'a> Watch<'a> {
             }
         }
         self.make_room(&mut scene);
+        // Usually somebody looks already; in a hush nobody was woken for who waits.
+        let hushed = !all_busy && sched.idle.is_hushed();
+        if hushed && sched.all_ps().any(|p| !p.runq.is_empty()) {
+            sched.wake_after_push();
+        }
         sched.look_after_strays(preempt::send);
         let poller = sched.poller;
         if poller.is_wanted()
@@ -260,7 +267,12 @@ impl<'a> Watch<'a> {
         } else {
             self.calm = self.calm.saturating_add(1);
             if self.calm > EAGER_LOOKS {
-                self.pause = (self.pause * 2).min(if all_busy { LONGEST_BUSY } else { LONGEST });
+                let longest = match (all_busy, hushed) {
+                    (true, _) => LONGEST_BUSY,
+                    (_, true) => LONGEST_HUSHED,
+                    _ => LONGEST,
+                };
+                self.pause = (self.pause * 2).min(longest);
             }
         }
         scene.next.min(now + self.pause.max(if stopping { MILLI } else { 0 }))
