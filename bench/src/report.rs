@@ -145,7 +145,8 @@ impl Run {
     pub fn picture(&self) -> String {
         let mut rows = Vec::new();
         for workload in self.measured() {
-            let compared = |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
+            let compared =
+                |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
             for (i, metric) in workload.metrics.iter().filter(compared).enumerate() {
                 if i > 0 && matches!(metric.goal, Goal::Report) {
                     continue;
@@ -155,8 +156,12 @@ impl Run {
                     let peer = worker.peer;
                     Some(Mark { peer, ratio: plot::less_is_better(ratio, metric.goal) })
                 };
-                let marks: Vec<Mark> =
-                    self.workers.iter().filter(|worker| worker.peer != "go").filter_map(mark).collect();
+                let marks: Vec<Mark> = self
+                    .workers
+                    .iter()
+                    .filter(|worker| worker.peer != "go")
+                    .filter_map(mark)
+                    .collect();
                 if !marks.is_empty() {
                     rows.push(Row { name: format!("{} ({})", workload.name, metric.unit), marks });
                 }

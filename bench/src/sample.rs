@@ -50,7 +50,7 @@ pub fn take(workload: &Workload, worker: &Worker, quick: bool, scratch: &Path) -
     let procs = workload.procs.to_string();
     let mut command = Command::new(&worker.program);
     command
-        .arg(workload.name)
+        .arg(workload.asks_for())
         .arg(format!("procs={procs}"))
         .args(if quick { workload.quick_args } else { workload.args })
         .env("TREFOIL_PROCS", &procs)

@@ -3,6 +3,8 @@
 
 pub struct Workload {
     pub name: &'static str,
+    /// What the worker is asked for, where that is another row's function: see `asks_for`.
+    pub function: &'static str,
     pub what: &'static str,
     /// How many processors (Go's P) the runtime gets.
     pub procs: usize,
@@ -16,6 +18,13 @@ pub struct Workload {
     pub absent: &'static [(&'static str, &'static str)],
     /// Memory that must be free, at full size.
     pub needs_gib: u64,
+}
+
+impl Workload {
+    /// The workload's name in the workers: its own unless told.
+    pub fn asks_for(&self) -> &'static str {
+        if self.function.is_empty() { self.name } else { self.function }
+    }
 }
 
 /// One number of a sample. Less is better, except for `Goal::RatioAtLeast` and `Goal::Context`.
@@ -50,6 +59,7 @@ const CORES: Metric = metric("cores", "cores busy", Goal::Context);
 /// A row that the rows below start from.
 const ROW: Workload = Workload {
     name: "",
+    function: "",
     what: "",
     procs: 2,
     args: &[],
@@ -69,9 +79,26 @@ const fn p99(goal: Goal) -> Metric {
     metric("p99_us", "µs, p99", goal)
 }
 
-/// A row of channels and locks: time of an operation, trefoil and Go.
+/// A row of trefoil and Go alone.
 const fn chan_row(name: &'static str, what: &'static str, metrics: &'static [Metric]) -> Workload {
     Workload { name, what, metrics, peers: &["trefoil", "go"], ..ROW }
+}
+
+/// `spawn_join` on more or fewer procs: what a spawn costs should not grow with them.
+const fn spawn_row(name: &'static str, what: &'static str, procs: usize) -> Workload {
+    const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES];
+    Workload { function: "spawn_join", procs, ..chan_row(name, what, METRICS) }
+}
+
+/// `ring_1000` with more or fewer nodes (`n=`): what a hop costs should only grow with the caches
+/// that it misses.
+const fn ring_row(
+    name: &'static str,
+    what: &'static str,
+    args: &'static [&'static str],
+) -> Workload {
+    const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES];
+    Workload { function: "ring_1000", args, ..chan_row(name, what, METRICS) }
 }
 
 const OUT_OF_MAPS: &str = "a mapping for each stack; it fails at about 32,700 coroutines";
@@ -84,6 +111,9 @@ pub static WORKLOADS: &[Workload] = &[
         peers: &["trefoil", "go", "tokio", "may", "smol", "threads"],
         ..ROW
     },
+    spawn_row("spawn_procs_1", "spawn_join on 1 proc", 1),
+    spawn_row("spawn_procs_8", "spawn_join on 8 procs", 8),
+    spawn_row("spawn_procs_64", "spawn_join on 64 procs", 64),
     Workload {
         name: "yield",
         what: "4 goroutines on 2 procs that only yield; time of a yield",
@@ -203,6 +233,19 @@ pub static WORKLOADS: &[Workload] = &[
         "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
         &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
     ),
+    Workload {
+        quick_args: &["ms=100", "n=10"],
+        ..ring_row("ring_10", "the same with 10 goroutines", &["n=10"])
+    },
+    Workload {
+        quick_args: &["ms=100", "n=10000"],
+        ..ring_row("ring_100k", "the same with 100,000 goroutines", &["n=100000"])
+    },
+    Workload {
+        quick_args: &["ms=100", "n=50000"],
+        needs_gib: 12,
+        ..ring_row("ring_1m", "the same with 1,000,000 goroutines", &["n=1000000"])
+    },
     chan_row(
         "sieve_2000",
         "the first 2000 primes by a chain of filters and unbuffered channels; time of all",

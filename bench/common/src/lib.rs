@@ -243,7 +243,8 @@ pub mod size {
     /// Senders, receivers, channels of a select.
     pub const PARTIES: usize = 4;
     pub const RING_NODES: usize = 1_000;
-    pub const RING_LAPS: usize = 20;
+    /// Of a round, at least; whole laps.
+    pub const RING_HOPS: usize = 20_000;
     pub const PRIMES: usize = 2_000;
     pub const LAST_PRIME: u32 = 17_389;
     pub const LOCKERS: usize = 8;
