@@ -101,6 +101,13 @@ const fn ring_row(
     Workload { function: "ring_1000", args, ..chan_row(name, what, METRICS) }
 }
 
+/// All who have goroutines, or tasks in their place.
+const ALL: &[&str] = &["trefoil", "go", "tokio", "may", "smol"];
+
+const NO_BOUND: &str = "its channels have no bound";
+const ONE_SLOT: &str = "its smallest channel has one slot";
+const NO_SELECT: &str = "it has no select of its own";
+const NO_MPMC: &str = "its queues have one receiver";
 const OUT_OF_MAPS: &str = "a mapping for each stack; it fails at about 32,700 coroutines";
 
 pub static WORKLOADS: &[Workload] = &[
@@ -188,37 +195,56 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         procs: 1,
+        peers: ALL,
         ..chan_row(
             "pingpong_1p",
             "there and back between 2 goroutines by unbuffered channels; time of a round trip",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.3)), CORES],
         )
     },
-    chan_row(
-        "pingpong_2p",
-        "the same on 2 procs",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
-    ),
-    chan_row(
-        "spsc_128",
-        "1 sender, 1 receiver, a channel with 128 slots; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
-    ),
-    chan_row(
-        "mpmc_4x4_128",
-        "4 senders, 4 receivers, a channel with 128 slots; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
-    ),
-    chan_row(
-        "select_unbuf",
-        "a select over 4 unbuffered channels, a sender each; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
-    ),
-    chan_row(
-        "select_128",
-        "a select over 4 channels with 128 slots, a sender each; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "pingpong_2p",
+            "the same on 2 procs",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "tokio", "smol"],
+        absent: &[("may", NO_BOUND)],
+        ..chan_row(
+            "spsc_128",
+            "1 sender, 1 receiver, a channel with 128 slots; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "smol"],
+        absent: &[("tokio", NO_MPMC), ("may", NO_BOUND)],
+        ..chan_row(
+            "mpmc_4x4_128",
+            "4 senders, 4 receivers, a channel with 128 slots; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+        )
+    },
+    Workload {
+        absent: &[("tokio", ONE_SLOT), ("may", NO_BOUND), ("smol", ONE_SLOT)],
+        ..chan_row(
+            "select_unbuf",
+            "a select over 4 unbuffered channels, a sender each; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "tokio"],
+        absent: &[("may", NO_BOUND), ("smol", NO_SELECT)],
+        ..chan_row(
+            "select_128",
+            "a select over 4 channels with 128 slots, a sender each; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+        )
+    },
     Workload {
         args: &["ms=1000"],
         needs_gib: 6,
@@ -228,11 +254,14 @@ pub static WORKLOADS: &[Workload] = &[
             &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
         )
     },
-    chan_row(
-        "ring_1000",
-        "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "ring_1000",
+            "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
+        )
+    },
     Workload {
         quick_args: &["ms=100", "n=10"],
         ..ring_row("ring_10", "the same with 10 goroutines", &["n=10"])
@@ -251,11 +280,14 @@ pub static WORKLOADS: &[Workload] = &[
         "the first 2000 primes by a chain of filters and unbuffered channels; time of all",
         &[metric("ms_per_round", "ms", Goal::Ratio(0.35)), CORES],
     ),
-    chan_row(
-        "mutex_8",
-        "8 goroutines that lock, count, unlock; time of one",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "mutex_8",
+            "8 goroutines that lock, count, unlock; time of one",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
+        )
+    },
     Workload {
         peers: &["trefoil"],
         ..chan_row(
@@ -277,7 +309,7 @@ pub static WORKLOADS: &[Workload] = &[
         what: "1000 goroutines that sleep 5 times for 1 to 100 ms; how late each wakes",
         quick_args: &["n=100"],
         metrics: &[p50(Goal::Ratio(0.05)), p99(Goal::Ratio(0.1))],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -288,7 +320,8 @@ pub static WORKLOADS: &[Workload] = &[
             metric("p99_ms", "ms, p99", Goal::Ratio(0.5)),
             metric("cpu_s", "s, CPU", Goal::Ratio(0.7)),
         ],
-        peers: &["trefoil", "go"],
+        peers: &["trefoil", "go", "tokio", "smol"],
+        absent: &[("may", OUT_OF_MAPS)],
         ..ROW
     },
     Workload {
@@ -302,7 +335,7 @@ pub static WORKLOADS: &[Workload] = &[
             metric("least_percent", "%, least hog", Goal::Report),
             metric("chunks_per_ms", "chunks/ms, hogs", Goal::Report),
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -310,7 +343,7 @@ pub static WORKLOADS: &[Workload] = &[
         what: "a thread out of a sleep of 2 ms in the kernel (Go: a goroutine locked to it) sends to \
                a goroutine, nothing else runs; time until that runs",
         metrics: &[p50(Goal::Ratio(1.0)), p99(Goal::Ratio(1.0))],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -318,7 +351,8 @@ pub static WORKLOADS: &[Workload] = &[
         what: "64 goroutines that block 20 times for 5 ms: std::thread::sleep, Go's \
                syscall.Nanosleep; time of all (100 ms at best)",
         metrics: &[metric("ms_per_round", "ms", Goal::Ratio(1.1))],
-        peers: &["trefoil", "go"],
+        peers: &["trefoil", "go", "tokio", "smol", "threads"],
+        absent: &[("may", "a call that blocks holds up its worker")],
         ..ROW
     },
     Workload {
@@ -339,7 +373,7 @@ pub static WORKLOADS: &[Workload] = &[
             p99(Goal::Ratio(0.3)),
             CORES,
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -351,7 +385,7 @@ pub static WORKLOADS: &[Workload] = &[
             p99(Goal::Ratio(0.3)),
             CORES,
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {

@@ -1,7 +1,11 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
-//! `forkjoin`, and the one JSON line at the end. `go/*.go` hold the same in Go.
+//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to ticks and echoes.
+//! `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
+
+pub mod clock;
+pub mod echo;
 
 use std::fs;
 use std::process::exit;
@@ -213,11 +217,6 @@ pub fn live_report(
 /// How long everything is left alone between "all are there" and the reading of the memory, so
 /// that the last few are parked as well.
 pub const SETTLE: Duration = Duration::from_millis(50);
-
-/// The `k`-th sleep of the `i`-th sleeper: 1 to 100 ms.
-pub fn sleep_time(i: usize, k: usize) -> Duration {
-    Duration::from_micros(1_000 + ((i * 7_919 + k * 104_729) % 99_000) as u64)
-}
 
 /// Sizes that all workers, Go's included, agree on.
 pub mod size {
