@@ -174,6 +174,11 @@ fn choose(options: &Options, machine: &Machine, notes: &mut Vec<String>) -> Vec<
             ));
             continue;
         }
+        let program = workload.needs_program;
+        if !program.is_empty() && !machine::has_program(program) {
+            notes.push(format!("{} is left out: {program} is not installed", workload.name));
+            continue;
+        }
         for (peer, why) in workload.absent {
             if Options::wants(&options.peers, peer) {
                 notes.push(format!("{}: without {peer}: {why}", workload.name));

@@ -18,6 +18,8 @@ pub struct Workload {
     pub absent: &'static [(&'static str, &'static str)],
     /// Memory that must be free, at full size.
     pub needs_gib: u64,
+    /// A program that the workers launch; none if empty.
+    pub needs_program: &'static str,
 }
 
 impl Workload {
@@ -68,6 +70,7 @@ const ROW: Workload = Workload {
     peers: &[],
     absent: &[],
     needs_gib: 0,
+    needs_program: "",
 };
 
 /// Quantiles of how late, or how long, each of many was.
@@ -99,6 +102,18 @@ const fn ring_row(
 ) -> Workload {
     const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES];
     Workload { function: "ring_1000", args, ..chan_row(name, what, METRICS) }
+}
+
+/// A row of HTTP under wrk.
+const fn http_row(name: &'static str, what: &'static str) -> Workload {
+    const METRICS: &[Metric] = &[
+        metric("per_s", "requests/s", Goal::RatioAtLeast(1.0)),
+        p50(Goal::Report),
+        p99(Goal::Ratio(1.0)),
+        CORES,
+    ];
+    let peers = &["trefoil", "go", "tokio"];
+    Workload { name, what, metrics: METRICS, peers, needs_program: "wrk", ..ROW }
 }
 
 /// All who have goroutines, or tasks in their place.
@@ -399,5 +414,22 @@ pub static WORKLOADS: &[Workload] = &[
         ],
         peers: &["trefoil"],
         ..ROW
+    },
+    http_row(
+        "http_64",
+        "HTTP hello under wrk with 64 connections: httparse, Go's net/http, hyper; requests a \
+         second (more is better), time of one",
+    ),
+    http_row("http_512", "the same with 512 connections"),
+    Workload {
+        metrics: &[
+            p99(Goal::Ratio(0.3)),
+            metric("per_s", "requests/s", Goal::Report),
+            p50(Goal::Report),
+            CORES,
+        ],
+        peers: &["trefoil", "go"],
+        absent: &[("tokio", "the hogs keep both its workers: nothing is answered")],
+        ..http_row("http_64_hogs", "http_64 beside 2 goroutines that only compute")
     },
 ];

@@ -1,11 +1,13 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
-//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to ticks and echoes.
+//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to ticks, echoes
+//! and HTTP.
 //! `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
 
 pub mod clock;
 pub mod echo;
+pub mod http;
 
 use std::fs;
 use std::process::exit;
@@ -266,6 +268,12 @@ pub mod size {
     pub const ECHO_BYTES: usize = 64;
     pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
+
+    /// Of wrk.
+    pub const HTTP_THREADS: usize = 2;
+    pub const HTTP_HOGS: usize = 2;
+    pub const HTTP_WARM_UP: Duration = Duration::from_secs(1);
+    pub const HTTP_TIME: Duration = Duration::from_secs(2);
 }
 
 /// One chunk of `forkjoin`, ≈ 15 µs: a chain of dependent steps, which no compiler can shorten or

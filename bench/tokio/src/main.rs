@@ -6,6 +6,7 @@
 
 mod chan;
 mod clock;
+mod http;
 mod net;
 
 use std::pin::Pin;
@@ -51,6 +52,8 @@ async fn workload(args: Args) -> Report {
         "block_std" => clock::block_std(&args).await,
         "echo_64" => net::echo(&args, 64).await,
         "echo_1000" => net::echo(&args, 1_000).await,
+        "http_64" => http::hello(&args, 64).await,
+        "http_512" => http::hello(&args, 512).await,
         _ => args.unknown(),
     }
 }
