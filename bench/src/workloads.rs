@@ -415,6 +415,17 @@ pub static WORKLOADS: &[Workload] = &[
         peers: &["trefoil"],
         ..ROW
     },
+    Workload {
+        name: "idle_conns",
+        what: "5000 connections, each with a goroutine that waits to read; memory of one",
+        quick_args: &["n=1000"],
+        metrics: &[
+            metric("rss_bytes", "B resident", Goal::Ratio(2.0)),
+            metric("pte_bytes", "B page tables", Goal::Report),
+        ],
+        peers: &["trefoil", "go", "tokio"],
+        ..ROW
+    },
     http_row(
         "http_64",
         "HTTP hello under wrk with 64 connections: httparse, Go's net/http, hyper; requests a \

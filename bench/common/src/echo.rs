@@ -1,6 +1,7 @@
 //! An echo: what its clients and its server do, and when their time counts.
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -72,4 +73,19 @@ pub fn ask(mut stream: impl Read + Write, echo: &Echo) -> Vec<Duration> {
         }
     }
     took
+}
+
+/// Clients for `idle_conns`: plain sockets, each used once, from a thread of their own, so that
+/// only the server's side weighs on the runtime.
+pub fn idle_clients(address: SocketAddr, n: usize) -> Vec<TcpStream> {
+    let client = move |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let mut message = [1; size::ECHO_BYTES];
+        stream.write_all(&message).unwrap();
+        message.fill(0);
+        stream.read_exact(&mut message).unwrap();
+        assert_eq!(message, [1; size::ECHO_BYTES]);
+        stream
+    };
+    std::thread::spawn(move || (0..n).map(client).collect()).join().unwrap()
 }

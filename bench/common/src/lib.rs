@@ -168,6 +168,12 @@ impl Report {
             .with("p99_ms", us(0.99) / 1e3)
     }
 
+    /// Adds what each of `n` took of the memory.
+    pub fn with_memory(self, n: usize, before: Memory, full: Memory) -> Report {
+        self.with("rss_bytes", (full.rss - before.rss) / n as f64)
+            .with("pte_bytes", (full.pte - before.pte) / n as f64)
+    }
+
     pub fn print(self) {
         println!("{}", Value::Object(self.0));
     }
@@ -212,8 +218,7 @@ pub fn live_report(
         .with("total_us", each_us(create + end))
         .with("create_us", each_us(create))
         .with("end_us", each_us(end))
-        .with("rss_bytes", (full.rss - before.rss) / n as f64)
-        .with("pte_bytes", (full.pte - before.pte) / n as f64)
+        .with_memory(n, before, full)
 }
 
 /// How long everything is left alone between "all are there" and the reading of the memory, so
@@ -268,6 +273,7 @@ pub mod size {
     pub const ECHO_BYTES: usize = 64;
     pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
+    pub const IDLE_CONNECTIONS: usize = 5_000;
 
     /// Of wrk.
     pub const HTTP_THREADS: usize = 2;

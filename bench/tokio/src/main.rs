@@ -52,6 +52,7 @@ async fn workload(args: Args) -> Report {
         "block_std" => clock::block_std(&args).await,
         "echo_64" => net::echo(&args, 64).await,
         "echo_1000" => net::echo(&args, 1_000).await,
+        "idle_conns" => net::idle(&args).await,
         "http_64" => http::hello(&args, 64).await,
         "http_512" => http::hello(&args, 512).await,
         _ => args.unknown(),

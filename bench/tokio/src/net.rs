@@ -3,24 +3,17 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use bench_common::echo::Echo;
-use bench_common::{Args, Report, allow_many_files, size};
+use bench_common::echo::{Echo, idle_clients};
+use bench_common::{Args, Memory, Report, SETTLE, allow_many_files, size};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::spawn;
+use tokio::task::{spawn, spawn_blocking};
 use tokio::time::sleep;
 
 pub async fn echo(args: &Args, clients: usize) -> Report {
     static ECHO: Echo = Echo::new();
     allow_many_files();
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-    let address = listener.local_addr().unwrap();
-    spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            spawn(serve(stream));
-        }
-    });
+    let address = server().await;
     let clients: Vec<_> = (0..clients).map(|_| spawn(ask(address, &ECHO))).collect();
     sleep(size::ECHO_WARM_UP).await;
     let measuring = ECHO.begin();
@@ -31,6 +24,31 @@ pub async fn echo(args: &Args, clients: usize) -> Report {
         took.extend(client.await.unwrap());
     }
     report(took)
+}
+
+/// Connections that wait for their clients.
+pub async fn idle(args: &Args) -> Report {
+    let n = args.number("n", size::IDLE_CONNECTIONS);
+    allow_many_files();
+    let before = Memory::now();
+    let address = server().await;
+    let clients = spawn_blocking(move || idle_clients(address, n)).await.unwrap();
+    sleep(SETTLE).await;
+    let full = Memory::now();
+    drop(clients);
+    Report::new().with_memory(n, before, full)
+}
+
+async fn server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr().unwrap();
+    spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            spawn(serve(stream));
+        }
+    });
+    address
 }
 
 async fn serve(mut stream: TcpStream) {

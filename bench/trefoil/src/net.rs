@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 
-use bench_common::echo::{Echo, ask, serve};
-use bench_common::{Args, Report, allow_many_files, size};
+use bench_common::echo::{Echo, ask, idle_clients, serve};
+use bench_common::{Args, Memory, Report, SETTLE, allow_many_files, size};
 use trefoil::time::sleep;
 use trefoil::{go, net};
 
@@ -38,6 +38,30 @@ pub fn echo_std(args: &Args, clients: usize) -> Report {
     )
 }
 
+/// Connections that wait for their clients.
+pub fn idle(args: &Args) -> Report {
+    let n = args.number("n", size::IDLE_CONNECTIONS);
+    allow_many_files();
+    let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let before = Memory::now();
+    server(move || listener.accept().unwrap().0);
+    let clients = idle_clients(address, n);
+    sleep(SETTLE);
+    let full = Memory::now();
+    drop(clients);
+    Report::new().with_memory(n, before, full)
+}
+
+fn server<S: Read + Write + Send + 'static>(accept: impl Fn() -> S + Send + 'static) {
+    go(move || {
+        loop {
+            let stream = accept();
+            go(move || serve(stream));
+        }
+    });
+}
+
 fn measure<S: Read + Write + Send + 'static>(
     args: &Args,
     clients: usize,
@@ -46,12 +70,7 @@ fn measure<S: Read + Write + Send + 'static>(
 ) -> Report {
     static ECHO: Echo = Echo::new();
     allow_many_files();
-    go(move || {
-        loop {
-            let stream = accept();
-            go(move || serve(stream));
-        }
-    });
+    server(accept);
     let clients: Vec<_> = (0..clients).map(|_| go(move || ask(connect(), &ECHO))).collect();
     sleep(size::ECHO_WARM_UP);
     let measuring = ECHO.begin();
