@@ -275,6 +275,15 @@ pub mod size {
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
     pub const IDLE_CONNECTIONS: usize = 5_000;
 
+    // Of Go's own benchmarks.
+    pub const GOBENCH_TIME: Duration = Duration::from_millis(100);
+    pub const BURST: usize = 100;
+    pub const BATCH: usize = 1_000;
+    pub const POPULAR: usize = 1_000;
+    pub const WORK: usize = 30;
+    pub const GARBAGE: usize = 1 << 15;
+    pub const CROWD: usize = 1_000;
+
     /// Of wrk.
     pub const HTTP_THREADS: usize = 2;
     pub const HTTP_HOGS: usize = 2;
@@ -287,12 +296,17 @@ pub mod size {
 /// of shifts and xors was 7 % slower in Go, and would have measured the compilers).
 pub fn chunk(seed: u64) -> u64 {
     const STEPS: u32 = 7_500;
-    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
     let mut x = seed + 1;
     for _ in 0..STEPS {
-        x = (x ^ (x >> 29)).wrapping_mul(MULTIPLIER);
+        x = step(x);
     }
     x
+}
+
+#[inline]
+pub fn step(x: u64) -> u64 {
+    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
+    (x ^ (x >> 29)).wrapping_mul(MULTIPLIER)
 }
 
 /// What the chunks add up to (wrapping); workers check it.

@@ -3,6 +3,7 @@
 mod block;
 mod chan;
 mod clock;
+mod gobench;
 mod http;
 mod net;
 
@@ -59,6 +60,7 @@ fn workload(args: &Args) -> Report {
         "http_64" => http::hello(args, 64),
         "http_512" => http::hello(args, 512),
         "http_64_hogs" => http::hello_hogs(args, 64),
+        "gobench" => gobench::all(args),
         _ => args.unknown(),
     }
 }
