@@ -10,7 +10,9 @@ use trefoil::sync::{Condvar, Mutex, Once, RwLock, WaitGroup};
 use trefoil::time::{Ticker, Timer, after, after_func, sleep};
 use trefoil::{go, procs, scope, select, set_procs};
 
-const BENCHMARKS: &[(&str, fn(&mut B))] = &[
+type Body = fn(&mut B);
+
+const BENCHMARKS: &[(&str, Body)] = &[
     ("ChanNonblocking", chan_nonblocking),
     ("ChanUncontended", chan_uncontended),
     ("ChanContended", chan_contended),
@@ -69,7 +71,7 @@ pub fn all(args: &Args) -> Report {
 }
 
 /// More and more rounds, until they take as long as they should; time of one, in nanoseconds.
-fn measure(budget: Duration, body: fn(&mut B)) -> f64 {
+fn measure(budget: Duration, body: Body) -> f64 {
     let (mut n, mut grain) = (1, 1);
     loop {
         let mut b = B { n, grain, start: Instant::now(), took: None };
