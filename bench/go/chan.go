@@ -10,7 +10,7 @@ const (
 	slots     = 128
 	parties   = 4 // senders, receivers, channels of a select
 	ringNodes = 1_000
-	ringLaps  = 20
+	ringHops  = 20_000 // of a round, at least; whole laps
 	primes    = 2_000
 	lastPrime = 17_389
 	lockers   = 8
@@ -120,12 +120,13 @@ func selects(a args, slots int) report {
 
 // ring sends one token round: each node takes one off it and passes it on.
 func ring(a args) report {
+	nodes := a.number("n", ringNodes)
 	done := make(chan struct{})
 	first := make(chan int)
 	in := first
-	for i := range ringNodes {
+	for i := range nodes {
 		out := first
-		if i < ringNodes-1 {
+		if i < nodes-1 {
 			out = make(chan int)
 		}
 		go func(in <-chan int, out chan<- int) {
@@ -139,9 +140,10 @@ func ring(a args) report {
 		}(in, out)
 		in = out
 	}
-	m := newMeter(a, ringNodes*ringLaps)
+	hops := (ringHops + nodes - 1) / nodes * nodes
+	m := newMeter(a, hops)
 	for m.anotherRound() {
-		first <- ringNodes * ringLaps
+		first <- hops
 		<-done
 	}
 	return m.report()

@@ -67,6 +67,12 @@ func main() {
 
 		"echo_64":   func(a args) report { return echo(a, 64) },
 		"echo_1000": func(a args) report { return echo(a, 1_000) },
+
+		"idle_conns": idleConns,
+
+		"http_64":      func(a args) report { return httpHello(a, 64) },
+		"http_512":     func(a args) report { return httpHello(a, 512) },
+		"http_64_hogs": func(a args) report { return httpHelloHogs(a, 64) },
 	}
 	workload, ok := workloads[os.Args[1]]
 	if !ok {

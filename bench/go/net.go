@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -12,6 +13,7 @@ const (
 	echoBytes  = 64
 	echoWarmUp = 300 * time.Millisecond
 	echoMs     = 2_000
+	connsIdle  = 5_000
 )
 
 // Phases of an echo.
@@ -21,7 +23,8 @@ const (
 	ending
 )
 
-func echo(a args, clients int) report {
+// echoServer accepts and echoes for ever.
+func echoServer() net.Addr {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(err)
 	go func() {
@@ -41,12 +44,16 @@ func echo(a args, clients int) report {
 			}()
 		}
 	}()
+	return listener.Addr()
+}
 
+func echo(a args, clients int) report {
+	addr := echoServer().String()
 	var phase atomic.Int32
 	took := make(chan []time.Duration, clients)
 	for range clients {
 		go func() {
-			conn, err := net.Dial("tcp", listener.Addr().String())
+			conn, err := net.Dial("tcp", addr)
 			must(err)
 			var buf [echoBytes]byte
 			var mine []time.Duration
@@ -80,6 +87,32 @@ func echo(a args, clients int) report {
 	}
 	r := report{"per_s": float64(len(all)) / wall, "cores": used.Seconds() / wall}
 	return lateness(r, all)
+}
+
+// idleConns has connections that wait for their clients: plain sockets, each used once.
+func idleConns(a args) report {
+	n := a.number("n", connsIdle)
+	rssBefore, pteBefore := memory()
+	addr := &syscall.SockaddrInet4{Port: echoServer().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}
+	var buf [echoBytes]byte
+	for range n {
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		must(err)
+		must(syscall.Connect(fd, addr))
+		buf[0] = 1
+		_, err = syscall.Write(fd, buf[:])
+		must(err)
+		buf[0] = 0
+		_, err = syscall.Read(fd, buf[:])
+		must(err)
+		check(buf[0] == 1)
+	}
+	time.Sleep(settle)
+	rss, pte := memory()
+	return report{
+		"rss_bytes": (rss - rssBefore) / float64(n),
+		"pte_bytes": (pte - pteBefore) / float64(n),
+	}
 }
 
 func must(err error) {

@@ -55,6 +55,15 @@ impl Go {
         Ok(program)
     }
 
+    /// Builds the tests in `source`, which are its benchmarks; returns the program.
+    pub fn build_tests(&self, source: &Path, target: &Path) -> Result<PathBuf> {
+        let program = target.join("go-own-benchmarks");
+        let mut command = self.command();
+        command.current_dir(source).args(["test", "-vet=off", "-c", "-o"]);
+        output(command.arg(&program).arg("."))?;
+        Ok(program)
+    }
+
     pub fn version(&self) -> Result<String> {
         let line = output(self.command().arg("version"))?;
         let version = line.split_whitespace().nth(2).context("go version said nothing")?;

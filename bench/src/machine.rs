@@ -43,6 +43,11 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+pub fn has_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
 /// CPU time that the whole machine has spent on anything since it started, time stolen by the
 /// hypervisor included.
 pub fn busy() -> Result<Duration> {

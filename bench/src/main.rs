@@ -6,9 +6,11 @@
 //! | `workloads.rs` | the table of what is measured: a new workload is a row there and a function in each worker |
 //! | `peers.rs`, `golang.rs` | the runtimes, and how a worker of each is built |
 //! | `sample.rs` | one launch of one worker |
+//! | `gobench.rs` | the second table: Go's own benchmarks |
 //! | `stats.rs` | all samples of a run, medians and ratios |
 //! | `machine.rs`, `report.rs`, `plot.rs` | where it ran; tables, RESULTS.md, its picture, history.jsonl |
 
+mod gobench;
 mod golang;
 mod machine;
 mod peers;
@@ -71,7 +73,8 @@ struct Options {
 }
 
 fn workload_names() -> PossibleValuesParser {
-    WORKLOADS.iter().map(|workload| workload.name).collect::<Vec<_>>().into()
+    let rows = WORKLOADS.iter().map(|workload| workload.name);
+    rows.chain([gobench::NAME]).collect::<Vec<_>>().into()
 }
 
 fn peer_names() -> PossibleValuesParser {
@@ -107,6 +110,10 @@ fn main() -> Result<()> {
     let workers = build(&options, &workshop, &mut notes);
     let workloads = choose(&options, &machine, &mut notes);
     let results = measure(&options, &workshop, &workloads, &workers, &mut notes)?;
+    let gobench = measure_gobench(&options, &workshop, &workers, &mut notes)?;
+    if results.is_empty() && gobench.lines.is_empty() {
+        bail!("nothing to tell: {}", notes.join("; "));
+    }
 
     let run = Run {
         date: jiff::Zoned::now(),
@@ -118,6 +125,7 @@ fn main() -> Result<()> {
         workers,
         workloads,
         results,
+        gobench,
         notes,
     };
     println!("{}", run.for_terminal());
@@ -174,6 +182,11 @@ fn choose(options: &Options, machine: &Machine, notes: &mut Vec<String>) -> Vec<
             ));
             continue;
         }
+        let program = workload.needs_program;
+        if !program.is_empty() && !machine::has_program(program) {
+            notes.push(format!("{} is left out: {program} is not installed", workload.name));
+            continue;
+        }
         for (peer, why) in workload.absent {
             if Options::wants(&options.peers, peer) {
                 notes.push(format!("{}: without {peer}: {why}", workload.name));
@@ -199,10 +212,6 @@ fn measure(
         let able = workers.iter().filter(|worker| workload.peers.contains(&worker.peer));
         cells.extend(able.map(|worker| (*workload, worker)));
     }
-    if cells.is_empty() {
-        bail!("nothing to run: {}", notes.join("; "));
-    }
-
     let progress = Progress::new(cells.len() * repeats);
     let mut results = Results::default();
     let mut failed = Vec::new();
@@ -238,6 +247,46 @@ fn measure(
     }
     progress.bar.finish_and_clear();
     Ok(results)
+}
+
+/// The same for Go's own benchmarks, whose program in Go is another than the worker.
+fn measure_gobench(
+    options: &Options,
+    workshop: &Workshop,
+    workers: &[Worker],
+    notes: &mut Vec<String>,
+) -> Result<gobench::Table> {
+    let mut table = gobench::Table::default();
+    if !Options::wants(&options.only, gobench::NAME) {
+        return Ok(table);
+    }
+    let go = match workers.iter().any(|worker| worker.peer == "go") {
+        true => workshop.build_gobench().map_err(|error| {
+            notes.push(format!("{}: without go: {error:#}", gobench::NAME));
+        }),
+        false => Err(()),
+    };
+    let trefoil = workers.iter().find(|worker| worker.peer == "trefoil");
+    let mut turn: Vec<&Worker> = trefoil.into_iter().chain(go.as_ref().ok()).collect();
+    let repeats = options.repeats();
+    let progress = Progress::new(turn.len() * repeats);
+    for repeat in 0..repeats {
+        for worker in &turn {
+            let what = format!("{} {} {}/{repeats}", gobench::NAME, worker.peer, repeat + 1);
+            progress.start(&what);
+            machine::wait_until_idle(Duration::from_secs(options.patience))?;
+            match table.add(worker, options.quick, &workshop.target) {
+                Ok(()) => progress.step(&what),
+                Err(error) => {
+                    progress.step(&format!("{what}: failed: {error:#}"));
+                    notes.push(format!("{what} failed: {error:#}"));
+                }
+            }
+        }
+        turn.reverse();
+    }
+    progress.bar.finish_and_clear();
+    Ok(table)
 }
 
 /// A bar on a terminal, plain lines elsewhere.

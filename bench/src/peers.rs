@@ -85,6 +85,13 @@ impl Workshop {
         Ok((Worker { peer: peer.name, program, version }, remark))
     }
 
+    /// The program of Go's own benchmarks.
+    pub fn build_gobench(&self) -> Result<Worker> {
+        let go = golang::toolchain(&self.target)?;
+        let program = go.build_tests(&self.home.join("go"), &self.target)?;
+        Ok(Worker { peer: "go", program, version: go.version()? })
+    }
+
     fn cargo_build(&self, peer: &Peer, extra: &[&str]) -> Result<PathBuf> {
         let package = format!("bench-{}", peer.name);
         let mut command = cargo("build", &self.home);

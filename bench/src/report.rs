@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
+use crate::gobench;
 use crate::machine::Machine;
 use crate::peers::Worker;
 use crate::plot::{self, Mark, Row};
@@ -28,14 +29,21 @@ pub struct Run {
     pub workers: Vec<Worker>,
     pub workloads: Vec<&'static Workload>,
     pub results: Results,
+    pub gobench: gobench::Table,
     pub notes: Vec<String>,
 }
 
 impl Run {
     pub fn for_terminal(&self) -> String {
-        let mut text = format!("\n{}\n", self.medians());
-        if self.repeats > 1 {
+        let mut text = String::new();
+        if !self.results.is_empty() {
+            text += &format!("\n{}\n", self.medians());
+        }
+        if !self.results.is_empty() && self.repeats > 1 {
             text += &format!("\n{}\n", self.samples());
+        }
+        if !self.gobench.lines.is_empty() {
+            text += &format!("\n{}\n", self.go_table());
         }
         text += "\n";
         for line in self.facts().into_iter().chain(self.notes.iter().cloned()) {
@@ -52,6 +60,11 @@ impl Run {
         }
         text += "\nMedians; in brackets the multiple of Go's (less is better, but where the target says ≥).\n\n";
         text += &format!("{}\n\n![every row](ratios.svg)\n", self.medians());
+        if !self.gobench.lines.is_empty() {
+            text += "\n## Go's own benchmarks\n\n";
+            text += "Medians of nanoseconds, 2 procs; the names are Go's.\n\n";
+            text += &format!("{}\n", self.go_table());
+        }
         text += "\n## What is measured\n\n";
         for workload in self.measured() {
             let (name, what) = (workload.name, workload.what);
@@ -85,7 +98,7 @@ impl Run {
             format!("{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}"),
             format!("{}; {}", versions.join(", "), self.rustc),
         ];
-        let (disturbed, all) = self.results.disturbed_in_all();
+        let (disturbed, all) = self.disturbed();
         let noisy = disturbed as f64 > BEARABLE * all as f64;
         facts.push(format!(
             "in {disturbed} of {all} samples other programs used more than {} % of the machine{}",
@@ -145,7 +158,8 @@ impl Run {
     pub fn picture(&self) -> String {
         let mut rows = Vec::new();
         for workload in self.measured() {
-            let compared = |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
+            let compared =
+                |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
             for (i, metric) in workload.metrics.iter().filter(compared).enumerate() {
                 if i > 0 && matches!(metric.goal, Goal::Report) {
                     continue;
@@ -155,8 +169,12 @@ impl Run {
                     let peer = worker.peer;
                     Some(Mark { peer, ratio: plot::less_is_better(ratio, metric.goal) })
                 };
-                let marks: Vec<Mark> =
-                    self.workers.iter().filter(|worker| worker.peer != "go").filter_map(mark).collect();
+                let marks: Vec<Mark> = self
+                    .workers
+                    .iter()
+                    .filter(|worker| worker.peer != "go")
+                    .filter_map(mark)
+                    .collect();
                 if !marks.is_empty() {
                     rows.push(Row { name: format!("{} ({})", workload.name, metric.unit), marks });
                 }
@@ -204,6 +222,25 @@ impl Run {
         table
     }
 
+    /// Of all samples: how many were disturbed, and how many there are.
+    fn disturbed(&self) -> (usize, usize) {
+        let (disturbed, all) = self.results.disturbed_in_all();
+        (disturbed + self.gobench.disturbed, all + self.gobench.launches)
+    }
+
+    /// Go's own benchmarks.
+    fn go_table(&self) -> Table {
+        let mut table = markdown_table();
+        table.set_header(["benchmark", "trefoil, ns/op", "go, ns/op", "ours/Go"]);
+        for line in &self.gobench.lines {
+            let median = |peer| line.summary(peer).map_or("–".to_owned(), |s| short(s.median));
+            let ratio = line.ratio().map(short).unwrap_or_default();
+            table.add_row([line.name.clone(), median(0), median(1), ratio]);
+        }
+        align(&mut table, 1);
+        table
+    }
+
     /// Adds this run to the history: one JSON object on one line.
     pub fn append_history(&self, path: &Path) -> Result<()> {
         let mut results = Map::new();
@@ -230,7 +267,15 @@ impl Run {
             .iter()
             .map(|worker| (worker.peer.to_owned(), worker.version.clone().into()))
             .collect();
-        let (disturbed, all) = self.results.disturbed_in_all();
+        let mut go_benchmarks = Map::new();
+        for line in &self.gobench.lines {
+            let median = |(i, peer): (usize, &&str)| {
+                Some((peer.to_string(), line.summary(i)?.median.into()))
+            };
+            let medians: Map<_, _> = gobench::PEERS.iter().enumerate().filter_map(median).collect();
+            go_benchmarks.insert(line.name.clone(), medians.into());
+        }
+        let (disturbed, all) = self.disturbed();
         let line = json!({
             "date": self.date.timestamp().to_string(),
             "quick": self.quick,
@@ -242,6 +287,7 @@ impl Run {
             "versions": versions,
             "disturbed": disturbed as f64 / all.max(1) as f64,
             "results": results,
+            gobench::NAME: go_benchmarks,
         });
         let mut file = OpenOptions::new()
             .create(true)
@@ -266,6 +312,7 @@ pub fn list() -> Table {
             workload.peers.join(" "),
         ]);
     }
+    table.add_row([gobench::NAME, gobench::WHAT, "", &gobench::PEERS.join(" ")]);
     table
 }
 

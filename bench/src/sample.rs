@@ -46,13 +46,32 @@ impl Sample {
 }
 
 pub fn take(workload: &Workload, worker: &Worker, quick: bool, scratch: &Path) -> Result<Sample> {
-    let stderr_path = scratch.join("last-sample-stderr.txt");
-    let procs = workload.procs.to_string();
     let mut command = Command::new(&worker.program);
+    command.arg(workload.asks_for()).arg(format!("procs={}", workload.procs)).args(if quick {
+        workload.quick_args
+    } else {
+        workload.args
+    });
+    let Launch { printed, elsewhere } = launch(&mut command, workload.procs, scratch)?;
+    let metrics: BTreeMap<String, f64> = serde_json::from_str(&printed)
+        .with_context(|| format!("not a line of metrics: {printed}"))?;
+    if let Some(missing) = workload.metrics.iter().find(|metric| !metrics.contains_key(metric.key))
+    {
+        bail!("the worker did not report {}", missing.key);
+    }
+    Ok(Sample { metrics, elsewhere })
+}
+
+/// What a worker printed, and the share of the machine that other programs used meanwhile.
+pub struct Launch {
+    pub printed: String,
+    pub elsewhere: f64,
+}
+
+pub fn launch(command: &mut Command, procs: usize, scratch: &Path) -> Result<Launch> {
+    let stderr_path = scratch.join("last-sample-stderr.txt");
+    let procs = procs.to_string();
     command
-        .arg(workload.name)
-        .arg(format!("procs={procs}"))
-        .args(if quick { workload.quick_args } else { workload.args })
         .env("TREFOIL_PROCS", &procs)
         .env("GOMAXPROCS", &procs)
         .env("SMOL_THREADS", &procs)
@@ -77,21 +96,15 @@ pub fn take(workload: &Workload, worker: &Worker, quick: bool, scratch: &Path) -
     let busy = machine::busy()?.saturating_sub(busy_before);
     let others = busy.saturating_sub(children_cpu()?.saturating_sub(own_before));
 
-    let mut line = String::new();
-    child.stdout.take().context("no stdout")?.read_to_string(&mut line)?;
+    let mut printed = String::new();
+    child.stdout.take().context("no stdout")?.read_to_string(&mut printed)?;
     if !status.success() {
         let stderr = fs::read(&stderr_path).unwrap_or_default();
         let why = first_error(&String::from_utf8_lossy(&stderr)).unwrap_or_default();
         bail!("{status}: {why}");
     }
-    let metrics: BTreeMap<String, f64> =
-        serde_json::from_str(&line).with_context(|| format!("not a line of metrics: {line}"))?;
-    if let Some(missing) = workload.metrics.iter().find(|metric| !metrics.contains_key(metric.key))
-    {
-        bail!("the worker did not report {}", missing.key);
-    }
     let capacity = wall.as_secs_f64() * machine::cores() as f64;
-    Ok(Sample { metrics, elsewhere: (others.as_secs_f64() / capacity).min(1.0) })
+    Ok(Launch { printed, elsewhere: (others.as_secs_f64() / capacity).min(1.0) })
 }
 
 /// CPU time of all children that have ended.

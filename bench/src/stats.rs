@@ -20,7 +20,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    fn of(mut values: Vec<f64>) -> Option<Summary> {
+    pub fn of(mut values: Vec<f64>) -> Option<Summary> {
         values.sort_by(f64::total_cmp);
         let count = values.len();
         let median = match count {
@@ -40,6 +40,10 @@ impl Summary {
 impl Results {
     pub fn add(&mut self, workload: &'static str, peer: &'static str, sample: Sample) {
         self.samples.entry((workload, peer)).or_default().push(sample);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.samples.is_empty()
     }
 
     pub fn has(&self, workload: &str) -> bool {

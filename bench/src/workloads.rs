@@ -3,6 +3,8 @@
 
 pub struct Workload {
     pub name: &'static str,
+    /// What the worker is asked for, where that is another row's function: see `asks_for`.
+    pub function: &'static str,
     pub what: &'static str,
     /// How many processors (Go's P) the runtime gets.
     pub procs: usize,
@@ -16,6 +18,15 @@ pub struct Workload {
     pub absent: &'static [(&'static str, &'static str)],
     /// Memory that must be free, at full size.
     pub needs_gib: u64,
+    /// A program that the workers launch; none if empty.
+    pub needs_program: &'static str,
+}
+
+impl Workload {
+    /// The workload's name in the workers: its own unless told.
+    pub fn asks_for(&self) -> &'static str {
+        if self.function.is_empty() { self.name } else { self.function }
+    }
 }
 
 /// One number of a sample. Less is better, except for `Goal::RatioAtLeast` and `Goal::Context`.
@@ -50,6 +61,7 @@ const CORES: Metric = metric("cores", "cores busy", Goal::Context);
 /// A row that the rows below start from.
 const ROW: Workload = Workload {
     name: "",
+    function: "",
     what: "",
     procs: 2,
     args: &[],
@@ -58,6 +70,7 @@ const ROW: Workload = Workload {
     peers: &[],
     absent: &[],
     needs_gib: 0,
+    needs_program: "",
 };
 
 /// Quantiles of how late, or how long, each of many was.
@@ -69,11 +82,47 @@ const fn p99(goal: Goal) -> Metric {
     metric("p99_us", "µs, p99", goal)
 }
 
-/// A row of channels and locks: time of an operation, trefoil and Go.
+/// A row of trefoil and Go alone.
 const fn chan_row(name: &'static str, what: &'static str, metrics: &'static [Metric]) -> Workload {
     Workload { name, what, metrics, peers: &["trefoil", "go"], ..ROW }
 }
 
+/// `spawn_join` on more or fewer procs: what a spawn costs should not grow with them.
+const fn spawn_row(name: &'static str, what: &'static str, procs: usize) -> Workload {
+    const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES];
+    Workload { function: "spawn_join", procs, ..chan_row(name, what, METRICS) }
+}
+
+/// `ring_1000` with more or fewer nodes (`n=`): what a hop costs should only grow with the caches
+/// that it misses.
+const fn ring_row(
+    name: &'static str,
+    what: &'static str,
+    args: &'static [&'static str],
+) -> Workload {
+    const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES];
+    Workload { function: "ring_1000", args, ..chan_row(name, what, METRICS) }
+}
+
+/// A row of HTTP under wrk.
+const fn http_row(name: &'static str, what: &'static str) -> Workload {
+    const METRICS: &[Metric] = &[
+        metric("per_s", "requests/s", Goal::RatioAtLeast(1.0)),
+        p50(Goal::Report),
+        p99(Goal::Ratio(1.0)),
+        CORES,
+    ];
+    let peers = &["trefoil", "go", "tokio"];
+    Workload { name, what, metrics: METRICS, peers, needs_program: "wrk", ..ROW }
+}
+
+/// All who have goroutines, or tasks in their place.
+const ALL: &[&str] = &["trefoil", "go", "tokio", "may", "smol"];
+
+const NO_BOUND: &str = "its channels have no bound";
+const ONE_SLOT: &str = "its smallest channel has one slot";
+const NO_SELECT: &str = "it has no select of its own";
+const NO_MPMC: &str = "its queues have one receiver";
 const OUT_OF_MAPS: &str = "a mapping for each stack; it fails at about 32,700 coroutines";
 
 pub static WORKLOADS: &[Workload] = &[
@@ -84,6 +133,9 @@ pub static WORKLOADS: &[Workload] = &[
         peers: &["trefoil", "go", "tokio", "may", "smol", "threads"],
         ..ROW
     },
+    spawn_row("spawn_procs_1", "spawn_join on 1 proc", 1),
+    spawn_row("spawn_procs_8", "spawn_join on 8 procs", 8),
+    spawn_row("spawn_procs_64", "spawn_join on 64 procs", 64),
     Workload {
         name: "yield",
         what: "4 goroutines on 2 procs that only yield; time of a yield",
@@ -158,37 +210,56 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         procs: 1,
+        peers: ALL,
         ..chan_row(
             "pingpong_1p",
             "there and back between 2 goroutines by unbuffered channels; time of a round trip",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.3)), CORES],
         )
     },
-    chan_row(
-        "pingpong_2p",
-        "the same on 2 procs",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
-    ),
-    chan_row(
-        "spsc_128",
-        "1 sender, 1 receiver, a channel with 128 slots; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
-    ),
-    chan_row(
-        "mpmc_4x4_128",
-        "4 senders, 4 receivers, a channel with 128 slots; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
-    ),
-    chan_row(
-        "select_unbuf",
-        "a select over 4 unbuffered channels, a sender each; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
-    ),
-    chan_row(
-        "select_128",
-        "a select over 4 channels with 128 slots, a sender each; time of an item",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "pingpong_2p",
+            "the same on 2 procs",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "tokio", "smol"],
+        absent: &[("may", NO_BOUND)],
+        ..chan_row(
+            "spsc_128",
+            "1 sender, 1 receiver, a channel with 128 slots; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "smol"],
+        absent: &[("tokio", NO_MPMC), ("may", NO_BOUND)],
+        ..chan_row(
+            "mpmc_4x4_128",
+            "4 senders, 4 receivers, a channel with 128 slots; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
+        )
+    },
+    Workload {
+        absent: &[("tokio", ONE_SLOT), ("may", NO_BOUND), ("smol", ONE_SLOT)],
+        ..chan_row(
+            "select_unbuf",
+            "a select over 4 unbuffered channels, a sender each; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
+        )
+    },
+    Workload {
+        peers: &["trefoil", "go", "tokio"],
+        absent: &[("may", NO_BOUND), ("smol", NO_SELECT)],
+        ..chan_row(
+            "select_128",
+            "a select over 4 channels with 128 slots, a sender each; time of an item",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
+        )
+    },
     Workload {
         args: &["ms=1000"],
         needs_gib: 6,
@@ -198,21 +269,40 @@ pub static WORKLOADS: &[Workload] = &[
             &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
         )
     },
-    chan_row(
-        "ring_1000",
-        "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "ring_1000",
+            "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
+        )
+    },
+    Workload {
+        quick_args: &["ms=100", "n=10"],
+        ..ring_row("ring_10", "the same with 10 goroutines", &["n=10"])
+    },
+    Workload {
+        quick_args: &["ms=100", "n=10000"],
+        ..ring_row("ring_100k", "the same with 100,000 goroutines", &["n=100000"])
+    },
+    Workload {
+        quick_args: &["ms=100", "n=50000"],
+        needs_gib: 12,
+        ..ring_row("ring_1m", "the same with 1,000,000 goroutines", &["n=1000000"])
+    },
     chan_row(
         "sieve_2000",
         "the first 2000 primes by a chain of filters and unbuffered channels; time of all",
         &[metric("ms_per_round", "ms", Goal::Ratio(0.35)), CORES],
     ),
-    chan_row(
-        "mutex_8",
-        "8 goroutines that lock, count, unlock; time of one",
-        &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
-    ),
+    Workload {
+        peers: ALL,
+        ..chan_row(
+            "mutex_8",
+            "8 goroutines that lock, count, unlock; time of one",
+            &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
+        )
+    },
     Workload {
         peers: &["trefoil"],
         ..chan_row(
@@ -234,7 +324,7 @@ pub static WORKLOADS: &[Workload] = &[
         what: "1000 goroutines that sleep 5 times for 1 to 100 ms; how late each wakes",
         quick_args: &["n=100"],
         metrics: &[p50(Goal::Ratio(0.05)), p99(Goal::Ratio(0.1))],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -245,7 +335,8 @@ pub static WORKLOADS: &[Workload] = &[
             metric("p99_ms", "ms, p99", Goal::Ratio(0.5)),
             metric("cpu_s", "s, CPU", Goal::Ratio(0.7)),
         ],
-        peers: &["trefoil", "go"],
+        peers: &["trefoil", "go", "tokio", "smol"],
+        absent: &[("may", OUT_OF_MAPS)],
         ..ROW
     },
     Workload {
@@ -259,7 +350,7 @@ pub static WORKLOADS: &[Workload] = &[
             metric("least_percent", "%, least hog", Goal::Report),
             metric("chunks_per_ms", "chunks/ms, hogs", Goal::Report),
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -267,7 +358,7 @@ pub static WORKLOADS: &[Workload] = &[
         what: "a thread out of a sleep of 2 ms in the kernel (Go: a goroutine locked to it) sends to \
                a goroutine, nothing else runs; time until that runs",
         metrics: &[p50(Goal::Ratio(1.0)), p99(Goal::Ratio(1.0))],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -275,7 +366,8 @@ pub static WORKLOADS: &[Workload] = &[
         what: "64 goroutines that block 20 times for 5 ms: std::thread::sleep, Go's \
                syscall.Nanosleep; time of all (100 ms at best)",
         metrics: &[metric("ms_per_round", "ms", Goal::Ratio(1.1))],
-        peers: &["trefoil", "go"],
+        peers: &["trefoil", "go", "tokio", "smol", "threads"],
+        absent: &[("may", "a call that blocks holds up its worker")],
         ..ROW
     },
     Workload {
@@ -296,7 +388,7 @@ pub static WORKLOADS: &[Workload] = &[
             p99(Goal::Ratio(0.3)),
             CORES,
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -308,7 +400,7 @@ pub static WORKLOADS: &[Workload] = &[
             p99(Goal::Ratio(0.3)),
             CORES,
         ],
-        peers: &["trefoil", "go"],
+        peers: ALL,
         ..ROW
     },
     Workload {
@@ -322,5 +414,33 @@ pub static WORKLOADS: &[Workload] = &[
         ],
         peers: &["trefoil"],
         ..ROW
+    },
+    Workload {
+        name: "idle_conns",
+        what: "5000 connections, each with a goroutine that waits to read; memory of one",
+        quick_args: &["n=1000"],
+        metrics: &[
+            metric("rss_bytes", "B resident", Goal::Ratio(2.0)),
+            metric("pte_bytes", "B page tables", Goal::Report),
+        ],
+        peers: &["trefoil", "go", "tokio"],
+        ..ROW
+    },
+    http_row(
+        "http_64",
+        "HTTP hello under wrk with 64 connections: httparse, Go's net/http, hyper; requests a \
+         second (more is better), time of one",
+    ),
+    http_row("http_512", "the same with 512 connections"),
+    Workload {
+        metrics: &[
+            p99(Goal::Ratio(0.3)),
+            metric("per_s", "requests/s", Goal::Report),
+            p50(Goal::Report),
+            CORES,
+        ],
+        peers: &["trefoil", "go"],
+        absent: &[("tokio", "the hogs keep both its workers: nothing is answered")],
+        ..http_row("http_64_hogs", "http_64 beside 2 goroutines that only compute")
     },
 ];

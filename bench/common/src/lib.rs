@@ -1,7 +1,13 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
-//! `forkjoin`, and the one JSON line at the end. `go/*.go` hold the same in Go.
+//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to ticks, echoes
+//! and HTTP.
+//! `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
+
+pub mod clock;
+pub mod echo;
+pub mod http;
 
 use std::fs;
 use std::process::exit;
@@ -162,6 +168,12 @@ impl Report {
             .with("p99_ms", us(0.99) / 1e3)
     }
 
+    /// Adds what each of `n` took of the memory.
+    pub fn with_memory(self, n: usize, before: Memory, full: Memory) -> Report {
+        self.with("rss_bytes", (full.rss - before.rss) / n as f64)
+            .with("pte_bytes", (full.pte - before.pte) / n as f64)
+    }
+
     pub fn print(self) {
         println!("{}", Value::Object(self.0));
     }
@@ -206,18 +218,12 @@ pub fn live_report(
         .with("total_us", each_us(create + end))
         .with("create_us", each_us(create))
         .with("end_us", each_us(end))
-        .with("rss_bytes", (full.rss - before.rss) / n as f64)
-        .with("pte_bytes", (full.pte - before.pte) / n as f64)
+        .with_memory(n, before, full)
 }
 
 /// How long everything is left alone between "all are there" and the reading of the memory, so
 /// that the last few are parked as well.
 pub const SETTLE: Duration = Duration::from_millis(50);
-
-/// The `k`-th sleep of the `i`-th sleeper: 1 to 100 ms.
-pub fn sleep_time(i: usize, k: usize) -> Duration {
-    Duration::from_micros(1_000 + ((i * 7_919 + k * 104_729) % 99_000) as u64)
-}
 
 /// Sizes that all workers, Go's included, agree on.
 pub mod size {
@@ -243,7 +249,8 @@ pub mod size {
     /// Senders, receivers, channels of a select.
     pub const PARTIES: usize = 4;
     pub const RING_NODES: usize = 1_000;
-    pub const RING_LAPS: usize = 20;
+    /// Of a round, at least; whole laps.
+    pub const RING_HOPS: usize = 20_000;
     pub const PRIMES: usize = 2_000;
     pub const LAST_PRIME: u32 = 17_389;
     pub const LOCKERS: usize = 8;
@@ -266,6 +273,22 @@ pub mod size {
     pub const ECHO_BYTES: usize = 64;
     pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
+    pub const IDLE_CONNECTIONS: usize = 5_000;
+
+    // Of Go's own benchmarks.
+    pub const GOBENCH_TIME: Duration = Duration::from_millis(100);
+    pub const BURST: usize = 100;
+    pub const BATCH: usize = 1_000;
+    pub const POPULAR: usize = 1_000;
+    pub const WORK: usize = 30;
+    pub const GARBAGE: usize = 1 << 15;
+    pub const CROWD: usize = 1_000;
+
+    /// Of wrk.
+    pub const HTTP_THREADS: usize = 2;
+    pub const HTTP_HOGS: usize = 2;
+    pub const HTTP_WARM_UP: Duration = Duration::from_secs(1);
+    pub const HTTP_TIME: Duration = Duration::from_secs(2);
 }
 
 /// One chunk of `forkjoin`, ≈ 15 µs: a chain of dependent steps, which no compiler can shorten or
@@ -273,12 +296,17 @@ pub mod size {
 /// of shifts and xors was 7 % slower in Go, and would have measured the compilers).
 pub fn chunk(seed: u64) -> u64 {
     const STEPS: u32 = 7_500;
-    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
     let mut x = seed + 1;
     for _ in 0..STEPS {
-        x = (x ^ (x >> 29)).wrapping_mul(MULTIPLIER);
+        x = step(x);
     }
     x
+}
+
+#[inline]
+pub fn step(x: u64) -> u64 {
+    const MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
+    (x ^ (x >> 29)).wrapping_mul(MULTIPLIER)
 }
 
 /// What the chunks add up to (wrapping); workers check it.

@@ -3,6 +3,8 @@
 //!
 //! No `live1m`: each coroutine maps its own stack, and the kernel ends that at about 32,700.
 
+mod wait;
+
 use bench_common::{Args, CHUNKS_RESULT, Meter, Report, chunk, size};
 use may::coroutine::yield_now;
 use may::go;
@@ -21,6 +23,14 @@ fn workload(args: &Args) -> Report {
         "fib" => fib_join(args),
         "skynet" => skynet(args),
         "forkjoin" => fork_join(args),
+        "pingpong_1p" | "pingpong_2p" => wait::ping_pong(args),
+        "ring_1000" => wait::ring(args),
+        "mutex_8" => wait::mutexes(args),
+        "sleep_1000" => wait::sleep_1000(args),
+        "ticker_hogs" => wait::ticker_hogs(args),
+        "wake_idle" => wait::wake_idle(args),
+        "echo_64" => wait::echo(args, 64),
+        "echo_1000" => wait::echo(args, 1_000),
         _ => args.unknown(),
     }
 }

@@ -1,6 +1,8 @@
 //! The smol worker: a task where Go has a goroutine. `worker WORKLOAD [KEY=VALUE …]`, one JSON
 //! line; see bench/README.md. The number of threads comes from SMOL_THREADS.
 
+mod wait;
+
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -25,6 +27,18 @@ async fn workload(args: Args) -> Report {
         "skynet" => skynet(&args).await,
         "forkjoin" => fork_join(&args).await,
         "live1m" => live(&args).await,
+        "pingpong_1p" | "pingpong_2p" => wait::ping_pong(&args).await,
+        "spsc_128" => wait::spsc(&args).await,
+        "mpmc_4x4_128" => wait::mpmc(&args).await,
+        "ring_1000" => wait::ring(&args).await,
+        "mutex_8" => wait::mutexes(&args).await,
+        "sleep_1000" => wait::sleep_1000(&args).await,
+        "sleep_100k" => wait::sleep_100k(&args).await,
+        "ticker_hogs" => wait::ticker_hogs(&args).await,
+        "wake_idle" => wait::wake_idle(&args).await,
+        "block_std" => wait::block_std(&args).await,
+        "echo_64" => wait::echo(&args, 64).await,
+        "echo_1000" => wait::echo(&args, 1_000).await,
         _ => args.unknown(),
     }
 }

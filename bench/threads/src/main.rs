@@ -1,7 +1,7 @@
 //! The worker of plain OS threads, for the workloads that they can bear. `worker WORKLOAD
 //! [KEY=VALUE …]`, one JSON line; see bench/README.md.
 
-use std::thread::{spawn, yield_now};
+use std::thread::{sleep, spawn, yield_now};
 
 use bench_common::{Args, CHUNKS_RESULT, Meter, Report, chunk, size};
 
@@ -11,6 +11,7 @@ fn main() {
         "spawn_join" => spawn_join(&args),
         "yield" => yields(&args),
         "forkjoin" => fork_join(&args),
+        "block_std" => block_std(&args),
         _ => args.unknown(),
     };
     report.print();
@@ -52,6 +53,22 @@ fn fork_join(args: &Args) -> Report {
         let handles: Vec<_> = (0..size::CHUNKS).map(|i| spawn(move || chunk(i))).collect();
         let sum = handles.into_iter().map(|handle| handle.join().unwrap());
         assert_eq!(sum.fold(0, u64::wrapping_add), CHUNKS_RESULT);
+    }
+    meter.report()
+}
+
+fn block_std(args: &Args) -> Report {
+    let blocker = || {
+        for _ in 0..size::BLOCKS_EACH {
+            sleep(size::BLOCK);
+        }
+    };
+    let mut meter = Meter::new(args, size::BLOCKERS * size::BLOCKS_EACH);
+    while meter.another_round() {
+        let handles: [_; size::BLOCKERS] = std::array::from_fn(|_| spawn(blocker));
+        for handle in handles {
+            handle.join().unwrap();
+        }
     }
     meter.report()
 }

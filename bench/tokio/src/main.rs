@@ -4,6 +4,11 @@
 //! The workload itself runs as a task too, so that it spawns from inside a worker thread: tokio's
 //! fast path.
 
+mod chan;
+mod clock;
+mod http;
+mod net;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +25,9 @@ fn main() {
         1 => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),
     };
-    let runtime = builder.worker_threads(args.procs()).build().expect("a tokio runtime");
+    // With its clock and its network, as `#[tokio::main]` has it.
+    let builder = builder.worker_threads(args.procs()).enable_all();
+    let runtime = builder.build().expect("a tokio runtime");
     runtime.block_on(async { spawn(workload(args)).await }).unwrap().print();
 }
 
@@ -33,6 +40,21 @@ async fn workload(args: Args) -> Report {
         "skynet" => skynet(&args).await,
         "forkjoin" => fork_join(&args).await,
         "live1m" => live(&args).await,
+        "pingpong_1p" | "pingpong_2p" => chan::ping_pong(&args).await,
+        "spsc_128" => chan::spsc(&args).await,
+        "select_128" => chan::selects(&args).await,
+        "ring_1000" => chan::ring(&args).await,
+        "mutex_8" => chan::mutexes(&args).await,
+        "sleep_1000" => clock::sleep_1000(&args).await,
+        "sleep_100k" => clock::sleep_100k(&args).await,
+        "ticker_hogs" => clock::ticker_hogs(&args).await,
+        "wake_idle" => clock::wake_idle(&args).await,
+        "block_std" => clock::block_std(&args).await,
+        "echo_64" => net::echo(&args, 64).await,
+        "echo_1000" => net::echo(&args, 1_000).await,
+        "idle_conns" => net::idle(&args).await,
+        "http_64" => http::hello(&args, 64).await,
+        "http_512" => http::hello(&args, 512).await,
         _ => args.unknown(),
     }
 }

@@ -141,11 +141,12 @@ pub fn skynet(args: &Args) -> Report {
 
 /// One token goes round: each node takes one off it and passes it on.
 pub fn ring(args: &Args) -> Report {
+    let nodes = args.number("n", size::RING_NODES);
     let (done, ended) = bounded(0);
     let (first, mut input) = bounded::<usize>(0);
-    for i in 0..size::RING_NODES {
+    for i in 0..nodes {
         let (output, next) = match i {
-            _ if i == size::RING_NODES - 1 => (first.clone(), None),
+            _ if i == nodes - 1 => (first.clone(), None),
             _ => {
                 let (output, next) = bounded(0);
                 (output, Some(next))
@@ -162,7 +163,7 @@ pub fn ring(args: &Args) -> Report {
         });
         input = next.unwrap_or(input);
     }
-    let hops = size::RING_NODES * size::RING_LAPS;
+    let hops = size::RING_HOPS.next_multiple_of(nodes);
     let mut meter = Meter::new(args, hops);
     while meter.another_round() {
         first.send(hops).unwrap();

@@ -1,10 +1,10 @@
 //! Sleeping, ticking and waking: how late.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bench_common::{Args, Report, chunk, cpu_time, size, sleep_time};
+use bench_common::clock::{Hogs, Ticks, sleep_time};
+use bench_common::{Args, Report, cpu_time, size};
 use trefoil::chan::bounded;
 use trefoil::go;
 use trefoil::time::{sleep, sleep_until};
@@ -36,57 +36,31 @@ fn sleepers(n: usize, each: usize, base: Duration) -> Report {
     Report::new().with("cpu_s", (cpu_time() - cpu).as_secs_f64()).with_lateness(late)
 }
 
-/// Wakes every millisecond until told to stop; how late each time. What was missed is left out,
-/// as a ticker does.
+/// Wakes every millisecond until told to stop; how late each time.
 pub fn ticking(stop: impl Fn() -> bool) -> Vec<Duration> {
-    let mut late = Vec::new();
-    let mut next = Instant::now() + size::TICK;
+    let mut ticks = Ticks::new();
     while !stop() {
-        sleep_until(next);
-        late.push(next.elapsed());
-        next += size::TICK;
-        let now = Instant::now();
-        if next < now {
-            next = now + size::TICK;
-        }
+        sleep_until(ticks.next());
+        ticks.woke();
     }
-    late
+    ticks.late()
 }
 
-/// A counter with a cache line of its own.
-#[derive(Default)]
-#[repr(align(64))]
-struct Padded(AtomicU64);
-
 pub fn ticker_hogs(args: &Args) -> Report {
-    static STOP: AtomicBool = AtomicBool::new(false);
-    let work: Arc<[Padded; size::HOGS]> = Arc::default();
-    let hogs: [_; size::HOGS] = std::array::from_fn(|hog| {
-        let work = work.clone();
-        go(move || {
-            let mut x = hog as u64;
-            while !STOP.load(Ordering::Relaxed) {
-                x = chunk(x);
-                work[hog].0.fetch_add(1, Ordering::Relaxed);
-            }
-            x
-        })
+    let hogs: Arc<Hogs> = Arc::default();
+    let handles: [_; size::HOGS] = std::array::from_fn(|hog| {
+        let hogs = hogs.clone();
+        go(move || hogs.compute(hog))
     });
     let start = Instant::now();
     let budget = args.time(size::HOGS_TIME);
     let late = ticking(|| start.elapsed() >= budget);
-    STOP.store(true, Ordering::Relaxed);
-    let took = start.elapsed();
-    let work = work.each_ref().map(|work| work.0.load(Ordering::Relaxed) as f64);
-    for hog in hogs {
-        std::hint::black_box(hog.join().unwrap());
+    hogs.stop();
+    let report = hogs.report(start.elapsed());
+    for handle in handles {
+        handle.join().unwrap();
     }
-    let all: f64 = work.iter().sum();
-    let least = work.into_iter().fold(f64::INFINITY, f64::min);
-    Report::new()
-        .with("least_percent", least / all * 100.0)
-        .with("chunks_per_ms", all / took.as_secs_f64() / 1e3)
-        .with_lateness(late)
+    report.with_lateness(late)
 }
 
 /// A plain thread that was asleep in the kernel sends, while nothing else runs.

@@ -3,6 +3,8 @@
 mod block;
 mod chan;
 mod clock;
+mod gobench;
+mod http;
 mod net;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -54,6 +56,11 @@ fn workload(args: &Args) -> Report {
         "echo_64" => net::echo(args, 64),
         "echo_1000" => net::echo(args, 1_000),
         "echo_1000_std" => net::echo_std(args, 1_000),
+        "idle_conns" => net::idle(args),
+        "http_64" => http::hello(args, 64),
+        "http_512" => http::hello(args, 512),
+        "http_64_hogs" => http::hello_hogs(args, 64),
+        "gobench" => gobench::all(args),
         _ => args.unknown(),
     }
 }

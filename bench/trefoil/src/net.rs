@@ -1,10 +1,9 @@
 //! The network: an echo on loopback, clients and server in this process.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Instant;
 
-use bench_common::{Args, Report, allow_many_files, cpu_time, size};
+use bench_common::echo::{Echo, ask, idle_clients, serve};
+use bench_common::{Args, Memory, Report, SETTLE, allow_many_files, size};
 use trefoil::time::sleep;
 use trefoil::{go, net};
 
@@ -39,8 +38,29 @@ pub fn echo_std(args: &Args, clients: usize) -> Report {
     )
 }
 
-const MEASURING: u8 = 1;
-const ENDING: u8 = 2;
+/// Connections that wait for their clients.
+pub fn idle(args: &Args) -> Report {
+    let n = args.number("n", size::IDLE_CONNECTIONS);
+    allow_many_files();
+    let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let before = Memory::now();
+    server(move || listener.accept().unwrap().0);
+    let clients = idle_clients(address, n);
+    sleep(SETTLE);
+    let full = Memory::now();
+    drop(clients);
+    Report::new().with_memory(n, before, full)
+}
+
+fn server<S: Read + Write + Send + 'static>(accept: impl Fn() -> S + Send + 'static) {
+    go(move || {
+        loop {
+            let stream = accept();
+            go(move || serve(stream));
+        }
+    });
+}
 
 fn measure<S: Read + Write + Send + 'static>(
     args: &Args,
@@ -48,46 +68,13 @@ fn measure<S: Read + Write + Send + 'static>(
     accept: impl Fn() -> S + Send + 'static,
     connect: impl Fn() -> S + Copy + Send + 'static,
 ) -> Report {
-    static PHASE: AtomicU8 = AtomicU8::new(0);
+    static ECHO: Echo = Echo::new();
     allow_many_files();
-    go(move || {
-        loop {
-            let mut stream = accept();
-            go(move || {
-                let mut bytes = [0; size::ECHO_BYTES];
-                while stream.read_exact(&mut bytes).is_ok() {
-                    stream.write_all(&bytes).unwrap();
-                }
-            });
-        }
-    });
-    let client = move || {
-        let mut stream = connect();
-        let mut bytes = [0; size::ECHO_BYTES];
-        let mut took = Vec::new();
-        loop {
-            let phase = PHASE.load(Ordering::Relaxed);
-            if phase == ENDING {
-                return took;
-            }
-            let start = Instant::now();
-            stream.write_all(&bytes).unwrap();
-            stream.read_exact(&mut bytes).unwrap();
-            if phase == MEASURING {
-                took.push(start.elapsed());
-            }
-        }
-    };
-    let clients: Vec<_> = (0..clients).map(|_| go(client)).collect();
+    server(accept);
+    let clients: Vec<_> = (0..clients).map(|_| go(move || ask(connect(), &ECHO))).collect();
     sleep(size::ECHO_WARM_UP);
-    PHASE.store(MEASURING, Ordering::Relaxed);
-    let (start, cpu) = (Instant::now(), cpu_time());
+    let measuring = ECHO.begin();
     sleep(args.time(size::ECHO_TIME));
-    PHASE.store(ENDING, Ordering::Relaxed);
-    let (wall, cpu) = (start.elapsed().as_secs_f64(), cpu_time() - cpu);
-    let took: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-    Report::new()
-        .with("per_s", took.len() as f64 / wall)
-        .with("cores", cpu.as_secs_f64() / wall)
-        .with_lateness(took)
+    let report = ECHO.end(measuring);
+    report(clients.into_iter().flat_map(|client| client.join().unwrap()).collect())
 }

@@ -1,0 +1,91 @@
+//! An echo: what its clients and its server do, and when their time counts.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::{Report, cpu_time, size};
+
+/// Tells the clients how far it is: they warm up, are measured, end.
+pub struct Echo(AtomicU8);
+
+const WARMING_UP: u8 = 0;
+const MEASURING: u8 = 1;
+const ENDING: u8 = 2;
+
+/// Since when the clients are measured.
+pub struct Measuring {
+    wall: Instant,
+    cpu: Duration,
+}
+
+impl Echo {
+    #[expect(clippy::new_without_default, reason = "for a static")]
+    pub const fn new() -> Echo {
+        Echo(AtomicU8::new(WARMING_UP))
+    }
+
+    /// Asked by a client before each request: does its time count? None: it is over.
+    pub fn counts(&self) -> Option<bool> {
+        match self.0.load(Ordering::Relaxed) {
+            ENDING => None,
+            phase => Some(phase == MEASURING),
+        }
+    }
+
+    pub fn begin(&self) -> Measuring {
+        self.0.store(MEASURING, Ordering::Relaxed);
+        Measuring { wall: Instant::now(), cpu: cpu_time() }
+    }
+
+    /// Returns what makes a report of the times that all clients have measured.
+    pub fn end(&self, since: Measuring) -> impl FnOnce(Vec<Duration>) -> Report + use<> {
+        self.0.store(ENDING, Ordering::Relaxed);
+        let (wall, cpu) = (since.wall.elapsed().as_secs_f64(), cpu_time() - since.cpu);
+        move |took| {
+            Report::new()
+                .with("per_s", took.len() as f64 / wall)
+                .with("cores", cpu.as_secs_f64() / wall)
+                .with_lateness(took)
+        }
+    }
+}
+
+/// One connection of the server, in runtimes where any call may wait.
+pub fn serve(mut stream: impl Read + Write) {
+    let mut message = [0; size::ECHO_BYTES];
+    while stream.read_exact(&mut message).is_ok() {
+        stream.write_all(&message).unwrap();
+    }
+}
+
+/// One client there; how long each of its requests took.
+pub fn ask(mut stream: impl Read + Write, echo: &Echo) -> Vec<Duration> {
+    let mut message = [0; size::ECHO_BYTES];
+    let mut took = Vec::new();
+    while let Some(counts) = echo.counts() {
+        let start = Instant::now();
+        stream.write_all(&message).unwrap();
+        stream.read_exact(&mut message).unwrap();
+        if counts {
+            took.push(start.elapsed());
+        }
+    }
+    took
+}
+
+/// Clients for `idle_conns`: plain sockets, each used once, from a thread of their own, so that
+/// only the server's side weighs on the runtime.
+pub fn idle_clients(address: SocketAddr, n: usize) -> Vec<TcpStream> {
+    let client = move |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let mut message = [1; size::ECHO_BYTES];
+        stream.write_all(&message).unwrap();
+        message.fill(0);
+        stream.read_exact(&mut message).unwrap();
+        assert_eq!(message, [1; size::ECHO_BYTES]);
+        stream
+    };
+    std::thread::spawn(move || (0..n).map(client).collect()).join().unwrap()
+}
