@@ -132,6 +132,14 @@ impl Core {
         }
     }
 
+    /// Without the lock: is there nothing more to come for this side? It stays so: nothing is put into a closed
+    /// channel. (In this order: whoever sees it closed sees what was put there before.) Many may ask a
+    /// closed channel at once, a context's `done` for one, and none of them needs the lock.
+    #[inline]
+    fn is_over(&self, side: Side) -> bool {
+        self.is_closed() && (side == Side::Send || self.buffer.len() == 0)
+    }
+
     /// Without the lock: may an operation of this side go on? If not, it was so at one moment
     /// (invariant 4).
     #[inline]
@@ -251,6 +259,10 @@ impl Core {
     ) -> Ended {
         let ended = loop {
             let here = Rt::enter();
+            if self.is_over(side) {
+                wait::leave(here);
+                break Ended::Closed;
+            }
             self.lock();
             // SAFETY: locked; the rest is the caller's.
             match unsafe { self.step(side, elem, slot, NOBODY) } {
@@ -297,6 +309,10 @@ impl Core {
             if !self.looks_ready(side) {
                 wait::leave(here);
                 return None;
+            }
+            if self.is_over(side) {
+                wait::leave(here);
+                return Some(Ended::Closed);
             }
             // SAFETY: the caller's.
             let step = unsafe { self.attempt_in(here, side, elem, slot) };
