@@ -1,4 +1,4 @@
-//! The depot: a bounded pool between the Ps' caches, traded in whole batches.
+//! The depot: a pool between the Ps' caches, traded in whole batches.
 //!
 //! A P whose cache runs over puts half of it here; a P whose cache ran dry takes such a batch. A
 //! batch is a chain of nodes whose first node also carries the chain's length and last node, so
@@ -169,6 +169,8 @@ impl<N: Node> Batch<N> {
 pub(crate) struct Shelf<N: Node> {
     top: Option<NonNull<N>>,
     len: usize,
+    /// The least `len` since somebody asked.
+    low: usize,
 }
 
 // SAFETY: the shelf owns the nodes on it (invariant 1).
@@ -176,7 +178,7 @@ unsafe impl<N: Node + Send> Send for Shelf<N> {}
 
 impl<N: Node> Shelf<N> {
     pub(crate) const fn new() -> Self {
-        Shelf { top: None, len: 0 }
+        Shelf { top: None, len: 0, low: 0 }
     }
 
     fn put(&mut self, batch: Batch<N>) {
@@ -200,6 +202,7 @@ impl<N: Node> Shelf<N> {
             self.len -= links.len as usize;
             taken.append(Batch { ends: Some((head, links.tail)), len: links.len });
         }
+        self.low = self.low.min(self.len);
         taken
     }
 
@@ -213,6 +216,7 @@ impl<N: Node> Shelf<N> {
         let mut batch = Batch { ends: Some((head, links.tail)), len: links.len };
         let node = batch.pop();
         self.put(batch);
+        self.low = self.low.min(self.len);
         node
     }
 }
@@ -261,6 +265,13 @@ impl<N: Node> Depot<N> {
     pub(crate) fn take_one_or_else<R>(&self, or: impl FnOnce() -> R) -> Result<NonNull<N>, R> {
         let mut shelf = self.shelf.lock();
         shelf.take_one().ok_or_else(or)
+    }
+
+    /// How many nodes were here all the time since the last call.
+    pub(crate) fn unneeded(&self) -> usize {
+        let mut shelf = self.shelf.lock();
+        let len = shelf.len;
+        std::mem::replace(&mut shelf.low, len)
     }
 
     /// Nodes in the pool.

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   StackCache (one a P)       Depot (one a size)        virgin slots (mapped, cost nothing)
-//!   ≤ 64 stacks, hot      ⇄    ≤ 1,024, trimmed to   →   TLS destroyed, pages given back,
+//!   ≤ 64 stacks, hot      ⇄    1,024 trimmed to      →   TLS destroyed, pages given back,
 //!   pop/push: 1–2 ns     32    16 KiB, TLS kept      ←   guard kept; made anew in batches of 16
+//!                              more after a burst
 //! ```
 //! A stack moves right when there are too many of them, and left when a P needs one. So a steady
 //! load stays in the caches, a load that moves between Ps goes through the depot in batches, and
-//! after a burst of a million goroutines the memory goes back to the kernel.
+//! after a burst of a million goroutines the memory goes back to the kernel: not at once, but when it was not needed
+//! for half a second ([`Scavenger`]).
 //!
 //! | file | job |
 //! |---|---|
@@ -37,6 +39,7 @@ pub(crate) mod tls;
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 pub(crate) use self::arena::LOCAL_MAX;
 use self::arena::{CLASSES, SizeClass, SlotList};
@@ -45,6 +48,7 @@ pub(crate) use self::growing::Growing;
 pub(crate) use self::stack::Stack;
 use self::stack::{Setup, StackTop};
 use crate::shim::Lock;
+use crate::sys::clock::{NEVER, Nanos};
 use crate::sys::mm;
 
 /// Stacks that move between a cache and the depot at once: half a cache, so that a P which
@@ -55,7 +59,7 @@ const BATCH: usize = LOCAL_MAX / 2;
 /// µs, and a program of five goroutines should not pay for 32.
 const FRESH_BATCH: usize = 16;
 
-/// Default-size stacks in the depot: 16 MiB if every one of them keeps its 16 KiB.
+/// Default-size stacks that the depot keeps for good: 16 MiB if every one of them keeps its 16 KiB.
 const DEPOT_MAX: usize = 1024;
 
 /// Stacks of any other size in their depot.
@@ -353,16 +357,104 @@ fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
     stack::make(slots, Setup::get()?)
 }
 
-/// Puts stacks into their depot, trimmed; retires them if it is full.
+/// Puts stacks into their depot, trimmed. If that is full: those of the default size all the same, untrimmed, because
+/// giving memory back takes longer than a goroutine lives, and whoever ends one is in a hurry; [`Scavenger`] sees to
+/// them. Others are retired.
 fn deposit(class: SizeClass, max: usize, batch: Batch<StackTop>) {
     let depot = &DEPOTS[class.index()];
-    if !depot.has_room(batch.len(), max) {
+    if depot.has_room(batch.len(), max) {
+        // Trimmed before it is put, so that nobody takes it out in between.
+        stack::trim(&batch);
+    } else if max != DEPOT_MAX {
         return stack::retire(class, batch);
+    } else if SURPLUS.load(Ordering::Relaxed) == NONE {
+        SURPLUS.store(UNATTENDED, Ordering::Relaxed);
     }
-    // Trimmed before it is put, so that nobody takes it out in between.
-    stack::trim(&batch);
-    if let Some(rejected) = depot.put(batch, max) {
-        stack::retire(class, rejected);
+    let rejected = depot.put(batch, usize::MAX);
+    debug_assert!(rejected.is_none());
+}
+
+/// Whether there may be more unused stacks than are kept for good, and whether a scavenger knows. A hint.
+static SURPLUS: AtomicU8 = AtomicU8::new(NONE);
+const NONE: u8 = 0;
+const UNATTENDED: u8 = 1;
+const ATTENDED: u8 = 2;
+
+/// Whether a [`Scavenger`] should be put to work.
+pub(crate) fn has_surplus() -> bool {
+    SURPLUS.load(Ordering::Relaxed) == UNATTENDED
+}
+
+/// Gives the memory of stacks back that nobody needed for a while: after a burst, not in it.
+///
+/// Every [`Scavenger::PERIOD`] it learns how few stacks lay in the depot at one moment of the period: so many were not
+/// needed, and go, but for [`DEPOT_MAX`]. A little at a time, half of a CPU at most. On a thread without a P.
+pub(crate) struct Scavenger {
+    /// When to go on; `NEVER` if there is nothing to do.
+    next: Nanos,
+    /// Of those that were not needed, how many are still here.
+    owed: usize,
+}
+
+impl Scavenger {
+    const PERIOD: Nanos = 500_000_000;
+    /// Stacks at a time, and the pause after it: they take about as long.
+    const STEP: usize = 512;
+    const PAUSE: Nanos = 1_000_000;
+
+    pub(crate) const fn new() -> Scavenger {
+        Scavenger { next: NEVER, owed: 0 }
+    }
+
+    /// Does what is due, and says when there will be more to do.
+    pub(crate) fn work(&mut self, now: Nanos) -> Nanos {
+        let Ok(setup) = Setup::get() else { return NEVER };
+        let class = setup.default();
+        let depot = &DEPOTS[class.index()];
+        if self.next == NEVER && has_surplus() {
+            SURPLUS.store(ATTENDED, Ordering::Relaxed);
+            depot.unneeded();
+            self.next = now + Self::PERIOD;
+        }
+        if now < self.next {
+            return self.next;
+        }
+        if self.owed == 0 {
+            self.owed = depot.unneeded().saturating_sub(DEPOT_MAX);
+        }
+        let mut left = self.owed.min(Self::STEP);
+        while left > 0
+            && let Ok(batch) = depot.take_or_else(BATCH, || ())
+        {
+            let len = batch.len();
+            stack::retire(class, batch);
+            left = left.saturating_sub(len);
+            self.owed = self.owed.saturating_sub(len);
+        }
+        if self.owed > 0 {
+            self.next = now + Self::PAUSE;
+            return self.next;
+        }
+        // In this order: what comes later is noticed there or here.
+        SURPLUS.store(NONE, Ordering::SeqCst);
+        self.next = NEVER;
+        if !depot.has_room(0, DEPOT_MAX) {
+            SURPLUS.store(ATTENDED, Ordering::Relaxed);
+            self.next = now + Self::PERIOD;
+        }
+        self.next
+    }
+
+    /// All of it, at once: nobody will come again.
+    pub(crate) fn finish(&mut self) {
+        let Ok(setup) = Setup::get() else { return };
+        let class = setup.default();
+        let depot = &DEPOTS[class.index()];
+        while !depot.has_room(0, DEPOT_MAX)
+            && let Ok(batch) = depot.take_or_else(BATCH, || ())
+        {
+            stack::retire(class, batch);
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! A goroutine may be preempted inside malloc, with an arena's lock in its hands, and needs a P to go on. So
 //! nobody who holds a P, nor sysmon, which gives the Ps out, may wait for that lock. What allocates or
-//! reads files is done here: starting threads, traces, reports, the cgroup's limit.
+//! reads files is done here: starting threads, traces, reports, the cgroup's limit, giving back stacks.
 //!
 //! It sleeps until someone leaves a note ([`Aide::call`]).
 
 use super::Sched;
 use super::m::M;
+use crate::mem;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::{cpus, thread};
@@ -78,6 +79,7 @@ fn help(sched: &Arc<Sched>) {
     let every = sched.config.schedtrace_ms.map(|ms| ms.max(1) * 1_000_000);
     let mut next_trace: Nanos = every.map_or(NEVER, |every| now() + every);
     let mut procs = sched.procs() as usize;
+    let mut scavenger = mem::Scavenger::new();
     while !sched.is_over() {
         (hooks.asked)();
         start_threads(sched);
@@ -92,8 +94,10 @@ fn help(sched: &Arc<Sched>) {
             (hooks.trace)(sched);
             next_trace += every.unwrap_or(NEVER);
         }
-        sched.aide.bed.park_until(next_trace);
+        let next_stacks = scavenger.work(now());
+        sched.aide.bed.park_until(next_trace.min(next_stacks));
     }
+    scavenger.finish();
 }
 
 /// One for every P that waits for a thread, and one to spare: a P must never wait for *us*, because starting a

@@ -19,6 +19,7 @@ use super::aide::{self, CHECK_CPUS, CHECK_DEADLOCK};
 use super::p::{P, PStatus, flag};
 use super::pollable::Poller;
 use super::{MAX_PROCS, Sched, preempt};
+use crate::mem;
 use crate::shim::full_fence;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::epoll::Bed;
@@ -193,6 +194,7 @@ impl<'a> Watch<'a> {
         while !sched.is_over() {
             let next = self.look();
             let me = sched.sysmon;
+            call_scavenger(sched);
             if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
                 sleep_deeply(sched);
                 (self.pause, self.calm) = (SHORTEST, 0);
@@ -362,6 +364,13 @@ impl<'a> Watch<'a> {
     }
 }
 
+/// Many goroutines have ended: the aide gives their stacks back, in good time.
+fn call_scavenger(sched: &Sched) {
+    if mem::has_surplus() {
+        sched.aide.call(0);
+    }
+}
+
 fn all_idle(sched: &Sched) -> bool {
     sched.idle.idle_ps() >= sched.procs()
 }
@@ -378,6 +387,7 @@ fn sleep_deeply(sched: &Sched) {
         if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
             break;
         }
+        call_scavenger(sched);
         let doubtful = patience <= LAST_DOUBT && sched.is_asleep() && sched.num_goroutines() > 0;
         let woken = if doubtful {
             me.bed.park_until(now() + patience)
