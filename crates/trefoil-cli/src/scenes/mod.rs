@@ -4,6 +4,7 @@ pub(crate) mod live;
 mod million;
 mod stalls;
 mod std_works;
+mod timeline;
 
 use crate::stage::Stage;
 
@@ -25,6 +26,11 @@ pub(crate) const SCENES: &[Scene] = &[
         play: million::play,
     },
     Scene { name: "hogs", line: "endless loops stop nobody", play: stalls::hogs },
+    Scene {
+        name: "timeline",
+        line: "who runs where: loops take turns of 10 ms",
+        play: timeline::play,
+    },
     Scene { name: "blocking", line: "blocking calls stop nobody", play: stalls::blocking },
     Scene {
         name: "locals",
@@ -37,6 +43,11 @@ pub(crate) const SCENES: &[Scene] = &[
         play: std_works::locks,
     },
     Scene { name: "network", line: "std::net, a goroutine a connection", play: std_works::network },
+    Scene {
+        name: "connections",
+        line: "ten thousand connections, open and in use at once",
+        play: std_works::connections,
+    },
     Scene { name: "procs", line: "GOMAXPROCS, changed live", play: live::procs },
     Scene { name: "deadlock", line: "a deadlock is named, with every stack", play: live::deadlock },
 ];

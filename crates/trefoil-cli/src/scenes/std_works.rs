@@ -55,7 +55,81 @@ pub(crate) fn locks(stage: &Stage) -> Result<(), String> {
     Ok(())
 }
 
-/// A thousand connections, straight code, `std::net`.
+/// As many connections as the descriptors allow, up to ten thousand; all of them are open before the first is used.
+pub(crate) fn connections(stage: &Stage) -> Result<(), String> {
+    const ROUNDS: u64 = 3;
+    let files = proc::allow_files();
+    // Two descriptors for each, and some for the rest.
+    let n = (files.saturating_sub(200) / 2).min(10_000);
+    stage.part(format_args!(
+        "{} connections on loopback, a goroutine at each end, {ROUNDS} round trips each",
+        grouped(n)
+    ));
+    if n < 10_000 {
+        stage.fact("descriptors are short", format_args!("{} may be open", grouped(files)));
+    }
+    let sum = trefoil::run(move || -> std::io::Result<u64> {
+        let listener = trefoil::net::TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        trefoil::go(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                trefoil::go(move || {
+                    let mut bytes = [0; 8];
+                    while stream.read_exact(&mut bytes).is_ok() && stream.write_all(&bytes).is_ok()
+                    {
+                    }
+                });
+            }
+        });
+        let start = Instant::now();
+        // A few at a time: the listener's queue is short.
+        let slots = Arc::new(trefoil::sync::Semaphore::new(64));
+        let all_open = Arc::new(trefoil::sync::WaitGroup::new());
+        all_open.add(n as usize);
+        let clients: Vec<_> = (0..n)
+            .map(|i| {
+                let (slots, all_open) = (slots.clone(), all_open.clone());
+                trefoil::go(move || -> std::io::Result<u64> {
+                    let connected = {
+                        let _slot = slots.acquire();
+                        trefoil::net::TcpStream::connect(address)
+                    };
+                    all_open.done();
+                    let mut stream = connected?;
+                    all_open.wait();
+                    let mut sum = 0;
+                    for round in 0..ROUNDS {
+                        let mut bytes = (i + round).to_ne_bytes();
+                        stream.write_all(&bytes)?;
+                        stream.read_exact(&mut bytes)?;
+                        sum += u64::from_ne_bytes(bytes);
+                    }
+                    Ok(sum)
+                })
+            })
+            .collect();
+        all_open.wait();
+        let opened = start.elapsed();
+        stage.fact("all open after", format_args!("{opened:.2?}, {}", each(opened, n)));
+        stage.fact("goroutines", grouped(trefoil::num_goroutines() as u64));
+        stage.fact("threads", proc::status().threads);
+        let mut sum = 0;
+        for client in clients {
+            sum += client.join().expect("nobody panics")?;
+        }
+        let used = start.elapsed() - opened;
+        stage.fact("used", format_args!("{used:.2?}, {}", each(used, n * ROUNDS)));
+        Ok(sum)
+    });
+    let expected = ROUNDS * n * n.saturating_sub(1) / 2 + n * ROUNDS * (ROUNDS - 1) / 2;
+    match sum {
+        Ok(sum) if sum == expected => Ok(()),
+        Ok(sum) => Err(format!("the answers add up to {sum} instead of {expected}")),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Some connections, straight code, `std::net`.
 pub(crate) fn network(stage: &Stage) -> Result<(), String> {
     const CONNECTIONS: u64 = 400;
     const ROUNDS: u64 = 50;
