@@ -890,6 +890,45 @@ fn a_ticker_beside_four_hogs() {
     }
 }
 
+/// Who is inside libc all the time is put off, because it may hold a lock there; but for milliseconds, not for a
+/// hundred of them.
+#[test]
+fn loops_inside_libc_take_turns() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("loops_inside_libc_take_turns").succeed();
+        return;
+    }
+    once_in_five(|| {
+        runtime(1).run(|| {
+            let stop = flag();
+            let loops: Vec<_> = (0..2)
+                .map(|i| {
+                    let stop = stop.clone();
+                    go(move || {
+                        let mut buffer = vec![0u8; 8 << 20];
+                        while !stop.load(SeqCst) {
+                            // SAFETY: our own buffer.
+                            unsafe { libc::memset(buffer.as_mut_ptr().cast(), i, buffer.len()) };
+                        }
+                    })
+                })
+                .collect();
+            let mut late = Vec::new();
+            for _ in 0..20 {
+                let due = Instant::now() + MS;
+                sleep_until(due);
+                late.push(due.elapsed());
+            }
+            stop.store(true, SeqCst);
+            join_all(loops);
+            let middle = median(late);
+            println!("median {middle:?}");
+            if middle < 25 * MS { Ok(()) } else { Err(format!("median {middle:?}")) }
+        })
+    });
+}
+
 /// `set_procs` shrinks beside endless loops: no more than that many run at once.
 #[test]
 fn fewer_procs_beside_endless_loops() {

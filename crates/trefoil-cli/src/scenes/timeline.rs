@@ -35,7 +35,8 @@ fn lane(lanes: &[Lane]) -> Option<&Lane> {
 /// Five goroutines that never pause, on two Ps.
 pub(crate) fn play(stage: &Stage) -> Result<(), String> {
     const LETTERS: [u8; 5] = *b"ABCDE";
-    stage.part(format_args!("five endless loops on two Ps; a column is {EVERY:?}, a line a thread"));
+    stage
+        .part(format_args!("five endless loops on two Ps; a column is {EVERY:?}, a line a thread"));
     let lanes: Arc<Vec<Lane>> = Arc::new(
         (0..LANES)
             .map(|_| Lane { tid: AtomicI32::new(0), letter: AtomicU8::new(NOBODY) })

@@ -65,7 +65,7 @@ pub(crate) struct M {
     pub(crate) hold: AtomicU8,
     pub(crate) spinning: Cell<bool>,
     /// How often a preemption was put off because the goroutine was inside libc.
-    pub(crate) put_off: Cell<u16>,
+    pub(crate) put_off: AtomicU32,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
@@ -138,7 +138,7 @@ impl M {
                 in_runtime: AtomicU8::new(1),
                 hold: AtomicU8::new(HELD),
                 spinning: Cell::new(false),
-                put_off: Cell::new(0),
+                put_off: AtomicU32::new(0),
                 p: Cell::new(None),
                 current: Cell::new(None),
                 leaving: Cell::new(Leaving::Nobody),

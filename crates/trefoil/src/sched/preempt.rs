@@ -37,9 +37,9 @@ use crate::sys::{lock, signal};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// How often in a row a preemption is put off because the goroutine is inside libc: for tens of
-/// milliseconds. Who mostly allocates is outside of it once in ten looks.
-const PUT_OFF_MAX: u16 = 200;
+/// How often a preemption is put off because the goroutine is inside libc: for some milliseconds, at sysmon's pace.
+/// Who mostly allocates is outside of it once in ten looks; who fills large buffers never is.
+const PUT_OFF_MAX: u32 = 48;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -183,13 +183,14 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
     if in_library {
-        let put_off = m.put_off.get().saturating_add(1);
-        m.put_off.set(put_off);
+        // Relaxed: the thread's own; sysmon only looks.
+        let put_off = m.put_off.load(Ordering::Relaxed) + 1;
+        m.put_off.store(put_off, Ordering::Relaxed);
         if put_off < PUT_OFF_MAX || m.sched().has_no_spare() {
             return false;
         }
     }
-    m.put_off.set(0);
+    m.put_off.store(0, Ordering::Relaxed);
     true
 }
 

@@ -327,7 +327,9 @@ impl<'a> Watch<'a> {
         if ran >= limit {
             // A thread that may sleep in the kernel is not signalled.
             preempt::request(sched, p, on_cpu);
-            let again = if flags & flag::PREEMPT != 0 { 8 * INSIST } else { INSIST };
+            // Inside libc it will not stay long.
+            let put_off = p.holder().is_some_and(|m| m.put_off.load(Ordering::Relaxed) != 0);
+            let again = if flags & flag::PREEMPT != 0 && !put_off { 8 * INSIST } else { INSIST };
             scene.next = scene.next.min(scene.now + again);
         } else {
             scene.next = scene.next.min(since + limit);
