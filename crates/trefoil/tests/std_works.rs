@@ -1282,12 +1282,35 @@ fn select_and_pselect() {
         let gone = 900;
         assert_eq!(select([&[gone], &[], &[]], None).0, -1);
         assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+        // A hang-up is no exception: the time passes.
+        let start = Instant::now();
+        let (e, f) = UnixStream::pair().unwrap();
+        drop(f);
+        assert_eq!(select([&[], &[], &[e.as_raw_fd()]], Some(10)).0, 0);
+        assert!(start.elapsed() >= 10 * MS);
         // SAFETY: a null set is no set; the others are ours.
         unsafe {
+            let null = std::ptr::null_mut;
+            let mut odd = libc::timeval { tv_sec: -1, tv_usec: 0 };
+            assert_eq!(libc::select(0, null(), null(), null(), &raw mut odd), -1);
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            let odd = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000_000 };
+            let n = libc::ppoll(std::ptr::null_mut(), 0, &raw const odd, std::ptr::null());
+            assert_eq!(n, -1);
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            // Asked for more than a set has, the kernel looks only at descriptors that may be there; and the two sets
+            // are the same one.
+            let mut sets: [libc::fd_set; 2] = std::mem::zeroed();
+            libc::FD_SET(fb, &raw mut sets[0]);
+            libc::FD_SET(1000, &raw mut sets[1]);
+            let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+            let all = &raw mut sets[0];
+            assert_eq!(libc::select(1 << 16, all, null(), null(), &raw mut time), 1);
+            assert_eq!(libc::select(fb + 1, all, all, null(), &raw mut time), 2);
+            assert!(libc::FD_ISSET(fb, all) && libc::FD_ISSET(1000, &raw const sets[1]));
             let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let mut set: libc::fd_set = std::mem::zeroed();
             libc::FD_SET(fb, &raw mut set);
-            let null = std::ptr::null_mut;
             let mask = std::ptr::null();
             let n = libc::pselect(fb + 1, &raw mut set, null(), null(), &raw const time, mask);
             assert_eq!((n, libc::FD_ISSET(fb, &raw const set)), (1, true));

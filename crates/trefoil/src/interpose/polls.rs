@@ -15,16 +15,22 @@ use libc::{c_int, c_ulong, epoll_event, fd_set, pollfd, sigset_t, timespec, time
 
 /// The kernel's signal mask.
 const MASK_BYTES: usize = size_of::<u64>();
-/// Descriptors that `select` is asked for, at most: more is an error of the caller, which the kernel names.
-const MOST: c_int = 1 << 20;
+/// Descriptors that `select` is asked for, at most: longer sets than `fd_set` are the kernel's, which knows how much of
+/// them to look at.
+const MOST: usize = libc::FD_SETSIZE;
 
 fn after_ms(ms: c_int) -> Nanos {
     if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
 }
 
-/// A kernel's time in nanoseconds.
+/// A kernel's time in nanoseconds; not for one that it refuses.
 fn span(seconds: i64, nanos: i64) -> Nanos {
-    (seconds.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(nanos.max(0) as u64)
+    (seconds as u64).saturating_mul(1_000_000_000).saturating_add(nanos as u64)
+}
+
+/// Whether the kernel takes it, or there is none.
+fn is_sane(time: Option<&timespec>) -> bool {
+    time.is_none_or(|t| t.tv_sec >= 0 && (0..1_000_000_000).contains(&t.tv_nsec))
 }
 
 fn after(span: Option<Nanos>) -> Nanos {
@@ -50,7 +56,7 @@ door! {
     PPOLL = ppoll(list: *mut pollfd, count: c_ulong, timeout: *const timespec,
         mask: *const sigset_t) -> c_int,
     {
-        if mask.is_null() {
+        if mask.is_null() && is_sane(timeout.as_ref()) {
             let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
             poll_until(list, count as usize, after(span), span == Some(0))
         } else {
@@ -70,9 +76,13 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     if first != 0 || at_once {
         return first;
     }
-    if count == 0 && may_park() {
-        sleep_until_nanos(until);
-        return 0;
+    if count == 0 {
+        if may_park() {
+            sleep_until_nanos(until);
+            return 0;
+        }
+        // SAFETY: an empty list.
+        return unsafe { syscall(libc::SYS_poll, [0, 0, left_ms(until)]) };
     }
     // SAFETY: the caller's list.
     let entries = unsafe { std::slice::from_raw_parts(list, count) };
@@ -204,16 +214,20 @@ door! {
     SELECT = select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval) -> c_int,
     {
-        let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_usec.saturating_mul(1_000)));
-        let until = after(span);
-        let result = select_until(count, [read, write, except], until, span == Some(0));
-        // As Linux does: what is left of it.
-        if let Some(timeout) = timeout.as_mut() {
-            let left = until.saturating_sub(now());
-            timeout.tv_sec = (left / 1_000_000_000) as i64;
-            timeout.tv_usec = (left % 1_000_000_000 / 1_000) as i64;
+        if timeout.as_ref().is_some_and(|t| t.tv_sec < 0 || t.tv_usec < 0) {
+            -(libc::EINVAL as isize)
+        } else {
+            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_usec.saturating_mul(1_000)));
+            let until = after(span);
+            let result = select_until(count, [read, write, except], until, span == Some(0));
+            // As Linux does: what is left of it.
+            if let Some(timeout) = timeout.as_mut() {
+                let left = until.saturating_sub(now());
+                timeout.tv_sec = (left / 1_000_000_000) as i64;
+                timeout.tv_usec = (left % 1_000_000_000 / 1_000) as i64;
+            }
+            result
         }
-        result
     }
 }
 
@@ -222,7 +236,7 @@ door! {
     PSELECT = pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t) -> c_int,
     {
-        if mask.is_null() {
+        if mask.is_null() && is_sane(timeout.as_ref()) {
             let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
             select_until(count, [read, write, except], after(span), span == Some(0))
         } else {
@@ -245,38 +259,37 @@ const ASKED: [(i16, i16); 3] = [
     (libc::POLLPRI, libc::POLLPRI),
 ];
 
-/// `select` by `poll`. The sets may be longer than `fd_set`: programs with many descriptors do that.
+/// The kernel's own, with what is left of the time.
+unsafe fn select_by_kernel(count: c_int, sets: [*mut fd_set; 3], until: Nanos) -> isize {
+    let [read, write, except] = sets.map(|set| set as usize);
+    let left = until.saturating_sub(now());
+    let mut time =
+        timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+    let time = if until == NEVER { 0 } else { &raw mut time as usize };
+    // SAFETY: the caller's sets, our own time.
+    unsafe { syscall(libc::SYS_pselect6, [count as usize, read, write, except, time, 0]) }
+}
+
+/// `select` by `poll`.
 unsafe fn select_until(count: c_int, sets: [*mut fd_set; 3], until: Nanos, at_once: bool) -> isize {
     const BITS: usize = u64::BITS as usize;
-    if !(0..=MOST).contains(&count) || !may_park() {
+    if !(0..=MOST as c_int).contains(&count) || !may_park() {
         // Its own errors; or a signal handler, where nothing is allocated.
-        let [read, write, except] = sets.map(|set| set as usize);
-        let left = until.saturating_sub(now());
-        let mut time = timespec {
-            tv_sec: (left / 1_000_000_000) as i64,
-            tv_nsec: (left % 1_000_000_000) as i64,
-        };
-        let time = if until == NEVER { 0 } else { &raw mut time as usize };
-        // SAFETY: the caller's sets, our own time.
-        return unsafe {
-            syscall(libc::SYS_pselect6, [count as usize, read, write, except, time, 0])
-        };
+        // SAFETY: the caller's arguments.
+        return unsafe { select_by_kernel(count, sets, until) };
     }
-    let mut words = sets.map(|set| {
-        if set.is_null() {
-            return &mut [][..];
-        }
+    let count = count as usize;
+    // Two of the sets may be one and the same: hence no slices.
+    let is_in = |set: *mut fd_set, fd: usize| {
         // SAFETY: the caller's sets have `count` bits, in whole words.
-        unsafe {
-            std::slice::from_raw_parts_mut(set.cast::<u64>(), (count as usize).div_ceil(BITS))
-        }
-    });
-    let asked = |words: &[&mut [u64]; 3], fd: usize| {
-        let has = |set: &[u64]| set.get(fd / BITS).is_some_and(|word| word >> (fd % BITS) & 1 != 0);
-        (0..3).filter(|i| has(words[*i])).fold(0, |all, i| all | ASKED[i].0)
+        !set.is_null() && unsafe { set.cast::<u64>().add(fd / BITS).read() } >> (fd % BITS) & 1 != 0
     };
-    let mut list: Vec<pollfd> = (0..count as usize)
-        .map(|fd| pollfd { fd: fd as c_int, events: asked(&words, fd), revents: 0 })
+    let asked = |fd: usize| {
+        let all = sets.iter().zip(ASKED).filter(|(set, _)| is_in(**set, fd));
+        all.fold(0, |events, (_, (event, _))| events | event)
+    };
+    let mut list: Vec<pollfd> = (0..count)
+        .map(|fd| pollfd { fd: fd as c_int, events: asked(fd), revents: 0 })
         .filter(|entry| entry.events != 0)
         .collect();
     // SAFETY: our own list.
@@ -287,15 +300,24 @@ unsafe fn select_until(count: c_int, sets: [*mut fd_set; 3], until: Nanos, at_on
     if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
         return -(libc::EBADF as isize);
     }
-    words.iter_mut().for_each(|set| set.fill(0));
+    let mut answers = [[0u64; MOST / BITS]; 3];
     let mut bits = 0;
     for entry in list {
-        for (set, (event, yes)) in words.iter_mut().zip(ASKED) {
+        for (answer, (event, yes)) in answers.iter_mut().zip(ASKED) {
             if entry.events & event != 0 && entry.revents & yes != 0 {
-                set[entry.fd as usize / BITS] |= 1 << (entry.fd as usize % BITS);
+                answer[entry.fd as usize / BITS] |= 1 << (entry.fd as usize % BITS);
                 bits += 1;
             }
         }
+    }
+    if found > 0 && bits == 0 {
+        // Something of which `poll` tells and `select` does not: a hang-up where only exceptions were asked for.
+        // SAFETY: the caller's arguments.
+        return unsafe { select_by_kernel(count as c_int, sets, until) };
+    }
+    for (set, answer) in sets.iter().zip(&answers).filter(|(set, _)| !set.is_null()) {
+        // SAFETY: as above.
+        unsafe { set.cast::<u64>().copy_from(answer.as_ptr(), count.div_ceil(BITS)) };
     }
     bits
 }

@@ -368,7 +368,9 @@ fn deposit(class: SizeClass, max: usize, batch: Batch<StackTop>) {
     } else if max != DEPOT_MAX {
         return stack::retire(class, batch);
     } else if SURPLUS.load(Ordering::Relaxed) == NONE {
-        SURPLUS.store(UNATTENDED, Ordering::Relaxed);
+        // Not over a scavenger's answer. Nothing is published with it.
+        let (relaxed, told) = (Ordering::Relaxed, UNATTENDED);
+        let _ = SURPLUS.compare_exchange(NONE, told, relaxed, relaxed);
     }
     let rejected = depot.put(batch, usize::MAX);
     debug_assert!(rejected.is_none());
@@ -406,56 +408,75 @@ impl Scavenger {
         Scavenger { next: NEVER, owed: 0 }
     }
 
-    /// Does what is due, and says when there will be more to do.
-    pub(crate) fn work(&mut self, now: Nanos) -> Nanos {
+    /// Does what is due by the clock, and says when there will be more to do.
+    pub(crate) fn work(&mut self, clock: impl Fn() -> Nanos) -> Nanos {
         let Ok(setup) = Setup::get() else { return NEVER };
         let class = setup.default();
         let depot = &DEPOTS[class.index()];
-        if self.next == NEVER && has_surplus() {
+        if has_surplus() {
             SURPLUS.store(ATTENDED, Ordering::Relaxed);
-            depot.unneeded();
-            self.next = now + Self::PERIOD;
+            // What it will have in hand counts in the books, as a cache's stacks do.
+            if self.next == NEVER {
+                if arena::enrol(class).is_err() {
+                    // The next stack that comes is another chance.
+                    SURPLUS.store(NONE, Ordering::Relaxed);
+                    return NEVER;
+                }
+                depot.unneeded();
+                self.next = clock() + Self::PERIOD;
+            }
         }
-        if now < self.next {
+        if clock() < self.next {
             return self.next;
         }
         if self.owed == 0 {
-            self.owed = depot.unneeded().saturating_sub(DEPOT_MAX);
+            self.owed = depot.unneeded();
         }
-        let mut left = self.owed.min(Self::STEP);
-        while left > 0
-            && let Ok(batch) = depot.take_or_else(BATCH, || ())
-        {
-            let len = batch.len();
-            stack::retire(class, batch);
-            left = left.saturating_sub(len);
-            self.owed = self.owed.saturating_sub(len);
-        }
+        // Some may have been needed since.
+        self.owed = self.owed.min(depot.len().saturating_sub(DEPOT_MAX));
+        let step = self.owed.min(Self::STEP);
+        self.owed -= give_back(class, step).min(self.owed);
         if self.owed > 0 {
-            self.next = now + Self::PAUSE;
+            self.next = clock() + Self::PAUSE;
             return self.next;
         }
         // In this order: what comes later is noticed there or here.
         SURPLUS.store(NONE, Ordering::SeqCst);
-        self.next = NEVER;
-        if !depot.has_room(0, DEPOT_MAX) {
+        if depot.has_room(0, DEPOT_MAX) {
+            self.next = NEVER;
+            arena::dismiss(class);
+        } else {
             SURPLUS.store(ATTENDED, Ordering::Relaxed);
-            self.next = now + Self::PERIOD;
+            self.next = clock() + Self::PERIOD;
         }
         self.next
     }
 
-    /// All of it, at once: nobody will come again.
-    pub(crate) fn finish(&mut self) {
+    /// All of it, at once: nobody will come again. (Or somebody of another runtime does.)
+    pub(crate) fn finish(mut self) {
         let Ok(setup) = Setup::get() else { return };
         let class = setup.default();
-        let depot = &DEPOTS[class.index()];
-        while !depot.has_room(0, DEPOT_MAX)
-            && let Ok(batch) = depot.take_or_else(BATCH, || ())
-        {
-            stack::retire(class, batch);
+        let attended = std::mem::replace(&mut self.next, NEVER) != NEVER;
+        if attended || arena::enrol(class).is_ok() {
+            give_back(class, DEPOTS[class.index()].len().saturating_sub(DEPOT_MAX));
+            arena::dismiss(class);
+        }
+        if attended {
+            SURPLUS.store(UNATTENDED, Ordering::Relaxed);
         }
     }
+}
+
+/// Retires about so many default-size stacks of the depot; how many it were.
+fn give_back(class: SizeClass, most: usize) -> usize {
+    let mut given = 0;
+    while given < most
+        && let Ok(batch) = DEPOTS[class.index()].take_or_else(BATCH, || ())
+    {
+        given += batch.len();
+        stack::retire(class, batch);
+    }
+    given
 }
 
 /// Invariant 2 of the arena is broken: someone took a stack without a credit.

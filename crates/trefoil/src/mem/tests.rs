@@ -466,10 +466,10 @@ fn memory_falls_after_a_burst() {
         let full = rss();
         // Not needed for a whole period, they go step by step; at first nothing does.
         let (mut scavenger, mut time) = (Scavenger::new(), 1);
-        time = scavenger.work(time);
+        time = scavenger.work(|| time);
         assert!(rss() + 4 * MIB > full);
         while time != NEVER {
-            time = scavenger.work(time);
+            time = scavenger.work(|| time);
         }
         let after = (rss(), status("VmPTE:"));
         println!("RSS and page tables, KiB: {:?} {:?} {:?}", k(before), k(peak), k(after));

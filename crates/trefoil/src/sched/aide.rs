@@ -94,7 +94,7 @@ fn help(sched: &Arc<Sched>) {
             (hooks.trace)(sched);
             next_trace += every.unwrap_or(NEVER);
         }
-        let next_stacks = scavenger.work(now());
+        let next_stacks = scavenger.work(now);
         sched.aide.bed.park_until(next_trace.min(next_stacks));
     }
     scavenger.finish();

@@ -23,6 +23,7 @@ use super::m::Rt;
 use super::p::{P, PStatus, bump, flag};
 use super::pollable::Ready;
 use super::switch::{FAIRNESS_TICKS, pop_local};
+use super::sysmon::LONGEST_HUSHED;
 use super::timers;
 use crate::shim::spin_hint;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -209,19 +210,21 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
         let last = start.elapsed() > SPIN;
         if let Some(g) = steal(rt, p, last) {
             p.next_tick();
-            sched.idle.searched(true);
+            _ = sched.idle.searched(true);
             return Some(g);
         }
         let other = take_global(sched, p).or_else(|| poll(rt, p)).or_else(|| take_tired(rt, p));
         if let Some(g) = other {
-            sched.idle.searched(true);
+            _ = sched.idle.searched(true);
             return Some(g);
         }
         if p.flags.load(Ordering::Relaxed) != 0 {
             return None;
         }
         if last {
-            sched.idle.searched(false);
+            if sched.idle.searched(false) {
+                sched.sysmon.be_awake(now() + LONGEST_HUSHED);
+            }
             return None;
         }
         for _ in 0..PAUSES_BETWEEN_SWEEPS {
@@ -249,14 +252,10 @@ fn steal(rt: Rt, p: &'static P, last: bool) -> Option<&'static G> {
             if victim.id == p.id || victim.status() != PStatus::Running {
                 continue;
             }
-            let found = if !last && is_brisk(victim) {
-                None
-            } else {
-                victim
-                    .runq
-                    .steal_into(&p.runq)
-                    .or_else(|| if round == STEAL_ROUNDS { steal_next(victim) } else { None })
-            };
+            // The look takes a while: once a sweep.
+            let leave = !last && victim.runq.ring_len() <= FEW && (round > 1 || is_brisk(victim));
+            let found = if leave { None } else { victim.runq.steal_into(&p.runq) }
+                .or_else(|| if round == STEAL_ROUNDS { steal_next(victim) } else { None });
             if let Some(g) = found {
                 bump(&p.counters.steals, 1);
                 bump(&p.counters.stolen, 1 + p.runq.len() as u64);

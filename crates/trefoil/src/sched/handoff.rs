@@ -175,8 +175,8 @@ impl Sched {
     }
 
     /// sysmon: takes `p` from the thread that holds it, if that sleeps in the kernel, outside the runtime.
-    /// Says what was seen.
-    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe) -> Look {
+    /// Says what was seen. `long`: a brief sleep counts too.
+    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe, long: bool) -> Look {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; they are never freed.
@@ -188,7 +188,10 @@ impl Sched {
         }
         m.hold.store(DOUBTED, Ordering::Relaxed);
         full_fence();
-        let look = probe.look(m.tid.load(Ordering::Relaxed));
+        let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
+            Look::Briefly(_) if long => Look::Blocked,
+            look => look,
+        };
         // Acquire: what it did inside the runtime is ours to see, if we take its P.
         if look != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(HELD, Ordering::Relaxed);

@@ -95,14 +95,16 @@ impl Idle {
         debug_assert!(before > 0, "idle Ps below zero");
     }
 
-    /// A search for work elsewhere has ended.
-    pub(crate) fn searched(&self, found: bool) {
+    /// A search for work elsewhere has ended. True: there is hush from now on, and sysmon has to know.
+    #[must_use]
+    pub(crate) fn searched(&self, found: bool) -> bool {
         let before = self.fruitless.load(Ordering::Relaxed);
         let now = if found { 0 } else { before + 1 };
         // Threads may overwrite each other's count: it is a hint.
         if now != before && now <= HUSH {
             self.fruitless.store(now, Ordering::Relaxed);
         }
+        now == HUSH && before != HUSH
     }
 
     /// Whether one that is alone in `runnext` is left to its owner.

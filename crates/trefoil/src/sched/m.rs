@@ -66,6 +66,8 @@ pub(crate) struct M {
     pub(crate) spinning: Cell<bool>,
     /// How often a preemption was put off because the goroutine was inside libc.
     pub(crate) put_off: AtomicU32,
+    /// The tick of those.
+    pub(crate) put_off_tick: Cell<u32>,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
@@ -139,6 +141,7 @@ impl M {
                 hold: AtomicU8::new(HELD),
                 spinning: Cell::new(false),
                 put_off: AtomicU32::new(0),
+                put_off_tick: Cell::new(0),
                 p: Cell::new(None),
                 current: Cell::new(None),
                 leaving: Cell::new(Leaving::Nobody),

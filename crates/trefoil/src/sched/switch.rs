@@ -83,6 +83,7 @@ pub(crate) fn preempt_slow(rt: Rt) {
 /// The running goroutine has used up its time slice.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
+    rt.m().put_off.store(0, Ordering::Relaxed);
     leave(rt, g, Leaving::Preempted(g))
 }
 

@@ -45,7 +45,7 @@ const LONGEST_BUSY: Nanos = 2 * MILLI;
 /// How many looks without a find before they become rarer. Go's number.
 const EAGER_LOOKS: u32 = 50;
 /// At most, in a hush (`idle.rs`): somebody may wait behind a goroutine that computes, while a P is idle.
-const LONGEST_HUSHED: Nanos = 250 * MICRO;
+pub(crate) const LONGEST_HUSHED: Nanos = 250 * MICRO;
 /// A request for preemption may be refused: when to look again.
 const INSIST: Nanos = 60 * MICRO;
 /// How often those who used up their slice are remembered, if others keep every P busy.
@@ -294,7 +294,9 @@ impl<'a> Watch<'a> {
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            match sched.take_from_blocked(p, &mut self.probes[p.id as usize]) {
+            // One that sleeps briefly again and again is neither blocked nor found on a CPU.
+            let long = ran >= 2 * SLICE;
+            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], long) {
                 Look::Blocked => {
                     scene.found_blocked = true;
                     return;
@@ -373,8 +375,9 @@ fn call_scavenger(sched: &Sched) {
     }
 }
 
+/// Those that are to retire count too: they run until they are asked at the right moment.
 fn all_idle(sched: &Sched) -> bool {
-    sched.idle.idle_ps() >= sched.procs()
+    sched.idle.idle_ps() >= sched.procs() && sched.all_ps().all(|p| p.status() != PStatus::Running)
 }
 
 /// Sleeps while every P is idle. If nothing will ever change that by itself, asks the aide for a report: at
