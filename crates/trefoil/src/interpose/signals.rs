@@ -7,6 +7,7 @@
 
 use super::Next;
 use crate::sched::preempt;
+use crate::sys::objects;
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::ptr::{null, null_mut};
@@ -136,25 +137,16 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
 
 /// The executable part of the library that contains `address`; empty if there is none.
 fn library_of(address: usize) -> std::ops::Range<usize> {
-    struct Search(usize, std::ops::Range<usize>);
-    unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's list and our Search, valid during the call.
-        let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
-        for i in 0..info.dlpi_phnum.into() {
-            // SAFETY: there are so many headers.
-            let header = unsafe { &*info.dlpi_phdr.add(i) };
+    let mut found = 0..0;
+    objects::for_each(|info, headers| {
+        for header in headers.iter().filter(|h| h.p_type == libc::PT_LOAD) {
             let start = (info.dlpi_addr + header.p_vaddr) as usize;
             let text = start..start + header.p_memsz as usize;
-            if header.p_type == libc::PT_LOAD && text.contains(&search.0) {
-                search.1 = text;
-                return 1;
+            if text.contains(&address) {
+                found = text;
             }
         }
-        0
-    }
-    let mut search = Search(address, 0..0);
-    // SAFETY: the callback and its data, for the duration of the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    });
     // A static executable is its own libc: then nothing would be left to preempt.
-    if search.1.contains(&(library_of as *const () as usize)) { 0..0 } else { search.1 }
+    if found.contains(&(library_of as *const () as usize)) { 0..0 } else { found }
 }

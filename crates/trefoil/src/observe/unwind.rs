@@ -5,9 +5,10 @@
 //! unwind tables of the loaded objects (framehop), names from their symbols (backtrace).
 
 use crate::sched::g::{G, Status};
+use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::fmt::Write;
 
 /// The most of a stack that is copied, from the innermost frame outwards.
@@ -28,8 +29,7 @@ pub(super) struct Tables {
 impl Tables {
     pub(super) fn load() -> Tables {
         let mut unwinder = UnwinderX86_64::new();
-        // SAFETY: the callback gets the pointer as it is given here, and returns before we go on.
-        unsafe { libc::dl_iterate_phdr(Some(add_object), (&raw mut unwinder).cast()) };
+        objects::for_each(|info, headers| unwinder_add(&mut unwinder, info.dlpi_addr, headers));
         Tables { unwinder, cache: CacheX86_64::new() }
     }
 
@@ -77,22 +77,17 @@ impl Tables {
     }
 }
 
-unsafe extern "C" fn add_object(
-    info: *mut libc::dl_phdr_info,
-    _: usize,
-    unwinder: *mut c_void,
-) -> c_int {
-    // SAFETY: what `load` passed, and what the loader guarantees during the call.
-    let (info, unwinder) =
-        unsafe { (&*info, &mut *unwinder.cast::<UnwinderX86_64<&'static [u8]>>()) };
-    // SAFETY: the loader's array of program headers.
-    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-    let base = info.dlpi_addr;
+/// Makes an object's tables known, if it has the usual ones.
+fn unwinder_add(
+    unwinder: &mut UnwinderX86_64<&'static [u8]>,
+    base: u64,
+    headers: &[libc::Elf64_Phdr],
+) {
     let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
-    let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return 0 };
-    let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return 0 };
-    let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return 0 };
+    let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return };
+    let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return };
+    let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
     // SAFETY: mapped for as long as the object is loaded; a dump does not outlast a dlclose by design.
     let bytes = |svma: std::ops::Range<u64>| unsafe {
         std::slice::from_raw_parts(
@@ -104,12 +99,12 @@ unsafe extern "C" fn add_object(
     let hdr_bytes = bytes(hdr_range.clone());
     // The usual form: version 1, eh_frame as a 4-byte offset from its own place.
     if hdr_bytes.len() < 8 || hdr_bytes[..2] != [1, 0x1b] {
-        return 0;
+        return;
     }
     let offset = i32::from_le_bytes([hdr_bytes[4], hdr_bytes[5], hdr_bytes[6], hdr_bytes[7]]);
     let eh_frame = (hdr_range.start + 4).wrapping_add_signed(offset.into());
     // Its length is nowhere at run time; it lies in one segment, and is searched by the header's table.
-    let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return 0 };
+    let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return };
     let eh_range = eh_frame..segment.end;
     unwinder.add_module(Module::new(
         String::new(),
@@ -126,7 +121,6 @@ unsafe extern "C" fn add_object(
             ..Default::default()
         },
     ));
-    0
 }
 
 /// Writes one frame a symbol (inlined ones have several), Go's way: name, then place. Frames of the

@@ -20,7 +20,8 @@
 //! 5. the slice has changed since: the signal is late;
 //! 6. it is in the library that malloc lives in, or in the loader: a holder of one of their locks who stops makes
 //!    everybody wait, also the aide, who may be starting the one thread that could resume him. Only who has been
-//!    found there [`PUT_OFF_MAX`] times in a slice, and only while a thread is to spare.
+//!    found there [`PUT_OFF_MAX`] times in a slice, and only while a thread is to spare;
+//! 7. no thread is to spare, for as long: it may be in a callback of theirs.
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
 //! a call that is entered between sysmon's look and its signal.
@@ -182,13 +183,15 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     let in_library = LIBRARIES.iter().any(|[start, end]| {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
-    if in_library {
+    // In user code that libc has called it may have libc's locks as well.
+    let alone = m.sched().has_no_spare();
+    if in_library || alone {
         // Relaxed: the thread's own; sysmon only looks.
         let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
         let same = m.put_off_tick.replace(tick) == tick;
         let put_off = if same { m.put_off.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
         m.put_off.store(put_off, Ordering::Relaxed);
-        if put_off < PUT_OFF_MAX || m.sched().has_no_spare() {
+        if put_off < PUT_OFF_MAX || (in_library && alone) {
             return false;
         }
     }

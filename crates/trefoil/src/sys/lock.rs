@@ -19,6 +19,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,6 +57,22 @@ fn pin() {
 #[inline(always)]
 fn unpin() {
     PINS.set(PINS.get() - 1);
+}
+
+/// While it lives the goroutine is not preempted: for who has one of libc's locks. Dropped on the stack that made it.
+pub(super) struct Pin(PhantomData<*const ()>);
+
+impl Pin {
+    pub(super) fn new() -> Pin {
+        pin();
+        Pin(PhantomData)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        unpin();
+    }
 }
 
 /// A mutual exclusion of one word.

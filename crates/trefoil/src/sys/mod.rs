@@ -8,6 +8,7 @@ pub(crate) mod epoll;
 pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;
+pub(crate) mod objects;
 pub(crate) mod parker;
 pub(crate) mod probe;
 #[cfg(feature = "std")]

@@ -17,6 +17,7 @@
 
 use super::Layout;
 use super::raw::load;
+use crate::sys::objects;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -118,22 +119,14 @@ type Key = (usize, usize, CString);
 
 /// Every module with TLS, static or not.
 pub(super) fn segments() -> Vec<Segment> {
-    unsafe extern "C" fn each(
-        info: *mut libc::dl_phdr_info,
-        size: usize,
-        out: *mut c_void,
-    ) -> c_int {
-        // SAFETY: dl_iterate_phdr passes a valid record; `out` is the vector below.
-        let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<Segment>>()) };
-        if size < size_of::<libc::dl_phdr_info>() || info.dlpi_tls_modid == 0 {
-            return 0;
+    let mut all = Vec::new();
+    objects::for_each(|info, headers| {
+        if info.dlpi_tls_modid == 0 {
+            return;
         }
-        // SAFETY: the loader's own table of `dlpi_phnum` headers.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         // SAFETY: the loader's string.
         let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-        out.extend(headers.iter().filter(|h| h.p_type == libc::PT_TLS).map(|h| {
+        all.extend(headers.iter().filter(|h| h.p_type == libc::PT_TLS).map(|h| {
             let at = (info.dlpi_addr + h.p_vaddr) as usize;
             // SAFETY: in the module's data, which stays mapped during this call (invariant 4).
             let image = unsafe { std::slice::from_raw_parts(at as *const u8, h.p_filesz as usize) };
@@ -146,11 +139,7 @@ pub(super) fn segments() -> Vec<Segment> {
                 align: h.p_align as usize,
             }
         }));
-        0
-    }
-    let mut all = Vec::<Segment>::new();
-    // SAFETY: `each` matches the callback's type and uses `all` only during the call.
-    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut all).cast()) };
+    });
     all
 }
 
