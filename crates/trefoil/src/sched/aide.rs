@@ -7,12 +7,14 @@
 //! It sleeps until someone leaves a note ([`Aide::call`]).
 
 use super::Sched;
+use super::central::Central;
 use super::m::M;
 use crate::mem;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::{cpus, thread};
 use std::io;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -100,20 +102,26 @@ fn help(sched: &Arc<Sched>) {
     scavenger.finish();
 }
 
+/// Starts a thread for `sched`, whose lock the caller gives back with this.
+pub(super) fn start_thread(
+    sched: &Arc<Sched>,
+    mut central: impl DerefMut<Target = Central>,
+) -> io::Result<()> {
+    let id = sched.admit_thread()?;
+    central.starting += 1;
+    drop(central);
+    M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
+}
+
 /// One for every P that waits for a thread, and one to spare: a P must never wait for *us*, because starting a
 /// thread allocates, and the lock that takes may be in the hands of a goroutine that waits for that P.
 fn start_threads(sched: &Arc<Sched>) {
     loop {
-        let mut central = sched.central.lock();
+        let central = sched.central.lock();
         if sched.stopping.load(Ordering::Relaxed) || !central.wants_thread() {
             return;
         }
-        let admitted = sched.admit_thread();
-        central.starting += u32::from(admitted.is_ok());
-        drop(central);
-        let started = admitted.and_then(|id| {
-            M::start(sched, id, true).inspect_err(|_| sched.central.lock().starting -= 1)
-        });
+        let started = start_thread(sched, central);
         if let Err(e) = started {
             let mut central = sched.central.lock();
             let needed = central.has_orphans();

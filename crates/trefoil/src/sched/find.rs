@@ -371,6 +371,8 @@ fn wait_for_p(rt: Rt) -> Option<()> {
     let (m, sched) = (rt.m(), rt.sched());
     loop {
         let mut central = sched.central.lock();
+        // From one moment to the next it is no longer expected, and idle or at work: never missing in between.
+        central.starting -= u32::from(m.arriving.replace(false));
         if let Some(p) = m.handed.take() {
             // It may have been the keeper. One that searches will wake the next, who becomes it.
             let unkept = central.has_no_keeper() && !m.spinning.get() && sched.needs_keeper();

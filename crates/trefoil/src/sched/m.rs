@@ -68,6 +68,8 @@ pub(crate) struct M {
     pub(crate) put_off: AtomicU32,
     /// The tick of those.
     pub(crate) put_off_tick: Cell<u32>,
+    /// Its thread has not asked for a P yet: it is among `Central::starting`.
+    pub(crate) arriving: Cell<bool>,
     pub(crate) p: Cell<Option<&'static P>>,
     pub(crate) current: Cell<Option<&'static G>>,
     /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
@@ -142,6 +144,7 @@ impl M {
                 spinning: Cell::new(false),
                 put_off: AtomicU32::new(0),
                 put_off_tick: Cell::new(0),
+                arriving: Cell::new(true),
                 p: Cell::new(None),
                 current: Cell::new(None),
                 leaving: Cell::new(Leaving::Nobody),
@@ -165,6 +168,8 @@ impl M {
         m.in_runtime.store(1, Ordering::Relaxed);
         m.hold.store(HELD, Ordering::Relaxed);
         m.spinning.set(false);
+        m.put_off.store(0, Ordering::Relaxed);
+        m.arriving.set(true);
         m.p.set(None);
         m.current.set(None);
         m.leaving.set(Leaving::Nobody);
@@ -214,12 +219,12 @@ impl M {
 
     /// Starts a thread for `sched`, which looks for a P by itself. It was admitted as number `id`, and is
     /// dismissed again on failure. Allocates: not with a P in hand, nor with one waiting for it.
-    /// `counted`: it is among `Central::starting`.
-    pub(crate) fn start(sched: &Arc<Sched>, id: u32, counted: bool) -> io::Result<()> {
+    /// It is among `Central::starting` until it asks for a P.
+    pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
         let m = M::new(sched, id);
         let keep = sched.clone();
         let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
-            m.thread_main(counted);
+            m.thread_main();
             m.retire();
             keep.dismiss_thread();
         });
@@ -246,7 +251,7 @@ impl M {
         *unused = Some(self);
     }
 
-    fn thread_main(&'static self, counted: bool) {
+    fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(super::preempt::ready_thread());
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
@@ -255,9 +260,6 @@ impl M {
         // Timers are precise: by default the kernel may be 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        if counted {
-            self.sched().central.lock().starting -= 1;
-        }
         switch::thread_loop(Rt(self));
         // Not later: our reference to the Sched, which owns the P, goes next.
         self.sched().leave_p(self);

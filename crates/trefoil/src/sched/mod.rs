@@ -193,11 +193,9 @@ impl Sched {
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
-        m::M::start(&sched, sched.admit_thread()?, false)?;
+        aide::start_thread(&sched, sched.central.lock())?;
         // And one to spare, before any goroutine runs: see `aide.rs`.
-        if let Ok(id) = sched.admit_thread() {
-            let _ = m::M::start(&sched, id, false);
-        }
+        let _ = aide::start_thread(&sched, sched.central.lock());
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
