@@ -11,7 +11,6 @@ pub(crate) mod mm;
 pub(crate) mod objects;
 pub(crate) mod parker;
 pub(crate) mod probe;
-#[cfg(feature = "std")]
 pub(crate) mod raw;
 pub(crate) mod signal;
 pub(crate) mod stderr;

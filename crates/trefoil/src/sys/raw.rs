@@ -28,6 +28,7 @@ pub(crate) unsafe fn syscall<const N: usize>(number: libc::c_long, args: [usize;
 }
 
 /// As libc gives it: −1 and errno for an error.
+#[cfg(feature = "std")]
 pub(crate) fn to_libc(result: isize) -> isize {
     if (-4095..0).contains(&result) {
         // SAFETY: errno of the running thread or goroutine.
