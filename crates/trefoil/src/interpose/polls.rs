@@ -6,6 +6,7 @@
 //! kernel's business: the thread blocks, and loses its P.
 
 use super::io::{Then, wait_ready};
+use super::sleep::nanos;
 use super::{fds, may_park};
 use crate::sched::pollable::Side;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -21,16 +22,6 @@ const MOST: usize = libc::FD_SETSIZE;
 
 fn after_ms(ms: c_int) -> Nanos {
     if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
-}
-
-/// A kernel's time in nanoseconds; not for one that it refuses.
-fn span(seconds: i64, nanos: i64) -> Nanos {
-    (seconds as u64).saturating_mul(1_000_000_000).saturating_add(nanos as u64)
-}
-
-/// Whether the kernel takes it, or there is none.
-fn is_sane(time: Option<&timespec>) -> bool {
-    time.is_none_or(|t| t.tv_sec >= 0 && (0..1_000_000_000).contains(&t.tv_nsec))
 }
 
 fn after(span: Option<Nanos>) -> Nanos {
@@ -56,8 +47,9 @@ door! {
     PPOLL = ppoll(list: *mut pollfd, count: c_ulong, timeout: *const timespec,
         mask: *const sigset_t) -> c_int,
     {
-        if mask.is_null() && is_sane(timeout.as_ref()) {
-            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
+        let time = timeout.as_ref().map(nanos);
+        if mask.is_null() && time != Some(None) {
+            let span = time.flatten();
             poll_until(list, count as usize, after(span), span == Some(0))
         } else {
             // The thread's mask changes with it: the kernel's business. It may write to the timeout.
@@ -214,10 +206,15 @@ door! {
     SELECT = select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval) -> c_int,
     {
-        if timeout.as_ref().is_some_and(|t| t.tv_sec < 0 || t.tv_usec < 0) {
+        // As the kernel does it: more than a second of microseconds is a time, too.
+        let time = timeout.as_ref().map(|t| {
+            let (more, micros) = (t.tv_usec / 1_000_000, t.tv_usec % 1_000_000);
+            nanos(&timespec { tv_sec: t.tv_sec.saturating_add(more), tv_nsec: micros * 1_000 })
+        });
+        if time == Some(None) {
             -(libc::EINVAL as isize)
         } else {
-            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_usec.saturating_mul(1_000)));
+            let span = time.flatten();
             let until = after(span);
             let result = select_until(count, [read, write, except], until, span == Some(0));
             // As Linux does: what is left of it.
@@ -236,8 +233,9 @@ door! {
     PSELECT = pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t) -> c_int,
     {
-        if mask.is_null() && is_sane(timeout.as_ref()) {
-            let span = timeout.as_ref().map(|t| span(t.tv_sec, t.tv_nsec));
+        let time = timeout.as_ref().map(nanos);
+        if mask.is_null() && time != Some(None) {
+            let span = time.flatten();
             select_until(count, [read, write, except], after(span), span == Some(0))
         } else {
             // It may write to the timeout. The mask goes in with its size.

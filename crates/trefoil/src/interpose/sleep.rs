@@ -19,8 +19,8 @@ type Nanosleep = unsafe extern "C" fn(*const libc::timespec, *mut libc::timespec
 type ClockNanosleep =
     unsafe extern "C" fn(c_int, c_int, *const libc::timespec, *mut libc::timespec) -> c_int;
 
-/// None: not a time.
-fn nanos(t: &libc::timespec) -> Option<Nanos> {
+/// None: the kernel refuses it.
+pub(super) fn nanos(t: &libc::timespec) -> Option<Nanos> {
     if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) {
         return None;
     }

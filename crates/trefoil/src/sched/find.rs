@@ -267,6 +267,14 @@ fn steal(rt: Rt, p: &'static P, last: bool) -> Option<&'static G> {
     None
 }
 
+/// Lets some time pass without a look at the victim: its owner writes there.
+fn spin_for(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        spin_hint();
+    }
+}
+
 /// Whether the few that wait in the victim's ring are about to run there: its owner takes one after the other.
 fn is_brisk(victim: &P) -> bool {
     let len = victim.runq.ring_len();
@@ -274,10 +282,7 @@ fn is_brisk(victim: &P) -> bool {
         return false;
     }
     let taken = victim.runq.taken();
-    let start = Instant::now();
-    while start.elapsed() < RING_GRACE {
-        spin_hint();
-    }
+    spin_for(RING_GRACE);
     victim.runq.taken().wrapping_sub(taken) >= BRISK
 }
 
@@ -289,11 +294,7 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
         return None;
     }
     let taken = victim.runq.nexts_taken();
-    let start = Instant::now();
-    // Without a look at the victim: its owner writes there.
-    while start.elapsed() < RUNNEXT_GRACE {
-        spin_hint();
-    }
+    spin_for(RUNNEXT_GRACE);
     if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
 }
 
