@@ -73,7 +73,7 @@ pub fn stats() -> Stats {
         procs: sched.all_ps().map(proc_stats).collect(),
         threads: sched.threads() as usize,
         goroutines: sched.num_goroutines() as usize,
-        io_waiters: sched.poller.waiters.load(Ordering::Relaxed) as usize,
+        io_waiters: sched.poller.waiters(),
         global_queue: sched.global_len.load(Ordering::Relaxed) as usize,
         stack_bytes_mapped: memory.mapped_bytes,
         stacks_live: memory.live,

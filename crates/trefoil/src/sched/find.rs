@@ -46,6 +46,8 @@ const RUNNEXT_GRACE: Duration = Duration::from_micros(3);
 const FEW: u32 = 4;
 const BRISK: u32 = 2;
 const RING_GRACE: Duration = Duration::from_micros(1);
+/// Descriptors that another P has not looked at for so long are anybody's. Longer than it takes to serve a hundred.
+const NEGLECTED: Nanos = 500_000;
 
 /// Blocks until there is a goroutine to run. None: the thread is to end.
 pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
@@ -97,7 +99,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
         let stopped = if sched.has_no_spare() { take_stopped(sched, p) } else { None };
         let found = stopped
             .or_else(|| take_here(sched, p))
-            .or_else(|| poll(rt, p))
+            .or_else(|| poll(rt, p, NEGLECTED))
             .or_else(|| take_tired(rt, p))
             .or_else(|| search(rt, p));
         if let Some(g) = found {
@@ -181,14 +183,11 @@ fn take_tired(rt: Rt, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Looks for descriptors that became ready, unless somebody sleeps there. The first goroutine runs, the rest wait
-/// in the queue.
-fn poll(rt: Rt, p: &'static P) -> Option<&'static G> {
-    let poller = rt.sched().poller;
-    if !poller.is_wanted() || poller.blocked.load(Ordering::Relaxed) {
-        return None;
-    }
-    poller.poll(0).wake(Some(rt));
+/// Looks for descriptors that became ready: its own ones, and those that nobody has looked at for `age`. The first
+/// goroutine runs, the rest wait in the queue.
+fn poll(rt: Rt, p: &'static P, age: Nanos) -> Option<&'static G> {
+    let sched = rt.sched();
+    sched.poller.poll(p.id, sched.procs(), age).wake(Some(rt));
     let g = pop_local(p)?;
     p.next_tick();
     Some(g)
@@ -213,7 +212,9 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
             _ = sched.idle.searched(true);
             return Some(g);
         }
-        let other = take_global(sched, p).or_else(|| poll(rt, p)).or_else(|| take_tired(rt, p));
+        let other = take_global(sched, p)
+            .or_else(|| poll(rt, p, if last { 0 } else { NEGLECTED }))
+            .or_else(|| take_tired(rt, p));
         if let Some(g) = other {
             _ = sched.idle.searched(true);
             return Some(g);

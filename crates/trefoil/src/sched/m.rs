@@ -198,12 +198,9 @@ impl M {
 
     /// Sleeps until `until`, a rouse, or until descriptors are ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> Ready {
-        poller.blocked.store(true, Ordering::Relaxed);
-        let ready = self.polling.lie(&poller.epoll, || {
-            poller.poll(if self.parker.take_note() { 0 } else { until.max(1) })
-        });
-        poller.blocked.store(false, Ordering::Relaxed);
-        ready
+        self.polling.lie(poller.door(), || {
+            poller.keep(if self.parker.take_note() { 0 } else { until.max(1) })
+        })
     }
 
     pub(crate) fn set_p(&'static self, p: Option<&'static P>) {

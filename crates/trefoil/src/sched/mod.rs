@@ -338,7 +338,7 @@ impl Sched {
 
 impl Drop for Sched {
     fn drop(&mut self) {
-        self.poller.epoll.close();
+        self.poller.close();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {

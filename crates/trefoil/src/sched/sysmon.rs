@@ -109,14 +109,14 @@ impl Sysmon {
     /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
     /// the keeper it does not keep others from looking.)
     fn sleep(&self, until: Nanos, polls: bool) {
-        if !polls || self.poller.blocked.load(Ordering::Relaxed) {
+        if !polls || self.poller.is_slept_in() {
             self.bed.park_until(until);
             return;
         }
         let poller = self.poller;
         let ready = self
             .polling
-            .lie(&poller.epoll, || poller.poll(if self.bed.take_note() { 0 } else { until }));
+            .lie(poller.door(), || poller.sleep(if self.bed.take_note() { 0 } else { until }));
         ready.wake(None);
     }
 
@@ -253,13 +253,7 @@ impl<'a> Watch<'a> {
             sched.wake_after_push();
         }
         sched.look_after_strays(preempt::send);
-        let poller = sched.poller;
-        if poller.is_wanted()
-            && !poller.blocked.load(Ordering::Relaxed)
-            && now.saturating_sub(poller.last.load(Ordering::Relaxed)) >= POLL_EVERY
-        {
-            poller.poll(0).wake(None);
-        }
+        sched.poller.poll_neglected(POLL_EVERY).wake(None);
         if now - self.last_cpus >= CPUS_EVERY {
             self.last_cpus = now;
             sched.aide.call(CHECK_CPUS);

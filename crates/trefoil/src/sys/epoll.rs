@@ -1,4 +1,7 @@
-//! The epoll door: one instance, and an eventfd that ends waits.
+//! The epoll door: instances, one of a group with an eventfd that ends waits.
+//!
+//! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by `ppoll`): nesting them
+//! would make the kernel walk through two for every event.
 //!
 //! Several threads may wait at once (the keeper, one that was the keeper a moment ago, sysmon), and the kernel
 //! wakes any of them. So a break is *for* a thread, and only that one takes it out: the eventfd counts the
@@ -49,8 +52,8 @@ impl Epoll {
         Epoll { fd: AtomicI32::new(-1), waker: AtomicI32::new(-1), coarse: AtomicBool::new(false) }
     }
 
-    /// Opens it. By one caller at a time.
-    pub(crate) fn open(&self) -> io::Result<()> {
+    /// Opens it; `breaks`: with the eventfd. By one caller at a time.
+    pub(crate) fn open(&self, breaks: bool) -> io::Result<()> {
         if self.is_open() {
             return Ok(());
         }
@@ -58,6 +61,10 @@ impl Epoll {
         // SAFETY: calls that make descriptors, and one that registers one of them.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
+            if !breaks {
+                self.fd.store(fd, Ordering::Release);
+                return Ok(());
+            }
             let waker = match check(libc::eventfd(0, BREAK_FLAGS)) {
                 Ok(waker) => waker,
                 Err(e) => {
@@ -227,7 +234,28 @@ impl Epoll {
     }
 }
 
-/// Where a thread says that it waits in an [`Epoll`], so that it can be called out of it.
+/// Waits until one of the group has events (or a break), until `deadline` at most. Which have: a bit each.
+pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nanos) -> u32 {
+    const NONE: libc::pollfd = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+    let mut fds = [NONE; u32::BITS as usize];
+    let mut len = 0;
+    for epoll in group.take(fds.len()) {
+        // The kernel passes over those that are not open: -1.
+        fds[len].fd = epoll.fd.load(Ordering::Acquire);
+        len += 1;
+    }
+    let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now()) };
+    let mut limit = libc::timespec {
+        tv_sec: (left / 1_000_000_000) as i64,
+        tv_nsec: (left % 1_000_000_000) as i64,
+    };
+    let limit = if deadline == NEVER { 0 } else { &raw mut limit as usize };
+    // SAFETY: `len` entries of our own; the limit, which the kernel changes, outlives the call; no mask.
+    unsafe { syscall(libc::SYS_ppoll, [fds.as_mut_ptr() as usize, len, limit]) };
+    (0..len).filter(|&i| fds[i].revents != 0).fold(0, |bits, i| bits | 1 << i)
+}
+
+/// Where a thread says that it waits in an [`Epoll`] (or in its group), so that it can be called out of it.
 ///
 /// | `lies` | meaning |
 /// |---|---|
