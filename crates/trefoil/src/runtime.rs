@@ -121,7 +121,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        self.sched.stop();
+        self.sched.part();
     }
 }
 
@@ -224,6 +224,7 @@ impl RuntimeBuilder {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
                 asked: observe::quit::asked,
+                with_outputs: interpose::with_outputs,
             },
         };
         let sched = Sched::start(procs, config)?;

@@ -43,6 +43,22 @@ static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
+/// Where a thread waits that comes first at every wake ([`hurried`]). Only compared.
+static WANTED: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+thread_local! {
+    static HURRIED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// On a plain thread: takes locks of std in `f`, before all goroutines that wait for them.
+pub(crate) fn hurried<T>(f: impl FnOnce() -> T) -> T {
+    HURRIED.set(true);
+    let value = f();
+    HURRIED.set(false);
+    WANTED.store(std::ptr::null_mut(), Ordering::Relaxed);
+    value
+}
+
 static SYSCALL: Next = Next::new(c"syscall");
 /// The real function, for the assembler; null until it was looked up.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -105,6 +121,9 @@ unsafe extern "C" fn door(
                 wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
             }
             WAIT | WAIT_BITSET => {
+                if HURRIED.get() {
+                    WANTED.store(word.cast_mut(), Ordering::Relaxed);
+                }
                 THREADS.fetch_add(1, Ordering::Relaxed);
                 let result = kernel(value);
                 THREADS.fetch_sub(1, Ordering::Relaxed);
@@ -125,7 +144,8 @@ unsafe extern "C" fn door(
                     let threads_first = value == 1
                         && !all
                         && THREADS.load(Ordering::Relaxed) != 0
-                        && TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE);
+                        && (TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE)
+                            || std::ptr::eq(WANTED.load(Ordering::Relaxed), word));
                     match if threads_first { kernel(1) } else { 0 } {
                         1 => 1,
                         _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
@@ -217,17 +237,18 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> is
         });
         let n = batch.len() as u32;
         batch.wake_all(here, 0);
-        n
+        if n >= wanted {
+            return n as isize;
+        }
+        // Still inside: a goroutine that is stopped for ever on its way out has woken all whom it had to wake.
+        match kernel(wanted - n) {
+            more @ 0.. => more + n as isize,
+            _ if n > 0 => n as isize,
+            e => e,
+        }
     });
     if starved && may_park() {
         crate::yield_now();
     }
-    if woken >= wanted {
-        return woken as isize;
-    }
-    match kernel(wanted - woken) {
-        n @ 0.. => n + woken as isize,
-        _ if woken > 0 => woken as isize,
-        e => e,
-    }
+    woken
 }

@@ -119,6 +119,17 @@ fn may_park() -> bool {
             .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
 }
 
+/// Calls `f` while neither a goroutine nor a thread has std's standard output or error.
+pub(crate) fn with_outputs(f: &mut dyn FnMut()) {
+    let take = || (std::io::stdout().lock(), std::io::stderr().lock());
+    #[cfg(feature = "std")]
+    let locks = futex::hurried(take);
+    #[cfg(not(feature = "std"))]
+    let locks = take();
+    f();
+    drop(locks);
+}
+
 /// Names every door, so that none is left out of the program. Called once at the runtime's start.
 pub(crate) fn linked() {
     std::hint::black_box([

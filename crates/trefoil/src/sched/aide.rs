@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Notes: what it is asked to do. Starting threads needs none, it looks for that each time.
 pub(crate) const CHECK_DEADLOCK: u32 = 1;
 pub(crate) const CHECK_CPUS: u32 = 2;
+pub(crate) const PART: u32 = 4;
 
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
@@ -92,6 +93,9 @@ fn help(sched: &Arc<Sched>) {
         if notes & CHECK_CPUS != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
             follow_cpus(sched, &mut procs);
         }
+        if notes & PART != 0 {
+            sched.part_quietly(|| start_threads(sched));
+        }
         if now() >= next_trace {
             (hooks.trace)(sched);
             next_trace += every.unwrap_or(NEVER);
@@ -118,7 +122,7 @@ pub(super) fn start_thread(
 fn start_threads(sched: &Arc<Sched>) {
     loop {
         let central = sched.central.lock();
-        if sched.stopping.load(Ordering::Relaxed) || !central.wants_thread() {
+        if sched.is_stopped() || !sched.wants_thread(&central) {
             return;
         }
         let started = start_thread(sched, central);

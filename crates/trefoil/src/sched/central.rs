@@ -156,13 +156,8 @@ impl Central {
     }
 
     /// Threads that would take a P at once.
-    fn spares(&self) -> u32 {
+    pub(crate) fn spares(&self) -> u32 {
         self.idle_m_count + u32::from(self.keeper.is_some())
-    }
-
-    /// Whether there should be more threads: one for each P that waits for one, and one to spare.
-    pub(crate) fn wants_thread(&self) -> bool {
-        self.spares() + self.starting <= self.orphan_count
     }
 }
 
@@ -315,6 +310,12 @@ impl Sched {
         self.spares.load(Ordering::Relaxed) == 0
     }
 
+    /// Under the lock: whether there should be more threads: one for each P that waits for one, one in reserve for each
+    /// goroutine that was stopped inside a library, and one to spare.
+    pub(crate) fn wants_thread(&self, central: &Central) -> bool {
+        central.spares() + central.starting <= central.orphan_count + self.reserve()
+    }
+
     /// Under the lock: idle threads came or went.
     pub(crate) fn publish_spares(&self, central: &Central) {
         self.spares.store(central.spares(), Ordering::Relaxed);
@@ -323,7 +324,8 @@ impl Sched {
     /// `m` was idle for long. True: it is out of the list, and to end.
     pub(crate) fn dismiss_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
-        let out = central.idle_m_count > self.procs() && central.remove_idle_m(m);
+        let enough = central.idle_m_count > self.procs() && central.spares() > self.reserve() + 1;
+        let out = enough && central.remove_idle_m(m);
         self.publish_spares(&central);
         out
     }
@@ -434,6 +436,11 @@ impl Sched {
         self.pop(|central| central.tired.pop_front())
     }
 
+    /// The first of those that were stopped inside a library.
+    pub(crate) fn pop_inside(&self) -> Option<&'static G> {
+        self.pop(|central| central.tired.remove_first(|g| g.inside.get()))
+    }
+
     /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
     /// no local work, so the others are taken by the share.
     pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
@@ -512,7 +519,7 @@ impl Sched {
 
     /// Under the lock: an idle P for the claim that the caller holds, and a thread for the P.
     fn use_claim(&self, central: &mut Central) -> Wake {
-        if !self.stopping.load(Ordering::Relaxed)
+        if !self.is_stopped()
             && let Some(p) = self.take_idle_p(central)
         {
             return self.assign(central, p, true);
@@ -535,7 +542,11 @@ impl Sched {
         m.spinning.set(spinning);
         m.handed.set(Some(p));
         self.publish_spares(central);
-        Some(if central.wants_thread() { Wake::LastThread(m, self.aide) } else { Wake::Thread(m) })
+        Some(if self.wants_thread(central) {
+            Wake::LastThread(m, self.aide)
+        } else {
+            Wake::Thread(m)
+        })
     }
 
     /// Under the lock: `m`, without a P, takes one that waits for a thread.

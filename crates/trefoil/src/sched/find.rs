@@ -1,6 +1,6 @@
 //! Where the next goroutine comes from. Runs on the thread's own context.
 //!
-//! The order (Go's): requests on this P; every 61st tick one from the global queue; the local queue;
+//! The order (Go's): who was stopped inside a library, if threads are short (`preempt.rs`); requests on this P; every 61st tick one from the global queue; the local queue;
 //! a share of the global queue; descriptors that became ready; those who used up their slice; other Ps' queues. (61 turns may be long ones, and `yield_now` keeps a
 //! goroutine local, unlike Go's: so sysmon, too, asks for a look at the global queue, by `flag::FAIR`.) Then the P is given back and the thread looks once
 //! more (`idle.rs` says why) before it parks.
@@ -49,6 +49,9 @@ const RING_GRACE: Duration = Duration::from_micros(1);
 /// Descriptors that another P has not looked at for so long are anybody's. Longer than it takes to serve a hundred.
 const NEGLECTED: Nanos = 500_000;
 
+/// How long a thread without a P sleeps at a time when its runtime ends.
+pub(crate) const LAST_NAP: Nanos = 1_000_000;
+
 /// Blocks until there is a goroutine to run. None: the thread is to end.
 pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
@@ -57,10 +60,24 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             wait_for_p(rt)?;
             continue;
         };
+        if sched.is_short_of_threads()
+            && let Some(g) = sched.pop_inside()
+        {
+            p.next_tired_tick();
+            stop_spinning(rt);
+            return Some(g);
+        }
         let flags = p.flags.load(Ordering::Relaxed);
         if flags != 0 {
             if flags & flag::STOP != 0 {
-                return None;
+                if m.spinning.replace(false) {
+                    sched.idle.stop_spinning();
+                }
+                if let Some(g) = sched.take_last(p) {
+                    return Some(g);
+                }
+                sched.leave_p(m);
+                continue;
             }
             if flags & flag::PREEMPT != 0 {
                 p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
@@ -94,11 +111,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             }
         }
         timers::run_due(rt, &p.timers);
-        // With no thread to spare, those first who were stopped: one of them may hold the lock (malloc's, the
-        // loader's) for which others block their threads, and the aide cannot start another.
-        let stopped = if sched.has_no_spare() { take_stopped(sched, p) } else { None };
-        let found = stopped
-            .or_else(|| take_here(sched, p))
+        let found = take_here(sched, p)
             .or_else(|| poll(rt, p, NEGLECTED))
             .or_else(|| take_tired(rt, p))
             .or_else(|| search(rt, p));
@@ -154,17 +167,6 @@ fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
     }
     let g = sched.take_global_share(&mut sched.central.lock(), p)?;
     p.next_tick();
-    Some(g)
-}
-
-/// One of those who used up their slice, every other time.
-fn take_stopped(sched: &Sched, p: &'static P) -> Option<&'static G> {
-    if p.was_fair.replace(true) || !sched.has_global() {
-        p.was_fair.set(false);
-        return None;
-    }
-    let g = sched.pop_tired()?;
-    p.next_tired_tick();
     Some(g)
 }
 
@@ -385,7 +387,8 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             }
             return Some(());
         }
-        if sched.stopping.load(Ordering::Relaxed) {
+        if sched.is_stopped() {
+            central.remove_idle_m(m);
             return None;
         }
         if !m.listed.get()
@@ -397,6 +400,16 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             drop(central);
             m.set_p(Some(p));
             return Some(());
+        }
+        if sched.stopping.load(Ordering::Relaxed) {
+            // To spare, for as long as somebody may wait for a lock of libc's.
+            if !m.listed.get() {
+                central.push_idle_m(m);
+                sched.publish_spares(&central);
+            }
+            drop(central);
+            m.parker.park_until(now() + LAST_NAP);
+            continue;
         }
         // Work that someone wanted to wake a thread for, and could not.
         let overlooked = sched.has_global() && !m.listed.get() && !central.keeps(m);

@@ -51,6 +51,8 @@ pub(crate) struct G {
     pub(crate) state: State,
     reason: AtomicU8,
     pub(crate) abort_on_panic: Cell<bool>,
+    /// It was stopped by a signal inside libc or the loader, and may have one of their locks (`stop.rs`).
+    pub(crate) inside: Cell<bool>,
     /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
     pub(crate) no_preempt: Cell<u16>,
     /// Next in a queue or free list. Owned by that list.
@@ -99,6 +101,7 @@ impl G {
             state: State::new(),
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
+            inside: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),
             lock_depth: Cell::new(0),
@@ -302,6 +305,21 @@ impl GList {
         }
         self.len -= 1;
         Some(g)
+    }
+
+    /// Takes out the first that is `wanted`; looks at those before it.
+    pub(crate) fn remove_first(&mut self, wanted: impl Fn(&G) -> bool) -> Option<&'static G> {
+        let mut before = GList::new();
+        let mut found = None;
+        while let Some(g) = self.pop_front() {
+            if wanted(g) {
+                found = Some(g);
+                break;
+            }
+            before.push_back(g);
+        }
+        self.prepend(&mut before);
+        found
     }
 
     /// Moves all of `other` behind our own.

@@ -215,6 +215,9 @@ impl Sched {
         p.flags.fetch_and(!(flag::PREEMPT | flag::LOCKED), Ordering::Relaxed);
         if self.stopping.load(Ordering::Relaxed) {
             self.spill(central, p);
+            if !self.is_stopped() && self.has_global() {
+                return self.assign(central, p, false);
+            }
             self.put_idle_p(central, p);
             return Wake::Nobody;
         }
@@ -238,17 +241,18 @@ impl Sched {
         Wake::Nobody
     }
 
-    /// sysmon: calls back those strays that compute.
-    pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) {
+    /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
+    pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) -> bool {
         if self.astray.load(Ordering::Relaxed) == 0 {
-            return;
+            return false;
         }
+        let mut called = false;
         let mut central = self.central.lock();
         let mut first_seen: Option<&'static M> = None;
         for _ in 0..STRAY_LOOKS {
-            let Some(m) = central.strays.first else { return };
+            let Some(m) = central.strays.first else { break };
             if first_seen.is_some_and(|first| std::ptr::eq(first, m)) {
-                return;
+                break;
             }
             first_seen.get_or_insert(m);
             central.strays.remove(m);
@@ -264,7 +268,9 @@ impl Sched {
                 m.stray.cpu.set(cpu);
             } else if used > STRAY_CPU_NANOS {
                 signal(m);
+                called = true;
             }
         }
+        called
     }
 }

@@ -16,9 +16,11 @@
 //! outlive its parks.
 
 use super::Sched;
+use super::find::LAST_NAP;
 use super::g::G;
 use super::m::{M, Rt};
 use super::p::{P, flag};
+use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
 /// The running goroutine and its thread belong together from now on. May nest.
@@ -65,7 +67,10 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
         // First of all: someone may have sent the goroutine home already, with a P of his own.
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
         let handed = m.handed.take();
-        let over = ended || sched.stopping.load(Ordering::Relaxed);
+        let over = ended || sched.is_stopped();
+        if over {
+            central.remove_home(m);
+        }
         if handed.is_none() && !over && !m.listed.get() {
             central.push_home(m);
         }
@@ -81,7 +86,8 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
         if over {
             return false;
         }
-        m.parker.park();
+        let ends = sched.stopping.load(Ordering::Relaxed);
+        m.parker.park_until(if ends { now() + LAST_NAP } else { NEVER });
     }
 }
 
@@ -90,7 +96,7 @@ pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
     // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
-    if sched.stopping.load(Ordering::Relaxed) {
+    if sched.is_stopped() {
         central.global.push_back(g);
         return;
     }

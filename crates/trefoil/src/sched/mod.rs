@@ -14,6 +14,7 @@
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
+//! | `stop.rs` | the end of a runtime |
 //!
 //! Rules of the house:
 //! 1. State of a P is touched only with an [`Rt`] in hand (m.rs, invariant 4).
@@ -43,6 +44,7 @@ pub(crate) mod runq;
 pub(crate) mod scope;
 pub(crate) mod spawn;
 pub(crate) mod state;
+pub(crate) mod stop;
 pub(crate) mod switch;
 pub(crate) mod sysmon;
 pub(crate) mod table;
@@ -57,7 +59,7 @@ use central::Central;
 use g::G;
 use idle::Idle;
 pub(crate) use m::Rt;
-use p::{P, flag};
+use p::P;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
@@ -112,6 +114,8 @@ pub(crate) struct Hooks {
     pub(crate) all_asleep: fn(&Sched),
     /// A signal asked for something: looked at whenever the aide is woken.
     pub(crate) asked: fn(),
+    /// Calls its argument while nobody has std's standard output or error.
+    pub(crate) with_outputs: fn(&mut dyn FnMut()),
 }
 
 /// One scheduler: a runtime.
@@ -129,7 +133,9 @@ pub(crate) struct Sched {
     /// Until when the keeper sleeps (`find.rs`); `NEVER` if there is none, so that a new timer calls for
     /// one. Written under the lock.
     pub(crate) keeper_until: AtomicU64,
+    /// The runtime ends; the rest of it is in `ending` (`stop.rs`).
     pub(crate) stopping: AtomicBool,
+    pub(crate) ending: stop::Ending,
     next_id: AtomicU64,
     /// Goroutines started and ended on no P (by plain threads).
     pub(crate) spawned_outside: AtomicU64,
@@ -139,6 +145,8 @@ pub(crate) struct Sched {
     next_m: AtomicU32,
     /// Idle threads, for a look without the lock. Written under it.
     pub(crate) spares: AtomicU32,
+    /// Goroutines that were stopped inside a library (`preempt.rs`). Written under the lock.
+    pub(crate) inside: AtomicU32,
     /// Threads that run a goroutine without a P.
     pub(crate) astray: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
@@ -172,12 +180,14 @@ impl Sched {
             procs: AtomicU32::new(0),
             keeper_until: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
+            ending: stop::Ending::new(),
             next_id: AtomicU64::new(config.first_id),
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
             spares: AtomicU32::new(0),
+            inside: AtomicU32::new(0),
             astray: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),
@@ -205,27 +215,6 @@ impl Sched {
         }
         sched.aide.call(0);
         Ok(sched)
-    }
-
-    /// The runtime's handle is gone. Threads leave at their next scheduling step; goroutines that
-    /// are left are never resumed.
-    pub(crate) fn stop(&self) {
-        let mut central = self.central.lock();
-        self.stopping.store(true, Ordering::Relaxed);
-        for p in self.all_ps() {
-            p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
-        }
-        while let Some(m) = central.pop_any_m() {
-            m.rouse();
-        }
-        drop(central);
-        self.sysmon.wake();
-        self.aide.call(0);
-    }
-
-    /// It was dropped, and all its threads have ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed) && self.threads() == 0
     }
 
     /// A thread was needed and could not be had: said once. The work waits for those there are.

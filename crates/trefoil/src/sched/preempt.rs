@@ -18,10 +18,23 @@
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since: the signal is late;
-//! 6. it is in the library that malloc lives in, or in the loader: a holder of one of their locks who stops makes
-//!    everybody wait, also the aide, who may be starting the one thread that could resume him. Only who has been
-//!    found there [`PUT_OFF_MAX`] times in a slice, and only while a thread is to spare;
+//! 6. it is in the library that malloc lives in, or in the loader, and has not been found there [`PUT_OFF_MAX`] times
+//!    in a slice;
 //! 7. no thread is to spare, for as long: it may be in a callback of theirs.
+//!
+//! # Inside a library
+//! Who holds one of libc's locks and stops makes others wait, in the kernel, with their threads. Each of them loses its
+//! P to a thread that was to spare; and when none is, the aide must start one, which takes the same locks. So nobody
+//! could resume the holder any more. Therefore those who were stopped there are counted, and
+//! 1. nobody is stopped there unless more threads are to spare than were stopped there already;
+//! 2. the aide keeps as many, and one more;
+//! 3. a thread that gets a P while fewer are to spare than were stopped there begins with one of those.
+//!
+//! So before the last thread is gone, all of them run, and one of them is the holder. Beyond [`RESERVE`] it is a matter
+//! of patience: loops around `memset` are many, and have no lock.
+//!
+//! In a runtime that ends, who stops never goes on: so there it must be found inside a library far more often before
+//! it is taken for one that is always there ([`PUT_OFF_LAST`], `stop.rs`).
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
 //! a call that is entered between sysmon's look and its signal.
@@ -41,6 +54,12 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 /// How often a preemption is put off because the goroutine is inside libc: for some milliseconds, at sysmon's pace.
 /// Who mostly allocates is outside of it once in ten looks; who fills large buffers never is.
 const PUT_OFF_MAX: u32 = 48;
+/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends: a tenth of a
+/// second.
+const PUT_OFF_LONG: u32 = 4 * PUT_OFF_MAX;
+const PUT_OFF_LAST: u32 = 2_000;
+/// Threads in reserve for those that were stopped inside a library, at most.
+const RESERVE: u32 = 16;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -184,28 +203,82 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
     // In user code that libc has called it may have libc's locks as well.
-    let alone = m.sched().has_no_spare();
+    let ends = m.sched().stopping.load(Ordering::Relaxed);
+    let alone = !ends && m.sched().has_no_spare();
     if in_library || alone {
         // Relaxed: the thread's own; sysmon only looks.
         let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
         let same = m.put_off_tick.replace(tick) == tick;
         let put_off = if same { m.put_off.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
         m.put_off.store(put_off, Ordering::Relaxed);
-        if put_off < PUT_OFF_MAX || (in_library && alone) {
+        let limit = match () {
+            () if ends => PUT_OFF_LAST,
+            () if in_library && !m.sched().has_reserve() => PUT_OFF_LONG,
+            () => PUT_OFF_MAX,
+        };
+        if put_off < limit || (in_library && alone) {
             return false;
         }
     }
-    m.put_off.store(0, Ordering::Relaxed);
+    g.inside.set(in_library && !ends);
     true
 }
 
 /// What a diverted goroutine calls. Inside the runtime (the handler saw to that); the trampoline leaves it.
 unsafe extern "sysv64" fn preempted() {
     let rt = Rt::after_switch();
-    if rt.m().hold.load(Ordering::Relaxed) != HELD {
-        handoff::come_back(rt);
+    let (sched, g) = (rt.sched(), rt.g());
+    let inside = g.inside.get();
+    let patient = rt.m().put_off.load(Ordering::Relaxed) >= PUT_OFF_LONG;
+    if inside && !sched.stop_inside(patient) {
+        g.inside.set(false);
         return;
     }
-    rt.sched().preemptions.fetch_add(1, Ordering::Relaxed);
-    switch::preempt(rt);
+    if rt.m().hold.load(Ordering::Relaxed) == HELD {
+        sched.preemptions.fetch_add(1, Ordering::Relaxed);
+        switch::preempt(rt);
+    } else {
+        rt.m().put_off.store(0, Ordering::Relaxed);
+        handoff::come_back(rt);
+    }
+    if inside {
+        g.inside.set(false);
+        let _counting = sched.central.lock();
+        sched.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Sched {
+    /// Threads that are kept for those who were stopped inside a library.
+    pub(super) fn reserve(&self) -> u32 {
+        self.inside.load(Ordering::Relaxed).min(RESERVE)
+    }
+
+    /// Whether there is a thread in reserve for one more. For a look without the lock.
+    fn has_reserve(&self) -> bool {
+        self.spares.load(Ordering::Relaxed) > self.inside.load(Ordering::Relaxed)
+    }
+
+    /// Whether a thread that gets a P must begin with those.
+    pub(super) fn is_short_of_threads(&self) -> bool {
+        self.spares.load(Ordering::Relaxed) < self.reserve()
+    }
+
+    /// The running goroutine is about to stop inside a library: counts it. False: not now. `patient`: it has been put
+    /// off for long.
+    fn stop_inside(&self, patient: bool) -> bool {
+        let central = self.central.lock();
+        let (spares, inside) = (central.spares(), self.inside.load(Ordering::Relaxed));
+        let may = spares > inside || (patient && spares > 0);
+        if self.stopping.load(Ordering::Relaxed) || !may {
+            return false;
+        }
+        self.inside.fetch_add(1, Ordering::Relaxed);
+        let wants_thread = self.wants_thread(&central);
+        drop(central);
+        if wants_thread {
+            self.aide.call(0);
+        }
+        true
+    }
 }

@@ -230,8 +230,13 @@ fn finish_switch(rt: Rt) {
         }
         Leaving::Stranded(g) => {
             g.state.set_runnable();
-            // As one that was woken: it does not wait behind those who compute.
-            sched.push_from_outside(g, false);
+            if g.inside.get() {
+                sched.push_tired(g);
+                sched.wake_after_push();
+            } else {
+                // As one that was woken: it does not wait behind those who compute.
+                sched.push_from_outside(g, false);
+            }
         }
         Leaving::Dead(stack) => recycle(rt.p(), stack),
     }

@@ -252,7 +252,9 @@ impl<'a> Watch<'a> {
         if hushed && sched.all_ps().any(|p| !p.runq.is_empty()) {
             sched.wake_after_push();
         }
-        sched.look_after_strays(preempt::send);
+        if sched.look_after_strays(preempt::send) {
+            scene.next = scene.next.min(now + INSIST);
+        }
         sched.poller.poll_neglected(POLL_EVERY).wake(None);
         if now - self.last_cpus >= CPUS_EVERY {
             self.last_cpus = now;
@@ -271,7 +273,7 @@ impl<'a> Watch<'a> {
                 self.pause = (self.pause * 2).min(longest);
             }
         }
-        scene.next.min(now + self.pause.max(if stopping { MILLI } else { 0 }))
+        scene.next.min(now + self.pause.max(if sched.is_stopped() { MILLI } else { 0 }))
     }
 
     fn look_at(&mut self, p: &'static P, scene: &mut Scene) {

@@ -1,0 +1,201 @@
+//! The end of a runtime with goroutines left: what the rest of the process shares with them is not lost.
+
+mod common;
+
+use common::{Child, hold_until, in_child, tasks, watchdog};
+use std::hint::black_box;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use trefoil::{Runtime, blocking, go, lock_os_thread};
+
+/// Drops a runtime of `procs` Ps in which `n` goroutines do `work` for ever.
+fn leave_behind(procs: usize, n: usize, work: fn()) {
+    let rt = Runtime::builder().procs(procs).build().unwrap();
+    rt.run(|| {
+        for _ in 0..n {
+            go(move || {
+                loop {
+                    work()
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    });
+}
+
+/// malloc and its locks, as others need them: every size, on a thread of its own arena and on this one.
+fn allocate() {
+    let all = || {
+        for n in 0..300_usize {
+            black_box(vec![1_u8; 500 + n * 701]);
+        }
+    };
+    all();
+    std::thread::spawn(all).join().unwrap();
+}
+
+/// Nearly always inside malloc, with its lock: it is found there often enough to be stopped there.
+fn trim() {
+    // SAFETY: no arguments that could be wrong.
+    unsafe { libc::malloc_trim(0) };
+    common::spin(Duration::from_micros(2));
+}
+
+/// A goroutine that was stopped inside malloc kept an arena's lock when its runtime was dropped.
+#[test]
+fn no_lock_of_malloc_is_lost() {
+    let _watchdog = watchdog();
+    for round in 0..12 {
+        leave_behind(1 + round % 3, 4, trim);
+        allocate();
+    }
+}
+
+/// All threads waited for a lock in the hands of a goroutine that was stopped, and so did the aide, which was to start
+/// the one that could resume it.
+#[test]
+fn a_holder_of_mallocs_lock_is_resumed_before_threads_run_out() {
+    let _watchdog = watchdog();
+    for _ in 0..5 {
+        Runtime::builder().procs(2).build().unwrap().run(|| {
+            let end = Instant::now() + Duration::from_millis(120);
+            let work = move || {
+                while Instant::now() < end {
+                    trim();
+                    black_box(vec![1_u8; 300_000]);
+                }
+            };
+            let all: Vec<_> = (0..8).map(|_| go(work)).collect();
+            all.into_iter().for_each(|g| g.join().unwrap());
+        });
+    }
+}
+
+/// The thread that a goroutine is locked to stays until that one is outside of malloc.
+#[test]
+fn a_locked_goroutine_gives_mallocs_lock_back() {
+    let _watchdog = watchdog();
+    for _ in 0..6 {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        rt.run(|| {
+            for _ in 0..3 {
+                go(|| {
+                    let _thread = lock_os_thread();
+                    loop {
+                        trim();
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(25));
+        });
+        drop(rt);
+        allocate();
+    }
+}
+
+/// Goroutines that print all the time were left with the lock of standard output in their hands.
+#[test]
+fn standard_output_is_not_lost() {
+    if in_child() {
+        for procs in [1, 2, 4] {
+            leave_behind(procs, 3, || std::io::stdout().write_all(b"x\n").unwrap());
+            std::io::stdout().write_all(b"after\n").unwrap();
+            leave_behind(procs, 3, || {
+                let mut out = std::io::stderr().lock();
+                out.write_all(b"x").unwrap();
+                std::thread::sleep(Duration::from_micros(50));
+                out.write_all(b"\n").unwrap();
+            });
+            std::io::stderr().write_all(b"after\n").unwrap();
+        }
+        return;
+    }
+    let _watchdog = watchdog();
+    let out = Child::of("standard_output_is_not_lost").output();
+    assert!(out.status.success(), "{}", out.status);
+    for text in [out.stdout, out.stderr] {
+        assert_eq!(String::from_utf8_lossy(&text).lines().filter(|l| *l == "after").count(), 3);
+    }
+}
+
+/// Somebody keeps standard output for ever: the end of a runtime does not wait for that.
+#[test]
+fn an_output_that_is_never_given_back_delays_the_end_a_little() {
+    if in_child() {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        rt.run(|| {
+            let (tell, told) = mpsc::channel();
+            go(move || {
+                let _out = std::io::stdout().lock();
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_secs(3600));
+            });
+            told.recv().unwrap();
+        });
+        let start = Instant::now();
+        drop(rt);
+        let took = start.elapsed();
+        // SAFETY: ends the process; the harness would wait for its standard output.
+        unsafe { libc::_exit(if took < Duration::from_secs(2) { 7 } else { 8 }) };
+    }
+    let _watchdog = watchdog();
+    Child::of("an_output_that_is_never_given_back_delays_the_end_a_little").fail(7);
+}
+
+/// Who holds standard output and drops a runtime meanwhile goes on printing.
+#[test]
+fn the_one_who_drops_may_hold_standard_output() {
+    if in_child() {
+        let mut out = std::io::stdout().lock();
+        leave_behind(2, 2, std::thread::yield_now);
+        out.write_all(b"after\n").unwrap();
+        return;
+    }
+    let _watchdog = watchdog();
+    let out = Child::of("the_one_who_drops_may_hold_standard_output").output();
+    assert!(out.status.success(), "{}", out.status);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+}
+
+/// Loops of every kind end with their runtime, and so do the threads; but for one in a call that blocks.
+#[test]
+fn threads_leave_whatever_their_goroutines_did() {
+    if !in_child() {
+        Child::of("threads_leave_whatever_their_goroutines_did").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let before = tasks().len();
+    for work in [
+        || common::spin(Duration::from_millis(1)),
+        || drop(black_box(vec![1_u8; 1 << 20])),
+        || std::thread::sleep(Duration::from_micros(10)),
+        trefoil::yield_now,
+        || blocking(|| std::thread::yield_now()),
+        trim,
+    ] as [fn(); 6]
+    {
+        leave_behind(3, 5, work);
+    }
+    let rt = Runtime::builder().procs(1).build().unwrap();
+    rt.run(|| {
+        go(|| {
+            blocking(|| {
+                while !STOP.load(Ordering::Relaxed) {
+                    // SAFETY: no memory involved.
+                    unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
+                }
+            })
+        });
+        trefoil::yield_now();
+    });
+    drop(rt);
+    hold_until("all threads but those of the last runtime have left", || {
+        tasks().len() <= before + 3
+    });
+    STOP.store(true, Ordering::Relaxed);
+    hold_until("its threads too", || tasks().len() == before);
+}
