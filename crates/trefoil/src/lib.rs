@@ -66,6 +66,14 @@ compile_error!(
      needs `arch/` (switch, FS/GS base) and `mem/tls` (TLS blocks) for the target. Both are missing here."
 );
 
+// `gnu` only: on other targets the message above is the one that matters.
+#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+compile_error!(
+    "trefoil needs a dynamically linked glibc: it learns the layout of thread-local storage from the dynamic \
+     linker, and finds libc's functions behind its own of the same names. Build without \
+     `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
+);
+
 mod arch;
 mod blocking;
 pub mod chan;
