@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Stats {
     /// One entry for each P that was ever made; their number never shrinks.
     pub procs: Vec<ProcStats>,
-    /// OS threads that run goroutines, idle ones included. The runtime has one more, which watches.
+    /// OS threads that run goroutines, idle ones included. The runtime has two more, without goroutines: sysmon,
+    /// which watches the others, and the aide, which does what may wait.
     pub threads: usize,
     /// Of those, threads whose goroutine runs without a P: they block in some call, or just came back.
     pub threads_without_p: usize,
@@ -103,8 +104,9 @@ fn proc_stats(p: &P) -> ProcStats {
     }
 }
 
-/// Every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long it waits, the stack
-/// of those that are parked, and where each was created. Stops nobody, so it is a look in passing.
+/// Every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long it waits, its
+/// stack, and where it was created. Stops nobody, so it is a look in passing: goroutines that run on other threads
+/// meanwhile have no stack in it.
 ///
 /// ```
 /// trefoil::run(|| {
