@@ -49,7 +49,7 @@
 //! |---|---|
 //! | `TREFOIL_PROCS`, then `GOMAXPROCS` | how many goroutines run at once, 1 to 1024 |
 //! | `TREFOIL_DEBUG=schedtrace=1000` | a line about the scheduler on stderr every 1000 ms, in Go's form |
-//! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | and one for each P and goroutine |
+//! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | and one for each P and goroutine, with fields of our own |
 //! | `TREFOIL_DEBUG=asyncpreemptoff=1` | goroutines are stopped only at runtime calls, not by a signal |
 //! | `TREFOIL_DEBUG=preemptsignal=34` | another signal than SIGURG |
 //! | `TREFOIL_DEBUG=slice=1000` | microseconds that a goroutine may run while others wait; 10,000 by default |

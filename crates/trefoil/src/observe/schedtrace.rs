@@ -1,4 +1,6 @@
-//! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: the scheduler's state on stderr, in Go's lines.
+//! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: the scheduler's state on stderr. The summary is Go's
+//! line (`needspinning` is always 0: there is none here). The detail is not quite Go's: Ps and goroutines with the
+//! states and counters that we have, and no Ms.
 
 use crate::sched::g::{self, Status};
 use crate::sched::p::PStatus;
