@@ -1,9 +1,11 @@
-//! Looking into the runtime from inside the program.
+//! Looking into the runtime from inside the program: numbers, a dump of every goroutine, a profile of all.
 
 use crate::mem;
 use crate::runtime::with_sched;
 use crate::sched::p::{P, PStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use crate::observe::pprof::Profile;
 
 /// What the scheduler has done so far, and what it holds. See [`stats`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,4 +118,35 @@ fn proc_stats(p: &P) -> ProcStats {
 /// ```
 pub fn dump() -> String {
     with_sched(crate::observe::dump::dump)
+}
+
+/// How many goroutines of the caller's runtime stand where: Go's goroutine profile. The same look in passing as
+/// [`dump`], grouped by stack, so it stays short however many goroutines there are. One that runs on another thread
+/// meanwhile, or has not begun, counts at the closure that it was started with.
+///
+/// [`Profile::folded`] is text for flame graphs, [`Profile::write_pprof`] a file for `go tool pprof`.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::time::sleep;
+///
+/// fn serve() {
+///     sleep(Duration::from_secs(3600));
+/// }
+///
+/// trefoil::run(|| {
+///     for _ in 0..1000 {
+///         trefoil::go(serve);
+///     }
+///     sleep(Duration::from_millis(50)); // they begin to wait
+///     let profile = trefoil::debug::profile();
+///     assert_eq!(profile.goroutines(), 1001);
+///     print!("{}", profile.folded()); // …serve;trefoil::time::sleep 1000
+///     let mut file = Vec::new(); // or std::fs::File::create("goroutines.pb")?
+///     profile.write_pprof(&mut file).unwrap();
+///     assert!(!file.is_empty());
+/// });
+/// ```
+pub fn profile() -> Profile {
+    with_sched(crate::observe::pprof::profile)
 }

@@ -1,20 +1,18 @@
 //! The frames of a suspended goroutine, from its saved registers and its stack.
 //!
 //! A suspended goroutine may be resumed at any moment, so its stack is copied first and the copy is
-//! unwound; afterwards it is checked whether it was still suspended. Return addresses come from the
-//! unwind tables of the loaded objects (framehop), names from their symbols (backtrace).
+//! unwound; afterwards it is checked whether it was still suspended, in the same life. Return addresses come from
+//! the unwind tables of the loaded objects (framehop); `symbols.rs` gives them names.
 
 use crate::sched::g::{G, Status};
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
-use std::ffi::c_void;
-use std::fmt::Write;
 
 /// The most of a stack that is copied, from the innermost frame outwards.
 const COPY_MAX_BYTES: usize = 256 << 10;
-/// The most frames that are printed.
-pub(super) const FRAMES_MAX: usize = 64;
+/// The most frames that are followed: more than are shown, because the runtime's own are among them.
+const FRAMES_MAX: usize = 256;
 
 /// Where `arch::switch` keeps things on a suspended stack, in words from the saved stack pointer.
 const SAVED_RBP: usize = 6;
@@ -36,7 +34,7 @@ impl Tables {
     /// Return addresses of a suspended goroutine, innermost first. None: it was not suspended all the time, or
     /// has no stack yet.
     pub(super) fn frames(&mut self, g: &'static G) -> Option<Vec<u64>> {
-        let status = g.status();
+        let (id, status) = (g.id(), g.status());
         if !matches!(status, Status::Waiting(_) | Status::Runnable) {
             return None;
         }
@@ -55,7 +53,7 @@ impl Tables {
         let copy: Vec<u64> =
             (0..len).map(|i| unsafe { (sp as *const u64).add(i).read_volatile() }).collect();
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        if g.status() != status || g.sp_hint() != sp {
+        if g.status() != status || g.sp_hint() != sp || g.id() != id {
             return None;
         }
         let start = sp as u64;
@@ -69,7 +67,7 @@ impl Tables {
         let mut iter = self.unwinder.iter_frames(rip, regs, &mut self.cache, &mut read);
         while let Ok(Some(frame)) = iter.next() {
             frames.push(frame.address_for_lookup());
-            if frames.len() >= FRAMES_MAX * 4 {
+            if frames.len() >= FRAMES_MAX {
                 break;
             }
         }
@@ -121,53 +119,4 @@ fn unwinder_add(
             ..Default::default()
         },
     ));
-}
-
-/// Writes one frame a symbol (inlined ones have several), Go's way: name, then place. Frames of the
-/// runtime at both ends are left out.
-pub(super) fn write_frames(out: &mut String, frames: &[u64]) {
-    let mut inner = true;
-    let mut shown = 0;
-    for &address in frames {
-        backtrace::resolve(address as *mut c_void, |symbol| {
-            let name = symbol.name().map_or_else(|| format!("{address:#x}"), |n| format!("{n:#}"));
-            let file = symbol.filename().map(|f| f.display().to_string()).unwrap_or_default();
-            inner &= is_runtime(&name, &file);
-            if inner || shown >= FRAMES_MAX || is_bottom(&name, &file) {
-                return;
-            }
-            shown += 1;
-            let _ = writeln!(out, "{name}");
-            if let Some(line) = symbol.lineno() {
-                let _ = writeln!(out, "\t{file}:{line}");
-            }
-        });
-    }
-}
-
-/// Where this crate's sources are, as the compiler knows them.
-fn sources() -> &'static str {
-    file!().strip_suffix("observe/unwind.rs").unwrap_or("trefoil/src/")
-}
-
-/// Parts of the runtime that a goroutine stands in while it waits or dumps. Without full debug
-/// information a name has no path, but the file does.
-fn is_runtime(name: &str, file: &str) -> bool {
-    let own = |part: &str| file.contains(&format!("{}{part}/", sources()));
-    own("sched")
-        || own("arch")
-        || own("observe")
-        || file.contains("/backtrace-")
-        || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::", "backtrace::"]
-            .iter()
-            .any(|part| name.starts_with(part))
-}
-
-/// The frames between a closure and the bottom of its stack.
-fn is_bottom(name: &str, file: &str) -> bool {
-    is_runtime(name, file)
-        || file.contains("library/core/src/panic/")
-        || ["std::panicking::", "std::panic::", "core::panic::", "__rust_try"]
-            .iter()
-            .any(|part| name.contains(part))
 }
