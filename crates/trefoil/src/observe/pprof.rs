@@ -114,13 +114,14 @@ impl Profile {
     }
 
     /// A line for each distinct stack: its functions from the outermost to the innermost, separated by `;`, then a space
-    /// and how many goroutines stand there. What flame graph tools read.
+    /// and how many goroutines stand there. What flame graph tools read. Names have paths if the program has full
+    /// debug information; with line tables only, a place stands behind them.
     pub fn folded(&self) -> String {
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for sample in &self.samples {
             // A name may have the separator in it: `<[u8; 4] as T>::f`.
-            let names = sample.stack.iter().rev().map(|frame| frame.name.replace(';', ","));
-            let line = names.collect::<Vec<_>>().join(";");
+            let titles = sample.stack.iter().rev().map(|frame| frame.title().replace(';', ","));
+            let line = titles.collect::<Vec<_>>().join(";");
             *lines.entry(line).or_default() += sample.goroutines.count;
         }
         lines.into_iter().map(|(line, count)| format!("{line} {count}\n")).collect()

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The most frames of a stack that are shown.
@@ -20,6 +21,20 @@ pub(super) struct Frame {
     pub(super) file: String,
     /// 0 if unknown.
     pub(super) line: u32,
+}
+
+impl Frame {
+    /// Its name; and its place if the name has no path, as in a program with line tables only.
+    pub(super) fn title(&self) -> String {
+        let has_path = self.name.starts_with('<')
+            || self.name.split('<').next().is_some_and(|path| path.contains("::"));
+        match Path::new(&self.file).file_name() {
+            Some(file) if !has_path => {
+                format!("{} ({}:{})", self.name, file.display(), self.line)
+            }
+            _ => self.name.clone(),
+        }
+    }
 }
 
 /// Whose code a frame is.
