@@ -1,12 +1,13 @@
 //! `sched/timers.rs` as seen from outside: settings that may fire at any time after they were made.
 
 use super::Rt;
-use crate::sys::clock::Nanos;
+use crate::sys::clock::{Nanos, now};
 use loom::sync::Mutex;
+use std::time::Instant;
 
 /// As in `trefoil`.
 pub(crate) trait Alarm: Sync {
-    fn fire(&'static self, rt: Rt, seq: u64);
+    fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
     fn is_current(&self, seq: u64) -> bool;
 }
 
@@ -20,6 +21,10 @@ loom::lazy_static! {
 pub(crate) struct Sched;
 
 impl Sched {
+    pub(crate) fn instant(&self, _: Nanos) -> Instant {
+        Instant::now()
+    }
+
     pub(crate) fn set_alarm(&self, _: Option<Rt>, _: Nanos, alarm: &'static dyn Alarm, seq: u64) {
         HEAP.lock().expect("a panic ends the model").push((alarm, seq));
     }
@@ -34,6 +39,6 @@ pub(crate) fn take_settings() -> Vec<Setting> {
 pub(crate) fn fire(settings: Vec<Setting>) {
     let rt = Rt::enter().expect("goroutines only");
     for (alarm, seq) in settings {
-        alarm.fire(rt, seq);
+        alarm.fire(rt, seq, now());
     }
 }

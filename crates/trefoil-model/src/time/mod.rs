@@ -22,8 +22,8 @@ pub(crate) struct Backwards {
 impl Backwards {
     pub(crate) fn new() -> Backwards {
         let (sender, receiver) = bounded(1);
-        let slot = pool::take(Job::Send(sender));
-        slot.set(1, 0);
+        let slot = pool::take();
+        slot.start(Job::Send(sender), 1, 0, false);
         Backwards { slot, receiver }
     }
 

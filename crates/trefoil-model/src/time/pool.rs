@@ -1,6 +1,7 @@
 //! Slots, kept until the end of a run of the model.
 
-use super::slot::{Job, Slot};
+use super::slot::Slot;
+use crate::sched::Rt;
 use loom::sync::Mutex;
 
 /// Boxed, because it is referred to while the list grows.
@@ -10,17 +11,14 @@ loom::lazy_static! {
     static ref ALL: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 }
 
-pub(super) fn take(job: Job) -> &'static Slot {
+pub(super) fn take() -> &'static Slot {
     let slot = Box::new(Slot::new());
     // SAFETY: it is freed with the list, when all goroutines of the model have ended.
     let reference: &'static Slot = unsafe { &*std::ptr::from_ref(&*slot) };
     ALL.lock().expect("a panic ends the model").push(Kept(slot));
-    drop(reference.assign(job));
     reference
 }
 
-pub(super) fn give_back(slot: &'static Slot) {
-    drop(slot.assign(Job::Nothing));
-}
+pub(super) fn put(_: Option<Rt>, _: &'static Slot) {}
 
-pub(super) fn spent(_: &'static Slot) {}
+pub(super) fn spent(_: Rt, _: &'static Slot) {}

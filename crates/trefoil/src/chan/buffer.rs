@@ -118,25 +118,14 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// An empty buffer for `cap` elements of type T.
-    pub(super) fn new<T>(cap: usize) -> Buffer {
-        let mut base = null_mut();
-        if cap != UNBOUNDED && cap != 0 && size_of::<T>() != 0 {
-            let layout = match Layout::array::<T>(cap) {
-                Ok(layout) => layout,
-                Err(_) => panic!("a channel of {cap} elements does not fit into memory"),
-            };
-            // SAFETY: the size is not zero.
-            base = unsafe { std::alloc::alloc(layout) };
-            if base.is_null() {
-                handle_alloc_error(layout);
-            }
-        }
+    /// An empty buffer for `cap` elements of type T, with the memory of its ring ([`ring_layout`]), which it does not
+    /// own.
+    pub(super) fn new<T>(cap: usize, ring: *mut u8) -> Buffer {
         Buffer {
             len: AtomicUsize::new(0),
             cap,
             at: Cell::new(0),
-            base: Cell::new(base),
+            base: Cell::new(if cap == UNBOUNDED { null_mut() } else { ring }),
             end: Cell::new(0),
             last: Cell::new(null_mut()),
             spare: Cell::new(null_mut()),
@@ -144,6 +133,11 @@ impl Buffer {
             elem_size: size_of::<T>(),
             elem_align: align_of::<T>() as u32,
         }
+    }
+
+    /// The layout of its ring.
+    pub(super) fn ring_layout(&self) -> Layout {
+        ring_layout(self.cap, self.elem_size, self.elem_align as usize)
     }
 
     #[inline]
@@ -399,24 +393,26 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// The values are gone already (`take_all`); this is the memory.
+    /// The values are gone already (`take_all`); this is the memory of a chain. A ring's is the channel's.
     fn drop(&mut self) {
         let base = self.base.get();
         if self.cap != UNBOUNDED {
-            if !base.is_null() {
-                // SAFETY: allocated in `new` with this layout.
-                unsafe {
-                    let size = self.elem_size * self.cap;
-                    let layout = Layout::from_size_align_unchecked(size, self.elem_align as usize);
-                    std::alloc::dealloc(base, layout);
-                }
-            }
             return;
         }
         let layout = self.block_layout().0;
         for block in [base.cast(), self.spare.get(), self.discarded.load(Ordering::Relaxed)] {
             drop(Lent { block, layout });
         }
+    }
+}
+
+/// The layout of a ring: nothing for channels without one.
+pub(super) fn ring_layout(cap: usize, elem_size: usize, elem_align: usize) -> Layout {
+    let cap = if cap == UNBOUNDED { 0 } else { cap };
+    let layout = cap.checked_mul(elem_size).map(|size| Layout::from_size_align(size, elem_align));
+    match layout {
+        Some(Ok(layout)) => layout,
+        _ => panic!("a channel of {cap} elements does not fit into memory"),
     }
 }
 

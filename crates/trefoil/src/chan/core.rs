@@ -41,9 +41,9 @@ use crate::sys::clock::{NEVER, Nanos, now};
 
 /// See the head of the file.
 ///
-/// 128 bytes: in the first line what every operation changes, in the second what only those of
-/// unbounded channels do.
-#[repr(C, align(128))]
+/// Two lines: in the first what every operation changes, in the second what only those of
+/// unbounded channels do. The ring comes after it (handle.rs).
+#[repr(C, align(64))]
 pub(crate) struct Core {
     lock: ChanLock,
     receivers: List,
@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(super) half_dead: AtomicBool,
     pub(super) sender_count: AtomicU32,
     pub(super) receiver_count: AtomicU32,
+    /// Where its memory begins: so many bytes before it (handle.rs).
+    pub(super) shift: u32,
 }
 
 // SAFETY: invariant 1; the nodes in the lists are shared by the rules of queue.rs. Whether the
@@ -96,16 +98,17 @@ pub(super) enum Ended {
 }
 
 impl Core {
-    pub(super) fn new<T>(cap: usize) -> Core {
+    pub(super) fn new<T>(cap: usize, ring: *mut u8, shift: u32) -> Core {
         Core {
             lock: ChanLock::new(),
             receivers: List::new(),
             senders: List::new(),
-            buffer: Buffer::new::<T>(cap),
+            buffer: Buffer::new::<T>(cap, ring),
             closed: AtomicBool::new(false),
             half_dead: AtomicBool::new(false),
             sender_count: AtomicU32::new(1),
             receiver_count: AtomicU32::new(1),
+            shift,
         }
     }
 

@@ -6,14 +6,18 @@
 //! | the last receiver goes | the channel is closed, and what lies in it is dropped |
 //! | the second of these two | the channel is freed |
 //!
+//! A channel is one piece of memory: the `Core`, and after it the ring. It is asked for without an alignment, and the
+//! Core begins at its first whole line: malloc's way for aligned memory takes three times as long.
+//!
 //! Invariants:
 //! 1. A `Core` is alive while a handle of either side exists; a handle is the right to use it.
 //! 2. When the last receiver is gone the buffer is empty for ever: nobody can send (closed), and
 //!    what lay in it was taken out. So freeing a channel runs nobody's code.
 
-use super::buffer::Contents;
+use super::buffer::{Contents, ring_layout};
 use super::cells::{AtomicU32, Ordering};
 use super::core::{Core, Side};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -31,8 +35,62 @@ pub(super) struct Handle<T, const SENDER: bool> {
 
 /// Both sides of a new channel.
 pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
-    let core = NonNull::from(Box::leak(Box::new(Core::new::<T>(cap))));
+    let memory = Memory::of(ring_layout(cap, size_of::<T>(), align_of::<T>()));
+    // SAFETY: the size is not zero.
+    let start = unsafe { alloc(memory.whole) };
+    if start.is_null() {
+        handle_alloc_error(memory.whole);
+    }
+    let shift = start.align_offset(memory.align);
+    // SAFETY: by `Memory::of` the Core and its ring lie inside, aligned, from `shift` on; fresh, and ours.
+    let core = unsafe {
+        let core = NonNull::new_unchecked(start.add(shift).cast::<Core>());
+        core.write(Core::new::<T>(cap, start.add(shift + memory.ring), shift as u32));
+        core
+    };
     (Handle { core, _values: PhantomData }, Handle { core, _values: PhantomData })
+}
+
+/// What malloc aligns everything to.
+const USUAL_ALIGN: usize = 16;
+
+/// A channel's memory.
+struct Memory {
+    whole: Layout,
+    /// Of the Core in it.
+    align: usize,
+    /// Where the ring begins, after the Core's beginning.
+    ring: usize,
+}
+
+impl Memory {
+    fn of(ring: Layout) -> Memory {
+        let both = Layout::new::<Core>().extend(ring).and_then(|(both, ring)| {
+            let align = both.align();
+            let whole = if align > align_of::<Core>() {
+                both
+            } else {
+                Layout::from_size_align(both.size() + align - USUAL_ALIGN, USUAL_ALIGN)?
+            };
+            Ok(Memory { whole, align, ring })
+        });
+        match both {
+            Ok(memory) => memory,
+            Err(_) => panic!("a channel of {} bytes does not fit into memory", ring.size()),
+        }
+    }
+}
+
+/// # Safety
+/// Made by [`new`], and nobody uses it any more.
+unsafe fn free(core: NonNull<Core>) {
+    // SAFETY: the caller's; the layout is that of `new`, because nothing that it follows from ever changes.
+    unsafe {
+        let memory = Memory::of(core.as_ref().buffer.ring_layout());
+        let start = core.cast::<u8>().sub(core.as_ref().shift as usize);
+        core.drop_in_place();
+        dealloc(start.as_ptr(), memory.whole);
+    }
 }
 
 impl<T, const SENDER: bool> Handle<T, SENDER> {
@@ -83,23 +141,32 @@ impl<T, const SENDER: bool> Handle<T, SENDER> {
                 // AcqRel: the second sees what the first did.
                 unsafe {
                     if self.0.as_ref().half_dead.swap(true, Ordering::AcqRel) {
-                        drop(Box::from_raw(self.0.as_ptr()));
+                        free(self.0);
                     }
                 }
             }
         }
         let _free = Free(self.core);
-        self.core().close();
-        if !SENDER {
-            self.discard_values();
+        // Acquire: the other side's last handle has closed it and gone. We are alone, and need no lock.
+        let alone = self.core().half_dead.load(Ordering::Acquire);
+        if !alone {
+            self.core().close();
+        }
+        // Nobody sends to a closed channel: what is empty stays so.
+        if !SENDER && self.core().buffer.len() != 0 {
+            self.discard_values(alone);
         }
     }
 
     /// Drops what lies in the channel; there are no receivers any more.
-    fn discard_values(&self) {
+    fn discard_values(&self, alone: bool) {
         let core = self.core();
         let mut contents = None;
-        core.locked(|| contents = Some(core.buffer.take_all()));
+        if alone {
+            contents = Some(core.buffer.take_all());
+        } else {
+            core.locked(|| contents = Some(core.buffer.take_all()));
+        }
         if let Some(contents) = contents {
             drop(Discard::<T> { core, contents, _values: PhantomData });
         }

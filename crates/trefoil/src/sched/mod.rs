@@ -52,7 +52,7 @@ pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
 
-use crate::sys::clock::{NEVER, Nanos};
+use crate::sys::clock::{NEVER, Nanos, now};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
 use central::Central;
@@ -64,7 +64,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -162,7 +162,9 @@ pub(crate) struct Sched {
     /// It was said that no thread can be had.
     said_no_threads: AtomicBool,
     pub(crate) config: Config,
+    /// When it was started, on two clocks that are one.
     pub(crate) started: Instant,
+    started_at: Nanos,
     /// Milliseconds since `started`, refreshed by sysmon: how long goroutines wait, for dumps.
     pub(crate) coarse_ms: AtomicU32,
 }
@@ -171,6 +173,8 @@ impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
         let poller = pollable::Poller::leak();
+        // In this order: an `instant` is never too early.
+        let started_at = now();
         let sched = Arc::new(Sched {
             central: Lock::new(Central::new()),
             global_len: AtomicU32::new(0),
@@ -199,6 +203,7 @@ impl Sched {
             said_no_threads: AtomicBool::new(false),
             config,
             started: Instant::now(),
+            started_at,
             coarse_ms: AtomicU32::new(0),
         });
         sched.resize(procs)?;
@@ -297,6 +302,11 @@ impl Sched {
             && !self.has_global()
             && !self.poller.is_wanted()
             && self.next_timer() == NEVER
+    }
+
+    /// A point in time as std has it; some tens of nanoseconds late. Without a look at the clock.
+    pub(crate) fn instant(&self, t: Nanos) -> Instant {
+        self.started + Duration::from_nanos(t.saturating_sub(self.started_at))
     }
 
     /// Brings the coarse time up to date.

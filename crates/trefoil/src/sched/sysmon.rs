@@ -120,10 +120,18 @@ impl Sysmon {
         ready.wake(None);
     }
 
-    /// It is to be awake at `when`: a timer is due then, and no P may be idle.
+    /// It is to be awake at `when`.
     pub(crate) fn be_awake(&self, when: Nanos) {
         if when < self.until.load(Ordering::Relaxed) {
             self.wake();
+        }
+    }
+
+    /// A timer is due at `when`, and no P may be idle. For one that is due at once there is no hurry: who set it will
+    /// probably look at it, and nobody else makes room for it within [`SHORT_SLICE`].
+    pub(crate) fn see_to_timer(&self, when: Nanos) {
+        if when < self.until.load(Ordering::Relaxed) {
+            self.be_awake(when.max(now() + SHORT_SLICE / 4));
         }
     }
 

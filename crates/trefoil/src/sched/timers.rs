@@ -24,6 +24,7 @@ use crate::mem::Growing;
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::Lock;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Children of a heap's node. Go's number: one cache line of children.
@@ -38,9 +39,9 @@ const BATCH: usize = 32;
 /// Something that happens at a time, other than the end of a goroutine's wait. Its memory is never
 /// freed, only reused, and each setting has a number: so a stale entry does no harm.
 pub(crate) trait Alarm: Sync {
-    /// The time has come, for the setting numbered `seq`. Runs inside the runtime, so it neither
+    /// The time has come, for the setting numbered `seq`; it is `now`. Runs inside the runtime, so it neither
     /// allocates nor frees nor runs user code.
-    fn fire(&'static self, rt: Rt, seq: u64);
+    fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
     /// Whether the setting numbered `seq` still means something.
     fn is_current(&self, seq: u64) -> bool;
 }
@@ -132,20 +133,17 @@ impl Timers {
         }
     }
 
-    /// Takes out what is due, at most a batch; says whether there may be more.
-    fn take_due(&self, now: Nanos, due: &mut [Option<Entry>; BATCH]) -> bool {
+    /// Takes out what is due, at most a batch.
+    fn take_due<'a>(&self, now: Nanos, due: &'a mut [MaybeUninit<Entry>; BATCH]) -> &'a [Entry] {
         let mut heap = self.heap.lock();
-        for place in due.iter_mut() {
-            match heap.first() {
-                Some(first) if first.when <= now => *place = Some(pop_first(&mut heap)),
-                _ => {
-                    self.publish(&heap);
-                    return false;
-                }
-            }
+        let mut n = 0;
+        while n < BATCH && heap.first().is_some_and(|first| first.when <= now) {
+            due[n].write(pop_first(&mut heap));
+            n += 1;
         }
         self.publish(&heap);
-        true
+        // SAFETY: the first `n` were written.
+        unsafe { due[..n].assume_init_ref() }
     }
 
     /// Moves everything to `to`, because this P retires.
@@ -179,9 +177,9 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
     let mut any = false;
     let mut now = now();
     while timers.next() <= now {
-        let mut due = [const { None }; BATCH];
-        let more = timers.take_due(now, &mut due);
-        for entry in due.into_iter().flatten() {
+        let mut due = [MaybeUninit::uninit(); BATCH];
+        let due = timers.take_due(now, &mut due);
+        for entry in due {
             any = true;
             match entry.target {
                 Target::Wait(waiter) => {
@@ -189,10 +187,10 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
                         waiter.wake_in(rt);
                     }
                 }
-                Target::Alarm(alarm, seq) => alarm.fire(rt, seq),
+                Target::Alarm(alarm, seq) => alarm.fire(rt, seq, now),
             }
         }
-        if more {
+        if due.len() == BATCH {
             now = crate::sys::clock::now();
         }
     }
@@ -232,7 +230,7 @@ impl Sched {
         // The barrier pairs with those of the keeper and of sysmon: they see the timer, or we see their time.
         full_fence();
         if self.idle.idle_ps() == 0 {
-            self.sysmon.be_awake(when);
+            self.sysmon.see_to_timer(when);
         } else if when < self.keeper_until.load(Ordering::Relaxed) {
             self.hurry_keeper();
         }

@@ -17,7 +17,8 @@ use crate::runtime::with_sched;
 use crate::sched::timers::Alarm;
 use crate::sched::{Rt, spawn, wait};
 use crate::shim::Lock;
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{NEVER, Nanos};
+use std::ops::DerefMut;
 use std::panic::Location;
 use std::time::Instant;
 
@@ -71,15 +72,39 @@ impl Slot {
         }
     }
 
-    /// Gives it this job, and returns the one it had. The present setting will not happen.
+    /// Takes the job away. The present setting will not happen.
     #[must_use = "to be dropped outside the runtime"]
-    pub(super) fn assign(&'static self, job: Job) -> Job {
-        inside(|_| {
+    fn cancel(&'static self) -> Job {
+        let mut state = self.state.lock();
+        self.number.fetch_add(1, Ordering::Relaxed);
+        (state.armed, state.orphan) = (false, false);
+        std::mem::replace(&mut state.job, Job::Nothing)
+    }
+
+    /// For the pool: it was spent.
+    pub(super) fn clear(&'static self) {
+        drop(inside(|_| self.cancel()));
+    }
+
+    /// Its holder is done with it.
+    pub(super) fn retire(&'static self) {
+        drop(inside(|here| {
+            let job = self.cancel();
+            pool::put(here, self);
+            job
+        }));
+    }
+
+    /// The job and the first setting of a slot that was just taken. `orphan`: nobody holds it.
+    pub(super) fn start(&'static self, job: Job, when: Nanos, period: Nanos, orphan: bool) {
+        inside(|here| {
             let mut state = self.state.lock();
-            self.number.fetch_add(1, Ordering::Relaxed);
-            (state.armed, state.orphan) = (false, false);
-            std::mem::replace(&mut state.job, job)
-        })
+            // There was none; so nothing is dropped here.
+            debug_assert!(matches!(state.job, Job::Nothing));
+            std::mem::forget(std::mem::replace(&mut state.job, job));
+            state.orphan = orphan;
+            self.arm(here, state, when, period);
+        });
     }
 
     /// For the pool's lists: the slot after this one becomes `next`; returns which it was.
@@ -95,23 +120,36 @@ impl Slot {
             state.armed
         });
         if !armed {
-            pool::give_back(self);
+            self.retire();
         }
     }
 
     /// A new setting. Returns whether an old one was still to come.
     pub(super) fn set(&'static self, when: Nanos, period: Nanos) -> bool {
         inside(|here| {
-            let mut state = self.state.lock();
-            let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
-            let was = std::mem::replace(&mut state.armed, when != NEVER);
-            (state.when, state.period) = (when, period);
-            drop(state);
-            if when != NEVER {
-                with_sched(|sched| sched.set_alarm(here, when, self, number));
-            }
-            was
+            let state = self.state.lock();
+            self.arm(here, state, when, period)
         })
+    }
+
+    fn arm(
+        &'static self,
+        here: Option<Rt>,
+        mut state: impl DerefMut<Target = State>,
+        when: Nanos,
+        period: Nanos,
+    ) -> bool {
+        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
+        let was = std::mem::replace(&mut state.armed, when != NEVER);
+        (state.when, state.period) = (when, period);
+        drop(state);
+        if when != NEVER {
+            match here {
+                Some(rt) => rt.sched().set_alarm(here, when, self, number),
+                None => with_sched(|sched| sched.set_alarm(here, when, self, number)),
+            }
+        }
+        was
     }
 
     /// The present setting will not happen. Returns whether it was still to come.
@@ -125,14 +163,14 @@ impl Slot {
 }
 
 impl Alarm for Slot {
-    fn fire(&'static self, rt: Rt, number: u64) {
+    fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
         let mut state = self.state.lock();
         if self.number.load(Ordering::Relaxed) != number {
             return;
         }
         match &state.job {
             Job::Nothing => {}
-            Job::Send(sender) => sender.try_send_in(rt, Instant::now()),
+            Job::Send(sender) => sender.try_send_in(rt, rt.sched().instant(now)),
             Job::Call(..) => {
                 if let Job::Call(f, place) = std::mem::replace(&mut state.job, Job::Nothing) {
                     spawn::spawn_in(rt, f, place);
@@ -144,12 +182,12 @@ impl Alarm for Slot {
             let spent = state.orphan;
             drop(state);
             if spent {
-                pool::spent(self);
+                pool::spent(rt, self);
             }
             return;
         }
         // Ticks that could not be in time are left out.
-        let (now, period) = (now(), state.period);
+        let period = state.period;
         state.when += (now.saturating_sub(state.when) / period + 1) * period;
         let when = state.when;
         drop(state);

@@ -37,8 +37,8 @@ impl Timer {
     pub fn new(d: Duration) -> Timer {
         // One place, so that firing never waits.
         let (sender, receiver) = bounded(1);
-        let slot = pool::take(Job::Send(sender));
-        slot.set(clock::after(d), 0);
+        let slot = pool::take();
+        slot.start(Job::Send(sender), clock::after(d), 0, false);
         Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
     }
 
@@ -70,7 +70,7 @@ impl Timer {
 impl Drop for Timer {
     fn drop(&mut self) {
         match self.receiver {
-            Some(_) => pool::give_back(self.slot),
+            Some(_) => self.slot.retire(),
             None => self.slot.abandon(),
         }
     }
@@ -108,16 +108,9 @@ impl Ticker {
     #[track_caller]
     pub fn new(d: Duration) -> Ticker {
         let (sender, receiver) = bounded(1);
-        let ticker = Ticker { slot: pool::take(Job::Send(sender)), receiver };
-        ticker.set(d);
-        ticker
-    }
-
-    #[track_caller]
-    fn set(&self, d: Duration) {
-        assert!(!d.is_zero(), "non-positive interval for a Ticker");
-        let period = Nanos::try_from(d.as_nanos()).unwrap_or(NEVER);
-        self.slot.set(clock::after(d), period);
+        let slot = pool::take();
+        slot.start(Job::Send(sender), clock::after(d), interval(d), false);
+        Ticker { slot, receiver }
     }
 
     /// The channel of ticks.
@@ -137,14 +130,15 @@ impl Ticker {
     /// If `d` is zero.
     #[track_caller]
     pub fn reset(&self, d: Duration) {
+        let period = interval(d);
         self.stop();
-        self.set(d);
+        self.slot.set(clock::after(d), period);
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        pool::give_back(self.slot);
+        self.slot.retire();
     }
 }
 
@@ -154,7 +148,14 @@ impl fmt::Debug for Ticker {
     }
 }
 
-/// A channel on which the time is sent once, after `d`.
+/// The period of a ticker.
+#[track_caller]
+fn interval(d: Duration) -> Nanos {
+    assert!(!d.is_zero(), "non-positive interval for a Ticker");
+    Nanos::try_from(d.as_nanos()).unwrap_or(NEVER)
+}
+
+/// A channel on which the time is sent once, after `d`. [`Duration::MAX`] never comes.
 ///
 /// Its timer stays until then, also when the receiver is dropped. A loop that waits with
 /// a long limit each time uses the `after` arm of [`select!`](crate::select), which leaves nothing
@@ -168,9 +169,11 @@ impl fmt::Debug for Ticker {
 /// ```
 pub fn after(d: Duration) -> Receiver<Instant> {
     let (sender, receiver) = bounded(1);
-    let slot = pool::take(Job::Send(sender));
-    slot.set(clock::after(d), 0);
-    slot.abandon();
+    let when = clock::after(d);
+    if when == NEVER {
+        return crate::chan::never();
+    }
+    pool::take().start(Job::Send(sender), when, 0, true);
     receiver
 }
 
@@ -190,7 +193,7 @@ pub fn after_func<F>(d: Duration, f: F) -> Timer
 where
     F: FnOnce() + Send + 'static,
 {
-    let slot = pool::take(Job::Call(Box::new(f), Location::caller()));
-    slot.set(clock::after(d), 0);
+    let slot = pool::take();
+    slot.start(Job::Call(Box::new(f), Location::caller()), clock::after(d), 0, false);
     Timer { slot, receiver: None, never: crate::chan::never() }
 }
