@@ -1,6 +1,9 @@
 //! What the process costs, as the kernel counts it: memory, threads, CPU time.
 //!
-//! Read from /proc. Where a figure cannot be read it is 0: it is shown, nothing hangs on it.
+//! Read from /proc. A figure that cannot be read is 0.
+//!
+//! How busy threads are is asked in a way that does not depend on who else uses the machine: a thread counts
+//! when it is on a CPU *or in line for one*. So two threads at work are two, also on one CPU.
 
 use std::fs;
 use std::path::Path;
@@ -70,54 +73,69 @@ pub(crate) fn allow_files() -> u64 {
     limit.rlim_cur
 }
 
-/// Clock ticks of /proc/self/stat in a second: fixed on x86_64.
-const TICKS: u64 = 100;
-
 /// CPU time of the process, with that of threads that have ended.
 pub(crate) fn cpu_time() -> Duration {
-    parse_cpu_time(&fs::read_to_string("/proc/self/stat").unwrap_or_default())
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// User and system time are fields 14 and 15; field 2, the name, may hold blanks and brackets.
-fn parse_cpu_time(stat: &str) -> Duration {
-    let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = after_name.split_whitespace().skip(11).take(2);
-    let sum: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
-    Duration::from_millis(sum * 1000 / TICKS)
-}
-
-/// CPU time of one thread.
-#[derive(Clone, Debug, PartialEq)]
+/// Time of one thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ThreadTime {
     pub(crate) id: u64,
     pub(crate) cpu: Duration,
+    /// In line for a CPU.
+    pub(crate) queued: Duration,
 }
 
-/// The CPU time of each thread that is alive, in the order of their ids.
+/// The times of each thread that is alive, in the order of their ids.
 pub(crate) fn thread_times() -> Vec<ThreadTime> {
-    let entries = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let mut times: Vec<_> = entries
-        .filter_map(|entry| {
-            let id = entry.file_name().to_str()?.parse().ok()?;
-            // Nanoseconds on CPU, nanoseconds in the queue, slices.
-            let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
-            let ns = text.split_whitespace().next()?.parse().ok()?;
-            Some(ThreadTime { id, cpu: Duration::from_nanos(ns) })
-        })
-        .collect();
+    let mut times: Vec<_> = each_thread("schedstat").filter_map(parse_time).collect();
     times.sort_by_key(|time| time.id);
     times
+}
+
+/// Nanoseconds on CPU, nanoseconds in line, slices.
+fn parse_time((id, text): (u64, String)) -> Option<ThreadTime> {
+    let mut fields = text.split_whitespace().map(|field| field.parse().ok());
+    let mut next = || Some(Duration::from_nanos(fields.next()??));
+    Some(ThreadTime { id, cpu: next()?, queued: next()? })
 }
 
 /// What each thread used since `before`; threads that used nothing are left out.
 pub(crate) fn used_since(before: &[ThreadTime], now: Vec<ThreadTime>) -> Vec<ThreadTime> {
     now.into_iter()
         .filter_map(|time| {
-            let old = before.iter().find(|old| old.id == time.id).map_or(Duration::ZERO, |o| o.cpu);
-            let cpu = time.cpu.saturating_sub(old);
-            (!cpu.is_zero()).then_some(ThreadTime { id: time.id, cpu })
+            let zero = ThreadTime { id: time.id, cpu: Duration::ZERO, queued: Duration::ZERO };
+            let old = before.iter().find(|old| old.id == time.id).unwrap_or(&zero);
+            let cpu = time.cpu.saturating_sub(old.cpu);
+            let queued = time.queued.saturating_sub(old.queued);
+            (!cpu.is_zero()).then_some(ThreadTime { id: time.id, cpu, queued })
         })
         .collect()
+}
+
+/// Threads that are on a CPU or in line for one at this moment, the caller left out.
+pub(crate) fn busy_threads() -> usize {
+    // SAFETY: no arguments, touches no memory.
+    let own = unsafe { libc::gettid() } as u64;
+    each_thread("stat").filter(|(id, stat)| *id != own && is_runnable(stat)).count()
+}
+
+/// The state follows the name, which may hold blanks and brackets.
+fn is_runnable(stat: &str) -> bool {
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('R'))
+}
+
+/// A file of each thread that is alive, with the thread's id.
+fn each_thread(file: &str) -> impl Iterator<Item = (u64, String)> {
+    let entries = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    entries.filter_map(move |entry| {
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        Some((id, fs::read_to_string(entry.path().join(file)).ok()?))
+    })
 }
 
 #[cfg(test)]
@@ -140,15 +158,20 @@ mod tests {
     }
 
     #[test]
-    fn parses_cpu_time() {
-        let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0";
-        assert_eq!(parse_cpu_time(stat), Duration::from_secs(3));
-        assert_eq!(parse_cpu_time(""), Duration::ZERO);
+    fn parses_threads() {
+        assert!(is_runnable("7 (a) b) R 1 2 3"));
+        assert!(!is_runnable("7 (R) S 1 2 3") && !is_runnable(""));
+        let [cpu, queued] = [5, 7].map(Duration::from_nanos);
+        assert_eq!(parse_time((1, "5 7 1".into())), Some(ThreadTime { id: 1, cpu, queued }));
+        assert_eq!(parse_time((1, "5".into())), None);
     }
 
     #[test]
     fn differences() {
-        let time = |id, ms| ThreadTime { id, cpu: Duration::from_millis(ms) };
+        let time = |id, ms| {
+            let cpu = Duration::from_millis(ms);
+            ThreadTime { id, cpu, queued: 2 * cpu }
+        };
         let used = used_since(&[time(1, 5), time(2, 5)], vec![time(1, 9), time(2, 5), time(3, 1)]);
         assert_eq!(used, [time(1, 4), time(3, 1)]);
     }

@@ -1,14 +1,18 @@
-//! What a scene prints with: headings, facts, bars.
+//! What a scene prints with: headings, facts, promises, bars.
 //!
-//! Facts go to standard output. Progress bars are drawn on standard error by an OS thread of their
+//! A fact is only shown; a promise is measured, and the tour fails if it was not kept. Both go to standard output. Progress bars are drawn on standard error by an OS thread of their
 //! own which only reads a counter, so that watching does not disturb what is watched.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::curtain;
+use crate::ledger::Ledger;
 
 /// Time from one drawing of a progress bar to the next.
 const REDRAW: Duration = Duration::from_millis(80);
@@ -20,6 +24,14 @@ const BAR_WIDTH: usize = 32;
 pub(crate) struct Stage {
     plain: bool,
     goroutines: u64,
+    ledger: Mutex<Ledger>,
+}
+
+/// A line on standard output. Not `println!`, which panics when nobody reads any more.
+pub(crate) fn say(line: impl Display) {
+    if let Err(error) = writeln!(io::stdout(), "{line}") {
+        curtain::unheard(&error);
+    }
 }
 
 /// How far a part has come. The scene counts, the stage draws.
@@ -39,7 +51,7 @@ impl Progress {
 
 impl Stage {
     pub(crate) fn new(plain: bool, goroutines: u64) -> Stage {
-        Stage { plain, goroutines }
+        Stage { plain, goroutines, ledger: Mutex::default() }
     }
 
     /// How many goroutines the user asked for.
@@ -48,18 +60,62 @@ impl Stage {
     }
 
     /// Opens a scene.
-    pub(crate) fn title(&self, name: &str, line: &str) {
-        println!("{}  {line}", self.style("1;32", name));
+    pub(crate) fn title(&self, name: &'static str, line: &str) {
+        self.ledger().open(name);
+        say(format_args!("{}  {line}", self.style("1;32", name)));
     }
 
     /// Opens a part of a scene.
     pub(crate) fn part(&self, text: impl Display) {
-        println!("\n{}", self.style("1", &text.to_string()));
+        say(format_args!("\n{}", self.style("1", &text.to_string())));
     }
 
     /// One result: a label and its value.
     pub(crate) fn fact(&self, label: &str, value: impl Display) {
-        println!("  {label:<24} {value}");
+        say(format_args!("  {label:<24} {value}"));
+    }
+
+    /// One result beside what was promised, and whether the two agree.
+    pub(crate) fn promise(
+        &self,
+        label: &str,
+        measured: impl Display,
+        promised: impl Display,
+        ok: bool,
+    ) {
+        let mark = if ok { self.style("32", "✓") } else { self.style("1;31", "✗") };
+        let measured = measured.to_string();
+        say(format_args!("{mark} {label:<24} {measured:<28} promised: {promised}"));
+        if ok {
+            self.ledger().kept();
+        } else {
+            self.ledger().broken(format_args!("{label}: {measured}, promised: {promised}"));
+        }
+    }
+
+    /// The scene could not be played to its end.
+    pub(crate) fn failed(&self, why: impl Display) {
+        say(format_args!("{} {why}", self.style("1;31", "✗")));
+        self.ledger().broken(why);
+    }
+
+    /// Lines of others, indented.
+    pub(crate) fn quote(&self, text: &str) {
+        for line in text.trim_end().lines() {
+            say(format_args!("    {line}"));
+        }
+    }
+
+    /// Closes the tour; whether every promise was kept.
+    pub(crate) fn sum_up(&self) -> bool {
+        let ledger = self.ledger();
+        let code = if ledger.all_kept() { "1;32" } else { "1;31" };
+        say(format_args!("\n{}", self.style(code, &ledger.to_string())));
+        ledger.all_kept()
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One row of a chart; `share` from 0 to 1.
@@ -67,7 +123,7 @@ impl Stage {
         let full = (share.clamp(0.0, 1.0) * BAR_WIDTH as f64).round() as usize;
         let (on, off) = if self.plain { ("#", ".") } else { ("█", "░") };
         let bar = format!("{}{}", on.repeat(full), off.repeat(BAR_WIDTH - full));
-        println!("  {label:<24} {} {value}", self.style("32", &bar));
+        say(format_args!("  {label:<24} {} {value}", self.style("32", &bar)));
     }
 
     /// Does the work while a bar shows how far `progress` has come to `total`.
@@ -148,6 +204,17 @@ mod tests {
         assert_eq!(each(Duration::from_millis(500), 1_000_000), "500 ns each");
         assert_eq!(each(Duration::from_millis(1500), 1_000_000), "1.50 µs each");
         assert_eq!(each(Duration::ZERO, 0), "0 ns each");
+    }
+
+    #[test]
+    fn a_broken_promise_is_remembered() {
+        let stage = Stage::new(true, 1);
+        stage.title("scene", "one that fails");
+        stage.promise("sum", 4, 4, true);
+        assert!(stage.sum_up());
+        stage.promise("sum", 5, 4, false);
+        assert!(!stage.sum_up());
+        assert!(stage.ledger().to_string().ends_with("scene: sum: 5, promised: 4"));
     }
 
     #[test]

@@ -1,10 +1,19 @@
-//! The scenes: one file each, and a row in the table.
+//! The scenes: a function each, and a row in the table.
 
-pub(crate) mod live;
+pub(crate) mod deadlock;
+mod locals;
 mod million;
+mod network;
+mod procs;
 mod stalls;
 mod std_works;
+mod stealing;
 mod timeline;
+
+use std::time::{Duration, Instant};
+
+use trefoil::JoinHandle;
+use trefoil::debug::{Stats, stats};
 
 use crate::stage::Stage;
 
@@ -14,7 +23,7 @@ pub(crate) struct Scene {
     pub(crate) name: &'static str,
     /// What is shown, in one line.
     pub(crate) line: &'static str,
-    /// Runs on a plain thread. An error says which promise did not hold.
+    /// Runs on a plain thread. Makes promises to the stage; an error says why it could not go on.
     pub(crate) play: fn(&Stage) -> Result<(), String>,
 }
 
@@ -22,9 +31,10 @@ pub(crate) struct Scene {
 pub(crate) const SCENES: &[Scene] = &[
     Scene {
         name: "million",
-        line: "a million goroutines: started, alive at once, shared out by stealing",
+        line: "a million goroutines: started and joined, alive at once",
         play: million::play,
     },
+    Scene { name: "stealing", line: "work is shared out by stealing", play: stealing::play },
     Scene { name: "hogs", line: "endless loops stop nobody", play: stalls::hogs },
     Scene {
         name: "timeline",
@@ -32,22 +42,43 @@ pub(crate) const SCENES: &[Scene] = &[
         play: timeline::play,
     },
     Scene { name: "blocking", line: "blocking calls stop nobody", play: stalls::blocking },
-    Scene {
-        name: "locals",
-        line: "thread-locals travel with their goroutine",
-        play: std_works::locals,
-    },
+    Scene { name: "locals", line: "thread-locals travel with their goroutine", play: locals::play },
     Scene {
         name: "std",
         line: "std's locks and sleeps park the goroutine, not the thread",
-        play: std_works::locks,
+        play: std_works::play,
     },
-    Scene { name: "network", line: "std::net, a goroutine a connection", play: std_works::network },
+    Scene { name: "network", line: "std::net, a goroutine a connection", play: network::network },
     Scene {
         name: "connections",
         line: "ten thousand connections, open and in use at once",
-        play: std_works::connections,
+        play: network::connections,
     },
-    Scene { name: "procs", line: "GOMAXPROCS, changed live", play: live::procs },
-    Scene { name: "deadlock", line: "a deadlock is named, with every stack", play: live::deadlock },
+    Scene { name: "procs", line: "GOMAXPROCS, changed live", play: procs::play },
+    Scene { name: "deadlock", line: "a deadlock is named, with every stack", play: deadlock::play },
 ];
+
+/// The result of a goroutine that does not panic; or its panic.
+fn join<T>(handle: JoinHandle<T>) -> T {
+    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// What the runtime looks like once every goroutine but the caller waits; or after ten seconds.
+fn at_rest() -> Stats {
+    let start = Instant::now();
+    loop {
+        trefoil::time::sleep(Duration::from_millis(2));
+        let stats = stats();
+        let running = stats.procs.iter().filter(|p| p.status == "running").count();
+        let queued = stats.global_queue + stats.procs.iter().map(|p| p.queue).sum::<usize>();
+        if (running <= 1 && queued == 0) || start.elapsed() > Duration::from_secs(10) {
+            return stats;
+        }
+    }
+}
+
+/// OS threads do not multiply with goroutines. Each P has one at work; some are to spare, watch, or draw.
+fn promise_few_threads(stage: &Stage, threads: u64, procs: usize) {
+    let most = 2 * procs as u64 + 16;
+    stage.promise("threads", threads, format_args!("at most {most}"), threads <= most);
+}

@@ -1,12 +1,13 @@
 //! Who runs where: a lane for each OS thread, a column for every few milliseconds.
 //!
 //! Each goroutine computes and leaves its letter in its thread's lane; a plain thread takes a picture of the lanes
-//! at intervals. So what is shown is what really ran, not what the scheduler says.
+//! at intervals. So what is shown is what really ran, not what the scheduler says. How long a turn is, the loops
+//! find out themselves: one that finds another's letter in its lane notes the time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::stage::Stage;
 
@@ -15,41 +16,78 @@ const LANES: usize = 16;
 const COLUMNS: usize = 60;
 const EVERY: Duration = Duration::from_millis(4);
 const NOBODY: u8 = b'.';
+const LETTERS: [u8; 5] = *b"ABCDE";
 
-/// One thread: its id, and who ran there last.
+/// A slice is 10 ms, counted by sysmon, which may come a little late; and a thread that waits for a CPU
+/// cannot change its goroutine.
+const TURN_MS: std::ops::RangeInclusive<u128> = 5..=40;
+
+/// One thread: its id, and who ran there.
 struct Lane {
     tid: AtomicI32,
+    /// Since the last picture.
     letter: AtomicU8,
+    /// At last.
+    owner: AtomicU8,
+    /// When turns began, in nanoseconds; 0: not yet.
+    turns: [AtomicU64; 256],
+    turn: AtomicUsize,
 }
 
-/// The lane of this thread; the first free one if it has none yet.
-fn lane(lanes: &[Lane]) -> Option<&Lane> {
-    // SAFETY: no arguments, touches no memory.
-    let tid = unsafe { libc::gettid() };
-    lanes.iter().find(|lane| {
-        let taken = lane.tid.compare_exchange(0, tid, Ordering::Relaxed, Ordering::Relaxed);
-        taken.is_ok() || taken == Err(tid)
-    })
+impl Lane {
+    fn new() -> Lane {
+        Lane {
+            tid: AtomicI32::new(0),
+            letter: AtomicU8::new(NOBODY),
+            owner: AtomicU8::new(NOBODY),
+            turns: [const { AtomicU64::new(0) }; 256],
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// The lane of this thread; the first free one if it has none yet.
+    fn mine(lanes: &[Lane]) -> Option<&Lane> {
+        // SAFETY: no arguments, touches no memory.
+        let tid = unsafe { libc::gettid() };
+        lanes.iter().find(|lane| {
+            let taken = lane.tid.compare_exchange(0, tid, Ordering::Relaxed, Ordering::Relaxed);
+            taken.is_ok() || taken == Err(tid)
+        })
+    }
+
+    fn sign(&self, letter: u8, start: Instant) {
+        self.letter.store(letter, Ordering::Relaxed);
+        if self.owner.load(Ordering::Relaxed) != letter {
+            self.owner.store(letter, Ordering::Relaxed);
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            if let Some(began) = self.turns.get(turn) {
+                began.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The turns that are over.
+    fn turns(&self) -> Vec<Duration> {
+        let begun = self.turns.iter().map(|began| began.load(Ordering::Relaxed));
+        let begun: Vec<u64> = begun.take_while(|&began| began > 0).collect();
+        begun.windows(2).map(|two| Duration::from_nanos(two[1].saturating_sub(two[0]))).collect()
+    }
 }
 
 /// Five goroutines that never pause, on two Ps.
 pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    const LETTERS: [u8; 5] = *b"ABCDE";
     stage
         .part(format_args!("five endless loops on two Ps; a column is {EVERY:?}, a line a thread"));
-    let lanes: Arc<Vec<Lane>> = Arc::new(
-        (0..LANES)
-            .map(|_| Lane { tid: AtomicI32::new(0), letter: AtomicU8::new(NOBODY) })
-            .collect(),
-    );
+    let lanes: Arc<[Lane]> = (0..LANES).map(|_| Lane::new()).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let runtime = trefoil::Runtime::builder().procs(2).build().map_err(|e| e.to_string())?;
+    let start = Instant::now();
     for letter in LETTERS {
         let (lanes, stop) = (lanes.clone(), stop.clone());
         let hog = move || {
             while !stop.load(Ordering::Relaxed) {
-                if let Some(lane) = lane(&lanes) {
-                    lane.letter.store(letter, Ordering::Relaxed);
+                if let Some(lane) = Lane::mine(&lanes) {
+                    lane.sign(letter, start);
                 }
             }
         };
@@ -64,17 +102,25 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
         pictures.push(picture);
     }
     stop.store(true, Ordering::Relaxed);
+
     let mut seen = BTreeSet::new();
-    for i in 0..LANES {
+    for (i, lane) in lanes.iter().enumerate() {
         let line: Vec<u8> = pictures.iter().map(|picture| picture[i]).collect();
         seen.extend(line.iter().copied().filter(|&letter| letter != NOBODY));
         if line.iter().any(|&letter| letter != NOBODY) {
-            let tid = lanes[i].tid.load(Ordering::Relaxed);
+            let tid = lane.tid.load(Ordering::Relaxed);
             stage.fact(&format!("thread {tid}"), String::from_utf8_lossy(&line));
         }
     }
-    if seen.len() < LETTERS.len() {
-        return Err(format!("only {} of {} had a turn", seen.len(), LETTERS.len()));
-    }
+    stage.promise("had turns", seen.len(), LETTERS.len(), seen.len() == LETTERS.len());
+    let mut turns: Vec<Duration> = lanes.iter().flat_map(Lane::turns).collect();
+    turns.sort_unstable();
+    let median = turns.get(turns.len() / 2).copied().unwrap_or_default();
+    stage.promise(
+        "a turn",
+        format_args!("{median:.1?} (median of {})", turns.len()),
+        format_args!("{} to {} ms", TURN_MS.start(), TURN_MS.end()),
+        TURN_MS.contains(&median.as_millis()),
+    );
     Ok(())
 }

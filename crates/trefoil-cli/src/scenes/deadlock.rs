@@ -1,0 +1,80 @@
+//! A deadlock, explained: Go's words, and every stack.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::stage::Stage;
+
+/// Set in the process that is to deadlock.
+pub(crate) const CHILD: &str = "TREFOIL_TOUR_DEADLOCK";
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The child's part: two goroutines that wait for each other.
+pub(crate) fn deadlock_now() {
+    trefoil::run(|| {
+        let (first, second) = (trefoil::chan::bounded::<()>(0), trefoil::chan::bounded::<()>(0));
+        let (wait_first, tell_second) = (first.1, second.0);
+        let (wait_second, tell_first) = (second.1, first.0);
+        let other = trefoil::Builder::new().name("left").go(move || {
+            let _ = wait_first.recv();
+            let _ = tell_second.send(());
+        });
+        let _ = wait_second.recv();
+        let _ = tell_first.send(());
+        drop(other);
+    });
+}
+
+pub(crate) fn play(stage: &Stage) -> Result<(), String> {
+    stage.part("two goroutines that wait for each other (in a process of its own)");
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let start = Instant::now();
+    let mut child = Command::new(program)
+        .env(CHILD, "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    let status = wait(&mut child).map_err(|e| e.to_string())?;
+    let time = start.elapsed();
+    let mut text = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut text).map_err(|e| e.to_string())?;
+    }
+    stage.quote(&text);
+    stage.promise(
+        "noticed",
+        format_args!("after {time:.1?}"),
+        format_args!("within {PATIENCE:?}"),
+        status.is_some(),
+    );
+    let code = status.and_then(|status| status.code());
+    let shown = code.map_or("none".into(), |code| code.to_string());
+    stage.promise("exit code", shown, "2, as in Go", code == Some(2));
+    for (label, words) in [
+        ("it says what", "all goroutines are asleep - deadlock!"),
+        ("who", "goroutine 1 \"main\" [chan receive]"),
+        ("and who else", "goroutine 2 \"left\" [chan receive]"),
+        ("where", "scenes/deadlock.rs:"),
+    ] {
+        let said = text.contains(words);
+        stage.promise(label, if said { "said" } else { "NOT said" }, words, said);
+    }
+    Ok(())
+}
+
+/// None: it had to be killed. Its report is short, so that it fits into the pipe.
+fn wait(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
+}
