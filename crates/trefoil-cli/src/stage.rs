@@ -207,17 +207,6 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_promise_is_remembered() {
-        let stage = Stage::new(true, 1);
-        stage.title("scene", "one that fails");
-        stage.promise("sum", 4, 4, true);
-        assert!(stage.sum_up());
-        stage.promise("sum", 5, 4, false);
-        assert!(!stage.sum_up());
-        assert!(stage.ledger().to_string().ends_with("scene: sum: 5, promised: 4"));
-    }
-
-    #[test]
     fn the_drawer_ends_with_the_work() {
         let stage = Stage::new(false, 1);
         assert_eq!(stage.watch(&Progress::default(), 1, || 7), 7);
