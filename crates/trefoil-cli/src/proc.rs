@@ -108,8 +108,7 @@ fn parse_time((id, text): (u64, String)) -> Option<ThreadTime> {
 pub(crate) fn used_since(before: &[ThreadTime], now: Vec<ThreadTime>) -> Vec<ThreadTime> {
     now.into_iter()
         .filter_map(|time| {
-            let zero = ThreadTime { id: time.id, cpu: Duration::ZERO, queued: Duration::ZERO };
-            let old = before.iter().find(|old| old.id == time.id).unwrap_or(&zero);
+            let Some(old) = before.iter().find(|old| old.id == time.id) else { return Some(time) };
             let cpu = time.cpu.saturating_sub(old.cpu);
             let queued = time.queued.saturating_sub(old.queued);
             (!cpu.is_zero()).then_some(ThreadTime { id: time.id, cpu, queued })

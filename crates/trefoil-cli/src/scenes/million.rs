@@ -15,8 +15,9 @@ use crate::stage::{Progress, Stage, each, grouped};
 /// Goroutines that a spawner starts before it joins them: as many as a P's local queue holds.
 const BATCH: u64 = 256;
 
-/// Memory of each goroutine that is alive, at most: two pages, and some for the rest …
-const BYTES_EACH: u64 = 10 << 10;
+/// Memory of each goroutine that is alive, at most: two pages, and some for the rest; frames of a debug build need
+/// one page more …
+const BYTES_EACH: u64 = if cfg!(debug_assertions) { 14 << 10 } else { 10 << 10 };
 
 /// … and what is taken whatever their number: a hot stack cache for each P, tables.
 const BYTES_ONCE: u64 = 8 << 20;

@@ -5,6 +5,7 @@
 //! find out themselves: one that finds another's letter in its lane notes the time.
 
 use std::collections::BTreeSet;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ const COLUMNS: usize = 60;
 const EVERY: Duration = Duration::from_millis(4);
 const NOBODY: u8 = b'.';
 const LETTERS: [u8; 5] = *b"ABCDE";
+/// Between two signatures, some ten microseconds: what a loop does most of the time can be interrupted.
+const STEPS: u32 = 10_000;
 
 /// A slice is 10 ms, counted by sysmon, which may come a little late; and a thread that waits for a CPU
 /// cannot change its goroutine.
@@ -86,6 +89,9 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
         let (lanes, stop) = (lanes.clone(), stop.clone());
         let hog = move || {
             while !stop.load(Ordering::Relaxed) {
+                (0..STEPS).for_each(|step| _ = black_box(step));
+                // Or it might sign on another thread than the one it asked for.
+                let _stay = trefoil::no_preempt();
                 if let Some(lane) = Lane::mine(&lanes) {
                     lane.sign(letter, start);
                 }
