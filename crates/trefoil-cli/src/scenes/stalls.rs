@@ -14,10 +14,13 @@ const NAP: Duration = Duration::from_millis(1);
 fn median_nap(n: usize, clock: impl Fn() -> Duration) -> Duration {
     let start = Instant::now();
     let mut naps = Vec::new();
-    while naps.len() < n && start.elapsed() < Duration::from_secs(3) {
+    loop {
         let before = clock();
         trefoil::time::sleep(NAP);
         naps.push(clock() - before);
+        if naps.len() == n || start.elapsed() > Duration::from_secs(3) {
+            break;
+        }
     }
     naps.sort_unstable();
     naps[naps.len() / 2]
@@ -118,8 +121,11 @@ pub(crate) fn blocking(stage: &Stage) -> Result<(), String> {
         let other = stop.clone();
         let ticker = trefoil::go(move || {
             let mut naps = Vec::new();
-            while !other.load(Ordering::Relaxed) {
+            loop {
                 naps.push(median_nap(10, || start.elapsed()));
+                if other.load(Ordering::Relaxed) {
+                    break;
+                }
             }
             naps.sort_unstable();
             naps[naps.len() / 2].saturating_sub(NAP)
