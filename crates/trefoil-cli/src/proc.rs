@@ -88,6 +88,15 @@ pub(crate) struct ThreadTime {
     pub(crate) cpu: Duration,
     /// In line for a CPU.
     pub(crate) queued: Duration,
+    /// How often it got one.
+    pub(crate) slices: u64,
+}
+
+impl ThreadTime {
+    /// How long it stood in line each time.
+    pub(crate) fn mean_wait(&self) -> Duration {
+        self.queued.div_f64(self.slices.max(1) as f64)
+    }
 }
 
 /// The times of each thread that is alive, in the order of their ids.
@@ -100,8 +109,9 @@ pub(crate) fn thread_times() -> Vec<ThreadTime> {
 /// Nanoseconds on CPU, nanoseconds in line, slices.
 fn parse_time((id, text): (u64, String)) -> Option<ThreadTime> {
     let mut fields = text.split_whitespace().map(|field| field.parse().ok());
-    let mut next = || Some(Duration::from_nanos(fields.next()??));
-    Some(ThreadTime { id, cpu: next()?, queued: next()? })
+    let mut next = || fields.next()?;
+    let [cpu, queued] = [next()?, next()?].map(Duration::from_nanos);
+    Some(ThreadTime { id, cpu, queued, slices: next()? })
 }
 
 /// What each thread used since `before`; threads that used nothing are left out.
@@ -111,7 +121,8 @@ pub(crate) fn used_since(before: &[ThreadTime], now: Vec<ThreadTime>) -> Vec<Thr
             let Some(old) = before.iter().find(|old| old.id == time.id) else { return Some(time) };
             let cpu = time.cpu.saturating_sub(old.cpu);
             let queued = time.queued.saturating_sub(old.queued);
-            (!cpu.is_zero()).then_some(ThreadTime { id: time.id, cpu, queued })
+            let slices = time.slices.saturating_sub(old.slices);
+            (!cpu.is_zero()).then_some(ThreadTime { id: time.id, cpu, queued, slices })
         })
         .collect()
 }
@@ -160,8 +171,10 @@ mod tests {
     fn parses_threads() {
         assert!(is_runnable("7 (a) b) R 1 2 3"));
         assert!(!is_runnable("7 (R) S 1 2 3") && !is_runnable(""));
-        let [cpu, queued] = [5, 7].map(Duration::from_nanos);
-        assert_eq!(parse_time((1, "5 7 1".into())), Some(ThreadTime { id: 1, cpu, queued }));
+        let [cpu, queued] = [5, 8].map(Duration::from_nanos);
+        let time = ThreadTime { id: 1, cpu, queued, slices: 2 };
+        assert_eq!(parse_time((1, "5 8 2".into())), Some(time));
+        assert_eq!(time.mean_wait(), Duration::from_nanos(4));
         assert_eq!(parse_time((1, "5".into())), None);
     }
 
@@ -169,7 +182,7 @@ mod tests {
     fn differences() {
         let time = |id, ms| {
             let cpu = Duration::from_millis(ms);
-            ThreadTime { id, cpu, queued: 2 * cpu }
+            ThreadTime { id, cpu, queued: 2 * cpu, slices: 3 * ms }
         };
         let used = used_since(&[time(1, 5), time(2, 5)], vec![time(1, 9), time(2, 5), time(3, 1)]);
         assert_eq!(used, [time(1, 4), time(3, 1)]);

@@ -5,31 +5,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::join;
-use crate::proc;
+use crate::proc::{self, ThreadTime};
 use crate::stage::Stage;
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Takes `n` naps, or three seconds: how far the clock moved during the median one.
-fn median_nap(n: usize, clock: impl Fn() -> Duration) -> Duration {
+/// Takes `n` naps, or three seconds: how much the median one was longer than it should be.
+fn median_late(n: usize) -> Duration {
     let start = Instant::now();
-    let mut naps = Vec::new();
+    let mut late = Vec::new();
     loop {
-        let before = clock();
-        trefoil::time::sleep(NAP);
-        naps.push(clock() - before);
-        if naps.len() == n || start.elapsed() > Duration::from_secs(3) {
+        let due = Instant::now() + NAP;
+        trefoil::time::sleep_until(due);
+        late.push(due.elapsed());
+        if late.len() == n || start.elapsed() > Duration::from_secs(3) {
             break;
         }
     }
-    naps.sort_unstable();
-    naps[naps.len() / 2]
+    late.sort_unstable();
+    late[late.len() / 2]
 }
 
 /// Twice as many endless loops as Ps.
 pub(crate) fn hogs(stage: &Stage) -> Result<(), String> {
-    /// A nap and half a slice: who had to wait until loops have used up theirs would sleep longer.
-    const MOST: Duration = Duration::from_millis(1 + 5);
+    /// Who had to wait until loops have used up their slices, of 10 ms, would be later.
+    const LATE: Duration = Duration::from_millis(2);
     trefoil::run(|| {
         let procs = trefoil::procs();
         let n = 2 * procs;
@@ -42,17 +42,18 @@ pub(crate) fn hogs(stage: &Stage) -> Result<(), String> {
                 }
             });
         }
-        let start = Instant::now();
-        let late = median_nap(300, || start.elapsed()).saturating_sub(NAP);
-        stage.fact("late by", format_args!("{late:.2?} (median)"));
-        // A loop gives way once its thread has a CPU, which others may use as well. So the clock that counts is what
-        // the loops have had of the CPUs themselves: they keep all of them busy.
-        let nap = median_nap(300, || proc::cpu_time() / procs as u32);
+        let before = proc::thread_times();
+        let late = median_late(300);
+        // A loop gives way once its thread has a CPU, and the kernel may have others to serve, some times over:
+        // sysmon first, then the thread.
+        let used = proc::used_since(&before, proc::thread_times());
+        let busiest = used.iter().max_by_key(|thread| thread.cpu);
+        let wait = busiest.map_or(Duration::ZERO, ThreadTime::mean_wait);
         stage.promise(
-            "a nap, in CPU time",
-            format_args!("{nap:.2?} (median)"),
-            format_args!("{NAP:?}, and at most half a slice"),
-            nap <= MOST,
+            "late by",
+            format_args!("{late:.2?} (median)"),
+            format_args!("at most {LATE:?}, and 4 × {wait:.2?} in line for a CPU"),
+            late <= LATE + 4 * wait,
         );
         let stats = trefoil::debug::stats();
         stage.promise(
@@ -120,15 +121,15 @@ pub(crate) fn blocking(stage: &Stage) -> Result<(), String> {
         let stop = Arc::new(AtomicBool::new(false));
         let other = stop.clone();
         let ticker = trefoil::go(move || {
-            let mut naps = Vec::new();
+            let mut late = Vec::new();
             loop {
-                naps.push(median_nap(10, || start.elapsed()));
+                late.push(median_late(10));
                 if other.load(Ordering::Relaxed) {
                     break;
                 }
             }
-            naps.sort_unstable();
-            naps[naps.len() / 2].saturating_sub(NAP)
+            late.sort_unstable();
+            late[late.len() / 2]
         });
         let blocked: Vec<_> = (0..GOROUTINES)
             .map(|_| trefoil::go(|| (0..CALLS).for_each(|_| sleep_in_the_kernel(EACH))))
