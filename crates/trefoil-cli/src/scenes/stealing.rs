@@ -95,7 +95,7 @@ fn balance(progress: &Progress) -> Load {
 fn is_prime(n: u32) -> bool {
     let mut d = 2;
     while d * d <= n {
-        if n % d == 0 {
+        if n.is_multiple_of(d) {
             return false;
         }
         d += 1;
