@@ -16,7 +16,8 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
 fn barrier_and_sleep(stage: &Stage) {
     const SLEEPERS: u64 = 20_000;
     const SLEEP: Duration = Duration::from_millis(500);
-    const LATE: Duration = Duration::from_secs(2);
+    /// A thousandth of what they would take one after the other.
+    const LATE: Duration = Duration::from_secs(SLEEPERS / 2 / 1000);
     stage.part(format_args!(
         "{} goroutines at one std::sync::Barrier, then in std::thread::sleep({SLEEP:?})",
         grouped(SLEEPERS)
