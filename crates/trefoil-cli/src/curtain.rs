@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use crate::scenes::SCENES;
 
@@ -15,6 +15,9 @@ const PUT_BACK: &[u8] = b"\r\x1b[2K\x1b[0m\x1b[?25h";
 
 /// Whether bars and colours are drawn, so that there is something to put back.
 static DRAWS: AtomicBool = AtomicBool::new(false);
+/// A standard error of our own, and /dev/null; -1 while there are none.
+static STDERR: AtomicI32 = AtomicI32::new(-1);
+static NOWHERE: AtomicI32 = AtomicI32::new(-1);
 /// The scene that is on, and the seconds it has.
 static SCENE: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicU32 = AtomicU32::new(0);
@@ -22,6 +25,13 @@ static LIMIT: AtomicU32 = AtomicU32::new(0);
 /// Puts the handlers in.
 pub(crate) fn hang(draws: bool) {
     DRAWS.store(draws, Ordering::Relaxed);
+    // SAFETY: two new descriptors, which stay open for ever; if there are none left, -1.
+    unsafe {
+        let copy = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, 3);
+        STDERR.store(copy, Ordering::Relaxed);
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        NOWHERE.store(null, Ordering::Relaxed);
+    }
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGALRM] {
         // SAFETY: an action made here, with a handler that does only what handlers may do.
         unsafe {
@@ -72,9 +82,15 @@ pub(crate) fn unheard(error: &std::io::Error) -> ! {
 
 fn fall(code: c_int, last_words: &[u8]) -> ! {
     let put_back = if DRAWS.load(Ordering::Relaxed) { PUT_BACK } else { &[] };
+    let (stderr, nowhere) = (STDERR.load(Ordering::Relaxed), NOWHERE.load(Ordering::Relaxed));
+    // A thread that is about to draw must not do so after us: from here on what others write goes nowhere.
+    for theirs in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: descriptors that nobody closes. The system call itself, because this may be a signal handler.
+        unsafe { libc::syscall(libc::SYS_dup2, nowhere, theirs) };
+    }
     for bytes in [put_back, last_words] {
         // SAFETY: bytes of our own. Whether anybody reads them no longer matters.
-        unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+        unsafe { libc::write(stderr, bytes.as_ptr().cast(), bytes.len()) };
     }
     // SAFETY: ends the process at once, whatever it holds.
     unsafe { libc::_exit(code) }

@@ -79,7 +79,8 @@ fn spawn_batches(n: u64, progress: &Progress) -> u64 {
 // --- Part two: alive at once -------------------------------------------------------------------
 
 fn alive_at_once(stage: &Stage, asked: u64) {
-    let n = asked.min(proc::memory_available() / BYTES_EACH).max(1);
+    // Not all that there is: others need some, too.
+    let n = asked.min(proc::memory_available() / 4 * 3 / BYTES_EACH).max(1);
     stage.part(format_args!("{} alive at once, each waiting for the one before it", grouped(n)));
     if n < asked {
         stage.fact("memory is short", format_args!("{} were asked for", grouped(asked)));
