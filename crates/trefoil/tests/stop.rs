@@ -199,3 +199,78 @@ fn threads_leave_whatever_their_goroutines_did() {
     STOP.store(true, Ordering::Relaxed);
     hold_until("its threads too", || tasks().len() == before);
 }
+
+/// Who holds one of the two outputs may want the other, before or after the drop.
+#[test]
+fn the_one_who_drops_may_hold_standard_error_and_print() {
+    if in_child() {
+        let mut err = std::io::stderr().lock();
+        leave_behind(2, 2, std::thread::yield_now);
+        std::io::stdout().write_all(b"after\n").unwrap();
+        err.write_all(b"after\n").unwrap();
+        return;
+    }
+    let _watchdog = watchdog();
+    let out = Child::of("the_one_who_drops_may_hold_standard_error_and_print").output();
+    assert!(out.status.success(), "{}", out.status);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("after\n"));
+}
+
+/// One that was blocked in the kernel when its runtime was dropped prints when it is back, and is not stopped there.
+#[test]
+fn one_that_was_blocked_may_print_afterwards() {
+    if in_child() {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        rt.run(|| {
+            for _ in 0..3 {
+                go(|| {
+                    // SAFETY: no memory involved. Not a door: the thread blocks, and loses its P.
+                    unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
+                    for _ in 0..30_000 {
+                        std::io::stdout().write_all(b"x\n").unwrap();
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        });
+        drop(rt);
+        for _ in 0..20 {
+            std::io::stdout().write_all(b"after\n").unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        return;
+    }
+    let _watchdog = watchdog();
+    let out = Child::of("one_that_was_blocked_may_print_afterwards").output();
+    assert!(out.status.success(), "{}", out.status);
+    let lines = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 20);
+}
+
+/// What lies in std's buffer is written at exit, also if goroutines were still running when the runtime was dropped.
+#[test]
+fn the_last_word_is_printed() {
+    if in_child() {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        rt.run(|| {
+            for _ in 0..2 {
+                go(|| {
+                    let mut bytes = vec![1_u8; 1 << 20];
+                    loop {
+                        bytes.fill(black_box(3));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        });
+        std::io::stdout().write_all(b"the last word").unwrap();
+        drop(rt);
+        std::process::exit(0);
+    }
+    let _watchdog = watchdog();
+    for _ in 0..5 {
+        let out = Child::of("the_last_word_is_printed").output();
+        assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last word"));
+    }
+}

@@ -17,6 +17,7 @@
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
 use super::{FORKED, Next, may_park};
+use crate::sched::is_forsaken;
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table;
@@ -26,6 +27,7 @@ use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 const WAIT: usize = 0;
 const WAKE: usize = 1;
@@ -43,20 +45,30 @@ static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// Where a thread waits that comes first at every wake ([`hurried`]). Only compared.
-static WANTED: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+/// Where threads wait that come first at every wake ([`hurried`]). Only compared.
+static WANTED: [AtomicPtr<AtomicU32>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 thread_local! {
-    static HURRIED: Cell<bool> = const { Cell::new(false) };
+    static HURRIED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// On a plain thread: takes locks of std in `f`, before all goroutines that wait for them.
-pub(crate) fn hurried<T>(f: impl FnOnce() -> T) -> T {
-    HURRIED.set(true);
-    let value = f();
-    HURRIED.set(false);
-    WANTED.store(std::ptr::null_mut(), Ordering::Relaxed);
-    value
+/// On a plain thread: `f` takes the lock number `which`, one of std's, before all goroutines that wait for it.
+pub(super) fn hurried(which: usize, f: impl FnOnce()) {
+    HURRIED.set(Some(which));
+    f();
+    HURRIED.set(None);
+    WANTED[which].store(std::ptr::null_mut(), Ordering::Relaxed);
+}
+
+/// The caller has woken such a thread. It would have the lock again, and hold it for long maybe, before that one has run.
+#[cold]
+fn give_way() {
+    std::thread::sleep(Duration::from_micros(100));
+}
+
+/// Whether such a thread waits at `word`.
+fn is_wanted(word: *const AtomicU32) -> bool {
+    WANTED.iter().any(|wanted| std::ptr::eq(wanted.load(Ordering::Relaxed), word))
 }
 
 static SYSCALL: Next = Next::new(c"syscall");
@@ -121,8 +133,8 @@ unsafe extern "C" fn door(
                 wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
             }
             WAIT | WAIT_BITSET => {
-                if HURRIED.get() {
-                    WANTED.store(word.cast_mut(), Ordering::Relaxed);
+                if let Some(which) = HURRIED.get() {
+                    WANTED[which].store(word.cast_mut(), Ordering::Relaxed);
                 }
                 THREADS.fetch_add(1, Ordering::Relaxed);
                 let result = kernel(value);
@@ -132,25 +144,31 @@ unsafe extern "C" fn door(
             WAKE | WAKE_BITSET | REQUEUE | CMP_REQUEUE if op & PRIVATE != 0 => {
                 // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
                 crate::shim::full_fence();
-                if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
-                    kernel(value)
-                } else {
-                    let all = match command {
-                        WAKE => false,
-                        WAKE_BITSET => value3 as u32 != u32::MAX,
-                        _ => true,
+                let hurried = value == 1 && is_wanted(word);
+                let woken =
+                    if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
+                        kernel(value)
+                    } else {
+                        let all = match command {
+                            WAKE => false,
+                            WAKE_BITSET => value3 as u32 != u32::MAX,
+                            _ => true,
+                        };
+                        // Only for one: who wakes all serves everybody anyway.
+                        let threads_first = value == 1
+                            && !all
+                            && THREADS.load(Ordering::Relaxed) != 0
+                            && (TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE)
+                                || hurried);
+                        match if threads_first { kernel(1) } else { 0 } {
+                            1 => 1,
+                            _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
+                        }
                     };
-                    // Only for one: who wakes all serves everybody anyway.
-                    let threads_first = value == 1
-                        && !all
-                        && THREADS.load(Ordering::Relaxed) != 0
-                        && (TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE)
-                            || std::ptr::eq(WANTED.load(Ordering::Relaxed), word));
-                    match if threads_first { kernel(1) } else { 0 } {
-                        1 => 1,
-                        _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
-                    }
+                if hurried && woken == 1 {
+                    give_way();
                 }
+                woken
             }
             _ => kernel(value),
         };
@@ -225,7 +243,7 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
 fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> isize) -> isize {
     let key = std::ptr::from_ref(word) as usize;
     let mut starved = false;
-    let woken = queue::inside(|here| {
+    let serve = |here| {
         let mut batch = Batch::new();
         table::with_queue(key, |queue| {
             while (batch.len() as u32) < most
@@ -246,7 +264,9 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> is
             _ if n > 0 => n as isize,
             e => e,
         }
-    });
+    };
+    // A forsaken one would never come out of the runtime again, and whom it has to wake waits.
+    let woken = if is_forsaken() { serve(None) } else { queue::inside(serve) };
     if starved && may_park() {
         crate::yield_now();
     }

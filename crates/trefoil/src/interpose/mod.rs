@@ -109,25 +109,33 @@ fn on_goroutine() -> bool {
     crate::sched::current_g().is_some() && !FORKED.load(Ordering::Relaxed)
 }
 
-/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack.
+/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack; nor if its
+/// runtime has left it behind in a call that blocked.
 #[cfg(feature = "std")]
 fn may_park() -> bool {
     let here = 0u8;
     let tp = crate::arch::thread_pointer() as usize;
     on_goroutine()
+        && !crate::sched::is_forsaken()
         && crate::mem::slot_at(&raw const here as usize)
             .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
 }
 
-/// Calls `f` while neither a goroutine nor a thread has std's standard output or error.
-pub(crate) fn with_outputs(f: &mut dyn FnMut()) {
-    let take = || (std::io::stdout().lock(), std::io::stderr().lock());
+/// On a plain thread: calls `f` while nobody else has std's standard output (0), or error (1).
+pub(crate) fn with_output(which: usize, f: &mut dyn FnMut()) {
     #[cfg(feature = "std")]
-    let locks = futex::hurried(take);
+    let take = |lock: &dyn Fn()| futex::hurried(which, lock);
     #[cfg(not(feature = "std"))]
-    let locks = take();
-    f();
-    drop(locks);
+    let take = |lock: &dyn Fn()| lock();
+    if which == 0 {
+        let held = std::cell::OnceCell::new();
+        take(&|| drop(held.set(std::io::stdout().lock())));
+        f();
+    } else {
+        let held = std::cell::OnceCell::new();
+        take(&|| drop(held.set(std::io::stderr().lock())));
+        f();
+    }
 }
 
 /// Names every door, so that none is left out of the program. Called once at the runtime's start.

@@ -49,9 +49,10 @@ pub(super) fn for_each(sched: &Sched, mut show: impl FnMut(Seen)) {
     });
     let here = current_g();
     let is_here = |g: &G| here.is_some_and(|here| std::ptr::eq(here, g));
-    all.sort_by_cached_key(|g| (!is_here(g), g.id()));
+    let mut all: Vec<_> = all.into_iter().map(|g| (!is_here(g), g.id(), g)).collect();
+    all.sort_unstable_by_key(|&(elsewhere, id, _)| (elsewhere, id));
     let mut tables = Tables::load();
-    for g in all {
+    for (_, id, g) in all {
         let status = g.status();
         let stack = match status {
             Status::Dead => continue, // ended meanwhile
@@ -59,7 +60,10 @@ pub(super) fn for_each(sched: &Sched, mut show: impl FnMut(Seen)) {
             Status::Running => Stack::Elsewhere,
             _ => tables.frames(g).map_or(Stack::Unknown, Stack::At),
         };
-        show(Seen { g, status, stack });
+        // It may have ended, and live again as another.
+        if g.id() == id && std::ptr::eq(g.sched_hint(), sched) {
+            show(Seen { g, status, stack });
+        }
     }
 }
 

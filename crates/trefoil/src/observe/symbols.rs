@@ -76,6 +76,10 @@ fn resolve(address: u64) -> Vec<(Whose, Arc<Frame>)> {
         let whose = whose(&name, &file);
         frames.push((whose, Arc::new(Frame { name, file, line: symbol.lineno().unwrap_or(0) })));
     });
+    if frames.is_empty() {
+        let frame = Frame { name: format!("{address:#x}"), file: String::new(), line: 0 };
+        frames.push((Whose::User, Arc::new(frame)));
+    }
     frames
 }
 

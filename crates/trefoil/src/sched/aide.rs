@@ -21,7 +21,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Notes: what it is asked to do. Starting threads needs none, it looks for that each time.
 pub(crate) const CHECK_DEADLOCK: u32 = 1;
 pub(crate) const CHECK_CPUS: u32 = 2;
-pub(crate) const PART: u32 = 4;
+
+/// Between two looks at goroutines that were left behind: at first, and at most.
+const FORSAKEN_FIRST: Nanos = 5_000_000;
+const FORSAKEN_MAX: Nanos = 1_000_000_000;
 
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
@@ -83,6 +86,7 @@ fn help(sched: &Arc<Sched>) {
     let mut next_trace: Nanos = every.map_or(NEVER, |every| now() + every);
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
+    let mut forsaken = Forsaken { next: NEVER, pause: FORSAKEN_FIRST };
     while !sched.is_over() {
         (hooks.asked)();
         start_threads(sched);
@@ -93,17 +97,37 @@ fn help(sched: &Arc<Sched>) {
         if notes & CHECK_CPUS != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
             follow_cpus(sched, &mut procs);
         }
-        if notes & PART != 0 {
-            sched.part_quietly(|| start_threads(sched));
-        }
         if now() >= next_trace {
             (hooks.trace)(sched);
             next_trace += every.unwrap_or(NEVER);
         }
         let next_stacks = scavenger.work(now);
-        sched.aide.bed.park_until(next_trace.min(next_stacks));
+        sched.aide.bed.park_until(next_trace.min(next_stacks).min(forsaken.look_after(sched)));
     }
     scavenger.finish();
+}
+
+/// When goroutines are looked at that a runtime has left behind when it ended (`stop.rs`).
+struct Forsaken {
+    next: Nanos,
+    pause: Nanos,
+}
+
+impl Forsaken {
+    /// Stops those that compute. Returns when to look again.
+    fn look_after(&mut self, sched: &Sched) -> Nanos {
+        if !sched.is_stopped() {
+            return NEVER;
+        }
+        if self.next <= now() {
+            sched.stop_forsaken();
+        }
+        if self.next == NEVER || self.next <= now() {
+            self.next = now() + self.pause;
+            self.pause = (self.pause * 2).min(FORSAKEN_MAX);
+        }
+        self.next
+    }
 }
 
 /// Starts a thread for `sched`, whose lock the caller gives back with this.

@@ -297,7 +297,7 @@ impl Sched {
         // It may have lain down when nobody waited for a descriptor, or before this timer.
         if let Some(keeper) = central.keeper
             && (first < self.keeper_until.load(Ordering::Relaxed)
-                || (polls && !keeper.polling.is_used()))
+                || (polls && (!keeper.polling.is_used() || self.poller.has_unkept())))
         {
             keeper.rouse();
         }
@@ -333,7 +333,9 @@ impl Sched {
     /// Under the lock: nobody keeps the timers for now.
     pub(crate) fn dismiss_keeper(&self, central: &mut Central) -> Option<&'static M> {
         self.keeper_until.store(NEVER, Ordering::Relaxed);
-        central.keeper.take()
+        let keeper = central.keeper.take();
+        self.publish_spares(central);
+        keeper
     }
 
     /// Whether there is an idle P, and something that a keeper would wait for.

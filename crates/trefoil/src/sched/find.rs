@@ -61,6 +61,8 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             continue;
         };
         if sched.is_short_of_threads()
+            && !sched.is_stopped()
+            && !(sched.has_all_threads() && p.was_fair.replace(!p.was_fair.get()))
             && let Some(g) = sched.pop_inside()
         {
             p.next_tired_tick();
@@ -389,6 +391,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         }
         if sched.is_stopped() {
             central.remove_idle_m(m);
+            sched.publish_spares(&central);
             return None;
         }
         if !m.listed.get()

@@ -230,9 +230,11 @@ impl Sched {
         if work {
             return self.assign(central, p, false);
         }
-        // Nobody looks for work: someone may just be about to make some. Or nobody is awake for its timers.
+        // Nobody looks for work: someone may just be about to make some. Or nobody is awake for its timers, or
+        // for somebody's descriptors.
         if (self.idle.idle_ps() == 0 && self.idle.spinning() == 0)
             || p.timers.next() < self.keeper_until.load(Ordering::Relaxed)
+            || self.poller.has_unkept()
         {
             self.idle.start_spinning();
             return self.assign(central, p, true);
@@ -241,9 +243,22 @@ impl Sched {
         Wake::Nobody
     }
 
-    /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
-    pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) -> bool {
+    /// Whether a stray is on a CPU, or waits for something that is usually had soon.
+    pub(crate) fn has_busy_strays(&self) -> bool {
         if self.astray.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let central = self.central.lock();
+        let next = |m: &&'static M| m.stray.next.get();
+        std::iter::successors(central.strays.first, next)
+            .any(|m| Probe::new().look(m.tid.load(Ordering::Relaxed)) != Look::Blocked)
+    }
+
+    /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
+    /// In a runtime that ends they are stopped for ever, so at once, or not any more (`stop.rs`).
+    pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) -> bool {
+        let ends = self.stopping.load(Ordering::Relaxed);
+        if self.astray.load(Ordering::Relaxed) == 0 || (ends && !self.is_parting()) {
             return false;
         }
         let mut called = false;
@@ -258,6 +273,14 @@ impl Sched {
             central.strays.remove(m);
             central.strays.push(m);
             let tid = m.tid.load(Ordering::Relaxed);
+            if ends {
+                // Who waits for a lock is called too: it may be one of those that are held meanwhile.
+                if Probe::new().look(tid) != Look::Blocked {
+                    signal(m);
+                    called = true;
+                }
+                continue;
+            }
             let cpu = probe::cpu_time(tid);
             let used = cpu.saturating_sub(m.stray.cpu.get());
             if used <= STRAY_CPU_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {

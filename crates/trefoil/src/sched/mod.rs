@@ -65,6 +65,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+#[cfg(feature = "std")]
+pub(crate) use stop::is_forsaken;
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -114,8 +116,8 @@ pub(crate) struct Hooks {
     pub(crate) all_asleep: fn(&Sched),
     /// A signal asked for something: looked at whenever the aide is woken.
     pub(crate) asked: fn(),
-    /// Calls its argument while nobody has std's standard output or error.
-    pub(crate) with_outputs: fn(&mut dyn FnMut()),
+    /// Calls its argument while nobody else has std's standard output (0), or error (1).
+    pub(crate) with_output: fn(usize, &mut dyn FnMut()),
 }
 
 /// One scheduler: a runtime.

@@ -30,7 +30,9 @@
 //!    the tag it was registered with. So a late event finds its Pollable, or another life of it, and is
 //!    dropped.
 //! 2. Everything in `Inner` is behind the lock. Nobody is woken under it.
-//! 3. `waiters` of a [`Shard`] counts goroutines that sleep for its descriptors: while there are any, somebody polls.
+//! 3. `waiters` of a [`Shard`] counts goroutines that sleep for its descriptors. While there are any and a P is idle,
+//!    the keeper is blocked there, or was called: by the first who waits, or, if no P was idle then, by whoever makes
+//!    one idle (`Sched::lie_down`, `Sched::hand_off`).
 
 use super::Sched;
 use super::m::Rt;
@@ -191,6 +193,11 @@ impl Poller {
         // Who begins to wait sees that we are gone, or we see him before we do something else (`Pollable::wait`).
         self.blocked.swap(0, Ordering::SeqCst);
         ready
+    }
+
+    /// Whether somebody waits in a shard where the keeper does not: it was opened after he fell asleep.
+    pub(crate) fn has_unkept(&self) -> bool {
+        self.shards.iter().any(|shard| shard.is_wanted() && !self.is_kept(shard))
     }
 
     /// Whether the keeper will see what comes into `shard`.

@@ -259,6 +259,12 @@ impl Sched {
         self.spares.load(Ordering::Relaxed) > self.inside.load(Ordering::Relaxed)
     }
 
+    /// Whether there are as many threads as there may be. Then being short of them may last, and those who were stopped
+    /// inside a library take turns with others.
+    pub(super) fn has_all_threads(&self) -> bool {
+        self.threads() >= self.config.max_threads
+    }
+
     /// Whether a thread that gets a P must begin with those.
     pub(super) fn is_short_of_threads(&self) -> bool {
         self.spares.load(Ordering::Relaxed) < self.reserve()

@@ -7,12 +7,20 @@
 //!
 //! | step | what happens |
 //! |---|---|
-//! | parting | the aide takes std's two locks; goroutines run as ever, and those who have the locks give them back |
+//! | parting | two threads take std's locks; goroutines run as ever, and those who have the locks give them back |
 //! | stopping | those who run leave at their next scheduling step; of those who are queued only the ones are resumed that were stopped inside a library, and only until they are outside |
 //! | stopped | threads leave; std's locks are free again |
 //!
 //! Each step has a limit: somebody may keep standard output for ever, and a loop around `memset` is always inside
-//! libc, without a lock. Without goroutines that are left there are no such steps.
+//! libc, without a lock. If no goroutine is left there are no such steps.
+//!
+//! A stray (`handoff.rs`) that computes is stopped while std's locks are held, like those who run. One that is blocked in
+//! the kernel is *forsaken*: when its call returns it goes on as a plain thread, whose waits are the kernel's, until it
+//! calls the runtime. It may print meanwhile, so it is stopped only while std's locks are held: the aide takes them again,
+//! now and then, as long as there are forsaken ones that compute.
+//!
+//! Not cared for: a goroutine that is stopped in its own code which libc has called, under the loader's lock say
+//! (`dl_iterate_phdr`).
 //!
 //! Invariants:
 //! 1. Once the runtime is stopping, nobody stops inside a library and is counted (`preempt.rs`): both are decided under
@@ -20,36 +28,119 @@
 //! 2. So `is_stopped` never becomes false again. It is asked under that lock by those who rely on it: threads that
 //!    leave, and those who would hand them something.
 //!
-//! Rejected: waiting for the threads (the runtime may be dropped on one of its own goroutines); unwinding the
+//! Rejected: one thread for both of std's locks (whoever holds one and wants the other would wait for ever); the
+//! aide (somebody may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own goroutines); unwinding the
 //! goroutines that are left (a destructor may wait for another of them; threads are not unwound at exit either).
 
-use super::aide::PART;
 use super::g::G;
 use super::p::{P, PStatus, flag};
 use super::switch::pop_local;
 use super::{Sched, current_g};
-use crate::sys::clock::{Nanos, now};
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long whoever drops a runtime waits for std's locks to be free, and how long they are held.
+/// How long whoever drops a runtime waits for std's locks to be free, and then for those who run to stop.
 const PARTING: Nanos = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// How long goroutines that were stopped inside a library may take to come out.
 const DRAINING: Nanos = 1_000_000_000;
+/// Stack of a thread that holds one of std's locks.
+const HOLDER_STACK_BYTES: usize = 128 << 10;
 
 /// A runtime's end.
 pub(crate) struct Ending {
+    /// Until when strays that compute are stopped: while std's locks are held.
+    parting: AtomicU64,
     /// When the threads leave all the same.
     until: AtomicU64,
-    /// The aide has been through the steps.
-    parted: Parker,
 }
 
 impl Ending {
     pub(crate) fn new() -> Ending {
-        Ending { until: AtomicU64::new(0), parted: Parker::new() }
+        Ending { parting: AtomicU64::new(0), until: AtomicU64::new(0) }
+    }
+}
+
+/// One at a time: of two that want both outputs, each would get one.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// Two threads that hold std's standard output and error, each one of them.
+struct Outputs {
+    /// How many have their lock, or had it; and how many of those have given it back.
+    held: AtomicU32,
+    back: AtomicU32,
+    /// They are to give them back.
+    over: AtomicBool,
+    beds: [Parker; 2],
+    /// Where the one who wants them held waits.
+    bed: Parker,
+}
+
+impl Outputs {
+    /// Waits until both are held, or `limit`.
+    fn hold(with: fn(usize, &mut dyn FnMut()), limit: Nanos) -> Arc<Outputs> {
+        let outputs = Arc::new(Outputs {
+            held: AtomicU32::new(0),
+            back: AtomicU32::new(0),
+            over: AtomicBool::new(false),
+            beds: [Parker::new(), Parker::new()],
+            bed: Parker::new(),
+        });
+        for which in 0..2 {
+            let these = outputs.clone();
+            let hold = move || these.hold_one(which, with);
+            if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, hold).is_err() {
+                // Then nobody waits for them.
+                return outputs;
+            }
+        }
+        while !outputs.are_held() && now() < limit {
+            outputs.bed.park_until(limit);
+        }
+        outputs
+    }
+
+    fn are_held(&self) -> bool {
+        self.held.load(Ordering::Acquire) == 2
+    }
+
+    fn hold_one(&self, which: usize, with: fn(usize, &mut dyn FnMut())) {
+        with(which, &mut || {
+            self.held.fetch_add(1, Ordering::Release);
+            self.bed.unpark();
+            while !self.over.load(Ordering::Acquire) {
+                self.beds[which].park();
+            }
+        });
+        self.back.fetch_add(1, Ordering::Release);
+        self.bed.unpark();
+    }
+
+    /// Gives back what is held, and waits for that: std writes what is buffered at exit only if it finds them free.
+    fn give_back(&self) {
+        self.over.store(true, Ordering::Release);
+        self.beds.iter().for_each(Parker::unpark);
+        while self.back.load(Ordering::Acquire) < self.held.load(Ordering::Acquire) {
+            self.bed.park_until(NEVER);
+        }
+    }
+}
+
+/// Whether the running goroutine was left behind in a call that blocked. See the head of the file.
+#[cfg(feature = "std")]
+#[inline]
+pub(crate) fn is_forsaken() -> bool {
+    use super::m::{LOST, M};
+    // SAFETY: a goroutine that runs keeps its runtime; and then GS is an M, which is never freed.
+    unsafe {
+        current_g().is_some_and(|g| (*g.sched.get()).stopping.load(Ordering::Relaxed))
+            && crate::arch::inherited_m::<M>()
+                .as_ref()
+                .is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
     }
 }
 
@@ -58,25 +149,43 @@ impl Sched {
     /// those who are left that calls.
     pub(crate) fn part(&self) {
         let own = current_g().is_some_and(|g| std::ptr::eq(g.sched.get(), self));
-        if !own && self.num_goroutines() != 0 {
-            self.aide.call(PART);
-            self.ending.parted.park_until(now() + PARTING);
+        if own || self.num_goroutines() == 0 {
+            self.stop();
+        } else {
+            let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+            self.stop_quietly();
         }
-        self.stop();
     }
 
-    /// The aide: stops the runtime at a moment when nobody has std's locks, and holds them until nobody runs who
-    /// could take them. `help` is called again and again meanwhile.
-    pub(super) fn part_quietly(&self, mut help: impl FnMut()) {
-        (self.config.hooks.with_outputs)(&mut || {
-            self.stop();
-            let limit = now() + PARTING;
-            while self.all_ps().any(|p| p.status() == PStatus::Running) && now() < limit {
-                help();
-                std::thread::sleep(LOOK_AGAIN);
-            }
-        });
-        self.ending.parted.unpark();
+    /// The aide of a runtime that has ended: stops forsaken ones that compute; another time if somebody else is at it.
+    pub(super) fn stop_forsaken(&self) {
+        if self.has_busy_strays()
+            && let Ok(_one) = ONE.try_lock()
+        {
+            self.stop_quietly();
+        }
+    }
+
+    /// Stops the runtime, or the strays of one that has ended, while nobody has std's locks.
+    fn stop_quietly(&self) {
+        let outputs = Outputs::hold(self.config.hooks.with_output, now() + PARTING);
+        let (both, limit) = (outputs.are_held(), now() + PARTING);
+        if both {
+            self.ending.parting.store(limit, Ordering::Relaxed);
+        }
+        self.stop();
+        self.sysmon.wake();
+        let runs = |p: &P| p.status() == PStatus::Running;
+        while now() < limit && (self.all_ps().any(runs) || (both && self.has_busy_strays())) {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        self.ending.parting.store(0, Ordering::Relaxed);
+        outputs.give_back();
+    }
+
+    /// Whether strays that compute are to be stopped: nobody can have one of std's locks.
+    pub(super) fn is_parting(&self) -> bool {
+        now() < self.ending.parting.load(Ordering::Relaxed)
     }
 
     /// Goroutines stop at their next scheduling step, and threads leave as soon as they may.
