@@ -10,10 +10,11 @@
 
 use super::clock::{Nanos, now};
 use super::lock;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::ffi::CStr;
 use std::io::Write;
+use std::mem::ManuallyDrop;
 
 /// What a look found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,10 +31,27 @@ pub(crate) enum Look {
 /// Looks at one thread at a time, and remembers what it needs for the next look at the same.
 pub(crate) struct Probe {
     tid: u32,
-    file: Option<OwnedFd>,
+    file: Option<File>,
     /// CPU time at the last look that needed it, and since when it has not changed.
     cpu: u64,
     since: Nanos,
+}
+
+/// Closed by the kernel's call: libc's `close` is one of our doors, and may wake a goroutine that waits for a socket with
+/// the same number. Here the scheduler's lock is held.
+struct File(ManuallyDrop<OwnedFd>);
+
+impl File {
+    fn new(fd: OwnedFd) -> File {
+        File(ManuallyDrop::new(fd))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor, for the last time.
+        unsafe { rustix::io::close(self.0.as_raw_fd()) };
+    }
 }
 
 impl Probe {
@@ -44,10 +62,10 @@ impl Probe {
     /// One look. No allocation, no lock of libc.
     pub(crate) fn look(&mut self, tid: u32) -> Look {
         if self.tid != tid {
-            *self = Probe { tid, file: open(tid), cpu: 0, since: 0 };
+            *self = Probe { tid, file: open(tid).map(File::new), cpu: 0, since: 0 };
         }
         let mut text = [0u8; 160];
-        let read = self.file.as_ref().map(|file| rustix::io::pread(file, &mut text, 0));
+        let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
         match read {
             Some(Ok(_)) if text.starts_with(b"running") => Look::Running,
             // Anything else is not that file: somebody has closed ours, and the number was given to another.
