@@ -1,0 +1,257 @@
+//! The poller in shards: descriptors are at home with the P that first waited for them, and are seen to whatever
+//! becomes of that P.
+
+mod common;
+
+use common::{hold_until, watchdog, yield_until};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use trefoil::net::UnixStream;
+use trefoil::time::sleep;
+use trefoil::{JoinHandle, Runtime, debug, go};
+
+const MS: Duration = Duration::from_millis(1);
+/// Whoever gets no answer for so long has missed a wake-up.
+const LOST: Duration = Duration::from_secs(10);
+
+fn runtime(procs: usize) -> Runtime {
+    Runtime::builder().procs(procs).build().unwrap()
+}
+
+fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    let handles: Vec<_> = handles.into_iter().collect();
+    handles.into_iter().map(|h| h.join().unwrap()).collect()
+}
+
+/// Sends back what comes, until the other end is closed.
+fn echo(mut stream: impl Read + Write) -> io::Result<()> {
+    let mut byte = [0];
+    while stream.read(&mut byte)? == 1 {
+        stream.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+/// One byte there and back.
+fn ask(mut stream: impl Read + Write, byte: u8) -> io::Result<()> {
+    stream.write_all(&[byte])?;
+    let mut answer = [!byte];
+    stream.read_exact(&mut answer)?;
+    assert_eq!(answer, [byte]);
+    Ok(())
+}
+
+/// `n` goroutines that all execute at once, each on a P of its own, and then echo: each one's socket is at home
+/// there. The other ends, and the goroutines.
+fn echo_on_each_p(n: usize) -> (Vec<UnixStream>, Vec<JoinHandle<io::Result<()>>>) {
+    let here = Arc::new(AtomicUsize::new(0));
+    let (ours, theirs): (Vec<_>, Vec<_>) = (0..n).map(|_| UnixStream::pair().unwrap()).unzip();
+    let start = |stream: UnixStream| {
+        let here = here.clone();
+        go(move || {
+            // Held until it waits: who is stopped in between goes on elsewhere.
+            let held = trefoil::no_preempt();
+            here.fetch_add(1, SeqCst);
+            hold_until("the others to run", || here.load(SeqCst) == n);
+            let mut byte = [0];
+            (&stream).read_exact(&mut byte)?;
+            drop(held);
+            (&stream).write_all(&byte)?;
+            echo(stream)
+        })
+    };
+    let handles: Vec<_> = theirs.into_iter().map(start).collect();
+    let began = Instant::now();
+    while debug::stats().io_waiters != n {
+        assert!(began.elapsed() < common::TOO_LONG / 2, "{:?}", debug::stats());
+        // Not a yield: alone on its P this goroutine would keep it, and each of those needs one.
+        sleep(MS);
+    }
+    for stream in &ours {
+        stream.set_read_deadline(Some(Instant::now() + LOST)).unwrap();
+    }
+    (ours, handles)
+}
+
+/// Lost wake-ups would show as answers that do not come: the deadline tells, or the watchdog.
+#[test]
+fn every_echo_answers_while_procs_change() {
+    let _watchdog = watchdog();
+    const TIME: Duration = Duration::from_millis(1500);
+    runtime(1).run(|| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let answers = Arc::new(AtomicU64::new(0));
+        let clients: Vec<_> = (0..24u8)
+            .map(|i| {
+                let (stop, answers) = (stop.clone(), answers.clone());
+                let pause = Duration::from_micros(u64::from(i) * 40);
+                // std's sockets go the other way into the poller: armed for each wait.
+                let turns = move |mut turn: Box<dyn FnMut(u8) -> io::Result<()> + Send>| {
+                    let mut n = 0u8;
+                    while !stop.load(SeqCst) {
+                        turn(n).unwrap();
+                        answers.fetch_add(1, SeqCst);
+                        n = n.wrapping_add(1);
+                        // Some talk without a break, others let every P go to sleep in between.
+                        if !pause.is_zero() {
+                            sleep(pause);
+                        }
+                    }
+                };
+                if i % 2 == 0 {
+                    let (here, there) = UnixStream::pair().unwrap();
+                    let server = go(move || echo(there).unwrap());
+                    let client = go(move || {
+                        turns(Box::new(move |n| {
+                            here.set_read_deadline(Some(Instant::now() + LOST))?;
+                            ask(&here, n)
+                        }));
+                    });
+                    [server, client]
+                } else {
+                    let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+                    here.set_read_timeout(Some(LOST)).unwrap();
+                    let server = go(move || echo(there).unwrap());
+                    [server, go(move || turns(Box::new(move |n| ask(&here, n))))]
+                }
+            })
+            .collect();
+        let seed: u64 = rand::random();
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let start = Instant::now();
+        let mut changes = 0;
+        while start.elapsed() < TIME {
+            trefoil::set_procs(rng.random_range(1..=8));
+            changes += 1;
+            // Everyone is to be served between two changes, now and then.
+            let before = answers.load(SeqCst);
+            if changes % 8 == 0 {
+                yield_until("answers", || answers.load(SeqCst) >= before + 100);
+            }
+            sleep(Duration::from_micros(rng.random_range(0..4000)));
+        }
+        stop.store(true, SeqCst);
+        join_all(clients.into_iter().flatten());
+        println!("{changes} changes, {answers:?} answers");
+        assert!(changes >= 20, "only {changes} changes");
+        yield_until("the goroutines to end", || trefoil::num_goroutines() == 1);
+        assert_eq!(debug::stats().io_waiters, 0);
+    });
+}
+
+/// More Ps than shards: several share one.
+#[test]
+fn sixty_four_ps() {
+    let _watchdog = watchdog();
+    const PROCS: usize = 64;
+    runtime(PROCS).run(|| {
+        let (ours, servers) = echo_on_each_p(PROCS);
+        // One after the other, every P idle in between; and all at once.
+        for (i, stream) in ours.iter().enumerate() {
+            ask(stream, i as u8).unwrap();
+        }
+        let asking = ours.into_iter().map(|stream| {
+            go(move || {
+                for turn in 0..50 {
+                    stream.set_read_deadline(Some(Instant::now() + LOST)).unwrap();
+                    ask(&stream, turn).unwrap();
+                }
+            })
+        });
+        join_all(asking);
+        join_all(servers).into_iter().for_each(|done| done.unwrap());
+    });
+}
+
+/// Their Ps are gone, and nobody looks into these shards as his own.
+#[test]
+fn sockets_of_retired_ps_are_seen_to() {
+    let _watchdog = watchdog();
+    const PROCS: usize = 8;
+    runtime(PROCS).run(|| {
+        let (ours, servers) = echo_on_each_p(PROCS);
+        let retired = |n: usize| {
+            let count = || debug::stats().procs.iter().filter(|p| p.status == "retired").count();
+            yield_until("the Ps to go", || count() == n);
+        };
+        trefoil::set_procs(1);
+        retired(PROCS - 1);
+        let soon = |who: &str| {
+            for (i, stream) in ours.iter().enumerate() {
+                stream.set_read_deadline(Some(Instant::now() + LOST)).unwrap();
+                let start = Instant::now();
+                ask(stream, i as u8).unwrap();
+                let took = start.elapsed();
+                assert!(took < Duration::from_secs(1), "{who}, socket {i}: {took:?}");
+            }
+        };
+        soon("the P left is idle");
+        // Somebody is always runnable: the P never runs out of work, and does not sleep in the poller.
+        let stop = Arc::new(AtomicBool::new(false));
+        let busy = (0..2).map(|_| {
+            let stop = stop.clone();
+            go(move || yield_until("the end", || stop.load(SeqCst)))
+        });
+        let busy: Vec<_> = busy.collect();
+        soon("the P left is busy");
+        stop.store(true, SeqCst);
+        join_all(busy);
+        // And with the Ps back.
+        trefoil::set_procs(PROCS);
+        retired(0);
+        soon("all are back");
+        drop(ours);
+        join_all(servers).into_iter().for_each(|done| done.unwrap());
+    });
+}
+
+/// Nobody runs out of work, so no P polls; whoever is ready is served nevertheless, within a slice or so. Asked from
+/// outside, by a plain thread.
+#[test]
+fn answers_come_while_every_p_computes() {
+    let _watchdog = watchdog();
+    for procs in [1, 2, 4] {
+        runtime(procs).run(|| {
+            let (ours, servers) = echo_on_each_p(procs);
+            let stop = Arc::new(AtomicBool::new(false));
+            let hogs = (0..2 * procs).map(|_| {
+                let stop = stop.clone();
+                go(move || {
+                    while !stop.load(SeqCst) {
+                        std::hint::spin_loop();
+                    }
+                })
+            });
+            let hogs: Vec<_> = hogs.collect();
+            let ours: Vec<std::os::unix::net::UnixStream> =
+                ours.into_iter().map(|stream| stream.into_std().unwrap()).collect();
+            let (told, tell) = trefoil::chan::bounded(1);
+            std::thread::spawn(move || {
+                let mut times = Vec::new();
+                for turn in 0..40 {
+                    let stream = &ours[turn % ours.len()];
+                    stream.set_read_timeout(Some(LOST)).unwrap();
+                    // So that the server waits again: else it finds the next question without the poller.
+                    std::thread::sleep(3 * MS);
+                    let start = Instant::now();
+                    ask(stream, turn as u8).unwrap();
+                    times.push(start.elapsed());
+                }
+                told.send(times).unwrap();
+            });
+            let mut times: Vec<Duration> = tell.recv().unwrap();
+            stop.store(true, SeqCst);
+            join_all(hogs);
+            join_all(servers).into_iter().for_each(|done| done.unwrap());
+            times.sort();
+            let (middle, worst) = (times[times.len() / 2], times[times.len() - 1]);
+            println!("{procs} Ps: median {middle:?}, worst {worst:?}");
+            assert!(middle < 100 * MS, "with {procs} Ps: {times:?}");
+        });
+    }
+}
