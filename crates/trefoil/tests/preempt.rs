@@ -1,5 +1,5 @@
 //! Nobody stalls: preemption by signal, handoff from blocked threads, `blocking`, `lock_os_thread`,
-//! `no_preempt`. Statements m18 to m21 and m24 to m26 of the mission, and what Go's own tests ask of these.
+//! `no_preempt`. Statements m18 to m21 and m24 to m26 of those that `mission.rs` begins, and what Go's own tests ask.
 //!
 //! Blocking calls are made with a bare `syscall` instruction: nothing between the goroutine and the kernel
 //! can see them. What looks at the whole process is a child (`common::Child`).
@@ -11,11 +11,13 @@ use common::{
 };
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use trefoil::chan::bounded;
+use trefoil::chan::{bounded, unbounded};
+use trefoil::net::UnixStream;
 use trefoil::time::{Ticker, sleep, sleep_until};
 use trefoil::{JoinHandle, Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
 
@@ -256,6 +258,31 @@ fn m19_unannounced_blocking_is_noticed() {
     });
 }
 
+/// m19: short calls keep their P, however many there are and whoever waits: no handoff, no other thread.
+#[test]
+fn m19_short_calls_keep_their_p() {
+    let _w = watchdog();
+    runtime(1).run(|| {
+        let (read, write) = pipe();
+        let ran = flag();
+        let (ours, before) = (ran.clone(), debug::stats().retakes);
+        let other = go(move || ours.store(true, SeqCst));
+        // The slice must not end it: only the calls are to be seen.
+        let held = no_preempt();
+        let (start, at) = (Instant::now(), tid());
+        let mut calls = 0;
+        while start.elapsed() < 30 * MS {
+            assert_eq!(raw_write(&write, b"x"), 1);
+            assert_eq!(raw_read(&read), 1);
+            calls += 2;
+        }
+        let retaken = debug::stats().retakes - before;
+        assert_eq!((ran.load(SeqCst), retaken, tid()), (false, 0, at), "in {calls} calls");
+        drop(held);
+        other.join().unwrap();
+    });
+}
+
 /// m20: on return it gets a P, or queues. Results are right, nobody is lost or runs twice.
 #[test]
 fn m20_back_from_a_call() {
@@ -293,6 +320,124 @@ fn m20_back_from_a_call() {
             assert_eq!(debug::stats().threads_without_p, 0);
         });
     }
+}
+
+/// The number of the P that runs this goroutine: where a goroutine that it starts is counted. Nobody else may start one
+/// meanwhile.
+fn my_p() -> usize {
+    let _held = no_preempt();
+    let spawned = || debug::stats().procs.into_iter().map(|p| p.spawned);
+    let before: Vec<_> = spawned().collect();
+    go(|| ());
+    let mut counts = spawned().zip(before);
+    counts.position(|(now, before)| now != before).expect("a P that started one")
+}
+
+/// Waits without any call of the runtime: in `blocking` that would be the way back.
+fn outside_until(done: impl Fn() -> bool) {
+    while !done() {
+        common::pause();
+    }
+}
+
+/// m20: on return the old P, if it is free.
+///
+/// Broken, it would take whichever P became idle last: others did after its own.
+#[test]
+fn m20_back_to_its_own_p() {
+    let _w = watchdog();
+    const ROUNDS: usize = 40;
+    let rt = runtime(4);
+    let (away, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (says, sees) = (away.clone(), over.clone());
+    let goroutine = rt.go(move || {
+        for round in 1..=ROUNDS {
+            let (p, thread) = (my_p(), tid());
+            blocking(|| {
+                says.store(round, SeqCst);
+                outside_until(|| sees.load(SeqCst) == round);
+                outside_until(|| debug::stats().procs.iter().all(|p| p.status == "idle"));
+            });
+            assert_eq!((my_p(), tid()), (p, thread), "P and thread in round {round}");
+        }
+    });
+    for round in 1..=ROUNDS {
+        outside_until(|| away.load(SeqCst) == round);
+        // Two others at once use its P and another one, and leave them in any order.
+        let here = Arc::new(AtomicUsize::new(0));
+        let other = || {
+            let here = here.clone();
+            rt.go(move || {
+                here.fetch_add(1, SeqCst);
+                hold_until("the other", || here.load(SeqCst) == 2);
+            })
+        };
+        join_all([other().unwrap(), other().unwrap()]);
+        over.store(round, SeqCst);
+    }
+    goroutine.unwrap().join().unwrap();
+}
+
+/// m20: … else another idle P.
+///
+/// Broken, it would wait for its own, which is taken for as long as it waits: a hang.
+#[test]
+fn m20_back_to_another_p() {
+    let _w = watchdog();
+    const ROUNDS: usize = 40;
+    let elsewhere = runtime(2).run(|| {
+        let round = || {
+            let (taken, end) = (Arc::new(AtomicUsize::new(usize::MAX)), flag());
+            let (says, sees) = (taken.clone(), end.clone());
+            let (p, thread) = (my_p(), tid());
+            let squatter = go(move || {
+                let _held = no_preempt();
+                says.store(my_p(), SeqCst);
+                hold_until("its end", || sees.load(SeqCst));
+            });
+            blocking(|| {
+                outside_until(|| taken.load(SeqCst) != usize::MAX);
+                // Not in the hands of a thread that searches.
+                let other = 1 - taken.load(SeqCst);
+                outside_until(|| debug::stats().procs[other].status == "idle");
+            });
+            let now = my_p();
+            assert_eq!((now, tid()), (1 - taken.load(SeqCst), thread), "P and thread");
+            end.store(true, SeqCst);
+            squatter.join().unwrap();
+            now != p
+        };
+        (0..ROUNDS).filter(|_| round()).count()
+    });
+    // A thief may take the squatter to the other P, and then its own is free.
+    println!("{elsewhere} of {ROUNDS} times elsewhere");
+    assert!(elsewhere > 0, "always back to its own");
+}
+
+/// m20: … else the global queue.
+///
+/// Broken, it would go on beside the goroutine that has the only P, and that one would not see it queue.
+#[test]
+fn m20_back_to_the_global_queue() {
+    let _w = watchdog();
+    runtime(1).run(|| {
+        for _ in 0..20 {
+            let (taken, seen) = (flag(), flag());
+            let (says, sees) = (taken.clone(), seen.clone());
+            let squatter = go(move || {
+                let _held = no_preempt();
+                says.store(true, SeqCst);
+                hold_until("the other to queue", || {
+                    let stats = debug::stats();
+                    (stats.global_queue, stats.threads_without_p) == (1, 0)
+                });
+                sees.store(true, SeqCst);
+            });
+            blocking(|| outside_until(|| taken.load(SeqCst)));
+            assert!(seen.load(SeqCst), "went on without a P");
+            squatter.join().unwrap();
+        }
+    });
 }
 
 /// A panic out of `blocking` comes back with a P too.
@@ -536,9 +681,11 @@ fn ticks(n: u32) -> Vec<Duration> {
 
 // ---- Preemption ----
 
-/// m24: channel operations, sleep, explicit yield are scheduling points, also where no signal helps.
+/// m24: channel operations, I/O that waits, sleep, explicit yield and other calls of the runtime are scheduling points,
+/// each by itself, also where no signal helps. (A lock that is free, and I/O that need not wait, are none: they cost
+/// too little to ask.)
 ///
-/// Broken, the child's second goroutine would never run: a hang.
+/// Broken, the goroutine that waits would never run: a panic after 20 s.
 #[test]
 fn m24_cooperative_points() {
     let _w = watchdog();
@@ -546,16 +693,35 @@ fn m24_cooperative_points() {
         Child::of("m24_cooperative_points").env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
         return;
     }
-    let (tx, rx) = bounded::<u8>(1);
-    let mutex = trefoil::sync::Mutex::new(0);
-    let points: [(&str, &(dyn Fn() + Sync)); 7] = [
+    let (into, _open) = unbounded();
+    // More than can be taken before the slice is over.
+    let (fill, full) = unbounded();
+    (0..2_000_000).for_each(|_| fill.send(1).unwrap());
+    let (turn, turned) = bounded(1);
+    let (_open, empty) = bounded::<u8>(1);
+    // Nobody is at the other end: each call waits, for a moment.
+    let moment = Some(Duration::from_micros(1));
+    let (socket, _open) = UnixStream::pair().unwrap();
+    socket.set_read_timeout(moment).unwrap();
+    let (std_socket, _open) = std::os::unix::net::UnixStream::pair().unwrap();
+    std_socket.set_read_timeout(moment).unwrap();
+    let (stuffed, _open) = UnixStream::pair().unwrap();
+    stuffed.set_write_timeout(Some(MS)).unwrap();
+    while (&stuffed).write(&[0; 4096]).is_ok() {}
+    let timed_out = |result: std::io::Result<usize>| assert!(result.is_err(), "{result:?}");
+    let points: &[(&str, &(dyn Fn() + Sync))] = &[
         ("yield", &yield_now),
         ("sleep", &|| sleep(Duration::from_nanos(1))),
+        ("send", &|| into.send(1).unwrap()),
+        ("receive", &|| _ = full.recv().unwrap()),
         ("send and receive", &|| {
-            tx.send(1).unwrap();
-            rx.recv().unwrap();
+            turn.send(1).unwrap();
+            turned.recv().unwrap();
         }),
-        ("a receive that finds nothing", &|| assert!(rx.try_recv().is_err())),
+        ("a receive that finds nothing", &|| assert!(empty.try_recv().is_err())),
+        ("read", &|| timed_out((&socket).read(&mut [0]))),
+        ("write", &|| timed_out((&stuffed).write(&[0; 4096]))),
+        ("std's read", &|| timed_out((&std_socket).read(&mut [0]))),
         ("spawn", &|| drop(go(|| ()))),
         ("join", &|| go(|| ()).join().unwrap()),
         ("blocking", &|| blocking(|| ())),
@@ -568,7 +734,6 @@ fn m24_cooperative_points() {
             let start = Instant::now();
             while !ran.load(SeqCst) {
                 point();
-                *mutex.lock() += 1;
                 assert!(start.elapsed() < Duration::from_secs(20), "{name} lets nobody run");
             }
             assert_eq!(debug::stats().preempt_signals, 0);
@@ -648,6 +813,40 @@ fn m25_endless_loops_starve_nobody() {
     std::thread::sleep(200 * MS);
     let used = cpu_time() - before;
     assert!(used < 20 * MS, "{used:?} of CPU time in 200 ms");
+}
+
+/// m25: a turn of a loop that never calls anything is about 10 ms long, when others wait.
+///
+/// Broken, turns would be far shorter (switches for nothing), or as long as the kernel or a tick of sysmon's allows.
+#[test]
+fn m25_a_turn_of_an_endless_loop() {
+    let _w = watchdog();
+    const TURNS: usize = 40;
+    runtime(1).run(|| {
+        let running = Arc::new(AtomicUsize::new(0));
+        let begins: Arc<Vec<AtomicU64>> = Arc::new((0..=TURNS).map(|_| 0.into()).collect());
+        let (next, start) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+        // Main is among those who wait for them: a wake-up would shorten somebody's turn.
+        join_all((1..=3).map(|me| {
+            let (running, begins, next) = (running.clone(), begins.clone(), next.clone());
+            go(move || {
+                while next.load(SeqCst) <= TURNS {
+                    // A turn begins where another one ran before, whatever the OS has done with the thread.
+                    if running.swap(me, SeqCst) != me
+                        && let Some(begin) = begins.get(next.fetch_add(1, SeqCst))
+                    {
+                        begin.store(start.elapsed().as_nanos() as u64, SeqCst);
+                    }
+                }
+            })
+        }));
+        let begins = begins.iter().map(|begin| Duration::from_nanos(begin.load(SeqCst)));
+        let begins: Vec<_> = begins.collect();
+        let turns: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let middle = median(turns.clone());
+        println!("median turn {middle:?}");
+        assert!((8 * MS..30 * MS).contains(&middle), "{turns:?}");
+    });
 }
 
 /// m25: 10,000 endless loops on 2 Ps need no 10,000 threads, and main gets its turns.

@@ -118,14 +118,19 @@ pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// For what one bad moment may disturb: a thread that the OS does not run for 10 ms has used up its
-/// goroutine's time slice. Right once in five is enough; what is broken fails every time.
+/// goroutine's time slice. Right once in five is enough; what is broken fails every time. Says so each time: one that
+/// often needs a second attempt is about to break.
 #[track_caller]
 pub(crate) fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
+    let place = std::panic::Location::caller();
     let mut errors = Vec::new();
-    for _ in 0..5 {
+    for n in 1..=5 {
         match attempt() {
             Ok(()) => return,
-            Err(e) => errors.push(e),
+            Err(e) => {
+                mark(&format!("{place}: attempt {n} of 5: {e}"));
+                errors.push(e);
+            }
         }
     }
     panic!("five times:\n{}", errors.join("\n"));
@@ -186,6 +191,27 @@ pub(crate) fn cpu_time() -> Duration {
     // SAFETY: writes one timespec, ours.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut t) };
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+/// The CPUs on which this process, its first thread, may run.
+pub(crate) fn cpus() -> Vec<usize> {
+    // SAFETY: plain bits, all of them written or zero.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let pid = libc::getpid();
+        assert_eq!(libc::sched_getaffinity(pid, size_of_val(&set), &mut set), 0);
+        (0..8 * size_of_val(&set)).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect()
+    }
+}
+
+/// From now on this process, its first thread, may run there only. For children.
+pub(crate) fn run_on(cpus: &[usize]) {
+    // SAFETY: plain bits; the numbers come from [`cpus`].
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        cpus.iter().for_each(|&cpu| libc::CPU_SET(cpu, &mut set));
+        assert_eq!(libc::sched_setaffinity(libc::getpid(), size_of_val(&set), &set), 0);
+    }
 }
 
 /// A process of its own that runs the child's part of a test: this binary again, only that test.
