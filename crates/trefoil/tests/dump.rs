@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{watchdog, yield_until};
+use common::{Child, in_child, watchdog, yield_until};
+use std::io::Read;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 use trefoil::chan::{Select, bounded, never};
+use trefoil::net::{TcpListener, UnixStream};
 use trefoil::sync::{Barrier, Condvar, Mutex, Once, RwLock, Semaphore, WaitGroup};
 use trefoil::time::{Ticker, Timer, sleep};
 use trefoil::{Builder, Runtime, debug, go, run, scope, select};
@@ -181,6 +183,13 @@ fn every_wait_says_what_it_is() {
         waits.push(("semacquire", Box::new(|| drop(Semaphore::new(0).acquire()))));
         waits.push(("semacquire", Box::new(move || drop(Semaphore::new(0).acquire_timeout(hour)))));
 
+        let (mut socket, _open) = UnixStream::pair().unwrap();
+        waits.push(("IO wait", Box::new(move || ignore(socket.read(&mut [0])))));
+        let (mut socket, _open) = std::os::unix::net::UnixStream::pair().unwrap();
+        waits.push(("IO wait", Box::new(move || ignore(socket.read(&mut [0])))));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        waits.push(("IO wait", Box::new(move || ignore(listener.accept()))));
+
         let mut said = Vec::new();
         for (i, (reason, wait)) in waits.into_iter().enumerate() {
             Builder::new().name(format!("waiter {i}")).go(wait).unwrap();
@@ -197,5 +206,46 @@ fn every_wait_says_what_it_is() {
             assert!(start.elapsed() < common::TOO_LONG / 2, "no {missing:?} in:\n{text}");
         }
         drop((held, writing, reading, tx));
+    });
+}
+
+/// How many seconds the clock of this process is ahead.
+static AHEAD: AtomicI64 = AtomicI64::new(0);
+
+/// The clock behind `Instant`, found by the linker before libc's.
+#[unsafe(no_mangle)]
+extern "C" fn clock_gettime(id: libc::clockid_t, time: &mut libc::timespec) -> libc::c_int {
+    let result: isize;
+    // SAFETY: the kernel's call itself (ours would be a call of ourselves), with the caller's arguments.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_clock_gettime as isize => result,
+            in("rdi") id as isize,
+            in("rsi") std::ptr::from_mut(time),
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    if id == libc::CLOCK_MONOTONIC {
+        time.tv_sec += AHEAD.load(Ordering::Relaxed);
+    }
+    result as libc::c_int
+}
+
+#[test]
+fn a_long_wait_tells_its_minutes() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        // There every clock is ahead.
+        Child::of("a_long_wait_tells_its_minutes").succeed();
+        return;
+    }
+    run(|| {
+        let (_tx, rx) = bounded::<()>(0);
+        Builder::new().name("patient").go(move || ignore(rx.recv())).unwrap();
+        yield_until("it to wait", || debug::dump().contains("\"patient\" [chan receive]:"));
+        AHEAD.store(3 * 60 + 10, Ordering::Relaxed);
+        let text = debug::dump();
+        assert!(text.contains("\"patient\" [chan receive, 3 minutes]:"), "{text}");
     });
 }
