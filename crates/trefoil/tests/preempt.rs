@@ -351,15 +351,18 @@ fn m20_back_to_its_own_p() {
     let (away, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (says, sees) = (away.clone(), over.clone());
     let goroutine = rt.go(move || {
-        for round in 1..=ROUNDS {
-            let (p, thread) = (my_p(), tid());
+        let round = |n: usize| {
+            // Whoever the OS leaves waiting for long would be preempted, and move.
+            let _held = no_preempt();
+            let before = (my_p(), tid());
             blocking(|| {
-                says.store(round, SeqCst);
-                outside_until(|| sees.load(SeqCst) == round);
+                says.store(n, SeqCst);
+                outside_until(|| sees.load(SeqCst) == n);
                 outside_until(|| debug::stats().procs.iter().all(|p| p.status == "idle"));
             });
-            assert_eq!((my_p(), tid()), (p, thread), "P and thread in round {round}");
-        }
+            (before, (my_p(), tid()))
+        };
+        (1..=ROUNDS).map(round).collect::<Vec<_>>()
     });
     for round in 1..=ROUNDS {
         outside_until(|| away.load(SeqCst) == round);
@@ -375,7 +378,9 @@ fn m20_back_to_its_own_p() {
         join_all([other().unwrap(), other().unwrap()]);
         over.store(round, SeqCst);
     }
-    goroutine.unwrap().join().unwrap();
+    for (before, after) in goroutine.unwrap().join().unwrap() {
+        assert_eq!(before, after, "P and thread");
+    }
 }
 
 /// m20: … else another idle P.
@@ -387,6 +392,7 @@ fn m20_back_to_another_p() {
     const ROUNDS: usize = 40;
     let elsewhere = runtime(2).run(|| {
         let round = || {
+            let _held = no_preempt();
             let (taken, end) = (Arc::new(AtomicUsize::new(usize::MAX)), flag());
             let (says, sees) = (taken.clone(), end.clone());
             let (p, thread) = (my_p(), tid());

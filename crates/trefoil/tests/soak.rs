@@ -13,11 +13,15 @@ mod common;
 use common::{hold_until, watchdog_for, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use std::io::{Read, Write};
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use trefoil::{Builder, JoinHandle, Runtime};
+use trefoil::chan::bounded;
+use trefoil::net::UnixStream;
+use trefoil::time::sleep;
+use trefoil::{Builder, JoinHandle, Runtime, blocking, select};
 
 /// One at a time: both look at the memory of the process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -56,6 +60,7 @@ fn live(seed: u64, depth: u32, books: &Arc<Books>) -> u64 {
     for _ in 0..rng.random_range(0..4) {
         trefoil::yield_now();
     }
+    errand(&mut rng);
     if depth > 0 {
         match rng.random_range(0..6) {
             0..=2 => ran += children(&mut rng, depth, books),
@@ -72,6 +77,66 @@ fn live(seed: u64, depth: u32, books: &Arc<Books>) -> u64 {
         panic_any(Expected(ran));
     }
     ran
+}
+
+/// Something to wait for, now and then: a channel, a timer, a socket, a call that blocks its thread.
+fn errand(rng: &mut StdRng) {
+    let mut moment = || Duration::from_micros(rng.random_range(0..1500));
+    let (one, other) = (moment(), moment());
+    let n = rng.random_range(1..20u8);
+    match rng.random_range(0..16) {
+        0 => {
+            let (tx, rx) = bounded(usize::from(n % 3));
+            let sender = trefoil::go(move || (0..n).for_each(|i| tx.send(i).unwrap()));
+            let mut got = Vec::new();
+            loop {
+                select! {
+                    recv(rx) -> value => match value { Ok(i) => got.push(i), Err(_) => break },
+                    after(common::TOO_LONG) => panic!("nothing came"),
+                }
+            }
+            assert_eq!(got, (0..n).collect::<Vec<_>>());
+            sender.join().unwrap();
+        }
+        1 => {
+            let start = Instant::now();
+            sleep(one);
+            let (_open, rx) = bounded::<()>(0);
+            assert!(rx.recv_timeout(other).is_err());
+            assert!(start.elapsed() >= one + other);
+        }
+        2 => echo(n, UnixStream::pair()),
+        3 => echo(n, std::os::unix::net::UnixStream::pair()),
+        4 => blocking(|| nap(one)),
+        5 => nap(other),
+        _ => {}
+    }
+}
+
+/// Bytes there and back. Without a descriptor to be had, none.
+fn echo<S: Read + Write + Send + 'static>(n: u8, pair: std::io::Result<(S, S)>) {
+    let Ok((mut here, mut there)) = pair else { return };
+    let server = trefoil::go(move || {
+        let mut byte = [0];
+        while there.read(&mut byte).unwrap() == 1 {
+            there.write_all(&byte).unwrap();
+        }
+    });
+    for i in 0..n {
+        here.write_all(&[i]).unwrap();
+        let mut byte = [!i];
+        here.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [i]);
+    }
+    drop(here);
+    server.join().unwrap();
+}
+
+/// Sleeps in the kernel, unseen by the runtime.
+fn nap(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: reads one timespec, ours.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
 }
 
 fn yield_some(rng: &mut StdRng) {
@@ -233,7 +298,11 @@ fn everything_at_once() {
     });
 
     for rt in &shared {
-        rt.run(|| yield_until("all goroutines to end", || trefoil::num_goroutines() == 1));
+        rt.run(|| {
+            yield_until("all goroutines to end", || trefoil::num_goroutines() == 1);
+            let stats = trefoil::debug::stats();
+            assert_eq!((stats.io_waiters, stats.threads_without_p), (0, 0), "{stats:?}");
+        });
     }
     let grown = common::rss().saturating_sub(rss);
     eprintln!("soak: {} rounds, memory grew by {} MiB", rounds.load(SeqCst), grown >> 20);

@@ -134,7 +134,8 @@ fn torture(procs: usize, time: Duration) {
         stats.threads,
         rounds.iter().sum::<u64>(),
     ));
-    assert!(preempted > 10 * time.as_secs().max(1), "only {preempted} preemptions");
+    // More than one P could have with a slice of 10 ms.
+    assert!(preempted > 100 * time.as_secs().max(1), "only {preempted} preemptions");
 }
 
 fn malloc(_: &Arc<Shared>, _: usize) {
