@@ -1185,3 +1185,67 @@ fn m17_new_work_wakes_a_thread() {
         });
     }
 }
+
+/// m23: a P without work polls the network; what is ready becomes runnable there.
+///
+/// Broken, the others would be found in the global queue by the first that runs, or they would come one by one.
+#[test]
+fn m23_what_is_ready_becomes_runnable_locally() {
+    let _w = watchdog();
+    const ROUNDS: usize = 40;
+    const READERS: usize = 5;
+    let round = || {
+        let (seen, first) = (Arc::new(Mutex::new((0, 0))), flag());
+        let (near, far): (Vec<_>, Vec<_>) =
+            (0..READERS).map(|_| UnixStream::pair().unwrap()).unzip();
+        let readers: Vec<_> = far
+            .into_iter()
+            .map(|mut stream| {
+                let (seen, first) = (seen.clone(), first.clone());
+                trefoil::go(move || {
+                    stream.read_exact(&mut [0]).unwrap();
+                    if !first.swap(true, SeqCst) {
+                        let stats = trefoil::debug::stats();
+                        *seen.lock().unwrap() = (stats.procs[0].queue, stats.global_queue);
+                    }
+                })
+            })
+            .collect();
+        yield_until("the readers", || trefoil::debug::stats().io_waiters == READERS);
+        near.iter().for_each(|mut stream| stream.write_all(b"x").unwrap());
+        join_all(readers);
+        *seen.lock().unwrap()
+    };
+    let seen: Vec<_> = (0..ROUNDS).map(|_| runtime(1).run(round)).collect();
+    let right = seen.iter().filter(|&&queues| queues == (READERS - 1, 0)).count();
+    println!("{right} of {ROUNDS}");
+    // Now and then sysmon polls first.
+    assert!(right > ROUNDS / 2, "local and global queue: {seen:?}");
+}
+
+/// m29: two printers that compute between their lines, on two Ps: neither waits for the other.
+///
+/// Broken, one would print all its lines before the other begins.
+#[test]
+fn m29_two_printers_that_compute() {
+    let _w = watchdog();
+    const LINES: usize = 5;
+    let lines = runtime(2).run(|| {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        join_all(["first", "second"].map(|name| {
+            let lines = lines.clone();
+            trefoil::go(move || {
+                for i in 1..=LINES {
+                    lines.lock().unwrap().push((name, i));
+                    common::spin(Duration::from_millis(20));
+                }
+            })
+        }));
+        lines.lock().unwrap().clone()
+    });
+    for name in ["first", "second"] {
+        let own: Vec<_> = lines.iter().filter(|line| line.0 == name).map(|line| line.1).collect();
+        assert_eq!(own, (1..=LINES).collect::<Vec<_>>());
+        assert!(lines[..LINES].iter().any(|line| line.0 == name), "{lines:?}");
+    }
+}
