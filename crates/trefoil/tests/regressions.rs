@@ -4,6 +4,8 @@ mod common;
 
 use common::watchdog;
 use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -174,4 +176,40 @@ fn runtimes_in_a_row() {
         one_p().run(|| *sum.lock().unwrap() += go(move || i).join().unwrap());
     }
     assert_eq!(*sum.lock().unwrap(), 4950);
+}
+
+/// sysmon closed the file through which it looks at a thread with the scheduler's lock in its hands, by libc's `close`,
+/// which is ours and wakes whoever waits for that descriptor; and a new socket could have got its number already.
+#[test]
+fn sysmon_closes_a_file_while_sockets_come_and_go() {
+    let _watchdog = watchdog();
+    const TIME: Duration = Duration::from_secs(1);
+    Runtime::builder().procs(4).build().unwrap().run(|| {
+        let start = Instant::now();
+        // Threads that block lose their Ps to others: sysmon has always new ones to look at.
+        let blocked = (0..16).map(|i| {
+            go(move || {
+                let nap = libc::timespec { tv_sec: 0, tv_nsec: 100_000 + 10_000 * i };
+                while start.elapsed() < TIME {
+                    // SAFETY: reads one timespec, ours.
+                    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const nap, 0) };
+                    yield_now();
+                }
+            })
+        });
+        let blocked: Vec<_> = blocked.collect();
+        let sockets = (0..8).map(|_| {
+            go(move || {
+                while start.elapsed() < TIME {
+                    let (mut here, mut there) = UnixStream::pair().unwrap();
+                    let reader = go(move || there.read_exact(&mut [0]).unwrap());
+                    yield_now();
+                    here.write_all(b"x").unwrap();
+                    reader.join().unwrap();
+                }
+            })
+        });
+        let sockets: Vec<_> = sockets.collect();
+        blocked.into_iter().chain(sockets).for_each(|h| h.join().unwrap());
+    });
 }
