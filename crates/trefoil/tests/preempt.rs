@@ -700,9 +700,10 @@ fn m24_cooperative_points() {
         return;
     }
     let (into, _open) = unbounded();
-    // More than can be taken before the slice is over.
+    // Usually more than can be taken before the slice is over; then the end of it.
     let (fill, full) = unbounded();
-    (0..2_000_000).for_each(|_| fill.send(1).unwrap());
+    (0..200_000).for_each(|_| fill.send(1).unwrap());
+    drop(fill);
     let (turn, turned) = bounded(1);
     let (_open, empty) = bounded::<u8>(1);
     // Nobody is at the other end: each call waits, for a moment.
@@ -719,7 +720,7 @@ fn m24_cooperative_points() {
         ("yield", &yield_now),
         ("sleep", &|| sleep(Duration::from_nanos(1))),
         ("send", &|| into.send(1).unwrap()),
-        ("receive", &|| _ = full.recv().unwrap()),
+        ("receive", &|| _ = full.recv()),
         ("send and receive", &|| {
             turn.send(1).unwrap();
             turned.recv().unwrap();
@@ -848,10 +849,12 @@ fn m25_a_turn_of_an_endless_loop() {
         }));
         let begins = begins.iter().map(|begin| Duration::from_nanos(begin.load(SeqCst)));
         let begins: Vec<_> = begins.collect();
-        let turns: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let middle = median(turns.clone());
-        println!("median turn {middle:?}");
-        assert!((8 * MS..30 * MS).contains(&middle), "{turns:?}");
+        let mut turns: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        turns.sort();
+        let (quarter, middle) = (turns[TURNS / 4], turns[TURNS / 2]);
+        println!("a quarter within {quarter:?}, half within {middle:?}");
+        // A busy machine makes turns longer, of the loops and of sysmon; not all of them, and none shorter.
+        assert!(middle >= 8 * MS && quarter < 30 * MS, "{turns:?}");
     });
 }
 
