@@ -1,5 +1,5 @@
 //! What users are promised about the scheduler, statement by statement: m01 to m17, each seen from outside. (Blocking
-//! and preemption, m18 to m26, are in `preempt.rs`, the network in `net.rs`, m29 among the examples.)
+//! and preemption, m18 to m26, are in `blocking.rs` and `preempt.rs`, the network in `poller.rs`, m29 among the examples.)
 //!
 //! A test quotes its statement and says how it would fail. What looks at the whole process, or needs
 //! every P to itself, is a child process (`common::Child`): traced tests read the scheduler's own

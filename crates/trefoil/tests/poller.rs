@@ -1,16 +1,16 @@
-//! The poller in shards: descriptors are at home with the P that first waited for them, and are seen to whatever
-//! becomes of that P.
+//! The poller: who waits for a descriptor occupies no thread and is always found. It is in shards: descriptors are at
+//! home with the P that first waited for them, and are seen to whatever becomes of that P.
 
 mod common;
 
-use common::{hold_until, watchdog, yield_until};
+use common::{Child, hold_until, in_child, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use trefoil::net::UnixStream;
+use trefoil::net::{TcpStream, UnixStream};
 use trefoil::time::sleep;
 use trefoil::{JoinHandle, Runtime, debug, go};
 
@@ -265,4 +265,127 @@ fn answers_come_while_every_p_computes() {
             assert_soon(&format!("{procs} Ps"), times);
         });
     }
+}
+
+#[test]
+fn m22_waiting_occupies_no_thread() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("m22_waiting_occupies_no_thread").succeed();
+        return;
+    }
+    common::raise_fd_limit();
+    for procs in [1, 2, 8] {
+        runtime(procs).run(|| {
+            const WAITING: usize = 400;
+            let pairs: Vec<_> = (0..WAITING).map(|_| UnixStream::pair().unwrap()).collect();
+            let (readers, mut writers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+            let handles: Vec<_> = readers
+                .into_iter()
+                .map(|mut stream| go(move || stream.read(&mut [0; 8]).unwrap()))
+                .collect();
+            yield_until("all to wait", || trefoil::debug::stats().io_waiters == WAITING);
+            let threads = common::ms().len();
+            assert!(threads <= procs + 3, "{threads} threads for {procs} Ps");
+            for writer in &mut writers {
+                writer.write_all(b"x").unwrap();
+            }
+            assert!(handles.into_iter().all(|h| h.join().unwrap() == 1));
+            assert_eq!(trefoil::debug::stats().io_waiters, 0);
+        });
+    }
+}
+
+/// Each turn needs the poller, and there is nobody else to look: if the P did not, sysmon would, 10 ms later.
+#[test]
+fn m23_a_p_without_work_polls_the_network() {
+    let _watchdog = watchdog();
+    for procs in [1, 2, 8] {
+        common::once_in_five(|| {
+            runtime(procs).run(|| {
+                const TURNS: u32 = 300;
+                let (mut here, mut there) = UnixStream::pair().unwrap();
+                let echo = go(move || {
+                    let mut byte = [0];
+                    while there.read(&mut byte).unwrap() == 1 {
+                        there.write_all(&byte).unwrap();
+                    }
+                });
+                let start = Instant::now();
+                for _ in 0..TURNS {
+                    here.write_all(b"x").unwrap();
+                    here.read_exact(&mut [0]).unwrap();
+                }
+                let each = start.elapsed() / TURNS;
+                drop(here);
+                echo.join().unwrap();
+                if each < 2 * MS { Ok(()) } else { Err(format!("{each:?} with {procs} Ps")) }
+            })
+        });
+    }
+}
+
+/// The thread that keeps the timers lay down when every P was busy and nobody waited for a descriptor. It must be
+/// told when that changes.
+#[test]
+fn a_keeper_that_sleeps_for_a_timer_learns_of_the_network() {
+    let _watchdog = watchdog();
+    runtime(1).run(|| {
+        let _timer = trefoil::time::Timer::new(Duration::from_secs(20));
+        let (mut here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut stream = UnixStream::from_std(here.try_clone().unwrap()).unwrap();
+        let (began, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let blocked = {
+            let (began, end) = (began.clone(), end.clone());
+            go(move || {
+                trefoil::blocking(|| {
+                    began.store(true, SeqCst);
+                    while !end.load(SeqCst) {
+                        common::pause();
+                    }
+                });
+            })
+        };
+        yield_until("the other to block", || began.load(SeqCst));
+        // It comes back while we hold the P, and its thread lies down.
+        end.store(true, SeqCst);
+        let guard = trefoil::no_preempt();
+        common::spin(20 * MS);
+        drop(guard);
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(50 * MS);
+            there.write_all(b"x").unwrap();
+            there
+        });
+        let start = Instant::now();
+        stream.read_exact(&mut [0]).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        writer.join().unwrap();
+        blocked.join().unwrap();
+        here.flush().unwrap();
+    });
+}
+
+#[test]
+fn no_deadlock_is_reported_while_a_socket_is_waited_for() {
+    let _watchdog = watchdog();
+    if in_child() {
+        let addr = std::env::var("TREFOIL_TEST_ADDR").unwrap();
+        trefoil::run(move || {
+            let reader = go(move || TcpStream::connect(addr).unwrap().read(&mut [0; 8]).unwrap());
+            assert_eq!(reader.join().unwrap(), 1);
+        });
+        return;
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::thread::sleep(400 * MS);
+        stream.write_all(b"x").unwrap();
+    });
+    Child::of("no_deadlock_is_reported_while_a_socket_is_waited_for")
+        .env("TREFOIL_TEST_ADDR", &addr)
+        .succeed();
+    peer.join().unwrap();
 }

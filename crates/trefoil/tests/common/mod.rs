@@ -185,6 +185,18 @@ pub(crate) fn rss() -> u64 {
     proc_number("/proc/self/status", "VmRSS") << 10
 }
 
+/// Raises the soft limit of descriptors to the hard one. The limit.
+pub(crate) fn raise_fd_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads and writes our own struct.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+    limit.rlim_cur
+}
+
 /// CPU time of this process so far.
 pub(crate) fn cpu_time() -> Duration {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,0 +1,723 @@
+//! The network: datagrams, Unix sockets and pipes, what moves between them, and peers that behave badly.
+//!
+//! Loopback only, bounded in count and time.
+
+mod common;
+
+use common::{Child, in_child, watchdog, yield_until};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::context::{Context, ContextError};
+use trefoil::net::{
+    PipeReader, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream, copy,
+    pipe,
+};
+use trefoil::time::sleep;
+use trefoil::{Runtime, chan, go};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn runtime(procs: usize) -> Runtime {
+    Runtime::builder().procs(procs).build().unwrap()
+}
+
+/// At one, two and eight Ps. Afterwards nobody may wait for a descriptor any more.
+fn at_each(f: impl Fn() + Sync) {
+    let _watchdog = watchdog();
+    for procs in [1, 2, 8] {
+        runtime(procs).run(|| {
+            f();
+            yield_until("the goroutines to end", || trefoil::num_goroutines() == 1);
+            assert_eq!(trefoil::debug::stats().io_waiters, 0, "with {procs} Ps");
+        });
+    }
+}
+
+fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+fn tcp_pair() -> (TcpStream, TcpStream) {
+    let (listener, addr) = listen();
+    let client = TcpStream::connect(addr).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn soon(d: Duration) -> Option<Instant> {
+    Some(Instant::now() + d)
+}
+
+fn past() -> Option<Instant> {
+    Some(Instant::now().checked_sub(MS).unwrap())
+}
+
+/// Fills what the kernel keeps until nothing more goes in.
+fn fill(stream: &TcpStream) -> usize {
+    let chunk = vec![7; 64 << 10];
+    let mut total = 0;
+    loop {
+        stream.set_write_deadline(soon(20 * MS)).unwrap();
+        match (&mut &*stream).write(&chunk) {
+            Ok(n) => total += n,
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::TimedOut);
+                stream.set_write_deadline(None).unwrap();
+                return total;
+            }
+        }
+    }
+}
+
+/// Sockets and pipes of this process. (The runtime itself opens other files now and then.)
+fn open_sockets() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+        std::fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok()
+    });
+    links.filter(|link| link.starts_with("socket:") || link.starts_with("pipe:")).count()
+}
+
+// ---- other types ------------------------------------------------------------------------------------------
+
+#[test]
+fn udp() {
+    at_each(|| {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = server.local_addr().unwrap();
+        server.set_read_deadline(soon(5 * MS)).unwrap();
+        assert_eq!(server.recv_from(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+        server.set_read_deadline(None).unwrap();
+        let echo = go(move || {
+            let mut bytes = [0; 64];
+            loop {
+                let (n, from) = server.peek_from(&mut bytes).unwrap();
+                assert_eq!(server.recv_from(&mut bytes).unwrap(), (n, from));
+                if n == 0 {
+                    return;
+                }
+                server.send_to(&bytes[..n], from).unwrap();
+            }
+        });
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect(addr).unwrap();
+        assert_eq!(client.peer_addr().unwrap(), addr);
+        for i in 0..100u32 {
+            assert_eq!(client.send(&i.to_le_bytes()).unwrap(), 4);
+            let mut answer = [0; 8];
+            assert_eq!(client.peek(&mut answer).unwrap(), 4);
+            assert_eq!(client.recv(&mut answer).unwrap(), 4);
+            assert_eq!(answer[..4], i.to_le_bytes());
+        }
+        client.send(&[]).unwrap();
+        echo.join().unwrap();
+        client.set_broadcast(true).unwrap();
+        assert!(client.broadcast().unwrap());
+        client.set_ttl(9).unwrap();
+        assert_eq!(client.ttl().unwrap(), 9);
+        assert!(client.take_error().is_ok());
+    });
+}
+
+fn temp_path(name: &str) -> std::path::PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("trefoil-{name}-{}-{n}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+#[test]
+fn unix_streams() {
+    at_each(|| {
+        let path = temp_path("stream");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(listener.local_addr().unwrap().as_pathname(), Some(&*path));
+        listener.set_deadline(soon(5 * MS)).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::TimedOut);
+        listener.set_deadline(None).unwrap();
+        let server = go(move || {
+            for stream in listener.incoming().take(20) {
+                let (mut reads, mut writes) = stream.unwrap().split();
+                go(move || io::copy(&mut reads, &mut writes).unwrap());
+            }
+        });
+        let clients: Vec<_> = (0..20)
+            .map(|i| {
+                let path = path.clone();
+                go(move || {
+                    let mut stream = UnixStream::connect(path).unwrap();
+                    let text = format!("client {i}").repeat(500);
+                    stream.write_all(text.as_bytes()).unwrap();
+                    stream.shutdown(Shutdown::Write).unwrap();
+                    assert_eq!(io::read_to_string(stream).unwrap(), text);
+                })
+            })
+            .collect();
+        clients.into_iter().for_each(|h| h.join().unwrap());
+        server.join().unwrap();
+        let _ = std::fs::remove_file(path);
+    });
+}
+
+/// A listener's queue that is full has no event: connecting waits all the same, as std's does.
+#[test]
+fn unix_connect_waits_for_room_in_the_queue() {
+    at_each(|| {
+        let path = temp_path("full");
+        let listener = UnixListener::bind(&path).unwrap();
+        // SAFETY: a system call on our own descriptor.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let clients: Vec<_> = (0..5)
+            .map(|_| {
+                let path = path.clone();
+                go(move || UnixStream::connect(path).unwrap())
+            })
+            .collect();
+        sleep(5 * MS);
+        let accepted: Vec<_> = (0..5).map(|_| listener.accept().unwrap()).collect();
+        clients.into_iter().for_each(|h| drop(h.join().unwrap()));
+        drop(accepted);
+        let _ = std::fs::remove_file(path);
+    });
+}
+
+#[test]
+fn unix_datagrams() {
+    at_each(|| {
+        let (path, back) = (temp_path("datagram"), temp_path("back"));
+        let server = UnixDatagram::bind(&path).unwrap();
+        let client = UnixDatagram::bind(&back).unwrap();
+        // More than the queue holds: sending waits for room.
+        let sender = {
+            let path = path.clone();
+            go(move || {
+                for i in 0..200u32 {
+                    assert_eq!(client.send_to(&i.to_le_bytes(), &path).unwrap(), 4);
+                }
+                client
+            })
+        };
+        sleep(5 * MS);
+        for i in 0..200u32 {
+            let mut bytes = [0; 8];
+            let (n, from) = server.recv_from(&mut bytes).unwrap();
+            assert_eq!((n, &bytes[..4]), (4, &i.to_le_bytes()[..]));
+            assert_eq!(from.as_pathname(), Some(&*back));
+        }
+        let client = sender.join().unwrap();
+        server.connect(&back).unwrap();
+        server.send(b"answer").unwrap();
+        let mut bytes = [0; 16];
+        assert_eq!(client.peek(&mut bytes).unwrap(), 6);
+        assert_eq!(client.recv(&mut bytes).unwrap(), 6);
+        let (one, other) = UnixDatagram::pair().unwrap();
+        other.set_read_deadline(past()).unwrap();
+        one.send(b"x").unwrap();
+        assert_eq!(other.recv(&mut bytes).unwrap_err().kind(), ErrorKind::TimedOut);
+        let nowhere = UnixDatagram::unbound().unwrap().send_to(b"x", "/nowhere/at/all");
+        assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::NotFound);
+        let _ = (std::fs::remove_file(path), std::fs::remove_file(back));
+    });
+}
+
+#[test]
+fn abstract_addresses() {
+    use std::os::linux::net::SocketAddrExt;
+    at_each(|| {
+        let name = temp_path("abstract");
+        let addr =
+            std::os::unix::net::SocketAddr::from_abstract_name(name.to_str().unwrap()).unwrap();
+        let listener = UnixListener::bind_addr(&addr).unwrap();
+        let client = UnixStream::connect_addr(&addr).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(server.local_addr().unwrap().as_abstract_name(), addr.as_abstract_name());
+        assert_eq!(client.peer_addr().unwrap().as_abstract_name(), addr.as_abstract_name());
+        drop(listener);
+        let receiver = UnixDatagram::bind_addr(&addr).unwrap();
+        UnixDatagram::unbound().unwrap().send_to_addr(b"abc", &addr).unwrap();
+        assert_eq!(receiver.recv(&mut [0; 8]).unwrap(), 3);
+    });
+}
+
+#[test]
+fn pipes() {
+    at_each(|| {
+        let (mut reader, mut writer) = pipe().unwrap();
+        reader.set_read_deadline(soon(5 * MS)).unwrap();
+        assert_eq!(reader.read(&mut [0; 4]).unwrap_err().kind(), ErrorKind::TimedOut);
+        reader.set_read_deadline(None).unwrap();
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i % 249) as u8).collect();
+        let sent = bytes.clone();
+        let handle = go(move || writer.write_all(&sent).unwrap());
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).unwrap();
+        assert!(all == bytes);
+        handle.join().unwrap();
+        // The other end is gone.
+        let (reader, mut writer) = pipe().unwrap();
+        drop(reader);
+        assert_eq!(writer.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn a_childs_output_is_a_pipe() {
+    at_each(|| {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 0.02; echo from the child"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = OwnedFd::from(child.stdout.take().unwrap());
+        let text = io::read_to_string(PipeReader::try_from(out).unwrap()).unwrap();
+        assert_eq!(text, "from the child\n");
+        child.wait().unwrap();
+    });
+}
+
+#[test]
+fn from_std_and_back() {
+    at_each(|| {
+        let listener = TcpListener::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let addr = listener.local_addr().unwrap();
+        let client = go(move || TcpStream::connect(addr).unwrap());
+        let (mut server, _) = listener.accept().unwrap();
+        let client = client.join().unwrap();
+        server.write_all(b"hello").unwrap();
+        // It blocks again, like any of std's.
+        let mut client = client.into_std().unwrap();
+        let mut bytes = [0; 5];
+        client.read_exact(&mut bytes).unwrap();
+        let client = TcpStream::from_std(client).unwrap();
+        assert!(client.as_fd().as_raw_fd() > 0);
+        let (reads, writes) = client.split();
+        let raw = server.into_raw_fd();
+        // SAFETY: just taken out of its owner.
+        drop(unsafe { OwnedFd::from_raw_fd(raw) });
+        drop((reads, writes));
+        let (one, _other) = UnixStream::pair().unwrap();
+        one.close().unwrap();
+        assert!(one.into_std().is_err());
+    });
+}
+
+#[test]
+fn a_context_ends_calls() {
+    at_each(|| {
+        let (client, mut server) = tcp_pair();
+        let client = Arc::new(client);
+        let (ctx, cancel) = Context::background().with_cancel();
+        let guard = client.cancel_on(&ctx);
+        let reading = client.clone();
+        let reader = go(move || (&*reading).read(&mut [0; 8]));
+        yield_until("the reader", || trefoil::debug::stats().io_waiters == 1);
+        cancel.cancel();
+        let e = reader.join().unwrap().unwrap_err();
+        let source = e.get_ref().and_then(|e| e.downcast_ref::<ContextError>());
+        assert_eq!(source, Some(&ContextError::Canceled));
+        assert!((&*client).write(b"x").is_err());
+        // Without the guard it is a socket as before.
+        drop(guard);
+        server.write_all(b"x").unwrap();
+        assert_eq!((&*client).read(&mut [0; 8]).unwrap(), 1);
+
+        let start = Instant::now();
+        let (ctx, _cancel) = Context::background().with_timeout(10 * MS);
+        let guard = client.cancel_on(&ctx);
+        assert_eq!((&*client).read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(start.elapsed() >= 10 * MS);
+        // A second guard of a context that is done already.
+        let second = client.cancel_on(&ctx);
+        drop(guard);
+        assert!((&*client).read(&mut [0; 8]).is_err());
+        drop(second);
+        // A guard that goes first leaves nothing behind.
+        let (ctx, cancel) = Context::background().with_cancel();
+        drop(client.cancel_on(&ctx));
+        cancel.cancel();
+        server.write_all(b"x").unwrap();
+        assert_eq!((&*client).read(&mut [0; 8]).unwrap(), 1);
+
+        let (listener, _) = listen();
+        let (ctx, cancel) = Context::background().with_cancel();
+        let _guard = listener.cancel_on(&ctx);
+        go(move || cancel.cancel());
+        assert!(listener.accept().is_err());
+    });
+}
+
+#[test]
+fn copies_from_socket_to_socket() {
+    at_each(|| {
+        // Few bytes by reads and writes, many by splice, and both in pieces.
+        for size in [0, 1, 1000, 3_000_000usize] {
+            let (mut client, inner) = tcp_pair();
+            let (outer, server) = tcp_pair();
+            let forwarder = go(move || {
+                let n = copy(&inner, &outer).unwrap();
+                outer.shutdown(Shutdown::Write).unwrap();
+                n
+            });
+            let writer = go(move || {
+                let mut rng = StdRng::seed_from_u64(size as u64);
+                let mut at = 0;
+                while at < size {
+                    let n = rng.random_range(1..60_000).min(size - at);
+                    let bytes: Vec<u8> = (at..at + n).map(|i| (i % 253) as u8).collect();
+                    client.write_all(&bytes).unwrap();
+                    at += n;
+                }
+            });
+            let mut server = server;
+            let mut all = Vec::new();
+            server.read_to_end(&mut all).unwrap();
+            assert!(
+                all.len() == size && all.iter().enumerate().all(|(i, &b)| b == (i % 253) as u8)
+            );
+            assert_eq!(forwarder.join().unwrap(), size as u64);
+            writer.join().unwrap();
+        }
+        // Into a pipe, and out of it.
+        let (mut client, inner) = tcp_pair();
+        let (reader, writer) = pipe().unwrap();
+        let (outer, server) = UnixStream::pair().unwrap();
+        let one = go(move || copy(&inner, &writer).unwrap());
+        let two = go(move || copy(&reader, &outer).unwrap());
+        let feed = go(move || client.write_all(&vec![b'x'; 500_000]).unwrap());
+        assert_eq!(io::read_to_string(server).unwrap().len(), 500_000);
+        feed.join().unwrap();
+        assert_eq!((one.join().unwrap(), two.join().unwrap()), (500_000, 500_000));
+    });
+}
+
+// ---- bad peers --------------------------------------------------------------------------------------------
+
+/// So that closing it resets the connection.
+fn reset(stream: &TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: reads our own struct.
+    let rc = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as u32,
+        )
+    };
+    assert_eq!(rc, 0);
+    stream.close().unwrap();
+}
+
+#[test]
+fn peers_that_reset_stall_and_half_close() {
+    at_each(|| {
+        // A reset while a read waits.
+        let (mut client, server) = tcp_pair();
+        let reader = go(move || {
+            let e = client.read(&mut [0; 8]).unwrap_err().kind();
+            (e, client.write(b"x").map_err(|e| e.kind()))
+        });
+        yield_until("the reader", || trefoil::debug::stats().io_waiters == 1);
+        reset(&server);
+        let (read, write) = reader.join().unwrap();
+        assert_eq!((read, write), (ErrorKind::ConnectionReset, Err(ErrorKind::BrokenPipe)));
+
+        // A reset while a write waits.
+        let (client, server) = tcp_pair();
+        fill(&client);
+        // The kernel may find room for some more.
+        let writer = go(move || {
+            loop {
+                if let Err(e) = (&client).write_all(&[0; 1000]) {
+                    return e.kind();
+                }
+            }
+        });
+        yield_until("the writer", || trefoil::debug::stats().io_waiters == 1);
+        reset(&server);
+        assert_eq!(writer.join().unwrap(), ErrorKind::ConnectionReset);
+
+        // Half a frame, and then nothing.
+        let (mut client, mut server) = tcp_pair();
+        server.write_all(b"half").unwrap();
+        client.set_read_deadline(soon(20 * MS)).unwrap();
+        assert_eq!(client.read_exact(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+
+        // Half a frame, and then the end; the answer still goes out.
+        let (mut client, mut server) = tcp_pair();
+        server.write_all(b"half").unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read_exact(&mut [0; 8]).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        client.write_all(b"answer").unwrap();
+        server.read_exact(&mut [0; 6]).unwrap();
+    });
+}
+
+#[test]
+fn accepting_goes_on_after_too_many_files() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("accepting_goes_on_after_too_many_files").succeed();
+        return;
+    }
+    const CLIENTS: usize = 60;
+    const FREE: u64 = 20;
+    for procs in [1, 2, 8] {
+        runtime(procs).run(|| {
+            let (listener, addr) = listen();
+            // What the runtime needs of descriptors is there from now on.
+            listener.set_deadline(soon(MS)).unwrap();
+            assert!(listener.accept().is_err());
+            listener.set_deadline(None).unwrap();
+            let SocketAddr::V4(addr) = addr else { panic!("{addr}") };
+            let to = libc::sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: addr.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*addr.ip()).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: descriptors of our own, and structs of our own.
+            let clients: Vec<OwnedFd> = unsafe {
+                let socket = || libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+                (0..CLIENTS).map(|_| OwnedFd::from_raw_fd(socket())).collect()
+            };
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: as above.
+            unsafe {
+                libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+                let before = limit.rlim_cur;
+                limit.rlim_cur = clients[CLIENTS - 1].as_raw_fd() as u64 + FREE;
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+                limit.rlim_cur = before;
+                for client in &clients {
+                    let size = size_of_val(&to) as u32;
+                    assert_eq!(libc::connect(client.as_raw_fd(), (&raw const to).cast(), size), 0);
+                }
+            }
+            let (mut open, mut accepted, mut refused) = (Vec::new(), 0, 0);
+            while accepted < CLIENTS {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        open.push(stream);
+                        accepted += 1;
+                    }
+                    Err(e) => {
+                        assert_eq!(e.raw_os_error(), Some(libc::EMFILE), "{e}");
+                        assert!(!open.is_empty());
+                        refused += 1;
+                        open.clear();
+                    }
+                }
+            }
+            assert!(refused >= CLIENTS / FREE as usize - 1, "{refused}");
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        });
+    }
+}
+
+#[test]
+fn a_thousand_connections_killed_at_random() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("a_thousand_connections_killed_at_random").succeed();
+        return;
+    }
+    const CONNS: usize = 1000;
+    let limit = common::raise_fd_limit();
+    if limit < 2 * CONNS as u64 + 100 {
+        common::mark(&format!("skipped: only {limit} descriptors"));
+        return;
+    }
+    for procs in [1, 2, 8] {
+        runtime(procs).run(|| {
+            let (listener, addr) = listen();
+            let before = {
+                // The poller's own descriptors are there from now on.
+                drop((TcpStream::connect(addr).unwrap(), listener.accept().unwrap()));
+                let (mut a, b) = UnixStream::pair().unwrap();
+                a.set_read_deadline(soon(MS)).unwrap();
+                let _ = a.read(&mut [0; 1]);
+                drop((a, b));
+                open_sockets()
+            };
+            let (kill_tx, kill_rx) = chan::unbounded::<Arc<TcpStream>>();
+            let server = go(move || {
+                for id in 0..CONNS {
+                    let stream = Arc::new(listener.accept().unwrap().0);
+                    let tx = kill_tx.clone();
+                    go(move || {
+                        // The first byte says whether this one is to be killed, and where.
+                        let mut fate = [0];
+                        if (&*stream).read_exact(&mut fate).is_err() {
+                            return;
+                        }
+                        if fate[0] == 1 {
+                            tx.send(stream.clone()).unwrap();
+                        }
+                        drop(tx);
+                        let mut bytes = [0; 700];
+                        while let Ok(n @ 1..) = (&*stream).read(&mut bytes) {
+                            if (&*stream).write_all(&bytes[..n]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = id;
+                    });
+                }
+            });
+            let killer = go(move || {
+                let mut rng = StdRng::seed_from_u64(5);
+                for victim in kill_rx.iter() {
+                    if rng.random_bool(0.3) {
+                        sleep(Duration::from_micros(rng.random_range(0..300)));
+                    }
+                    if rng.random_bool(0.5) {
+                        reset(&victim);
+                    } else {
+                        let _ = victim.close();
+                    }
+                }
+            });
+            let clients: Vec<_> = (0..CONNS as u64)
+                .map(|id| {
+                    go(move || {
+                        let mut rng = StdRng::seed_from_u64(id);
+                        let stream = Arc::new(TcpStream::connect(addr).unwrap());
+                        // 1: killed by the server's side; 2: by ours; else it survives.
+                        let fate = rng.random_range(0..4u8);
+                        if (&*stream).write_all(&[fate]).is_err() {
+                            return false;
+                        }
+                        let killer = (fate == 2).then(|| {
+                            let stream = stream.clone();
+                            go(move || {
+                                trefoil::yield_now();
+                                let _ = stream.close();
+                            })
+                        });
+                        let mut whole = true;
+                        for turn in 0..10u8 {
+                            let sent = vec![turn ^ id as u8; rng.random_range(1..2000)];
+                            let mut got = vec![0; sent.len()];
+                            if (&*stream).write_all(&sent).is_err()
+                                || (&*stream).read_exact(&mut got).is_err()
+                            {
+                                whole = false;
+                                break;
+                            }
+                            assert!(sent == got, "connection {id}, turn {turn}");
+                        }
+                        if let Some(killer) = killer {
+                            killer.join().unwrap();
+                        }
+                        assert!(whole || fate == 1 || fate == 2, "connection {id} was lost");
+                        whole
+                    })
+                })
+                .collect();
+            let survivors = clients
+                .into_iter()
+                .filter(|_| true)
+                .map(|h| h.join().unwrap())
+                .filter(|w| *w)
+                .count();
+            assert!((300..1000).contains(&survivors), "{survivors}");
+            server.join().unwrap();
+            killer.join().unwrap();
+            yield_until("all goroutines to end", || trefoil::num_goroutines() == 1);
+            assert_eq!(trefoil::debug::stats().io_waiters, 0);
+            // The listener went with its goroutine.
+            assert_eq!(open_sockets(), before - 1);
+        });
+    }
+}
+
+/// Held open and used: `TREFOIL_TEST_CONNECTIONS` says how many.
+#[test]
+fn thousands_of_connections_at_once() {
+    const NAME: &str = "thousands_of_connections_at_once";
+    const TURNS: usize = 3;
+    let count: usize =
+        std::env::var("TREFOIL_TEST_CONNECTIONS").map_or(2000, |n| n.parse().unwrap());
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of(NAME).succeed();
+        return;
+    }
+    let limit = common::raise_fd_limit();
+    if limit < count as u64 + 100 {
+        common::mark(&format!("skipped: only {limit} descriptors"));
+        return;
+    }
+    let echo = |mut stream: TcpStream| {
+        let mut bytes = [0; 16];
+        while stream.read_exact(&mut bytes).is_ok() {
+            stream.write_all(&bytes).unwrap();
+        }
+    };
+    if let Ok(addr) = std::env::var("TREFOIL_TEST_ADDR") {
+        let addr: SocketAddr = addr.parse().unwrap();
+        runtime(2).run(|| {
+            let gate = Arc::new(trefoil::sync::Semaphore::new(200));
+            let open = Arc::new(trefoil::sync::Barrier::new(count));
+            let clients: Vec<_> = (0..count as u64)
+                .map(|id| {
+                    let (gate, open) = (gate.clone(), open.clone());
+                    go(move || {
+                        let mut stream = {
+                            let _permit = gate.acquire();
+                            TcpStream::connect(addr).unwrap()
+                        };
+                        open.wait();
+                        for turn in 0..TURNS as u64 {
+                            let sent = [id.to_le_bytes(), turn.to_le_bytes()].concat();
+                            stream.write_all(&sent).unwrap();
+                            let mut got = [0; 16];
+                            stream.read_exact(&mut got).unwrap();
+                            assert!(sent == got);
+                        }
+                        open.wait();
+                    })
+                })
+                .collect();
+            clients.into_iter().for_each(|h| h.join().unwrap());
+        });
+        return;
+    }
+    // The other half of the descriptors is a process of its own.
+    runtime(2).run(|| {
+        let (listener, addr) = listen();
+        let before = open_sockets();
+        let client = std::thread::spawn(move || {
+            Child::of(NAME).env("TREFOIL_TEST_ADDR", &addr.to_string()).succeed()
+        });
+        let start = Instant::now();
+        let handlers: Vec<_> = (0..count)
+            .map(|_| {
+                let stream = listener.accept().unwrap().0;
+                go(move || echo(stream))
+            })
+            .collect();
+        let accepted = start.elapsed();
+        let stats = trefoil::debug::stats();
+        handlers.into_iter().for_each(|h| h.join().unwrap());
+        println!(
+            "{count} connections: accepted in {accepted:?}, all done in {:?}, {} threads",
+            start.elapsed(),
+            stats.threads
+        );
+        assert!(stats.threads < 20, "{stats:?}");
+        let done = trefoil::blocking(|| client.join());
+        done.unwrap();
+        assert!(open_sockets() <= before + 4);
+    });
+}
