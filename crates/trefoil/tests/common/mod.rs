@@ -8,6 +8,8 @@
 // Every test file compiles its own copy and uses its own part of it.
 #![allow(dead_code)]
 
+pub(crate) mod raw;
+
 use std::collections::BTreeSet;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,6 +149,47 @@ pub(crate) fn spin(time: Duration) {
     while start.elapsed() < time {
         std::hint::spin_loop();
     }
+}
+
+/// Runs until it is told to stop; never calls the runtime.
+pub(crate) fn hog(stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Goroutines that do so.
+pub(crate) fn hogs(n: usize, stop: &Arc<AtomicBool>) -> Vec<trefoil::JoinHandle<()>> {
+    let one = |_| {
+        let stop = stop.clone();
+        trefoil::go(move || hog(&stop))
+    };
+    (0..n).map(one).collect()
+}
+
+/// The one in the middle.
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// How late one runs who wants to every millisecond.
+pub(crate) fn ticks(n: u32) -> Vec<Duration> {
+    const MS: Duration = Duration::from_millis(1);
+    let start = Instant::now();
+    let mut late = Vec::new();
+    for i in 1..=n {
+        let due = start + i * MS;
+        trefoil::time::sleep_until(due);
+        late.push(due.elapsed());
+    }
+    // And a ticker, which leaves out what nobody receives.
+    let (ticker, start) = (trefoil::time::Ticker::new(MS), Instant::now());
+    for _ in 0..20 {
+        ticker.chan().recv().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "20 ticks took {:?}", start.elapsed());
+    late
 }
 
 /// The thread that runs this code.

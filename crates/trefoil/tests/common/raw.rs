@@ -1,0 +1,48 @@
+//! Calls of the kernel that nothing between the goroutine and the kernel can see.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// A system call that nobody can intercept.
+pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
+    let result: isize;
+    // SAFETY: the callers pass what the call asks for.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2], in("r10") args[3],
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Sleeps in the kernel; 0, or an error as a negative number.
+pub(crate) fn raw_sleep(d: Duration) -> isize {
+    let time = libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) };
+    raw(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0])
+}
+
+/// One byte.
+pub(crate) fn raw_read(fd: &OwnedFd) -> isize {
+    let mut byte = 0u8;
+    raw(libc::SYS_read, [fd.as_raw_fd() as usize, &raw mut byte as usize, 1, 0])
+}
+
+pub(crate) fn raw_write(fd: &OwnedFd, bytes: &[u8]) -> isize {
+    raw(libc::SYS_write, [fd.as_raw_fd() as usize, bytes.as_ptr() as usize, bytes.len(), 0])
+}
+
+pub(crate) fn raw_lock(fd: &OwnedFd, how: libc::c_int) -> isize {
+    raw(libc::SYS_flock, [fd.as_raw_fd() as usize, how as usize, 0, 0])
+}
+
+pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
+    let mut fds = [0; 2];
+    // SAFETY: writes two descriptors, which are ours then.
+    unsafe {
+        assert_eq!(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
+    }
+}
