@@ -14,7 +14,7 @@ use trefoil::sync::{
     Semaphore, WaitGroup,
 };
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, debug, go, yield_now};
+use trefoil::{JoinHandle, Runtime, debug, go, scope, yield_now};
 
 const PROCS: [usize; 4] = [1, 2, 4, 16];
 const MS: Duration = Duration::from_millis(1);
@@ -1306,4 +1306,56 @@ fn goroutines_of_a_dropped_runtime_are_passed_over() {
     assert!(pair.1.notify_one());
     behind.join().unwrap();
     assert!(!pair.1.notify_one());
+}
+
+/// Those whom `notify_all` moves to the mutex's queue, those with a deadline, and plain threads: all of them come back,
+/// whether the notifier has the mutex or not.
+#[test]
+fn everybody_who_waited_comes_back_from_notify_all() {
+    let _watchdog = watchdog();
+    const ROUNDS: u64 = 300;
+    const WAITERS: u64 = 24;
+    for procs in [1, 4] {
+        let state = Mutex::new((0_u64, 0_u64)); // the round, and how many have seen it
+        let changed = Condvar::new();
+        let wait = |who: u64| {
+            for round in 1..=ROUNDS {
+                let mut state = state.lock();
+                while state.0 < round {
+                    if who.is_multiple_of(3) {
+                        changed.wait_for(&mut state, Duration::from_millis(1 + who % 2));
+                    } else {
+                        changed.wait(&mut state);
+                    }
+                }
+                state.1 += 1;
+            }
+        };
+        std::thread::scope(|threads| {
+            threads.spawn(|| wait(0));
+            threads.spawn(|| wait(1));
+            Runtime::builder().procs(procs).build().unwrap().run(|| {
+                scope(|s| {
+                    for who in 2..WAITERS {
+                        {
+                            let wait = &wait;
+                            s.go(move || wait(who));
+                        }
+                    }
+                    for round in 1..=ROUNDS {
+                        let mut now = state.lock();
+                        now.0 = round;
+                        if round.is_multiple_of(2) {
+                            changed.notify_all();
+                            drop(now);
+                        } else {
+                            drop(now);
+                            changed.notify_all();
+                        }
+                        yield_until("all have seen it", || state.lock().1 == round * WAITERS);
+                    }
+                });
+            });
+        });
+    }
 }

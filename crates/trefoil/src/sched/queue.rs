@@ -44,7 +44,7 @@ pub(crate) struct Node {
     linked: Cell<bool>,
     /// What the taker wants to say.
     word: Cell<u32>,
-    /// What the sleeper wants: permits, for a semaphore.
+    /// What the sleeper wants: permits, for a semaphore; its mutex, for a condition variable.
     pub(crate) weight: usize,
     /// Since when it wants it; 0 if nobody asks.
     pub(crate) since: Cell<Nanos>,
@@ -276,6 +276,17 @@ impl Taken {
         self.node().goroutine.get()
     }
 
+    /// Whether it may sleep on in another list: nothing but a taker can end its sleep.
+    pub(crate) fn may_move(&self) -> bool {
+        self.node().waiter.get().is_sole()
+    }
+
+    /// Under that list's lock, and only if it may.
+    pub(crate) fn move_to(self, list: &mut List) {
+        debug_assert!(self.may_move());
+        list.push_back(self.node());
+    }
+
     /// Wakes it with a word. `here` is where we are.
     pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
         self.node().word.set(word);
@@ -300,6 +311,24 @@ impl Batch {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len as usize
+    }
+
+    /// The weight that all of them have, if it is the same and there are several.
+    pub(crate) fn weight_of_all(&self) -> Option<usize> {
+        // SAFETY: taken, so ours; the same for those that follow.
+        let first = unsafe { self.0.head.as_ref()? };
+        // SAFETY: as above.
+        let next = |node: &&Node| unsafe { node.next.get().as_ref() };
+        let same = std::iter::successors(Some(first), next).all(|node| node.weight == first.weight);
+        (same && self.len() > 1).then_some(first.weight)
+    }
+
+    /// Takes out the first.
+    pub(crate) fn pop(&mut self) -> Option<Taken> {
+        let first = NonNull::new(self.0.head.cast_mut())?;
+        // SAFETY: taken, so ours.
+        self.0.remove(unsafe { first.as_ref() });
+        Some(Taken(first))
     }
 
     /// Wakes them in their order. True: there was a goroutine among them.

@@ -207,6 +207,12 @@ impl Waiter {
         Waiter { sleeper, number: Waiter::SOLE }
     }
 
+    /// Whether it is one of those.
+    #[inline]
+    pub(crate) fn is_sole(self) -> bool {
+        self.number == Waiter::SOLE
+    }
+
     /// Who sleeps: what [`wake_here`] wants.
     #[inline]
     pub(crate) fn sleeper(self) -> usize {

@@ -7,9 +7,12 @@
 //!    relaxed look is enough: who changed the condition under the mutex has seen, through the
 //!    mutex, all that went to sleep before.
 //!
-//! Rejected: moving those whom `notify_all` takes into the mutex's queue. It saves a crowd of
-//! awakened ones their failed attempts; but with barging most of them succeed, and Go lives well
-//! without.
+//! 3. A waiter's node names the mutex, which its guard keeps alive until it is woken. All who wait have
+//!    the same one, or it is not relied on.
+//!
+//! `notify_all` under the mutex wakes nobody: those who waited are moved to the mutex's queue, and each is
+//! woken by the one before it. Woken together they are spread over all Ps, and come back to queue for the
+//! mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on one.
 
 use super::mutex::RawMutex;
 use crate::sched::queue::{List, Node, Slept, inside};
@@ -63,7 +66,7 @@ pub struct RawCondvar {
 impl RawCondvar {
     /// Waits with the mutex `raw` held. True: notified; false: too late.
     fn wait_nanos(&self, raw: &RawMutex, deadline: Nanos) -> bool {
-        let node = Node::new(0);
+        let node = Node::new(std::ptr::from_ref(raw).expose_provenance());
         let slept = node.sleep(
             WaitReason::CondWait,
             deadline,
@@ -81,7 +84,8 @@ impl RawCondvar {
                 self.recount(&list);
             },
         );
-        raw.lock_until(NEVER, WaitReason::MutexLock);
+        let word = if let Slept::Woken(word) = slept { word } else { 0 };
+        raw.lock_after(word, WaitReason::MutexLock);
         slept != Slept::TimedOut
     }
 
@@ -127,10 +131,14 @@ unsafe impl lock_api::RawCondvar for RawCondvar {
         }
         inside(|rt| {
             let mut list = self.list.lock();
-            let all = list.take_all();
+            let mut all = list.take_all();
             self.recount(&list);
             drop(list);
             let n = all.len();
+            if let Some(mutex) = all.weight_of_all() {
+                // SAFETY: invariant 3; they are ours, and not woken yet.
+                unsafe { &*std::ptr::with_exposed_provenance::<RawMutex>(mutex) }.adopt(&mut all);
+            }
             all.wake_all(rt, 0);
             n
         })

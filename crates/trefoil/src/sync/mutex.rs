@@ -7,7 +7,7 @@
 
 use super::mutex_word::{MutexWord, Next, Unlocked};
 use super::spin::Spin;
-use crate::sched::queue::{List, Node, Slept, Taken};
+use crate::sched::queue::{Batch, List, Node, Slept, Taken};
 use crate::sched::reason::WaitReason;
 use crate::sched::table;
 use crate::sched::{Rt, switch};
@@ -100,19 +100,45 @@ impl RawMutex {
 
     #[inline]
     pub(crate) fn lock_until(&self, deadline: Nanos, reason: WaitReason) -> bool {
-        self.word.lock_fast() || self.lock_slow(deadline, reason)
+        self.word.lock_fast() || self.lock_slow(deadline, reason, 0)
+    }
+
+    /// Locks it again after a sleep that ended with `word`: 0, or, if the sleeper was moved to our queue
+    /// ([`RawMutex::adopt`]), what an unlocker says there.
+    pub(crate) fn lock_after(&self, word: u32, reason: WaitReason) {
+        if word != YOURS && (word == TRY || !self.word.lock_fast()) {
+            self.lock_slow(NEVER, reason, word);
+        }
+    }
+
+    /// Inside the runtime, or on a plain thread: those in `batch` sleep on in our queue as long as there is somebody
+    /// who will unlock the mutex; they are in nobody else's way meanwhile. Leaves those that must be woken.
+    pub(crate) fn adopt(&self, batch: &mut Batch) {
+        let now = now();
+        let mut rest = Batch::new();
+        table::with_queue(self.key(), |queue| {
+            while let Some(sleeper) = batch.pop() {
+                if sleeper.may_move() && self.word.join_queue(false, false) {
+                    sleeper.node().since.set(now);
+                    sleeper.move_to(queue);
+                } else {
+                    rest.push(sleeper);
+                }
+            }
+        });
+        *batch = rest;
     }
 
     #[cold]
-    fn lock_slow(&self, deadline: Nanos, reason: WaitReason) -> bool {
-        if self.word.try_lock(false) {
+    fn lock_slow(&self, deadline: Nanos, reason: WaitReason, word: u32) -> bool {
+        let mut woken = word == TRY;
+        if self.word.try_lock(woken) {
             return true;
         }
         let mut spin = Spin::new();
-        let mut woken = false;
         let mut starving = false;
         // It has been in the queue: next time it goes to the front.
-        let mut again = false;
+        let mut again = word != 0;
         let node = Node::new(0);
         loop {
             while self.word.worth_spinning() && spin.possible() {
@@ -278,14 +304,14 @@ unsafe impl lock_api::RawMutexTimed for RawMutex {
     type Instant = Instant;
 
     fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
-        let locked =
-            self.word.lock_fast() || self.lock_slow(clock::after(timeout), WaitReason::MutexLock);
+        let locked = self.word.lock_fast()
+            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock, 0);
         locked.then(GuardSend::new)
     }
 
     fn try_lock_until(&self, timeout: Instant) -> Option<GuardSend> {
         let locked =
-            self.word.lock_fast() || self.lock_slow(clock::at(timeout), WaitReason::MutexLock);
+            self.word.lock_fast() || self.lock_slow(clock::at(timeout), WaitReason::MutexLock, 0);
         locked.then(GuardSend::new)
     }
 }
