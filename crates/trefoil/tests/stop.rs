@@ -174,7 +174,7 @@ fn threads_leave_whatever_their_goroutines_did() {
         || drop(black_box(vec![1_u8; 1 << 20])),
         || std::thread::sleep(Duration::from_micros(10)),
         trefoil::yield_now,
-        || blocking(|| std::thread::yield_now()),
+        || blocking(std::thread::yield_now),
         trim,
     ] as [fn(); 6]
     {
