@@ -49,7 +49,7 @@ where
 /// Dropping it ends its threads at their next scheduling step, without waiting for them; goroutines that
 /// are left are never resumed, and what they own is leaked: a lock that one of them holds stays locked. But not
 /// those that the whole process needs: malloc's, and those of std's standard output and error (for these the drop waits
-/// a moment, two tenths of a second at most). One
+/// a moment, some tenths of a second at most). One
 /// that waits in line for a lock or a permit of [`sync`](crate::sync) is passed over from then on, so
 /// those behind it get their turn; but if it was handed the lock a moment before the drop, and had no time
 /// to run, then it holds it. A value that is sent to one that waits at a channel is lost. So end

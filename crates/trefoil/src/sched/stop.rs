@@ -1,7 +1,7 @@
 //! The end of a runtime: what becomes of the goroutines that are left.
 //!
 //! They are never resumed, and what they own is leaked. But the process goes on, and two kinds of locks belong to all
-//! of it: those inside libc (malloc's, the loader's), which a goroutine may hold that was stopped by a signal
+//! of it: those inside libc (malloc's above all), which a goroutine may hold that was stopped by a signal
 //! (`preempt.rs`, 6); and those of std's standard output and error. With one of them lost, the next `free` or
 //! `println!` anywhere waits for ever. So a runtime ends in three steps:
 //!
@@ -29,8 +29,9 @@
 //!    leave, and those who would hand them something.
 //!
 //! Rejected: one thread for both of std's locks (whoever holds one and wants the other would wait for ever); the
-//! aide (somebody may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own goroutines); unwinding the
-//! goroutines that are left (a destructor may wait for another of them; threads are not unwound at exit either).
+//! aide (somebody may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own
+//! goroutines); unwinding the goroutines that are left (a destructor may wait for another of them; threads are not
+//! unwound at exit either).
 
 use super::g::G;
 use super::p::{P, PStatus, flag};
@@ -40,10 +41,11 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::thread;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// How long whoever drops a runtime waits for std's locks to be free, and then for those who run to stop.
+/// How long whoever drops a runtime waits for others that do, for std's locks to be free, and for those who run to
+/// stop: each time.
 const PARTING: Nanos = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// How long goroutines that were stopped inside a library may take to come out.
@@ -66,7 +68,7 @@ impl Ending {
 }
 
 /// One at a time: of two that want both outputs, each would get one.
-static ONE: Mutex<()> = Mutex::new(());
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Two threads that hold std's standard output and error, each one of them.
 struct Outputs {
@@ -81,6 +83,18 @@ struct Outputs {
 }
 
 impl Outputs {
+    /// Waits for one's turn until `limit`: whoever has it may be a goroutine, left by its own runtime.
+    fn turn(limit: Nanos) -> Option<MutexGuard<'static, ()>> {
+        loop {
+            match TURN.try_lock() {
+                Err(TryLockError::WouldBlock) if now() < limit => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => return None,
+                Err(TryLockError::Poisoned(turn)) => return Some(turn.into_inner()),
+                Ok(turn) => return Some(turn),
+            }
+        }
+    }
+
     /// Waits until both are held, or `limit`.
     fn hold(with: fn(usize, &mut dyn FnMut()), limit: Nanos) -> Arc<Outputs> {
         let outputs = Arc::new(Outputs {
@@ -152,7 +166,7 @@ impl Sched {
         if own || self.num_goroutines() == 0 {
             self.stop();
         } else {
-            let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = Outputs::turn(now() + PARTING);
             self.stop_quietly();
         }
     }
@@ -160,7 +174,7 @@ impl Sched {
     /// The aide of a runtime that has ended: stops forsaken ones that compute; another time if somebody else is at it.
     pub(super) fn stop_forsaken(&self) {
         if self.has_busy_strays()
-            && let Ok(_one) = ONE.try_lock()
+            && let Some(_one) = Outputs::turn(0)
         {
             self.stop_quietly();
         }
