@@ -6,7 +6,7 @@ use common::{Child, hold_until, in_child, tasks, watchdog};
 use std::hint::black_box;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use trefoil::{Runtime, blocking, go, lock_os_thread};
 
@@ -273,4 +273,44 @@ fn the_last_word_is_printed() {
         let out = Child::of("the_last_word_is_printed").output();
         assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last word"));
     }
+}
+
+/// A runtime may be dropped on one of its own goroutines, while others print.
+#[test]
+fn standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime() {
+    if in_child() {
+        for procs in [1, 2, 4] {
+            let rt = Arc::new(Runtime::builder().procs(procs).build().unwrap());
+            for _ in 0..3 {
+                let print = || {
+                    loop {
+                        std::io::stdout().write_all(b"x\n").unwrap();
+                    }
+                };
+                rt.go(print).unwrap();
+            }
+            let (tell, told) = mpsc::channel();
+            let own = rt.clone();
+            rt.go(move || {
+                std::thread::sleep(Duration::from_millis(5));
+                drop(own);
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_secs(3600));
+            })
+            .unwrap();
+            drop(rt);
+            let _ = told.recv();
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(2));
+                std::io::stdout().write_all(b"after\n").unwrap();
+            }
+        }
+        return;
+    }
+    let _watchdog = watchdog();
+    let name = "standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime";
+    let out = Child::of(name).output();
+    assert!(out.status.success(), "{}", out.status);
+    let lines = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
 }

@@ -17,7 +17,7 @@
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
 use super::{FORKED, Next, may_park};
-use crate::sched::is_forsaken;
+use crate::sched::is_astray;
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table;
@@ -265,8 +265,8 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> is
             e => e,
         }
     };
-    // A forsaken one would never come out of the runtime again, and whom it has to wake waits.
-    let woken = if is_forsaken() { serve(None) } else { queue::inside(serve) };
+    // One without a P may not come out of the runtime again, and whom it has to wake waits.
+    let woken = if is_astray() { serve(None) } else { queue::inside(serve) };
     if starved && may_park() {
         crate::yield_now();
     }

@@ -59,6 +59,7 @@ pub(crate) mod signals;
 mod sleep;
 
 use std::ffi::{CStr, c_void};
+use std::io::Write;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The real function behind a door.
@@ -130,7 +131,11 @@ pub(crate) fn with_output(which: usize, f: &mut dyn FnMut()) {
     if which == 0 {
         let held = std::cell::OnceCell::new();
         take(&|| drop(held.set(std::io::stdout().lock())));
-        f();
+        // The process may end while we hold it: std would not write what is left in it.
+        if let Some(mut out) = held.into_inner() {
+            let _ = out.flush();
+            f();
+        }
     } else {
         let held = std::cell::OnceCell::new();
         take(&|| drop(held.set(std::io::stderr().lock())));

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 pub(crate) const CHECK_DEADLOCK: u32 = 1;
 pub(crate) const CHECK_CPUS: u32 = 2;
 
-/// Between two looks at goroutines that were left behind: at first, and at most.
+/// Between two looks at goroutines that were left behind: at first, and when that is given up.
 const FORSAKEN_FIRST: Nanos = 5_000_000;
-const FORSAKEN_MAX: Nanos = 1_000_000_000;
+const FORSAKEN_MAX: Nanos = 2_000_000_000;
 
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
@@ -116,7 +116,7 @@ struct Forsaken {
 impl Forsaken {
     /// Stops those that compute. Returns when to look again.
     fn look_after(&mut self, sched: &Sched) -> Nanos {
-        if !sched.is_stopped() {
+        if !sched.is_stopped() || !sched.config.async_preempt || self.pause > FORSAKEN_MAX {
             return NEVER;
         }
         if self.next <= now() {
@@ -124,7 +124,7 @@ impl Forsaken {
         }
         if self.next == NEVER || self.next <= now() {
             self.next = now() + self.pause;
-            self.pause = (self.pause * 2).min(FORSAKEN_MAX);
+            self.pause *= 2;
         }
         self.next
     }

@@ -38,6 +38,7 @@ use super::m::{DOUBTED, HELD, LOST, M, Rt};
 use super::p::{P, flag};
 use super::{Sched, switch};
 use crate::shim::full_fence;
+use crate::sys::clock::Nanos;
 use crate::sys::probe::{self, Look, Probe};
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -54,6 +55,8 @@ pub(crate) struct Stray {
     prev: Cell<Option<&'static M>>,
     listed: Cell<bool>,
     cpu: Cell<u64>,
+    /// When its runtime ends: the parting (`stop.rs`) in which it was called out of a wait.
+    called: Cell<Nanos>,
 }
 
 impl Stray {
@@ -63,6 +66,7 @@ impl Stray {
             prev: Cell::new(None),
             listed: Cell::new(false),
             cpu: Cell::new(0),
+            called: Cell::new(0),
         }
     }
 }
@@ -243,22 +247,28 @@ impl Sched {
         Wake::Nobody
     }
 
-    /// Whether a stray is on a CPU, or waits for something that is usually had soon.
-    pub(crate) fn has_busy_strays(&self) -> bool {
+    /// Whether a stray is on a CPU, or waits for something that is usually had soon and was not called in `parting`.
+    pub(crate) fn has_busy_strays(&self, parting: Nanos) -> bool {
         if self.astray.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let central = self.central.lock();
         let next = |m: &&'static M| m.stray.next.get();
-        std::iter::successors(central.strays.first, next)
-            .any(|m| Probe::new().look(m.tid.load(Ordering::Relaxed)) != Look::Blocked)
+        std::iter::successors(central.strays.first, next).any(|m| {
+            match Probe::new().look(m.tid.load(Ordering::Relaxed)) {
+                Look::Running => true,
+                Look::Briefly(_) => m.stray.called.get() != parting,
+                _ => false,
+            }
+        })
     }
 
     /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
     /// In a runtime that ends they are stopped for ever, so at once, or not any more (`stop.rs`).
     pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) -> bool {
         let ends = self.stopping.load(Ordering::Relaxed);
-        if self.astray.load(Ordering::Relaxed) == 0 || (ends && !self.is_parting()) {
+        let parting = if ends { self.parting() } else { None };
+        if self.astray.load(Ordering::Relaxed) == 0 || (ends && parting.is_none()) {
             return false;
         }
         let mut called = false;
@@ -273,9 +283,14 @@ impl Sched {
             central.strays.remove(m);
             central.strays.push(m);
             let tid = m.tid.load(Ordering::Relaxed);
-            if ends {
-                // Who waits for a lock is called too: it may be one of those that are held meanwhile.
-                if Probe::new().look(tid) != Look::Blocked {
+            if let Some(parting) = parting {
+                // Who waits for a lock is called too, once: it may be one of those that are held meanwhile.
+                let calls = match Probe::new().look(tid) {
+                    Look::Running => true,
+                    Look::Briefly(_) => m.stray.called.replace(parting) != parting,
+                    _ => false,
+                };
+                if calls {
                     signal(m);
                     called = true;
                 }

@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 #[cfg(feature = "std")]
-pub(crate) use stop::is_forsaken;
+pub(crate) use stop::{is_astray, is_forsaken};
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;

@@ -54,10 +54,10 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 /// How often a preemption is put off because the goroutine is inside libc: for some milliseconds, at sysmon's pace.
 /// Who mostly allocates is outside of it once in ten looks; who fills large buffers never is.
 const PUT_OFF_MAX: u32 = 48;
-/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends: a tenth of a
-/// second.
+/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends: for as long as
+/// nobody can have std's output (`stop.rs`).
 const PUT_OFF_LONG: u32 = 4 * PUT_OFF_MAX;
-const PUT_OFF_LAST: u32 = 2_000;
+const PUT_OFF_LAST: u32 = 1_000;
 /// Threads in reserve for those that were stopped inside a library, at most.
 const RESERVE: u32 = 16;
 
@@ -194,8 +194,14 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if mask != m.signal_mask.get() || g.no_preempt.get() != 0 || lock::pinned() {
         return false;
     }
-    let asked = m.hold.load(Ordering::Relaxed) == LOST
-        || m.p.get().is_some_and(|p| p.flags.load(Ordering::Relaxed) & flag::PREEMPT != 0);
+    let ends = m.sched().stopping.load(Ordering::Relaxed);
+    let lost = m.hold.load(Ordering::Relaxed) == LOST;
+    // It may have std's output by now (`stop.rs`).
+    if lost && ends && m.sched().parting().is_none() {
+        return false;
+    }
+    let asked =
+        lost || m.p.get().is_some_and(|p| p.flags.load(Ordering::Relaxed) & flag::PREEMPT != 0);
     if !asked {
         return false;
     }
@@ -203,7 +209,6 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
     // In user code that libc has called it may have libc's locks as well.
-    let ends = m.sched().stopping.load(Ordering::Relaxed);
     let alone = !ends && m.sched().has_no_spare();
     if in_library || alone {
         // Relaxed: the thread's own; sysmon only looks.

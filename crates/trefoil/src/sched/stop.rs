@@ -70,6 +70,9 @@ impl Ending {
 /// One at a time: of two that want both outputs, each would get one.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Whether a thread waits for an output.
+static WAITING: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+
 /// Two threads that hold std's standard output and error, each one of them.
 struct Outputs {
     /// How many have their lock, or had it; and how many of those have given it back.
@@ -105,10 +108,14 @@ impl Outputs {
             bed: Parker::new(),
         });
         for which in 0..2 {
+            if WAITING[which].swap(true, Ordering::Relaxed) {
+                // Somebody has kept it since another runtime's end: one that waits is enough.
+                return outputs;
+            }
             let these = outputs.clone();
             let hold = move || these.hold_one(which, with);
             if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, hold).is_err() {
-                // Then nobody waits for them.
+                WAITING[which].store(false, Ordering::Relaxed);
                 return outputs;
             }
         }
@@ -124,10 +131,13 @@ impl Outputs {
 
     fn hold_one(&self, which: usize, with: fn(usize, &mut dyn FnMut())) {
         with(which, &mut || {
+            WAITING[which].store(false, Ordering::Relaxed);
             self.held.fetch_add(1, Ordering::Release);
             self.bed.unpark();
-            while !self.over.load(Ordering::Acquire) {
-                self.beds[which].park();
+            // Whoever wants it held may be a goroutine that is left itself.
+            let limit = now() + 4 * PARTING;
+            while !self.over.load(Ordering::Acquire) && now() < limit {
+                self.beds[which].park_until(limit);
             }
         });
         self.back.fetch_add(1, Ordering::Release);
@@ -148,32 +158,43 @@ impl Outputs {
 #[cfg(feature = "std")]
 #[inline]
 pub(crate) fn is_forsaken() -> bool {
+    // SAFETY: a goroutine that runs keeps its runtime.
+    let ends = |g: &'static G| unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) };
+    current_g().is_some_and(ends) && is_astray()
+}
+
+/// Whether this code runs on a goroutine that has lost its P.
+#[cfg(feature = "std")]
+pub(crate) fn is_astray() -> bool {
     use super::m::{LOST, M};
-    // SAFETY: a goroutine that runs keeps its runtime; and then GS is an M, which is never freed.
-    unsafe {
-        current_g().is_some_and(|g| (*g.sched.get()).stopping.load(Ordering::Relaxed))
-            && crate::arch::inherited_m::<M>()
-                .as_ref()
-                .is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
-    }
+    // SAFETY: on a goroutine GS is an M, which is never freed.
+    let m = current_g().and_then(|_| unsafe { crate::arch::inherited_m::<M>().as_ref() });
+    m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
 }
 
 impl Sched {
     /// The runtime's handle is gone. Waits a moment for the first two steps, unless nobody is left, or it is one of
-    /// those who are left that calls.
-    pub(crate) fn part(&self) {
-        let own = current_g().is_some_and(|g| std::ptr::eq(g.sched.get(), self));
-        if own || self.num_goroutines() == 0 {
+    /// those who are left that calls: then a thread does.
+    pub(crate) fn part(self: &Arc<Sched>) {
+        if self.num_goroutines() == 0 {
             self.stop();
-        } else {
-            let _one = Outputs::turn(now() + PARTING);
-            self.stop_quietly();
+            return;
+        }
+        let sched = self.clone();
+        let end = move || {
+            let _turn = Outputs::turn(now() + PARTING);
+            sched.stop_quietly();
+        };
+        if current_g().is_none_or(|g| !std::ptr::eq(g.sched.get(), Arc::as_ptr(self))) {
+            end();
+        } else if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, end).is_err() {
+            self.stop();
         }
     }
 
     /// The aide of a runtime that has ended: stops forsaken ones that compute; another time if somebody else is at it.
     pub(super) fn stop_forsaken(&self) {
-        if self.has_busy_strays()
+        if self.has_busy_strays(now())
             && let Some(_one) = Outputs::turn(0)
         {
             self.stop_quietly();
@@ -183,23 +204,28 @@ impl Sched {
     /// Stops the runtime, or the strays of one that has ended, while nobody has std's locks.
     fn stop_quietly(&self) {
         let outputs = Outputs::hold(self.config.hooks.with_output, now() + PARTING);
-        let (both, limit) = (outputs.are_held(), now() + PARTING);
+        let limit = now() + PARTING;
+        // Without preemption nobody comes back from a call that he does not make.
+        let both = outputs.are_held() && self.config.async_preempt;
         if both {
             self.ending.parting.store(limit, Ordering::Relaxed);
         }
         self.stop();
         self.sysmon.wake();
         let runs = |p: &P| p.status() == PStatus::Running;
-        while now() < limit && (self.all_ps().any(runs) || (both && self.has_busy_strays())) {
+        while now() < limit && (self.all_ps().any(runs) || (both && self.has_busy_strays(limit))) {
+            self.sysmon.wake();
             std::thread::sleep(LOOK_AGAIN);
         }
         self.ending.parting.store(0, Ordering::Relaxed);
         outputs.give_back();
     }
 
-    /// Whether strays that compute are to be stopped: nobody can have one of std's locks.
-    pub(super) fn is_parting(&self) -> bool {
-        now() < self.ending.parting.load(Ordering::Relaxed)
+    /// Until when strays that compute are to be stopped, because nobody can have one of std's locks; if it is so now.
+    pub(super) fn parting(&self) -> Option<Nanos> {
+        // Relaxed: who takes one of the locks afterwards sees that it is over, because it was before they were given back.
+        let until = self.ending.parting.load(Ordering::Relaxed);
+        (now() < until).then_some(until)
     }
 
     /// Goroutines stop at their next scheduling step, and threads leave as soon as they may.

@@ -161,6 +161,8 @@ struct Watch<'a> {
     last_cpus: Nanos,
     /// Every P runs a goroutine that has run for a while: none of them will look at the descriptors soon.
     hogged: bool,
+    /// Somebody was woken while no P was idle, and nobody had run long enough to make room.
+    pending: bool,
 }
 
 /// What is true of the runtime as a whole during one look.
@@ -193,6 +195,7 @@ impl<'a> Watch<'a> {
             last_fair: 0,
             last_cpus: now(),
             hogged: false,
+            pending: false,
         }
     }
 
@@ -274,6 +277,7 @@ impl<'a> Watch<'a> {
             self.calm = self.calm.saturating_add(1);
             if self.calm > EAGER_LOOKS {
                 let longest = match (all_busy, hushed) {
+                    _ if stopping => LONGEST_STOPPING,
                     (true, _) => LONGEST_BUSY,
                     (_, true) => LONGEST_HUSHED,
                     _ => LONGEST,
@@ -346,10 +350,9 @@ impl<'a> Watch<'a> {
     }
 
     /// Someone was woken, and no P is idle: the one that has run longest goes, if it had its share.
-    fn make_room(&self, scene: &mut Scene) {
-        let urged = self.sched.sysmon.urged.swap(false, Ordering::Relaxed)
-            && scene.all_busy
-            && scene.global;
+    fn make_room(&mut self, scene: &mut Scene) {
+        let urged = self.sched.sysmon.urged.swap(false, Ordering::Relaxed);
+        let urged = (urged || std::mem::take(&mut self.pending)) && scene.all_busy && scene.global;
         if !scene.due && !urged {
             return;
         }
@@ -364,9 +367,7 @@ impl<'a> Watch<'a> {
             preempt::request(self.sched, p, true);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
-            if urged {
-                self.sched.sysmon.urged.store(true, Ordering::Relaxed);
-            }
+            self.pending = urged;
             scene.next = scene.next.min(since + SHORT_SLICE);
         }
     }
