@@ -3,10 +3,13 @@
 //! Loopback only, bounded in count and time.
 
 mod common;
+#[path = "common/sockets.rs"]
+mod sockets;
 
 use common::{Child, in_child, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use sockets::{MS, at_each, fill, listen, past, runtime, soon, tcp_pair};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -19,62 +22,7 @@ use trefoil::net::{
     pipe,
 };
 use trefoil::time::sleep;
-use trefoil::{Runtime, chan, go};
-
-const MS: Duration = Duration::from_millis(1);
-
-fn runtime(procs: usize) -> Runtime {
-    Runtime::builder().procs(procs).build().unwrap()
-}
-
-/// At one, two and eight Ps. Afterwards nobody may wait for a descriptor any more.
-fn at_each(f: impl Fn() + Sync) {
-    let _watchdog = watchdog();
-    for procs in [1, 2, 8] {
-        runtime(procs).run(|| {
-            f();
-            yield_until("the goroutines to end", || trefoil::num_goroutines() == 1);
-            assert_eq!(trefoil::debug::stats().io_waiters, 0, "with {procs} Ps");
-        });
-    }
-}
-
-fn listen() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    (listener, addr)
-}
-
-fn tcp_pair() -> (TcpStream, TcpStream) {
-    let (listener, addr) = listen();
-    let client = TcpStream::connect(addr).unwrap();
-    (client, listener.accept().unwrap().0)
-}
-
-fn soon(d: Duration) -> Option<Instant> {
-    Some(Instant::now() + d)
-}
-
-fn past() -> Option<Instant> {
-    Some(Instant::now().checked_sub(MS).unwrap())
-}
-
-/// Fills what the kernel keeps until nothing more goes in.
-fn fill(stream: &TcpStream) -> usize {
-    let chunk = vec![7; 64 << 10];
-    let mut total = 0;
-    loop {
-        stream.set_write_deadline(soon(20 * MS)).unwrap();
-        match (&mut &*stream).write(&chunk) {
-            Ok(n) => total += n,
-            Err(e) => {
-                assert_eq!(e.kind(), ErrorKind::TimedOut);
-                stream.set_write_deadline(None).unwrap();
-                return total;
-            }
-        }
-    }
-}
+use trefoil::{chan, go};
 
 /// Sockets and pipes of this process. (The runtime itself opens other files now and then.)
 fn open_sockets() -> usize {

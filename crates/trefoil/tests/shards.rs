@@ -28,10 +28,15 @@ fn one_datagram(
     address
 }
 
-/// The keeper slept in the shards there were; another was opened while every P was busy, and nobody told him when they
-/// became idle.
-#[test]
-fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
+/// Blocks the thread: no door.
+fn block(ms: u64) {
+    // SAFETY: no memory involved.
+    unsafe { libc::syscall(libc::SYS_poll, 0, 0, ms) };
+}
+
+/// A keeper sleeps in the shards there are; another is opened while every P is busy, and then they become idle: one of
+/// them by `last`. With `threads` nobody has to be the keeper who would rather work.
+fn open_another(threads: bool, last: fn()) {
     let _watchdog = watchdog();
     let plain = Plain::bind("127.0.0.1:0").unwrap();
     for _ in 0..10 {
@@ -39,14 +44,12 @@ fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
         let got = Arc::new(AtomicUsize::new(0));
         let first = one_datagram(&rt, &got, || {});
         std::thread::sleep(Duration::from_millis(10));
-        // Threads enough: nobody has to be the keeper who would rather work.
-        for _ in 0..4 {
-            // SAFETY: no memory involved. Not a door: the thread blocks.
-            rt.go(|| unsafe { libc::syscall(libc::SYS_poll, 0, 0, 10) }).unwrap();
+        if threads {
+            (0..4).for_each(|_| drop(rt.go(|| block(10)).unwrap()));
+            std::thread::sleep(Duration::from_millis(30));
         }
-        std::thread::sleep(Duration::from_millis(30));
         let busy = Arc::new(AtomicUsize::new(0));
-        let meet = move |busy: &AtomicUsize| {
+        let meet = |busy: &AtomicUsize| {
             busy.fetch_add(1, SeqCst);
             while busy.load(SeqCst) < 2 {
                 std::hint::spin_loop();
@@ -56,7 +59,7 @@ fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
         let second = one_datagram(&rt, &got, move || meet(&here));
         rt.go(move || {
             meet(&busy);
-            spin(Duration::from_millis(10));
+            last();
         })
         .unwrap();
         std::thread::sleep(Duration::from_millis(30));
@@ -67,35 +70,13 @@ fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
     }
 }
 
-/// The same, but the last P becomes idle because its thread blocks.
+/// Nobody told the keeper of the new one.
+#[test]
+fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
+    open_another(true, || spin(Duration::from_millis(10)));
+}
+
 #[test]
 fn a_shard_is_watched_when_the_last_thread_blocks() {
-    let _watchdog = watchdog();
-    let plain = Plain::bind("127.0.0.1:0").unwrap();
-    for _ in 0..10 {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        let got = Arc::new(AtomicUsize::new(0));
-        let first = one_datagram(&rt, &got, || {});
-        std::thread::sleep(Duration::from_millis(10));
-        let busy = Arc::new(AtomicUsize::new(0));
-        let meet = move |busy: &AtomicUsize| {
-            busy.fetch_add(1, SeqCst);
-            while busy.load(SeqCst) < 2 {
-                std::hint::spin_loop();
-            }
-        };
-        let here = busy.clone();
-        let second = one_datagram(&rt, &got, move || meet(&here));
-        rt.go(move || {
-            meet(&busy);
-            // SAFETY: no memory involved. Not a door: the thread blocks.
-            unsafe { libc::syscall(libc::SYS_poll, 0, 0, 200) };
-        })
-        .unwrap();
-        std::thread::sleep(Duration::from_millis(30));
-        plain.send_to(b"x", second).unwrap();
-        hold_until("the second one is told", || got.load(SeqCst) == 1);
-        plain.send_to(b"x", first).unwrap();
-        hold_until("the first one too", || got.load(SeqCst) == 2);
-    }
+    open_another(false, || block(200));
 }

@@ -107,15 +107,15 @@ impl Outputs {
             beds: [Parker::new(), Parker::new()],
             bed: Parker::new(),
         });
-        for which in 0..2 {
-            if WAITING[which].swap(true, Ordering::Relaxed) {
+        for (which, waiting) in WAITING.iter().enumerate() {
+            if waiting.swap(true, Ordering::Relaxed) {
                 // Somebody has kept it since another runtime's end: one that waits is enough.
                 return outputs;
             }
             let these = outputs.clone();
             let hold = move || these.hold_one(which, with);
             if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, hold).is_err() {
-                WAITING[which].store(false, Ordering::Relaxed);
+                waiting.store(false, Ordering::Relaxed);
                 return outputs;
             }
         }
