@@ -459,6 +459,9 @@ fn postgres_queries() {
 #[test]
 fn rayon_beside_goroutines() {
     use rayon::prelude::*;
+    // A worker that waits for a part of its job takes another goroutine's meanwhile, on top of its stack: with a
+    // thousand of them rayon's 2 MiB are too few in a debug build.
+    rayon::ThreadPoolBuilder::new().stack_size(64 << 20).build_global().unwrap();
     run(|| {
         let all = (0..*MANY as u64).map(|i| {
             trefoil::go(move || {
