@@ -8,8 +8,8 @@ mod common;
 
 use common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_write};
 use common::{
-    Child, hogs, hold_until, in_child, median, ms, once_in_five, spin, ticks, tid, watchdog,
-    yield_until,
+    Child, hogs, hold_until, in_child, join_all, median, ms, once_in_five, runtime, spin, ticks,
+    tid, watchdog, yield_until,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,22 +17,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering:
 use std::time::{Duration, Instant};
 use trefoil::chan::bounded;
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
+use trefoil::{Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A runtime with `n` Ps.
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
-
 fn flag() -> Arc<AtomicBool> {
     Arc::default()
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
 /// A file of its own for each call, opened `n` times: the descriptors lock each other out.

@@ -7,10 +7,10 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, in_child, watchdog, yield_until};
+use common::{Child, in_child, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use sockets::{MS, at_each, fill, listen, past, runtime, soon, tcp_pair};
+use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Child, hold_until, in_child, watchdog, yield_until};
+use common::{Child, hold_until, in_child, join_all, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
@@ -12,20 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use trefoil::net::{TcpStream, UnixStream};
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, debug, go};
+use trefoil::{JoinHandle, debug, go};
 
 const MS: Duration = Duration::from_millis(1);
 /// Whoever gets no answer for so long has missed a wake-up.
 const LOST: Duration = Duration::from_secs(10);
-
-fn runtime(procs: usize) -> Runtime {
-    Runtime::builder().procs(procs).build().unwrap()
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
-}
 
 /// One test at a time: 64 Ps take the CPUs from those who measure.
 fn alone() -> MutexGuard<'static, ()> {

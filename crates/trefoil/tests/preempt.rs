@@ -8,8 +8,8 @@ mod common;
 
 use common::raw::{pipe, raw, raw_read, raw_sleep};
 use common::{
-    Child, cpu_time, hog, hogs, in_child, median, ms, once_in_five, spin, ticks, watchdog,
-    yield_until,
+    Child, cpu_time, hog, hogs, in_child, join_all, median, ms, once_in_five, runtime, spin, ticks,
+    watchdog, yield_until,
 };
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
@@ -21,22 +21,12 @@ use std::time::{Duration, Instant};
 use trefoil::chan::{bounded, unbounded};
 use trefoil::net::UnixStream;
 use trefoil::time::{sleep, sleep_until};
-use trefoil::{JoinHandle, Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
+use trefoil::{blocking, debug, go, lock_os_thread, no_preempt, yield_now};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A runtime with `n` Ps.
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
-
 fn flag() -> Arc<AtomicBool> {
     Arc::default()
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
 /// Never calls anything.

@@ -53,11 +53,12 @@ thread_local! {
 }
 
 /// On a plain thread: `f` takes the lock number `which`, one of std's, before all goroutines that wait for it.
-pub(super) fn hurried(which: usize, f: impl FnOnce()) {
+pub(super) fn hurried<T>(which: usize, f: impl FnOnce() -> T) -> T {
     HURRIED.set(Some(which));
-    f();
+    let held = f();
     HURRIED.set(None);
     WANTED[which].store(std::ptr::null_mut(), Ordering::Relaxed);
+    held
 }
 
 /// The caller has woken such a thread. It would have the lock again, and hold it for long maybe, before that one has run.

@@ -124,23 +124,24 @@ fn may_park() -> bool {
 
 /// On a plain thread: calls `f` while nobody else has std's standard output (0), or error (1).
 pub(crate) fn with_output(which: usize, f: &mut dyn FnMut()) {
-    #[cfg(feature = "std")]
-    let take = |lock: &dyn Fn()| futex::hurried(which, lock);
-    #[cfg(not(feature = "std"))]
-    let take = |lock: &dyn Fn()| lock();
     if which == 0 {
-        let held = std::cell::OnceCell::new();
-        take(&|| drop(held.set(std::io::stdout().lock())));
+        let mut out = hurried(which, || std::io::stdout().lock());
         // The process may end while we hold it: std would not write what is left in it.
-        if let Some(mut out) = held.into_inner() {
-            let _ = out.flush();
-            f();
-        }
+        let _ = out.flush();
+        f();
     } else {
-        let held = std::cell::OnceCell::new();
-        take(&|| drop(held.set(std::io::stderr().lock())));
+        let _err = hurried(which, || std::io::stderr().lock());
         f();
     }
+}
+
+#[cfg(feature = "std")]
+use futex::hurried;
+
+/// Without our doors everybody waits in the kernel, and nobody can be preferred.
+#[cfg(not(feature = "std"))]
+fn hurried<T>(_: usize, f: impl FnOnce() -> T) -> T {
+    f()
 }
 
 /// Names every door, so that none is left out of the program. Called once at the runtime's start.

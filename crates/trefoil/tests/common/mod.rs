@@ -192,6 +192,17 @@ pub(crate) fn ticks(n: u32) -> Vec<Duration> {
     late
 }
 
+/// A runtime with so many Ps.
+pub(crate) fn runtime(procs: usize) -> trefoil::Runtime {
+    trefoil::Runtime::builder().procs(procs).build().unwrap()
+}
+
+/// What all of them return, in their order.
+pub(crate) fn join_all<T>(handles: impl IntoIterator<Item = trefoil::JoinHandle<T>>) -> Vec<T> {
+    let handles: Vec<_> = handles.into_iter().collect();
+    handles.into_iter().map(|h| h.join().unwrap()).collect()
+}
+
 /// The thread that runs this code.
 pub(crate) fn tid() -> i32 {
     // SAFETY: no arguments, touches no memory.

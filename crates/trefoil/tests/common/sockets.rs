@@ -1,17 +1,12 @@
 //! Sockets for tests: pairs on loopback, deadlines, runtimes of several sizes.
 
-use crate::common::{watchdog, yield_until};
+use crate::common::{runtime, watchdog, yield_until};
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use trefoil::Runtime;
 use trefoil::net::{TcpListener, TcpStream};
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
-
-pub(crate) fn runtime(procs: usize) -> Runtime {
-    Runtime::builder().procs(procs).build().unwrap()
-}
 
 /// At one, two and eight Ps. Afterwards nobody may wait for a descriptor any more.
 pub(crate) fn at_each(f: impl Fn() + Sync) {
