@@ -249,6 +249,10 @@ impl<T> Lock<T> {
         // loom's locks are never poisoned: a panic ends the model.
         self.0.lock().expect("a panic ends the model")
     }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok()
+    }
 }
 
 /// The kernel's side of all futexes: who sleeps on which address, and whether it was woken.

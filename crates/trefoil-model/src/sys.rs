@@ -11,7 +11,7 @@ pub(crate) mod clock {
     }
 
     /// In the future.
-    pub(crate) fn after(_: Duration) -> Nanos {
-        1
+    pub(crate) fn after(d: Duration) -> Nanos {
+        d.as_nanos() as Nanos
     }
 }

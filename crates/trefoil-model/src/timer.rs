@@ -1,10 +1,10 @@
 //! Checks of timers (`time/slot.rs`, `time/timer.rs`): a stop or a reset meets the firing.
 //!
-//! The heap is a list whose settings may fire at any time. The channel is the real one.
+//! The heap is a list whose entries may come up at any moment; then it is their time. The channel is the real one.
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::AsWritten;
-use crate::sched::timers::{Setting, fire, take_settings};
+use crate::sched::timers::{fire, sweep, take_entries};
 use crate::sched::{go, i_am};
 use crate::shim::{AtomicU32, Mutation, Ordering};
 use crate::time::{Backwards, Ticker, Timer, after_func};
@@ -12,19 +12,28 @@ use loom::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Any time: the heap decides.
 const SOON: Duration = Duration::from_nanos(1);
+const LATER: Duration = Duration::from_nanos(2);
+
+fn timer_of(d: Duration) -> Arc<Timer> {
+    i_am(0, AsWritten);
+    Arc::new(Timer::new(d))
+}
 
 fn timer() -> Arc<Timer> {
-    i_am(0, AsWritten);
-    Arc::new(Timer::new(SOON))
+    timer_of(SOON)
 }
 
 /// The time of what is set now comes, at some moment.
 fn clock(number: usize) -> JoinHandle<()> {
-    let settings = take_settings();
-    assert!(!settings.is_empty());
-    go(number, AsWritten, move || fire(settings))
+    wrong_clock(number, 0)
+}
+
+/// The same; but it says that it is later.
+fn wrong_clock(number: usize, by: u64) -> JoinHandle<()> {
+    let entries = take_entries();
+    assert!(!entries.is_empty());
+    go(number, AsWritten, move || fire(entries, by))
 }
 
 /// After `stop` there is no value, and none comes. Nobody receives, so it was in time.
@@ -41,17 +50,46 @@ pub fn stop_against_fire() {
 }
 
 /// After `reset` there is no value of the earlier setting, and none comes; the new one fires.
-pub fn reset_against_fire() {
-    explore(Bound::All, || {
+fn reset_against(first: Duration, second: Duration, clock: impl FnOnce() -> JoinHandle<()>) {
+    let timer = timer_of(first);
+    let clock = clock();
+    assert!(timer.reset(second));
+    assert!(timer.chan().try_recv().is_err(), "a stale value");
+    clock.join().unwrap();
+    assert!(timer.chan().try_recv().is_err(), "a value of the earlier setting");
+    fire(take_entries(), 0);
+    assert!(timer.chan().try_recv().is_ok(), "the new setting was lost");
+    fire(take_entries(), 0);
+    assert!(timer.chan().try_recv().is_err(), "it fired twice");
+}
+
+/// It is set for later: its entry stays, comes up too early, and goes back.
+pub fn reset_later_against_fire() {
+    explore(Bound::All, || reset_against(SOON, LATER, || clock(1)));
+}
+
+/// It is set for earlier: there are two entries, of which one counts.
+pub fn reset_earlier_against_fire() {
+    explore(Bound::All, || reset_against(LATER, SOON, || clock(1)));
+}
+
+fn sweep_against_reset(secretly: bool) {
+    explore(Bound::All, move || {
         let timer = timer();
-        let clock = clock(1);
-        assert!(timer.reset(SOON));
-        assert!(timer.chan().try_recv().is_err(), "a stale value");
-        clock.join().unwrap();
-        assert!(timer.chan().try_recv().is_err(), "a value of the earlier setting");
-        fire(take_settings());
+        assert!(timer.stop());
+        let sweeper = go(1, AsWritten, move || sweep(secretly));
+        assert!(!timer.reset(LATER));
+        sweeper.join().unwrap();
+        fire(take_entries(), 0);
+        // It may have been the entry of the first setting.
+        fire(take_entries(), 0);
         assert!(timer.chan().try_recv().is_ok(), "the new setting was lost");
     });
+}
+
+/// The heap is swept, which drops a stopped timer's entry, while the timer is set again and counts on that entry.
+pub fn sweep_against_reset_later() {
+    sweep_against_reset(false);
 }
 
 /// `stop` is in time, or the value was received: never both, never neither.
@@ -95,10 +133,10 @@ pub fn ticker_stop_against_fire() {
         ticker.stop();
         assert!(ticker.chan().try_recv().is_err(), "a stale tick");
         clock.join().unwrap();
-        fire(take_settings());
+        fire(take_entries(), 0);
         assert!(ticker.chan().try_recv().is_err(), "a tick after stop");
         ticker.reset(SOON);
-        fire(take_settings());
+        fire(take_entries(), 0);
         assert!(ticker.chan().try_recv().is_ok(), "no tick after reset");
     });
 }
@@ -115,7 +153,7 @@ pub fn function_against_stop() {
         let clock = clock(1);
         let in_time = timer.stop();
         clock.join().unwrap();
-        fire(take_settings());
+        fire(take_entries(), 0);
         assert_eq!(calls.load(Ordering::Relaxed), u32::from(!in_time));
     });
 }
@@ -134,23 +172,14 @@ pub fn teeth_drained_before_stopped() {
     });
 }
 
-/// Teeth: a setting that does not look at its number.
-pub fn teeth_unnumbered_setting() {
+/// Teeth: an entry that comes up, and it is not looked at what time it is.
+pub fn teeth_fires_at_any_time() {
     must_fail(Mutation::None, || {
-        explore(Bound::All, || {
-            let timer = timer();
-            let settings = take_settings();
-            let clock = go(1, AsWritten, move || {
-                // Whichever number is the present one.
-                let anew: Vec<Setting> = settings
-                    .into_iter()
-                    .map(|(alarm, _)| (alarm, (0..9).find(|&n| alarm.is_current(n)).unwrap_or(0)))
-                    .collect();
-                fire(anew);
-            });
-            timer.stop();
-            clock.join().unwrap();
-            assert!(timer.chan().try_recv().is_err(), "a value came after stop");
-        });
+        explore(Bound::All, || reset_against(SOON, LATER, || wrong_clock(1, 9)));
     });
+}
+
+/// Teeth: a sweep that drops an entry and does not say so.
+pub fn teeth_swept_secretly() {
+    must_fail(Mutation::None, || sweep_against_reset(true));
 }

@@ -25,6 +25,10 @@ enum Flaw {
     NoSecondLook,
     /// A worker looks again before it has given up.
     LooksTooEarly,
+    /// A worker that has found work looks for more without a barrier.
+    NoBarrierAfterFind,
+    /// It does not look at all.
+    FindsAndIsGone,
     /// A submitter has no barrier after it moved the displaced `runnext` to the ring.
     DisplacedAfterBarrier,
 }
@@ -139,7 +143,7 @@ impl World {
         loop {
             if self.search() {
                 if std::mem::take(&mut spinning) && self.idle.stop_spinning() {
-                    self.wake_after_push();
+                    self.look_for_more();
                 }
                 done += 1;
                 if self.did_one() || self.endless {
@@ -152,6 +156,19 @@ impl World {
             } else {
                 spinning = true; // the waker's claim
             }
+        }
+    }
+
+    /// The last who searched has found work: `find::stop_spinning`.
+    fn look_for_more(&self) {
+        if self.flaw == Flaw::FindsAndIsGone {
+            return;
+        }
+        if self.flaw != Flaw::NoBarrierAfterFind {
+            self.idle.before_second_look();
+        }
+        if self.idle.idle_ps() != 0 && self.has_work() {
+            self.wake();
         }
     }
 
@@ -197,12 +214,12 @@ impl World {
             self.idle.stop_spinning();
         }
         let found = match self.flaw {
-            Flaw::None | Flaw::DisplacedAfterBarrier => {
+            Flaw::NoSecondLook => false,
+            Flaw::LooksTooEarly => early,
+            _ => {
                 self.idle.before_second_look();
                 self.has_work()
             }
-            Flaw::NoSecondLook => false,
-            Flaw::LooksTooEarly => early,
         };
         if found {
             let mut central = self.central.lock().unwrap();
@@ -339,6 +356,38 @@ pub fn teeth_no_second_look() {
 /// Teeth: a worker that looks again before it is seen to be idle.
 pub fn teeth_second_look_too_early() {
     must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Flaw::LooksTooEarly));
+}
+
+/// A worker takes what one plain thread submits and never ends; another worker goes to sleep; a second thread submits.
+///
+/// Race: the second submitter relies on the worker that has just found something, and whose second look comes too
+/// early. Bounded to three preemptions.
+pub fn the_one_who_finds_looks_for_more() {
+    submit_endless(Flaw::None);
+}
+
+fn submit_endless(flaw: Flaw) {
+    explore(Bound::Preemptions(3), move || {
+        let world = World::new(2, 2, flaw, true);
+        let threads = [0, 1].map(|me| {
+            let world = world.clone();
+            thread::spawn(move || world.work(me))
+        });
+        world.submit(0);
+        world.submit(1);
+        let done: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!(done, 2);
+    });
+}
+
+/// Teeth: who has found something looks for more without a barrier.
+pub fn teeth_no_barrier_after_a_find() {
+    must_fail(Mutation::None, || submit_endless(Flaw::NoBarrierAfterFind));
+}
+
+/// Teeth: or does not look at all.
+pub fn teeth_finds_and_is_gone() {
+    must_fail(Mutation::None, || submit_endless(Flaw::FindsAndIsGone));
 }
 
 /// Which orderings of `idle.rs` do the checks need? Prints a table.

@@ -69,7 +69,10 @@ checks! { wake:
     two_submitters_one_worker
     goroutine_submits_to_its_own_queue
     displaced_runnext_is_found
+    the_one_who_finds_looks_for_more
     teeth_no_barrier
+    teeth_no_barrier_after_a_find
+    teeth_finds_and_is_gone
     teeth_displaced_after_the_barrier
     teeth_no_second_look
     teeth_second_look_too_early
@@ -141,11 +144,14 @@ checks! { select:
 
 checks! { timer:
     stop_against_fire
-    reset_against_fire
+    reset_later_against_fire
+    reset_earlier_against_fire
+    sweep_against_reset_later
     stop_against_recv
     two_stops
     ticker_stop_against_fire
     function_against_stop
     teeth_drained_before_stopped
-    teeth_unnumbered_setting
+    teeth_fires_at_any_time
+    teeth_swept_secretly
 }

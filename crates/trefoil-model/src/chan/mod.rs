@@ -173,6 +173,13 @@ impl<T> Receiver<T> {
         }
     }
 
+    pub(crate) fn discard_in(&self, here: Option<Rt>) -> bool
+    where
+        T: Copy,
+    {
+        self.core().is_some_and(|core| core.discard_in::<T>(here))
+    }
+
     /// Nobody is in the channel's lists.
     pub(crate) fn nobody_waits(&self) {
         let waiters = self.core().map_or((0, 0), Core::waiters);

@@ -6,6 +6,8 @@ pub(crate) mod reason;
 pub(crate) mod timers;
 pub(crate) mod wait;
 
+pub(crate) use timers::{RuntimeId, Sched};
+
 use std::cell::Cell;
 
 /// Goroutines of a model.
@@ -78,8 +80,8 @@ impl Rt {
         P
     }
 
-    pub(crate) fn sched(self) -> timers::Sched {
-        timers::Sched
+    pub(crate) fn sched(self) -> &'static Sched {
+        &Sched
     }
 }
 

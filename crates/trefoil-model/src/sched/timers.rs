@@ -1,44 +1,69 @@
 //! `sched/timers.rs` as seen from outside: settings that may fire at any time after they were made.
 
 use super::Rt;
-use crate::sys::clock::{Nanos, now};
+use crate::sys::clock::Nanos;
 use loom::sync::Mutex;
 use std::time::Instant;
 
 /// As in `trefoil`.
 pub(crate) trait Alarm: Sync {
     fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
-    fn is_current(&self, seq: u64) -> bool;
+    fn forget_if_idle(&self, seq: u64) -> bool;
 }
 
-/// A setting in the heap.
-pub(crate) type Setting = (&'static dyn Alarm, u64);
+/// An entry of the heap.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    alarm: &'static dyn Alarm,
+    seq: u64,
+    when: Nanos,
+}
 
 loom::lazy_static! {
-    static ref HEAP: Mutex<Vec<Setting>> = Mutex::new(Vec::new());
+    static ref HEAP: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 }
 
 pub(crate) struct Sched;
 
+/// There is one runtime.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RuntimeId;
+
 impl Sched {
+    pub(crate) fn runtime_id(&self) -> RuntimeId {
+        RuntimeId
+    }
+
     pub(crate) fn instant(&self, _: Nanos) -> Instant {
         Instant::now()
     }
 
-    pub(crate) fn set_alarm(&self, _: Option<Rt>, _: Nanos, alarm: &'static dyn Alarm, seq: u64) {
-        HEAP.lock().expect("a panic ends the model").push((alarm, seq));
+    pub(crate) fn set_alarm(
+        &self,
+        _: Option<Rt>,
+        when: Nanos,
+        alarm: &'static dyn Alarm,
+        seq: u64,
+    ) {
+        HEAP.lock().expect("a panic ends the model").push(Entry { alarm, seq, when });
     }
 }
 
 /// Takes what is in the heap.
-pub(crate) fn take_settings() -> Vec<Setting> {
+pub(crate) fn take_entries() -> Vec<Entry> {
     std::mem::take(&mut *HEAP.lock().expect("a panic ends the model"))
 }
 
-/// The time of all of these has come.
-pub(crate) fn fire(settings: Vec<Setting>) {
+/// The time of all of these has come: as it should, one after the other; or it is later than their time, by mistake.
+pub(crate) fn fire(entries: Vec<Entry>, mistake: Nanos) {
     let rt = Rt::enter().expect("goroutines only");
-    for (alarm, seq) in settings {
-        alarm.fire(rt, seq, now());
+    for Entry { alarm, seq, when } in entries {
+        alarm.fire(rt, seq, when + mistake);
     }
+}
+
+/// The heap is swept, with its lock held: what means nothing goes. `secretly`: without a word to its timer.
+pub(crate) fn sweep(secretly: bool) {
+    let mut heap = HEAP.lock().expect("a panic ends the model");
+    heap.retain(|entry| !secretly && !entry.alarm.forget_if_idle(entry.seq));
 }

@@ -29,6 +29,6 @@ impl Backwards {
 
     pub(crate) fn stop(&self) -> bool {
         let drained = self.receiver.try_recv().is_ok();
-        self.slot.stop() || drained
+        self.slot.stop(|_| false) || drained
     }
 }

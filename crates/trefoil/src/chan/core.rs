@@ -30,7 +30,7 @@
 //! have neither the handoff nor the order of waiters, and a select over them needs a second
 //! protocol.
 
-use super::buffer::{Buffer, Elem, Lent};
+use super::buffer::{Buffer, Elem, Lent, Of};
 use super::cells::{AtomicBool, AtomicU32, Ordering};
 use super::lock::ChanLock;
 use super::queue::{List, Node, Taken};
@@ -38,6 +38,7 @@ use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
+use std::mem::MaybeUninit;
 
 /// See the head of the file.
 ///
@@ -354,6 +355,18 @@ impl Core {
             wait::wake_here(here, sleeper);
         }
         step
+    }
+
+    /// Takes a value out and forgets it, if there is one. True: there was. `T` is this channel's, which is bounded.
+    pub(super) fn discard_in<T: Copy>(&self, here: Option<Rt>) -> bool {
+        if !self.looks_ready(Side::Recv) {
+            return false;
+        }
+        let mut value = MaybeUninit::<T>::uninit();
+        let slot = value.as_mut_ptr().cast();
+        // SAFETY: `value` has room for one.
+        let step = unsafe { self.attempt_in(here, Side::Recv, Of::<T>::ELEM, slot) };
+        matches!(step, Step::Done(_))
     }
 
     /// Sleeps until someone comes to the other side, the channel is closed, or until `deadline`.

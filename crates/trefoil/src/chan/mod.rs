@@ -325,6 +325,15 @@ impl<T> Receiver<T> {
         self.handle.as_ref().map(Handle::core)
     }
 
+    /// Takes a value out, if there is one, inside the runtime or on a plain thread. It is forgotten, so it must need no
+    /// drop. Not for unbounded channels. True: there was one.
+    pub(crate) fn discard_in(&self, here: Option<Rt>) -> bool
+    where
+        T: Copy,
+    {
+        self.core().is_some_and(|core| core.discard_in::<T>(here))
+    }
+
     /// Receives the next value; waits until there is one.
     ///
     /// # Errors

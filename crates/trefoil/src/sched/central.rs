@@ -37,6 +37,9 @@ use std::sync::atomic::Ordering;
 /// The most one take from the global queue moves: half a ring, so that it always fits. Go's number.
 const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 
+/// `keeper_until` of a keeper that waits for descriptors only.
+const UNTIL_ROUSED: Nanos = NEVER - 1;
+
 /// See the head of the file.
 pub(crate) struct Central {
     pub(crate) global: GList,
@@ -280,12 +283,12 @@ impl Sched {
         let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
         if keeps && (first != NEVER || polls) {
             central.keeper = Some(m);
-            self.keeper_until.store(first, Ordering::Relaxed);
+            self.keeper_until.store(first.min(UNTIL_ROUSED), Ordering::Relaxed);
             // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
             // sets it sees the time above.
             full_fence();
             let first = self.next_timer();
-            self.keeper_until.store(first, Ordering::Relaxed);
+            self.keeper_until.store(first.min(UNTIL_ROUSED), Ordering::Relaxed);
             return first;
         }
         if keeps {
@@ -336,6 +339,11 @@ impl Sched {
         let keeper = central.keeper.take();
         self.publish_spares(central);
         keeper
+    }
+
+    /// Whether there is a keeper. For a look without the lock.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.keeper_until.load(Ordering::Relaxed) != NEVER
     }
 
     /// Whether there is an idle P, and something that a keeper would wait for.

@@ -303,11 +303,18 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
     if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
 }
 
-/// Found work: no longer spinning; and if that was the last spinner, someone else should look.
+/// Found work: no longer spinning; and if that was the last spinner, someone else should look if there is more, or
+/// sleep in the keeper's place.
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
-    if m.spinning.replace(false) && sched.idle.stop_spinning() {
-        sched.wake_after_push();
+    if !m.spinning.replace(false) || !sched.idle.stop_spinning() {
+        return;
+    }
+    sched.idle.before_second_look();
+    if sched.idle.idle_ps() != 0
+        && (sched.has_work() || (!sched.is_kept() && sched.needs_keeper()))
+    {
+        sched.wake();
     }
 }
 
@@ -327,9 +334,7 @@ fn give_up(rt: Rt, p: &'static P) {
         sched.idle.stop_spinning();
     }
     sched.idle.before_second_look();
-    let hushed = sched.idle.is_hushed();
-    let has_work = |p: &P| if hushed { p.runq.ring_len() != 0 } else { !p.runq.is_empty() };
-    if sched.has_global() || sched.all_ps().any(has_work) {
+    if sched.has_work() {
         let mut central = sched.central.lock();
         if let Some(p) = sched.take_idle_p(&mut central) {
             drop(central);
@@ -337,6 +342,15 @@ fn give_up(rt: Rt, p: &'static P) {
             m.spinning.set(true);
             sched.idle.start_spinning();
         }
+    }
+}
+
+impl Sched {
+    /// Whether somebody waits for a thread that looks for him. In a hush that is nobody who is alone in `runnext`.
+    fn has_work(&self) -> bool {
+        let hushed = self.idle.is_hushed();
+        let has_work = |p: &P| if hushed { p.runq.ring_len() != 0 } else { !p.runq.is_empty() };
+        self.has_global() || self.all_ps().any(has_work)
     }
 }
 

@@ -12,11 +12,12 @@
 //! ```
 //!
 //! Whatever the order, at least one of the two sees the other. A submitter may skip the wake-up when
-//! someone spins, because that one will itself make the second look. And when a spinner finds work it
-//! wakes the next (`sched::wake`), so one submitter's wake-up grows to as many threads as are needed.
+//! someone spins, because that one will itself make the second look. It makes it, too, when it finds work and nobody
+//! else spins: if there is more it wakes the next, so one submitter's wake-up grows to as many threads as are needed.
 //!
 //! Unlike Go, *every* thread looks again after giving its P back, not only one that was spinning. It
-//! costs one sweep a sleep and makes Go's `needspinning` flag unnecessary.
+//! costs one sweep a sleep and makes Go's `needspinning` flag unnecessary. And Go's last spinner wakes the next without
+//! a look: for one goroutine that is woken while all is idle, two threads get up, and it waits for the second wake-up.
 //!
 //! # Hush
 //! A goroutine in `runnext` is an exception: its waker is probably about to park and to run it itself, and a thread
@@ -72,14 +73,15 @@ impl Idle {
         self.spinning.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A search ends. True: it was the last one, so who found work must wake another.
+    /// A search ends. True: it was the last one, so who found work must look for more.
     pub(crate) fn stop_spinning(&self) -> bool {
         let before = self.spinning.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "spinning below zero");
         before == 1
     }
 
-    /// The barrier between giving up (P back, spinning stopped) and the second look.
+    /// The barrier between the end of a search (spinning stopped, the P given back if nothing was found) and the
+    /// second look.
     pub(crate) fn before_second_look(&self) {
         full_fence();
     }

@@ -120,6 +120,10 @@ pub(crate) struct Hooks {
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
 }
 
+/// See [`Sched::runtime_id`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RuntimeId(usize);
+
 /// One scheduler: a runtime.
 pub(crate) struct Sched {
     pub(crate) central: Lock<Central>,
@@ -304,6 +308,11 @@ impl Sched {
             && !self.has_global()
             && !self.poller.is_wanted()
             && self.next_timer() == NEVER
+    }
+
+    /// Which runtime this is: no other one ever has the same, not even later.
+    pub(crate) fn runtime_id(&self) -> RuntimeId {
+        RuntimeId(std::ptr::from_ref(self.aide) as usize)
     }
 
     /// A point in time as std has it; some tens of nanoseconds late. Without a look at the clock.

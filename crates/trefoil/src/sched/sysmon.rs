@@ -57,8 +57,10 @@ const POLL_EVERY: Nanos = 10 * MILLI;
 const HOGGED: Nanos = 200 * MICRO;
 /// A runtime that has been dropped, and still has threads.
 const LONGEST_STOPPING: Nanos = 100 * MILLI;
-/// How long everything must be asleep before that is reported, and when that is given up.
+/// How long everything must be asleep before that is reported: at first, and where somebody outside wakes goroutines
+/// again and again. And when that is given up.
 const FIRST_DOUBT: Nanos = 2 * MILLI;
+const LATEST_FIRST_DOUBT: Nanos = 500 * MILLI;
 const LAST_DOUBT: Nanos = 10_000 * MILLI;
 const STACK_BYTES: usize = 256 << 10;
 
@@ -163,6 +165,7 @@ struct Watch<'a> {
     hogged: bool,
     /// Somebody was woken while no P was idle, and nobody had run long enough to make room.
     pending: bool,
+    first_doubt: Nanos,
 }
 
 /// What is true of the runtime as a whole during one look.
@@ -196,6 +199,7 @@ impl<'a> Watch<'a> {
             last_cpus: now(),
             hogged: false,
             pending: false,
+            first_doubt: FIRST_DOUBT,
         }
     }
 
@@ -207,7 +211,7 @@ impl<'a> Watch<'a> {
             let me = sched.sysmon;
             call_scavenger(sched);
             if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
-                sleep_deeply(sched);
+                sleep_deeply(sched, &mut self.first_doubt);
                 (self.pause, self.calm) = (SHORTEST, 0);
             } else {
                 me.until.store(next, Ordering::Relaxed);
@@ -387,9 +391,10 @@ fn all_idle(sched: &Sched) -> bool {
 
 /// Sleeps while every P is idle. If nothing will ever change that by itself, asks the aide for a report: at
 /// once it may be too early (a thread may be about to end), so again after a while, ever more rarely.
-fn sleep_deeply(sched: &Sched) {
+/// Where somebody outside has woken a goroutine before the doubt, it may do so again: the next doubt comes later.
+fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
     let me = sched.sysmon;
-    let mut patience = FIRST_DOUBT;
+    let mut patience = *first_doubt;
     loop {
         me.asleep.store(true, Ordering::Release);
         full_fence();
@@ -406,6 +411,9 @@ fn sleep_deeply(sched: &Sched) {
             true
         };
         if woken {
+            if doubtful && patience == *first_doubt {
+                *first_doubt = (patience * 2).min(LATEST_FIRST_DOUBT);
+            }
             break;
         }
         if sched.is_asleep() {

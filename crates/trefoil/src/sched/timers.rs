@@ -9,7 +9,7 @@
 //! A wait that ends early leaves its entry in the heap. The entry does not point into the goroutine's
 //! frames: it names the G, whose memory stays, and the number of the wait; when its time comes it finds
 //! another wait (or none) and is dropped. When more than a quarter of a heap is such *stale* entries,
-//! it is swept. Alarms that are stopped or set anew are not counted (they do not know their heap, which
+//! it is swept. Alarms that are stopped or set for earlier are not counted (they do not know their heap, which
 //! may be gone); so a heap is also swept when it is twice as long as the last sweep left it. That is a
 //! constant time for each entry, and a heap is at most twice as long as the most that ever meant something.
 //!
@@ -37,13 +37,13 @@ const SWEEP_MIN_LEN: u32 = 256;
 const BATCH: usize = 32;
 
 /// Something that happens at a time, other than the end of a goroutine's wait. Its memory is never
-/// freed, only reused, and each setting has a number: so a stale entry does no harm.
+/// freed, only reused, and each entry has a number: so a stale one does no harm.
 pub(crate) trait Alarm: Sync {
-    /// The time has come, for the setting numbered `seq`; it is `now`. Runs inside the runtime, so it neither
+    /// The time of the entry numbered `seq` has come; it is `now`. Runs inside the runtime, so it neither
     /// allocates nor frees nor runs user code.
     fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
-    /// Whether the setting numbered `seq` still means something.
-    fn is_current(&self, seq: u64) -> bool;
+    /// Whether the entry numbered `seq` is for nothing: then it may not count on it any more. Does not wait.
+    fn forget_if_idle(&self, seq: u64) -> bool;
 }
 
 #[derive(Clone, Copy)]
@@ -121,7 +121,7 @@ impl Timers {
         let mut kept = 0;
         for i in 0..heap.len() {
             let entry = heap[i];
-            if entry.is_current() {
+            if !entry.forget_if_idle() {
                 heap[kept] = entry;
                 kept += 1;
             }
@@ -161,10 +161,10 @@ impl Timers {
 }
 
 impl Entry {
-    fn is_current(&self) -> bool {
+    fn forget_if_idle(&self) -> bool {
         match self.target {
-            Target::Wait(waiter) => waiter.is_open(),
-            Target::Alarm(alarm, seq) => alarm.is_current(seq),
+            Target::Wait(waiter) => !waiter.is_open(),
+            Target::Alarm(alarm, seq) => alarm.forget_if_idle(seq),
         }
     }
 }

@@ -160,6 +160,16 @@ impl<T> Lock<T> {
         self.raw.lock();
         LockGuard { lock: self }
     }
+
+    /// Takes the lock if it is free now.
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
+        pin();
+        if self.raw.try_lock() {
+            return Some(LockGuard { lock: self });
+        }
+        unpin();
+        None
+    }
 }
 
 impl<T> fmt::Debug for Lock<T> {

@@ -1,21 +1,25 @@
 //! A set timer: its memory, and what happens when its time comes.
 //!
-//! The heap of a P names a timer by its slot and the number of its setting (`sched/timers.rs`), so a slot
-//! is never freed, only reused (`pool.rs`), and a setting that was changed has another number.
+//! The heap of a P has an **entry** for a timer: its slot and a number (`sched/timers.rs`). When the entry comes up, the
+//! slot knows what time it is really set for. So a timer that is set for later, as one that watches a connection is
+//! with each packet, or stopped, leaves its entry where it is; only one that is set for earlier needs another. A slot is
+//! never freed, only reused (`pool.rs`), and an entry that was replaced has another number.
 //!
 //! Invariants:
-//! 1. What a setting does happens under the slot's lock, after a look at the number. So when `stop` or
-//!    `reset` has returned, the old setting has either done it or never will.
+//! 1. What a setting does happens under the slot's lock, after a look at the time. So when `stop` or `set` has
+//!    returned, the old setting has either done it or never will.
 //! 2. With the lock held on a goroutine the goroutine is inside the runtime; nothing is allocated or freed.
 //! 3. A slot belongs to one `Timer` or `Ticker`, or (after `abandon`) to its setting: then it is spent when
 //!    it has fired, and the pool cleans it up.
+//! 4. If it is set, the entry numbered `number` is in a heap for that time or an earlier one, or in the hands of who
+//!    will call `fire`. `queued` says which heap's runtime, and which time; None: there is no such entry.
 
 use super::pool;
 use crate::chan::Sender;
 use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
 use crate::sched::timers::Alarm;
-use crate::sched::{Rt, spawn, wait};
+use crate::sched::{Rt, RuntimeId, Sched, spawn, wait};
 use crate::shim::Lock;
 use crate::sys::clock::{NEVER, Nanos};
 use std::ops::DerefMut;
@@ -33,18 +37,20 @@ pub(super) enum Job {
 
 struct State {
     job: Job,
-    armed: bool,
     /// Nobody holds the slot: it is spent when it has fired.
     orphan: bool,
     /// Of a ticker; 0 for a timer.
     period: Nanos,
+    /// `NEVER`: it is not set.
     when: Nanos,
+    /// Invariant 4.
+    queued: Option<(RuntimeId, Nanos)>,
     next: Option<&'static Slot>,
 }
 
 /// See the head of the file.
 pub(super) struct Slot {
-    /// The number of the present setting. Written under the lock.
+    /// The number of the entry that counts. Written under the lock.
     number: AtomicU64,
     state: Lock<State>,
 }
@@ -63,21 +69,28 @@ impl Slot {
             number: AtomicU64::new(0),
             state: Lock::new(State {
                 job: Job::Nothing,
-                armed: false,
                 orphan: false,
                 period: 0,
                 when: NEVER,
+                queued: None,
                 next: None,
             }),
         }
+    }
+
+    /// Under the lock: a number for a new entry; or for none, and the old one means nothing.
+    fn next_number(&self) -> u64 {
+        let number = self.number.load(Ordering::Relaxed) + 1;
+        self.number.store(number, Ordering::Relaxed);
+        number
     }
 
     /// Takes the job away. The present setting will not happen.
     #[must_use = "to be dropped outside the runtime"]
     fn cancel(&'static self) -> Job {
         let mut state = self.state.lock();
-        self.number.fetch_add(1, Ordering::Relaxed);
-        (state.armed, state.orphan) = (false, false);
+        self.next_number();
+        (state.when, state.queued, state.orphan) = (NEVER, None, false);
         std::mem::replace(&mut state.job, Job::Nothing)
     }
 
@@ -114,50 +127,74 @@ impl Slot {
 
     /// The holder leaves it to its setting: it lives until it has fired.
     pub(super) fn abandon(&'static self) {
-        let armed = inside(|_| {
+        let is_set = inside(|_| {
             let mut state = self.state.lock();
-            state.orphan = state.armed;
-            state.armed
+            state.orphan = state.when != NEVER;
+            state.orphan
         });
-        if !armed {
+        if !is_set {
             self.retire();
         }
     }
 
-    /// A new setting. Returns whether an old one was still to come.
-    pub(super) fn set(&'static self, when: Nanos, period: Nanos) -> bool {
+    /// A new setting. Between the two `drain` takes out what the old one has sent. Returns whether the old one was
+    /// still to come, or what it sent was still there.
+    pub(super) fn set(
+        &'static self,
+        when: Nanos,
+        period: Nanos,
+        drain: impl FnOnce(Option<Rt>) -> bool,
+    ) -> bool {
         inside(|here| {
             let state = self.state.lock();
-            self.arm(here, state, when, period)
+            let was = state.when != NEVER;
+            let drained = drain(here);
+            self.arm(here, state, when, period);
+            was || drained
         })
     }
 
+    /// Under the lock, which it gives back.
     fn arm(
         &'static self,
         here: Option<Rt>,
         mut state: impl DerefMut<Target = State>,
         when: Nanos,
         period: Nanos,
-    ) -> bool {
-        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
-        let was = std::mem::replace(&mut state.armed, when != NEVER);
+    ) {
         (state.when, state.period) = (when, period);
-        drop(state);
-        if when != NEVER {
-            match here {
-                Some(rt) => rt.sched().set_alarm(here, when, self, number),
-                None => with_sched(|sched| sched.set_alarm(here, when, self, number)),
-            }
+        if when == NEVER {
+            return;
         }
-        was
+        match here {
+            Some(rt) => self.queue(rt.sched(), here, state),
+            None => with_sched(|sched| self.queue(sched, here, state)),
+        }
     }
 
-    /// The present setting will not happen. Returns whether it was still to come.
-    pub(super) fn stop(&'static self) -> bool {
-        inside(|_| {
+    /// Under the lock, which it gives back: invariant 4.
+    fn queue(
+        &'static self,
+        sched: &Sched,
+        here: Option<Rt>,
+        mut state: impl DerefMut<Target = State>,
+    ) {
+        let (when, home) = (state.when, sched.runtime_id());
+        if state.queued.is_some_and(|(runtime, first)| runtime == home && first <= when) {
+            return;
+        }
+        state.queued = Some((home, when));
+        let number = self.next_number();
+        drop(state);
+        sched.set_alarm(here, when, self, number);
+    }
+
+    /// The present setting will not happen. Then `drain` as in [`Slot::set`], and so the result.
+    pub(super) fn stop(&'static self, drain: impl FnOnce(Option<Rt>) -> bool) -> bool {
+        inside(|here| {
             let mut state = self.state.lock();
-            self.number.fetch_add(1, Ordering::Relaxed);
-            std::mem::replace(&mut state.armed, false)
+            let was = std::mem::replace(&mut state.when, NEVER) != NEVER;
+            drain(here) || was
         })
     }
 }
@@ -166,6 +203,13 @@ impl Alarm for Slot {
     fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
         let mut state = self.state.lock();
         if self.number.load(Ordering::Relaxed) != number {
+            return;
+        }
+        state.queued = None;
+        if state.when > now {
+            if state.when != NEVER {
+                self.queue(rt.sched(), Some(rt), state);
+            }
             return;
         }
         match &state.job {
@@ -178,7 +222,7 @@ impl Alarm for Slot {
             }
         }
         if state.period == 0 {
-            state.armed = false;
+            state.when = NEVER;
             let spent = state.orphan;
             drop(state);
             if spent {
@@ -189,12 +233,21 @@ impl Alarm for Slot {
         // Ticks that could not be in time are left out.
         let period = state.period;
         state.when += (now.saturating_sub(state.when) / period + 1) * period;
-        let when = state.when;
-        drop(state);
-        rt.sched().set_alarm(Some(rt), when, self, number);
+        self.queue(rt.sched(), Some(rt), state);
     }
 
-    fn is_current(&self, number: u64) -> bool {
-        self.number.load(Ordering::Relaxed) == number
+    fn forget_if_idle(&self, number: u64) -> bool {
+        if self.number.load(Ordering::Relaxed) != number {
+            return true;
+        }
+        // Its holder may wait for the heap's lock, which we have.
+        let Some(mut state) = self.state.try_lock() else { return false };
+        if self.number.load(Ordering::Relaxed) == number {
+            if state.when != NEVER {
+                return false;
+            }
+            state.queued = None;
+        }
+        true
     }
 }

@@ -3,6 +3,7 @@
 use super::pool;
 use super::slot::{Job, Slot};
 use crate::chan::{Receiver, bounded};
+use crate::sched::Rt;
 use crate::sys::clock::{self, NEVER, Nanos};
 use std::fmt;
 use std::panic::Location;
@@ -49,21 +50,17 @@ impl Timer {
 
     /// Stops the timer. True: that was in time; its value has not been received, and will not be.
     pub fn stop(&self) -> bool {
-        let was = self.slot.stop();
-        self.drain() || was
+        self.slot.stop(|here| self.drain(here))
     }
 
     /// Lets it fire after `d` from now, whatever it did before. True: the earlier setting was still to come. A
     /// timer of [`after_func`] whose function has been called does nothing more.
     pub fn reset(&self, d: Duration) -> bool {
-        let was = self.slot.stop();
-        let drained = self.drain();
-        self.slot.set(clock::after(d), 0);
-        was || drained
+        self.slot.set(clock::after(d), 0, |here| self.drain(here))
     }
 
-    fn drain(&self) -> bool {
-        self.receiver.as_ref().is_some_and(|receiver| receiver.try_recv().is_ok())
+    fn drain(&self, here: Option<Rt>) -> bool {
+        self.receiver.as_ref().is_some_and(|receiver| receiver.discard_in(here))
     }
 }
 
@@ -120,8 +117,7 @@ impl Ticker {
 
     /// No more ticks, and none in the channel. (The channel is not closed, as in Go.)
     pub fn stop(&self) {
-        self.slot.stop();
-        let _ = self.receiver.try_recv();
+        self.slot.stop(|here| self.receiver.discard_in(here));
     }
 
     /// Ticks every `d` from now on.
@@ -131,8 +127,7 @@ impl Ticker {
     #[track_caller]
     pub fn reset(&self, d: Duration) {
         let period = interval(d);
-        self.stop();
-        self.slot.set(clock::after(d), period);
+        self.slot.set(clock::after(d), period, |here| self.receiver.discard_in(here));
     }
 }
 
