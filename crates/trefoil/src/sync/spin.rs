@@ -3,13 +3,14 @@
 //! A plain thread does: its sleep and wake-up cost 6 µs and two system calls, a critical section is
 //! often shorter. But only with several CPUs: on one, the holder cannot go on while we look.
 //!
-//! A goroutine does not. Its sleep and wake-up cost about 100 ns, and meanwhile its P runs others,
-//! or its thread searches (`find.rs`), which is spinning enough. Each look takes the mutex's cache
-//! line from the holder. Measured, 8 goroutines on 2 Ps, ns for a lock and unlock, as Go spins (4
-//! looks of 30 pauses) and as we do: empty section 25.7 and 20.0, 100 ns section 204 and 220, 500
-//! ns section 740 and 774. (November 2026; Go itself 57 for the empty one.)
+//! A goroutine does if its P has nobody else to run, and another P is at work: Go's rule. Its sleep and wake-up cost
+//! 100 ns where others wait to run, but a thread that has nothing to do searches (`find.rs`), and the way back is longer.
+//! Where others do wait, each look would only take the mutex's cache line from the holder. Measured on 2 Ps, ns for a lock
+//! and unlock, without looks and with them (Go beside them in brackets): a goroutine per P that also computes, 82 to 93
+//! and 72 to 76 (62); ten of them, 79 to 99 and 77 to 88 (84); eight that only lock, 24 and 31 (77). Looks that begin
+//! with short pauses made the last two twice as slow.
 
-use crate::sched::current_g;
+use crate::sched::Rt;
 use crate::sys::cpus;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -33,7 +34,7 @@ impl Spin {
 
     /// Whether another look makes sense.
     pub(crate) fn possible(&self) -> bool {
-        self.0 < LOOKS && current_g().is_none() && several_cpus()
+        self.0 < LOOKS && several_cpus() && has_nothing_else()
     }
 
     /// Lets a moment pass.
@@ -43,6 +44,16 @@ impl Spin {
             std::hint::spin_loop();
         }
     }
+}
+
+/// On a plain thread; or on a goroutine, if nobody else waits on its P, and the holder may be running on another.
+fn has_nothing_else() -> bool {
+    let Some(rt) = Rt::enter() else { return true };
+    let idle = &rt.sched().idle;
+    let others = rt.sched().procs().saturating_sub(idle.idle_ps() + idle.spinning() + 1);
+    let alone = rt.p().runq.is_empty();
+    rt.leave();
+    alone && others > 0
 }
 
 fn several_cpus() -> bool {
