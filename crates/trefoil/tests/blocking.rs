@@ -201,6 +201,37 @@ fn m19_short_calls_keep_their_p() {
     });
 }
 
+/// One who only yields is as good as idle: it fetches who waits behind one that is not to be preempted. (No thread is
+/// woken for that: both Ps are at work.)
+#[test]
+fn one_who_yields_fetches_who_waits_elsewhere() {
+    let _w = watchdog();
+    runtime(2).run(|| {
+        let [yields, ran, stop] = [flag(), flag(), flag()];
+        let (begun, end) = (yields.clone(), stop.clone());
+        let yielder = go(move || {
+            while !end.load(SeqCst) {
+                begun.store(true, SeqCst);
+                yield_now();
+            }
+        });
+        yield_until("the one who yields", || yields.load(SeqCst));
+        let held = no_preempt();
+        yields.store(false, SeqCst);
+        // On the other P: ours is in our hands.
+        outside_until(|| yields.load(SeqCst));
+        let ours = ran.clone();
+        let waits = go(move || ours.store(true, SeqCst));
+        let start = Instant::now();
+        outside_until(|| ran.load(SeqCst) || start.elapsed() > 2_000 * MS);
+        assert!(ran.load(SeqCst), "waited for 2 s beside one who yields");
+        drop(held);
+        stop.store(true, SeqCst);
+        yielder.join().unwrap();
+        waits.join().unwrap();
+    });
+}
+
 /// m20: on return it gets a P, or queues. Results are right, nobody is lost or runs twice.
 #[test]
 fn m20_back_from_a_call() {

@@ -238,6 +238,20 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
     }
 }
 
+/// For one who yields and is alone on its P: fetches some of those who wait on others to its own queue. False: nobody
+/// does.
+#[cold]
+pub(crate) fn fetch(rt: Rt) -> bool {
+    let (p, sched) = (rt.p(), rt.sched());
+    let waits = |other: &P| other.id != p.id && !other.runq.is_empty();
+    if !sched.all_ps().any(waits) {
+        return false;
+    }
+    let Some(g) = steal(rt, p, true) else { return false };
+    p.push_back(sched, g);
+    true
+}
+
 /// One sweep over the other Ps, in a random order. `last`: of brisk ones, too.
 fn steal(rt: Rt, p: &'static P, last: bool) -> Option<&'static G> {
     let sched = rt.sched();

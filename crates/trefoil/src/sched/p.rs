@@ -76,6 +76,8 @@ pub(crate) struct P {
     pub(crate) seen_since: AtomicU64,
     /// Looks for due timers; the owner's.
     pub(crate) looks: Cell<u32>,
+    /// Yields of one who was alone; the owner's.
+    pub(crate) yields: Cell<u32>,
     /// The last one to run was taken because of `FAIR`; the owner's.
     pub(crate) was_fair: Cell<bool>,
     /// Next in the idle list, or among the orphans; under the scheduler's lock.
@@ -84,7 +86,7 @@ pub(crate) struct P {
     pub(crate) orphan_spins: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
+// SAFETY: `local`, `looks`, `yields` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
 // guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
@@ -138,6 +140,7 @@ impl P {
             seen_since: AtomicU64::new(0),
             orphan_spins: Cell::new(false),
             looks: Cell::new(0),
+            yields: Cell::new(0),
             was_fair: Cell::new(false),
             idle_link: Cell::new(None),
         })

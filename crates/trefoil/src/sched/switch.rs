@@ -43,6 +43,9 @@ pub(crate) const FAIRNESS_TICKS: u32 = 61;
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
 
+/// How often one who is alone yields before it looks at other Ps: a look costs as much as some of them.
+const YIELDS_ALONE: u32 = 64;
+
 /// The running goroutine waits until someone calls `ready` for it (maybe that has happened already).
 /// The result is the runtime where it wakes up.
 #[inline]
@@ -64,6 +67,7 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
         && !rt.sched().has_global()
         && p.flags.load(Ordering::Relaxed) & !flag::LOCKED == 0
         && !timer_due(p)
+        && !fetches(rt, p)
     {
         return rt;
     }
@@ -71,6 +75,16 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
     // Alone here, while others wait in a global queue: behind all of them.
     let note = if p.runq.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
     leave(rt, g, note)
+}
+
+/// Whether one who yields, and is alone on its P, has fetched somebody who waits on another: it is as good as idle,
+/// but no thread will be woken for them, and whoever runs there may refuse to be preempted. Once in
+/// [`YIELDS_ALONE`] times.
+#[inline]
+fn fetches(rt: Rt, p: &P) -> bool {
+    let yields = p.yields.get().wrapping_add(1);
+    p.yields.set(yields);
+    yields.is_multiple_of(YIELDS_ALONE) && find::fetch(rt)
 }
 
 /// The time slice is over, noticed at the end of a runtime call.
