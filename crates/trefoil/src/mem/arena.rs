@@ -41,7 +41,7 @@
 
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::sys::lock::Lock;
 use crate::sys::mm::{self, GuardKind, Span};
@@ -285,6 +285,9 @@ static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 /// Descriptors that are complete. Only grows, under [`REGISTRY`].
 static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
+/// Every chunk lies above the one before: the kernel usually maps them where we ask it to. Cleared under [`REGISTRY`].
+static SORTED: AtomicBool = AtomicBool::new(true);
+
 struct Registry {
     /// Where the next chunk should go; 0 before the first.
     next_base: usize,
@@ -308,8 +311,35 @@ pub(crate) fn chunks() -> impl Iterator<Item = &'static Chunk> {
 
 /// The slot that contains `addr`. For signal handlers and dumps.
 pub(crate) fn slot_at(addr: usize) -> Option<Slot> {
-    let chunk = chunks().find(|c| addr.wrapping_sub(c.base) < c.bytes())?;
+    let holds = |c: &Chunk| addr.wrapping_sub(c.base) < c.bytes();
+    let n = PUBLISHED.load(Ordering::Acquire);
+    // Relaxed: cleared before the first chunk that is out of order was published.
+    let chunk = if SORTED.load(Ordering::Relaxed) {
+        last_below(n, addr).filter(|c| holds(c))?
+    } else {
+        chunks().find(|c| holds(c))?
+    };
     Some(chunk.slot((addr - chunk.base) / chunk.class.slot_bytes()))
+}
+
+/// For tests: as if a chunk had come out of order.
+#[cfg(test)]
+pub(crate) fn disorder() {
+    SORTED.store(false, Ordering::Relaxed);
+}
+
+/// Of the first `n` chunks, which are sorted, the last that begins at `addr` or below.
+fn last_below(n: usize, addr: usize) -> Option<&'static Chunk> {
+    let (mut low, mut high) = (0, n);
+    while low < high {
+        let middle = low.midpoint(high);
+        if chunk(middle).base <= addr {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low.checked_sub(1).map(chunk)
 }
 
 /// Maps a chunk and makes it known. All or nothing.
@@ -329,6 +359,9 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
         // SAFETY: mapped just now, and nobody knows it.
         let _ = unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, span.len) };
         return Err(Refusal { class, why: Why::Guards(e) });
+    }
+    if id > 0 && base < registry.next_base {
+        SORTED.store(false, Ordering::Relaxed);
     }
     registry.next_base = base + span.len;
     let bits = |on: bool| {

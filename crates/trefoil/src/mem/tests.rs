@@ -11,6 +11,7 @@ use super::*;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
 const CHILD: &str = "TREFOIL_MEM_TEST_CHILD";
 
 /// Runs `body` in a child process; returns what became of it.
@@ -170,6 +171,34 @@ fn odd_sizes() {
         }
         assert_eq!(stats().mapped_bytes, mapped, "pooled stacks are used again");
         assert!(acquire(0).is_err() && acquire((1 << 30) + 1).is_err());
+    });
+}
+
+#[test]
+fn every_address_has_its_slot() {
+    passes_in_child("every_address_has_its_slot", || {
+        let sizes = [MIB, 64 * KIB, 256 * KIB, 64 * MIB, 3 * MIB];
+        // Several chunks of each.
+        let each = |&n: &usize| (0..300.min(GIB / n)).map(move |_| acquire(n).unwrap());
+        let stacks: Vec<Stack> = sizes.iter().flat_map(each).collect();
+        assert!(stats().chunks > 2 * sizes.len());
+        let all_found = || {
+            for stack in &stacks {
+                let (low, high) = stack.bounds();
+                for addr in [low, low + 8, high - 8, stack.tp() as usize] {
+                    let slot = slot_at(addr).expect("an address of a stack");
+                    assert_eq!((slot.low, slot.index), (low, stack.index()));
+                }
+            }
+            let here = 0_u8;
+            for nowhere in [0, &raw const here as usize, usize::MAX] {
+                assert!(slot_at(nowhere).is_none(), "{nowhere:#x}");
+            }
+        };
+        all_found();
+        // Where the kernel has its own mind.
+        arena::disorder();
+        all_found();
     });
 }
 

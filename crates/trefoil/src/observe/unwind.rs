@@ -1,16 +1,15 @@
 //! The frames of a suspended goroutine, from its saved registers and its stack.
 //!
-//! A suspended goroutine may be resumed at any moment, so its stack is copied first and the copy is
-//! unwound; afterwards it is checked whether it was still suspended, in the same life. Return addresses come from
-//! the unwind tables of the loaded objects (framehop); `symbols.rs` gives them names.
+//! A suspended goroutine may be resumed at any moment, and then what is read of its stack is nonsense: it does no harm
+//! (reads stay inside the stack, and there is an end to them), and afterwards it is checked whether the goroutine was
+//! suspended all the time, in the same life. Return addresses come from the unwind tables of the loaded objects
+//! (framehop); `symbols.rs` gives them names.
 
 use crate::sched::g::{G, Status};
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
 
-/// The most of a stack that is copied, from the innermost frame outwards.
-const COPY_MAX_BYTES: usize = 256 << 10;
 /// The most frames that are followed: more than are shown, because the runtime's own are among them.
 const FRAMES_MAX: usize = 256;
 
@@ -47,21 +46,15 @@ impl Tables {
         if !sp.is_multiple_of(8) || sp < low || sp + 64 > high {
             return None;
         }
-        let len = (high - sp).min(COPY_MAX_BYTES) / 8;
-        // SAFETY: inside the stack's mapping, which stays for the life of the process. If the goroutine
-        // runs meanwhile the words are torn; the check below then drops them.
-        let copy: Vec<u64> =
-            (0..len).map(|i| unsafe { (sp as *const u64).add(i).read_volatile() }).collect();
-        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        if g.status() != status || g.sp_hint() != sp || g.id() != id {
-            return None;
-        }
-        let start = sp as u64;
+        let (start, end) = (sp as u64, high as u64);
         let mut read = |address: u64| {
-            let at = address.checked_sub(start).filter(|at| at.is_multiple_of(8)).ok_or(())?;
-            copy.get((at / 8) as usize).copied().ok_or(())
+            let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
+            // SAFETY: inside the stack's mapping, which stays for the life of the process. If the goroutine runs
+            // meanwhile this is torn; the check below then drops what came of it.
+            if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
         };
-        let (rip, rbp) = (copy[SAVED_RIP], copy[SAVED_RBP]);
+        let saved = |word: usize| read(start + 8 * word as u64).ok();
+        let (rip, rbp) = (saved(SAVED_RIP)?, saved(SAVED_RBP)?);
         let regs = UnwindRegsX86_64::new(rip, start + 64, rbp);
         let mut frames = Vec::new();
         let mut iter = self.unwinder.iter_frames(rip, regs, &mut self.cache, &mut read);
@@ -71,7 +64,8 @@ impl Tables {
                 break;
             }
         }
-        Some(frames)
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        (g.status() == status && g.sp_hint() == sp && g.id() == id).then_some(frames)
     }
 }
 

@@ -325,8 +325,7 @@ fn stop_spinning(rt: Rt) {
         return;
     }
     sched.idle.before_second_look();
-    if sched.idle.idle_ps() != 0
-        && (sched.has_work() || (!sched.is_kept() && sched.needs_keeper()))
+    if sched.idle.idle_ps() != 0 && (sched.has_work() || (!sched.is_kept() && sched.needs_keeper()))
     {
         sched.wake();
     }
