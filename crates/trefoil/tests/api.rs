@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, hold_until, in_child, mark, watchdog, yield_until};
+use common::{Child, hold_until, in_child, join_all, mark, runtime, watchdog, yield_until};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
@@ -11,17 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use trefoil::{Builder, JoinHandle, PanicMode, Runtime};
-
-/// A runtime with `n` Ps.
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
-
-/// Starts them all (an iterator may do so as it goes), then joins them.
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
-}
 
 /// Counts how often it is dropped.
 struct Counted(Arc<AtomicUsize>);

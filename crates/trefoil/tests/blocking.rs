@@ -8,8 +8,8 @@ mod common;
 
 use common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_write};
 use common::{
-    Child, hogs, hold_until, in_child, join_all, median, ms, once_in_five, runtime, spin, ticks,
-    tid, watchdog, yield_until,
+    Child, MS, flag, hogs, hold_until, in_child, join_all, median, ms, once_in_five, runtime, spin,
+    ticks, tid, watchdog, yield_until,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,12 +18,6 @@ use std::time::{Duration, Instant};
 use trefoil::chan::bounded;
 use trefoil::time::sleep;
 use trefoil::{Runtime, blocking, debug, go, lock_os_thread, no_preempt, yield_now};
-
-const MS: Duration = Duration::from_millis(1);
-
-fn flag() -> Arc<AtomicBool> {
-    Arc::default()
-}
 
 /// A file of its own for each call, opened `n` times: the descriptors lock each other out.
 fn lock_files(n: usize) -> Vec<OwnedFd> {

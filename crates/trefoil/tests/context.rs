@@ -2,26 +2,20 @@
 
 mod common;
 
-use common::{once_in_five, same, watchdog};
+use common::{MS, join_all, once_in_five, same, watchdog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::context::{Context, ContextError};
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, go, select};
+use trefoil::{Runtime, go, select};
 
-const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);
 
 fn on_every(f: impl Fn() + Sync) {
     for procs in [1, 2, 4, 16] {
         Runtime::builder().procs(procs).build().unwrap().run(&f);
     }
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
 /// Not done now.

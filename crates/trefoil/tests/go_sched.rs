@@ -3,23 +3,12 @@
 
 mod common;
 
-use common::{hold_until, once_in_five, watchdog, yield_until};
+use common::{hold_until, join_all, once_in_five, runtime, watchdog, yield_until};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use trefoil::{JoinHandle, Runtime};
-
-/// A runtime with `n` Ps.
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
-
-/// Starts them all (an iterator may do so as it goes), then joins them.
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
-}
+use trefoil::JoinHandle;
 
 /// Goroutines that start their successor and end, until they are told to stop.
 struct Respawn {

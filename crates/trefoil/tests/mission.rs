@@ -8,34 +8,17 @@
 mod common;
 
 use common::{
-    Child, Trace, hold_to_the_end, hold_until, in_child, mark, once_in_five, same, traces,
-    watchdog, yield_until,
+    Child, Trace, flag, hold_to_the_end, hold_until, in_child, join_all, mark, once_in_five,
+    runtime, same, traces, watchdog, yield_until,
 };
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::net::UnixStream;
-use trefoil::{JoinHandle, Runtime};
-
-/// A runtime with `n` Ps.
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
-
-/// Starts them all (an iterator may do so as it goes), then joins them.
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
-}
-
-/// A flag that goroutines share.
-fn flag() -> Arc<AtomicBool> {
-    Arc::default()
-}
 
 /// m01: a goroutine is one short expression, and far cheaper than a thread.
 ///

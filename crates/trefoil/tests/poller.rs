@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Child, hold_until, in_child, join_all, runtime, watchdog, yield_until};
+use common::{Child, MS, hold_until, in_child, join_all, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
@@ -14,7 +14,6 @@ use trefoil::net::{TcpStream, UnixStream};
 use trefoil::time::sleep;
 use trefoil::{JoinHandle, debug, go};
 
-const MS: Duration = Duration::from_millis(1);
 /// Whoever gets no answer for so long has missed a wake-up.
 const LOST: Duration = Duration::from_secs(10);
 

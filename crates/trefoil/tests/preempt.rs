@@ -8,8 +8,8 @@ mod common;
 
 use common::raw::{pipe, raw, raw_read, raw_sleep};
 use common::{
-    Child, cpu_time, hog, hogs, in_child, join_all, median, ms, once_in_five, runtime, spin, ticks,
-    watchdog, yield_until,
+    Child, MS, cpu_time, flag, hog, hogs, in_child, join_all, median, ms, once_in_five, runtime,
+    spin, ticks, watchdog, yield_until,
 };
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
@@ -22,12 +22,6 @@ use trefoil::chan::{bounded, unbounded};
 use trefoil::net::UnixStream;
 use trefoil::time::{sleep, sleep_until};
 use trefoil::{blocking, debug, go, lock_os_thread, no_preempt, yield_now};
-
-const MS: Duration = Duration::from_millis(1);
-
-fn flag() -> Arc<AtomicBool> {
-    Arc::default()
-}
 
 /// Never calls anything.
 fn endless() -> ! {

@@ -2,14 +2,12 @@
 
 mod common;
 
-use common::{Child, in_child, watchdog, yield_until};
+use common::{Child, MS, in_child, watchdog, yield_until};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use trefoil::signal::{self, SIGUSR1, SIGUSR2};
 use trefoil::{Runtime, go, process};
-
-const MS: Duration = Duration::from_millis(1);
 
 fn at_each(f: impl Fn() + Sync) {
     let _watchdog = watchdog();

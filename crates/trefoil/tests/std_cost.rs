@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::watchdog;
+use common::{runtime, watchdog};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
@@ -13,10 +13,6 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 use trefoil::Runtime;
-
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
-}
 
 /// The least of five runs.
 fn best(mut f: impl FnMut() -> Duration) -> Duration {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Child, TOO_LONG, in_child, tasks, watchdog};
+use common::{Child, MS, TOO_LONG, in_child, join_all, runtime, tasks, watchdog};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -15,17 +15,11 @@ use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel, sync_channel};
 use std::sync::{Arc, Barrier, Condvar, LazyLock, Mutex, Once, OnceLock, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
-use trefoil::{JoinHandle, Runtime};
+use trefoil::JoinHandle;
 
 /// Fewer where everything is slower.
 const fn size(release: usize, debug: usize) -> usize {
     if cfg!(debug_assertions) { debug } else { release }
-}
-
-const MS: Duration = Duration::from_millis(1);
-
-fn runtime(n: usize) -> Runtime {
-    Runtime::builder().procs(n).build().unwrap()
 }
 
 /// Runs `f` as a goroutine beside 1, 2 and 8 Ps.
@@ -33,11 +27,6 @@ fn everywhere(f: impl Fn() + Send + Sync + Copy + 'static) {
     for n in [1, 2, 8] {
         runtime(n).run(f);
     }
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
 /// Who does a part of a test.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{once_in_five, same, watchdog, yield_until};
+use common::{MS, join_all, once_in_five, same, watchdog, yield_until};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -14,11 +14,9 @@ use trefoil::sync::{
     Semaphore, WaitGroup,
 };
 use trefoil::time::sleep;
-use trefoil::{JoinHandle, Runtime, debug, go, scope, yield_now};
+use trefoil::{Runtime, debug, go, scope, yield_now};
 
 const PROCS: [usize; 4] = [1, 2, 4, 16];
-const MS: Duration = Duration::from_millis(1);
-
 /// Runs `f` as the main goroutine of runtimes with 1, 2, 4 and 16 Ps.
 fn on_every(f: impl Fn() + Sync) {
     for procs in PROCS {
@@ -28,11 +26,6 @@ fn on_every(f: impl Fn() + Sync) {
 
 fn on<T: Send>(procs: usize, f: impl FnOnce() -> T + Send) -> T {
     Runtime::builder().procs(procs).build().unwrap().run(f)
-}
-
-fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
-    let handles: Vec<_> = handles.into_iter().collect();
-    handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
 /// Runs `f(0)`, … `f(n - 1)` at once: even numbers as goroutines, odd ones as plain threads.

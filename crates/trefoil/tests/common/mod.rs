@@ -192,6 +192,13 @@ pub(crate) fn ticks(n: u32) -> Vec<Duration> {
     late
 }
 
+pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// A flag that goroutines share.
+pub(crate) fn flag() -> Arc<AtomicBool> {
+    Arc::default()
+}
+
 /// A runtime with so many Ps.
 pub(crate) fn runtime(procs: usize) -> trefoil::Runtime {
     trefoil::Runtime::builder().procs(procs).build().unwrap()
