@@ -1,0 +1,188 @@
+//! What one had better not do, and what happens then.
+
+use super::common::{Child, MS, in_child, runtime, watchdog};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Instant;
+
+#[test]
+fn fork_in_a_goroutine() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("misuse::fork_in_a_goroutine").succeed();
+        return;
+    }
+    runtime(2).run(|| {
+        // Somebody who waits for a descriptor that the child closes, and load on the locks.
+        let (x, mut y) = UnixStream::pair().unwrap();
+        let waiter = trefoil::go(move || {
+            let mut buf = [0; 2];
+            y.read_exact(&mut buf).unwrap();
+            buf
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let s = stop.clone();
+        let load = trefoil::go(move || {
+            while !s.load(SeqCst) {
+                drop(vec![1; 1000]);
+                thread::yield_now();
+            }
+        });
+        for _ in 0..10 {
+            let (mut reader, writer) = io::pipe().unwrap();
+            let fd = writer.as_raw_fd();
+            // SAFETY: the child makes only calls that are allowed there.
+            unsafe {
+                let pid = libc::fork();
+                if pid == 0 {
+                    for other in 3..200 {
+                        if other != fd {
+                            libc::close(other);
+                        }
+                    }
+                    libc::usleep(100);
+                    libc::sched_yield();
+                    libc::write(fd, b"from the child".as_ptr().cast(), 14);
+                    libc::_exit(7);
+                }
+                drop(writer);
+                let mut text = String::new();
+                reader.read_to_string(&mut text).unwrap();
+                assert_eq!(text, "from the child");
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                assert_eq!(libc::WEXITSTATUS(status), 7);
+            }
+        }
+        stop.store(true, SeqCst);
+        load.join().unwrap();
+        (&x).write_all(b"ok").unwrap();
+        assert_eq!(&waiter.join().unwrap(), b"ok");
+    });
+}
+
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+static HANDLER_FD: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn on_usr1(_: i32) {
+    HANDLED.fetch_add(1, SeqCst);
+    // SAFETY: one byte; errno is put back.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(HANDLER_FD.load(SeqCst), b".".as_ptr().cast(), 1);
+        *libc::__errno_location() = errno;
+    }
+}
+
+#[test]
+fn signals_under_load() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("misuse::signals_under_load").succeed();
+        return;
+    }
+    runtime(2).run(|| {
+        // Nobody reads it: a handler finds it full, and must not park. (That would be the end of it in a thread too,
+        // but for the reader below.)
+        let (mut dots, full) = io::pipe().unwrap();
+        HANDLER_FD.store(full.as_raw_fd(), SeqCst);
+        // SAFETY: a handler that makes one call.
+        unsafe { libc::signal(libc::SIGUSR1, on_usr1 as *const () as libc::sighandler_t) };
+        let stop = Arc::new(AtomicBool::new(false));
+        let pairs: Vec<_> = (0..20)
+            .map(|_| {
+                let (mut x, mut y) = UnixStream::pair().unwrap();
+                let s = stop.clone();
+                let echo = trefoil::go(move || {
+                    let mut buf = [0; 10];
+                    while y.read_exact(&mut buf).is_ok() {
+                        y.write_all(&buf).unwrap();
+                    }
+                });
+                let asks = trefoil::go(move || {
+                    let (mut buf, mut n) = ([0; 10], 0u64);
+                    while !s.load(SeqCst) {
+                        x.write_all(&[n as u8; 10]).unwrap();
+                        x.read_exact(&mut buf).unwrap();
+                        assert_eq!(buf, [n as u8; 10]);
+                        n += 1;
+                    }
+                    n
+                });
+                (echo, asks)
+            })
+            .collect();
+        let reader = thread::spawn(move || {
+            let mut n = 0;
+            let mut buf = [0; 1000];
+            loop {
+                match dots.read(&mut buf).unwrap() {
+                    0 => return n,
+                    more => n += more,
+                }
+            }
+        });
+        let start = Instant::now();
+        let mut sent = 0;
+        while start.elapsed() < 300 * MS {
+            // SAFETY: a signal to ourselves.
+            unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+            sent += 1;
+            thread::sleep(MS / 4);
+        }
+        stop.store(true, SeqCst);
+        let turns: u64 = pairs
+            .into_iter()
+            .map(|(echo, asks)| {
+                let n = asks.join().unwrap();
+                echo.join().unwrap();
+                n
+            })
+            .sum();
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+        drop(full);
+        let n = trefoil::blocking(|| reader.join().unwrap());
+        assert!(
+            n > 0 && n <= sent && HANDLED.load(SeqCst) == n && turns > 100,
+            "{n} {sent} {turns}"
+        );
+    });
+}
+
+#[test]
+fn everybody_prints() {
+    let _w = watchdog();
+    if in_child() {
+        std::panic::set_hook(Box::new(|info| eprintln!("hook: {info}")));
+        runtime(4).run(|| {
+            let all: Vec<_> = (0..100)
+                .map(|i| {
+                    trefoil::go(move || {
+                        for j in 0..20 {
+                            println!("line {i}.{j} of all");
+                        }
+                        if i % 10 == 0 {
+                            panic!("on purpose {i}");
+                        }
+                    })
+                })
+                .collect();
+            let panics = all.into_iter().filter_map(|h| h.join().err()).count();
+            assert_eq!(panics, 10);
+        });
+        return;
+    }
+    let out = Child::of("misuse::everybody_prints").output();
+    assert!(out.status.success(), "{out:?}");
+    let (lines, errors) =
+        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let whole = |l: &&str| l.starts_with("line ") && l.ends_with(" of all");
+    // The harness's own words may share a line with the first.
+    assert!(lines.lines().filter(whole).count() >= 1999, "{lines}");
+    assert_eq!(errors.matches("on purpose").count(), 10, "{errors}");
+}

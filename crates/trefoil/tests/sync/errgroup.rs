@@ -1,0 +1,121 @@
+//! `ErrGroup`.
+
+use super::common::{MS, once_in_five, same, watchdog};
+use super::{on_every, panic_text};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+use trefoil::context::{Context, ContextError};
+use trefoil::sync::{Barrier, ErrGroup, Semaphore};
+use trefoil::time::sleep;
+use trefoil::yield_now;
+
+#[test]
+fn first_error_wins() {
+    let _w = watchdog();
+    on_every(|| {
+        let group = ErrGroup::new();
+        group.go(|| Ok(()));
+        assert_eq!(group.wait(), Ok(()));
+        // Nothing tells that the first has ended: a sleep must do, and may be too short.
+        once_in_five(|| {
+            let gate = Arc::new(Barrier::new(2));
+            let g = gate.clone();
+            group.go(move || {
+                g.wait();
+                sleep(2 * MS);
+                Err("second")
+            });
+            group.go(move || {
+                gate.wait();
+                Err("first")
+            });
+            same(group.wait(), Err("first"))
+        });
+        // It is taken out, and the group can be used again; a clone is the same group.
+        assert_eq!(group.wait(), Ok(()));
+        group.clone().go(|| Err("again"));
+        assert_eq!(group.wait(), Err("again"));
+    });
+}
+
+#[test]
+fn is_a_pool_with_a_limit() {
+    let _w = watchdog();
+    on_every(|| {
+        let group = ErrGroup::<()>::new();
+        group.set_limit(3);
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        for i in 0..60 {
+            let (now, most) = (now.clone(), most.clone());
+            group.go(move || {
+                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                if i % 5 == 0 {
+                    sleep(Duration::from_micros(200));
+                } else {
+                    yield_now();
+                }
+                now.fetch_sub(1, SeqCst);
+                Ok(())
+            });
+        }
+        group.wait().unwrap();
+        assert!((1..=3).contains(&most.load(SeqCst)), "{most:?} at once");
+        let gate = Arc::new(Semaphore::new(0));
+        for _ in 0..3 {
+            let gate = gate.clone();
+            assert!(group.try_go(move || {
+                gate.acquire().forget();
+                Ok(())
+            }));
+        }
+        assert!(!group.try_go(|| Ok(())), "the limit is reached");
+        assert!(panic_text(|| group.set_limit(5)).contains("3 goroutines"));
+        gate.add_permits(3);
+        group.wait().unwrap();
+        group.set_limit(5);
+    });
+}
+
+#[test]
+fn panic_comes_out_of_wait() {
+    let _w = watchdog();
+    on_every(|| {
+        let group = ErrGroup::<()>::new();
+        group.set_limit(1);
+        group.go(|| panic!("inside"));
+        group.go(|| Ok(()));
+        assert!(
+            panic_text(|| assert!(group.wait().is_ok()))
+                .contains("a goroutine of the group panicked")
+        );
+        assert_eq!(group.wait(), Ok(()));
+    });
+}
+
+/// Go: errgroup's WithContext. The first failure cancels, and so does the end of the wait.
+#[test]
+fn cancels_its_context() {
+    let _w = watchdog();
+    on_every(|| {
+        let (group, ctx) = ErrGroup::with_context(&Context::background());
+        for i in 0..4 {
+            let ctx = ctx.clone();
+            group.go(move || {
+                if i == 2 {
+                    return Err("two");
+                }
+                assert!(ctx.done().recv().is_err());
+                Err("cancelled")
+            });
+        }
+        assert_eq!(group.wait(), Err("two"));
+        assert_eq!(ctx.err(), Some(ContextError::Canceled));
+
+        let (group, ctx) = ErrGroup::<()>::with_context(&Context::background());
+        group.go(|| Ok(()));
+        assert_eq!(ctx.err(), None);
+        assert_eq!(group.wait(), Ok(()));
+        assert_eq!(ctx.err(), Some(ContextError::Canceled));
+    });
+}
