@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | [`runq`] | `sched/runq.rs` | owner, thieves, runnext, overflow |
 //! | [`wake`] | `sched/idle.rs` (and `runq.rs`) | nobody sleeps while work waits |
+//! | [`keeper`] | `sched/idle.rs`, and the steps of `central.rs` | no timer is forgotten |
 //! | [`join`] | `sched/join.rs` | a goroutine's end meets its handle |
 //! | [`park`] | `sched/state.rs` | a park meets its wake-up |
 //! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
@@ -62,6 +63,7 @@ pub mod channel;
 pub mod depot;
 pub mod explore;
 pub mod join;
+pub mod keeper;
 pub mod mutex;
 pub mod once;
 pub mod park;

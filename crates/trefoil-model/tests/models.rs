@@ -78,6 +78,16 @@ checks! { wake:
     teeth_second_look_too_early
 }
 
+checks! { keeper:
+    timer_against_sleep
+    earlier_timer_against_the_keeper
+    timer_then_work
+    work_then_earlier_timer
+    teeth_unkept_timers
+    teeth_hurries_nobody
+    teeth_no_barrier
+}
+
 /// Tables for those who change an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
 mod sweeps {
     #[test]
