@@ -15,7 +15,7 @@
 //! | [`park`] | `sched/state.rs` | a park meets its wake-up |
 //! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
 //! | [`depot`] | `mem/depot.rs` | the pool of stacks |
-//! | [`mutex`], [`once`] | `sync/mutex_word.rs`, `sync/once_word.rs` | locking, handing over; running once |
+//! | [`mutex`], [`rwlock`], [`once`] | `sync/{mutex,rwlock,once}_word.rs` | locking, handing over; running once |
 //! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
 //! | [`select`] | `chan/select/passes.rs` (and those) | exactly one arm wins |
 //! | [`timer`] | `time/{slot,timer}.rs` (and those) | a stop or reset meets the firing |
@@ -35,6 +35,7 @@
 #![allow(dead_code)]
 
 mod chan;
+mod nap;
 mod runtime;
 mod sched;
 mod shim;
@@ -55,6 +56,8 @@ mod once_word_rs;
 mod parker_rs;
 #[path = "../../trefoil/src/sched/runq.rs"]
 mod runq_rs;
+#[path = "../../trefoil/src/sync/rwlock_word.rs"]
+mod rwlock_word_rs;
 #[path = "../../trefoil/src/sched/state.rs"]
 mod state_rs;
 
@@ -68,6 +71,7 @@ pub mod mutex;
 pub mod once;
 pub mod park;
 pub mod runq;
+pub mod rwlock;
 pub mod select;
 pub mod timer;
 pub mod wake;

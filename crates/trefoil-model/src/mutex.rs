@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use loom::sync::{Condvar, Mutex};
+use loom::sync::Mutex;
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::mutex_word_rs::{MutexWord, Next, Unlocked};
-use crate::shim::{AtomicU32, Half, Mutation, Op, Ordering, Part, is_broken};
+use crate::nap::Nap;
+use crate::shim::{AtomicU32, Half, Mutation, Op, Part, is_broken};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Word {
@@ -22,42 +23,9 @@ enum Word {
     TryUnannounced,
 }
 
-/// One sleep. It ends by a taker or by its deadline, whoever claims it first.
-struct Bed {
-    claimed: AtomicU32,
-    word: Mutex<Option<Word>>,
-    woken: Condvar,
-}
-
-impl Bed {
-    fn new() -> Arc<Bed> {
-        Arc::new(Bed { claimed: AtomicU32::new(0), word: Mutex::new(None), woken: Condvar::new() })
-    }
-
-    fn claim(&self) -> bool {
-        // As in `sched/wait.rs`.
-        self.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    fn sleep(&self) -> Word {
-        let mut word = self.word.lock().unwrap();
-        loop {
-            if let Some(word) = word.take() {
-                return word;
-            }
-            word = self.woken.wait(word).unwrap();
-        }
-    }
-
-    fn wake(&self, word: Word) {
-        *self.word.lock().unwrap() = Some(word);
-        self.woken.notify_one();
-    }
-}
-
 struct World {
     word: MutexWord,
-    queue: Mutex<VecDeque<Arc<Bed>>>,
+    queue: Mutex<VecDeque<Arc<Nap<Word>>>>,
     data: UnsafeCell<u32>,
     /// Who loses once starves.
     hungry: bool,
@@ -91,7 +59,7 @@ impl World {
             if self.word.try_lock(woken) {
                 return true;
             }
-            let bed = Bed::new();
+            let bed = Nap::new();
             {
                 let mut queue = self.queue.lock().unwrap();
                 if !self.word.join_queue(woken, starving) {
@@ -119,7 +87,7 @@ impl World {
         }
     }
 
-    fn withdraw(&self, bed: &Arc<Bed>) {
+    fn withdraw(&self, bed: &Arc<Nap<Word>>) {
         let mut queue = self.queue.lock().unwrap();
         let before = queue.len();
         queue.retain(|b| !Arc::ptr_eq(b, bed));
@@ -135,7 +103,7 @@ impl World {
     }
 
     /// Those whose deadline has passed are dropped on the way.
-    fn take_first(&self, queue: &mut VecDeque<Arc<Bed>>) -> Option<Arc<Bed>> {
+    fn take_first(&self, queue: &mut VecDeque<Arc<Nap<Word>>>) -> Option<Arc<Nap<Word>>> {
         let first = std::iter::from_fn(|| queue.pop_front()).find(|bed| bed.claim());
         if first.is_none() {
             self.deserted();
@@ -143,7 +111,7 @@ impl World {
         first
     }
 
-    fn take_next(&self) -> Option<(Arc<Bed>, Word)> {
+    fn take_next(&self) -> Option<(Arc<Nap<Word>>, Word)> {
         let mut queue = self.queue.lock().unwrap();
         match self.word.next() {
             Next::Nobody => None,

@@ -97,6 +97,7 @@ mod sweeps {
         trefoil_model::park::sweep_orderings();
         trefoil_model::bed::sweep_orderings();
         trefoil_model::wake::sweep_orderings();
+        trefoil_model::rwlock::sweep_orderings();
         trefoil_model::runq::sweep_orderings();
     }
 }
@@ -114,6 +115,20 @@ checks! { mutex:
     teeth_unacquired_lock
     teeth_not_handed_over
     teeth_desertion_unsaid
+}
+
+checks! { rwlock:
+    reader_against_writer
+    two_readers_against_a_writer
+    reader_against_two_writers
+    writer_that_stays
+    impatient_ones
+    writer_gives_up_before_a_reader
+    teeth_unreleased
+    teeth_unacquired
+    teeth_unacquired_look
+    teeth_silent_reader
+    teeth_locked_out
 }
 
 checks! { once:

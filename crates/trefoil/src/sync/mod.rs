@@ -27,7 +27,7 @@
 //! # How it is made
 //! | file | what |
 //! |---|---|
-//! | `mutex_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
+//! | `mutex_word.rs`, `rwlock_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
 //! | the others | one primitive each |
 
 mod barrier;
@@ -38,6 +38,7 @@ mod mutex_word;
 mod once;
 mod once_word;
 mod rwlock;
+mod rwlock_word;
 mod semaphore;
 mod spin;
 mod waitgroup;

@@ -1,28 +1,20 @@
 //! `RwLock`: Go's `RWMutex`, with std's face.
 //!
 //! Writers first get a mutex among themselves (with its barging, its queue, and its starvation
-//! mode), then close the door to readers and wait for those inside.
-//!
-//! | bit of `word` | meaning |
-//! |---|---|
-//! | `WRITER` | the door is closed: a writer is in, or waits for the readers inside to leave |
-//! | `QUEUED` | readers wait at the door; only together with `WRITER` |
-//! | the rest | readers inside |
+//! mode), then close the door to readers and wait for those inside. The word (`rwlock_word.rs`) has the rules.
 //!
 //! Invariants:
-//! 1. `WRITER` is set and cleared by the holder of `writers`. So one writer at a time waits for
+//! 1. The door is closed and opened by the holder of `writers`. So one writer at a time waits for
 //!    readers.
-//! 2. While `WRITER` is set the number of readers inside only falls; at zero the writer is in.
-//! 3. `QUEUED` changes under the lock of the readers' queue (key: the word's address); while it is
-//!    set, so does `WRITER`. It is cleared together with `WRITER`, and that lets in everybody in
-//!    that queue. The writer's queue has the key behind it.
-//! 4. So readers who come while a writer waits are behind it, and before the next one: neither side
+//! 2. The readers' queue has the word's address as its key, the writer's the one behind it.
+//! 3. Readers who come while a writer waits are behind it, and before the next one: neither side
 //!    starves the other.
 //!
 //! Rejected: one queue for both sides, in order of arrival: readers would enter in many small
 //! groups.
 
 use super::mutex::RawMutex;
+use super::rwlock_word::{Left, RwLockWord};
 use super::spin::Spin;
 use crate::sched::queue::{Batch, Node, Slept, inside};
 use crate::sched::reason::WaitReason;
@@ -30,12 +22,8 @@ use crate::sched::table;
 use crate::sys::clock::{self, NEVER, Nanos};
 use lock_api::GuardSend;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
-
-const WRITER: u32 = 1 << 31;
-const QUEUED: u32 = 1 << 30;
-const READERS: u32 = QUEUED - 1;
 
 /// A lock for many readers or one writer that parks goroutines.
 ///
@@ -106,36 +94,17 @@ pub type MappedRwLockWriteGuard<'a, T> = lock_api::MappedRwLockWriteGuard<'a, Ra
 /// assert!(!trefoil::sync::RawRwLock::INIT.is_locked());
 /// ```
 pub struct RawRwLock {
-    word: AtomicU32,
+    word: RwLockWord,
     writers: RawMutex,
 }
 
 impl RawRwLock {
     fn readers_key(&self) -> usize {
-        self.word.as_ptr() as usize
+        std::ptr::from_ref(&self.word) as usize
     }
 
     fn writer_key(&self) -> usize {
         self.readers_key() + 1
-    }
-
-    #[inline]
-    fn try_read(&self) -> bool {
-        let mut now = self.word.load(Ordering::Relaxed);
-        while now & WRITER == 0 {
-            assert!(now & READERS != READERS, "RwLock: too many readers");
-            // Acquire: what the last writer did (Release in `open`).
-            match self.word.compare_exchange_weak(
-                now,
-                now + 1,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(changed) => now = changed,
-            }
-        }
-        false
     }
 
     #[cold]
@@ -144,7 +113,7 @@ impl RawRwLock {
         loop {
             let enqueue = |_| {
                 table::with_queue(self.readers_key(), |queue| {
-                    let waits = self.wait_at_door();
+                    let waits = self.word.wait_at_door();
                     if waits {
                         queue.push_back(&node);
                     }
@@ -158,7 +127,7 @@ impl RawRwLock {
                 Slept::Woken(_) => return true, // counted by who opened
                 Slept::TimedOut => return false,
                 Slept::No => {
-                    if self.try_read() {
+                    if self.word.enter() {
                         return true;
                     }
                 }
@@ -166,35 +135,14 @@ impl RawRwLock {
         }
     }
 
-    /// Under the lock of the readers' queue. False: the door is open.
-    fn wait_at_door(&self) -> bool {
-        let mut now = self.word.load(Ordering::Relaxed);
-        while now & WRITER != 0 {
-            // An exchange: a writer that sees nobody queued opens the door without the lock.
-            match self.word.compare_exchange_weak(
-                now,
-                now | QUEUED,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(changed) => now = changed,
-            }
-        }
-        false
-    }
-
     #[inline]
     fn read_until(&self, deadline: Nanos) -> bool {
-        self.try_read() || self.read_slow(deadline)
+        self.word.enter() || self.read_slow(deadline)
     }
 
     #[inline]
     fn read_end(&self) {
-        // Release: the writer sees that our reads are done.
-        let before = self.word.fetch_sub(1, Ordering::Release);
-        debug_assert!(before & READERS != 0, "read unlock of a lock that is not read-locked");
-        if before & WRITER != 0 && before & READERS == 1 {
+        if self.word.leave() == Left::WakeWriter {
             self.last_reader_slow();
         }
     }
@@ -205,8 +153,7 @@ impl RawRwLock {
         inside(|rt| {
             let writer = table::with_queue(self.writer_key(), |queue| {
                 // We may be late: that writer is gone, and the next one waits for other readers.
-                let empty = self.word.load(Ordering::Relaxed) & READERS == 0;
-                if empty { queue.take_first() } else { None }
+                if self.word.has_readers() { None } else { queue.take_first() }
             });
             if let Some(writer) = writer {
                 writer.wake(rt, 0);
@@ -218,9 +165,7 @@ impl RawRwLock {
         if !self.writers.try_lock_now() {
             return false;
         }
-        // Acquire: what readers and writers before us did.
-        let free =
-            self.word.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free = self.word.try_close();
         if !free {
             self.writers.unlock_held();
         }
@@ -232,28 +177,24 @@ impl RawRwLock {
         if !self.writers.lock_until(deadline, WaitReason::RwLockWrite) {
             return false;
         }
-        // Acquire: as in `try_write`.
-        let before = self.word.fetch_or(WRITER, Ordering::Acquire);
-        before == 0 || self.wait_for_readers_slow(deadline)
+        self.word.close() || self.wait_for_readers_slow(deadline)
     }
 
     #[cold]
     fn wait_for_readers_slow(&self, deadline: Nanos) -> bool {
-        // Acquire: pairs with `read_end`, of every reader that has left.
-        let busy = || self.word.load(Ordering::Acquire) & READERS != 0;
         // The door is closed already, so a look disturbs nobody but those who leave. (Readers who look at a closed door
         // make the lock twice as slow: they all take its line.)
         let mut spin = Spin::new();
         while spin.possible() {
             spin.pause();
-            if !busy() {
+            if !self.word.has_readers() {
                 return true;
             }
         }
         let node = Node::new(0);
         let enqueue = |_| {
             table::with_queue(self.writer_key(), |queue| {
-                let wait = busy();
+                let wait = self.word.has_readers();
                 if wait {
                     queue.push_back(&node);
                 }
@@ -266,7 +207,7 @@ impl RawRwLock {
         match node.sleep(WaitReason::RwLockWrite, deadline, enqueue, withdraw) {
             Slept::No => true,
             Slept::Woken(_) => {
-                assert!(!busy(), "a writer woken among readers: a bug in trefoil");
+                assert!(!self.word.has_readers(), "a writer woken among readers: a bug in trefoil");
                 true
             }
             Slept::TimedOut => {
@@ -280,8 +221,7 @@ impl RawRwLock {
     /// The writer leaves; `stay` of it (one or none) stays as a reader. Then the next writer may
     /// come.
     fn write_end(&self, stay: u32) {
-        // Release: the next ones see what we did.
-        if self.word.compare_exchange(WRITER, stay, Ordering::Release, Ordering::Relaxed).is_err() {
+        if !self.word.try_open(stay) {
             self.open_slow(stay);
         }
         self.writers.unlock_held();
@@ -293,33 +233,20 @@ impl RawRwLock {
         inside(|rt| {
             let readers: Batch = table::with_queue(self.readers_key(), |queue| {
                 let readers = queue.take_all();
-                let more = stay + readers.len() as u32;
-                let mut now = self.word.load(Ordering::Relaxed);
-                loop {
-                    // Readers may still be leaving, if the writer gave up.
-                    let next = (now & READERS) + more;
-                    // Release: as in `write_end`.
-                    match self.word.compare_exchange_weak(
-                        now,
-                        next,
-                        Ordering::Release,
-                        Ordering::Relaxed,
-                    ) {
-                        Ok(_) => break readers,
-                        Err(changed) => now = changed,
-                    }
-                }
+                self.word.open(stay + readers.len() as u32);
+                readers
             });
             readers.wake_all(rt, 0);
         });
     }
 }
 
-// SAFETY: a writer is in only with `WRITER` set and no reader inside (invariant 2), one at a time
-// (invariant 1); readers enter only while `WRITER` is clear, or when it is cleared on their behalf.
+// SAFETY: a writer is in only when the door is closed and no reader inside, one at a time (invariant 1); readers
+// enter only while it is open, or when it is opened on their behalf (`rwlock_word.rs`).
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawRwLock = RawRwLock { word: AtomicU32::new(0), writers: RawMutex::NEW };
+    const INIT: RawRwLock =
+        RawRwLock { word: RwLockWord(AtomicU32::new(0)), writers: RawMutex::NEW };
 
     type SharedGuard = GuardSend;
     type ExclusiveGuard = GuardSend;
@@ -332,7 +259,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     fn try_lock_shared(&self) -> Option<GuardSend> {
-        self.try_read().then(GuardSend::new)
+        self.word.enter().then(GuardSend::new)
     }
 
     #[inline]
@@ -357,11 +284,11 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 
     fn is_locked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) != 0
+        self.word.look() != (0, false)
     }
 
     fn is_locked_exclusive(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & (WRITER | READERS) == WRITER
+        self.word.look() == (0, true)
     }
 }
 
@@ -397,10 +324,7 @@ unsafe impl lock_api::RawRwLockTimed for RawRwLock {
 
 impl fmt::Debug for RawRwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = self.word.load(Ordering::Relaxed);
-        f.debug_struct("RawRwLock")
-            .field("readers", &(word & READERS))
-            .field("writer", &(word & WRITER != 0))
-            .finish()
+        let (readers, writer) = self.word.look();
+        f.debug_struct("RawRwLock").field("readers", &readers).field("writer", &writer).finish()
     }
 }
