@@ -7,10 +7,12 @@ mod gobench;
 mod http;
 mod net;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use bench_common::{Args, CHUNKS_RESULT, Memory, Meter, Report, SETTLE, chunk, live_report, size};
+use trefoil::chan::bounded;
+use trefoil::sync::WaitGroup;
+use trefoil::time::sleep;
 use trefoil::{Runtime, go, yield_now};
 
 fn main() {
@@ -145,44 +147,33 @@ fn fork_join(args: &Args) -> Report {
     meter.report()
 }
 
-/// A chain of joins: each goroutine holds and joins the one before it, the first one waits for
-/// `RELEASE`. To become a wait on one channel, as in Go, once there are channels: a chain ends
-/// one by one, a closed channel releases all at once.
 fn live(args: &Args) -> Report {
-    static READY: AtomicUsize = AtomicUsize::new(0);
-    static RELEASE: AtomicBool = AtomicBool::new(false);
     let n = args.number("n", size::LIVE);
+    let (release, released) = bounded::<()>(0);
+    let [ready, ended] = [WaitGroup::new(), WaitGroup::new()];
 
     let before = Memory::now();
     let start = Instant::now();
-    let mut last = go(|| {
-        READY.fetch_add(1, Ordering::Relaxed);
-        while !RELEASE.load(Ordering::Relaxed) {
-            yield_now();
-        }
-    });
-    for _ in 1..n {
-        let previous = last;
-        last = go(move || {
-            READY.fetch_add(1, Ordering::Relaxed);
-            previous.join().unwrap();
+    ready.add(n);
+    ended.add(n);
+    for _ in 0..n {
+        let (released, ready, ended) = (released.clone(), ready.clone(), ended.clone());
+        go(move || {
+            ready.done();
+            released.recv().unwrap_err();
+            ended.done();
         });
     }
-    while READY.load(Ordering::Relaxed) < n {
-        yield_now();
-    }
+    ready.wait();
     let create = start.elapsed();
 
-    // Those that counted themselves may not be parked yet: give them the processor.
-    let settling = Instant::now();
-    while settling.elapsed() < SETTLE {
-        yield_now();
-    }
+    // Those that counted themselves may not be parked yet.
+    sleep(SETTLE);
     let full = Memory::now();
 
     let start = Instant::now();
-    RELEASE.store(true, Ordering::Relaxed);
-    last.join().unwrap();
+    release.close();
+    ended.wait();
     let end = start.elapsed();
 
     live_report(n, create, end, before, full)
