@@ -25,6 +25,8 @@ enum Flaw {
     None,
     /// Who finds work looks for more work, but not whether somebody keeps the timers.
     LeavesTimersUnkept,
+    /// It looks only whether there is a keeper, not whether he knows of this timer.
+    AnyKeeperWillDo,
     /// Who sets a timer does not hurry the keeper.
     HurriesNobody,
 }
@@ -80,17 +82,24 @@ impl World {
     /// A plain thread sets the timer: `set_alarm`, `see_to_timer`.
     fn set_timer(&self) {
         self.timer.store(SOON, Ordering::Relaxed);
+        if self.flaw != Flaw::HurriesNobody {
+            self.see_to_timer();
+        }
+    }
+
+    fn see_to_timer(&self) {
         full_fence();
         // With no idle P sysmon sees to it, until there is one: then its thread lies down.
-        if self.idle.idle_ps() != 0
-            && SOON < self.keeper_until.load(Ordering::Relaxed)
-            && self.flaw != Flaw::HurriesNobody
-        {
-            let keeper = self.central().keeper;
-            match keeper {
-                Some(m) => self.rouse(&mut self.central(), m),
-                None => self.wake(),
-            }
+        if self.idle.idle_ps() != 0 && SOON < self.keeper_until.load(Ordering::Relaxed) {
+            self.hurry_keeper();
+        }
+    }
+
+    fn hurry_keeper(&self) {
+        let keeper = self.central().keeper;
+        match keeper {
+            Some(m) => self.rouse(&mut self.central(), m),
+            None => self.wake(),
         }
     }
 
@@ -138,30 +147,48 @@ impl World {
         central.keeper.take()
     }
 
-    /// A thread that holds a P and searches, from then on: `find_work`.
-    fn thread_main(&self, me: usize) {
+    /// A thread that holds a P and searches, from then on: `find_work`. `sleeper`: a goroutine has just gone to sleep
+    /// here, and told nobody.
+    fn thread_main(&self, me: usize, sleeper: bool) {
+        if sleeper {
+            self.timer.store(SOON, Ordering::Relaxed);
+        }
+        let mut own_timer = sleeper;
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                self.found_work();
+                self.stop_spinning();
+                if own_timer && self.flaw == Flaw::None {
+                    self.see_to_timer();
+                }
                 return; // and never comes back
             }
+            // Another thread may get this P.
+            own_timer = false;
             if !self.give_up() && !self.wait_for_p(me) {
                 return;
             }
         }
     }
 
-    /// `stop_spinning`.
-    fn found_work(&self) {
+    fn stop_spinning(&self) {
         if !self.idle.stop_spinning() {
             return;
         }
         self.idle.before_second_look();
-        let unkept = self.flaw != Flaw::LeavesTimersUnkept
-            && self.keeper_until.load(Ordering::Relaxed) == NEVER
-            && self.timer.load(Ordering::Relaxed) != NEVER;
-        if self.idle.idle_ps() != 0 && (self.has_work() || unkept) {
+        if self.idle.idle_ps() == 0 {
+            return;
+        }
+        let (timer, until) =
+            (self.timer.load(Ordering::Relaxed), self.keeper_until.load(Ordering::Relaxed));
+        let is_kept = match self.flaw {
+            Flaw::LeavesTimersUnkept => true,
+            Flaw::AnyKeeperWillDo => until != NEVER || timer == NEVER,
+            _ => timer >= until,
+        };
+        if self.has_work() {
             self.wake();
+        } else if !is_kept {
+            self.hurry_keeper();
         }
     }
 
@@ -255,11 +282,15 @@ impl World {
 
 /// Two threads that search, and what happens outside meanwhile.
 fn check(first: u64, flaw: Flaw, outside: fn(&World)) {
+    check_with(first, flaw, false, outside);
+}
+
+fn check_with(first: u64, flaw: Flaw, sleeper: bool, outside: fn(&World)) {
     explore(Bound::Preemptions(3), move || {
         let world = World::new(first, flaw);
         let threads = [0, 1].map(|me| {
             let world = world.clone();
-            thread::spawn(move || world.thread_main(me))
+            thread::spawn(move || world.thread_main(me, sleeper && me == 0))
         });
         outside(&world);
         for thread in threads {
@@ -292,6 +323,19 @@ pub fn work_then_earlier_timer() {
     check(LATER, Flaw::None, |world| {
         world.submit();
         world.set_timer();
+    });
+}
+
+/// A goroutine goes to sleep, and its thread tells nobody: it will look itself. But it finds a goroutine that never ends,
+/// while the keeper sleeps for a later timer.
+pub fn unannounced_timer_then_work() {
+    check_with(LATER, Flaw::None, true, World::submit);
+}
+
+/// Teeth: who finds work is content with a keeper that does not know.
+pub fn teeth_any_keeper_will_do() {
+    must_fail(Mutation::None, || {
+        check_with(LATER, Flaw::AnyKeeperWillDo, true, World::submit);
     });
 }
 

@@ -83,6 +83,8 @@ checks! { keeper:
     earlier_timer_against_the_keeper
     timer_then_work
     work_then_earlier_timer
+    unannounced_timer_then_work
+    teeth_any_keeper_will_do
     teeth_unkept_timers
     teeth_hurries_nobody
     teeth_no_barrier

@@ -213,3 +213,45 @@ fn sysmon_closes_a_file_while_sockets_come_and_go() {
         blocked.into_iter().chain(sockets).for_each(|h| h.join().unwrap());
     });
 }
+
+/// A goroutine went to sleep and left nobody to run, so its thread would look after the timer; but it found a goroutine
+/// from outside, which computed. The keeper slept for a later timer and was not told: the sleep lasted until that one
+/// was done, although a P was idle.
+#[test]
+fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
+    const TRIES: u64 = 12;
+    const WORK: Duration = Duration::from_millis(100);
+    static WANTED: AtomicU64 = AtomicU64::new(0);
+    let _w = watchdog();
+    let runtime = Runtime::builder().procs(2).build().unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 1..=TRIES {
+                while WANTED.load(Ordering::Acquire) < i {
+                    std::thread::yield_now();
+                }
+                // While the thread searches: that takes it 25 µs.
+                busy(Duration::from_micros(2 * i));
+                let work = runtime.go(|| {
+                    let _held = trefoil::no_preempt();
+                    busy(WORK);
+                });
+                drop(work);
+            }
+        });
+        let late = runtime.run(|| {
+            go(|| time::sleep(Duration::from_secs(1000)));
+            let forgotten = |i: u64| {
+                time::sleep(WORK + WORK / 5);
+                // Somebody else becomes the keeper, and falls asleep.
+                busy(Duration::from_millis(3));
+                WANTED.store(i, Ordering::Release);
+                let start = Instant::now();
+                time::sleep(Duration::from_millis(2));
+                start.elapsed() > WORK / 2
+            };
+            (1..=TRIES).filter(|&i| forgotten(i)).count()
+        });
+        assert!(late <= 2, "{late} of {TRIES} sleeps of 2 ms lasted for more than {:?}", WORK / 2);
+    });
+}

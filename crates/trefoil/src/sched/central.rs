@@ -37,9 +37,6 @@ use std::sync::atomic::Ordering;
 /// The most one take from the global queue moves: half a ring, so that it always fits. Go's number.
 const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 
-/// `keeper_until` of a keeper that waits for descriptors only.
-const UNTIL_ROUSED: Nanos = NEVER - 1;
-
 /// See the head of the file.
 pub(crate) struct Central {
     pub(crate) global: GList,
@@ -283,12 +280,12 @@ impl Sched {
         let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
         if keeps && (first != NEVER || polls) {
             central.keeper = Some(m);
-            self.keeper_until.store(first.min(UNTIL_ROUSED), Ordering::Relaxed);
+            self.keeper_until.store(first, Ordering::Relaxed);
             // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
             // sets it sees the time above.
             full_fence();
             let first = self.next_timer();
-            self.keeper_until.store(first.min(UNTIL_ROUSED), Ordering::Relaxed);
+            self.keeper_until.store(first, Ordering::Relaxed);
             return first;
         }
         if keeps {
@@ -341,9 +338,9 @@ impl Sched {
         keeper
     }
 
-    /// Whether there is a keeper. For a look without the lock.
+    /// Whether a keeper knows of every timer, and of every shard that somebody waits in. For a look without the lock.
     pub(crate) fn is_kept(&self) -> bool {
-        self.keeper_until.load(Ordering::Relaxed) != NEVER
+        self.next_timer() >= self.keeper_until.load(Ordering::Relaxed) && !self.poller.has_unkept()
     }
 
     /// Whether there is an idle P, and something that a keeper would wait for.

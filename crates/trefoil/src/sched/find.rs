@@ -66,7 +66,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             && let Some(g) = sched.pop_inside()
         {
             p.next_tired_tick();
-            stop_spinning(rt);
+            found(rt);
             return Some(g);
         }
         let flags = p.flags.load(Ordering::Relaxed);
@@ -95,7 +95,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 }
                 // Who was just woken goes first.
                 if let Some(g) = pop_local(p) {
-                    stop_spinning(rt);
+                    found(rt);
                     return Some(g);
                 }
             }
@@ -103,22 +103,22 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 p.flags.fetch_and(!flag::WOKEN, Ordering::Relaxed);
                 if let Some(g) = sched.pop_woken() {
                     p.next_tick();
-                    stop_spinning(rt);
+                    found(rt);
                     return Some(g);
                 }
             }
             if let Some(g) = take_fairly(sched, p) {
-                stop_spinning(rt);
+                found(rt);
                 return Some(g);
             }
         }
         timers::run_due(rt, &p.timers);
-        let found = take_here(sched, p)
+        let next = take_here(sched, p)
             .or_else(|| poll(rt, p, NEGLECTED))
             .or_else(|| take_tired(rt, p))
             .or_else(|| search(rt, p));
-        if let Some(g) = found {
-            stop_spinning(rt);
+        if let Some(g) = next {
+            found(rt);
             return Some(g);
         }
         give_up(rt, p);
@@ -239,17 +239,28 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
 }
 
 /// For one who yields and is alone on its P: fetches some of those who wait on others to its own queue. False: nobody
-/// does.
+/// does. On a goroutine's stack, so no timers.
 #[cold]
 pub(crate) fn fetch(rt: Rt) -> bool {
     let (p, sched) = (rt.p(), rt.sched());
-    let waits = |other: &P| other.id != p.id && !other.runq.is_empty();
-    if !sched.all_ps().any(waits) {
-        return false;
+    // SAFETY: we own the P, and hold no other borrow of its local state.
+    let tour = unsafe { p.local() }.rng.tour(sched.made());
+    let others = tour.filter_map(|id| sched.p(id)).filter(|other| other.id != p.id);
+    for victim in others.filter(|other| other.status() == PStatus::Running) {
+        let Some(g) = victim.runq.steal_into(&p.runq).or_else(|| steal_next(victim)) else {
+            continue;
+        };
+        count_stolen(p);
+        // SAFETY: taken from a queue, so ours; Gs are never freed.
+        p.push_back(sched, unsafe { &*g.as_ptr() });
+        return true;
     }
-    let Some(g) = steal(rt, p, true) else { return false };
-    p.push_back(sched, g);
-    true
+    false
+}
+
+fn count_stolen(p: &P) {
+    bump(&p.counters.steals, 1);
+    bump(&p.counters.stolen, 1 + p.runq.len() as u64);
 }
 
 /// One sweep over the other Ps, in a random order. `last`: of brisk ones, too.
@@ -276,8 +287,7 @@ fn steal(rt: Rt, p: &'static P, last: bool) -> Option<&'static G> {
             let found = if leave { None } else { victim.runq.steal_into(&p.runq) }
                 .or_else(|| if round == STEAL_ROUNDS { steal_next(victim) } else { None });
             if let Some(g) = found {
-                bump(&p.counters.steals, 1);
-                bump(&p.counters.stolen, 1 + p.runq.len() as u64);
+                count_stolen(p);
                 // SAFETY: taken from a queue, so ours; Gs are never freed.
                 return Some(unsafe { &*g.as_ptr() });
             }
@@ -317,17 +327,31 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
     if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
 }
 
-/// Found work: no longer spinning; and if that was the last spinner, someone else should look if there is more, or
-/// sleep in the keeper's place.
+/// Found somebody to run: no longer spinning, and no longer the one who looks after this P's timers.
+fn found(rt: Rt) {
+    stop_spinning(rt);
+    // A goroutine that goes to sleep and leaves nobody to run tells nobody (`set_wait_timer`): this thread would look.
+    let next = rt.p().timers.next();
+    if next != NEVER {
+        rt.sched().see_to_timer(next);
+    }
+}
+
+/// If that was the last spinner, someone else should look if there is more; and the keeper should know of every timer
+/// and every shard.
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.replace(false) || !sched.idle.stop_spinning() {
         return;
     }
     sched.idle.before_second_look();
-    if sched.idle.idle_ps() != 0 && (sched.has_work() || (!sched.is_kept() && sched.needs_keeper()))
-    {
+    if sched.idle.idle_ps() == 0 {
+        return;
+    }
+    if sched.has_work() {
         sched.wake();
+    } else if !sched.is_kept() {
+        sched.hurry_keeper();
     }
 }
 

@@ -76,8 +76,10 @@ pub(crate) struct P {
     pub(crate) seen_since: AtomicU64,
     /// Looks for due timers; the owner's.
     pub(crate) looks: Cell<u32>,
-    /// Yields of one who was alone; the owner's.
+    /// How many more yields of one who is alone until it looks at other Ps, and from one look to the next; the
+    /// owner's.
     pub(crate) yields: Cell<u32>,
+    pub(crate) yields_pause: Cell<u32>,
     /// The last one to run was taken because of `FAIR`; the owner's.
     pub(crate) was_fair: Cell<bool>,
     /// Next in the idle list, or among the orphans; under the scheduler's lock.
@@ -86,7 +88,7 @@ pub(crate) struct P {
     pub(crate) orphan_spins: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks`, `yields` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
+// SAFETY: `local`, `looks`, `yields`, `yields_pause` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
 // guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
@@ -141,6 +143,7 @@ impl P {
             orphan_spins: Cell::new(false),
             looks: Cell::new(0),
             yields: Cell::new(0),
+            yields_pause: Cell::new(0),
             was_fair: Cell::new(false),
             idle_link: Cell::new(None),
         })

@@ -43,8 +43,10 @@ pub(crate) const FAIRNESS_TICKS: u32 = 61;
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
 
-/// How often one who is alone yields before it looks at other Ps: a look costs as much as some of them.
+/// How often one who is alone yields before it looks at other Ps, at first and at most: a look costs as much as some of
+/// them, or 3 µs for each P with a `runnext`.
 const YIELDS_ALONE: u32 = 64;
+const YIELDS_ALONE_MAX: u32 = 4096;
 
 /// The running goroutine waits until someone calls `ready` for it (maybe that has happened already).
 /// The result is the runtime where it wakes up.
@@ -79,12 +81,20 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
 
 /// Whether one who yields, and is alone on its P, has fetched somebody who waits on another: it is as good as idle,
 /// but no thread will be woken for them, and whoever runs there may refuse to be preempted. Once in
-/// [`YIELDS_ALONE`] times.
+/// [`YIELDS_ALONE`] times, and the more rarely the less there is to fetch.
 #[inline]
 fn fetches(rt: Rt, p: &P) -> bool {
-    let yields = p.yields.get().wrapping_add(1);
-    p.yields.set(yields);
-    yields.is_multiple_of(YIELDS_ALONE) && find::fetch(rt)
+    let left = p.yields.get();
+    if left > 0 {
+        p.yields.set(left - 1);
+        return false;
+    }
+    let found = find::fetch(rt);
+    let pause = if found { 0 } else { 2 * p.yields_pause.get() };
+    let pause = pause.clamp(YIELDS_ALONE, YIELDS_ALONE_MAX);
+    p.yields_pause.set(pause);
+    p.yields.set(pause);
+    found
 }
 
 /// The time slice is over, noticed at the end of a runtime call.

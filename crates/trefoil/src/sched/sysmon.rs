@@ -21,7 +21,7 @@ use super::pollable::Poller;
 use super::{MAX_PROCS, Sched, preempt};
 use crate::mem;
 use crate::shim::full_fence;
-use crate::sys::clock::{Nanos, now};
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Bed;
 use crate::sys::parker::Parker;
 use crate::sys::probe::{Look, Probe};
@@ -58,7 +58,7 @@ const HOGGED: Nanos = 200 * MICRO;
 /// A runtime that has been dropped, and still has threads.
 const LONGEST_STOPPING: Nanos = 100 * MILLI;
 /// How long everything must be asleep before that is reported: at first, and where somebody outside wakes goroutines
-/// again and again. And when that is given up.
+/// again and again. And the last time, after which that is given up.
 const FIRST_DOUBT: Nanos = 2 * MILLI;
 const LATEST_FIRST_DOUBT: Nanos = 500 * MILLI;
 const LAST_DOUBT: Nanos = 10_000 * MILLI;
@@ -262,6 +262,9 @@ impl<'a> Watch<'a> {
             }
         }
         self.make_room(&mut scene);
+        if scene.due && !all_busy {
+            sched.hurry_keeper();
+        }
         // Usually somebody looks already; in a hush nobody was woken for who waits.
         let hushed = !all_busy && sched.idle.is_hushed();
         if hushed && sched.all_ps().any(|p| !p.runq.is_empty()) {
@@ -403,7 +406,7 @@ fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
             break;
         }
         call_scavenger(sched);
-        let doubtful = patience <= LAST_DOUBT && sched.is_asleep() && sched.num_goroutines() > 0;
+        let doubtful = patience != NEVER && sched.is_asleep() && sched.num_goroutines() > 0;
         let woken = if doubtful {
             me.bed.park_until(now() + patience)
         } else {
@@ -419,7 +422,7 @@ fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
         if sched.is_asleep() {
             sched.aide.call(CHECK_DEADLOCK);
         }
-        patience *= 8;
+        patience = if patience < LAST_DOUBT { (8 * patience).min(LAST_DOUBT) } else { NEVER };
     }
     me.asleep.store(false, Ordering::Relaxed);
 }

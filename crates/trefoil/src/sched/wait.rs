@@ -24,6 +24,7 @@
 
 use super::g::G;
 use super::m::Rt;
+use super::p::flag;
 use super::reason::WaitReason;
 use super::switch;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -64,6 +65,19 @@ pub(crate) fn block_in(
             None
         }
     }
+}
+
+/// Whether the caller may as well look once more before it waits: a plain thread may; a goroutine if nobody else is to
+/// run on its P, and who it waits for may be running on another.
+pub(crate) fn may_look() -> bool {
+    let Some(rt) = Rt::enter() else { return true };
+    let (p, sched) = (rt.p(), rt.sched());
+    let busy = sched.procs().saturating_sub(sched.idle.idle_ps() + sched.idle.spinning());
+    // Its slice is over: it must not be put aside here, where others may count on it.
+    let stays = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
+    let may = stays && busy > 1 && p.runq.is_empty();
+    rt.leave_now();
+    may
 }
 
 /// Ends a [`block`], inside the runtime.

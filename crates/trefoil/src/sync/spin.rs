@@ -10,7 +10,7 @@
 //! and 72 to 76 (62); ten of them, 79 to 99 and 77 to 88 (84); eight that only lock, 24 and 31 (77). Looks that begin
 //! with short pauses made the last two twice as slow.
 
-use crate::sched::Rt;
+use crate::sched::wait;
 use crate::sys::cpus;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -34,7 +34,7 @@ impl Spin {
 
     /// Whether another look makes sense.
     pub(crate) fn possible(&self) -> bool {
-        self.0 < LOOKS && several_cpus() && has_nothing_else()
+        self.0 < LOOKS && several_cpus() && wait::may_look()
     }
 
     /// Lets a moment pass.
@@ -44,16 +44,6 @@ impl Spin {
             std::hint::spin_loop();
         }
     }
-}
-
-/// On a plain thread; or on a goroutine, if nobody else waits on its P, and the holder may be running on another.
-fn has_nothing_else() -> bool {
-    let Some(rt) = Rt::enter() else { return true };
-    let idle = &rt.sched().idle;
-    let others = rt.sched().procs().saturating_sub(idle.idle_ps() + idle.spinning() + 1);
-    let alone = rt.p().runq.is_empty();
-    rt.leave();
-    alone && others > 0
 }
 
 fn several_cpus() -> bool {

@@ -63,6 +63,16 @@ pub(super) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
     value
 }
 
+/// [`inside`], for who sets a timer for `when`: with its runtime, if there is something to set. Found before anything is
+/// locked: on a plain thread the default one may have to be started.
+fn inside_for<T>(when: Nanos, f: impl FnOnce(Option<Rt>, Option<&Sched>) -> T) -> T {
+    inside(|here| match here {
+        Some(rt) => f(here, Some(rt.sched())),
+        None if when == NEVER => f(None, None),
+        None => with_sched(|sched| f(None, Some(sched))),
+    })
+}
+
 impl Slot {
     pub(super) fn new() -> Slot {
         Slot {
@@ -110,13 +120,13 @@ impl Slot {
 
     /// The job and the first setting of a slot that was just taken. `orphan`: nobody holds it.
     pub(super) fn start(&'static self, job: Job, when: Nanos, period: Nanos, orphan: bool) {
-        inside(|here| {
+        inside_for(when, |here, sched| {
             let mut state = self.state.lock();
             // There was none; so nothing is dropped here.
             debug_assert!(matches!(state.job, Job::Nothing));
             std::mem::forget(std::mem::replace(&mut state.job, job));
             state.orphan = orphan;
-            self.arm(here, state, when, period);
+            self.arm(here, sched, state, when, period);
         });
     }
 
@@ -145,30 +155,29 @@ impl Slot {
         period: Nanos,
         drain: impl FnOnce(Option<Rt>) -> bool,
     ) -> bool {
-        inside(|here| {
+        inside_for(when, |here, sched| {
             let state = self.state.lock();
             let was = state.when != NEVER;
             let drained = drain(here);
-            self.arm(here, state, when, period);
+            self.arm(here, sched, state, when, period);
             was || drained
         })
     }
 
-    /// Under the lock, which it gives back.
+    /// Under the lock, which it gives back. `sched` is there if `when` comes.
     fn arm(
         &'static self,
         here: Option<Rt>,
+        sched: Option<&Sched>,
         mut state: impl DerefMut<Target = State>,
         when: Nanos,
         period: Nanos,
     ) {
         (state.when, state.period) = (when, period);
-        if when == NEVER {
-            return;
-        }
-        match here {
-            Some(rt) => self.queue(rt.sched(), here, state),
-            None => with_sched(|sched| self.queue(sched, here, state)),
+        if let Some(sched) = sched
+            && when != NEVER
+        {
+            self.queue(sched, here, state);
         }
     }
 
@@ -201,8 +210,13 @@ impl Slot {
 
 impl Alarm for Slot {
     fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
+        let is_stale = || self.number.load(Ordering::Relaxed) != number;
+        // Before the lock, too: it may be in the hands of another runtime by now.
+        if is_stale() {
+            return;
+        }
         let mut state = self.state.lock();
-        if self.number.load(Ordering::Relaxed) != number {
+        if is_stale() {
             return;
         }
         state.queued = None;
