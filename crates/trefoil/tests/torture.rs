@@ -1,4 +1,4 @@
-//! Preemption between any two instructions of anything.
+//! Preemption at any instruction of user code, and as soon as it can be in anything else.
 //!
 //! Goroutines that do what programs do (allocate, print, hash, panic, lock, recurse, compute with every
 //! kind of register) and check every result, while they are stopped every 50 µs and go on elsewhere.

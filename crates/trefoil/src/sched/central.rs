@@ -28,6 +28,7 @@ use super::handoff::Strays;
 use super::m::M;
 use super::p::{P, PStatus};
 use super::runq::Overflow;
+use super::sysmon::Sysmon;
 use super::{Sched, p};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos};
@@ -182,26 +183,29 @@ fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
     found
 }
 
-/// Who is to be woken, when the lock is given back. Neither is ever freed.
+/// Who is to be woken, when the lock is given back, and in this order: a system call each, and the first is waited for.
+/// None of them is ever freed.
 #[must_use = "somebody waits for it"]
-pub(crate) enum Wake {
-    Nobody,
-    Thread(&'static M),
-    /// The last one to spare: there should be another.
-    LastThread(&'static M, &'static Aide),
-    Aide(&'static Aide),
+pub(crate) struct Wake {
+    thread: Option<&'static M>,
+    /// For another thread, if that was the last one to spare, or there was none.
+    aide: Option<&'static Aide>,
+    /// If it sleeps.
+    sysmon: Option<&'static Sysmon>,
 }
 
 impl Wake {
+    pub(crate) const NOBODY: Wake = Wake { thread: None, aide: None, sysmon: None };
+
     pub(crate) fn deliver(self) {
-        match self {
-            Wake::Nobody => {}
-            Wake::Thread(m) => m.rouse(),
-            Wake::LastThread(m, aide) => {
-                m.rouse();
-                aide.call(0);
-            }
-            Wake::Aide(aide) => aide.call(0),
+        if let Some(m) = self.thread {
+            m.rouse();
+        }
+        if let Some(aide) = self.aide {
+            aide.call(0);
+        }
+        if let Some(sysmon) = self.sysmon {
+            sysmon.wake_if_asleep();
         }
     }
 }
@@ -217,12 +221,19 @@ impl Sched {
 
     /// Under the lock: an idle P, the most recently used.
     pub(crate) fn take_idle_p(&self, central: &mut Central) -> Option<&'static P> {
+        let p = self.take_unwatched(central)?;
+        self.sysmon.wake_if_asleep();
+        Some(p)
+    }
+
+    /// The same; the caller then wakes sysmon.
+    fn take_unwatched(&self, central: &mut Central) -> Option<&'static P> {
         let p = central.idle_ps?;
         central.idle_ps = p.idle_link.take();
         // A full barrier: sysmon sees that not all are idle, or we see that it sleeps.
         self.idle.p_taken();
         p.set_status(PStatus::Running);
-        if self.sysmon.wake_if_asleep() {
+        if self.sysmon.is_asleep() {
             self.refresh_coarse();
         }
         Some(p)
@@ -521,18 +532,18 @@ impl Sched {
 
     /// [`Sched::wake`], under the lock.
     pub(crate) fn wake_locked(&self, central: &mut Central) -> Wake {
-        if self.idle.claim_wake() { self.use_claim(central) } else { Wake::Nobody }
+        if self.idle.claim_wake() { self.use_claim(central) } else { Wake::NOBODY }
     }
 
     /// Under the lock: an idle P for the claim that the caller holds, and a thread for the P.
     fn use_claim(&self, central: &mut Central) -> Wake {
         if !self.is_stopped()
-            && let Some(p) = self.take_idle_p(central)
+            && let Some(p) = self.take_unwatched(central)
         {
-            return self.assign(central, p, true);
+            return Wake { sysmon: Some(self.sysmon), ..self.assign(central, p, true) };
         }
         self.idle.stop_spinning();
-        Wake::Nobody
+        Wake::NOBODY
     }
 
     /// Under the lock: a thread for `p`, which nobody holds. `spinning`: a claim goes with it.
@@ -541,7 +552,7 @@ impl Sched {
             return wake;
         }
         central.push_orphan(p, spinning);
-        Wake::Aide(self.aide)
+        Wake { aide: Some(self.aide), ..Wake::NOBODY }
     }
 
     fn assign_idle(&self, central: &mut Central, p: &'static P, spinning: bool) -> Option<Wake> {
@@ -549,11 +560,8 @@ impl Sched {
         m.spinning.set(spinning);
         m.handed.set(Some(p));
         self.publish_spares(central);
-        Some(if self.wants_thread(central) {
-            Wake::LastThread(m, self.aide)
-        } else {
-            Wake::Thread(m)
-        })
+        let aide = self.wants_thread(central).then_some(self.aide);
+        Some(Wake { thread: Some(m), aide, sysmon: None })
     }
 
     /// Under the lock: `m`, without a P, takes one that waits for a thread.
@@ -597,7 +605,7 @@ impl Sched {
         if spinning {
             self.idle.stop_spinning();
         }
-        Wake::Nobody
+        Wake::NOBODY
     }
 }
 

@@ -223,7 +223,7 @@ impl Sched {
                 return self.assign(central, p, false);
             }
             self.put_idle_p(central, p);
-            return Wake::Nobody;
+            return Wake::NOBODY;
         }
         if p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0 {
             self.spill(central, p);
@@ -244,7 +244,7 @@ impl Sched {
             return self.assign(central, p, true);
         }
         self.put_idle_p(central, p);
-        Wake::Nobody
+        Wake::NOBODY
     }
 
     /// Whether a stray is on a CPU, or waits for something that is usually had soon and was not called in `parting`.

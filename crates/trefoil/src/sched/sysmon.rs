@@ -91,14 +91,16 @@ impl Sysmon {
         }))
     }
 
-    /// An idle P was taken: there is something to watch. True: it slept.
-    pub(crate) fn wake_if_asleep(&self) -> bool {
-        let slept =
-            self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
-        if slept {
+    /// Whether it sleeps without a limit.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// An idle P was taken: there is something to watch.
+    pub(crate) fn wake_if_asleep(&self) {
+        if self.is_asleep() && self.asleep.swap(false, Ordering::AcqRel) {
             self.wake();
         }
-        slept
     }
 
     /// Whatever it is doing, it is to look again.
