@@ -153,17 +153,11 @@ impl World {
         if sleeper {
             self.timer.store(SOON, Ordering::Relaxed);
         }
-        let mut own_timer = sleeper;
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.stop_spinning();
-                if own_timer && self.flaw == Flaw::None {
-                    self.see_to_timer();
-                }
                 return; // and never comes back
             }
-            // Another thread may get this P.
-            own_timer = false;
             if !self.give_up() && !self.wait_for_p(me) {
                 return;
             }

@@ -66,7 +66,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             && let Some(g) = sched.pop_inside()
         {
             p.next_tired_tick();
-            found(rt);
+            stop_spinning(rt);
             return Some(g);
         }
         let flags = p.flags.load(Ordering::Relaxed);
@@ -95,7 +95,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 }
                 // Who was just woken goes first.
                 if let Some(g) = pop_local(p) {
-                    found(rt);
+                    stop_spinning(rt);
                     return Some(g);
                 }
             }
@@ -103,12 +103,12 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 p.flags.fetch_and(!flag::WOKEN, Ordering::Relaxed);
                 if let Some(g) = sched.pop_woken() {
                     p.next_tick();
-                    found(rt);
+                    stop_spinning(rt);
                     return Some(g);
                 }
             }
             if let Some(g) = take_fairly(sched, p) {
-                found(rt);
+                stop_spinning(rt);
                 return Some(g);
             }
         }
@@ -118,7 +118,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             .or_else(|| take_tired(rt, p))
             .or_else(|| search(rt, p));
         if let Some(g) = next {
-            found(rt);
+            stop_spinning(rt);
             return Some(g);
         }
         give_up(rt, p);
@@ -327,18 +327,9 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
     if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
 }
 
-/// Found somebody to run: no longer spinning, and no longer the one who looks after this P's timers.
-fn found(rt: Rt) {
-    stop_spinning(rt);
-    // A goroutine that goes to sleep and leaves nobody to run tells nobody (`set_wait_timer`): this thread would look.
-    let next = rt.p().timers.next();
-    if next != NEVER {
-        rt.sched().see_to_timer(next);
-    }
-}
-
-/// If that was the last spinner, someone else should look if there is more; and the keeper should know of every timer
-/// and every shard.
+/// Found somebody to run: no longer spinning. If that was the last spinner, someone else should look if there is more; and
+/// the keeper should know of every timer and every shard. (A goroutine that goes to sleep and leaves nobody to run tells
+/// nobody: `set_wait_timer`. If who finds another one has not even searched, it will be back soon; or sysmon looks.)
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.replace(false) || !sched.idle.stop_spinning() {

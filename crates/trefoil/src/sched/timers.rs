@@ -201,8 +201,8 @@ impl Sched {
     /// Sets a timer for the end of a goroutine's wait. The caller is about to park.
     pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
-        // If nothing else is to run here, this thread looks at its timers by itself, until it finds something
-        // (`find::found`); but not one that waits for a locked goroutine.
+        // If nothing else is to run here, this thread looks at its timers by itself, until its search finds something
+        // (`find::stop_spinning`); but not one that waits for a locked goroutine.
         let busy = !rt.p().runq.is_empty() || self.has_global() || rt.m().locked.get().is_some();
         if first && busy {
             self.see_to_timer(when);
@@ -226,7 +226,7 @@ impl Sched {
     }
 
     /// A timer became the first of its P: some thread must be awake by then.
-    pub(crate) fn see_to_timer(&self, when: Nanos) {
+    fn see_to_timer(&self, when: Nanos) {
         // The barrier pairs with those of the keeper and of sysmon: they see the timer, or we see their time.
         full_fence();
         if self.idle.idle_ps() == 0 {
