@@ -29,6 +29,7 @@ pub(crate) mod central;
 pub(crate) mod find;
 pub(crate) mod g;
 pub(crate) mod handoff;
+mod heap;
 pub(crate) mod idle;
 pub(crate) mod join;
 pub(crate) mod locked;

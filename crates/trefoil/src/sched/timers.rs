@@ -1,4 +1,4 @@
-//! A P's timers: a 4-ary heap by time, after Go's.
+//! A P's timers: a heap by time (`heap.rs`).
 //!
 //! Timers are put into the heap of the P that runs the goroutine which sets them. They are run by
 //! whoever holds that P between goroutines, by thieves (also for idle Ps), and, when all threads sleep,
@@ -18,17 +18,15 @@
 //! 2. Nothing under the lock allocates from malloc, wakes, or runs user code.
 
 use super::Sched;
+use super::heap::{Heap, Timed};
 use super::m::Rt;
 use super::wait::Waiter;
-use crate::mem::Growing;
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::Lock;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Children of a heap's node. Go's number: one cache line of children.
-const ARITY: usize = 4;
 /// Stale entries below this are not worth a sweep.
 const SWEEP_MIN: u32 = 64;
 /// Heaps shorter than this are not worth one either.
@@ -60,7 +58,7 @@ struct Entry {
 
 /// See the head of the file.
 pub(crate) struct Timers {
-    heap: Lock<Growing<Entry>>,
+    heap: Lock<Heap<Entry>>,
     next: AtomicU64,
     len: AtomicU32,
     stale: AtomicU32,
@@ -71,7 +69,7 @@ pub(crate) struct Timers {
 impl Timers {
     pub(crate) fn new() -> Self {
         Timers {
-            heap: Lock::new(Growing::new()),
+            heap: Lock::new(Heap::new()),
             next: AtomicU64::new(NEVER),
             len: AtomicU32::new(0),
             stale: AtomicU32::new(0),
@@ -89,8 +87,8 @@ impl Timers {
         self.len.load(Ordering::Relaxed)
     }
 
-    fn publish(&self, heap: &Growing<Entry>) {
-        self.next.store(heap.first().map_or(NEVER, |e| e.when), Ordering::Relaxed);
+    fn publish(&self, heap: &Heap<Entry>) {
+        self.next.store(heap.next(), Ordering::Relaxed);
         self.len.store(heap.len() as u32, Ordering::Relaxed);
     }
 
@@ -103,9 +101,7 @@ impl Timers {
         {
             self.sweep_slow(&mut heap);
         }
-        heap.push(entry);
-        let last = heap.len() - 1;
-        let first = sift_up(&mut heap, last) == 0;
+        let first = heap.add(entry);
         self.publish(&heap);
         first
     }
@@ -116,29 +112,21 @@ impl Timers {
     }
 
     #[cold]
-    fn sweep_slow(&self, heap: &mut Growing<Entry>) {
+    fn sweep_slow(&self, heap: &mut Heap<Entry>) {
         self.stale.store(0, Ordering::Relaxed);
-        let mut kept = 0;
-        for i in 0..heap.len() {
-            let entry = heap[i];
-            if !entry.forget_if_idle() {
-                heap[kept] = entry;
-                kept += 1;
-            }
-        }
-        heap.truncate(kept);
-        self.sweep_at.store((kept as u32).saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
-        for i in (0..kept.div_ceil(ARITY)).rev() {
-            sift_down(heap, i);
-        }
+        heap.retain(|entry| !entry.forget_if_idle());
+        let kept = heap.len() as u32;
+        self.sweep_at.store(kept.saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
     }
 
     /// Takes out what is due, at most a batch.
     fn take_due<'a>(&self, now: Nanos, due: &'a mut [MaybeUninit<Entry>; BATCH]) -> &'a [Entry] {
         let mut heap = self.heap.lock();
         let mut n = 0;
-        while n < BATCH && heap.first().is_some_and(|first| first.when <= now) {
-            due[n].write(pop_first(&mut heap));
+        while n < BATCH
+            && let Some(entry) = heap.take_due(now)
+        {
+            due[n].write(entry);
             n += 1;
         }
         self.publish(&heap);
@@ -150,13 +138,20 @@ impl Timers {
     pub(crate) fn move_to(&self, to: &Timers) {
         loop {
             let mut heap = self.heap.lock();
-            let Some(entry) = heap.pop() else {
+            let Some(entry) = heap.take_any() else {
                 self.publish(&heap);
                 return;
             };
             drop(heap);
             to.add(entry);
         }
+    }
+}
+
+impl Timed for Entry {
+    #[inline]
+    fn when(&self) -> Nanos {
+        self.when
     }
 }
 
@@ -240,43 +235,4 @@ impl Sched {
     pub(crate) fn next_timer(&self) -> Nanos {
         self.all_ps().map(|p| p.timers.next()).min().unwrap_or(NEVER)
     }
-}
-
-fn sift_up(heap: &mut [Entry], mut i: usize) -> usize {
-    while i > 0 {
-        let parent = (i - 1) / ARITY;
-        if heap[parent].when <= heap[i].when {
-            break;
-        }
-        heap.swap(i, parent);
-        i = parent;
-    }
-    i
-}
-
-fn sift_down(heap: &mut [Entry], mut i: usize) {
-    loop {
-        let first = i * ARITY + 1;
-        let Some(least) =
-            (first..heap.len().min(first + ARITY)).min_by_key(|&child| heap[child].when)
-        else {
-            return;
-        };
-        if heap[i].when <= heap[least].when {
-            return;
-        }
-        heap.swap(i, least);
-        i = least;
-    }
-}
-
-fn pop_first(heap: &mut Growing<Entry>) -> Entry {
-    let first = heap[0];
-    if let Some(last) = heap.pop()
-        && !heap.is_empty()
-    {
-        heap[0] = last;
-        sift_down(heap, 0);
-    }
-    first
 }
