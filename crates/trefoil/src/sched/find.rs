@@ -238,8 +238,8 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
     }
 }
 
-/// For one who yields and is alone on its P: fetches some of those who wait on others to its own queue. False: nobody
-/// does. On a goroutine's stack, so no timers.
+/// For one who yields and is alone on its P: fetches some of those who wait on others, behind one that does not stop, to
+/// its own queue. False: nobody does. On a goroutine's stack, so no timers.
 #[cold]
 pub(crate) fn fetch(rt: Rt) -> bool {
     let (p, sched) = (rt.p(), rt.sched());
@@ -247,6 +247,15 @@ pub(crate) fn fetch(rt: Rt) -> bool {
     let tour = unsafe { p.local() }.rng.tour(sched.made());
     let others = tour.filter_map(|id| sched.p(id)).filter(|other| other.id != p.id);
     for victim in others.filter(|other| other.status() == PStatus::Running) {
+        if victim.runq.is_empty() {
+            continue;
+        }
+        // Where one after the other is taken everybody has his turn.
+        let taken = victim.runq.taken();
+        spin_for(RING_GRACE);
+        if victim.runq.taken() != taken {
+            continue;
+        }
         let Some(g) = victim.runq.steal_into(&p.runq).or_else(|| steal_next(victim)) else {
             continue;
         };

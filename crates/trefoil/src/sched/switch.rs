@@ -43,8 +43,8 @@ pub(crate) const FAIRNESS_TICKS: u32 = 61;
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
 
-/// How often one who is alone yields before it looks at other Ps, at first and at most: a look costs as much as some of
-/// them, or 3 µs for each P with a `runnext`.
+/// How often one who is alone yields before it looks at other Ps, at first and at most: a look takes a microsecond or
+/// more for each P where somebody waits.
 const YIELDS_ALONE: u32 = 64;
 const YIELDS_ALONE_MAX: u32 = 4096;
 
