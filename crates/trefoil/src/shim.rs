@@ -1,7 +1,7 @@
 //! The atomics that the lock-free protocols are written with.
 //!
-//! The protocol files (`sched/{runq,idle,join,state}.rs`, `sys/parker.rs`, `mem/depot.rs`) name only this
-//! module. `crates/trefoil-model` compiles the same files against a shim of the same shape made of
+//! The protocol files (`sched/{runq,idle,join,state}.rs`, `sync/*_word.rs`, `sys/parker.rs`, `mem/depot.rs`) name only
+//! this module. `crates/trefoil-model` compiles the same files against a shim of the same shape made of
 //! loom's types and tiny capacities, and explores every interleaving. So what is checked is what runs.
 
 pub(crate) use crate::sys::futex::{futex_wait, futex_wake};

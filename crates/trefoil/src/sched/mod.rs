@@ -8,7 +8,7 @@
 //! | `runq.rs`, `central.rs`, `idle.rs` | local queues; the global queue and idle lists; who sleeps |
 //! | `switch.rs` | park, yield, exit, and the switch between goroutines |
 //! | `find.rs` | where the next goroutine comes from |
-//! | `wait.rs`, `timers.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
+//! | `wait.rs`, `timers.rs`, `heap.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
 //! | `queue.rs`, `table.rs` | lists of sleepers; lists by address, for locks of one word |
 //! | `pollable.rs` | who waits for a descriptor, and what the poller says about it |
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
@@ -22,7 +22,8 @@
 //!    was preempted inside malloc holds malloc's lock; it needs a P to go on, and it must not be
 //!    ours that waits for it. Memory is allocated before, and freed after. Stacks are made where the P may be
 //!    taken meanwhile ([`Rt::retakable`]), threads are started by the aide.
-//! 3. Locks, in order: `Sched::central`, then the leaf locks (free Gs, stack depot).
+//! 3. Locks, in order: a timer's slot (`time/slot.rs`), `Sched::central`, then the leaf locks (heaps of timers, free Gs,
+//!    stack depot).
 
 pub(crate) mod aide;
 pub(crate) mod central;
