@@ -251,9 +251,7 @@ pub(crate) fn fetch(rt: Rt) -> bool {
             continue;
         }
         // Where one after the other is taken everybody has his turn.
-        let taken = victim.runq.taken();
-        spin_for(RING_GRACE);
-        if victim.runq.taken() != taken {
+        if taken_in_a_moment(victim) != 0 {
             continue;
         }
         let Some(g) = victim.runq.steal_into(&p.runq).or_else(|| steal_next(victim)) else {
@@ -319,9 +317,14 @@ fn is_brisk(victim: &P) -> bool {
     if len == 0 || len > FEW {
         return false;
     }
+    taken_in_a_moment(victim) >= BRISK
+}
+
+/// How many the victim's owner takes in [`RING_GRACE`].
+fn taken_in_a_moment(victim: &P) -> u32 {
     let taken = victim.runq.taken();
     spin_for(RING_GRACE);
-    victim.runq.taken().wrapping_sub(taken) >= BRISK
+    victim.runq.taken().wrapping_sub(taken)
 }
 
 /// `runnext`, if its owner leaves it there for a while. If it takes one out meanwhile it will take the next one

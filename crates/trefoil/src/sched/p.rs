@@ -88,8 +88,8 @@ pub(crate) struct P {
     pub(crate) orphan_spins: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks`, `yields`, `yields_pause` and `was_fair` are the owner's (invariant 1), `idle_link` and `orphan_spins` are
-// guarded by the scheduler's lock, the rest is atomic.
+// SAFETY: `local`, `looks`, `yields`, `yields_pause` and `was_fair` are the owner's (invariant 1), `idle_link` and
+// `orphan_spins` are guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for P {}
