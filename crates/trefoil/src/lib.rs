@@ -74,6 +74,7 @@ compile_error!(
      `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
 );
 
+pub mod alloc;
 mod arch;
 mod blocking;
 pub mod chan;

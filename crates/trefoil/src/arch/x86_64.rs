@@ -165,6 +165,78 @@ pub(crate) unsafe fn switch(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
     }
 }
 
+/// Defines a naked call on another stack and thread pointer, with `$set_own` and `$set_back` loading the
+/// thread pointer from `rcx` and from `rbx`. Both may use rax, rdi, rsi, rcx, r11; r12 and r13 are taken.
+macro_rules! define_call_on {
+    ($name:ident, [$($set_own:literal),+], [$($set_back:literal),+]) => {
+        #[unsafe(naked)]
+        unsafe extern "sysv64" fn $name(f: extern "sysv64" fn(*mut ()), arg: *mut (), sp: *mut u8, tp: *mut u8) {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rbp",
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                // The frame is found through rbp from here on, whichever stack rsp is on: unwinders walk
+                // from the called function into the caller's stack.
+                ".cfi_def_cfa_register rbp",
+                "push rbx",
+                ".cfi_offset rbx, -24",
+                "push r12",
+                ".cfi_offset r12, -32",
+                "push r13",
+                ".cfi_offset r13, -40",
+                "mov rbx, fs:[0]",
+                "mov r12, rdi",
+                "mov r13, rsi",
+                "mov rsp, rdx",
+                "and rsp, -16",
+                $($set_own,)+
+                "mov rdi, r13",
+                "call r12",
+                $($set_back,)+
+                "lea rsp, [rbp - 24]",
+                "pop r13",
+                "pop r12",
+                "pop rbx",
+                "pop rbp",
+                ".cfi_def_cfa rsp, 8",
+                "ret",
+                ".cfi_endproc",
+            )
+        }
+    };
+}
+
+define_call_on!(call_on_wrfsbase, ["wrfsbase rcx"], ["wrfsbase rbx"]);
+define_call_on!(
+    call_on_prctl,
+    ["mov edi, 0x1002", "mov rsi, rcx", "mov eax, 158", "syscall"],
+    ["mov edi, 0x1002", "mov rsi, rbx", "mov eax, 158", "syscall"]
+);
+
+/// Calls `f(arg)` on the stack that ends at `sp` and with the thread pointer `tp`, then returns on the caller's own.
+/// The compiler cannot look into the call, so it keeps no address of a thread-local across it.
+///
+/// # Safety
+/// `sp` is writable memory for as deep as `f` goes, used by nobody else; `tp` is a complete TLS block that no other
+/// code runs on; `f` does not unwind; the caller is not moved to another thread before `tp` is loaded.
+#[inline(always)]
+pub(crate) unsafe fn call_on(
+    f: extern "sysv64" fn(*mut ()),
+    arg: *mut (),
+    sp: *mut u8,
+    tp: *mut u8,
+) {
+    if FSGSBASE.load(Ordering::Relaxed) {
+        // SAFETY: the caller's contract; the CPU has the instruction.
+        unsafe { call_on_wrfsbase(f, arg, sp, tp) }
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { call_on_prctl(f, arg, sp, tp) }
+    }
+}
+
 /// Lays a fresh frame under `top`, so that the first switch to the returned `sp` calls `main` on that
 /// stack. `main` never returns.
 ///
@@ -262,6 +334,21 @@ pub(crate) unsafe fn current_m<M>() -> *const M {
     // SAFETY: GS is the M by the contract. Not `pure`: a later call may run on another thread.
     unsafe { asm!("mov {}, gs:[0]", out(reg) m, options(nostack, preserves_flags, readonly)) }
     m
+}
+
+/// Whether the running thread's "in the runtime" byte is set, read in one instruction.
+///
+/// # Safety
+/// As [`current_m`], but the caller may be preempted: wherever user code runs, the byte is 0.
+#[inline(always)]
+pub(crate) unsafe fn is_in_runtime() -> bool {
+    let value: u8;
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!("mov {v}, byte ptr gs:[{off}]", off = const super::M_IN_RUNTIME, v = out(reg_byte) value,
+            options(nostack, preserves_flags, readonly))
+    }
+    value != 0
 }
 
 /// Sets the running thread's "in the runtime" byte, in one instruction: there is no moment between finding M

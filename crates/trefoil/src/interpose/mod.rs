@@ -50,6 +50,8 @@ mod futex;
 mod io;
 mod keys;
 #[cfg(feature = "std")]
+mod malloc;
+#[cfg(feature = "std")]
 mod polls;
 #[cfg(feature = "std")]
 mod regions;
@@ -162,7 +164,10 @@ pub(crate) fn linked() {
         libc::pthread_atfork(None, None, Some(forked));
     }
     #[cfg(feature = "std")]
+    malloc::init();
+    #[cfg(feature = "std")]
     std::hint::black_box([
+        malloc::linked(),
         futex::syscall as *const (),
         sleep::nanosleep as *const (),
         sleep::clock_nanosleep as *const (),

@@ -17,6 +17,7 @@
 //! | `stack.rs` | what lies in a slot; making and retiring stacks |
 //! | `depot.rs` | the bounded pool between the caches (checked with loom) |
 //! | `tls/` | the TLS block |
+//! | `magazine.rs` | free blocks of the program's allocator, kept by an M |
 //!
 //! **Credits.** `go` takes one with `reserve_one`, or with [`acquire`] together with the stack;
 //! with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1 and 2). It is given
@@ -34,6 +35,7 @@
 mod arena;
 mod depot;
 mod growing;
+pub(crate) mod magazine;
 mod stack;
 pub(crate) mod tls;
 

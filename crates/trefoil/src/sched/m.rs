@@ -34,6 +34,7 @@ use super::pollable::{Poller, Ready};
 use super::{Sched, current_g, handoff, switch};
 use crate::arch;
 use crate::mem::Stack;
+use crate::mem::magazine::{BlocksOf, Magazines};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
@@ -41,7 +42,7 @@ use crate::sys::epoll::Bed;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use crate::sys::thread;
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::mem::offset_of;
 use std::num::NonZeroU64;
@@ -99,6 +100,8 @@ pub(crate) struct M {
     pub(crate) stray: handoff::Stray,
     /// The goroutine that is locked to this thread.
     pub(crate) locked: Cell<Option<&'static G>>,
+    /// Free blocks of the program's allocators, indexed by `BlocksOf`.
+    magazines: [UnsafeCell<Magazines>; 2],
 }
 
 const _: () = assert!(offset_of!(M, in_runtime) == arch::M_IN_RUNTIME);
@@ -162,6 +165,7 @@ impl M {
                 listed: Cell::new(false),
                 stray: handoff::Stray::new(),
                 locked: Cell::new(None),
+                magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],
             }))
         });
         m.this.set(m);
@@ -260,6 +264,10 @@ impl M {
         switch::thread_loop(Rt(self));
         // Not later: our reference to the Sched, which owns the P, goes next.
         self.sched().leave_p(self);
+        for of in [BlocksOf::Libc, BlocksOf::Wrapped] {
+            // SAFETY: this is the M's thread, and no goroutine runs on it any more.
+            unsafe { self.magazines(of) }.drain(of);
+        }
     }
 
     /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.
@@ -269,6 +277,75 @@ impl M {
         let m = unsafe { arch::inherited_m::<M>().as_ref()? };
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         (m.tid.load(Ordering::Relaxed) == tid).then(|| m.tp.get() as usize)
+    }
+}
+
+/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and does not move; but
+/// its P may have been retaken, so `f` touches only what belongs to the M.
+///
+/// None: this is a plain thread, an M's own context, the runtime itself, or a signal handler that interrupted it.
+#[inline(always)]
+pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
+    current_g()?;
+    // SAFETY: on a goroutine, so GS is its M.
+    unsafe {
+        if arch::is_in_runtime() {
+            return None;
+        }
+        // Preempted between the two instructions the goroutine finds another M, which is not in the runtime either.
+        arch::set_in_runtime::<1>();
+        let result = f(&*arch::current_m::<M>());
+        arch::set_in_runtime::<0>();
+        Some(result)
+    }
+}
+
+impl M {
+    /// One set of its magazines.
+    ///
+    /// # Safety
+    /// Called inside [`with_m`], for the M that it gave, or by the M's thread on its own context; no other borrow of the
+    /// set is alive.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn magazines(&self, of: BlocksOf) -> &mut Magazines {
+        // SAFETY: the caller's: only the M's thread comes here, one at a time (magazine.rs, invariant 3).
+        unsafe { &mut *self.magazines[of as usize].get() }
+    }
+
+    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls its allocator on the
+    /// system stack. What `f` leaves in thread-locals is the thread's, not the goroutine's.
+    ///
+    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in use
+    /// (`preempt.rs`, 2); but the thread may block, and its P may be retaken.
+    #[inline(never)]
+    pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
+        struct Call<F, T> {
+            f: Option<F>,
+            result: Option<T>,
+        }
+        extern "sysv64" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
+            // SAFETY: the `Call` below, alive until `call_on` returns.
+            let call = unsafe { &mut *call.cast::<Call<F, T>>() };
+            // SAFETY: GS is the M of this thread, which stays: its own thread-local storage is in use.
+            unsafe { arch::set_in_runtime::<0>() };
+            call.result = call.f.take().map(|f| f());
+            // SAFETY: as above.
+            unsafe { arch::set_in_runtime::<1>() };
+        }
+        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "sysv64" fn(*mut ()) {
+            call::<F, T>
+        }
+        let mut call = Call { f: Some(f), result: None };
+        let (entry, sp, tp) = (entry(&call), self.sp.get(), self.tp.get());
+        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at `sp`: the stack below is
+        // free, and its TLS block is in nobody's use. The goroutine stays on this thread until the block is loaded,
+        // because it is inside the runtime. Allocators do not unwind.
+        unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
+        match call.result {
+            Some(result) => result,
+            None => super::fatal(format_args!("a call on a thread's own stack did not return")),
+        }
     }
 }
 

@@ -87,7 +87,7 @@ fn forget_errors() {
 }
 
 #[inline]
-unsafe fn run_all(l: &Layout) {
+pub(super) unsafe fn run_all(l: &Layout) {
     for _ in 0..DESTRUCTOR_ITERATIONS {
         call_tls_dtors(l);
         // SAFETY: the caller's.

@@ -4,11 +4,12 @@
 //! does there what goroutines will do; on the way it learns, by looking at what a call changes, where
 //! glibc keeps the pthread keys and what a dead goroutine could bequeath (locale, cancellation).
 
-use super::destructors::KeyPlaces;
+use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK, set_mask};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
 use super::{Layout, Resets, Way, modules};
+use crate::arch;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{catch_unwind, resume_unwind};
@@ -77,70 +78,27 @@ unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), Stri
     Ok(())
 }
 
-/// Runs `f(arg)` on another stack and block, and comes back. By arch_prctl: right on every CPU, and
-/// the runtime's own switch is a floor above.
+/// Runs a closure on a block and its stack, and comes back. It must not be inlined: the compiler takes the thread
+/// pointer for constant within a function.
 ///
 /// # Safety
-/// `sp` is 16-aligned with room below; `tp` a complete block that nobody runs on; `own` the caller's
-/// thread pointer; `f` does not unwind.
-#[unsafe(naked)]
-unsafe extern "C" fn hop(
-    sp: usize,
-    tp: usize,
-    f: extern "C" fn(*mut c_void),
-    arg: *mut c_void,
-    own: usize,
-) {
-    std::arch::naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "mov rbp, rsp",
-        "mov r12, rdx",
-        "mov r13, rcx",
-        "mov r14, r8",
-        "mov rsp, rdi",
-        "mov edi, 0x1002", // ARCH_SET_FS, address already in rsi
-        "mov eax, 158",    // arch_prctl
-        "syscall",
-        "mov rdi, r13",
-        "call r12",
-        "mov edi, 0x1002",
-        "mov rsi, r14",
-        "mov eax, 158",
-        "syscall",
-        "mov rsp, rbp",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbx",
-        "pop rbp",
-        "ret",
-    )
-}
-
-/// `hop` with a closure. It must not be inlined: the compiler takes the thread pointer for constant
-/// within a function.
-///
-/// # Safety
-/// As for `hop`.
+/// The block is complete and nobody runs on it; `f` does not unwind.
 #[inline(never)]
 pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
-    extern "C" fn call<F: FnMut()>(f: *mut c_void) {
-        // SAFETY: `on_block` passes its own closure, alive until `hop` returns.
+    extern "sysv64" fn call<F: FnMut()>(f: *mut ()) {
+        // SAFETY: `on_block` passes its own closure, alive until `call_on` returns.
         unsafe { (*f.cast::<F>())() }
     }
-    fn of<F: FnMut()>(_: &F) -> extern "C" fn(*mut c_void) {
+    fn of<F: FnMut()>(_: &F) -> extern "sysv64" fn(*mut ()) {
         call::<F>
     }
-    let (sp, tp) = (block.stack_top.as_ptr() as usize, block.tp.as_ptr() as usize);
     // No signal meanwhile, glibc's 33 included: this thread is no M, so its handler would take the
     // block for the thread's own (interpose/setxid.rs).
     let mask = set_mask(libc::SIG_SETMASK, !0);
     // SAFETY: the caller's.
-    unsafe { hop(sp, tp, of(&f), (&raw mut f).cast(), thread_pointer()) };
+    unsafe {
+        arch::call_on(of(&f), (&raw mut f).cast(), block.stack_top.as_ptr(), block.tp.as_ptr());
+    }
     set_mask(libc::SIG_SETMASK, mask);
 }
 
@@ -365,8 +323,9 @@ impl Run<'_> {
         {
             return Err("a panic was not caught");
         }
+        // Those of pthread keys too: an allocator may have one, and would remember the block when it is gone.
         // SAFETY: the end of what ran on this block; LOCAL is not used any more.
-        unsafe { (self.layout.call_tls_dtors)() };
+        unsafe { destructors::run_all(self.layout) };
         if DROPPED.load(Ordering::Relaxed) != before + 1 {
             return Err("the destructor of a thread_local did not run once");
         }

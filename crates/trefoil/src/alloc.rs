@@ -1,0 +1,257 @@
+//! A global allocator whose caches belong to threads, not to goroutines.
+//!
+//! Allocators keep a cache per thread, and to a library a goroutine *is* a thread: 80 KB per goroutine with jemalloc,
+//! 540 KB with mimalloc. [`Alloc`] wraps any allocator so that a goroutine costs it nothing:
+//!
+//! ```
+//! use std::alloc::System; // or tikv_jemallocator::Jemalloc, mimalloc::MiMalloc, …
+//!
+//! #[global_allocator]
+//! static ALLOC: trefoil::alloc::Alloc<System> = trefoil::alloc::Alloc::new(System);
+//!
+//! let lengths = trefoil::run(|| {
+//!     let handles: Vec<_> = (0..100).map(|n| trefoil::go(move || vec![0u8; n].len())).collect();
+//!     handles.into_iter().map(|h| h.join().unwrap()).sum::<usize>()
+//! });
+//! assert_eq!(lengths, 4950);
+//! ```
+//!
+//! The system allocator needs no wrapper: with the feature `std`, which is on by default, `malloc` and its kin are
+//! served in the same way (see [the limits](crate::guide::limits)).
+//!
+//! # What it does
+//! Blocks of up to 32 KiB come from *magazines*, lists of free blocks by size class that belong to the OS thread which
+//! runs the goroutine. Larger blocks, blocks with an alignment above 16, and the batches that fill the magazines come
+//! from the wrapped allocator, which is called on the OS thread's own stack and thread-local storage. So the allocator
+//! sees a few threads, and a goroutine is never preempted while it holds one of the allocator's locks.
+//!
+//! On a plain thread a call goes straight to the wrapped allocator, with the size rounded up to its class.
+
+use crate::mem::magazine::{self, BlocksOf, Chain, Class};
+use crate::sched::m::{M, with_m};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::null_mut;
+
+/// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads they run on. See the [module](self).
+///
+/// ```
+/// use std::alloc::{GlobalAlloc, Layout, System};
+/// use trefoil::alloc::Alloc;
+///
+/// static ALLOC: Alloc<System> = Alloc::new(System);
+///
+/// let layout = Layout::new::<[u64; 4]>();
+/// // The wrapper is an allocator like any other.
+/// let block = unsafe { ALLOC.alloc(layout) };
+/// assert!(!block.is_null());
+/// unsafe { ALLOC.dealloc(block, layout) };
+/// ```
+///
+/// Magazines serve the first type of allocator without fields that the program wraps (jemalloc, mimalloc and most others
+/// have none). A second one, or one with fields, works too: each of its calls runs on the OS thread's own stack, which
+/// costs some 15 ns more.
+#[derive(Debug, Default)]
+pub struct Alloc<A> {
+    inner: A,
+}
+
+impl<A> Alloc<A> {
+    /// Wraps `inner`.
+    ///
+    /// ```
+    /// # use std::alloc::System;
+    /// static ALLOC: trefoil::alloc::Alloc<System> = trefoil::alloc::Alloc::new(System);
+    /// ```
+    pub const fn new(inner: A) -> Self {
+        Alloc { inner }
+    }
+
+    /// The wrapped allocator, for what it offers beyond [`GlobalAlloc`] (statistics, say).
+    ///
+    /// ```
+    /// # use std::alloc::System;
+    /// static ALLOC: trefoil::alloc::Alloc<System> = trefoil::alloc::Alloc::new(System);
+    /// let _system: &System = ALLOC.inner();
+    /// ```
+    pub const fn inner(&self) -> &A {
+        &self.inner
+    }
+}
+
+impl<A: GlobalAlloc> Alloc<A> {
+    /// Whether the magazines are this type's.
+    #[inline(always)]
+    fn owns_magazines() -> bool {
+        // With fields, two values of one type may be two heaps.
+        size_of::<A>() == 0 && magazine::owns(BlocksOf::Wrapped, Self::give_back)
+    }
+
+    /// [`magazine::GiveBack`].
+    unsafe fn give_back(block: *mut u8, class: Class) {
+        // SAFETY: a value without fields needs no memory, and there is one: whoever put the block into a magazine had it.
+        let inner = unsafe { std::ptr::NonNull::<A>::dangling().as_ref() };
+        // SAFETY: a free block, with the layout that it was allocated with.
+        unsafe { inner.dealloc(block, class.layout()) };
+    }
+
+    /// A block of the class; on a goroutine from the M's magazine.
+    #[inline(always)]
+    fn take(&self, class: Class) -> *mut u8 {
+        if Self::owns_magazines() {
+            // SAFETY: inside `with_m`, of the M that it gave.
+            let pop = |m: &'static M| unsafe { m.magazines(BlocksOf::Wrapped) }.pop(class);
+            match with_m(pop) {
+                Some(Some(block)) => return block,
+                Some(None) => return self.refill(class),
+                None => {}
+            }
+        }
+        // SAFETY: a class is never empty.
+        self.on_thread(|a| unsafe { a.alloc(class.layout()) })
+    }
+
+    /// # Safety
+    /// The block came from [`Alloc::take`] for this class, and is the caller's.
+    #[inline(always)]
+    unsafe fn give(&self, class: Class, block: *mut u8) {
+        if Self::owns_magazines() {
+            let push = |m: &'static M| {
+                // SAFETY: inside `with_m`, of the M that it gave; the block is the caller's.
+                let kept = unsafe { m.magazines(BlocksOf::Wrapped).push(class, block) };
+                if !kept {
+                    Self::give_back_surplus(m, class);
+                }
+            };
+            if with_m(push).is_some() {
+                return;
+            }
+        }
+        // SAFETY: the caller's block, with the layout that it was allocated with.
+        self.on_thread(|a| unsafe { a.dealloc(block, class.layout()) });
+    }
+
+    /// Fills the M's magazine, and returns one more block.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, class: Class) -> *mut u8 {
+        let refilled = with_m(|m| {
+            // SAFETY: inside `with_m`, of the M that it gave.
+            let n = unsafe { m.magazines(BlocksOf::Wrapped) }.refill_size(class);
+            let (first, chain) = m.on_own_context(|| {
+                let mut chain = Chain::EMPTY;
+                // SAFETY: a class is never empty.
+                let block = || unsafe { self.inner.alloc(class.layout()) };
+                for _ in 1..n {
+                    let block = block();
+                    if block.is_null() {
+                        break;
+                    }
+                    // SAFETY: ours, of at least 16 bytes.
+                    unsafe { chain.push(block) };
+                }
+                (block(), chain)
+            });
+            // SAFETY: as above.
+            let magazines = unsafe { m.magazines(BlocksOf::Wrapped) };
+            magazines.add(class, chain);
+            // There may be no memory left for one more, but for those.
+            if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
+        });
+        // Still on a goroutine, unless this is a signal handler that interrupted the runtime.
+        // SAFETY: a class is never empty.
+        refilled.unwrap_or_else(|| unsafe { self.inner.alloc(class.layout()) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back_surplus(m: &'static M, class: Class) {
+        // SAFETY: inside `with_m`, of the M that it gave.
+        let mut surplus = unsafe { m.magazines(BlocksOf::Wrapped) }.take_surplus(class);
+        m.on_own_context(|| {
+            while let Some(block) = surplus.pop() {
+                // SAFETY: a free block of ours, of this class.
+                unsafe { Self::give_back(block, class) };
+            }
+        });
+    }
+
+    /// Calls the wrapped allocator: on a goroutine, on the thread's own stack and thread-local storage.
+    #[inline]
+    fn on_thread<T>(&self, f: impl FnOnce(&A) -> T) -> T {
+        on_thread(|| f(&self.inner))
+    }
+}
+
+/// Calls `f`, on a goroutine on the thread's own stack and thread-local storage.
+#[inline]
+pub(crate) fn on_thread<T>(f: impl FnOnce() -> T) -> T {
+    let mut f = Some(f);
+    let mut call = || f.take().map(|f| f());
+    let result = with_m(|m| m.on_own_context(&mut call)).unwrap_or_else(call);
+    match result {
+        Some(result) => result,
+        None => unreachable!("called once: `with_m` calls it, or not at all"),
+    }
+}
+
+// SAFETY: blocks come from the wrapped allocator, with at least the size and alignment asked for; the layout that a
+// block is freed with is the one that it was allocated with, because both are computed from the caller's in the same
+// way. Nothing here unwinds or allocates by itself.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for Alloc<A> {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match Class::of(layout) {
+            Some(class) => self.take(class),
+            // SAFETY: the caller's layout.
+            None => self.on_thread(|a| unsafe { a.alloc(layout) }),
+        }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match Class::of(layout) {
+            // SAFETY: the caller's block, and the class that its layout had in `alloc`.
+            Some(class) => unsafe { self.give(class, block) },
+            // SAFETY: the caller's.
+            None => self.on_thread(|a| unsafe { a.dealloc(block, layout) }),
+        }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match Class::of(layout) {
+            Some(class) => {
+                let block = self.take(class);
+                if !block.is_null() {
+                    // SAFETY: a fresh block of at least that size.
+                    unsafe { block.write_bytes(0, layout.size()) };
+                }
+                block
+            }
+            // SAFETY: the caller's layout.
+            None => self.on_thread(|a| unsafe { a.alloc_zeroed(layout) }),
+        }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the size, rounded up to the alignment, is valid.
+        let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        match (Class::of(layout), Class::of(new)) {
+            (None, None) => {
+                // SAFETY: the caller's; the block has this layout at the wrapped allocator too.
+                self.on_thread(|a| unsafe { a.realloc(block, layout, new_size) })
+            }
+            (Some(old), Some(new)) if old == new => block,
+            // SAFETY: the caller's block and sizes; the two blocks do not overlap.
+            _ => unsafe {
+                let moved = self.alloc(new);
+                if !moved.is_null() {
+                    moved.copy_from_nonoverlapping(block, layout.size().min(new_size));
+                    self.dealloc(block, layout);
+                }
+                moved
+            },
+        }
+    }
+}
