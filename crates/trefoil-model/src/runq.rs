@@ -75,7 +75,7 @@ impl World {
 
     /// Owner: pops until the queue is empty.
     fn pop_all(&self) -> Vec<usize> {
-        std::iter::from_fn(|| self.queue.pop()).map(|popped| take(popped.item)).collect()
+        std::iter::from_fn(|| self.queue.pop()).map(take).collect()
     }
 
     /// Thief `t`: steals once and runs what it got.
@@ -120,7 +120,7 @@ pub fn owner_against_one_thief() {
         let mut owner = Vec::new();
         world.push(0, &mut owner);
         world.push(1, &mut owner);
-        owner.extend(world.queue.pop().map(|p| take(p.item)));
+        owner.extend(world.queue.pop().map(take));
         world.push(2, &mut owner);
         owner.extend(world.pop_all());
         let stolen = thief.join().unwrap();
@@ -171,7 +171,7 @@ pub fn runnext_pushed_displaced_and_stolen() {
         let mut owner = Vec::new();
         world.push_next(0, &mut owner);
         world.push_next(1, &mut owner);
-        owner.extend(world.queue.pop().map(|p| take(p.item)));
+        owner.extend(world.queue.pop().map(take));
         world.push_next(2, &mut owner);
         owner.extend(world.pop_all());
         let stolen = thief.join().unwrap();
@@ -287,7 +287,7 @@ pub fn never_falsely_empty_when_runnext_is_kicked() {
             move || assert!(!world.queue.is_empty(), "item 0 was there all the time")
         });
         world.push_next(1, &mut owner);
-        owner.extend(world.queue.pop().map(|p| take(p.item)));
+        owner.extend(world.queue.pop().map(take));
         assert_eq!(owner, [1]);
         other.join().unwrap();
     });

@@ -97,7 +97,7 @@ fn proc_stats(p: &P) -> ProcStats {
             PStatus::Retired => "retired",
         },
         ticks: p.tick.load(Ordering::Relaxed).into(),
-        queue: p.runq.len(),
+        queue: p.queued(),
         spawned: read(&p.counters.spawned),
         ended: read(&p.counters.ended),
         steals: read(&p.counters.steals),

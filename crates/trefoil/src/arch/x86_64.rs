@@ -189,7 +189,8 @@ macro_rules! define_call_on {
                 "mov rbx, fs:[0]",
                 "mov r12, rdi",
                 "mov r13, rsi",
-                "mov rsp, rdx",
+                "test rdx, rdx",
+                "cmovnz rsp, rdx",
                 "and rsp, -16",
                 $($set_own,)+
                 "mov rdi, r13",
@@ -215,11 +216,12 @@ define_call_on!(
     ["mov edi, 0x1002", "mov rsi, rbx", "mov eax, 158", "syscall"]
 );
 
-/// Calls `f(arg)` on the stack that ends at `sp` and with the thread pointer `tp`, then returns on the caller's own.
+/// Calls `f(arg)` on the stack that ends at `sp` (null: on the caller's) and with the thread pointer `tp`, then returns on
+/// the caller's own.
 /// The compiler cannot look into the call, so it keeps no address of a thread-local across it.
 ///
 /// # Safety
-/// `sp` is writable memory for as deep as `f` goes, used by nobody else; `tp` is a complete TLS block that no other
+/// `sp` is null, or writable memory for as deep as `f` goes, used by nobody else; `tp` is a complete TLS block that no other
 /// code runs on; `f` does not unwind; the caller is not moved to another thread before `tp` is loaded.
 #[inline(always)]
 pub(crate) unsafe fn call_on(

@@ -37,7 +37,7 @@ fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
         sched.global_len.load(Ordering::Relaxed),
     )?;
     for p in live_ps(sched) {
-        write!(out, " {}", p.runq.len())?;
+        write!(out, " {}", p.queued())?;
     }
     write!(out, " ] schedticks=[")?;
     for p in live_ps(sched) {
@@ -63,7 +63,7 @@ fn detail(sched: &Sched, out: &mut String) -> std::fmt::Result {
                 PStatus::Retired => "retired",
             },
             p.tick.load(Ordering::Relaxed),
-            p.runq.len(),
+            p.queued(),
             p.timers.len(),
             p.counters.spawned.load(Ordering::Relaxed),
             p.counters.ended.load(Ordering::Relaxed),

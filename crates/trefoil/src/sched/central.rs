@@ -27,7 +27,7 @@ use super::g::{G, GList};
 use super::handoff::Strays;
 use super::m::M;
 use super::p::{P, PStatus};
-use super::runq::Overflow;
+use super::runq::{Overflow, RunQueue};
 use super::sysmon::Sysmon;
 use super::{Sched, p};
 use crate::shim::full_fence;
@@ -213,7 +213,7 @@ impl Wake {
 impl Sched {
     /// Under the lock: `p` runs nothing and has an empty queue.
     pub(crate) fn put_idle_p(&self, central: &mut Central, p: &'static P) {
-        debug_assert!(p.runq.is_empty());
+        debug_assert!(p.is_empty());
         p.set_status(PStatus::Idle);
         p.idle_link.set(central.idle_ps.replace(p));
         self.idle.p_idle();
@@ -421,16 +421,6 @@ impl Sched {
         }
     }
 
-    /// Appends a list to the global queue; `front`: before everything else.
-    pub(crate) fn push_global_list(&self, central: &mut Central, list: &mut GList, front: bool) {
-        if front {
-            central.global.prepend(list);
-        } else {
-            central.global.append(list);
-        }
-        self.publish_global_len(central);
-    }
-
     /// One goroutine, as `choose` says.
     fn pop(&self, choose: impl FnOnce(&mut Central) -> Option<&'static G>) -> Option<&'static G> {
         let mut central = self.central.lock();
@@ -478,7 +468,7 @@ impl Sched {
         let first = central.pop_next(true);
         for i in 1..n {
             let Some(g) = central.pop_next(i.is_multiple_of(2)) else { break };
-            let pushed = p.runq.push_back(NonNull::from(g)).is_ok();
+            let pushed = p.ring_for(g).push_back(NonNull::from(g)).is_ok();
             debug_assert!(pushed, "half a ring fits an empty one");
         }
         self.publish_global_len(central);
@@ -488,23 +478,34 @@ impl Sched {
     /// Under the lock: everything in the queue of `p`, which nobody else holds, goes to the head of the
     /// global queue.
     pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
-        let mut moved = GList::new();
-        while let Some(g) = p.runq.pop() {
-            // SAFETY: taken from a queue, so ours; Gs are never freed.
-            moved.push_back(unsafe { &*g.item.as_ptr() });
+        for queue in [&p.woken, &p.runq] {
+            let mut moved = GList::new();
+            while let Some(g) = queue.pop() {
+                // SAFETY: taken from a queue, so ours; Gs are never freed.
+                moved.push_back(unsafe { &*g.as_ptr() });
+            }
+            if std::ptr::eq(queue, &p.woken) {
+                central.woken.prepend(&mut moved);
+            } else {
+                central.global.prepend(&mut moved);
+            }
         }
-        self.push_global_list(central, &mut moved, true);
+        self.publish_global_len(central);
     }
 
-    /// A full ring's older half and the one that did not fit: to the global tail, as one batch.
+    /// A full ring's older half and `item`, which did not fit: to the tail of the global queue for goroutines like
+    /// `item`, as one batch.
     #[cold]
-    pub(crate) fn overflow_slow(&self, overflow: Overflow<'_, G>, item: NonNull<G>) {
+    pub(crate) fn overflow_slow(&self, overflow: Overflow<'_, G>, item: &'static G) {
         let mut batch = GList::new();
-        for g in overflow.chain([item]) {
+        for g in overflow.chain([NonNull::from(item)]) {
             // SAFETY: consumed from the ring, so ours; Gs are never freed.
             batch.push_back(unsafe { &*g.as_ptr() });
         }
-        self.push_global_list(&mut self.central.lock(), &mut batch, false);
+        let mut central = self.central.lock();
+        let queue = if item.woken.get() { &mut central.woken } else { &mut central.global };
+        queue.append(&mut batch);
+        self.publish_global_len(&central);
     }
 
     /// Work was published (with a full barrier): if a P is idle and nobody looks, get one going.
@@ -616,12 +617,18 @@ fn fair_share(size: usize, procs: usize) -> usize {
 }
 
 impl p::P {
-    /// Owner: appends to the local queue; a full one spills half to the global queue.
+    /// The ring for a goroutine that is neither the next one to run nor has used up its slice.
+    #[inline]
+    pub(crate) fn ring_for(&self, g: &G) -> &RunQueue<G> {
+        if g.woken.get() { &self.woken } else { &self.runq }
+    }
+
+    /// Owner: appends to a ring; a full one spills half to the global queue.
     #[inline]
     pub(crate) fn push_back(&self, sched: &Sched, g: &'static G) {
-        if let Err(overflow) = self.runq.push_back(NonNull::from(g)) {
+        if let Err(overflow) = self.ring_for(g).push_back(NonNull::from(g)) {
             p::bump(&self.counters.overflows, 1);
-            sched.overflow_slow(overflow, NonNull::from(g));
+            sched.overflow_slow(overflow, g);
         }
     }
 

@@ -132,13 +132,13 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
-    let g = sched.pop_fairly(p.runq.is_empty())?;
+    let g = sched.pop_fairly(p.is_empty())?;
     p.was_fair.set(true);
     p.next_tired_tick();
     Some(g)
 }
 
-/// The time slice is over, for those who would inherit it too: `runnext` goes to the tail.
+/// The time slice is over, for the goroutine that would inherit it too: `runnext` goes to the tail of a ring.
 fn end_slice(sched: &Sched, p: &'static P) {
     if let Some(next) = p.runq.steal_next() {
         // SAFETY: taken from the queue, so ours; Gs are never freed.
@@ -247,14 +247,14 @@ pub(crate) fn fetch(rt: Rt) -> bool {
     let tour = unsafe { p.local() }.rng.tour(sched.made());
     let others = tour.filter_map(|id| sched.p(id)).filter(|other| other.id != p.id);
     for victim in others.filter(|other| other.status() == PStatus::Running) {
-        if victim.runq.is_empty() {
+        if victim.is_empty() {
             continue;
         }
         // Where one after the other is taken everybody has his turn.
         if taken_in_a_moment(victim) != 0 {
             continue;
         }
-        let Some(g) = victim.runq.steal_into(&p.runq).or_else(|| steal_next(victim)) else {
+        let Some(g) = p.steal_from(victim).or_else(|| steal_next(victim)) else {
             continue;
         };
         count_stolen(p);
@@ -267,7 +267,7 @@ pub(crate) fn fetch(rt: Rt) -> bool {
 
 fn count_stolen(p: &P) {
     bump(&p.counters.steals, 1);
-    bump(&p.counters.stolen, 1 + p.runq.len() as u64);
+    bump(&p.counters.stolen, 1 + p.queued() as u64);
 }
 
 /// One sweep over the other Ps, in a random order. `last`: of brisk ones, too.
@@ -290,8 +290,8 @@ fn steal(rt: Rt, p: &'static P, last: bool) -> Option<&'static G> {
                 continue;
             }
             // The look takes a while: once a sweep.
-            let leave = !last && victim.runq.ring_len() <= FEW && (round > 1 || is_brisk(victim));
-            let found = if leave { None } else { victim.runq.steal_into(&p.runq) }
+            let leave = !last && victim.ring_len() <= FEW && (round > 1 || is_brisk(victim));
+            let found = if leave { None } else { p.steal_from(victim) }
                 .or_else(|| if round == STEAL_ROUNDS { steal_next(victim) } else { None });
             if let Some(g) = found {
                 count_stolen(p);
@@ -313,7 +313,7 @@ fn spin_for(time: Duration) {
 
 /// Whether the few that wait in the victim's ring are about to run there: its owner takes one after the other.
 fn is_brisk(victim: &P) -> bool {
-    let len = victim.runq.ring_len();
+    let len = victim.ring_len();
     if len == 0 || len > FEW {
         return false;
     }
@@ -322,9 +322,9 @@ fn is_brisk(victim: &P) -> bool {
 
 /// How many the victim's owner takes in [`RING_GRACE`].
 fn taken_in_a_moment(victim: &P) -> u32 {
-    let taken = victim.runq.taken();
+    let taken = victim.taken();
     spin_for(RING_GRACE);
-    victim.runq.taken().wrapping_sub(taken)
+    victim.taken().wrapping_sub(taken)
 }
 
 /// `runnext`, if its owner leaves it there for a while. If it takes one out meanwhile it will take the next one
@@ -389,7 +389,7 @@ impl Sched {
     /// Whether somebody waits for a thread that looks for him. In a hush that is nobody who is alone in `runnext`.
     fn has_work(&self) -> bool {
         let hushed = self.idle.is_hushed();
-        let has_work = |p: &P| if hushed { p.runq.ring_len() != 0 } else { !p.runq.is_empty() };
+        let has_work = |p: &P| if hushed { p.ring_len() != 0 } else { !p.is_empty() };
         self.has_global() || self.all_ps().any(has_work)
     }
 }

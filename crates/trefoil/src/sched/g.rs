@@ -53,6 +53,8 @@ pub(crate) struct G {
     pub(crate) abort_on_panic: Cell<bool>,
     /// It was stopped by a signal inside libc or the loader, and may have one of their locks (`stop.rs`).
     pub(crate) inside: Cell<bool>,
+    /// It became runnable because it was woken, not because it was started, has yielded or used up its slice.
+    pub(crate) woken: Cell<bool>,
     /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
     pub(crate) no_preempt: Cell<u16>,
     /// Next in a queue or free list. Owned by that list.
@@ -102,6 +104,7 @@ impl G {
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
             inside: Cell::new(false),
+            woken: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),
             lock_depth: Cell::new(0),
@@ -209,6 +212,16 @@ impl G {
     pub(crate) fn sp_hint(&self) -> usize {
         // SAFETY: one aligned word of memory that is never freed.
         unsafe { self.sp.as_ptr().read_volatile() as usize }
+    }
+
+    /// On the goroutine's thread: whether the address lies on its stack.
+    pub(crate) fn has_on_stack(&self, address: usize) -> bool {
+        // SAFETY: the handle is read in place; only the goroutine's own thread replaces it.
+        let stack = unsafe { (*self.stack.as_ptr()).as_ref() };
+        stack.is_some_and(|stack| {
+            let (low, high) = stack.bounds();
+            (low..high).contains(&address)
+        })
     }
 
     /// Whether it has begun to run. A look in passing.

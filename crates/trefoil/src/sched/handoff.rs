@@ -230,7 +230,7 @@ impl Sched {
             self.retire_unused(p);
             return self.wake_locked(central);
         }
-        let work = !p.runq.is_empty() || self.has_global();
+        let work = !p.is_empty() || self.has_global();
         if work {
             return self.assign(central, p, false);
         }

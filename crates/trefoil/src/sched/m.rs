@@ -337,7 +337,11 @@ impl M {
             call::<F, T>
         }
         let mut call = Call { f: Some(f), result: None };
-        let (entry, sp, tp) = (entry(&call), self.sp.get(), self.tp.get());
+        let (entry, tp) = (entry(&call), self.tp.get());
+        // A signal handler stays on the alternate stack: if it left it, the next signal would begin there anew, over it.
+        let here = &raw const call as usize;
+        let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
+        let sp = if on_goroutine { self.sp.get() } else { null_mut() };
         // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at `sp`: the stack below is
         // free, and its TLS block is in nobody's use. The goroutine stays on this thread until the block is loaded,
         // because it is inside the runtime. Allocators do not unwind.

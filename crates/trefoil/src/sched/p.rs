@@ -20,7 +20,7 @@ use crate::mem::StackCache;
 use crate::sys::clock::Nanos;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// A request is on: the fast path must not be taken. One bit each.
@@ -62,7 +62,10 @@ pub(crate) struct P {
     /// Scheduling steps: grows when a goroutine begins a time slice. Written by the owner.
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
+    /// `runnext`, and the ring of goroutines that were started or have yielded.
     pub(crate) runq: RunQueue<G>,
+    /// The ring of goroutines that were woken: they run before those in `runq`'s ring (its `runnext` is not used).
+    pub(crate) woken: RunQueue<G>,
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
@@ -70,6 +73,8 @@ pub(crate) struct P {
     pub(crate) holder: AtomicPtr<M>,
     /// The tick at which it last took one that had used up its slice. Written by the owner.
     pub(crate) tired_tick: AtomicU32,
+    /// The tick at which it last took one that was started or had yielded. Written by the owner.
+    fresh_tick: AtomicU32,
     /// The tick that an onlooker last saw, and since when it is that: how long a goroutine runs. Whoever
     /// sees another tick writes both; so it is a hint.
     pub(crate) seen_tick: AtomicU32,
@@ -127,6 +132,7 @@ impl P {
             tick: AtomicU32::new(0),
             status: AtomicU32::new(PStatus::Retired as u32),
             runq: RunQueue::new(),
+            woken: RunQueue::new(),
             timers: Timers::new(),
             local: UnsafeCell::new(Local {
                 stacks: StackCache::new()?,
@@ -138,6 +144,7 @@ impl P {
             counters: Counters::default(),
             holder: AtomicPtr::new(null_mut()),
             tired_tick: AtomicU32::new(u32::MAX),
+            fresh_tick: AtomicU32::new(u32::MAX),
             seen_tick: AtomicU32::new(0),
             seen_since: AtomicU64::new(0),
             orphan_spins: Cell::new(false),
@@ -183,6 +190,54 @@ impl P {
     /// Onlooker: whether such a one runs now.
     pub(crate) fn runs_tired(&self) -> bool {
         self.tired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    }
+
+    /// Owner: a goroutine that was started, or had yielded, begins a time slice.
+    #[inline]
+    pub(crate) fn next_fresh_tick(&self) {
+        self.next_tick();
+        self.fresh_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Onlooker: whether such a goroutine runs now.
+    pub(crate) fn runs_fresh(&self) -> bool {
+        self.fresh_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    }
+
+    /// Onlooker: whether no goroutine waits here. Never says so falsely while the owner moves a goroutine from `runnext`
+    /// to a ring: then a tail changes, and the queues are read again.
+    pub(crate) fn is_empty(&self) -> bool {
+        loop {
+            let pushed = self.woken.pushed();
+            if self.woken.ring_len() != 0 || !self.runq.is_empty() {
+                return false;
+            }
+            if self.woken.pushed() == pushed {
+                return true;
+            }
+        }
+    }
+
+    /// How many goroutines wait here, roughly.
+    pub(crate) fn queued(&self) -> usize {
+        self.woken.len() + self.runq.len()
+    }
+
+    /// How many goroutines wait in the rings, `runnext` not counted. A look from outside.
+    pub(crate) fn ring_len(&self) -> u32 {
+        self.woken.ring_len() + self.runq.ring_len()
+    }
+
+    /// How many goroutines were taken from here, by the owner or by thieves. A look from outside.
+    pub(crate) fn taken(&self) -> u32 {
+        self.woken.taken().wrapping_add(self.runq.taken())
+    }
+
+    /// Thief (the owner of `self`, whose rings are empty): takes half of a ring of `victim`, that of woken goroutines
+    /// first, and returns one of them to run.
+    pub(crate) fn steal_from(&self, victim: &P) -> Option<NonNull<G>> {
+        let woken = victim.woken.steal_into(&self.woken);
+        woken.or_else(|| victim.runq.steal_into(&self.runq))
     }
 
     /// Onlooker: since when the present slice lasts, as far as is known.

@@ -36,13 +36,6 @@ pub(crate) struct RunQueue<T> {
     ring: Box<[AtomicPtr<T>]>,
 }
 
-/// What [`RunQueue::pop`] took.
-pub(crate) struct Popped<T> {
-    pub(crate) item: NonNull<T>,
-    /// From `runnext`: it goes on in the time slice of the one before.
-    pub(crate) inherits: bool,
-}
-
 /// The older half of a full ring: consumed from it, still lying in its slots (invariant 1).
 #[must_use = "these goroutines are in no queue now"]
 pub(crate) struct Overflow<'q, T> {
@@ -118,9 +111,15 @@ impl<T> RunQueue<T> {
             .map(|_| Overflow { queue: self, at: head, left: half })
     }
 
-    /// Owner: the next to run.
+    /// Owner: the next to run, from `runnext` or else from the ring.
     #[inline]
-    pub(crate) fn pop(&self) -> Option<Popped<T>> {
+    pub(crate) fn pop(&self) -> Option<NonNull<T>> {
+        self.pop_next().or_else(|| self.pop_ring())
+    }
+
+    /// Owner: `runnext`, which goes on in the time slice of the goroutine before it.
+    #[inline]
+    pub(crate) fn pop_next(&self) -> Option<NonNull<T>> {
         let next = self.next.load(Ordering::Relaxed);
         // Only the owner fills `next`, so a failed exchange means that a thief emptied it. Release:
         // who sees the null sees the tail that we stored before, so `is_empty` is not deceived.
@@ -132,9 +131,9 @@ impl<T> RunQueue<T> {
         {
             let taken = self.nexts_taken.load(Ordering::Relaxed).wrapping_add(1);
             self.nexts_taken.store(taken, Ordering::Relaxed);
-            return NonNull::new(next).map(|item| Popped { item, inherits: true });
+            return NonNull::new(next);
         }
-        self.pop_ring().map(|item| Popped { item, inherits: false })
+        None
     }
 
     /// Owner: the head of the ring, leaving `runnext` alone.
@@ -203,6 +202,11 @@ impl<T> RunQueue<T> {
     pub(crate) fn ring_len(&self) -> u32 {
         let head = self.head.load(Ordering::Relaxed);
         self.tail.load(Ordering::Relaxed).wrapping_sub(head)
+    }
+
+    /// How many were ever appended to the ring. A look from outside.
+    pub(crate) fn pushed(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
     }
 
     /// How many were taken, from the ring or by the owner from `runnext`. A look from outside.
@@ -281,12 +285,10 @@ mod tests {
             assert!(q.push_back(item(i)).is_ok());
         }
         assert!(q.push_next(item(1000)).is_none());
-        let first = q.pop().unwrap();
-        assert!(first.inherits && number(first.item) == 1000);
+        assert_eq!(number(q.pop_next().unwrap()), 1000);
+        assert!(q.pop_next().is_none());
         for i in 0..RING {
-            let p = q.pop().unwrap();
-            assert!(!p.inherits);
-            assert_eq!(number(p.item), i);
+            assert_eq!(number(q.pop().unwrap()), i);
         }
         assert!(q.pop().is_none() && q.is_empty());
     }
@@ -302,7 +304,7 @@ mod tests {
             Err(overflow) => overflow.map(number).collect(),
         };
         assert_eq!(moved, (0..RING / 2).collect::<Vec<_>>());
-        assert_eq!(number(q.pop().unwrap().item), RING / 2);
+        assert_eq!(number(q.pop().unwrap()), RING / 2);
     }
 
     #[test]
@@ -318,12 +320,12 @@ mod tests {
                 seen[number(last)] += 1;
                 stolen += 1;
                 while let Some(p) = thief.pop() {
-                    seen[number(p.item)] += 1;
+                    seen[number(p)] += 1;
                     stolen += 1;
                 }
             }
             while let Some(p) = victim.pop() {
-                seen[number(p.item)] += 1;
+                seen[number(p)] += 1;
             }
             assert!(stolen == i / 2 || stolen == i / 2 + 1, "stole {stolen} of {i}");
             assert!(seen.iter().all(|&n| n == 1));

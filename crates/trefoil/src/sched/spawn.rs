@@ -189,6 +189,7 @@ fn dress(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<St
     // A forgotten guard of its last life.
     g.no_preempt.set(0);
     g.locked.set(None);
+    g.woken.set(false);
     g.lock_depth.set(0);
     g.state.set_runnable();
     if let Some(stack) = own_stack {

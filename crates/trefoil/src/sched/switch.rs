@@ -29,7 +29,6 @@ use super::join::Completed;
 use super::m::{Leaving, Rt};
 use super::p::{P, bump, flag};
 use super::reason::WaitReason;
-use super::runq::Popped;
 use super::state::ParkOutcome;
 use super::{CURRENT, find, locked, scope, wait};
 use crate::arch;
@@ -39,6 +38,10 @@ use std::sync::atomic::Ordering;
 
 /// Every how many ticks the global queue is looked at first. Go's number.
 pub(crate) const FAIRNESS_TICKS: u32 = 61;
+
+/// Every how many ticks goroutines that were started, or have yielded, go before those that were woken: so that they do
+/// not starve.
+const FRESH_TICKS: u32 = 16;
 
 /// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
 const TIMER_LOOKS: u32 = 16;
@@ -65,7 +68,7 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
 pub(crate) fn yield_now(rt: Rt) -> Rt {
     let p = rt.p();
     // Alone here, and nothing asked of us: go on.
-    if p.runq.is_empty()
+    if p.is_empty()
         && !rt.sched().has_global()
         && p.flags.load(Ordering::Relaxed) & !flag::LOCKED == 0
         && !timer_due(p)
@@ -75,7 +78,7 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
     }
     let g = rt.g();
     // Alone here, while others wait in a global queue: behind all of them.
-    let note = if p.runq.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
+    let note = if p.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
     leave(rt, g, note)
 }
 
@@ -129,12 +132,13 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
         return; // it has not parked yet, and will not
     }
+    g.woken.set(true);
     let sched = rt.sched();
     if std::ptr::eq(g.sched.get(), sched) {
         let p = rt.p();
         p.push_next(sched, g);
         // Alone, it is probably about to run here (`idle.rs`).
-        if !sched.idle.is_hushed() || p.runq.ring_len() != 0 {
+        if !sched.idle.is_hushed() || p.ring_len() != 0 {
             sched.wake();
         }
     } else {
@@ -145,6 +149,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
 /// `ready` from a plain thread, or from another runtime's goroutine.
 pub(crate) fn ready_outside(g: &'static G) {
     if g.notify() {
+        g.woken.set(true);
         enqueue_outside(g);
     }
 }
@@ -205,15 +210,28 @@ fn next_at_hand(rt: Rt) -> Option<&'static G> {
     }
 }
 
-/// The head of the local queue; counts a tick unless it inherits its predecessor's slice.
+/// The next goroutine of the local queues: `runnext`, which inherits its predecessor's slice; those that were woken; the
+/// others. Counts a tick unless it inherits.
 #[inline]
 pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
-    let Popped { item, inherits } = p.runq.pop()?;
-    if !inherits {
-        p.next_tick();
+    if let Some(next) = p.runq.pop_next() {
+        // SAFETY: taken from the queue, so ours; Gs are never freed.
+        return Some(unsafe { &*next.as_ptr() });
     }
-    // SAFETY: taken from the queue, so ours; Gs are never freed.
-    Some(unsafe { &*item.as_ptr() })
+    let woken_first = !p.tick.load(Ordering::Relaxed).is_multiple_of(FRESH_TICKS);
+    let item = if woken_first {
+        p.woken.pop_ring().or_else(|| p.runq.pop_ring())
+    } else {
+        p.runq.pop_ring().or_else(|| p.woken.pop_ring())
+    }?;
+    // SAFETY: as above.
+    let g: &'static G = unsafe { &*item.as_ptr() };
+    if g.woken.get() {
+        p.next_tick()
+    } else {
+        p.next_fresh_tick()
+    }
+    Some(g)
 }
 
 #[inline]
@@ -238,22 +256,26 @@ fn finish_switch(rt: Rt) {
         Leaving::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
                 // Its waker only left a note, and woke nobody.
+                g.woken.set(true);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }
         }
         Leaving::Yielded(g) => {
             g.state.set_runnable();
+            g.woken.set(false);
             rt.p().push_back(sched, g);
             sched.wake_after_push();
         }
         Leaving::Preempted(g) => {
             g.state.set_runnable();
+            g.woken.set(false);
             sched.push_tired(g);
             sched.wake_after_push();
         }
         Leaving::Stranded(g) => {
             g.state.set_runnable();
+            g.woken.set(true);
             if g.inside.get() {
                 sched.push_tired(g);
                 sched.wake_after_push();

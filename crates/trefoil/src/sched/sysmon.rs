@@ -269,7 +269,7 @@ impl<'a> Watch<'a> {
         }
         // Usually somebody looks already; in a hush nobody was woken for who waits.
         let hushed = !all_busy && sched.idle.is_hushed();
-        if hushed && sched.all_ps().any(|p| !p.runq.is_empty()) {
+        if hushed && sched.all_ps().any(|p| !p.is_empty()) {
             sched.wake_after_push();
         }
         if sched.look_after_strays(preempt::send) {
@@ -307,7 +307,7 @@ impl<'a> Watch<'a> {
             p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
         }
         let leaves = flags & flag::RETIRE != 0 || scene.stopping;
-        let wanted = leaves || scene.global || scene.due || !p.runq.is_empty();
+        let wanted = leaves || scene.global || scene.due || !p.is_empty();
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
@@ -338,7 +338,8 @@ impl<'a> Watch<'a> {
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
         let limit = if leaves || stuck {
             SHORTEST
-        } else if p.runs_tired() && !p.runq.is_empty() {
+        } else if (p.runs_tired() && !p.is_empty()) || (p.runs_fresh() && p.woken.ring_len() != 0) {
+            // Woken before fresh before expired.
             SHORT_SLICE.min(sched.config.slice)
         } else {
             sched.config.slice

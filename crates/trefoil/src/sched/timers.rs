@@ -198,7 +198,7 @@ impl Sched {
         let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
         // If nothing else is to run here, this thread looks at its timers by itself, until its search finds something
         // (`find::stop_spinning`); but not one that waits for a locked goroutine.
-        let busy = !rt.p().runq.is_empty() || self.has_global() || rt.m().locked.get().is_some();
+        let busy = !rt.p().is_empty() || self.has_global() || rt.m().locked.get().is_some();
         if first && busy {
             self.see_to_timer(when);
         }

@@ -75,7 +75,7 @@ pub(crate) fn may_look() -> bool {
     let busy = sched.procs().saturating_sub(sched.idle.idle_ps() + sched.idle.spinning());
     // Its slice is over: it must not be put aside here, where others may count on it.
     let stays = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
-    let may = stays && busy > 1 && p.runq.is_empty();
+    let may = stays && busy > 1 && p.is_empty();
     rt.leave_now();
     may
 }
