@@ -82,8 +82,11 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 continue;
             }
             if flags & flag::PREEMPT != 0 {
+                let asked = p.is_asked_to_preempt();
                 p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
-                end_slice(sched, p);
+                if asked {
+                    end_slice(sched, p);
+                }
             }
             if flags & flag::RETIRE != 0 && sched.retire(rt, p) {
                 continue;
@@ -93,8 +96,9 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 for other in sched.all_ps() {
                     timers::run_due(rt, &other.timers);
                 }
-                // Who was just woken goes first.
+                // A goroutine that was just woken goes first, in a slice of its own.
                 if let Some(g) = pop_local(p) {
+                    p.next_tick();
                     stop_spinning(rt);
                     return Some(g);
                 }
@@ -140,6 +144,7 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
 
 /// The time slice is over, for the goroutine that would inherit it too: `runnext` goes to the tail of a ring.
 fn end_slice(sched: &Sched, p: &'static P) {
+    p.fresh_turn.set(!p.runs_fresh() && !p.runs_tired());
     if let Some(next) = p.runq.steal_next() {
         // SAFETY: taken from the queue, so ours; Gs are never freed.
         p.push_back(sched, unsafe { &*next.as_ptr() });

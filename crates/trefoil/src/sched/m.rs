@@ -118,6 +118,8 @@ pub(crate) enum Leaving {
     Parked(&'static G),
     /// It goes to the tail of the local queue.
     Yielded(&'static G),
+    /// Its slice was used up, but not by itself alone: the tail of the local ring for goroutines like it.
+    Displaced(&'static G),
     /// It used up its slice, or gives way to those who did: behind them.
     Preempted(&'static G),
     /// It came back from a blocking call and there is no P for it: the tail of the global queue.

@@ -75,10 +75,18 @@ pub(crate) struct P {
     pub(crate) tired_tick: AtomicU32,
     /// The tick at which it last took one that was started or had yielded. Written by the owner.
     fresh_tick: AtomicU32,
-    /// The tick that an onlooker last saw, and since when it is that: how long a goroutine runs. Whoever
-    /// sees another tick writes both; so it is a hint.
-    pub(crate) seen_tick: AtomicU32,
-    pub(crate) seen_since: AtomicU64,
+    /// The tick that sysmon last saw, and since when: how long a time slice lasts.
+    seen_tick: AtomicU32,
+    seen_since: AtomicU64,
+    /// The same for the goroutine that runs in that slice: `runnext` begins a run, but no slice.
+    seen_run: AtomicU32,
+    run_since: AtomicU64,
+    /// The run that `flag::PREEMPT` is meant for.
+    preempt_run: AtomicU32,
+    /// `RunQueue::nexts_taken` when the slice began; the owner's.
+    nexts_at_tick: Cell<u32>,
+    /// A goroutine that was started or has yielded goes next, because woken ones have used up a slice; the owner's.
+    pub(crate) fresh_turn: Cell<bool>,
     /// Looks for due timers; the owner's.
     pub(crate) looks: Cell<u32>,
     /// How many more yields of one who is alone until it looks at other Ps, and from one look to the next; the
@@ -93,7 +101,7 @@ pub(crate) struct P {
     pub(crate) orphan_spins: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks`, `yields`, `yields_pause` and `was_fair` are the owner's (invariant 1), `idle_link` and
+// SAFETY: `local`, `looks`, `yields`, `yields_pause`, `was_fair`, `nexts_at_tick` and `fresh_turn` are the owner's (invariant 1), `idle_link` and
 // `orphan_spins` are guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
@@ -147,6 +155,11 @@ impl P {
             fresh_tick: AtomicU32::new(u32::MAX),
             seen_tick: AtomicU32::new(0),
             seen_since: AtomicU64::new(0),
+            seen_run: AtomicU32::new(0),
+            run_since: AtomicU64::new(0),
+            preempt_run: AtomicU32::new(0),
+            nexts_at_tick: Cell::new(0),
+            fresh_turn: Cell::new(false),
             orphan_spins: Cell::new(false),
             looks: Cell::new(0),
             yields: Cell::new(0),
@@ -179,6 +192,12 @@ impl P {
     #[inline]
     pub(crate) fn next_tick(&self) {
         self.tick.store(self.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.nexts_at_tick.set(self.runq.nexts_taken());
+    }
+
+    /// Owner: whether the running goroutine came from `runnext`, into a slice that others have begun.
+    pub(crate) fn runs_inherited(&self) -> bool {
+        self.runq.nexts_taken() != self.nexts_at_tick.get()
     }
 
     /// Owner: a goroutine that had used up its slice begins another.
@@ -240,14 +259,37 @@ impl P {
         woken.or_else(|| victim.runq.steal_into(&self.runq))
     }
 
-    /// Onlooker: since when the present slice lasts, as far as is known.
-    pub(crate) fn slice_since(&self, now: Nanos) -> Nanos {
-        let tick = self.tick.load(Ordering::Relaxed);
-        if self.seen_tick.load(Ordering::Relaxed) != tick {
+    /// The number of the present run: another one for each goroutine that begins or goes on here.
+    pub(crate) fn run(&self) -> u32 {
+        self.tick.load(Ordering::Relaxed).wrapping_add(self.runq.nexts_taken())
+    }
+
+    /// Asks the goroutine of that run to stop. If another one runs by then, the request means nothing.
+    pub(crate) fn ask_to_preempt(&self, run: u32) {
+        self.preempt_run.store(run, Ordering::Relaxed);
+        // Release: pairs with `is_asked_to_preempt`; the run that the flag is meant for is seen with the flag.
+        self.flags.fetch_or(flag::PREEMPT, Ordering::Release);
+    }
+
+    /// Owner: whether the running goroutine is the one that was asked to stop.
+    pub(crate) fn is_asked_to_preempt(&self) -> bool {
+        self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
+            && self.preempt_run.load(Ordering::Relaxed) == self.run()
+    }
+
+    /// sysmon: since when the present slice lasts, and since when the running goroutine runs, as far as is known.
+    pub(crate) fn running_since(&self, now: Nanos) -> (Nanos, Nanos) {
+        let (tick, run) = (self.tick.load(Ordering::Relaxed), self.run());
+        let slice_is_new = self.seen_tick.load(Ordering::Relaxed) != tick;
+        if slice_is_new {
             self.seen_tick.store(tick, Ordering::Relaxed);
             self.seen_since.store(now, Ordering::Relaxed);
         }
-        self.seen_since.load(Ordering::Relaxed)
+        if slice_is_new || self.seen_run.load(Ordering::Relaxed) != run {
+            self.seen_run.store(run, Ordering::Relaxed);
+            self.run_since.store(now, Ordering::Relaxed);
+        }
+        (self.seen_since.load(Ordering::Relaxed), self.run_since.load(Ordering::Relaxed))
     }
 
     /// The owner's things.

@@ -42,7 +42,7 @@
 use super::Sched;
 use super::handoff;
 use super::m::{HELD, LOST, M, Rt};
-use super::p::{P, flag};
+use super::p::P;
 use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
@@ -90,9 +90,9 @@ pub(crate) fn ready_thread() -> u64 {
     signal::current_mask()
 }
 
-/// sysmon: the goroutine on `p` is to stop; by a signal too, if it is known to be on a CPU.
-pub(crate) fn request(sched: &Sched, p: &'static P, on_cpu: bool) {
-    p.flags.fetch_or(flag::PREEMPT, Ordering::Relaxed);
+/// sysmon: the goroutine of that run on `p` is to stop; by a signal too, if it is known to be on a CPU.
+pub(crate) fn request(sched: &Sched, p: &'static P, run: u32, on_cpu: bool) {
+    p.ask_to_preempt(run);
     if on_cpu
         && sched.config.async_preempt
         && let Some(m) = p.holder()
@@ -200,8 +200,7 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if lost && ends && m.sched().parting().is_none() {
         return false;
     }
-    let asked =
-        lost || m.p.get().is_some_and(|p| p.flags.load(Ordering::Relaxed) & flag::PREEMPT != 0);
+    let asked = lost || m.p.get().is_some_and(P::is_asked_to_preempt);
     if !asked {
         return false;
     }

@@ -272,7 +272,7 @@ impl Sched {
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.inside.get())?;
         p.next_tick();
         // It stops at its next call, or as soon as sysmon finds it outside.
-        p.flags.fetch_or(flag::PREEMPT, Ordering::Relaxed);
+        p.ask_to_preempt(p.run());
         self.sysmon.wake();
         Some(g)
     }

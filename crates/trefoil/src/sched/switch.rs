@@ -103,15 +103,23 @@ fn fetches(rt: Rt, p: &P) -> bool {
 /// The time slice is over, noticed at the end of a runtime call.
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
+    let p = rt.p();
+    if !p.is_asked_to_preempt() {
+        // The request came too late for the goroutine that it was meant for.
+        p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
+        return rt.leave_now();
+    }
     let rt = if rt.g().no_preempt.get() == 0 { preempt(rt) } else { rt };
     rt.leave_now();
 }
 
-/// The running goroutine has used up its time slice.
+/// The time slice is used up. If the running goroutine came from `runnext`, others have used the slice too, and it may
+/// have run for a moment only: it keeps its place before those that have used up a slice by themselves.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
     rt.m().put_off.store(0, Ordering::Relaxed);
-    leave(rt, g, Leaving::Preempted(g))
+    let inherited = rt.p().runs_inherited() && !g.inside.get();
+    leave(rt, g, if inherited { Leaving::Displaced(g) } else { Leaving::Preempted(g) })
 }
 
 /// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
@@ -218,7 +226,8 @@ pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
         // SAFETY: taken from the queue, so ours; Gs are never freed.
         return Some(unsafe { &*next.as_ptr() });
     }
-    let woken_first = !p.tick.load(Ordering::Relaxed).is_multiple_of(FRESH_TICKS);
+    let tick = p.tick.load(Ordering::Relaxed);
+    let woken_first = !p.fresh_turn.replace(false) && !tick.is_multiple_of(FRESH_TICKS);
     let item = if woken_first {
         p.woken.pop_ring().or_else(|| p.runq.pop_ring())
     } else {
@@ -264,6 +273,11 @@ fn finish_switch(rt: Rt) {
         Leaving::Yielded(g) => {
             g.state.set_runnable();
             g.woken.set(false);
+            rt.p().push_back(sched, g);
+            sched.wake_after_push();
+        }
+        Leaving::Displaced(g) => {
+            g.state.set_runnable();
             rt.p().push_back(sched, g);
             sched.wake_after_push();
         }

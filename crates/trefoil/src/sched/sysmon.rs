@@ -183,8 +183,8 @@ struct Scene {
     /// When to look again at the latest.
     next: Nanos,
     found_blocked: bool,
-    /// Who has run longest, and since when.
-    longest: Option<(Nanos, &'static P)>,
+    /// Since when the goroutine that has run longest runs, on which P, and the number of its run.
+    longest: Option<(Nanos, &'static P, u32)>,
 }
 
 impl<'a> Watch<'a> {
@@ -299,7 +299,8 @@ impl<'a> Watch<'a> {
 
     fn look_at(&mut self, p: &'static P, scene: &mut Scene) {
         let sched = self.sched;
-        let since = p.slice_since(scene.now);
+        let run = p.run();
+        let (since, run_since) = p.running_since(scene.now);
         let ran = scene.now.saturating_sub(since);
         self.hogged &= ran >= HOGGED;
         let flags = p.flags.load(Ordering::Relaxed);
@@ -346,15 +347,15 @@ impl<'a> Watch<'a> {
         };
         if ran >= limit {
             // A thread that may sleep in the kernel is not signalled.
-            preempt::request(sched, p, on_cpu);
+            preempt::request(sched, p, run, on_cpu);
             // Inside libc it will not stay long.
             let put_off = p.holder().is_some_and(|m| m.put_off.load(Ordering::Relaxed) != 0);
             let again = if flags & flag::PREEMPT != 0 && !put_off { 8 * INSIST } else { INSIST };
             scene.next = scene.next.min(scene.now + again);
         } else {
             scene.next = scene.next.min(since + limit);
-            if on_cpu && scene.longest.is_none_or(|(longest, _)| since < longest) {
-                scene.longest = Some((since, p));
+            if on_cpu && scene.longest.is_none_or(|(longest, ..)| run_since < longest) {
+                scene.longest = Some((run_since, p, run));
             }
         }
     }
@@ -372,9 +373,9 @@ impl<'a> Watch<'a> {
                 p.flags.fetch_or(flag::WOKEN, Ordering::Relaxed);
             }
         }
-        let Some((since, p)) = scene.longest else { return };
+        let Some((since, p, run)) = scene.longest else { return };
         if scene.now.saturating_sub(since) >= SHORT_SLICE {
-            preempt::request(self.sched, p, true);
+            preempt::request(self.sched, p, run, true);
             scene.next = scene.next.min(scene.now + INSIST);
         } else {
             self.pending = urged;
