@@ -74,10 +74,12 @@ pub(super) fn attend(
         drop(sched);
         ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
     };
-    thread::spawn(format!("trefoil-{name}"), stack_bytes, serving).map_err(|e| {
-        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
-        io::Error::new(e.kind(), format!("cannot start the {name} thread: {e}"))
-    })
+    thread::spawn(thread::Name::new(format_args!("trefoil-{name}")), stack_bytes, serving).map_err(
+        |e| {
+            ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
+            io::Error::new(e.kind(), format!("cannot start the {name} thread: {e}"))
+        },
+    )
 }
 
 fn help(sched: &Arc<Sched>) {

@@ -226,11 +226,15 @@ impl M {
     pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
         let m = M::new(sched, id);
         let keep = sched.clone();
-        let spawned = thread::spawn(format!("trefoil-m{id}"), THREAD_STACK_BYTES, move || {
-            m.thread_main();
-            m.retire();
-            keep.dismiss_thread();
-        });
+        let spawned = thread::spawn(
+            thread::Name::new(format_args!("trefoil-m{id}")),
+            THREAD_STACK_BYTES,
+            move || {
+                m.thread_main();
+                m.retire();
+                keep.dismiss_thread();
+            },
+        );
         match spawned {
             Ok(()) => Ok(()),
             Err(e) => {

@@ -114,7 +114,13 @@ impl Outputs {
             }
             let these = outputs.clone();
             let hold = move || these.hold_one(which, with);
-            if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, hold).is_err() {
+            if thread::spawn(
+                thread::Name::new(format_args!("trefoil-end")),
+                HOLDER_STACK_BYTES,
+                hold,
+            )
+            .is_err()
+            {
                 waiting.store(false, Ordering::Relaxed);
                 return outputs;
             }
@@ -187,7 +193,13 @@ impl Sched {
         };
         if current_g().is_none_or(|g| !std::ptr::eq(g.sched.get(), Arc::as_ptr(self))) {
             end();
-        } else if thread::spawn("trefoil-end".into(), HOLDER_STACK_BYTES, end).is_err() {
+        } else if thread::spawn(
+            thread::Name::new(format_args!("trefoil-end")),
+            HOLDER_STACK_BYTES,
+            end,
+        )
+        .is_err()
+        {
             self.stop();
         }
     }

@@ -2,34 +2,64 @@
 //!
 //! Not by std: a std thread maps an alternate signal stack in its first moments and aborts the process if
 //! there is no address space for it. Here everything that can fail has failed before the thread exists.
+//!
+//! A new thread neither allocates nor frees before its body is done: the allocator's lock may be held by a preempted
+//! goroutine, which this very thread is to resume.
 
+use std::alloc::{Layout, dealloc};
 use std::ffi::c_void;
+use std::fmt::{self, Write};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-type Body = Box<dyn FnOnce() + Send>;
+/// A thread's name, as the kernel keeps it: 15 bytes and a zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Name {
+    bytes: [u8; 16],
+    len: usize,
+}
+
+impl Name {
+    /// Cut where it is too long.
+    pub(crate) fn new(text: fmt::Arguments<'_>) -> Name {
+        let mut name = Name { bytes: [0; 16], len: 0 };
+        let _ = name.write_fmt(text);
+        name
+    }
+}
+
+impl Write for Name {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes.len() - 1 - self.len;
+        let n = text.len().min(room);
+        self.bytes[self.len..self.len + n].copy_from_slice(&text.as_bytes()[..n]);
+        self.len += n;
+        Ok(())
+    }
+}
+
+/// What a thread is started with; it owns the memory.
+struct Start<F> {
+    name: Name,
+    body: F,
+}
 
 /// Starts a detached thread with a stack of so many bytes. A panic in it aborts.
-pub(crate) fn spawn(
-    name: String,
+pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
+    name: Name,
     stack_bytes: usize,
-    f: impl FnOnce() + Send + 'static,
+    body: F,
 ) -> io::Result<()> {
-    let body: Body = Box::new(move || {
-        let name = std::ffi::CString::new(name).unwrap_or_default();
-        let _ = rustix::thread::set_name(&name);
-        f();
-    });
-    let body = Box::into_raw(Box::new(body));
+    let start = Box::into_raw(Box::new(Start { name, body }));
     let mut attr = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
-    // SAFETY: an attribute object of our own, initialised and destroyed here; the body is handed over.
+    // SAFETY: an attribute object of our own, initialised and destroyed here; the start is handed over.
     let rc = unsafe {
         libc::pthread_attr_init(attr.as_mut_ptr());
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), stack_bytes);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run, body.cast());
+        let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run::<F>, start.cast());
         libc::pthread_attr_destroy(attr.as_mut_ptr());
         rc
     };
@@ -37,13 +67,18 @@ pub(crate) fn spawn(
         return Ok(());
     }
     // SAFETY: there is no thread that would take it.
-    drop(unsafe { Box::from_raw(body) });
+    drop(unsafe { Box::from_raw(start) });
     Err(io::Error::from_raw_os_error(rc))
 }
 
-extern "C" fn run(body: *mut c_void) -> *mut c_void {
-    // SAFETY: what `spawn` handed over, once.
-    let body = unsafe { Box::from_raw(body.cast::<Body>()) };
-    body();
+extern "C" fn run<F: FnOnce()>(start: *mut c_void) -> *mut c_void {
+    let start = start.cast::<Start<F>>();
+    // SAFETY: what `spawn` handed over, once: its value is moved out, and the memory is freed after the body.
+    unsafe {
+        let Start { name, body } = start.read();
+        libc::prctl(libc::PR_SET_NAME, name.bytes.as_ptr());
+        body();
+        dealloc(start.cast(), Layout::new::<Start<F>>());
+    }
     null_mut()
 }
