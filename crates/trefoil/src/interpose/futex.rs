@@ -16,11 +16,12 @@
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
+use super::waking::WakeContext;
 use super::{FORKED, Next, may_park};
-use crate::sched::is_astray;
+use crate::sched::deferred::{key_of, wake_later};
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
-use crate::sched::table;
+use crate::sched::table::FOREIGN;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::raw;
 use std::arch::naked_asm;
@@ -37,6 +38,9 @@ const WAIT_BITSET: usize = 9;
 const WAKE_BITSET: usize = 10;
 const PRIVATE: usize = 128;
 const REALTIME: usize = 256;
+
+/// The tag of keys (`sched/deferred.rs`); those of C's locks are in `c_locks/mod.rs`.
+const FUTEX: usize = 0;
 
 /// Goroutines that sleep here. While there are none a wake goes straight to the kernel.
 static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
@@ -208,7 +212,7 @@ thread_local! {
 }
 
 fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
-    let key = std::ptr::from_ref(word) as usize;
+    let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
     let (last, times) = LAST.get();
     let times = if last == key { times + 1 } else { 0 };
     LAST.set((key, times % PATIENCE));
@@ -219,7 +223,7 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
         WaitReason::Futex,
         deadline,
         |_| {
-            table::with_queue(key, |queue| {
+            FOREIGN.with_queue(key, |queue| {
                 // Under the queue's lock: who changes the word and then wakes finds us.
                 let wanted = word.load(Ordering::SeqCst) == value;
                 if wanted {
@@ -229,7 +233,7 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
             })
         },
         |_| {
-            table::with_queue(key, |queue| queue.remove(&node));
+            FOREIGN.with_queue(key, |queue| queue.remove(&node));
         },
     );
     SLEEPERS.fetch_sub(1, Ordering::Relaxed);
@@ -241,12 +245,12 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
 }
 
 /// Wakes up to `most` goroutines, then lets the kernel wake the rest of `wanted`.
-fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> isize) -> isize {
-    let key = std::ptr::from_ref(word) as usize;
+fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> isize) -> isize {
+    let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
     let mut starved = false;
-    let serve = |here| {
+    let mut serve = |here| {
         let mut batch = Batch::new();
-        table::with_queue(key, |queue| {
+        FOREIGN.with_queue(key, |queue| {
             while (batch.len() as u32) < most
                 && let Some(taken) = queue.take_first()
             {
@@ -266,8 +270,15 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl FnOnce(u32) -> is
             e => e,
         }
     };
-    // One without a P may not come out of the runtime again, and whom it has to wake waits.
-    let woken = if is_astray() { serve(None) } else { queue::inside(serve) };
+    let woken = match WakeContext::current() {
+        WakeContext::Runtime => queue::inside(serve),
+        WakeContext::Outside => serve(None),
+        WakeContext::Deferred => {
+            // In a signal handler: how many goroutines the helper thread will wake is not known.
+            wake_later(key);
+            kernel(wanted)
+        }
+    };
     if starved && may_park() {
         crate::yield_now();
     }

@@ -41,6 +41,8 @@ macro_rules! door {
 }
 
 mod attr;
+#[cfg(feature = "std")]
+pub(crate) mod c_locks;
 pub(crate) mod dlopen;
 #[cfg(feature = "std")]
 mod fds;
@@ -59,6 +61,8 @@ pub(crate) mod setxid;
 pub(crate) mod signals;
 #[cfg(feature = "std")]
 mod sleep;
+#[cfg(feature = "std")]
+mod waking;
 
 use std::ffi::{CStr, c_void};
 use std::io::Write;
@@ -116,12 +120,17 @@ fn on_goroutine() -> bool {
 /// runtime has left it behind in a call that blocked.
 #[cfg(feature = "std")]
 fn may_park() -> bool {
+    on_goroutine() && !crate::sched::is_forsaken() && on_own_stack()
+}
+
+/// On a goroutine: whether this code runs on its stack. Returns false in a signal handler, which runs on the thread's
+/// alternate stack.
+#[cfg(feature = "std")]
+fn on_own_stack() -> bool {
     let here = 0u8;
     let tp = crate::arch::thread_pointer() as usize;
-    on_goroutine()
-        && !crate::sched::is_forsaken()
-        && crate::mem::slot_at(&raw const here as usize)
-            .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
+    crate::mem::slot_at(&raw const here as usize)
+        .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
 }
 
 /// On a plain thread: calls `f` while nobody else has std's standard output (0), or error (1).
@@ -164,7 +173,10 @@ pub(crate) fn linked() {
         libc::pthread_atfork(None, None, Some(forked));
     }
     #[cfg(feature = "std")]
-    malloc::init();
+    {
+        malloc::init();
+        c_locks::linked();
+    }
     #[cfg(feature = "std")]
     std::hint::black_box([
         malloc::linked(),

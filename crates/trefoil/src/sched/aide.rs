@@ -8,6 +8,8 @@
 
 use super::Sched;
 use super::central::Central;
+#[cfg(feature = "std")]
+use super::deferred;
 use super::m::M;
 use crate::mem;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -33,12 +35,20 @@ const STACK_BYTES: usize = 1 << 20;
 pub(crate) struct Aide {
     notes: AtomicU32,
     bed: Parker,
+    /// Its place in the list of `deferred.rs`.
+    #[cfg(feature = "std")]
+    pub(super) deferred: deferred::Member,
 }
 
 impl Aide {
     /// A few bytes for each runtime, for ever: a signal handler may know it.
     pub(crate) fn leak() -> &'static Aide {
-        Box::leak(Box::new(Aide { notes: AtomicU32::new(0), bed: Parker::new() }))
+        Box::leak(Box::new(Aide {
+            notes: AtomicU32::new(0),
+            bed: Parker::new(),
+            #[cfg(feature = "std")]
+            deferred: deferred::Member::new(),
+        }))
     }
 
     /// Leaves a note. Safe in a signal handler.
@@ -89,7 +99,11 @@ fn help(sched: &Arc<Sched>) {
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
     let mut forsaken = Forsaken { next: NEVER, pause: FORSAKEN_FIRST };
+    #[cfg(feature = "std")]
+    deferred::join(sched.aide);
     while !sched.is_over() {
+        #[cfg(feature = "std")]
+        deferred::deliver();
         (hooks.asked)();
         start_threads(sched);
         let notes = sched.aide.notes.swap(0, Ordering::Acquire);
@@ -106,6 +120,8 @@ fn help(sched: &Arc<Sched>) {
         let next_stacks = scavenger.work(now);
         sched.aide.bed.park_until(next_trace.min(next_stacks).min(forsaken.look_after(sched)));
     }
+    #[cfg(feature = "std")]
+    deferred::leave(sched.aide);
     scavenger.finish();
 }
 

@@ -10,6 +10,7 @@
 //! | `find.rs` | where the next goroutine comes from |
 //! | `wait.rs`, `timers.rs`, `heap.rs` | the narrow waist: block and wake, on goroutines and plain threads; deadlines |
 //! | `queue.rs`, `table.rs` | lists of sleepers; lists by address, for locks of one word |
+//! | `deferred.rs` | wake-ups that a signal handler leaves to the helper thread |
 //! | `pollable.rs` | who waits for a descriptor, and what the poller says about it |
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
@@ -27,6 +28,8 @@
 
 pub(crate) mod aide;
 pub(crate) mod central;
+#[cfg(feature = "std")]
+pub(crate) mod deferred;
 pub(crate) mod find;
 pub(crate) mod g;
 pub(crate) mod handoff;
@@ -310,6 +313,7 @@ impl Sched {
             && !self.has_global()
             && !self.poller.is_wanted()
             && self.next_timer() == NEVER
+            && !signal_may_wake()
     }
 
     /// Which runtime this is: no other one ever has the same, not even later.
@@ -361,6 +365,14 @@ impl Drop for Sched {
             }
         }
     }
+}
+
+/// Whether a goroutine waits for what a signal handler may do. Such a wait is no deadlock.
+fn signal_may_wake() -> bool {
+    #[cfg(feature = "std")]
+    return deferred::SIGNAL_WAITS.load(Ordering::Relaxed) != 0;
+    #[cfg(not(feature = "std"))]
+    false
 }
 
 /// The stack of the goroutine that runs this code: lowest and highest address.

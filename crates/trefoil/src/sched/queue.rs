@@ -28,6 +28,8 @@ use super::Rt;
 use super::reason::WaitReason;
 use super::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos};
+#[cfg(feature = "std")]
+use crate::sys::frame_waiter::{ClockTime, FrameWaiter};
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
 
@@ -120,6 +122,37 @@ impl Node {
         };
         wait::leave(here);
         slept
+    }
+
+    /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread sleeps in the kernel, on
+    /// a word in this frame, and nothing is allocated. `withdraw` returns whether the node was still linked.
+    #[cfg(feature = "std")]
+    pub(crate) fn sleep_in_kernel(
+        &self,
+        limit: Option<ClockTime>,
+        enqueue: impl FnOnce() -> bool,
+        withdraw: impl FnOnce() -> bool,
+    ) -> Slept {
+        let frame = FrameWaiter::new();
+        self.waiter.set(Waiter::sole(wait::frame_sleeper(&frame)));
+        self.goroutine.set(false);
+        if !enqueue() {
+            return Slept::No;
+        }
+        if !frame.wait(limit) {
+            if withdraw() {
+                return Slept::TimedOut;
+            }
+            // It was taken at the last moment: its waker still needs the frame.
+            frame.wait(None);
+        }
+        Slept::Woken(self.word.get())
+    }
+
+    /// Whether the sleeper, in a list whose lock the caller holds, can still be woken.
+    #[cfg(feature = "std")]
+    fn is_live(&self) -> bool {
+        !self.is_abandoned() && self.waiter.get().is_open()
     }
 
     /// Under the list's lock. False: its deadline has passed.
@@ -245,6 +278,16 @@ impl List {
         self.len < before
     }
 
+    /// The sleepers that can still be woken: their deadline has not passed, and their runtime is not gone.
+    #[cfg(feature = "std")]
+    pub(crate) fn live(&self) -> impl Iterator<Item = &Node> {
+        // SAFETY: invariant 1, and the caller has the lock; the same for those that follow.
+        let first = unsafe { self.head.as_ref() };
+        // SAFETY: as above.
+        std::iter::successors(first, |node| unsafe { node.next.get().as_ref() })
+            .filter(|node| node.is_live())
+    }
+
     /// Takes the first one.
     #[must_use]
     pub(crate) fn take_first(&mut self) -> Option<Taken> {
@@ -311,6 +354,15 @@ impl Batch {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len as usize
+    }
+
+    /// Whether any of them is as `wanted` says.
+    #[cfg(feature = "std")]
+    pub(crate) fn any(&self, wanted: impl Fn(&Node) -> bool) -> bool {
+        // SAFETY: taken, so ours; the same for those that follow.
+        let first = unsafe { self.0.head.as_ref() };
+        // SAFETY: as above.
+        std::iter::successors(first, |node| unsafe { node.next.get().as_ref() }).any(wanted)
     }
 
     /// The weight that all of them have, if it is the same and there are several.

@@ -45,6 +45,13 @@ reasons! {
     IoWait = "IO wait",
     /// A lock of std or of another crate. Go has no such thing.
     Futex = "futex wait",
+    /// Locks of C and C++ code.
+    PthreadMutex = "pthread mutex",
+    PthreadRwLockRead = "pthread rwlock (read)",
+    PthreadRwLockWrite = "pthread rwlock (write)",
+    PthreadCond = "pthread cond",
+    PthreadBarrier = "pthread barrier",
+    PosixSemaphore = "POSIX semaphore",
     /// `block_on` of a future that is pending. Go has no futures.
     Future = "future",
 }

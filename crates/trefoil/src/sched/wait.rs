@@ -28,6 +28,8 @@ use super::p::flag;
 use super::reason::WaitReason;
 use super::switch;
 use crate::sys::clock::{NEVER, Nanos, now};
+#[cfg(feature = "std")]
+use crate::sys::frame_waiter::FrameWaiter;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use std::cell::Cell;
@@ -35,6 +37,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bit 0 of a sleeper: a plain thread. (Gs and beds are aligned to at least 4.)
 const THREAD: usize = 1;
+/// Bit 1 of a sleeper: a thread that sleeps on a word in its frame ([`FrameWaiter`], aligned to 4).
+#[cfg(feature = "std")]
+const FRAME: usize = 2;
 const WINNER_BITS: u32 = 16;
 const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
 const OPEN: u64 = 0;
@@ -86,6 +91,8 @@ pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     match decode(sleeper) {
         Sleeper::Goroutine(g) => switch::ready(rt, g),
         Sleeper::Thread(bed) => bed.parker.unpark(),
+        #[cfg(feature = "std")]
+        Sleeper::Frame(waiter) => waiter.wake(),
     }
 }
 
@@ -96,6 +103,8 @@ pub(crate) fn wake_here(here: Option<Rt>, sleeper: usize) {
         (Some(rt), Sleeper::Goroutine(g)) => switch::ready(rt, g),
         (None, Sleeper::Goroutine(g)) => switch::ready_outside(g),
         (_, Sleeper::Thread(bed)) => bed.parker.unpark(),
+        #[cfg(feature = "std")]
+        (_, Sleeper::Frame(waiter)) => waiter.wake(),
     }
 }
 
@@ -186,10 +195,23 @@ pub(crate) fn blocked_threads() -> usize {
 enum Sleeper {
     Goroutine(&'static G),
     Thread(&'static Bed),
+    #[cfg(feature = "std")]
+    Frame(&'static FrameWaiter),
+}
+
+/// The sleeper that is a thread on `waiter`. Its frame must outlive the wait (`frame_waiter.rs`, invariant 2).
+#[cfg(feature = "std")]
+pub(super) fn frame_sleeper(waiter: &FrameWaiter) -> usize {
+    std::ptr::from_ref(waiter) as usize | FRAME
 }
 
 #[inline]
 fn decode(sleeper: usize) -> Sleeper {
+    #[cfg(feature = "std")]
+    if sleeper & FRAME != 0 {
+        // SAFETY: made by `frame_sleeper`; its frame is there until the wait is over.
+        return Sleeper::Frame(unsafe { &*((sleeper & !FRAME) as *const FrameWaiter) });
+    }
     // SAFETY: made by `block` or `wait` from a G or a bed; neither is ever freed.
     unsafe {
         if sleeper & THREAD == 0 {
@@ -238,6 +260,10 @@ impl Waiter {
         match decode(self.sleeper) {
             Sleeper::Goroutine(g) => &g.claim,
             Sleeper::Thread(bed) => &bed.claim,
+            #[cfg(feature = "std")]
+            Sleeper::Frame(_) => super::fatal(format_args!(
+                "a sleeper in a frame has no claim word: a bug in trefoil"
+            )),
         }
     }
 
@@ -265,7 +291,7 @@ impl Waiter {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
             Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) },
-            Sleeper::Thread(_) => false,
+            _ => false,
         }
     }
 

@@ -5,6 +5,8 @@ pub(crate) mod clock;
 pub(crate) mod cpus;
 pub(crate) mod env;
 pub(crate) mod epoll;
+#[cfg(feature = "std")]
+pub(crate) mod frame_waiter;
 pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;

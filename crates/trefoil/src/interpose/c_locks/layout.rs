@@ -1,0 +1,294 @@
+//! Where glibc keeps what cannot be asked for: the kind and owner of a mutex, whether an object is process-shared, the
+//! clock of a condition variable, the size of a barrier.
+//!
+//! Some of it is in glibc's public headers and part of its binary interface (static initialisers); some has moved
+//! (`__wrefs` of a condition variable, between 2.36 and 2.42). So all of it is learnt, or checked, once, by making
+//! objects with known attributes and reading their words. If they are not as expected, every function answers `None`,
+//! and the real functions are used for everything that would have to wait.
+//!
+//! Invariant 1: what is read does not change while the object lives (kind, flags), or is compared with the reader's own
+//! id (owner), which only the reader itself writes. So relaxed reads are enough.
+
+use super::real;
+use libc::{pthread_barrier_t, pthread_cond_t, pthread_mutex_t, pthread_rwlock_t, sem_t};
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Words of `pthread_mutex_t` (bits/struct_mutex.h).
+const MUTEX_OWNER: usize = 2;
+const MUTEX_KIND: usize = 4;
+/// Of a mutex's kind: its type, and what makes it the real functions' alone (robust, priority inheritance and
+/// protection, process-shared).
+const KIND_TYPE: u32 = 3;
+const KIND_SPECIAL: u32 = 16 | 32 | 64 | 128;
+/// Words of `pthread_rwlock_t` (bits/struct_rwlock.h), and the kind that lets waiting writers go first.
+const RWLOCK_WRITER: usize = 6;
+const RWLOCK_KIND: usize = 12;
+const PREFER_WRITER_NONRECURSIVE: u32 = 2;
+/// Bits of the word of a condition variable.
+const COND_SHARED: u32 = 1;
+const COND_MONOTONIC: u32 = 2;
+/// A size that no other word of a new barrier has.
+const PROBE_COUNT: u32 = 0x0135_7924;
+
+unsafe extern "C" {
+    fn pthread_rwlockattr_setkind_np(attr: *mut libc::pthread_rwlockattr_t, kind: c_int) -> c_int;
+}
+
+/// What was learnt: the number of a word in each object.
+#[derive(Clone, Copy)]
+struct Layout {
+    cond: u8,
+    semaphore: u8,
+    rwlock_shared: u8,
+    barrier_count: u8,
+    barrier_shared: u8,
+}
+
+const UNUSABLE: u64 = 1;
+const KNOWN: u64 = 2;
+
+/// 0, `UNUSABLE`, or `KNOWN` and a [`Layout`], a byte for each field.
+static LAYOUT: AtomicU64 = AtomicU64::new(0);
+
+#[inline]
+fn layout() -> Option<Layout> {
+    // Relaxed: the word is all there is.
+    let mut word = LAYOUT.load(Ordering::Relaxed);
+    if word == 0 {
+        word = learn_slow();
+    }
+    let [state, cond, semaphore, rwlock_shared, barrier_count, barrier_shared, ..] =
+        word.to_le_bytes();
+    (u64::from(state) == KNOWN).then_some(Layout {
+        cond,
+        semaphore,
+        rwlock_shared,
+        barrier_count,
+        barrier_shared,
+    })
+}
+
+#[cold]
+fn learn_slow() -> u64 {
+    // SAFETY: objects of our own, in its frame.
+    let word = match unsafe { learn() } {
+        Some(l) => u64::from_le_bytes([
+            KNOWN as u8,
+            l.cond,
+            l.semaphore,
+            l.rwlock_shared,
+            l.barrier_count,
+            l.barrier_shared,
+            0,
+            0,
+        ]),
+        None => UNUSABLE,
+    };
+    LAYOUT.store(word, Ordering::Relaxed);
+    word
+}
+
+/// The word number `index` of an object.
+///
+/// # Safety
+/// It is that large, and alive.
+#[inline(always)]
+unsafe fn word<T>(object: *const T, index: usize) -> u32 {
+    debug_assert!(4 * index < size_of::<T>());
+    // SAFETY: the caller's. Others may write it: atomic.
+    unsafe { (*object.cast::<AtomicU32>().add(index)).load(Ordering::Relaxed) }
+}
+
+/// The one word in which two new objects differ.
+unsafe fn difference<T>(one: *const T, other: *const T) -> Option<u8> {
+    // SAFETY: the caller's objects.
+    let mut differing =
+        (0..size_of::<T>() / 4).filter(|&i| unsafe { word(one, i) != word(other, i) });
+    let index = differing.next()?;
+    differing.next().is_none().then_some(index as u8)
+}
+
+/// Zeroes: an object before it is made.
+fn blank<T>() -> MaybeUninit<T> {
+    MaybeUninit::zeroed()
+}
+
+/// Makes objects with known attributes, and reads them.
+unsafe fn learn() -> Option<Layout> {
+    // SAFETY: objects of our own, made before they are used. None of these functions allocates or waits.
+    unsafe {
+        let shared = libc::PTHREAD_PROCESS_SHARED;
+        // A mutex: everything where the headers say.
+        let mut attr = blank::<libc::pthread_mutexattr_t>();
+        libc::pthread_mutexattr_init(attr.as_mut_ptr());
+        libc::pthread_mutexattr_settype(attr.as_mut_ptr(), libc::PTHREAD_MUTEX_ERRORCHECK);
+        libc::pthread_mutexattr_setpshared(attr.as_mut_ptr(), shared);
+        let mut mutex = blank::<pthread_mutex_t>();
+        libc::pthread_mutex_init(mutex.as_mut_ptr(), attr.as_ptr());
+        let kind = word(mutex.as_ptr(), MUTEX_KIND);
+        let tid = own_tid();
+        if kind & KIND_TYPE != libc::PTHREAD_MUTEX_ERRORCHECK as u32
+            || kind & KIND_SPECIAL == 0
+            || tid <= 0
+        {
+            return None;
+        }
+        // A read-write lock: likewise, and the word that is different if it is shared.
+        let mut attr = blank::<libc::pthread_rwlockattr_t>();
+        libc::pthread_rwlockattr_init(attr.as_mut_ptr());
+        pthread_rwlockattr_setkind_np(attr.as_mut_ptr(), PREFER_WRITER_NONRECURSIVE as c_int);
+        let mut rwlock = blank::<pthread_rwlock_t>();
+        libc::pthread_rwlock_init(rwlock.as_mut_ptr(), attr.as_ptr());
+        libc::pthread_rwlockattr_setpshared(attr.as_mut_ptr(), shared);
+        let mut rwlock_shared = blank::<pthread_rwlock_t>();
+        libc::pthread_rwlock_init(rwlock_shared.as_mut_ptr(), attr.as_ptr());
+        let rwlock_difference = difference(rwlock.as_ptr(), rwlock_shared.as_ptr())?;
+        let locked = real::pthread_rwlock_trywrlock(rwlock.as_mut_ptr());
+        let writer = word(rwlock.as_ptr(), RWLOCK_WRITER);
+        real::pthread_rwlock_unlock(rwlock.as_mut_ptr());
+        if locked != 0
+            || writer != tid as u32
+            || word(rwlock.as_ptr(), RWLOCK_WRITER) == tid as u32
+            || word(rwlock.as_ptr(), RWLOCK_KIND) != PREFER_WRITER_NONRECURSIVE
+            || word(rwlock.as_ptr(), rwlock_difference.into()) != 0
+        {
+            return None;
+        }
+        // A condition variable: the one word that is not zero.
+        let mut attr = blank::<libc::pthread_condattr_t>();
+        libc::pthread_condattr_init(attr.as_mut_ptr());
+        libc::pthread_condattr_setpshared(attr.as_mut_ptr(), shared);
+        libc::pthread_condattr_setclock(attr.as_mut_ptr(), libc::CLOCK_MONOTONIC);
+        let (mut cond, plain) = (blank::<pthread_cond_t>(), blank::<pthread_cond_t>());
+        libc::pthread_cond_init(cond.as_mut_ptr(), attr.as_ptr());
+        let cond_word = difference(cond.as_ptr(), plain.as_ptr())?;
+        if word(cond.as_ptr(), cond_word.into()) != COND_SHARED | COND_MONOTONIC {
+            return None;
+        }
+        // A semaphore: the word that is different if it is shared.
+        let (mut sem, mut sem_shared) = (blank::<sem_t>(), blank::<sem_t>());
+        libc::sem_init(sem.as_mut_ptr(), 0, 1);
+        libc::sem_init(sem_shared.as_mut_ptr(), 1, 1);
+        let sem_word = difference(sem.as_ptr(), sem_shared.as_ptr())?;
+        if word(sem.as_ptr(), sem_word.into()) != 0 {
+            return None;
+        }
+        // A barrier: the word that is its size, and the one that is different if it is shared.
+        let mut attr = blank::<libc::pthread_barrierattr_t>();
+        libc::pthread_barrierattr_init(attr.as_mut_ptr());
+        let (mut barrier, mut barrier_shared) =
+            (blank::<pthread_barrier_t>(), blank::<pthread_barrier_t>());
+        libc::pthread_barrier_init(barrier.as_mut_ptr(), attr.as_ptr(), PROBE_COUNT);
+        libc::pthread_barrierattr_setpshared(attr.as_mut_ptr(), shared);
+        libc::pthread_barrier_init(barrier_shared.as_mut_ptr(), attr.as_ptr(), PROBE_COUNT);
+        let barrier_difference = difference(barrier.as_ptr(), barrier_shared.as_ptr())?;
+        let mut words = 0..size_of::<pthread_barrier_t>() / 4;
+        let barrier_count = words.find(|&i| word(barrier.as_ptr(), i) == PROBE_COUNT)?;
+        if word(barrier.as_ptr(), barrier_difference.into()) != 0 {
+            return None;
+        }
+        Some(Layout {
+            cond: cond_word,
+            semaphore: sem_word,
+            rwlock_shared: rwlock_difference,
+            barrier_count: barrier_count as u8,
+            barrier_shared: barrier_difference,
+        })
+    }
+}
+
+/// The id under which glibc knows the running thread or goroutine: the owner it records.
+pub(super) fn own_tid() -> c_int {
+    let mut mutex = libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+    // SAFETY: a mutex of our own.
+    unsafe {
+        real::pthread_mutex_trylock(&raw mut mutex);
+        let owner = word(&raw const mutex, MUTEX_OWNER);
+        real::pthread_mutex_unlock(&raw mut mutex);
+        owner as c_int
+    }
+}
+
+/// What [`mutex_kind`] reads.
+pub(super) struct MutexKind {
+    /// The real functions' alone.
+    pub(super) is_special: bool,
+    pub(super) is_error_checking: bool,
+    pub(super) owner: c_int,
+}
+
+/// # Safety
+/// A mutex that is alive; so for the other objects below.
+pub(super) unsafe fn mutex_kind(mutex: *const pthread_mutex_t) -> Option<MutexKind> {
+    layout()?;
+    // SAFETY: the caller's.
+    let (kind, owner) = unsafe { (word(mutex, MUTEX_KIND), word(mutex, MUTEX_OWNER)) };
+    Some(MutexKind {
+        is_special: kind & KIND_SPECIAL != 0,
+        is_error_checking: kind & KIND_TYPE == libc::PTHREAD_MUTEX_ERRORCHECK as u32,
+        owner: owner as c_int,
+    })
+}
+
+/// What [`rwlock_kind`] reads.
+pub(super) struct RwLockKind {
+    /// The real functions' alone.
+    pub(super) is_shared: bool,
+    pub(super) prefers_writers: bool,
+    pub(super) writer: c_int,
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe fn rwlock_kind(rwlock: *const pthread_rwlock_t) -> Option<RwLockKind> {
+    let layout = layout()?;
+    // SAFETY: the caller's.
+    unsafe {
+        Some(RwLockKind {
+            is_shared: word(rwlock, layout.rwlock_shared.into()) != 0,
+            prefers_writers: word(rwlock, RWLOCK_KIND) == PREFER_WRITER_NONRECURSIVE,
+            writer: word(rwlock, RWLOCK_WRITER) as c_int,
+        })
+    }
+}
+
+/// The clock of a private condition variable.
+///
+/// # Safety
+/// As above.
+#[inline]
+pub(super) unsafe fn cond_clock(cond: *const pthread_cond_t) -> Option<libc::clockid_t> {
+    let layout = layout()?;
+    // SAFETY: the caller's.
+    let word = unsafe { word(cond, layout.cond.into()) };
+    if word & COND_SHARED != 0 {
+        return None;
+    }
+    let monotonic = word & COND_MONOTONIC != 0;
+    Some(if monotonic { libc::CLOCK_MONOTONIC } else { libc::CLOCK_REALTIME })
+}
+
+/// Whether a semaphore is private to this process.
+///
+/// # Safety
+/// As above.
+pub(super) unsafe fn is_semaphore_private(sem: *const sem_t) -> Option<bool> {
+    let layout = layout()?;
+    // SAFETY: the caller's.
+    Some(unsafe { word(sem, layout.semaphore.into()) } == 0)
+}
+
+/// How many participants a private barrier has.
+///
+/// # Safety
+/// As above.
+pub(super) unsafe fn barrier_count(barrier: *const pthread_barrier_t) -> Option<u32> {
+    let layout = layout()?;
+    // SAFETY: the caller's.
+    unsafe {
+        let private = word(barrier, layout.barrier_shared.into()) == 0;
+        private.then(|| word(barrier, layout.barrier_count.into()))
+    }
+}

@@ -1,0 +1,170 @@
+//! `pthread_mutex_*`: a goroutine that finds the mutex locked parks.
+//!
+//! A goroutine locks by the real `pthread_mutex_trylock`. Its thread-local storage holds a `struct pthread` with an id
+//! of its own, so glibc records the goroutine as the owner, and recursive and error-checking mutexes work by
+//! goroutine. If the mutex is locked it waits as `mod.rs` says. Plain threads call the real functions; the real unlock
+//! wakes those that sleep in the kernel, ours the first goroutine. Both then compete for the mutex.
+//!
+//! Invariants:
+//! 1. Every unlock of the process passes [`pthread_mutex_unlock`], except those inside libc: `pthread_cond_wait` is
+//!    therefore ours (`cond.rs`), and the rest of libc unlocks only its own mutexes.
+//! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own it.
+//!
+//! Rejected: handing the mutex over to the goroutine that is woken. glibc's word cannot say so, and threads would need
+//! to know.
+
+use super::{Waiters, count_locked, count_unlocked, deadline, first, layout, may_park_here, real};
+use crate::interpose::on_goroutine;
+use crate::sched::Rt;
+use crate::sched::reason::WaitReason;
+use crate::sys::frame_waiter::ClockTime;
+use libc::{pthread_mutex_t, timespec};
+use std::ffi::c_int;
+
+static WAITERS: Waiters = Waiters::new(super::MUTEX);
+
+/// POSIX's function.
+///
+/// # Safety
+/// As its manual page says; so for all functions of this file.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's mutex; the same below.
+    unsafe { lock(mutex) }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: as above.
+    count_locked(unsafe { real::pthread_mutex_trylock(mutex) })
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_mutex_timedlock(
+    mutex: *mut pthread_mutex_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let rc = if on_goroutine() {
+            let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
+            try_then_wait(mutex, limit, || real::pthread_mutex_timedlock(mutex, at))
+        } else {
+            real::pthread_mutex_timedlock(mutex, at)
+        };
+        count_locked(rc)
+    }
+}
+
+/// glibc's function, in POSIX since 2024.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_mutex_clocklock(
+    mutex: *mut pthread_mutex_t,
+    clock: libc::clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let known = matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC);
+        let rc = if on_goroutine() && known {
+            let limit = || deadline(clock, at).map(Some);
+            try_then_wait(mutex, limit, || real::pthread_mutex_clocklock(mutex, clock, at))
+        } else {
+            real::pthread_mutex_clocklock(mutex, clock, at)
+        };
+        count_locked(rc)
+    }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: as above.
+    unsafe { unlock(mutex) }
+}
+
+/// Locks it; waits as long as it takes.
+///
+/// # Safety
+/// A mutex; so for the functions below.
+#[inline]
+pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        let rc = if on_goroutine() {
+            try_then_wait(mutex, || Ok(None), || real::pthread_mutex_lock(mutex))
+        } else {
+            real::pthread_mutex_lock(mutex)
+        };
+        count_locked(rc)
+    }
+}
+
+/// Unlocks it, and wakes a goroutine that waits for it.
+///
+/// # Safety
+/// As above.
+#[inline]
+pub(super) unsafe fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    let unlock = || unsafe { real::pthread_mutex_unlock(mutex) };
+    count_unlocked(WAITERS.release(mutex as usize, unlock, first))
+}
+
+/// [`unlock`], inside the runtime if `here` is.
+///
+/// # Safety
+/// As above.
+pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) -> c_int {
+    if here.is_none() {
+        // SAFETY: the caller's.
+        return unsafe { unlock(mutex) };
+    }
+    // SAFETY: the caller's.
+    let rc = count_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
+    if rc == 0 && WAITERS.is_any_sleeping() {
+        WAITERS.wake_in(mutex as usize, here, first);
+    }
+    rc
+}
+
+/// On a goroutine: tries, then waits. `fallback` is the real function.
+#[inline]
+unsafe fn try_then_wait(
+    mutex: *mut pthread_mutex_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { real::pthread_mutex_trylock(mutex) } {
+        // SAFETY: the caller's.
+        libc::EBUSY => unsafe { wait(mutex, limit, fallback) },
+        rc => rc,
+    }
+}
+
+#[cold]
+unsafe fn wait(
+    mutex: *mut pthread_mutex_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    let Some(kind) = (unsafe { layout::mutex_kind(mutex) }) else { return fallback() };
+    if kind.is_special || !may_park_here() {
+        return fallback();
+    }
+    if kind.is_error_checking && kind.owner == layout::own_tid() {
+        return libc::EDEADLK;
+    }
+    let limit = match limit() {
+        Ok(limit) => limit,
+        Err(rc) => return rc,
+    };
+    WAITERS.acquire(mutex as usize, WaitReason::PthreadMutex, 0, limit, |_, _| {
+        // SAFETY: the caller's.
+        unsafe { real::pthread_mutex_trylock(mutex) }
+    })
+}

@@ -1,0 +1,266 @@
+//! `pthread_rwlock_*`: a goroutine that cannot have the lock parks.
+//!
+//! As `mutex.rs`: the real `try` functions, the queue of the address for goroutines, the real functions for plain
+//! threads. An unlock wakes the writer at the front of the queue, or all readers there. A writer that is woken while
+//! other readers are still inside fails, and keeps its place.
+//!
+//! # Kinds
+//! glibc's default prefers readers, and lets writers starve. With `PREFER_WRITER_NONRECURSIVE_NP` readers stand back
+//! while a writer waits. glibc knows of threads that wait, not of goroutines; so with this kind a reader, goroutine or
+//! thread, that finds a goroutine waiting to write goes into the queue behind it.
+//!
+//! Invariants:
+//! 1. A reader stands back only at its first attempt. One that was woken must not: its waker counts on it.
+//! 2. A writer that is in the queue waits for an unlock that is still to come, or for the end of a thread's wait: a
+//!    thread whose wait ends by its deadline has made others fail, and wakes them. So does a goroutine that gives up
+//!    writing: readers stood back for it.
+
+use super::{
+    RWLOCK, WRITER, Waiters, count_locked, count_unlocked, deadline, layout, may_park_here, real,
+};
+use crate::interpose::{FORKED, on_goroutine};
+use crate::sched::queue::{Batch, List};
+use crate::sched::reason::WaitReason;
+use crate::sys::frame_waiter::ClockTime;
+use libc::{pthread_rwlock_t, timespec};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static WAITERS: Waiters = Waiters::new(RWLOCK);
+/// Goroutines that wait to write, for any lock.
+static WRITERS: AtomicUsize = AtomicUsize::new(0);
+
+/// POSIX's function.
+///
+/// # Safety
+/// As its manual page says; so for all functions of this file.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
+    // SAFETY: the caller's lock; the same below.
+    unsafe { read(lock, || Ok(None), || real::pthread_rwlock_rdlock(lock)) }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int {
+    // SAFETY: as above.
+    count_locked(unsafe { real::pthread_rwlock_tryrdlock(lock) })
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_timedrdlock(
+    lock: *mut pthread_rwlock_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
+        read(lock, limit, || real::pthread_rwlock_timedrdlock(lock, at))
+    }
+}
+
+/// glibc's function, in POSIX since 2024.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
+    lock: *mut pthread_rwlock_t,
+    clock: libc::clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let limit = || deadline(clock, at).map(Some);
+        read(lock, limit, || real::pthread_rwlock_clockrdlock(lock, clock, at))
+    }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
+    // SAFETY: as above.
+    unsafe { write(lock, || Ok(None), || real::pthread_rwlock_wrlock(lock)) }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int {
+    // SAFETY: as above.
+    count_locked(unsafe { real::pthread_rwlock_trywrlock(lock) })
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_timedwrlock(
+    lock: *mut pthread_rwlock_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
+        write(lock, limit, || real::pthread_rwlock_timedwrlock(lock, at))
+    }
+}
+
+/// glibc's function, in POSIX since 2024.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_clockwrlock(
+    lock: *mut pthread_rwlock_t,
+    clock: libc::clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let limit = || deadline(clock, at).map(Some);
+        write(lock, limit, || real::pthread_rwlock_clockwrlock(lock, clock, at))
+    }
+}
+
+/// POSIX's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int {
+    // SAFETY: as above.
+    let unlock = || unsafe { real::pthread_rwlock_unlock(lock) };
+    count_unlocked(WAITERS.release(lock as usize, unlock, front))
+}
+
+/// Takes the writer at the front, or all readers there.
+fn front(queue: &mut List) -> Batch {
+    let mut batch = Batch::new();
+    let Some(taken) = queue.take_first() else { return batch };
+    let writes = taken.node().weight & WRITER != 0;
+    batch.push(taken);
+    while !writes && let Some(taken) = queue.take_first_if(|node| node.weight & WRITER == 0) {
+        batch.push(taken);
+    }
+    batch
+}
+
+/// Whether a goroutine in the queue waits to write.
+fn has_writer(queue: &List) -> bool {
+    queue.live().any(|node| node.weight & WRITER != 0)
+}
+
+/// Calls the real function. If its wait ended by the deadline, others may have failed because of it (invariant 2).
+fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c_int {
+    let rc = fallback();
+    if rc == libc::ETIMEDOUT && WAITERS.is_any_sleeping() {
+        WAITERS.wake(lock as usize, List::take_all);
+    }
+    count_locked(rc)
+}
+
+/// Locks for reading; `fallback` is the real function.
+#[inline]
+unsafe fn read(
+    lock: *mut pthread_rwlock_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    if WRITERS.load(Ordering::Relaxed) == 0 {
+        if !on_goroutine() {
+            return real_wait(lock, fallback);
+        }
+        // SAFETY: the caller's.
+        match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
+            libc::EBUSY => {}
+            rc => return count_locked(rc),
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { read_slow(lock, limit, fallback) }
+}
+
+#[cold]
+unsafe fn read_slow(
+    lock: *mut pthread_rwlock_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
+        return real_wait(lock, fallback);
+    };
+    if kind.is_shared || FORKED.load(Ordering::Relaxed) {
+        return real_wait(lock, fallback);
+    }
+    let stands_back =
+        kind.prefers_writers && WAITERS.with_queue(lock as usize, |queue| has_writer(queue));
+    if !stands_back {
+        if !on_goroutine() {
+            return real_wait(lock, fallback);
+        }
+        // SAFETY: the caller's.
+        match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
+            libc::EBUSY if !may_park_here() => return real_wait(lock, fallback),
+            libc::EBUSY => {}
+            rc => return count_locked(rc),
+        }
+    }
+    if kind.writer == layout::own_tid() {
+        return libc::EDEADLK;
+    }
+    let limit = match limit() {
+        Ok(limit) => limit,
+        Err(rc) => return rc,
+    };
+    let reason = WaitReason::PthreadRwLockRead;
+    let attempt = |queue: &List, failures| {
+        if failures == 0 && kind.prefers_writers && has_writer(queue) {
+            return libc::EBUSY;
+        }
+        // SAFETY: the caller's.
+        unsafe { real::pthread_rwlock_tryrdlock(lock) }
+    };
+    count_locked(WAITERS.acquire(lock as usize, reason, 0, limit, attempt))
+}
+
+/// Locks for writing; `fallback` is the real function.
+#[inline]
+unsafe fn write(
+    lock: *mut pthread_rwlock_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    if !on_goroutine() {
+        return real_wait(lock, fallback);
+    }
+    // SAFETY: the caller's.
+    match unsafe { real::pthread_rwlock_trywrlock(lock) } {
+        // SAFETY: the caller's.
+        libc::EBUSY => unsafe { write_slow(lock, limit, fallback) },
+        rc => count_locked(rc),
+    }
+}
+
+#[cold]
+unsafe fn write_slow(
+    lock: *mut pthread_rwlock_t,
+    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
+        return real_wait(lock, fallback);
+    };
+    if kind.is_shared || !may_park_here() {
+        return real_wait(lock, fallback);
+    }
+    if kind.writer == layout::own_tid() {
+        return libc::EDEADLK;
+    }
+    let limit = match limit() {
+        Ok(limit) => limit,
+        Err(rc) => return rc,
+    };
+    let reason = WaitReason::PthreadRwLockWrite;
+    WRITERS.fetch_add(1, Ordering::Relaxed);
+    let rc = WAITERS.acquire(lock as usize, reason, WRITER, limit, |_, _| {
+        // SAFETY: the caller's.
+        unsafe { real::pthread_rwlock_trywrlock(lock) }
+    });
+    WRITERS.fetch_sub(1, Ordering::Relaxed);
+    if rc == libc::ETIMEDOUT {
+        WAITERS.wake(lock as usize, List::take_all);
+    }
+    count_locked(rc)
+}

@@ -1,0 +1,95 @@
+//! A futex word in the frame of the thread that sleeps on it: for waits that must not allocate.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | `AWAKE` | the owner has not gone to sleep yet |
+//! | `ASLEEP` | the owner is in, or on its way into, the kernel |
+//! | `WOKEN` | the wait is over; the owner may leave the frame at any time |
+//!
+//! Invariants:
+//! 1. A waiter is woken once. The waker's exchange to `WOKEN` is its last access to the word; the system call that may
+//!    follow uses the address only as a key.
+//! 2. The owner leaves the frame only after it has read `WOKEN`, or when it knows that no waker has its address.
+//!
+//! Rejected: `Parker`, whose notes outlive a wait and whose timeouts are relative. An absolute deadline on
+//! `CLOCK_REALTIME` must follow when that clock is set.
+
+use rustix::thread::futex::{self, Timespec};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+const WOKEN: u32 = 2;
+
+/// An absolute point in time, and the clock that it is on.
+#[derive(Clone, Copy)]
+pub(crate) struct ClockTime {
+    pub(crate) clock: WaitClock,
+    pub(crate) seconds: i64,
+    pub(crate) nanos: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitClock {
+    Realtime,
+    Monotonic,
+}
+
+/// See the head of the file.
+#[repr(align(4))]
+pub(crate) struct FrameWaiter(AtomicU32);
+
+impl FrameWaiter {
+    pub(crate) fn new() -> FrameWaiter {
+        FrameWaiter(AtomicU32::new(AWAKE))
+    }
+
+    /// Sleeps until it is woken, or until `limit`. Returns whether it was woken.
+    pub(crate) fn wait(&self, limit: Option<ClockTime>) -> bool {
+        // Acquire, here and below: what the waker wrote before `wake` is visible to the owner.
+        if self
+            .0
+            .compare_exchange(AWAKE, ASLEEP, Ordering::Relaxed, Ordering::Acquire)
+            .is_err_and(|word| word == WOKEN)
+        {
+            return true;
+        }
+        loop {
+            let flags = match limit {
+                Some(ClockTime { clock: WaitClock::Realtime, .. }) => {
+                    futex::Flags::PRIVATE | futex::Flags::CLOCK_REALTIME
+                }
+                _ => futex::Flags::PRIVATE,
+            };
+            let limit = limit.map(|limit| Timespec {
+                tv_sec: limit.seconds.max(0),
+                tv_nsec: if limit.seconds < 0 { 0 } else { limit.nanos.into() },
+            });
+            let all = NonZeroU32::MAX;
+            let slept = futex::wait_bitset(&self.0, flags, ASLEEP, limit.as_ref(), all);
+            if self.0.load(Ordering::Acquire) == WOKEN {
+                return true;
+            }
+            // Another error, or none: a signal, or a wake-up that was meant for an earlier owner of this address.
+            if slept == Err(rustix::io::Errno::TIMEDOUT) {
+                return false;
+            }
+        }
+    }
+
+    /// Ends the wait (invariant 1).
+    pub(crate) fn wake(&self) {
+        let word = &raw const self.0;
+        // Release: pairs with the owner's Acquire.
+        if self.0.swap(WOKEN, Ordering::Release) == ASLEEP {
+            // SAFETY: the kernel does not read the word for a wake-up; a frame that is gone is a key like any other.
+            let _ = unsafe {
+                super::raw::syscall(
+                    libc::SYS_futex,
+                    [word as usize, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize, 1],
+                )
+            };
+        }
+    }
+}

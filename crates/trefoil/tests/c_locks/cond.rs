@@ -1,0 +1,279 @@
+use super::mutex::{Mutex, lock, normal, unlock};
+use super::*;
+use crate::common::{Child, in_child, join_all};
+use libc::{
+    EINVAL, EPERM, ETIMEDOUT, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
+    pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait,
+};
+use std::sync::Arc;
+
+pub(crate) type Cond = Object<pthread_cond_t>;
+
+pub(crate) fn cond() -> Cond {
+    Object::new(libc::PTHREAD_COND_INITIALIZER)
+}
+
+fn made(set: impl FnOnce(*mut libc::pthread_condattr_t)) -> Cond {
+    let (cond, attr) = (Cond::zeroed(), Object::<libc::pthread_condattr_t>::zeroed());
+    // SAFETY: objects of our own.
+    unsafe {
+        assert_eq!(libc::pthread_condattr_init(attr.at()), 0);
+        set(attr.at());
+        assert_eq!(libc::pthread_cond_init(cond.at(), attr.at()), 0);
+    }
+    cond
+}
+
+pub(crate) fn wait(cond: Cond, mutex: Mutex) {
+    // SAFETY: never freed; the same below.
+    unsafe { assert_eq!(pthread_cond_wait(cond.at(), mutex.at()), 0) }
+}
+
+pub(crate) fn signal(cond: Cond) {
+    // SAFETY: as above.
+    unsafe { assert_eq!(pthread_cond_signal(cond.at()), 0) }
+}
+
+pub(crate) fn broadcast(cond: Cond) {
+    // SAFETY: as above.
+    unsafe { assert_eq!(pthread_cond_broadcast(cond.at()), 0) }
+}
+
+/// Two sides that take turns.
+fn take_turns(mutex: Mutex, cond: Cond, a: Actor, b: Actor) {
+    let rounds = size(1_000, 200);
+    let turn = Object::new(0usize);
+    let side = move |me: usize| {
+        move || {
+            for _ in 0..rounds {
+                lock(mutex);
+                // SAFETY: under the mutex.
+                unsafe {
+                    while *turn.at() % 2 != me {
+                        wait(cond, mutex);
+                    }
+                    *turn.at() += 1;
+                }
+                signal(cond);
+                unlock(mutex);
+            }
+        }
+    };
+    let (a, b) = (a.start(side(0)), b.start(side(1)));
+    a.join();
+    b.join();
+}
+
+#[test]
+fn signal_wakes_the_other_side() {
+    every_pair(|a, b| take_turns(normal(), cond(), a, b));
+}
+
+#[test]
+fn process_shared_condition_variable_works() {
+    everywhere(|| {
+        // SAFETY: an attribute of our own.
+        let cond = made(|attr| unsafe {
+            libc::pthread_condattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
+        });
+        take_turns(normal(), cond, Actor::Thread, Actor::Thread);
+        take_turns(normal(), cond, Actor::Goroutine, Actor::Thread);
+    });
+}
+
+#[test]
+fn a_thread_that_waits_lets_a_goroutine_have_the_mutex() {
+    everywhere(|| {
+        let (mutex, cond) = (normal(), cond());
+        for _ in 0..size(200, 50) {
+            let (go_on, locked) = (Object::new(false), Arc::new(AtomicUsize::new(0)));
+            let l = locked.clone();
+            let waiting = Actor::Thread.start(move || {
+                lock(mutex);
+                l.store(1, Ordering::SeqCst);
+                // Until the goroutine below waits for the mutex, often.
+                common::spin(Duration::from_micros(100));
+                // SAFETY: under the mutex.
+                while unsafe { !*go_on.at() } {
+                    wait(cond, mutex);
+                }
+                unlock(mutex);
+            });
+            wait_for("the thread", &locked, 1);
+            trefoil::go(move || {
+                lock(mutex);
+                // SAFETY: under the mutex.
+                unsafe { *go_on.at() = true };
+                unlock(mutex);
+                signal(cond);
+            })
+            .join()
+            .unwrap();
+            waiting.join();
+        }
+    });
+}
+
+#[test]
+fn broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
+    everywhere(|| {
+        for _ in 0..size(50, 10) {
+            let (mutex, cond) = (normal(), cond());
+            let (ready, go_on) = (Arc::new(AtomicUsize::new(0)), Object::new(false));
+            let one = |i| {
+                let ready = ready.clone();
+                Actor::nth(i).start(move || {
+                    lock(mutex);
+                    ready.fetch_add(1, Ordering::SeqCst);
+                    // SAFETY: under the mutex.
+                    while unsafe { !*go_on.at() } {
+                        wait(cond, mutex);
+                    }
+                    unlock(mutex);
+                })
+            };
+            let waiting: Vec<_> = (0..10).map(one).collect();
+            wait_for("all of them", &ready, 10);
+            lock(mutex);
+            // SAFETY: under the mutex, then never used again.
+            unsafe {
+                *go_on.at() = true;
+                broadcast(cond);
+                unlock(mutex);
+                assert_eq!(pthread_cond_destroy(cond.at()), 0);
+                cond.at().cast::<u8>().write_bytes(0xff, size_of::<pthread_cond_t>());
+            }
+            waiting.into_iter().for_each(Started::join);
+        }
+    });
+}
+
+#[test]
+fn timed_waits_time_out_with_the_mutex_locked() {
+    everywhere(|| {
+        let monotonic = || {
+            // SAFETY: an attribute of our own.
+            made(|attr| unsafe {
+                assert_eq!(libc::pthread_condattr_setclock(attr, libc::CLOCK_MONOTONIC), 0);
+            })
+        };
+        for (cond, own_clock) in
+            [(cond(), libc::CLOCK_REALTIME), (monotonic(), libc::CLOCK_MONOTONIC)]
+        {
+            for actor in [Actor::Goroutine, Actor::Thread] {
+                let mutex = Object::new(libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP);
+                // SAFETY: never freed.
+                let waits = move || unsafe {
+                    lock(mutex);
+                    let (c, m) = (cond.at(), mutex.at());
+                    let soon = at(own_clock, 20);
+                    assert_eq!(takes(20, || pthread_cond_timedwait(c, m, &soon)), ETIMEDOUT);
+                    let past = at(own_clock, -1000);
+                    assert_eq!(pthread_cond_timedwait(c, m, &past), ETIMEDOUT);
+                    let before = timespec { tv_sec: -1, tv_nsec: 0 };
+                    assert_eq!(pthread_cond_timedwait(c, m, &before), ETIMEDOUT);
+                    for clock in CLOCKS {
+                        let soon = at(clock, 10);
+                        let rc = takes(10, || pthread_cond_clockwait(c, m, clock, &soon));
+                        assert_eq!(rc, ETIMEDOUT);
+                    }
+                    assert_eq!(pthread_cond_timedwait(c, m, &BAD_TIME), EINVAL);
+                    let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+                    assert_eq!(pthread_cond_clockwait(c, m, clock, &past), EINVAL);
+                    // It owns the mutex: or this would fail.
+                    unlock(mutex);
+                };
+                actor.start(waits).join();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_wait_without_the_mutex_is_an_error() {
+    every_pair(|a, _| {
+        let (mutex, cond) = (Object::new(libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP), cond());
+        // SAFETY: never freed.
+        a.start(move || unsafe {
+            assert_eq!(pthread_cond_wait(cond.at(), mutex.at()), EPERM);
+        })
+        .join();
+    });
+}
+
+#[test]
+fn signals_and_deadlines_at_the_same_time_lose_nothing() {
+    everywhere(|| {
+        // A token for each signal: a waiter that was signalled finds one, one that timed out may.
+        let (mutex, cond, tokens) = (normal(), cond(), Object::new(0i64));
+        let rounds = size(300, 60);
+        let one = |i| {
+            Actor::nth(i).start(move || {
+                for _ in 0..rounds {
+                    lock(mutex);
+                    // SAFETY: under the mutex; never freed.
+                    unsafe {
+                        while *tokens.at() == 0 {
+                            let soon = at(libc::CLOCK_REALTIME, 1);
+                            let rc = pthread_cond_timedwait(cond.at(), mutex.at(), &soon);
+                            assert!(rc == 0 || rc == ETIMEDOUT, "{rc}");
+                        }
+                        *tokens.at() -= 1;
+                    }
+                    unlock(mutex);
+                }
+            })
+        };
+        let waiting: Vec<_> = (0..4).map(one).collect();
+        let give = Actor::Goroutine.start(move || {
+            for i in 0..4 * rounds {
+                if i % 8 == 0 {
+                    thread::sleep(Duration::from_micros(900));
+                }
+                lock(mutex);
+                // SAFETY: under the mutex.
+                unsafe { *tokens.at() += 1 };
+                unlock(mutex);
+                signal(cond);
+            }
+        });
+        give.join();
+        waiting.into_iter().for_each(Started::join);
+    });
+}
+
+#[test]
+fn goroutines_that_wait_for_a_condition_need_no_threads() {
+    if !in_child() {
+        Child::of("cond::goroutines_that_wait_for_a_condition_need_no_threads").succeed();
+        return;
+    }
+    let _watchdog = common::watchdog();
+    runtime(2).run(|| {
+        let (mutex, cond) = (normal(), cond());
+        let (ready, go_on) = (Arc::new(AtomicUsize::new(0)), Object::new(false));
+        let one = |_| {
+            let ready = ready.clone();
+            trefoil::go(move || {
+                lock(mutex);
+                ready.fetch_add(1, Ordering::SeqCst);
+                // SAFETY: under the mutex.
+                while unsafe { !*go_on.at() } {
+                    wait(cond, mutex);
+                }
+                unlock(mutex);
+            })
+        };
+        let waiting: Vec<_> = (0..500).map(one).collect();
+        wait_for("all of them", &ready, 500);
+        thread::sleep(Duration::from_millis(50));
+        let n = threads();
+        lock(mutex);
+        // SAFETY: under the mutex.
+        unsafe { *go_on.at() = true };
+        unlock(mutex);
+        broadcast(cond);
+        join_all(waiting);
+        assert!(n < 20, "{n} threads");
+    });
+}
