@@ -56,6 +56,8 @@ mod malloc;
 #[cfg(feature = "std")]
 mod polls;
 #[cfg(feature = "std")]
+mod random;
+#[cfg(feature = "std")]
 mod regions;
 pub(crate) mod setxid;
 pub(crate) mod signals;
@@ -186,6 +188,7 @@ pub(crate) fn linked() {
         io::recv as *const (),
         io::close as *const (),
         polls::poll as *const (),
+        random::getrandom as *const (),
         regions::getaddrinfo as *const (),
     ]);
 }

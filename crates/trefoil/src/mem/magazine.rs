@@ -60,6 +60,7 @@ impl Class {
     }
 
     /// The largest class for which a block of `bytes` bytes is large enough. None: too small, or too large.
+    #[cfg_attr(not(feature = "std"), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn filled_by(bytes: usize) -> Option<Class> {
         if !(ALIGN..=MAX_BYTES).contains(&bytes) {

@@ -75,7 +75,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 if m.spinning.replace(false) {
                     sched.idle.stop_spinning();
                 }
-                if let Some(g) = sched.take_last(p) {
+                if let Some(g) = sched.take_last(m, p) {
                     return Some(g);
                 }
                 sched.leave_p(m);

@@ -53,6 +53,8 @@ pub(crate) struct G {
     pub(crate) abort_on_panic: Cell<bool>,
     /// It was stopped by a signal inside libc or the loader, and may have one of their locks (`stop.rs`).
     pub(crate) inside: Cell<bool>,
+    /// It was stopped by a signal, at any instruction, and may hold locks of the whole process (`stop.rs`).
+    pub(crate) stopped_by_signal: Cell<bool>,
     /// It became runnable because it was woken, not because it was started, has yielded or used up its slice.
     pub(crate) woken: Cell<bool>,
     /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
@@ -104,6 +106,7 @@ impl G {
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
             inside: Cell::new(false),
+            stopped_by_signal: Cell::new(false),
             woken: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),

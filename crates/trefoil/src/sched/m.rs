@@ -69,6 +69,8 @@ pub(crate) struct M {
     pub(crate) put_off: AtomicU32,
     /// The tick of those.
     pub(crate) put_off_tick: Cell<u32>,
+    /// In a runtime that ends: until when the running goroutine is not stopped by a signal (`stop.rs`).
+    pub(crate) grace_until: Cell<Nanos>,
     /// Its thread has not asked for a P yet: it is among `Central::starting`.
     pub(crate) arriving: Cell<bool>,
     pub(crate) p: Cell<Option<&'static P>>,
@@ -149,6 +151,7 @@ impl M {
                 spinning: Cell::new(false),
                 put_off: AtomicU32::new(0),
                 put_off_tick: Cell::new(0),
+                grace_until: Cell::new(0),
                 arriving: Cell::new(true),
                 p: Cell::new(None),
                 current: Cell::new(None),
@@ -175,6 +178,7 @@ impl M {
         m.hold.store(HELD, Ordering::Relaxed);
         m.spinning.set(false);
         m.put_off.store(0, Ordering::Relaxed);
+        m.grace_until.set(0);
         m.arriving.set(true);
         m.p.set(None);
         m.current.set(None);

@@ -158,6 +158,8 @@ pub(crate) struct Sched {
     pub(crate) spares: AtomicU32,
     /// Goroutines that were stopped inside a library (`preempt.rs`). Written under the lock.
     pub(crate) inside: AtomicU32,
+    /// Goroutines that were stopped by a signal and have not gone on since. Raised under the lock.
+    pub(crate) stopped_by_signal: AtomicU32,
     /// Threads that run a goroutine without a P.
     pub(crate) astray: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
@@ -203,6 +205,7 @@ impl Sched {
             next_m: AtomicU32::new(0),
             spares: AtomicU32::new(0),
             inside: AtomicU32::new(0),
+            stopped_by_signal: AtomicU32::new(0),
             astray: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),

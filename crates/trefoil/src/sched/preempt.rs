@@ -33,13 +33,15 @@
 //! So before the last thread is gone, all of them run, and one of them is the holder. Beyond [`RESERVE`] it is a matter
 //! of patience: loops around `memset` are many, and have no lock.
 //!
-//! In a runtime that ends, who stops never goes on: so there it must be found inside a library far more often before
-//! it is taken for one that is always there ([`PUT_OFF_LAST`], `stop.rs`).
+//! In a runtime that ends, a goroutine that stops never goes on. There it is stopped by a signal only after a grace in
+//! which it may reach a runtime call (`stop.rs`), and it must be found inside a library far more often before it is
+//! taken for one that is always there ([`PUT_OFF_LAST`]).
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
 //! a call that is entered between sysmon's look and its signal.
 
 use super::Sched;
+use super::g::G;
 use super::handoff;
 use super::m::{HELD, LOST, M, Rt};
 use super::p::P;
@@ -204,6 +206,9 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if !asked {
         return false;
     }
+    if ends && !m.sched().grace_is_over(m) {
+        return false;
+    }
     let in_library = LIBRARIES.iter().any(|[start, end]| {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
@@ -238,12 +243,16 @@ unsafe extern "sysv64" fn preempted() {
         g.inside.set(false);
         return;
     }
+    sched.count_stop_by_signal(g);
     if rt.m().hold.load(Ordering::Relaxed) == HELD {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
         rt.m().put_off.store(0, Ordering::Relaxed);
         handoff::come_back(rt);
+    }
+    if g.stopped_by_signal.replace(false) {
+        sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
     }
     if inside {
         g.inside.set(false);
@@ -272,6 +281,15 @@ impl Sched {
     /// Whether a thread that gets a P must begin with those.
     pub(super) fn is_short_of_threads(&self) -> bool {
         self.spares.load(Ordering::Relaxed) < self.reserve()
+    }
+
+    /// The running goroutine is about to stop, because a signal came: counts it, unless the runtime ends.
+    fn count_stop_by_signal(&self, g: &G) {
+        let _deciding = self.central.lock();
+        if !self.stopping.load(Ordering::Relaxed) {
+            g.stopped_by_signal.set(true);
+            self.stopped_by_signal.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The running goroutine is about to stop inside a library: counts it. False: not now. `patient`: it has been put

@@ -8,8 +8,12 @@
 //! | step | what happens |
 //! |---|---|
 //! | parting | two threads take std's locks; goroutines run as ever, and those who have the locks give them back |
-//! | stopping | those who run leave at their next scheduling step; of those who are queued only the ones are resumed that were stopped inside a library, and only until they are outside |
+//! | stopping | goroutines that run leave at their next runtime call; of those that are queued only the ones are resumed that a signal has stopped, until their next runtime call or for [`GRACE`] |
 //! | stopped | threads leave; std's locks are free again |
+//!
+//! A goroutine that a signal stops may be anywhere: in an allocator that knows nothing of us, in the panic hook, in any
+//! section that holds a lock of the whole process. At a runtime call it is hardly ever in one. So in a runtime that ends
+//! a goroutine is stopped by a signal only after it had [`GRACE`] to reach a runtime call.
 //!
 //! Each step has a limit: somebody may keep standard output for ever, and a loop around `memset` is always inside
 //! libc, without a lock. If no goroutine is left there are no such steps.
@@ -34,6 +38,7 @@
 //! unwound at exit either).
 
 use super::g::G;
+use super::m::M;
 use super::p::{P, PStatus, flag};
 use super::switch::pop_local;
 use super::{Sched, current_g};
@@ -50,6 +55,10 @@ const PARTING: Nanos = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// How long goroutines that were stopped inside a library may take to come out.
 const DRAINING: Nanos = 1_000_000_000;
+/// In a runtime that ends: how long a goroutine may take to reach a runtime call before it is stopped by a signal.
+const GRACE: Nanos = 2_000_000;
+/// How long goroutines that a signal has stopped may take, all together, to reach a runtime call or to use up their grace.
+const GRACE_FOR_ALL: Nanos = 50_000_000;
 /// Stack of a thread that holds one of std's locks.
 const HOLDER_STACK_BYTES: usize = 128 << 10;
 
@@ -59,11 +68,19 @@ pub(crate) struct Ending {
     parting: AtomicU64,
     /// When the threads leave all the same.
     until: AtomicU64,
+    /// When goroutines that run, and those that a signal has stopped, have used up their grace.
+    grace_until: AtomicU64,
+    grace_for_all_until: AtomicU64,
 }
 
 impl Ending {
     pub(crate) fn new() -> Ending {
-        Ending { parting: AtomicU64::new(0), until: AtomicU64::new(0) }
+        Ending {
+            parting: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            grace_until: AtomicU64::new(0),
+            grace_for_all_until: AtomicU64::new(0),
+        }
     }
 }
 
@@ -172,7 +189,7 @@ pub(crate) fn is_forsaken() -> bool {
 /// Whether this code runs on a goroutine that has lost its P.
 #[cfg(feature = "std")]
 pub(crate) fn is_astray() -> bool {
-    use super::m::{LOST, M};
+    use super::m::LOST;
     // SAFETY: on a goroutine GS is an M, which is never freed.
     let m = current_g().and_then(|_| unsafe { crate::arch::inherited_m::<M>().as_ref() });
     m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
@@ -246,7 +263,10 @@ impl Sched {
         if self.stopping.load(Ordering::Relaxed) {
             return;
         }
-        self.ending.until.store(now() + DRAINING, Ordering::Relaxed);
+        let ending = &self.ending;
+        ending.until.store(now() + DRAINING, Ordering::Relaxed);
+        ending.grace_until.store(now() + GRACE, Ordering::Relaxed);
+        ending.grace_for_all_until.store(now() + GRACE_FOR_ALL, Ordering::Relaxed);
         // Release: who sees it sees the time.
         self.stopping.store(true, Ordering::Release);
         for p in self.all_ps() {
@@ -263,9 +283,17 @@ impl Sched {
 
     /// It is stopping, and nobody is resumed any more.
     pub(crate) fn is_stopped(&self) -> bool {
+        let over = |left: &AtomicU32, until: &AtomicU64| {
+            left.load(Ordering::Relaxed) == 0 || now() >= until.load(Ordering::Relaxed)
+        };
         self.stopping.load(Ordering::Acquire)
-            && (self.inside.load(Ordering::Relaxed) == 0
-                || now() >= self.ending.until.load(Ordering::Relaxed))
+            && over(&self.inside, &self.ending.until)
+            && over(&self.stopped_by_signal, &self.ending.grace_for_all_until)
+    }
+
+    /// In a runtime that ends, in a signal handler: whether the goroutine that runs on `m` may be stopped by a signal.
+    pub(super) fn grace_is_over(&self, m: &M) -> bool {
+        now() >= m.grace_until.get().max(self.ending.grace_until.load(Ordering::Relaxed))
     }
 
     /// It was dropped, and all its threads have ended.
@@ -273,17 +301,19 @@ impl Sched {
         self.stopping.load(Ordering::Relaxed) && self.threads() == 0
     }
 
-    /// While the runtime is stopping: the next goroutine that was stopped inside a library. The others are taken out
-    /// of their queues on the way, and that is the last of them.
-    pub(super) fn take_last(&self, p: &'static P) -> Option<&'static G> {
+    /// While the runtime is stopping: the next goroutine that was stopped by a signal. The others are taken out of their
+    /// queues on the way, and that is the last of them.
+    pub(super) fn take_last(&self, m: &M, p: &'static P) -> Option<&'static G> {
         if self.is_stopped() {
             return None;
         }
         let local = || pop_local(p);
         let global = || self.pop_tired().or_else(|| self.pop_global());
-        let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.inside.get())?;
+        let g = std::iter::from_fn(|| local().or_else(global))
+            .find(|g| g.inside.get() || g.stopped_by_signal.get())?;
         p.next_tick();
-        // It stops at its next call, or as soon as sysmon finds it outside.
+        m.grace_until.set(now() + GRACE);
+        // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
         p.ask_to_preempt(p.run());
         self.sysmon.wake();
         Some(g)

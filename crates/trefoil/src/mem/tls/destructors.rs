@@ -68,6 +68,7 @@ pub(crate) unsafe fn run_destructors() {
     unsafe {
         run_all(l);
         forget_errors();
+        free_buffers(&l.buffers);
         Dtv::of(thread_pointer()).free_dynamic(l);
     }
 }
@@ -82,6 +83,24 @@ fn forget_errors() {
         *__h_errno_location() = 0;
         if !libc::dlerror().is_null() {
             libc::dlerror();
+        }
+    }
+}
+
+/// Frees what glibc frees at a thread's end: a block that is destroyed would take it along.
+///
+/// # Safety
+/// Offsets of words in the running block that are null or own memory of malloc's, which nobody uses any more.
+pub(super) unsafe fn free_buffers(buffers: &[usize]) {
+    for &off in buffers {
+        let at = thread_pointer() + off;
+        // SAFETY: the caller's.
+        unsafe {
+            let buffer = load::<*mut c_void>(at);
+            if !buffer.is_null() {
+                store(at, 0usize);
+                libc::free(buffer);
+            }
         }
     }
 }

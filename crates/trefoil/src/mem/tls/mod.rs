@@ -104,6 +104,8 @@ pub(crate) struct Layout {
     resets: Resets,
     /// Where pthread keys' values live, if the self-test could tell.
     keys: Option<destructors::KeyPlaces>,
+    /// Words of `struct pthread` that own memory which glibc frees at a thread's end, as far as the self-test could tell.
+    buffers: Vec<usize>,
     call_tls_dtors: unsafe extern "C-unwind" fn(),
 }
 
@@ -169,6 +171,7 @@ impl Layout {
             dtv: learnt.dtv.into(),
             resets: Resets::default(),
             keys: None,
+            buffers: Vec::new(),
             call_tls_dtors,
         })
     }

@@ -1,8 +1,8 @@
 //! Before the first goroutine trusts a block: compare one with glibc's own work, then run on one.
 //!
 //! `compare` sets a block by the recipe beside one by `_dl_allocate_tls`. `run` hops onto a block and
-//! does there what goroutines will do; on the way it learns, by looking at what a call changes, where
-//! glibc keeps the pthread keys and what a dead goroutine could bequeath (locale, cancellation).
+//! does there what goroutines will do; on the way it learns, from what a call changes, where glibc keeps the
+//! pthread keys, the buffers of `strerror`, and what a dead goroutine could leave behind (locale, cancellation).
 
 use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK, set_mask};
@@ -109,6 +109,7 @@ struct Run<'a> {
     before: Vec<u64>,
     resets: Resets,
     keys: Option<KeyPlaces>,
+    buffers: Vec<usize>,
     wrong: Option<&'static str>,
 }
 
@@ -116,7 +117,7 @@ struct Run<'a> {
 pub(super) fn run(l: &mut Layout) -> Result<(), String> {
     let room = (l.above + l.below + l.align + STACK).next_multiple_of(4096);
     let map = Map::new(room)?;
-    let (resets, keys) = {
+    let (resets, keys, buffers) = {
         let l = &*l;
         let at = |a: usize| NonNull::new(a as *mut u8).ok_or("null mapping");
         // SAFETY: a fresh mapping; nobody else knows the block; it is destroyed before the unmapping.
@@ -129,6 +130,7 @@ pub(super) fn run(l: &mut Layout) -> Result<(), String> {
                 before: Vec::with_capacity((l.below_used + l.above) / 8),
                 resets: Resets::default(),
                 keys: None,
+                buffers: Vec::with_capacity(2),
                 wrong: None,
             };
             on_block(&block, || run.wrong = run.all().err());
@@ -139,11 +141,12 @@ pub(super) fn run(l: &mut Layout) -> Result<(), String> {
             }
             l.recycle(block.tp.as_ptr() as usize);
             l.destroy(block.tp.as_ptr() as usize);
-            (run.resets, run.keys)
+            (run.resets, run.keys, run.buffers)
         }
     };
     l.resets = resets;
     l.keys = keys;
+    l.buffers = buffers;
     Ok(())
 }
 
@@ -162,6 +165,7 @@ impl Run<'_> {
         self.learn_locale();
         self.learn_cancellation();
         self.learn_keys();
+        self.learn_buffers();
         self.code()
     }
 
@@ -280,6 +284,34 @@ impl Run<'_> {
                 raw::store(tp + k.used, 0u8);
             }
         }
+    }
+
+    /// Where `struct pthread` keeps the buffers that `strerror` and `strsignal` allocate for a number without a text: the
+    /// word that holds what the call has returned.
+    fn learn_buffers(&mut self) {
+        const NO_SUCH_NUMBER: i32 = 99_999;
+        unsafe extern "C" {
+            fn strsignal(signal: i32) -> *mut std::ffi::c_char;
+        }
+        let calls: [fn() -> usize; 2] = [
+            // SAFETY: answers a text for any number.
+            || unsafe { libc::strerror(NO_SUCH_NUMBER) as usize },
+            // SAFETY: as above.
+            || unsafe { strsignal(NO_SUCH_NUMBER) as usize },
+        ];
+        let tp = thread_pointer();
+        for call in calls {
+            let mut text = 0;
+            let words = self.changed(|| text = call());
+            for (off, _) in words {
+                // SAFETY: a word of this block.
+                if off > 0 && text != 0 && unsafe { load::<usize>(tp + off as usize) } == text {
+                    self.buffers.push(off as usize);
+                }
+            }
+        }
+        // SAFETY: this block's own buffers; nobody has kept the texts.
+        unsafe { destructors::free_buffers(&self.buffers) };
     }
 
     /// What goroutines do.
