@@ -20,7 +20,8 @@
 //!
 //! Invariants:
 //! 1. All functions that return a block, and the one that frees it, are here: none of them bypasses the others.
-//! 2. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime, a call goes straight
+//! 2. Debug builds end the process where the runtime allocates with a P in hand (`assert_may_allocate`).
+//! 3. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime, a call goes straight
 //!    to the real function.
 
 use crate::alloc::on_thread;
@@ -135,6 +136,8 @@ fn or_no_memory(block: *mut c_void) -> *mut c_void {
 }
 
 unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::m::assert_may_allocate();
     if let Some(class) = class_for(size)
         && let Some(block) = take(class)
     {
@@ -145,6 +148,8 @@ unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::m::assert_may_allocate();
     if let Some(bytes) = count.checked_mul(size)
         && let Some(class) = class_for(bytes)
         && let Some(block) = take(class)
@@ -163,6 +168,8 @@ unsafe extern "C" fn free(block: *mut c_void) {
     if block.is_null() {
         return;
     }
+    #[cfg(debug_assertions)]
+    crate::sched::m::assert_may_allocate();
     if MAGAZINES.load(Ordering::Relaxed) {
         let push = |m: &'static M| {
             // SAFETY: glibc's block, which the caller frees; reads its header.
@@ -199,6 +206,8 @@ fn give_back_surplus(m: &'static M, class: Class) {
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::m::assert_may_allocate();
     if !block.is_null()
         && size != 0
         && let Some(class) = class_for(size)
@@ -228,6 +237,8 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::m::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { __libc_memalign(align, size) }))
 }

@@ -266,6 +266,8 @@ impl M {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(super::preempt::ready_thread());
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+        #[cfg(all(debug_assertions, feature = "std"))]
+        OWN_M.set(self);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // Timers are precise: by default the kernel may be 50 µs late.
@@ -287,6 +289,35 @@ impl M {
         let m = unsafe { arch::inherited_m::<M>().as_ref()? };
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         (m.tid.load(Ordering::Relaxed) == tid).then(|| m.tp.get() as usize)
+    }
+}
+
+#[cfg(all(debug_assertions, feature = "std"))]
+thread_local! {
+    /// In a runtime thread's own thread-local storage: its M. Null elsewhere.
+    static OWN_M: Cell<*const M> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Debug builds: ends the process if the runtime allocates where it must not (`sched/mod.rs`, rule 2): on a goroutine
+/// inside the runtime, or on a thread's own context with a P in hand that cannot be retaken.
+#[cfg(all(debug_assertions, feature = "std"))]
+pub(crate) fn assert_may_allocate() {
+    let here = 0u8;
+    let inside = match current_g() {
+        Some(g) => {
+            // SAFETY: on a goroutine GS is its M.
+            let in_runtime = unsafe { arch::is_in_runtime() };
+            // A signal handler, on another stack, may have interrupted the runtime.
+            in_runtime && g.has_on_stack(&raw const here as usize)
+        }
+        None => {
+            // SAFETY: null or the running thread's own M; Ms are never freed.
+            let own = unsafe { OWN_M.get().as_ref() };
+            own.is_some_and(|m| m.in_runtime.load(Ordering::Relaxed) != 0 && m.p.get().is_some())
+        }
+    };
+    if inside {
+        super::fatal(format_args!("the runtime allocates while it holds a P: a bug in trefoil"));
     }
 }
 
