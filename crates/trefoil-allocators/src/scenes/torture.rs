@@ -1,0 +1,153 @@
+//! Goroutines that allocate in every way while they are preempted, and sleepers beside them.
+
+use super::lateness::{Lateness, slowdown};
+use super::report;
+use crate::block::{self, LARGEST};
+use crate::work::{Exchange, Worker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use trefoil::Runtime;
+use trefoil::chan::{Receiver, RecvTimeoutError, Sender, bounded};
+use trefoil::sync::WaitGroup;
+
+/// Rounds of a goroutine without pauses, and of one with pauses. Then it ends, and a new one takes its place.
+const ROUNDS: u32 = 32;
+const ROUNDS_WITH_PAUSES: u32 = 2;
+/// Bytes that all goroutines together may keep.
+const KEPT_BYTES: usize = 64 << 20;
+/// About so many goroutines are in the middle of a round, and the others sleep. With thousands of them runnable, a
+/// sleeper would measure the length of the run queue.
+const ACTIVE: u32 = 16;
+/// A sleeper may be so much later than an OS thread beside it, on a machine that has nothing else to do.
+const MAX_LATE: Duration = Duration::from_millis(30);
+/// On a machine that is busier, the limit holds for 99 % of the sleeps only: any thread may stand still for a while.
+const MAX_SLOWDOWN: f64 = 1.5;
+/// A sleeper must be in time in one of so many attempts.
+const ATTEMPTS: u32 = 3;
+
+/// What the goroutines share.
+struct Shared {
+    stop: AtomicBool,
+    /// Closed when the goroutines are to end.
+    stopped: Receiver<()>,
+    exchange: Arc<Exchange>,
+    /// Bytes that each goroutine may keep; also its largest block.
+    budget: usize,
+    /// Rounds of each goroutine.
+    rounds: u32,
+    /// The pause after a round is so many times as long as the round.
+    pause_factor: u32,
+    alive: WaitGroup,
+    started: AtomicU64,
+    /// Goroutines that have finished their first round, or more of them.
+    first_rounds: AtomicU64,
+}
+
+pub(super) fn run(procs: usize, goroutines: usize, time: Duration) {
+    let late = |attempt| match torture(procs, goroutines, time) {
+        Ok(()) => false,
+        Err(late) => {
+            report!("attempt {attempt} of {ATTEMPTS}: {late}");
+            true
+        }
+    };
+    assert!(!(1..=ATTEMPTS).all(late), "a sleeper woke up late in every attempt");
+}
+
+/// One attempt. Returns an error that says so if the sleeper was late.
+fn torture(procs: usize, goroutines: usize, time: Duration) -> Result<(), String> {
+    let budget = (KEPT_BYTES / goroutines).next_power_of_two().min(LARGEST);
+    let has_pauses = goroutines as u32 > 2 * ACTIVE;
+    let (stop, stopped): (Sender<()>, _) = bounded(1);
+    let shared = Arc::new(Shared {
+        stop: AtomicBool::new(false),
+        stopped,
+        exchange: Exchange::with_plain_threads(budget),
+        budget,
+        rounds: if has_pauses { ROUNDS_WITH_PAUSES } else { ROUNDS },
+        pause_factor: if has_pauses { goroutines as u32 / ACTIVE } else { 0 },
+        alive: WaitGroup::new(),
+        started: AtomicU64::new(0),
+        first_rounds: AtomicU64::new(0),
+    });
+    let os_sleeper = {
+        let shared = shared.clone();
+        std::thread::spawn(move || Lateness::of_sleeper(&shared.stop))
+    };
+    let runtime = Runtime::builder().procs(procs).build().expect("a runtime");
+    let (sleeper, allocating_sleeper, stats) = runtime.run(|| {
+        let (one, other) = (shared.clone(), shared.clone());
+        let sleeper = trefoil::go(move || Lateness::of_sleeper(&one.stop));
+        let allocating_sleeper = trefoil::go(move || Lateness::of_allocating_sleeper(&other.stop));
+        for i in 1..=goroutines as u64 {
+            start_worker(&shared, Instant::now());
+            // Not all at once: no sleeper behind them would be in time.
+            while has_pauses && i > shared.first_rounds.load(Relaxed) + u64::from(ACTIVE) {
+                trefoil::time::sleep(Duration::from_micros(200));
+            }
+        }
+        let start = Instant::now();
+        while start.elapsed() < time {
+            trefoil::time::sleep(Duration::from_millis(10));
+        }
+        shared.stop.store(true, Relaxed);
+        // The sleepers end first: that two thousand goroutines are woken at once is no matter of theirs.
+        let sleepers = (sleeper.join().unwrap(), allocating_sleeper.join().unwrap());
+        stop.close();
+        shared.alive.wait();
+        (sleepers.0, sleepers.1, trefoil::debug::stats())
+    });
+    let slowdown = slowdown(procs);
+    drop(runtime);
+    let os_sleeper = os_sleeper.join().unwrap();
+    let started = shared.started.load(Relaxed);
+    Arc::into_inner(shared).expect("the goroutines have ended").exchange.close();
+    report!(
+        "{started} goroutines, {} preemptions, {} retakes, {} threads",
+        stats.preemptions,
+        stats.retakes,
+        stats.threads,
+    );
+    report!(
+        "late: goroutine {sleeper}; OS thread {os_sleeper}; machine {slowdown:.1} times slower"
+    );
+    report!("late after allocating: goroutine {allocating_sleeper}");
+    assert_eq!(block::live(), 0, "blocks were lost");
+    let late = if slowdown <= MAX_SLOWDOWN { sleeper.max() } else { sleeper.percentile(99) };
+    let limit = MAX_LATE.mul_f64(slowdown) + os_sleeper.max();
+    // Without optimisation a round is too long for so many goroutines.
+    if late <= limit || cfg!(debug_assertions) {
+        Ok(())
+    } else {
+        Err(format!("a sleeper woke up {late:.1?} late, limit {limit:.1?}"))
+    }
+}
+
+/// Starts a goroutine whose first round is due at `due`.
+fn start_worker(shared: &Arc<Shared>, mut due: Instant) {
+    let shared = shared.clone();
+    shared.started.fetch_add(1, Relaxed);
+    shared.alive.add(1);
+    trefoil::go(move || {
+        let mut worker = Worker::new(shared.budget);
+        for round in 0..shared.rounds {
+            if shared.stopped.recv_deadline(due) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+            worker.round(&shared.exchange);
+            if round == 0 {
+                shared.first_rounds.fetch_add(1, Relaxed);
+            }
+            // From when it was due, not from when it began: on a busy machine the pauses become longer.
+            due = Instant::now() + due.elapsed() * shared.pause_factor;
+        }
+        drop(worker);
+        if !shared.stopped.is_closed() {
+            start_worker(&shared, due);
+        }
+        let alive = shared.alive.clone();
+        drop(shared);
+        alive.done();
+    });
+}
