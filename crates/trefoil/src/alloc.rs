@@ -28,6 +28,7 @@
 //! On a plain thread a call goes straight to the wrapped allocator, with the size rounded up to its class.
 
 use crate::mem::magazine::{self, BlocksOf, Chain, Class};
+use crate::sched::current_g;
 use crate::sched::m::{M, with_m};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;
@@ -97,6 +98,10 @@ impl<A: GlobalAlloc> Alloc<A> {
     /// A block of the class; on a goroutine from the M's magazine.
     #[inline(always)]
     fn take(&self, class: Class) -> *mut u8 {
+        if current_g().is_none() {
+            // SAFETY: a class is never empty.
+            return unsafe { self.inner.alloc(class.layout()) };
+        }
         if Self::owns_magazines() {
             // SAFETY: inside `with_m`, of the M that it gave.
             let pop = |m: &'static M| unsafe { m.magazines(BlocksOf::Wrapped) }.pop(class);
@@ -114,6 +119,10 @@ impl<A: GlobalAlloc> Alloc<A> {
     /// The block came from [`Alloc::take`] for this class, and is the caller's.
     #[inline(always)]
     unsafe fn give(&self, class: Class, block: *mut u8) {
+        if current_g().is_none() {
+            // SAFETY: the caller's block, with the layout that it was allocated with.
+            return unsafe { self.inner.dealloc(block, class.layout()) };
+        }
         if Self::owns_magazines() {
             let push = |m: &'static M| {
                 // SAFETY: inside `with_m`, of the M that it gave; the block is the caller's.
@@ -185,6 +194,15 @@ impl<A: GlobalAlloc> Alloc<A> {
 /// Calls `f`, on a goroutine on the thread's own stack and thread-local storage.
 #[inline]
 pub(crate) fn on_thread<T>(f: impl FnOnce() -> T) -> T {
+    if current_g().is_none() {
+        return f();
+    }
+    on_thread_slow(f)
+}
+
+#[cold]
+#[inline(never)]
+fn on_thread_slow<T>(f: impl FnOnce() -> T) -> T {
     let mut f = Some(f);
     let mut call = || f.take().map(|f| f());
     let result = with_m(|m| m.on_own_context(&mut call)).unwrap_or_else(call);

@@ -38,7 +38,11 @@ impl Block {
     fn check(&self) {
         // SAFETY: the block is ours, and filled.
         let bytes = unsafe { std::slice::from_raw_parts(self.at as *const u8, self.size) };
-        assert!(bytes.iter().all(|&b| b == self.byte()), "a block of {} was overwritten", self.size);
+        assert!(
+            bytes.iter().all(|&b| b == self.byte()),
+            "a block of {} was overwritten",
+            self.size
+        );
     }
 
     fn free(self) {
@@ -56,7 +60,10 @@ fn by_each_function(size: usize) -> Vec<Block> {
         assert_eq!(libc::posix_memalign(&mut aligned, 256, size), 0);
         assert_eq!(aligned as usize % 256, 0);
         let zeroed = libc::calloc(size, 1).cast::<u8>();
-        assert!(std::slice::from_raw_parts(zeroed, size).iter().all(|&b| b == 0), "calloc: not zero");
+        assert!(
+            std::slice::from_raw_parts(zeroed, size).iter().all(|&b| b == 0),
+            "calloc: not zero"
+        );
         let grown = libc::realloc(Block::fill(libc::malloc(size), size).at as *mut _, 3 * size);
         let shrunk = libc::realloc(libc::malloc(3 * size), size);
         let rounded = size.next_multiple_of(64);

@@ -45,7 +45,11 @@ fn a_sleeper_is_on_time_beside_two_thousand_fresh_goroutines_that_compute() {
             // What the machine does to a thread it does to us as well.
             let ok = p99 <= Duration::from_millis(3) + of_thread
                 && max <= Duration::from_millis(20) + 2 * of_thread;
-            if ok { Ok(()) } else { Err(format!("p99 {p99:?}, max {max:?}, a thread {of_thread:?}")) }
+            if ok {
+                Ok(())
+            } else {
+                Err(format!("p99 {p99:?}, max {max:?}, a thread {of_thread:?}"))
+            }
         })
     });
 }
@@ -121,6 +125,9 @@ fn fresh_goroutines_do_not_starve_beside_goroutines_that_wake_each_other() {
         stop.store(true, Ordering::Relaxed);
         join_all(pairs);
         // A turn at least once in 16; a slice is 10 ms.
-        assert!(took < Duration::from_secs(5), "ten fresh goroutines took {took:?} ({others} rounds)");
+        assert!(
+            took < Duration::from_secs(5),
+            "ten fresh goroutines took {took:?} ({others} rounds)"
+        );
     });
 }

@@ -6,9 +6,9 @@
 //! M's own stack and thread-local storage (`M::on_own_context`), where the goroutine is not preempted.
 //!
 //! The real functions are glibc's public `__libc_malloc` and so on: no lookup by `dlsym`, which may itself allocate. An
-//! allocator that is loaded with `LD_PRELOAD` defines those names too (jemalloc, mimalloc and tcmalloc do), so it is
-//! the one that is called; magazines are then not used, because asking such an allocator for a block's size touches the
-//! caller's thread-local storage.
+//! allocator that is loaded with `LD_PRELOAD` is the one that is called: most define those names too (mimalloc,
+//! tcmalloc), and one that does not is looked up behind ours ([`preloaded`]). Magazines are then not used, because
+//! asking such an allocator for a block's size touches the caller's thread-local storage.
 //!
 //! The symbols are weak: a program that brings a `malloc` of its own (an allocator linked with unprefixed names, a
 //! sanitizer) keeps it, and nothing here is called.
@@ -30,7 +30,7 @@ use crate::sched::m::{M, with_m};
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 unsafe extern "C" {
     fn __libc_malloc(size: usize) -> *mut c_void;
@@ -43,6 +43,210 @@ unsafe extern "C" {
     fn malloc_usable_size(block: *mut c_void) -> usize;
 }
 
+/// The real functions.
+struct Real {
+    malloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    calloc: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void),
+    memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    valloc: unsafe extern "C" fn(usize) -> *mut c_void,
+    pvalloc: unsafe extern "C" fn(usize) -> *mut c_void,
+}
+
+/// glibc's, or those of a preloaded allocator that defines the same names.
+static BY_LIBC_NAMES: Real = Real {
+    malloc: __libc_malloc,
+    calloc: __libc_calloc,
+    realloc: __libc_realloc,
+    free: __libc_free,
+    memalign: __libc_memalign,
+    valloc: __libc_valloc,
+    pvalloc: __libc_pvalloc,
+};
+
+/// Null until the first call. Then it stays: blocks exist that must go back where they came from.
+static REAL: AtomicPtr<Real> = AtomicPtr::new(null_mut());
+
+#[inline(always)]
+fn real() -> &'static Real {
+    // Acquire: pairs with the Release in `choose`.
+    // SAFETY: null, or a static that was written before it was published.
+    match unsafe { REAL.load(Ordering::Acquire).as_ref() } {
+        Some(real) => real,
+        None => choose(),
+    }
+}
+
+/// The first call, while the process has one thread: which functions are the real ones?
+///
+/// `malloc_usable_size` is the preloaded allocator's if there is one. Where `__libc_malloc` lies in the same library, all
+/// of that library's functions can be called by those names.
+#[cold]
+fn choose() -> &'static Real {
+    let of_libc_names = library_of(__libc_malloc as *const ());
+    let real = if of_libc_names == library_of(malloc_usable_size as *const ()) {
+        &BY_LIBC_NAMES
+    } else {
+        preloaded::real()
+    };
+    REAL.store(std::ptr::from_ref(real).cast_mut(), Ordering::Release);
+    real
+}
+
+/// Where the library begins that an address lies in; null if that is not known. Does not allocate.
+fn library_of(address: *const ()) -> *mut c_void {
+    // SAFETY: all zeroes is a value of the structure; `dladdr` fills it in if it answers other than 0.
+    unsafe {
+        let mut info = std::mem::zeroed::<libc::Dl_info>();
+        if libc::dladdr(address.cast(), &mut info) == 0 { null_mut() } else { info.dli_fbase }
+    }
+}
+
+/// An allocator that is loaded with `LD_PRELOAD` and has only the plain names (Debian's jemalloc): looked up behind ours.
+mod preloaded {
+    use super::Real;
+    use std::ffi::{CStr, c_void};
+    use std::mem::transmute;
+    use std::ptr::null_mut;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Memory for what `dlsym` allocates meanwhile (glibc before 2.34). Never given back.
+    const EARLY_BYTES: usize = 8 << 10;
+    #[repr(align(16))]
+    struct Early(#[allow(dead_code, reason = "read through pointers")] [u8; EARLY_BYTES]);
+    static mut EARLY: Early = Early([0; EARLY_BYTES]);
+    static EARLY_USED: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe extern "C" fn early_malloc(size: usize) -> *mut c_void {
+        let size = size.next_multiple_of(16);
+        let at = EARLY_USED.fetch_add(size, Ordering::Relaxed);
+        if at + size > EARLY_BYTES {
+            return null_mut();
+        }
+        // SAFETY: inside the buffer, and nobody else's. It is zeroed, and used once.
+        unsafe { (&raw mut EARLY).cast::<u8>().add(at).cast() }
+    }
+    unsafe extern "C" fn early_calloc(count: usize, size: usize) -> *mut c_void {
+        // SAFETY: allocates.
+        unsafe { early_malloc(count.saturating_mul(size).min(EARLY_BYTES + 1)) }
+    }
+    unsafe extern "C" fn early_realloc(block: *mut c_void, size: usize) -> *mut c_void {
+        // SAFETY: allocates; the old block's size is not known, but what lies behind it is in the buffer too.
+        unsafe {
+            let moved = early_malloc(size);
+            if !block.is_null() && !moved.is_null() {
+                let end = (&raw mut EARLY).cast::<u8>().add(EARLY_BYTES) as usize;
+                let bytes = size.min(end - block as usize).min(moved as usize - block as usize);
+                moved.cast::<u8>().copy_from_nonoverlapping(block.cast(), bytes);
+            }
+            moved
+        }
+    }
+    unsafe extern "C" fn early_free(_: *mut c_void) {}
+    unsafe extern "C" fn early_aligned(_: usize, _: usize) -> *mut c_void {
+        null_mut()
+    }
+
+    static WHILE_LOOKING: Real = Real {
+        malloc: early_malloc,
+        calloc: early_calloc,
+        realloc: early_realloc,
+        free: early_free,
+        memalign: early_aligned,
+        valloc: early_malloc,
+        pvalloc: early_malloc,
+    };
+
+    static FOUND: OnceLock<Real> = OnceLock::new();
+    /// The allocator's own `free` and `realloc`, behind [`free`] and [`realloc`].
+    static NEXT_FREE: AtomicUsize = AtomicUsize::new(0);
+    static NEXT_REALLOC: AtomicUsize = AtomicUsize::new(0);
+
+    fn is_early(block: *mut c_void) -> bool {
+        let start = &raw const EARLY as usize;
+        (start..start + EARLY_BYTES).contains(&(block as usize))
+    }
+
+    unsafe extern "C" fn free(block: *mut c_void) {
+        if !is_early(block) {
+            // SAFETY: the allocator's function of that name, and its block.
+            unsafe {
+                transmute::<usize, unsafe extern "C" fn(*mut c_void)>(
+                    NEXT_FREE.load(Ordering::Relaxed),
+                )(block)
+            }
+        }
+    }
+
+    unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+        type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+        // SAFETY: the allocator's function of that name.
+        let next = unsafe { transmute::<usize, Realloc>(NEXT_REALLOC.load(Ordering::Relaxed)) };
+        if !is_early(block) {
+            // SAFETY: the allocator's block.
+            return unsafe { next(block, size) };
+        }
+        // SAFETY: allocates; what lies behind an early block is in the buffer too.
+        unsafe {
+            let moved = next(null_mut(), size);
+            if !moved.is_null() {
+                let rest = &raw const EARLY as usize + EARLY_BYTES - block as usize;
+                moved.cast::<u8>().copy_from_nonoverlapping(block.cast(), size.min(rest));
+            }
+            moved
+        }
+    }
+
+    fn look_up(name: &CStr) -> usize {
+        // SAFETY: a C string and a pseudo handle.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize }
+    }
+
+    /// The allocator's functions. While they are looked up, calls from inside `dlsym` find others.
+    pub(super) fn real() -> &'static Real {
+        super::REAL.store((&raw const WHILE_LOOKING).cast_mut(), Ordering::Release);
+        let needed = |name| match look_up(name) {
+            0 => super::missing(name),
+            at => at,
+        };
+        NEXT_FREE.store(needed(c"free"), Ordering::Relaxed);
+        NEXT_REALLOC.store(needed(c"realloc"), Ordering::Relaxed);
+        let (malloc, memalign) = (needed(c"malloc"), needed(c"memalign"));
+        // SAFETY: the allocator's functions of these names; whoever has no `valloc` is asked for a block, which its
+        // callers (there are none today) would find not aligned.
+        let found = unsafe {
+            Real {
+                malloc: transmute::<usize, unsafe extern "C" fn(usize) -> *mut c_void>(malloc),
+                calloc: transmute::<usize, unsafe extern "C" fn(usize, usize) -> *mut c_void>(
+                    needed(c"calloc"),
+                ),
+                realloc,
+                free,
+                memalign: transmute::<usize, unsafe extern "C" fn(usize, usize) -> *mut c_void>(
+                    memalign,
+                ),
+                valloc,
+                pvalloc: valloc,
+            }
+        };
+        FOUND.get_or_init(|| found)
+    }
+
+    /// A whole number of pages, which serves `pvalloc` too.
+    unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+        const PAGE: usize = 4096;
+        // SAFETY: allocates.
+        unsafe { (super::real().memalign)(PAGE, size.next_multiple_of(PAGE)) }
+    }
+}
+
+#[cold]
+fn missing(name: &std::ffi::CStr) -> ! {
+    crate::sys::fatal(format_args!("the preloaded allocator has no {}", name.to_string_lossy()))
+}
+
 /// Bytes of a block that glibc keeps for itself.
 const OVERHEAD: usize = 8;
 
@@ -51,23 +255,17 @@ static MAGAZINES: AtomicBool = AtomicBool::new(false);
 
 /// Before the first goroutine.
 pub(super) fn init() {
-    let address = __libc_malloc as *const ();
-    // SAFETY: all zeroes is a value of the structure; `dladdr` fills it in if it answers other than 0.
-    let object = unsafe {
-        let mut info = std::mem::zeroed::<libc::Dl_info>();
-        let known = libc::dladdr(address.cast(), &mut info) != 0 && !info.dli_fname.is_null();
-        known.then(|| std::ffi::CStr::from_ptr(info.dli_fname).to_bytes().to_vec())
-    };
-    let is_glibc = object.is_some_and(|path| {
-        path.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"libc.so"))
-    });
+    let by_libc_names = std::ptr::eq(real(), &BY_LIBC_NAMES);
+    // `gnu_get_libc_version` is glibc's in any case.
+    let glibc = library_of(libc::gnu_get_libc_version as *const ());
+    let is_glibc = by_libc_names && library_of(__libc_malloc as *const ()) == glibc;
     MAGAZINES.store(is_glibc && magazine::owns(BlocksOf::Libc, give_back), Ordering::Relaxed);
 }
 
 /// [`magazine::GiveBack`].
 unsafe fn give_back(block: *mut u8, _: Class) {
     // SAFETY: a free block of glibc's.
-    unsafe { __libc_free(block.cast()) };
+    unsafe { (real().free)(block.cast()) };
 }
 
 /// A request's class. None: too large, or magazines are not used.
@@ -101,7 +299,7 @@ fn refill(class: Class) -> *mut c_void {
             let mut chain = Chain::EMPTY;
             for _ in 1..n {
                 // SAFETY: allocates.
-                let block = unsafe { __libc_malloc(size) };
+                let block = unsafe { (real().malloc)(size) };
                 if block.is_null() {
                     break;
                 }
@@ -109,7 +307,7 @@ fn refill(class: Class) -> *mut c_void {
                 unsafe { chain.push(block.cast()) };
             }
             // SAFETY: allocates.
-            (unsafe { __libc_malloc(size) }, chain)
+            (unsafe { (real().malloc)(size) }, chain)
         });
         // SAFETY: as above.
         let magazines = unsafe { m.magazines(BlocksOf::Libc) };
@@ -122,7 +320,7 @@ fn refill(class: Class) -> *mut c_void {
         }
     });
     // SAFETY: allocates.
-    or_no_memory(refilled.unwrap_or_else(|| unsafe { __libc_malloc(size) }))
+    or_no_memory(refilled.unwrap_or_else(|| unsafe { (real().malloc)(size) }))
 }
 
 /// Sets the goroutine's errno if there was no memory: the real function has set the thread's.
@@ -144,7 +342,7 @@ unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { __libc_malloc(size) }))
+    or_no_memory(on_thread(|| unsafe { (real().malloc)(size) }))
 }
 
 unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
@@ -161,7 +359,7 @@ unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: allocates; it checks the product.
-    or_no_memory(on_thread(|| unsafe { __libc_calloc(count, size) }))
+    or_no_memory(on_thread(|| unsafe { (real().calloc)(count, size) }))
 }
 
 unsafe extern "C" fn free(block: *mut c_void) {
@@ -176,7 +374,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
             let size = unsafe { malloc_usable_size(block) } + OVERHEAD;
             let Some(class) = Class::filled_by(size) else {
                 // SAFETY: the caller's block.
-                return m.on_own_context(|| unsafe { __libc_free(block) });
+                return m.on_own_context(|| unsafe { (real().free)(block) });
             };
             // SAFETY: inside `with_m`, of the M that it gave; the block is free, and large enough for the class.
             let kept = unsafe { m.magazines(BlocksOf::Libc).push(class, block.cast()) };
@@ -189,7 +387,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
         }
     }
     // SAFETY: the caller's block.
-    on_thread(|| unsafe { __libc_free(block) });
+    on_thread(|| unsafe { (real().free)(block) });
 }
 
 #[cold]
@@ -231,7 +429,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
         }
     }
     // SAFETY: the caller's block.
-    let moved = on_thread(|| unsafe { __libc_realloc(block, size) });
+    let moved = on_thread(|| unsafe { (real().realloc)(block, size) });
     // A size of 0 frees the block, and null is no error.
     if size == 0 { moved } else { or_no_memory(moved) }
 }
@@ -240,7 +438,7 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
     crate::sched::m::assert_may_allocate();
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { __libc_memalign(align, size) }))
+    or_no_memory(on_thread(|| unsafe { (real().memalign)(align, size) }))
 }
 
 unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
@@ -260,7 +458,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     // SAFETY: allocates; `out` is the caller's, and errno is left as it was (POSIX).
     unsafe {
         let errno = *libc::__errno_location();
-        let block = on_thread(|| __libc_memalign(align, size));
+        let block = on_thread(|| (real().memalign)(align, size));
         *libc::__errno_location() = errno;
         if block.is_null() {
             return libc::ENOMEM;
@@ -272,12 +470,12 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
 
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { __libc_valloc(size) }))
+    or_no_memory(on_thread(|| unsafe { (real().valloc)(size) }))
 }
 
 unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { __libc_pvalloc(size) }))
+    or_no_memory(on_thread(|| unsafe { (real().pvalloc)(size) }))
 }
 
 /// Defines weak symbols with libc's names.

@@ -384,9 +384,16 @@ impl Sched {
         self.global_len.store(len as u32, Ordering::Release);
     }
 
-    /// Whether someone waits in a global queue.
+    /// How many goroutines wait in the global queues. A look without the lock.
+    #[inline]
+    pub(crate) fn global_len(&self) -> u32 {
+        self.global_len.load(Ordering::Acquire)
+    }
+
+    /// Whether a goroutine waits in a global queue.
+    #[inline]
     pub(crate) fn has_global(&self) -> bool {
-        self.global_len.load(Ordering::Acquire) != 0
+        self.global_len() != 0
     }
 
     /// Appends to the global queue. The caller then wakes someone.

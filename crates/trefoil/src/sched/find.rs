@@ -22,7 +22,7 @@ use super::g::G;
 use super::m::Rt;
 use super::p::{P, PStatus, bump, flag};
 use super::pollable::Ready;
-use super::switch::{FAIRNESS_TICKS, pop_local};
+use super::switch::{is_global_turn, pop_local};
 use super::sysmon::LONGEST_HUSHED;
 use super::timers;
 use crate::shim::spin_hint;
@@ -155,8 +155,7 @@ fn end_slice(sched: &Sched, p: &'static P) {
 /// What needs no search: local and global queue.
 fn take_here(sched: &Sched, p: &'static P) -> Option<&'static G> {
     let tick = p.tick.load(Ordering::Relaxed);
-    if tick.is_multiple_of(FAIRNESS_TICKS)
-        && sched.has_global()
+    if is_global_turn(sched, tick)
         && let Some(g) = sched.pop_global()
     {
         p.next_tick();

@@ -272,6 +272,8 @@ impl Sched {
         for p in self.all_ps() {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
+        // A P that waits for a thread would wait for ever.
+        self.adopt_none(&mut central);
         while let Some(m) = central.pop_any_m() {
             m.rouse();
         }

@@ -30,14 +30,18 @@ use super::m::{Leaving, Rt};
 use super::p::{P, bump, flag};
 use super::reason::WaitReason;
 use super::state::ParkOutcome;
-use super::{CURRENT, find, locked, scope, wait};
+use super::{CURRENT, Sched, find, locked, scope, wait};
 use crate::arch;
 use crate::mem::{self, Stack};
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
-/// Every how many ticks the global queue is looked at first. Go's number.
-pub(crate) const FAIRNESS_TICKS: u32 = 61;
+/// Every how many ticks a goroutine from the global queue goes first. Go's number; and for a queue of at least
+/// [`CROWD`] goroutines, because `yield_now` keeps goroutines local (Go's does not): with 2,000 that yield, some would
+/// wait for seconds.
+const FAIRNESS_TICKS: u32 = 61;
+const FAIRNESS_TICKS_IN_CROWD: u32 = 8;
+const CROWD: u32 = 128;
 
 /// Every how many ticks goroutines that were started, or have yielded, go before those that were woken: so that they do
 /// not starve.
@@ -466,13 +470,17 @@ fn next_at_hand_or_fresh(rt: Rt, stack: &Stack) -> Option<&'static G> {
 fn pop_at_hand(rt: Rt) -> Option<&'static G> {
     let p = rt.p();
     let tick = p.tick.load(Ordering::Relaxed);
-    if p.flags.load(Ordering::Relaxed) != 0
-        || (tick.is_multiple_of(FAIRNESS_TICKS) && rt.sched().has_global())
-        || timer_due(p)
-    {
+    if p.flags.load(Ordering::Relaxed) != 0 || is_global_turn(rt.sched(), tick) || timer_due(p) {
         return None;
     }
     pop_local(p)
+}
+
+/// Whether a goroutine from the global queue goes first in this tick.
+#[inline]
+pub(crate) fn is_global_turn(sched: &Sched, tick: u32) -> bool {
+    (tick.is_multiple_of(FAIRNESS_TICKS) && sched.has_global())
+        || (tick.is_multiple_of(FAIRNESS_TICKS_IN_CROWD) && sched.global_len() >= CROWD)
 }
 
 /// Whether a timer of this P is due: looked at once in [`TIMER_LOOKS`] switches, because the clock costs
