@@ -86,8 +86,8 @@ fn adaptive_mutex_excludes() {
 
 #[test]
 fn process_shared_mutex_excludes() {
-    // SAFETY: an attribute of our own.
     let shared = || {
+        // SAFETY: an attribute of our own.
         made(|attr| unsafe {
             libc::pthread_mutexattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
         })
@@ -97,8 +97,8 @@ fn process_shared_mutex_excludes() {
 
 #[test]
 fn robust_mutex_excludes() {
-    // SAFETY: an attribute of our own.
     let robust = || {
+        // SAFETY: an attribute of our own.
         made(|attr| unsafe {
             libc::pthread_mutexattr_setrobust(attr, libc::PTHREAD_MUTEX_ROBUST);
         })

@@ -95,7 +95,8 @@ fn many_posts_at_once_release_as_many() {
 #[test]
 fn timed_waits_time_out_and_succeed() {
     every_pair(|a, b| {
-        let sem = semaphore(0);
+        let (sem, timed_out) = (semaphore(0), Arc::new(AtomicUsize::new(0)));
+        let t = timed_out.clone();
         // SAFETY: never freed.
         let waits = move || unsafe {
             let soon = at(libc::CLOCK_REALTIME, 20);
@@ -108,11 +109,13 @@ fn timed_waits_time_out_and_succeed() {
             }
             assert_eq!(sem_timedwait(sem.at(), &BAD_TIME), -1);
             assert_eq!(errno(), EINVAL);
+            t.store(1, Ordering::SeqCst);
             let late = at(libc::CLOCK_REALTIME, 60_000);
             assert_eq!(sem_timedwait(sem.at(), &late), 0);
         };
         let waiting = a.start(waits);
-        thread::sleep(Duration::from_millis(45));
+        wait_for("its last wait", &timed_out, 1);
+        thread::sleep(Duration::from_millis(2));
         b.start(move || post(sem)).join();
         waiting.join();
     });

@@ -57,6 +57,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_cond_wait(
     // SAFETY: the caller's objects; the same below.
     unsafe {
         if own_clock(cond).is_none() {
+            leave_to_libc(mutex);
             return real::pthread_cond_wait(cond, mutex);
         }
         wait(cond, mutex, None)
@@ -73,6 +74,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_cond_timedwait(
     // SAFETY: as above.
     unsafe {
         let Some(clock) = own_clock(cond) else {
+            leave_to_libc(mutex);
             return real::pthread_cond_timedwait(cond, mutex, at);
         };
         match deadline(clock, at) {
@@ -93,6 +95,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_cond_clockwait(
     // SAFETY: as above.
     unsafe {
         if own_clock(cond).is_none() {
+            leave_to_libc(mutex);
             return real::pthread_cond_clockwait(cond, mutex, clock, at);
         }
         match deadline(clock, at) {
@@ -148,6 +151,14 @@ pub(super) unsafe fn broadcast(cond: *mut pthread_cond_t) -> c_int {
         WAITERS.wake(cond as usize, List::take_all);
     }
     0
+}
+
+/// Before a real wait, which unlocks the mutex inside libc.
+unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
+    if !FORKED.load(Ordering::Relaxed) {
+        // SAFETY: the caller's.
+        unsafe { mutex::leave_to_libc(mutex) };
+    }
 }
 
 /// The clock of `pthread_cond_timedwait`; None if the variable is the real functions'.

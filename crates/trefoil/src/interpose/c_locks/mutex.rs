@@ -7,7 +7,9 @@
 //!
 //! Invariants:
 //! 1. Every unlock of the process passes [`pthread_mutex_unlock`], except those inside libc: `pthread_cond_wait` is
-//!    therefore ours (`cond.rs`), and the rest of libc unlocks only its own mutexes.
+//!    therefore ours (`cond.rs`), and the rest of libc unlocks only its own mutexes. What is left is a private mutex
+//!    with a process-shared condition variable: such a mutex is noted ([`leave_to_libc`]) before libc can unlock it,
+//!    and from then on goroutines block in the real function.
 //! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own it.
 //!
 //! Rejected: handing the mutex over to the goroutine that is woken. glibc's word cannot say so, and threads would need
@@ -16,12 +18,22 @@
 use super::{Waiters, count_locked, count_unlocked, deadline, first, layout, may_park_here, real};
 use crate::interpose::on_goroutine;
 use crate::sched::Rt;
+use crate::sched::queue::List;
 use crate::sched::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{pthread_mutex_t, timespec};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 static WAITERS: Waiters = Waiters::new(super::MUTEX);
+
+/// Mutexes that libc itself unlocks (invariant 1), and how many they are: more than there is room for means all. They
+/// are never taken out; a new mutex at such an address blocks threads, and works.
+static LEFT_TO_LIBC: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// What an attempt returns if libc unlocks this mutex: no error number.
+const USE_LIBC: c_int = -1;
 
 /// POSIX's function.
 ///
@@ -130,6 +142,35 @@ pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) ->
     rc
 }
 
+/// The caller is about to let libc unlock the mutex: goroutines that wait for it, now or later, do so in the real
+/// function.
+///
+/// # Safety
+/// As above.
+#[cold]
+pub(super) unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
+    let address = mutex as usize;
+    // SAFETY: the caller's.
+    let is_special = unsafe { layout::mutex_kind(mutex) }.is_none_or(|kind| kind.is_special);
+    if is_special || is_left_to_libc(address) {
+        return;
+    }
+    // The entry before those that wait are woken: they look for it under the queue's lock, each time before they sleep.
+    let n = LEFT.fetch_add(1, Ordering::SeqCst);
+    if let Some(entry) = LEFT_TO_LIBC.get(n) {
+        entry.store(address, Ordering::SeqCst);
+    }
+    WAITERS.wake(address, List::take_all);
+}
+
+/// Whether libc unlocks the mutex at `address`.
+fn is_left_to_libc(address: usize) -> bool {
+    let n = LEFT.load(Ordering::Relaxed);
+    n != 0
+        && (n > LEFT_TO_LIBC.len()
+            || LEFT_TO_LIBC[..n].iter().any(|entry| entry.load(Ordering::Relaxed) == address))
+}
+
 /// On a goroutine: tries, then waits. `fallback` is the real function.
 #[inline]
 unsafe fn try_then_wait(
@@ -163,8 +204,12 @@ unsafe fn wait(
         Ok(limit) => limit,
         Err(rc) => return rc,
     };
-    WAITERS.acquire(mutex as usize, WaitReason::PthreadMutex, 0, limit, |_, _| {
+    let rc = WAITERS.acquire(mutex as usize, WaitReason::PthreadMutex, 0, limit, |_, _| {
+        if is_left_to_libc(mutex as usize) {
+            return USE_LIBC;
+        }
         // SAFETY: the caller's.
         unsafe { real::pthread_mutex_trylock(mutex) }
-    })
+    });
+    if rc == USE_LIBC { fallback() } else { rc }
 }
