@@ -44,6 +44,9 @@ pub(crate) struct Node {
     next: Cell<*const Node>,
     prev: Cell<*const Node>,
     linked: Cell<bool>,
+    /// A taker has it. It may be in the taker's [`Batch`], and count as linked there. Under the lock of its list.
+    #[cfg(feature = "std")]
+    taken: Cell<bool>,
     /// What the taker wants to say.
     word: Cell<u32>,
     /// What the sleeper wants: permits, for a semaphore; its mutex, for a condition variable.
@@ -76,6 +79,8 @@ impl Node {
             next: Cell::new(null()),
             prev: Cell::new(null()),
             linked: Cell::new(false),
+            #[cfg(feature = "std")]
+            taken: Cell::new(false),
             word: Cell::new(0),
             weight,
             since: Cell::new(0),
@@ -125,7 +130,8 @@ impl Node {
     }
 
     /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread sleeps in the kernel, on
-    /// a word in this frame, and nothing is allocated. `withdraw` returns whether the node was still linked.
+    /// a word in this frame, and nothing is allocated. `withdraw` is [`List::withdraw`] under the list's lock: there is
+    /// no claim word in a frame, so that lock decides between a taker and the deadline. For a new node.
     #[cfg(feature = "std")]
     pub(crate) fn sleep_in_kernel(
         &self,
@@ -157,7 +163,10 @@ impl Node {
 
     /// Under the list's lock. False: its deadline has passed.
     fn claim(&self) -> bool {
-        self.waiter.get().claim(TAKEN)
+        let claimed = self.waiter.get().claim(TAKEN);
+        #[cfg(feature = "std")]
+        self.taken.set(claimed);
+        claimed
     }
 
     /// Under the list's lock: it will never run again.
@@ -248,6 +257,12 @@ impl List {
         self.tie(node.prev.get(), node.next.get());
         self.tie_back(node.prev.get(), node.next.get());
         true
+    }
+
+    /// Takes `node` out unless a taker has it: then its wake-up is on its way, and must be awaited.
+    #[cfg(feature = "std")]
+    pub(crate) fn withdraw(&mut self, node: &Node) -> bool {
+        !node.taken.get() && self.remove(node)
     }
 
     /// Takes the first one, if `wanted` likes it. Those whose deadline has passed, or whose runtime

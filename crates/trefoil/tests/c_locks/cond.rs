@@ -243,6 +243,38 @@ fn signals_and_deadlines_at_the_same_time_lose_nothing() {
 }
 
 #[test]
+fn a_broadcast_that_meets_deadlines_wakes_no_waiter_that_has_gone() {
+    everywhere(|| {
+        let (mutex, cond, stop) = (normal(), cond(), common::flag());
+        let one = |i: usize| {
+            let stop = stop.clone();
+            Actor::nth(i / 3).start(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    lock(mutex);
+                    // SAFETY: never freed.
+                    unsafe {
+                        let mut soon = at(libc::CLOCK_MONOTONIC, 0);
+                        soon.tv_nsec = (soon.tv_nsec + 60_000).min(999_999_999);
+                        let clock = libc::CLOCK_MONOTONIC;
+                        let rc = pthread_cond_clockwait(cond.at(), mutex.at(), clock, &soon);
+                        assert!(rc == 0 || rc == ETIMEDOUT, "{rc}");
+                    }
+                    unlock(mutex);
+                }
+            })
+        };
+        let waiting: Vec<_> = (0..12).map(one).collect();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(size(150, 100) as u64) {
+            broadcast(cond);
+            thread::sleep(Duration::from_micros(20));
+        }
+        stop.store(true, Ordering::SeqCst);
+        waiting.into_iter().for_each(Started::join);
+    });
+}
+
+#[test]
 fn goroutines_that_wait_for_a_condition_need_no_threads() {
     if !in_child() {
         Child::of("cond::goroutines_that_wait_for_a_condition_need_no_threads").succeed();

@@ -194,7 +194,7 @@ unsafe fn wait_in_queue(
     let node = Node::new(0);
     let counted = WAITERS.count();
     let mut unlocked = 0;
-    let remove = || WAITERS.with_queue(address, |queue| queue.remove(&node));
+    let withdraw = || WAITERS.with_queue(address, |queue| queue.withdraw(&node));
     let slept = sleep(
         &node,
         WaitReason::PthreadCond,
@@ -204,9 +204,9 @@ unsafe fn wait_in_queue(
             // SAFETY: the caller's mutex.
             unlocked = unsafe { mutex::unlock_in(mutex, here) };
             // The caller did not own it: no wait. If it was taken meanwhile, the wake-up is on its way, and awaited.
-            unlocked == 0 || !remove()
+            unlocked == 0 || !withdraw()
         },
-        remove,
+        withdraw,
     );
     drop(counted);
     if unlocked != 0 {

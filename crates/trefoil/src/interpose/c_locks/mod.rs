@@ -221,7 +221,7 @@ impl Waiters {
                         true
                     })
                 },
-                || self.with_queue(address, |queue| queue.remove(&node)),
+                || self.with_queue(address, |queue| queue.withdraw(&node)),
             );
             match slept {
                 Slept::No => return rc,
@@ -336,8 +336,8 @@ fn first(queue: &mut List) -> Batch {
 }
 
 /// Sleeps once in the queue of an object that is replaced as a whole: parks a goroutine, or blocks the thread. `enqueue`
-/// gets the runtime if the caller is inside it, and returns whether to sleep; `withdraw` returns whether the node was
-/// still in the queue.
+/// gets the runtime if the caller is inside it, and returns whether to sleep; `withdraw` is
+/// [`List::withdraw`].
 fn sleep(
     node: &Node,
     reason: WaitReason,
