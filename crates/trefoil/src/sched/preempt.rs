@@ -18,8 +18,8 @@
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since: the signal is late;
-//! 6. it is in the library that malloc lives in, or in the loader, and has not been found there [`PUT_OFF_MAX`] times
-//!    in a slice;
+//! 6. it is in the library that malloc lives in, or in the loader, or holds a lock of C code, and has not been found so
+//!    [`PUT_OFF_MAX`] times in a slice;
 //! 7. no thread is to spare, for as long: it may be in a callback of theirs.
 //!
 //! # Inside a library
@@ -212,6 +212,8 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     let in_library = LIBRARIES.iter().any(|[start, end]| {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
     });
+    // A lock of C code is as good as one of libc's own: others may wait for it with their threads (an allocator's, say).
+    let in_library = in_library || lock::c_locks_held() != 0;
     // In user code that libc has called it may have libc's locks as well.
     let alone = !ends && m.sched().has_no_spare();
     if in_library || alone {

@@ -49,6 +49,31 @@ pub(crate) fn pinned() -> bool {
     PINS.get() != 0
 }
 
+thread_local! {
+    /// Mutexes and read-write locks of C code that the running goroutine (or thread) holds.
+    static C_LOCKS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// How many mutexes and read-write locks of C code (`interpose/c_locks/`) the running goroutine holds. A hint: one may be
+/// unlocked by another goroutine than locked it. Safe in a signal handler that knows whose thread-locals these are.
+pub(crate) fn c_locks_held() -> u32 {
+    C_LOCKS.get()
+}
+
+/// The running goroutine has taken one.
+#[cfg(feature = "std")]
+#[inline(always)]
+pub(crate) fn count_c_lock() {
+    C_LOCKS.set(C_LOCKS.get().wrapping_add(1));
+}
+
+/// The running goroutine has given one back.
+#[cfg(feature = "std")]
+#[inline(always)]
+pub(crate) fn uncount_c_lock() {
+    C_LOCKS.set(C_LOCKS.get().saturating_sub(1));
+}
+
 #[inline(always)]
 fn pin() {
     PINS.set(PINS.get() + 1);

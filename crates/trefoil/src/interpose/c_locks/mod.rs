@@ -60,7 +60,6 @@ use crate::sched::{Rt, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -78,23 +77,11 @@ const WRITER: usize = 2;
 /// threads are torn apart by their CPUs, goroutines on one P are not.
 const STARVED_AFTER: u32 = 2;
 
-thread_local! {
-    /// Mutexes and read-write locks of C code that the running goroutine (or thread) holds.
-    static HELD: Cell<u32> = const { Cell::new(0) };
-}
-
-/// How many mutexes and read-write locks of C code the running goroutine holds. A hint: one may be unlocked by another
-/// goroutine than locked it. Safe in a signal handler that knows whose thread-locals these are.
-#[allow(dead_code, reason = "read by the preemption handler")]
-pub(crate) fn held() -> u32 {
-    HELD.get()
-}
-
 /// Counts a lock that was taken, if `rc` says so. (`EOWNERDEAD` does as well.)
 #[inline(always)]
 fn count_locked(rc: c_int) -> c_int {
     if rc == 0 || rc == libc::EOWNERDEAD {
-        HELD.set(HELD.get().wrapping_add(1));
+        lock::count_c_lock();
     }
     rc
 }
@@ -103,7 +90,7 @@ fn count_locked(rc: c_int) -> c_int {
 #[inline(always)]
 fn count_unlocked(rc: c_int) -> c_int {
     if rc == 0 {
-        HELD.set(HELD.get().saturating_sub(1));
+        lock::uncount_c_lock();
     }
     rc
 }
