@@ -25,7 +25,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of closure or result that live in the G itself; larger ones are boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
@@ -55,6 +55,8 @@ pub(crate) struct G {
     pub(crate) inside: Cell<bool>,
     /// It was stopped by a signal, at any instruction, and may hold locks of the whole process (`stop.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
+    /// It waits for a lock of C code while it holds another (`stop.rs`).
+    pub(crate) waits_as_holder: AtomicBool,
     /// It became runnable because it was woken, not because it was started, has yielded or used up its slice.
     pub(crate) woken: Cell<bool>,
     /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
@@ -107,6 +109,7 @@ impl G {
             abort_on_panic: Cell::new(false),
             inside: Cell::new(false),
             stopped_by_signal: Cell::new(false),
+            waits_as_holder: AtomicBool::new(false),
             woken: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),

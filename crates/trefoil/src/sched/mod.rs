@@ -160,6 +160,8 @@ pub(crate) struct Sched {
     pub(crate) inside: AtomicU32,
     /// Goroutines that were stopped by a signal and have not gone on since. Raised under the lock.
     pub(crate) stopped_by_signal: AtomicU32,
+    /// Goroutines that wait for a lock of C code while they hold another. Raised under the lock.
+    pub(crate) waiting_holders: AtomicU32,
     /// Threads that run a goroutine without a P.
     pub(crate) astray: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
@@ -206,6 +208,7 @@ impl Sched {
             spares: AtomicU32::new(0),
             inside: AtomicU32::new(0),
             stopped_by_signal: AtomicU32::new(0),
+            waiting_holders: AtomicU32::new(0),
             astray: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),

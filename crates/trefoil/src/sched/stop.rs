@@ -15,6 +15,9 @@
 //! section that holds a lock of the whole process. At a runtime call it is hardly ever in one. So in a runtime that ends
 //! a goroutine is stopped by a signal only after it had [`GRACE`] to reach a runtime call.
 //!
+//! A goroutine that holds a lock of C code (an allocator's, say) is not stopped at a runtime call either, and one that waits
+//! for such a lock while it holds another is woken and goes on, until it holds none.
+//!
 //! Each step has a limit: somebody may keep standard output for ever, and a loop around `memset` is always inside
 //! libc, without a lock. If no goroutine is left there are no such steps.
 //!
@@ -44,7 +47,7 @@ use super::switch::pop_local;
 use super::{Sched, current_g};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
-use crate::sys::thread;
+use crate::sys::{lock, thread};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
@@ -195,6 +198,15 @@ pub(crate) fn is_astray() -> bool {
     m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
 }
 
+impl G {
+    /// In a runtime that ends, taken from a queue: whether it is resumed once more.
+    fn goes_on_at_the_end(&self) -> bool {
+        self.inside.get()
+            || self.stopped_by_signal.get()
+            || self.waits_as_holder.load(Ordering::Relaxed)
+    }
+}
+
 impl Sched {
     /// The runtime's handle is gone. Waits a moment for the first two steps, unless nobody is left, or it is one of
     /// those who are left that calls: then a thread does.
@@ -290,7 +302,39 @@ impl Sched {
         };
         self.stopping.load(Ordering::Acquire)
             && over(&self.inside, &self.ending.until)
+            && over(&self.waiting_holders, &self.ending.until)
             && over(&self.stopped_by_signal, &self.ending.grace_for_all_until)
+    }
+
+    /// The running goroutine is about to wait for a lock of C code, and holds another: counts it, unless the runtime ends.
+    #[cfg(feature = "std")]
+    pub(crate) fn count_waiting_holder(&self, g: &G) {
+        let _deciding = self.central.lock();
+        if !self.stopping.load(Ordering::Relaxed) {
+            g.waits_as_holder.store(true, Ordering::Relaxed);
+            self.waiting_holders.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Its wait is over.
+    #[cfg(feature = "std")]
+    pub(crate) fn uncount_waiting_holder(&self, g: &G) {
+        if g.waits_as_holder.swap(false, Ordering::Relaxed) {
+            self.waiting_holders.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the goroutine, which waits, never runs again.
+    pub(crate) fn has_abandoned(&self, g: &G) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+            && !(g.waits_as_holder.load(Ordering::Relaxed) && !self.is_stopped())
+    }
+
+    /// In a runtime that ends: whether the running goroutine holds a lock of C code, and is to go on until it holds none.
+    pub(super) fn must_go_on(&self) -> bool {
+        lock::c_locks_held() != 0
+            && self.stopping.load(Ordering::Relaxed)
+            && now() < self.ending.until.load(Ordering::Relaxed)
     }
 
     /// In a runtime that ends, in a signal handler: whether the goroutine that runs on `m` may be stopped by a signal.
@@ -311,8 +355,7 @@ impl Sched {
         }
         let local = || pop_local(p);
         let global = || self.pop_tired().or_else(|| self.pop_global());
-        let g = std::iter::from_fn(|| local().or_else(global))
-            .find(|g| g.inside.get() || g.stopped_by_signal.get())?;
+        let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
         p.next_tick();
         m.grace_until.set(now() + GRACE);
         // It stops at its next call, or when its grace is over and sysmon finds it outside a library.

@@ -113,7 +113,8 @@ pub(crate) fn preempt_slow(rt: Rt) {
         p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
         return rt.leave_now();
     }
-    let rt = if rt.g().no_preempt.get() == 0 { preempt(rt) } else { rt };
+    let stays = rt.g().no_preempt.get() != 0 || rt.sched().must_go_on();
+    let rt = if stays { rt } else { preempt(rt) };
     rt.leave_now();
 }
 

@@ -290,7 +290,7 @@ impl Waiter {
     pub(crate) fn is_abandoned(self) -> bool {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
-            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) },
+            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_abandoned(g) },
             _ => false,
         }
     }

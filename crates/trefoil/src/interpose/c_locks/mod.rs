@@ -77,11 +77,14 @@ const WRITER: usize = 2;
 /// threads are torn apart by their CPUs, goroutines on one P are not.
 const STARVED_AFTER: u32 = 2;
 
-/// Counts a lock that was taken, if `rc` says so. (`EOWNERDEAD` does as well.)
+/// Calls `lock`, which takes a mutex or a read-write lock, and counts it if it was taken. (`EOWNERDEAD` says so as well.)
+/// It is counted before: a goroutine that is stopped in between must not hold a lock that is not counted.
 #[inline(always)]
-fn count_locked(rc: c_int) -> c_int {
-    if rc == 0 || rc == libc::EOWNERDEAD {
-        lock::count_c_lock();
+fn counted(lock: impl FnOnce() -> c_int) -> c_int {
+    lock::count_c_lock();
+    let rc = lock();
+    if rc != 0 && rc != libc::EOWNERDEAD {
+        lock::uncount_c_lock();
     }
     rc
 }
@@ -184,6 +187,8 @@ impl Waiters {
         attempt: impl Fn(&List, u32) -> c_int,
     ) -> c_int {
         let _counted = self.count();
+        // The lock that is waited for is counted already.
+        let _holder = (lock::c_locks_held() > 1).then(WaitingHolder::new);
         let mut failures = 0;
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
@@ -302,6 +307,29 @@ impl Waiters {
 fn leave(rt: Rt, starved: bool) {
     let rt = if starved { switch::yield_now(rt) } else { rt };
     rt.leave();
+}
+
+/// A goroutine that waits for one lock of C code while it holds another. If its runtime ends, it goes on until it holds
+/// none: what it holds may be an allocator's lock (`sched/stop.rs`).
+struct WaitingHolder(());
+
+impl WaitingHolder {
+    fn new() -> WaitingHolder {
+        if let Some(rt) = Rt::enter() {
+            rt.sched().count_waiting_holder(rt.g());
+            rt.leave_now();
+        }
+        WaitingHolder(())
+    }
+}
+
+impl Drop for WaitingHolder {
+    fn drop(&mut self) {
+        if let Some(rt) = Rt::enter() {
+            rt.sched().uncount_waiting_holder(rt.g());
+            rt.leave_now();
+        }
+    }
 }
 
 /// See [`Waiters::count`].

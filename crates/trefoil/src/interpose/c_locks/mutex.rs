@@ -15,7 +15,7 @@
 //! Rejected: handing the mutex over to the goroutine that is woken. glibc's word cannot say so, and threads would need
 //! to know.
 
-use super::{Waiters, count_locked, count_unlocked, deadline, first, layout, may_park_here, real};
+use super::{Waiters, count_unlocked, counted, deadline, first, layout, may_park_here, real};
 use crate::interpose::on_goroutine;
 use crate::sched::Rt;
 use crate::sched::queue::List;
@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
     // SAFETY: as above.
-    count_locked(unsafe { real::pthread_mutex_trylock(mutex) })
+    counted(|| unsafe { real::pthread_mutex_trylock(mutex) })
 }
 
 /// POSIX's function.
@@ -60,13 +60,13 @@ pub(crate) unsafe extern "C" fn pthread_mutex_timedlock(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let rc = if on_goroutine() {
+        counted(|| {
+            if !on_goroutine() {
+                return real::pthread_mutex_timedlock(mutex, at);
+            }
             let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
             try_then_wait(mutex, limit, || real::pthread_mutex_timedlock(mutex, at))
-        } else {
-            real::pthread_mutex_timedlock(mutex, at)
-        };
-        count_locked(rc)
+        })
     }
 }
 
@@ -80,13 +80,13 @@ pub(crate) unsafe extern "C" fn pthread_mutex_clocklock(
     // SAFETY: as above.
     unsafe {
         let known = matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC);
-        let rc = if on_goroutine() && known {
+        counted(|| {
+            if !on_goroutine() || !known {
+                return real::pthread_mutex_clocklock(mutex, clock, at);
+            }
             let limit = || deadline(clock, at).map(Some);
             try_then_wait(mutex, limit, || real::pthread_mutex_clocklock(mutex, clock, at))
-        } else {
-            real::pthread_mutex_clocklock(mutex, clock, at)
-        };
-        count_locked(rc)
+        })
     }
 }
 
@@ -105,12 +105,12 @@ pub(crate) unsafe extern "C" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t
 pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        let rc = if on_goroutine() {
+        counted(|| {
+            if !on_goroutine() {
+                return real::pthread_mutex_lock(mutex);
+            }
             try_then_wait(mutex, || Ok(None), || real::pthread_mutex_lock(mutex))
-        } else {
-            real::pthread_mutex_lock(mutex)
-        };
-        count_locked(rc)
+        })
     }
 }
 

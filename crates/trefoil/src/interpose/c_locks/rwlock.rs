@@ -16,7 +16,7 @@
 //!    writing: readers stood back for it.
 
 use super::{
-    RWLOCK, WRITER, Waiters, count_locked, count_unlocked, deadline, layout, may_park_here, real,
+    RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, may_park_here, real,
 };
 use crate::interpose::{FORKED, on_goroutine};
 use crate::sched::queue::{Batch, List};
@@ -37,14 +37,14 @@ static WRITERS: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: the caller's lock; the same below.
-    unsafe { read(lock, || Ok(None), || real::pthread_rwlock_rdlock(lock)) }
+    counted(|| unsafe { read(lock, || Ok(None), || real::pthread_rwlock_rdlock(lock)) })
 }
 
 /// POSIX's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: as above.
-    count_locked(unsafe { real::pthread_rwlock_tryrdlock(lock) })
+    counted(|| unsafe { real::pthread_rwlock_tryrdlock(lock) })
 }
 
 /// POSIX's function.
@@ -56,7 +56,7 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_timedrdlock(
     // SAFETY: as above.
     unsafe {
         let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-        read(lock, limit, || real::pthread_rwlock_timedrdlock(lock, at))
+        counted(|| read(lock, limit, || real::pthread_rwlock_timedrdlock(lock, at)))
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
     // SAFETY: as above.
     unsafe {
         let limit = || deadline(clock, at).map(Some);
-        read(lock, limit, || real::pthread_rwlock_clockrdlock(lock, clock, at))
+        counted(|| read(lock, limit, || real::pthread_rwlock_clockrdlock(lock, clock, at)))
     }
 }
 
@@ -78,14 +78,14 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: as above.
-    unsafe { write(lock, || Ok(None), || real::pthread_rwlock_wrlock(lock)) }
+    counted(|| unsafe { write(lock, || Ok(None), || real::pthread_rwlock_wrlock(lock)) })
 }
 
 /// POSIX's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: as above.
-    count_locked(unsafe { real::pthread_rwlock_trywrlock(lock) })
+    counted(|| unsafe { real::pthread_rwlock_trywrlock(lock) })
 }
 
 /// POSIX's function.
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_timedwrlock(
     // SAFETY: as above.
     unsafe {
         let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-        write(lock, limit, || real::pthread_rwlock_timedwrlock(lock, at))
+        counted(|| write(lock, limit, || real::pthread_rwlock_timedwrlock(lock, at)))
     }
 }
 
@@ -111,7 +111,7 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockwrlock(
     // SAFETY: as above.
     unsafe {
         let limit = || deadline(clock, at).map(Some);
-        write(lock, limit, || real::pthread_rwlock_clockwrlock(lock, clock, at))
+        counted(|| write(lock, limit, || real::pthread_rwlock_clockwrlock(lock, clock, at)))
     }
 }
 
@@ -146,7 +146,7 @@ fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c
     if rc == libc::ETIMEDOUT && WAITERS.is_any_sleeping() {
         WAITERS.wake(lock as usize, List::take_all);
     }
-    count_locked(rc)
+    rc
 }
 
 /// Locks for reading; `fallback` is the real function.
@@ -163,7 +163,7 @@ unsafe fn read(
         // SAFETY: the caller's.
         match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
             libc::EBUSY => {}
-            rc => return count_locked(rc),
+            rc => return rc,
         }
     }
     // SAFETY: the caller's.
@@ -193,7 +193,7 @@ unsafe fn read_slow(
         match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
             libc::EBUSY if !may_park_here() => return real_wait(lock, fallback),
             libc::EBUSY => {}
-            rc => return count_locked(rc),
+            rc => return rc,
         }
     }
     if kind.writer == layout::own_tid() {
@@ -211,7 +211,7 @@ unsafe fn read_slow(
         // SAFETY: the caller's.
         unsafe { real::pthread_rwlock_tryrdlock(lock) }
     };
-    count_locked(WAITERS.acquire(lock as usize, reason, 0, limit, attempt))
+    WAITERS.acquire(lock as usize, reason, 0, limit, attempt)
 }
 
 /// Locks for writing; `fallback` is the real function.
@@ -228,7 +228,7 @@ unsafe fn write(
     match unsafe { real::pthread_rwlock_trywrlock(lock) } {
         // SAFETY: the caller's.
         libc::EBUSY => unsafe { write_slow(lock, limit, fallback) },
-        rc => count_locked(rc),
+        rc => rc,
     }
 }
 
@@ -262,5 +262,5 @@ unsafe fn write_slow(
     if rc == libc::ETIMEDOUT {
         WAITERS.wake(lock as usize, List::take_all);
     }
-    count_locked(rc)
+    rc
 }
