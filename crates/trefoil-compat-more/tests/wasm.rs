@@ -3,7 +3,7 @@
 //! goroutine. `wasm_before_runtime.rs` has the other order.
 //!
 //! The handlers take a lock of std's, which a goroutine holds while it adds or removes a module. So the tests that trap
-//! and those that compile take turns; the one that does both at the same time is ignored, with the reason.
+//! and those that compile take turns; one does both at the same time.
 
 mod wasm_module;
 
@@ -73,7 +73,6 @@ fn wasmtime_traps_are_errors_of_the_goroutine_that_trapped() {
 
 /// The handler's unlock finds a goroutine that waits to write, and wakes it.
 #[test]
-#[ignore = "crashes in some runs: the futex wake of an unlock in a signal handler may switch goroutines there"]
 fn wasmtime_traps_are_errors_while_other_goroutines_compile() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     run(|| {
