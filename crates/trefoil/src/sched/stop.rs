@@ -15,8 +15,9 @@
 //! section that holds a lock of the whole process. At a runtime call it is hardly ever in one. So in a runtime that ends
 //! a goroutine is stopped by a signal only after it had [`GRACE`] to reach a runtime call.
 //!
-//! A goroutine that holds a lock of C code (an allocator's, say) is not stopped at a runtime call either, and one that waits
-//! for such a lock while it holds another is woken and goes on, until it holds none.
+//! A goroutine that holds a lock of C code (an allocator's, say) is not stopped at a runtime call, also while the runtime
+//! lives. One that waits for a second such lock, or for a P, is counted, and goes on when the runtime ends, until it holds
+//! none.
 //!
 //! Each step has a limit: somebody may keep standard output for ever, and a loop around `memset` is always inside
 //! libc, without a lock. If no goroutine is left there are no such steps.
@@ -306,18 +307,18 @@ impl Sched {
             && over(&self.stopped_by_signal, &self.ending.grace_for_all_until)
     }
 
-    /// The running goroutine is about to wait for a lock of C code, and holds another: counts it, unless the runtime ends.
-    #[cfg(feature = "std")]
-    pub(crate) fn count_waiting_holder(&self, g: &G) {
+    /// The running goroutine is about to wait, for another lock of C code than it holds, or for a P: counts it, unless it
+    /// is counted already or the runtime has ended. Returns whether it did.
+    pub(crate) fn count_waiting_holder(&self, g: &G) -> bool {
         let _deciding = self.central.lock();
-        if !self.stopping.load(Ordering::Relaxed) {
-            g.waits_as_holder.store(true, Ordering::Relaxed);
+        let counts = !self.is_stopped() && !g.waits_as_holder.swap(true, Ordering::Relaxed);
+        if counts {
             self.waiting_holders.fetch_add(1, Ordering::Relaxed);
         }
+        counts
     }
 
     /// Its wait is over.
-    #[cfg(feature = "std")]
     pub(crate) fn uncount_waiting_holder(&self, g: &G) {
         if g.waits_as_holder.swap(false, Ordering::Relaxed) {
             self.waiting_holders.fetch_sub(1, Ordering::Relaxed);
@@ -330,11 +331,12 @@ impl Sched {
             && !(g.waits_as_holder.load(Ordering::Relaxed) && !self.is_stopped())
     }
 
-    /// In a runtime that ends: whether the running goroutine holds a lock of C code, and is to go on until it holds none.
+    /// Whether the running goroutine holds a lock of C code, and is not stopped at a runtime call for that reason. In a
+    /// runtime that ends there is a limit.
     pub(super) fn must_go_on(&self) -> bool {
         lock::c_locks_held() != 0
-            && self.stopping.load(Ordering::Relaxed)
-            && now() < self.ending.until.load(Ordering::Relaxed)
+            && (!self.stopping.load(Ordering::Relaxed)
+                || now() < self.ending.until.load(Ordering::Relaxed))
     }
 
     /// In a runtime that ends, in a signal handler: whether the goroutine that runs on `m` may be stopped by a signal.

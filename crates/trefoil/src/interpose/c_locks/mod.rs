@@ -303,9 +303,10 @@ impl Waiters {
     }
 }
 
-/// Out of the runtime; first to another goroutine if one that was woken has waited long.
+/// Out of the runtime; first to another goroutine if one that was woken has waited long, unless the caller holds more than
+/// the lock that it is giving back.
 fn leave(rt: Rt, starved: bool) {
-    let rt = if starved { switch::yield_now(rt) } else { rt };
+    let rt = if starved && lock::c_locks_held() <= 1 { switch::yield_now(rt) } else { rt };
     rt.leave();
 }
 
