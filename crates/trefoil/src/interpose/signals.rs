@@ -90,7 +90,9 @@ pub(crate) fn install_preemption(signal: Option<c_int>) -> bool {
         #[allow(clashing_extern_declarations)]
         fn __tls_get_addr(index: *const c_void) -> *mut c_void;
     }
-    let libraries = [libc::malloc as *const () as usize, __tls_get_addr as *const () as usize];
+    // Not by a name that is interposed: that would be the program itself.
+    let libc = libc::gnu_get_libc_version as *const () as usize;
+    let libraries = [libc, __tls_get_addr as *const () as usize];
     if !preempt::init(signal, libraries.map(library_of)) {
         return false;
     }

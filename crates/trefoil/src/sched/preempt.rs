@@ -18,7 +18,7 @@
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since: the signal is late;
-//! 6. it is in the library that malloc lives in, or in the loader, or holds a lock of C code, and has not been found so
+//! 6. it is in libc or in the loader, or holds a lock of C code, and has not been found so
 //!    [`PUT_OFF_MAX`] times in a slice;
 //! 7. no thread is to spare, for as long: it may be in a callback of theirs.
 //!
@@ -65,7 +65,7 @@ const RESERVE: u32 = 16;
 
 /// The signal; 0 if goroutines are not preempted by one.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// Start and end of the libraries whose locks everybody needs: malloc's, and the loader.
+/// Start and end of the libraries whose locks everybody needs: libc, and the loader.
 static LIBRARIES: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
 /// Readies the machine and takes note of `signal`, for which [`on_signal`] is about to be installed. False:

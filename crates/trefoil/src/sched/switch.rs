@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering;
 /// wait for seconds.
 const FAIRNESS_TICKS: u32 = 61;
 const FAIRNESS_TICKS_IN_CROWD: u32 = 8;
-const CROWD: u32 = 128;
+const CROWD: u32 = 256;
 
 /// Every how many ticks goroutines that were started, or have yielded, go before those that were woken: so that they do
 /// not starve.
