@@ -247,8 +247,9 @@ fn missing(name: &std::ffi::CStr) -> ! {
     crate::sys::fatal(format_args!("the preloaded allocator has no {}", name.to_string_lossy()))
 }
 
-/// Bytes of a block that glibc keeps for itself.
+/// Bytes of a block that glibc keeps for itself, and of its smallest block.
 const OVERHEAD: usize = 8;
+const SMALLEST: usize = 32;
 
 /// The real functions are glibc's own, so magazines may be used. Set before the first goroutine.
 static MAGAZINES: AtomicBool = AtomicBool::new(false);
@@ -274,7 +275,7 @@ fn class_for(size: usize) -> Option<Class> {
     if !MAGAZINES.load(Ordering::Relaxed) {
         return None;
     }
-    Class::fitting(size.checked_add(OVERHEAD)?)
+    Class::fitting(size.checked_add(OVERHEAD)?.max(SMALLEST))
 }
 
 /// A block for a request of this class; None if this is not a goroutine's code.

@@ -82,7 +82,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 continue;
             }
             if flags & flag::PREEMPT != 0 {
-                let asked = p.is_asked_to_preempt();
+                let asked = p.is_asked_to_end_slice();
                 p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
                 if asked {
                     end_slice(sched, p);
@@ -463,6 +463,16 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             return Some(());
         }
         if sched.stopping.load(Ordering::Relaxed) {
+            // A goroutine that is to go on once more may wait for a P whose thread was never started.
+            if sched.has_global()
+                && let Some(p) = sched.take_idle_p(&mut central)
+            {
+                central.remove_idle_m(m);
+                sched.publish_spares(&central);
+                drop(central);
+                m.set_p(Some(p));
+                return Some(());
+            }
             // To spare, for as long as somebody may wait for a lock of libc's.
             if !m.listed.get() {
                 central.push_idle_m(m);

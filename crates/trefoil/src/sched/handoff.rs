@@ -138,6 +138,8 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
     if let Some((p, claim)) = p {
         drop(central);
         m.set_p(Some(p));
+        // What the P ran before is not this goroutine's slice.
+        p.next_tick();
         super::locked::mark(m, p);
         // An orphan's claim was for someone who searches.
         if claim && sched.idle.stop_spinning() {

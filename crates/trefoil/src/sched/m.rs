@@ -280,6 +280,9 @@ impl M {
             // SAFETY: this is the M's thread, and no goroutine runs on it any more.
             unsafe { self.magazines(of) }.drain(of);
         }
+        // Another thread may use the M from here on.
+        #[cfg(all(debug_assertions, feature = "std"))]
+        OWN_M.set(std::ptr::null());
     }
 
     /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.

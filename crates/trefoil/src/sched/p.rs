@@ -81,8 +81,9 @@ pub(crate) struct P {
     /// The same for the goroutine that runs in that slice: `runnext` begins a run, but no slice.
     seen_run: AtomicU32,
     run_since: AtomicU64,
-    /// The run that `flag::PREEMPT` is meant for.
+    /// The run and the slice that `flag::PREEMPT` is meant for.
     preempt_run: AtomicU32,
+    preempt_tick: AtomicU32,
     /// `RunQueue::nexts_taken` when the slice began; the owner's.
     nexts_at_tick: Cell<u32>,
     /// A goroutine that was started or has yielded goes next, because woken ones have used up a slice; the owner's.
@@ -158,6 +159,7 @@ impl P {
             seen_run: AtomicU32::new(0),
             run_since: AtomicU64::new(0),
             preempt_run: AtomicU32::new(0),
+            preempt_tick: AtomicU32::new(0),
             nexts_at_tick: Cell::new(0),
             fresh_turn: Cell::new(false),
             orphan_spins: Cell::new(false),
@@ -264,8 +266,10 @@ impl P {
         self.tick.load(Ordering::Relaxed).wrapping_add(self.runq.nexts_taken())
     }
 
-    /// Asks the goroutine of that run to stop. If another one runs by then, the request means nothing.
-    pub(crate) fn ask_to_preempt(&self, run: u32) {
+    /// Asks the goroutine of that run, in the slice `tick`, to stop. If another one runs by then it goes on; but the slice
+    /// ends at the next switch if it is still the same.
+    pub(crate) fn ask_to_preempt(&self, tick: u32, run: u32) {
+        self.preempt_tick.store(tick, Ordering::Relaxed);
         self.preempt_run.store(run, Ordering::Relaxed);
         // Release: pairs with `is_asked_to_preempt`; the run that the flag is meant for is seen with the flag.
         self.flags.fetch_or(flag::PREEMPT, Ordering::Release);
@@ -275,6 +279,12 @@ impl P {
     pub(crate) fn is_asked_to_preempt(&self) -> bool {
         self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
             && self.preempt_run.load(Ordering::Relaxed) == self.run()
+    }
+
+    /// Owner, between two goroutines: whether the slice is one that was asked to end.
+    pub(crate) fn is_asked_to_end_slice(&self) -> bool {
+        self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
+            && self.preempt_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
     /// sysmon: since when the present slice lasts, and since when the running goroutine runs, as far as is known.

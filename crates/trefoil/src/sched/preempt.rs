@@ -92,9 +92,9 @@ pub(crate) fn ready_thread() -> u64 {
     signal::current_mask()
 }
 
-/// sysmon: the goroutine of that run on `p` is to stop; by a signal too, if it is known to be on a CPU.
-pub(crate) fn request(sched: &Sched, p: &'static P, run: u32, on_cpu: bool) {
-    p.ask_to_preempt(run);
+/// sysmon: the goroutine of that slice and run on `p` is to stop; by a signal too, if it is known to be on a CPU.
+pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), on_cpu: bool) {
+    p.ask_to_preempt(tick, run);
     if on_cpu
         && sched.config.async_preempt
         && let Some(m) = p.holder()

@@ -361,7 +361,7 @@ impl Sched {
         p.next_tick();
         m.grace_until.set(now() + GRACE);
         // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
-        p.ask_to_preempt(p.run());
+        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
         self.sysmon.wake();
         Some(g)
     }

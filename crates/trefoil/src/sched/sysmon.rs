@@ -183,8 +183,8 @@ struct Scene {
     /// When to look again at the latest.
     next: Nanos,
     found_blocked: bool,
-    /// Since when the goroutine that has run longest runs, on which P, and the number of its run.
-    longest: Option<(Nanos, &'static P, u32)>,
+    /// Since when the goroutine that has run longest runs, on which P, and the numbers of its slice and run.
+    longest: Option<(Nanos, &'static P, (u32, u32))>,
 }
 
 impl<'a> Watch<'a> {
@@ -299,7 +299,7 @@ impl<'a> Watch<'a> {
 
     fn look_at(&mut self, p: &'static P, scene: &mut Scene) {
         let sched = self.sched;
-        let run = p.run();
+        let run = (p.tick.load(Ordering::Relaxed), p.run());
         let (since, run_since) = p.running_since(scene.now);
         let ran = scene.now.saturating_sub(since);
         self.hogged &= ran >= HOGGED;
@@ -312,8 +312,8 @@ impl<'a> Watch<'a> {
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            // One that sleeps briefly again and again is neither blocked nor found on a CPU.
-            let long = ran >= 2 * SLICE;
+            // A goroutine that sleeps briefly again and again is neither blocked nor found on a CPU.
+            let long = scene.now.saturating_sub(run_since) >= 2 * SLICE;
             match sched.take_from_blocked(p, &mut self.probes[p.id as usize], long) {
                 Look::Blocked => {
                     scene.found_blocked = true;

@@ -56,7 +56,7 @@ use crate::sched::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::queue::{Batch, List, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
-use crate::sched::{Rt, switch};
+use crate::sched::{Rt, current_g, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -70,9 +70,11 @@ const SEMAPHORE: usize = 3;
 const RWLOCK: usize = 4;
 const BARRIER: usize = KEY_BARRIER;
 
-/// Bits of a node's weight: it failed so often that its waker yields to it; it wants a rwlock for writing.
+/// Bits of a node's weight: it failed so often that its waker yields to it; it wants a rwlock for writing; that lock
+/// prefers writers.
 const STARVED: usize = 1;
 const WRITER: usize = 2;
+const PREFERRED: usize = 4;
 /// A waiter is starved when it was woken so often, and each time another one was faster. glibc's locks are not fair;
 /// threads are torn apart by their CPUs, goroutines on one P are not.
 const STARVED_AFTER: u32 = 2;
@@ -100,8 +102,16 @@ fn count_unlocked(rc: c_int) -> c_int {
 
 /// Whether the caller may park: on a goroutine, on its own stack, outside the runtime.
 fn may_park_here() -> bool {
+    // In a runtime that has ended a holder that parks would keep its locks for good.
+    let lost = lock::c_locks_held() > 1 && has_runtime_ended();
     // SAFETY: on a goroutine GS is the M.
-    may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
+    !lost && may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
+}
+
+#[cold]
+fn has_runtime_ended() -> bool {
+    // SAFETY: a goroutine that runs keeps its runtime.
+    current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_stopped())
 }
 
 /// The deadline that C code passes, on the clock `clock`.
@@ -187,8 +197,9 @@ impl Waiters {
         attempt: impl Fn(&List, u32) -> c_int,
     ) -> c_int {
         let _counted = self.count();
-        // The lock that is waited for is counted already.
-        let _holder = (lock::c_locks_held() > 1).then(WaitingHolder::new);
+        // A mutex or read-write lock that is waited for is counted already.
+        let others = lock::c_locks_held().saturating_sub(u32::from(self.tag != SEMAPHORE));
+        let _holder = (others != 0).then(WaitingHolder::new);
         let mut failures = 0;
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
@@ -316,7 +327,9 @@ struct WaitingHolder(());
 
 impl WaitingHolder {
     fn new() -> WaitingHolder {
-        if let Some(rt) = Rt::enter() {
+        if may_park_here()
+            && let Some(rt) = Rt::enter()
+        {
             rt.sched().count_waiting_holder(rt.g());
             rt.leave_now();
         }
@@ -326,9 +339,9 @@ impl WaitingHolder {
 
 impl Drop for WaitingHolder {
     fn drop(&mut self) {
-        if let Some(rt) = Rt::enter() {
-            rt.sched().uncount_waiting_holder(rt.g());
-            rt.leave_now();
+        if let Some(g) = current_g() {
+            // SAFETY: a goroutine that runs keeps its runtime.
+            unsafe { &*g.sched.get() }.uncount_waiting_holder(g);
         }
     }
 }

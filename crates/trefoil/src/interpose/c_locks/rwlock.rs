@@ -16,7 +16,8 @@
 //!    writing: readers stood back for it.
 
 use super::{
-    RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, may_park_here, real,
+    PREFERRED, RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, may_park_here,
+    real,
 };
 use crate::interpose::{FORKED, on_goroutine};
 use crate::sched::queue::{Batch, List};
@@ -123,12 +124,20 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_
     count_unlocked(WAITERS.release(lock as usize, unlock, front))
 }
 
-/// Takes the writer at the front, or all readers there.
+/// Takes the writer at the front, or all readers there. A writer that is not preferred takes all others with it: a reader may
+/// be faster than the writer, and then the other readers must not sleep.
 fn front(queue: &mut List) -> Batch {
     let mut batch = Batch::new();
     let Some(taken) = queue.take_first() else { return batch };
-    let writes = taken.node().weight & WRITER != 0;
+    let weight = taken.node().weight;
+    let writes = weight & WRITER != 0;
     batch.push(taken);
+    if writes && weight & PREFERRED == 0 {
+        while let Some(taken) = queue.take_first() {
+            batch.push(taken);
+        }
+        return batch;
+    }
     while !writes && let Some(taken) = queue.take_first_if(|node| node.weight & WRITER == 0) {
         batch.push(taken);
     }
@@ -254,7 +263,8 @@ unsafe fn write_slow(
     };
     let reason = WaitReason::PthreadRwLockWrite;
     WRITERS.fetch_add(1, Ordering::Relaxed);
-    let rc = WAITERS.acquire(lock as usize, reason, WRITER, limit, |_, _| {
+    let weight = if kind.prefers_writers { WRITER | PREFERRED } else { WRITER };
+    let rc = WAITERS.acquire(lock as usize, reason, weight, limit, |_, _| {
         // SAFETY: the caller's.
         unsafe { real::pthread_rwlock_trywrlock(lock) }
     });
