@@ -8,7 +8,7 @@ const (
 	items     = 100_000
 	itemsSum  = items * (items - 1) / 2
 	slots     = 128
-	parties   = 4 // senders, receivers, channels of a select
+	parties   = 4 // senders, receivers, channels of a select; producers with a consumer each
 	ringNodes = 1_000
 	ringHops  = 20_000 // of a round, at least; whole laps
 	primes    = 2_000

@@ -58,6 +58,10 @@ func main() {
 		"sieve_2000":   sieve,
 		"mutex_8":      mutexes,
 
+		"alloc_small":   allocSmall,
+		"alloc_mixed":   allocMixed,
+		"alloc_handoff": allocHandoff,
+
 		"sleep_1000":  sleep1000,
 		"sleep_100k":  sleep100k,
 		"ticker_hogs": tickerHogs,
@@ -165,9 +169,13 @@ func skynet(a args) report {
 func chunk(seed uint64) uint64 {
 	x := seed + 1
 	for range chunkSteps {
-		x = (x ^ (x >> 29)) * 0xbf58_476d_1ce4_e5b9
+		x = step(x)
 	}
 	return x
+}
+
+func step(x uint64) uint64 {
+	return (x ^ (x >> 29)) * 0xbf58_476d_1ce4_e5b9
 }
 
 func forkJoin(a args) report {

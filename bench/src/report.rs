@@ -320,6 +320,7 @@ fn target(metric: &Metric) -> String {
     match metric.goal {
         Goal::Ratio(most) => format!("≤ {most} × Go"),
         Goal::RatioAtLeast(least) => format!("≥ {least} × Go"),
+        Goal::RatioToThreads(most) => format!("≤ {most} × threads"),
         Goal::AtMost(most) => format!("≤ {} {}", short(most), metric.unit),
         Goal::Report | Goal::Context => String::new(),
     }

@@ -70,9 +70,19 @@ impl Results {
         if matches!(metric.goal, Goal::Context) {
             return None;
         }
-        let ours = self.summary(workload, peer, metric.key)?;
-        let go = self.summary(workload, "go", metric.key)?;
-        Some(ours.median / go.median)
+        self.ratio_to("go", workload, peer, metric)
+    }
+
+    /// The median of a runtime as a multiple of that of `base`.
+    fn ratio_to(
+        &self,
+        base: &'static str,
+        workload: &'static str,
+        peer: &'static str,
+        metric: &Metric,
+    ) -> Option<f64> {
+        let median = |peer| Some(self.summary(workload, peer, metric.key)?.median);
+        Some(median(peer)? / median(base)?)
     }
 
     /// Whether trefoil meets the metric's goal, where it has one and the figures are there.
@@ -80,6 +90,9 @@ impl Results {
         match metric.goal {
             Goal::Ratio(most) => Some(self.ratio(workload, "trefoil", metric)? <= most),
             Goal::RatioAtLeast(least) => Some(self.ratio(workload, "trefoil", metric)? >= least),
+            Goal::RatioToThreads(most) => {
+                Some(self.ratio_to("threads", workload, "trefoil", metric)? <= most)
+            }
             Goal::AtMost(most) => {
                 Some(self.summary(workload, "trefoil", metric.key)?.median <= most)
             }

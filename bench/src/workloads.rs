@@ -43,6 +43,8 @@ pub enum Goal {
     Ratio(f64),
     /// Trefoil's median is at least this many times Go's: more is better.
     RatioAtLeast(f64),
+    /// Trefoil's median is at most this many times that of plain threads.
+    RatioToThreads(f64),
     /// Trefoil's median is at most this.
     AtMost(f64),
     /// No target; compared with Go all the same.
@@ -102,6 +104,11 @@ const fn ring_row(
 ) -> Workload {
     const METRICS: &[Metric] = &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES];
     Workload { function: "ring_1000", args, ..chan_row(name, what, METRICS) }
+}
+
+/// A row of allocation.
+const fn alloc_row(name: &'static str, what: &'static str, metrics: &'static [Metric]) -> Workload {
+    Workload { name, what, metrics, peers: &["trefoil", "go", "tokio", "threads"], ..ROW }
 }
 
 /// A row of HTTP under wrk.
@@ -319,6 +326,23 @@ pub static WORKLOADS: &[Workload] = &[
             &[metric("ns_per_op", "ns", Goal::Report), CORES],
         )
     },
+    alloc_row(
+        "alloc_small",
+        "2 goroutines that allocate 48 bytes and free them; time per allocate/free pair",
+        &[metric("ns_per_op", "ns", Goal::RatioToThreads(1.15)), CORES],
+    ),
+    alloc_row(
+        "alloc_mixed",
+        "2 goroutines, each with 64 slots, that replace the block in a random slot by one of 8 to \
+         2,000 bytes; time per replacement",
+        &[metric("ns_per_op", "ns", Goal::RatioToThreads(1.15)), CORES],
+    ),
+    alloc_row(
+        "alloc_handoff",
+        "4 producers allocate blocks of 64 to 512 bytes and send them in batches of 64, each to a \
+         consumer that frees them; time per block",
+        &[metric("ns_per_op", "ns", Goal::Ratio(1.0)), CORES],
+    ),
     Workload {
         name: "sleep_1000",
         what: "1000 goroutines that sleep 5 times for 1 to 100 ms; how late each wakes",

@@ -1,10 +1,11 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
-//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to ticks, echoes
-//! and HTTP.
+//! `forkjoin`, and the one JSON line at the end; in modules, what belongs to allocation,
+//! ticks, echoes and HTTP.
 //! `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
 
+pub mod alloc;
 pub mod clock;
 pub mod echo;
 pub mod http;
@@ -227,6 +228,7 @@ pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// Sizes that all workers, Go's included, agree on.
 pub mod size {
+    use std::ops::RangeInclusive;
     use std::time::Duration;
 
     pub const SPAWN_BATCH: usize = 1000;
@@ -246,7 +248,7 @@ pub mod size {
     pub const ITEMS: u64 = 100_000;
     pub const ITEMS_SUM: u64 = ITEMS * (ITEMS - 1) / 2;
     pub const SLOTS: usize = 128;
-    /// Senders, receivers, channels of a select.
+    /// Senders, receivers, channels of a select; producers with a consumer each.
     pub const PARTIES: usize = 4;
     pub const RING_NODES: usize = 1_000;
     /// Of a round, at least; whole laps.
@@ -255,6 +257,19 @@ pub mod size {
     pub const LAST_PRIME: u32 = 17_389;
     pub const LOCKERS: usize = 8;
     pub const LOCKS_EACH: usize = 20_000;
+
+    /// Goroutines that allocate: one per proc, so that threads get no more of the machine.
+    pub const ALLOCATORS: usize = 2;
+    pub const SMALL_BYTES: usize = 48;
+    pub const PAIRS_EACH: usize = 500_000;
+    pub const KEPT_BLOCKS: usize = 64;
+    pub const MIXED_BYTES: RangeInclusive<usize> = 8..=2_000;
+    pub const REPLACEMENTS_EACH: usize = 100_000;
+    pub const HANDOFF_BYTES: RangeInclusive<usize> = 64..=512;
+    pub const BATCH_BLOCKS: usize = 64;
+    pub const BATCH_SLOTS: usize = 16;
+    pub const BATCHES_EACH: usize = 500;
+    pub const HANDOFF_BLOCKS: usize = PARTIES * BATCHES_EACH * BATCH_BLOCKS;
 
     pub const SLEEPERS: usize = 1_000;
     pub const SLEEPS_EACH: usize = 5;

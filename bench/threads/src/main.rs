@@ -1,8 +1,10 @@
 //! The worker of plain OS threads, for the workloads that they can bear. `worker WORKLOAD
 //! [KEY=VALUE …]`, one JSON line; see bench/README.md.
 
+use std::sync::mpsc::sync_channel;
 use std::thread::{sleep, spawn, yield_now};
 
+use bench_common::alloc::{batches, free_batch, mixed_replacements, small_pairs};
 use bench_common::{Args, CHUNKS_RESULT, Meter, Report, chunk, size};
 
 fn main() {
@@ -11,6 +13,9 @@ fn main() {
         "spawn_join" => spawn_join(&args),
         "yield" => yields(&args),
         "forkjoin" => fork_join(&args),
+        "alloc_small" => allocators(&args, size::PAIRS_EACH, |_| small_pairs()),
+        "alloc_mixed" => allocators(&args, size::REPLACEMENTS_EACH, mixed_replacements),
+        "alloc_handoff" => handoff(&args),
         "block_std" => block_std(&args),
         _ => args.unknown(),
     };
@@ -53,6 +58,31 @@ fn fork_join(args: &Args) -> Report {
         let handles: Vec<_> = (0..size::CHUNKS).map(|i| spawn(move || chunk(i))).collect();
         let sum = handles.into_iter().map(|handle| handle.join().unwrap());
         assert_eq!(sum.fold(0, u64::wrapping_add), CHUNKS_RESULT);
+    }
+    meter.report()
+}
+
+fn allocators(args: &Args, ops_each: usize, work: fn(usize)) -> Report {
+    let mut meter = Meter::new(args, size::ALLOCATORS * ops_each);
+    while meter.another_round() {
+        let handles: [_; size::ALLOCATORS] = std::array::from_fn(|i| spawn(move || work(i)));
+        for handle in handles {
+            handle.join().unwrap();
+        }
+    }
+    meter.report()
+}
+
+fn handoff(args: &Args) -> Report {
+    let mut meter = Meter::new(args, size::HANDOFF_BLOCKS);
+    while meter.another_round() {
+        let consumers: [_; size::PARTIES] = std::array::from_fn(|i| {
+            let (send, receive) = sync_channel(size::BATCH_SLOTS);
+            spawn(move || batches(i).for_each(|batch| send.send(batch).unwrap()));
+            spawn(move || receive.into_iter().map(free_batch).sum::<usize>())
+        });
+        let freed = consumers.into_iter().map(|consumer| consumer.join().unwrap());
+        assert_eq!(freed.sum::<usize>(), size::HANDOFF_BLOCKS);
     }
     meter.report()
 }

@@ -4,6 +4,7 @@
 //! The workload itself runs as a task too, so that it spawns from inside a worker thread: tokio's
 //! fast path.
 
+mod alloc;
 mod chan;
 mod clock;
 mod http;
@@ -45,6 +46,9 @@ async fn workload(args: Args) -> Report {
         "select_128" => chan::selects(&args).await,
         "ring_1000" => chan::ring(&args).await,
         "mutex_8" => chan::mutexes(&args).await,
+        "alloc_small" => alloc::small(&args).await,
+        "alloc_mixed" => alloc::mixed(&args).await,
+        "alloc_handoff" => alloc::handoff(&args).await,
         "sleep_1000" => clock::sleep_1000(&args).await,
         "sleep_100k" => clock::sleep_100k(&args).await,
         "ticker_hogs" => clock::ticker_hogs(&args).await,

@@ -1,5 +1,6 @@
 //! The trefoil worker. `worker WORKLOAD [KEY=VALUE …]`, one JSON line; see bench/README.md.
 
+mod alloc;
 mod block;
 mod chan;
 mod clock;
@@ -49,6 +50,9 @@ fn workload(args: &Args) -> Report {
         "mutex_8" => chan::mutexes(args),
         "std_mutex_8" => chan::std_mutexes(args),
         "mpsc_pingpong" => chan::mpsc_ping_pong(args),
+        "alloc_small" => alloc::small(args),
+        "alloc_mixed" => alloc::mixed(args),
+        "alloc_handoff" => alloc::handoff(args),
         "sleep_1000" => clock::sleep_1000(args),
         "sleep_100k" => clock::sleep_100k(args),
         "ticker_hogs" => clock::ticker_hogs(args),
