@@ -46,6 +46,11 @@ use std::sync::atomic::Ordering;
 
 /// Strays that are looked at each time.
 const STRAY_LOOKS: usize = 8;
+/// How long a goroutine must have run before a brief sleep counts as blocked.
+const LONG_RUN_NANOS: Nanos = 20_000_000;
+/// How long an M may wait inside the allocator before its P is retaken, if one that waits there has lost its P already.
+/// (With glibc one thread may keep an arena's lock for tens of milliseconds while it consolidates free blocks.)
+const ALLOCATOR_PATIENCE_NANOS: Nanos = 100_000_000;
 /// CPU time that a stray may use between two looks before it is called back.
 const STRAY_CPU_NANOS: u64 = 500_000;
 
@@ -90,6 +95,10 @@ impl Strays {
             Some(last) => last.stray.next.set(Some(m)),
             None => self.first = Some(m),
         }
+    }
+
+    fn any(&self, wanted: impl Fn(&M) -> bool) -> bool {
+        std::iter::successors(self.first, |m| m.stray.next.get()).any(wanted)
     }
 
     fn remove(&mut self, m: &'static M) {
@@ -181,8 +190,13 @@ impl Sched {
     }
 
     /// sysmon: takes `p` from the thread that holds it, if that sleeps in the kernel, outside the runtime.
-    /// Says what was seen. `long`: a brief sleep counts too.
-    pub(crate) fn take_from_blocked(&self, p: &'static P, probe: &mut Probe, long: bool) -> Look {
+    /// Returns what was seen. The goroutine there has run for `run_nanos`.
+    pub(crate) fn take_from_blocked(
+        &self,
+        p: &'static P,
+        probe: &mut Probe,
+        run_nanos: Nanos,
+    ) -> Look {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; they are never freed.
@@ -195,7 +209,16 @@ impl Sched {
         m.hold.store(DOUBTED, Ordering::Relaxed);
         full_fence();
         let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
-            Look::Briefly(_) if long => Look::Blocked,
+            // A goroutine that sleeps briefly again and again is neither blocked nor found on a CPU.
+            Look::Briefly(_) if run_nanos >= LONG_RUN_NANOS => Look::Blocked,
+            // Another M would wait for the allocator's lock as well.
+            Look::Blocked
+                if m.in_allocator.load(Ordering::Relaxed)
+                    && run_nanos < ALLOCATOR_PATIENCE_NANOS
+                    && central.strays.any(|m| m.in_allocator.load(Ordering::Relaxed)) =>
+            {
+                Look::Briefly(LONG_RUN_NANOS)
+            }
             look => look,
         };
         // Acquire: what it did inside the runtime is ours to see, if we take its P.
@@ -255,13 +278,10 @@ impl Sched {
             return false;
         }
         let central = self.central.lock();
-        let next = |m: &&'static M| m.stray.next.get();
-        std::iter::successors(central.strays.first, next).any(|m| {
-            match Probe::new().look(m.tid.load(Ordering::Relaxed)) {
-                Look::Running => true,
-                Look::Briefly(_) => m.stray.called.get() != parting,
-                _ => false,
-            }
+        central.strays.any(|m| match Probe::new().look(m.tid.load(Ordering::Relaxed)) {
+            Look::Running => true,
+            Look::Briefly(_) => m.stray.called.get() != parting,
+            _ => false,
         })
     }
 

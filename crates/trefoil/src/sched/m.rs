@@ -48,7 +48,7 @@ use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Stack of a runtime thread: it runs only the scheduler and makes stacks. glibc adds its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
@@ -71,6 +71,8 @@ pub(crate) struct M {
     pub(crate) put_off_tick: Cell<u32>,
     /// In a runtime that ends: until when the running goroutine is not stopped by a signal (`stop.rs`).
     pub(crate) grace_until: Cell<Nanos>,
+    /// It runs the program's allocator on its own context, for a goroutine.
+    pub(crate) in_allocator: AtomicBool,
     /// Its thread has not asked for a P yet: it is among `Central::starting`.
     pub(crate) arriving: Cell<bool>,
     pub(crate) p: Cell<Option<&'static P>>,
@@ -152,6 +154,7 @@ impl M {
                 put_off: AtomicU32::new(0),
                 put_off_tick: Cell::new(0),
                 grace_until: Cell::new(0),
+                in_allocator: AtomicBool::new(false),
                 arriving: Cell::new(true),
                 p: Cell::new(None),
                 current: Cell::new(None),
@@ -386,10 +389,13 @@ impl M {
         let here = &raw const call as usize;
         let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
         let sp = if on_goroutine { self.sp.get() } else { null_mut() };
+        // Relaxed: a hint for sysmon.
+        self.in_allocator.store(true, Ordering::Relaxed);
         // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at `sp`: the stack below is
         // free, and its TLS block is in nobody's use. The goroutine stays on this thread until the block is loaded,
         // because it is inside the runtime. Allocators do not unwind.
         unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
+        self.in_allocator.store(false, Ordering::Relaxed);
         match call.result {
             Some(result) => result,
             None => super::fatal(format_args!("a call on a thread's own stack did not return")),

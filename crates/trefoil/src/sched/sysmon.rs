@@ -312,9 +312,8 @@ impl<'a> Watch<'a> {
         // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
         let mut on_cpu = true;
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            // A goroutine that sleeps briefly again and again is neither blocked nor found on a CPU.
-            let long = scene.now.saturating_sub(run_since) >= 2 * SLICE;
-            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], long) {
+            let run_nanos = scene.now.saturating_sub(run_since);
+            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], run_nanos) {
                 Look::Blocked => {
                     scene.found_blocked = true;
                     return;
