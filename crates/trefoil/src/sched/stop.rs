@@ -328,7 +328,7 @@ impl Sched {
     /// Whether the goroutine, which waits, never runs again.
     pub(crate) fn has_abandoned(&self, g: &G) -> bool {
         self.stopping.load(Ordering::Relaxed)
-            && !(g.waits_as_holder.load(Ordering::Relaxed) && !self.is_stopped())
+            && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_stopped())
     }
 
     /// Whether the running goroutine holds a lock of C code, and is not stopped at a runtime call for that reason. In a
