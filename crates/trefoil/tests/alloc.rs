@@ -207,6 +207,47 @@ fn a_goroutine_that_has_allocated_costs_no_more_than_another() {
     });
 }
 
+/// glibc keeps buffers per thread that it frees at a thread's end: those of `strerror`, and from 2.41 on the state of
+/// `getrandom`, which every `HashMap` asks. A goroutine's block that is destroyed must not take them along.
+#[test]
+fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
+    const GOROUTINES: usize = 4_000;
+    const ROUNDS: usize = 5;
+    if !in_child() {
+        Child::of("what_libc_keeps_per_thread_is_freed_with_the_goroutine").succeed();
+        return;
+    }
+    let _dog = watchdog();
+    let round = || {
+        let (stay, stays) = chan::bounded::<()>(0);
+        let handles: Vec<_> = (0..GOROUTINES)
+            .map(|n| {
+                let stays = stays.clone();
+                go(move || {
+                    let map = HashMap::from([(n, n)]);
+                    // SAFETY: answers a text for any number.
+                    assert!(!unsafe { libc::strerror(99_999) }.is_null());
+                    let _ = stays.recv();
+                    map.len()
+                })
+            })
+            .collect();
+        drop(stay);
+        join_all(handles);
+        // Longer than stacks that nobody needs are kept.
+        trefoil::time::sleep(std::time::Duration::from_millis(700));
+        // SAFETY: sums up what malloc has handed out.
+        unsafe { libc::mallinfo2() }.uordblks
+    };
+    let grown = runtime(2).run(move || {
+        round();
+        let before = round();
+        (0..ROUNDS).map(|_| round()).last().unwrap_or(0).saturating_sub(before)
+    });
+    let limit = ROUNDS * GOROUTINES * 8;
+    assert!(grown < limit, "{grown} bytes more after {ROUNDS} rounds of {GOROUTINES} goroutines");
+}
+
 /// An allocator that checks how it is called. It has no fields, so goroutines use magazines.
 struct Checking;
 

@@ -309,10 +309,23 @@ pub(crate) fn in_child() -> bool {
     child
 }
 
+/// A command that runs this test's binary once more. Where a loader was called with the binary (`tools/glibc/run`), by that
+/// loader and its libraries.
+fn this_program() -> Command {
+    let program = std::env::current_exe().expect("this test's binary");
+    let mut command = Command::new(program);
+    if let Some(libraries) = std::env::var_os("TREFOIL_TEST_LIBRARIES") {
+        let binary =
+            std::env::args_os().next().expect("the binary that the loader was called with");
+        command.arg("--library-path").arg(libraries).arg(binary);
+    }
+    command
+}
+
 impl Child {
     /// The child of the test `name`, without any setting of the runtime in its environment.
     pub(crate) fn of(name: &str) -> Child {
-        let mut command = Command::new(std::env::current_exe().expect("this test's binary"));
+        let mut command = this_program();
         command
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
             .env(CHILD, name)
