@@ -220,18 +220,22 @@ fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
     let _dog = watchdog();
     let round = || {
         let (stay, stays) = chan::bounded::<()>(0);
+        let (ready, are_ready) = chan::unbounded();
         let handles: Vec<_> = (0..GOROUTINES)
             .map(|n| {
-                let stays = stays.clone();
+                let (stays, ready) = (stays.clone(), ready.clone());
                 go(move || {
                     let map = HashMap::from([(n, n)]);
                     // SAFETY: answers a text for any number.
                     assert!(!unsafe { libc::strerror(99_999) }.is_null());
+                    ready.send(()).unwrap();
                     let _ = stays.recv();
                     map.len()
                 })
             })
             .collect();
+        // All at once, so that there are more stacks than are kept.
+        (0..GOROUTINES).for_each(|_| are_ready.recv().unwrap());
         drop(stay);
         join_all(handles);
         // Longer than stacks that nobody needs are kept.
@@ -241,8 +245,9 @@ fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
     };
     let grown = runtime(2).run(move || {
         round();
-        let before = round();
-        (0..ROUNDS).map(|_| round()).last().unwrap_or(0).saturating_sub(before)
+        let (before, mut after) = (round(), 0);
+        (0..ROUNDS).for_each(|_| after = round());
+        after.saturating_sub(before)
     });
     let limit = ROUNDS * GOROUTINES * 8;
     assert!(grown < limit, "{grown} bytes more after {ROUNDS} rounds of {GOROUTINES} goroutines");

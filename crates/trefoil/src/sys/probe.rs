@@ -147,7 +147,10 @@ impl Call {
             | libc::SYS_brk
             | libc::SYS_mremap
             | libc::SYS_madvise
-            | libc::SYS_process_madvise => SHORT,
+            | libc::SYS_process_madvise
+            // They do not sleep, but the kernel may touch user memory on their way out, which is a page fault.
+            | libc::SYS_sched_yield
+            | libc::SYS_rt_sigreturn => SHORT,
             _ => 0,
         }
     }
