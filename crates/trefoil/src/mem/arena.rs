@@ -514,14 +514,11 @@ impl Yard {
 }
 
 /// Takes `n` credits: after this, `n` more stacks can be had, whatever happens.
-pub(crate) fn grant(class: SizeClass, n: usize) -> io::Result<()> {
+pub(crate) fn grant(class: SizeClass, n: usize) -> Result<(), Refusal> {
     let mut yard = YARDS[class.index()].lock();
-    let room = yard.make_room(class, n);
-    if room.is_ok() {
-        yard.granted += n;
-    }
-    drop(yard); // the text of a refusal is made without the lock
-    room.map_err(io::Error::from)
+    yard.make_room(class, n)?;
+    yard.granted += n;
+    Ok(())
 }
 
 /// Gives `n` credits back.
@@ -533,14 +530,11 @@ pub(crate) fn ungrant(class: SizeClass, n: usize) {
 }
 
 /// Entitles one more cache to `LOCAL_MAX` stacks.
-pub(crate) fn enrol(class: SizeClass) -> io::Result<()> {
+pub(crate) fn enrol(class: SizeClass) -> Result<(), Refusal> {
     let mut yard = YARDS[class.index()].lock();
-    let room = yard.make_room(class, LOCAL_MAX);
-    if room.is_ok() {
-        yard.caches += 1;
-    }
-    drop(yard);
-    room.map_err(io::Error::from)
+    yard.make_room(class, LOCAL_MAX)?;
+    yard.caches += 1;
+    Ok(())
 }
 
 /// The cache is empty and will stay so.
@@ -625,12 +619,14 @@ impl<const N: usize> SlotList<N> {
 
 // -------------------------------------------------------------------------------------------------
 
-/// Why no more slots can be had. The text is made late, when no lock is held.
-struct Refusal {
+/// Why no more slots can be had. The text, which allocates, is made late: outside the runtime, when no lock is held.
+#[derive(Debug)]
+pub(crate) struct Refusal {
     class: SizeClass,
     why: Why,
 }
 
+#[derive(Debug)]
 enum Why {
     /// The kernel maps no more.
     Map(io::Error),

@@ -43,8 +43,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-pub(crate) use self::arena::LOCAL_MAX;
 use self::arena::{CLASSES, SizeClass, SlotList};
+pub(crate) use self::arena::{LOCAL_MAX, Refusal};
 use self::depot::{Batch, Depot, Shelf};
 pub(crate) use self::growing::Growing;
 pub(crate) use self::stack::Stack;
@@ -146,7 +146,7 @@ impl StackCache {
 
     /// Takes a credit: one stack will be there when it is needed. An error is the answer to `go`.
     #[inline]
-    pub(crate) fn reserve_one(&mut self) -> io::Result<()> {
+    pub(crate) fn reserve_one(&mut self) -> Result<(), Refusal> {
         if self.credits == 0 {
             return self.reserve_slow();
         }
@@ -155,7 +155,7 @@ impl StackCache {
     }
 
     #[cold]
-    fn reserve_slow(&mut self) -> io::Result<()> {
+    fn reserve_slow(&mut self) -> Result<(), Refusal> {
         self.enrol()?;
         // At the edge of what can be had a whole batch may be too much and one not.
         if arena::grant(self.class, CREDIT_BATCH).is_ok() {
@@ -189,7 +189,7 @@ impl StackCache {
         }
     }
 
-    fn enrol(&mut self) -> io::Result<()> {
+    fn enrol(&mut self) -> Result<(), Refusal> {
         if self.limit == 0 {
             arena::enrol(self.class)?;
             self.limit = LOCAL_MAX as u32;
@@ -259,7 +259,7 @@ pub(crate) fn release(mut stack: Stack) {
 
 /// [`StackCache::reserve_one`] for a thread without a P.
 pub(crate) fn reserve_one() -> io::Result<()> {
-    arena::grant(Setup::get()?.default(), 1)
+    Ok(arena::grant(Setup::get()?.default(), 1)?)
 }
 
 /// [`StackCache::unreserve_one`] for a thread without a P.

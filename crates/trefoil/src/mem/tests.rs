@@ -304,7 +304,7 @@ fn map_limit_is_a_clear_error_at_reservation() {
         let error = loop {
             match cache.reserve_one() {
                 Ok(()) => reserved += 1,
-                Err(e) => break e.to_string(),
+                Err(e) => break io::Error::from(e).to_string(),
             }
             if reserved == 1 << 20 {
                 return println!("vm.max_map_count is too large here to reach");
@@ -335,7 +335,7 @@ fn address_space_limit_is_a_clear_error_at_reservation() {
         let error = loop {
             match cache.reserve_one() {
                 Ok(()) => reserved += 1,
-                Err(e) => break e.to_string(),
+                Err(e) => break io::Error::from(e).to_string(),
             }
         };
         assert!(error.contains("ulimit -v"), "{error}");

@@ -76,7 +76,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     });
     let taken = match (rt, &place) {
         (Some(rt), _) => take_g(rt, own_stack.is_none()),
-        (None, Place::In(sched)) => take_g_outside(sched, own_stack.is_none()),
+        (None, Place::In(sched)) => take_g_outside(sched, own_stack.is_none()).map_err(NoG::Memory),
         (None, Place::Here) => unreachable!("Place::Here is for goroutines"),
     };
     let (g, id, sched) = match taken {
@@ -90,7 +90,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             if let Some(stack) = own_stack {
                 mem::release(stack);
             }
-            return Err(explain(e));
+            return Err(explain(e.into()));
         }
     };
     // SAFETY: the G is ours; the caller's contract on F and T.
@@ -118,7 +118,10 @@ pub(crate) fn spawn_in(
     type Boxed = Typed<Box<dyn FnOnce() + Send>, ()>;
     let (g, id, sched) = match take_g(rt, true) {
         Ok(taken) => taken,
-        Err(e) => super::fatal(format_args!("no stack for the function of a timer: {e}")),
+        Err(e) => super::fatal(format_args!(
+            "no stack for the function of a timer: {}",
+            io::Error::from(e)
+        )),
     };
     // SAFETY: the G is ours, the closure is Send and 'static, and fits into it.
     unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
@@ -153,14 +156,29 @@ fn acquire_slow(size: usize) -> io::Result<Stack> {
     mem::acquire(size)
 }
 
-fn take_g(rt: Rt, default_stack: bool) -> io::Result<(&'static G, u64, &'static Sched)> {
+/// Why there is no G, or no stack for it. Not an `io::Error` yet: its text allocates, and this comes up inside the runtime.
+enum NoG {
+    Memory(io::Error),
+    Stack(mem::Refusal),
+}
+
+impl From<NoG> for io::Error {
+    fn from(no: NoG) -> io::Error {
+        match no {
+            NoG::Memory(e) => e,
+            NoG::Stack(refusal) => refusal.into(),
+        }
+    }
+}
+
+fn take_g(rt: Rt, default_stack: bool) -> Result<(&'static G, u64, &'static Sched), NoG> {
     let (p, sched) = (rt.p(), rt.sched());
     // SAFETY: we own the P, and hold no other borrow of its local state.
     let local = unsafe { p.local() };
-    let g = local.free_gs.take()?;
-    if default_stack && let Err(e) = local.stacks.reserve_one() {
+    let g = local.free_gs.take().map_err(NoG::Memory)?;
+    if default_stack && let Err(refusal) = local.stacks.reserve_one() {
         local.free_gs.give(g);
-        return Err(e);
+        return Err(NoG::Stack(refusal));
     }
     let id = local.next_id(|n| sched.take_ids(n));
     bump(&p.counters.spawned, 1);
