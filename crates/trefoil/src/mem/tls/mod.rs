@@ -245,6 +245,12 @@ fn pthread(why: &str) -> Result<Layout, String> {
     Ok(layout)
 }
 
+/// Whether blocks are made by `pthread_create`, which allocates wherever it is called.
+#[cfg(all(debug_assertions, feature = "std"))]
+pub(crate) fn is_by_pthread() -> bool {
+    matches!(LAYOUT.get(), Some(Ok(layout)) if layout.way == Way::Pthread)
+}
+
 /// The layout, after `init`.
 #[inline(always)]
 fn layout() -> &'static Layout {
