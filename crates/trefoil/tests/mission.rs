@@ -111,10 +111,13 @@ fn m02_full_local_queue_overflows_to_the_global() {
                 let ran = ran.clone();
                 trefoil::go(move || ran.fetch_add(1, SeqCst))
             };
+            // One that the OS leaves waiting for long would be preempted, and the queues would move.
+            let held = trefoil::no_preempt();
             let mut handles: Vec<_> = (0..n).map(|_| spawn()).collect();
             mark("spawned");
             common::let_trace();
             mark("end");
+            drop(held);
             handles.extend((0..10_000).map(|_| spawn()));
             let before: BTreeSet<_> = join_all(handles).into_iter().collect();
             // Each saw a different count: none was lost, none ran twice.
