@@ -27,11 +27,10 @@
 //!
 //! On a plain thread a call goes straight to the wrapped allocator, with the size rounded up to its class.
 
-use crate::mem::magazine::{self, BlocksOf, Chain, Class};
+use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::current_g;
 use crate::sched::m::{M, with_m};
 use std::alloc::{GlobalAlloc, Layout};
-use std::ptr::null_mut;
 
 /// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads they run on. See the [module](self).
 ///
@@ -128,7 +127,7 @@ impl<A: GlobalAlloc> Alloc<A> {
                 // SAFETY: inside `with_m`, of the M that it gave; the block is the caller's.
                 let kept = unsafe { m.magazines(BlocksOf::Wrapped).push(class, block) };
                 if !kept {
-                    Self::give_back_surplus(m, class);
+                    m.give_back_surplus(BlocksOf::Wrapped, class, Self::give_back);
                 }
             };
             if with_m(push).is_some() {
@@ -143,45 +142,10 @@ impl<A: GlobalAlloc> Alloc<A> {
     #[cold]
     #[inline(never)]
     fn refill(&self, class: Class) -> *mut u8 {
-        let refilled = with_m(|m| {
-            // SAFETY: inside `with_m`, of the M that it gave.
-            let n = unsafe { m.magazines(BlocksOf::Wrapped) }.refill_size(class);
-            let (first, chain) = m.on_own_context(|| {
-                let mut chain = Chain::EMPTY;
-                // SAFETY: a class is never empty.
-                let block = || unsafe { self.inner.alloc(class.layout()) };
-                for _ in 1..n {
-                    let block = block();
-                    if block.is_null() {
-                        break;
-                    }
-                    // SAFETY: ours, of at least 16 bytes.
-                    unsafe { chain.push(block) };
-                }
-                (block(), chain)
-            });
-            // SAFETY: as above.
-            let magazines = unsafe { m.magazines(BlocksOf::Wrapped) };
-            magazines.add(class, chain);
-            // There may be no memory left for one more, but for those.
-            if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
-        });
-        // Still on a goroutine, unless this is a signal handler that interrupted the runtime.
         // SAFETY: a class is never empty.
-        refilled.unwrap_or_else(|| unsafe { self.inner.alloc(class.layout()) })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn give_back_surplus(m: &'static M, class: Class) {
-        // SAFETY: inside `with_m`, of the M that it gave.
-        let mut surplus = unsafe { m.magazines(BlocksOf::Wrapped) }.take_surplus(class);
-        m.on_own_context(|| {
-            while let Some(block) = surplus.pop() {
-                // SAFETY: a free block of ours, of this class.
-                unsafe { Self::give_back(block, class) };
-            }
-        });
+        let alloc = || unsafe { self.inner.alloc(class.layout()) };
+        // Still on a goroutine, unless this is a signal handler that interrupted the runtime.
+        with_m(|m| m.refill(BlocksOf::Wrapped, class, alloc)).unwrap_or_else(alloc)
     }
 
     /// Calls the wrapped allocator: on a goroutine, on the thread's own stack and thread-local storage.

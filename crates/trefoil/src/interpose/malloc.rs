@@ -25,7 +25,7 @@
 //!    to the real function.
 
 use crate::alloc::on_thread;
-use crate::mem::magazine::{self, BlocksOf, Chain, Class};
+use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::m::{M, with_m};
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
@@ -292,36 +292,10 @@ fn take(class: Class) -> Option<*mut c_void> {
 #[cold]
 #[inline(never)]
 fn refill(class: Class) -> *mut c_void {
-    let size = class.bytes() - OVERHEAD;
-    let refilled = with_m(|m| {
-        // SAFETY: inside `with_m`, of the M that it gave.
-        let n = unsafe { m.magazines(BlocksOf::Libc) }.refill_size(class);
-        let (first, chain) = m.on_own_context(|| {
-            let mut chain = Chain::EMPTY;
-            for _ in 1..n {
-                // SAFETY: allocates.
-                let block = unsafe { (real().malloc)(size) };
-                if block.is_null() {
-                    break;
-                }
-                // SAFETY: ours, and no glibc block is smaller than 24 bytes.
-                unsafe { chain.push(block.cast()) };
-            }
-            // SAFETY: allocates.
-            (unsafe { (real().malloc)(size) }, chain)
-        });
-        // SAFETY: as above.
-        let magazines = unsafe { m.magazines(BlocksOf::Libc) };
-        magazines.add(class, chain);
-        // There may be no memory left for one more, but for those.
-        if first.is_null() {
-            magazines.pop(class).map_or(null_mut(), <*mut u8>::cast)
-        } else {
-            first
-        }
-    });
     // SAFETY: allocates.
-    or_no_memory(refilled.unwrap_or_else(|| unsafe { (real().malloc)(size) }))
+    let alloc = || unsafe { (real().malloc)(class.bytes() - OVERHEAD) }.cast::<u8>();
+    let block = with_m(|m| m.refill(BlocksOf::Libc, class, alloc)).unwrap_or_else(alloc);
+    or_no_memory(block.cast())
 }
 
 /// Sets the goroutine's errno if there was no memory: the real function has set the thread's.
@@ -380,7 +354,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
             // SAFETY: inside `with_m`, of the M that it gave; the block is free, and large enough for the class.
             let kept = unsafe { m.magazines(BlocksOf::Libc).push(class, block.cast()) };
             if !kept {
-                give_back_surplus(m, class);
+                m.give_back_surplus(BlocksOf::Libc, class, give_back);
             }
         };
         if with_m(push).is_some() {
@@ -389,19 +363,6 @@ unsafe extern "C" fn free(block: *mut c_void) {
     }
     // SAFETY: the caller's block.
     on_thread(|| unsafe { (real().free)(block) });
-}
-
-#[cold]
-#[inline(never)]
-fn give_back_surplus(m: &'static M, class: Class) {
-    // SAFETY: inside `with_m`, of the M that it gave.
-    let mut surplus = unsafe { m.magazines(BlocksOf::Libc) }.take_surplus(class);
-    m.on_own_context(|| {
-        while let Some(block) = surplus.pop() {
-            // SAFETY: a free block of this class.
-            unsafe { give_back(block, class) };
-        }
-    });
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {

@@ -34,7 +34,7 @@ use super::pollable::{Poller, Ready};
 use super::{Sched, current_g, handoff, switch};
 use crate::arch;
 use crate::mem::Stack;
-use crate::mem::magazine::{BlocksOf, Magazines};
+use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
@@ -359,6 +359,51 @@ impl M {
     pub(crate) unsafe fn magazines(&self, of: BlocksOf) -> &mut Magazines {
         // SAFETY: the caller's: only the M's thread comes here, one at a time (magazine.rs, invariant 3).
         unsafe { &mut *self.magazines[of as usize].get() }
+    }
+
+    /// Inside [`with_m`], where a magazine is empty: fills it with blocks that `alloc` makes on the thread's own context, and
+    /// returns one more; null if there is no memory.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refill(
+        &self,
+        of: BlocksOf,
+        class: Class,
+        alloc: impl Fn() -> *mut u8,
+    ) -> *mut u8 {
+        // SAFETY: inside `with_m` (the caller's), and the borrow ends here.
+        let n = unsafe { self.magazines(of) }.refill_size(class);
+        let (first, chain) = self.on_own_context(|| {
+            let mut chain = Chain::EMPTY;
+            for _ in 1..n {
+                let block = alloc();
+                if block.is_null() {
+                    break;
+                }
+                // SAFETY: ours, of at least 16 bytes.
+                unsafe { chain.push(block) };
+            }
+            (alloc(), chain)
+        });
+        // SAFETY: as above.
+        let magazines = unsafe { self.magazines(of) };
+        magazines.add(class, chain);
+        // There may be no memory left for one more, but for those.
+        if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
+    }
+
+    /// Inside [`with_m`], where a magazine is over its capacity: gives the older half back to the allocator.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
+        // SAFETY: inside `with_m` (the caller's), and the borrow ends here.
+        let mut surplus = unsafe { self.magazines(of) }.take_surplus(class);
+        self.on_own_context(|| {
+            while let Some(block) = surplus.pop() {
+                // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and 2).
+                unsafe { give_back(block, class) };
+            }
+        });
     }
 
     /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls its allocator on the
