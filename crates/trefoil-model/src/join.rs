@@ -10,7 +10,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::join_rs::{Completed, JoinCell};
+use crate::join_rs::{Completed, Detached, JoinCell};
 use crate::shim::{Half, Mutation, Op};
 
 /// Any waiter; the cell does not look inside.
@@ -18,8 +18,10 @@ const WAITER: usize = 0x1000;
 
 struct World {
     cell: JoinCell,
-    /// The result slot and the G's memory: whoever owns them writes to them.
+    /// The result: its owner writes to it.
     result: UnsafeCell<u32>,
+    /// The rest of the G's memory, likewise.
+    g: UnsafeCell<u32>,
     /// What the holder did before it waited or went away; the goroutine's end may rely on it.
     before: UnsafeCell<u32>,
     /// Where the holder sleeps: true when woken.
@@ -37,17 +39,25 @@ impl World {
         Arc::new(World {
             cell: JoinCell::new(),
             result: UnsafeCell::new(0),
+            g: UnsafeCell::new(0),
             before: UnsafeCell::new(0),
             bed: Mutex::new(false),
             woken: Condvar::new(),
         })
     }
 
-    /// The goroutine: result, end, and what follows from it. True: it owned the result.
-    fn run(&self) -> bool {
+    /// The goroutine: result, destructors, end, and what follows from it. Returns whether it owned the result, and
+    /// whether it owned the G in the end.
+    fn run(&self) -> (bool, bool) {
         // SAFETY: loom checks that nobody else accesses it now.
         self.result.with_mut(|r| unsafe { *r = 42 });
-        match self.cell.complete() {
+        let dropped = !self.cell.store_result();
+        if dropped {
+            self.see_holder();
+            self.take_result();
+        }
+        self.use_g();
+        let freed = match self.cell.complete() {
             Completed::Kept => false,
             Completed::Wake(waiter) => {
                 assert_eq!(waiter, WAITER);
@@ -58,8 +68,36 @@ impl World {
             }
             Completed::Unwanted => {
                 self.see_holder();
-                self.take_result();
+                self.use_g();
                 true
+            }
+        };
+        (dropped, freed)
+    }
+
+    /// The goroutine until its end, and then the owner of the G.
+    fn use_g(&self) {
+        // SAFETY: loom checks that nobody else accesses it now.
+        self.g.with_mut(|g| unsafe { *g += 1 });
+    }
+
+    /// The handle is dropped. Returns as `run` does.
+    fn drop_handle(&self) -> (bool, bool) {
+        self.do_before();
+        match self.cell.detach() {
+            Detached::Running => (false, false),
+            Detached::Stored => {
+                self.take_result();
+                let freed = !self.cell.emptied();
+                if freed {
+                    self.use_g();
+                }
+                (true, freed)
+            }
+            Detached::Done => {
+                self.take_result();
+                self.use_g();
+                (true, true)
             }
         }
     }
@@ -92,6 +130,7 @@ impl World {
             }
         }
         self.take_result();
+        self.use_g();
         assert!(self.cell.is_done());
     }
 }
@@ -107,7 +146,7 @@ pub fn complete_against_wait() {
             move || world.run()
         });
         world.join();
-        assert!(!goroutine.join().unwrap(), "the holder owns the result");
+        assert_eq!(goroutine.join().unwrap(), (false, false), "the holder owns result and G");
     });
 }
 
@@ -121,12 +160,9 @@ pub fn complete_against_detach() {
             let world = world.clone();
             move || world.run()
         });
-        world.do_before();
-        let ours = world.cell.detach();
-        if ours {
-            world.take_result();
-        }
-        assert!(ours != goroutine.join().unwrap(), "exactly one owner");
+        let ours = world.drop_handle();
+        let its = goroutine.join().unwrap();
+        assert!(ours.0 != its.0 && ours.1 != its.1, "exactly one owner: {ours:?} {its:?}");
     });
 }
 
@@ -142,10 +178,11 @@ pub fn complete_against_is_done() {
         });
         if world.cell.is_done() {
             world.take_result();
+            world.use_g();
         } else {
             world.join();
         }
-        assert!(!goroutine.join().unwrap());
+        assert_eq!(goroutine.join().unwrap(), (false, false));
     });
 }
 

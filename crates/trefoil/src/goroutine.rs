@@ -2,6 +2,7 @@
 
 use crate::runtime;
 use crate::sched::g::G;
+use crate::sched::join::Detached;
 use crate::sched::reason::WaitReason;
 use crate::sched::spawn::{Place, Spec, spawn};
 use crate::sched::task::Body;
@@ -195,7 +196,7 @@ impl<T> Join<T> {
         self.g
     }
 
-    /// Gives up the handle. Some(panicked): the goroutine had ended, its result is dropped.
+    /// Gives up the handle. Returns whether the goroutine panicked, if its closure has returned: then the result is dropped.
     pub(crate) fn detach(self) -> Option<bool> {
         let g = ManuallyDrop::new(self).g;
         detach(g)
@@ -203,12 +204,15 @@ impl<T> Join<T> {
 }
 
 fn detach(g: &'static G) -> Option<bool> {
-    if !g.join.detach() {
+    let detached = g.join.detach();
+    if detached == Detached::Running {
         return None;
     }
-    // SAFETY: it had ended, so the result is ours.
+    // SAFETY: its closure has returned, so the result is the handle's: ours (join.rs, invariant 1).
     let panicked = unsafe { (g.body.get().drop_result)(g) };
-    free(g);
+    if detached == Detached::Done || !g.join.emptied() {
+        free(g);
+    }
     Some(panicked)
 }
 

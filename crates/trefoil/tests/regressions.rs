@@ -167,6 +167,97 @@ fn a_goroutine_in_the_drop_of_its_result_is_counted() {
     time::sleep(Duration::from_millis(50));
 }
 
+/// The handle was dropped while the thread-local destructors ran: the goroutine dropped its result after them, where a
+/// `Drop` that uses a thread-local panics, and the process aborted. A thread's result is dropped with its handle then.
+#[test]
+fn a_handle_dropped_during_thread_local_destructors_drops_the_result() {
+    static STEP: AtomicU64 = AtomicU64::new(0);
+    static DROPPED_ON_GOROUTINE: AtomicU64 = AtomicU64::new(0);
+    const IN_DESTRUCTOR: u64 = 1;
+    const HANDLE_DROPPED: u64 = 2;
+
+    struct SlowDestructor;
+    impl Drop for SlowDestructor {
+        fn drop(&mut self) {
+            STEP.store(IN_DESTRUCTOR, Ordering::Release);
+            while STEP.load(Ordering::Acquire) != HANDLE_DROPPED {
+                yield_now();
+            }
+        }
+    }
+    thread_local! {
+        static SLOW: SlowDestructor = const { SlowDestructor };
+        static LIST: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    }
+    struct Result(u64);
+    impl Drop for Result {
+        fn drop(&mut self) {
+            LIST.with_borrow_mut(|list| list.push(self.0));
+            DROPPED_ON_GOROUTINE.store(trefoil::id(), Ordering::Relaxed);
+        }
+    }
+
+    let _watchdog = watchdog();
+    for named in [false, true] {
+        STEP.store(0, Ordering::Relaxed);
+        let f = || {
+            // The destructor of the thread-local that is used last runs first.
+            SLOW.with(|_| ());
+            LIST.with_borrow_mut(|list| list.push(1));
+            Result(2)
+        };
+        let mut builder = trefoil::Builder::new();
+        if named {
+            builder = builder.name("slow");
+        }
+        let handle = builder.go(f).unwrap();
+        while STEP.load(Ordering::Acquire) != IN_DESTRUCTOR {
+            std::thread::yield_now();
+        }
+        assert!(!handle.is_finished(), "it ends after its destructors");
+        DROPPED_ON_GOROUTINE.store(u64::MAX, Ordering::Relaxed);
+        drop(handle);
+        assert_eq!(DROPPED_ON_GOROUTINE.load(Ordering::Relaxed), 0, "dropped with the handle");
+        STEP.store(HANDLE_DROPPED, Ordering::Release);
+    }
+}
+
+/// As above, at random moments.
+#[test]
+fn handles_dropped_at_any_moment_drop_each_result_once() {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    static DROPPED: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static LIST: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) });
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            LIST.with_borrow_mut(|list| list.push("dropped".into()));
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        for i in 0..20_000_u64 {
+            MADE.fetch_add(1, Ordering::Relaxed);
+            let handle = trefoil::Builder::new()
+                .name(format!("n{i}"))
+                .go(|| {
+                    LIST.with_borrow_mut(|list| list.push("made".into()));
+                    Counted
+                })
+                .unwrap();
+            for _ in 0..i % 400 {
+                std::hint::spin_loop();
+            }
+            drop(handle);
+        }
+        while DROPPED.load(Ordering::Relaxed) < MADE.load(Ordering::Relaxed) {
+            yield_now();
+        }
+    });
+    assert_eq!(DROPPED.load(Ordering::Relaxed), MADE.load(Ordering::Relaxed));
+}
+
 /// Runtimes made one after the other: a reused thread structure still pointed to the last one's P.
 #[test]
 fn runtimes_in_a_row() {

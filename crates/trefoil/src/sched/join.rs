@@ -1,24 +1,34 @@
-//! The meeting of a goroutine's end and the one who wants its result.
+//! The meeting of a goroutine's end and the one handle that has a right to its result.
 //!
-//! One word, [`JoinCell`], with at most two parties: the goroutine ([`JoinCell::complete`], once) and
-//! the one handle ([`JoinCell::wait`] or [`JoinCell::detach`]).
+//! One word, [`JoinCell`], with at most two parties: the goroutine ([`JoinCell::store_result`] and
+//! [`JoinCell::complete`], once each) and the handle ([`JoinCell::wait`] or [`JoinCell::detach`]).
 //!
-//! | word | meaning | who owns the result slot |
-//! |---|---|---|
-//! | `ALIVE` | running or yet to run; the handle exists | the goroutine |
-//! | a waiter | the same, and the handle's holder sleeps | the goroutine |
-//! | `DETACHED` | the same, and the handle is gone | the goroutine, for ever |
-//! | `DONE` | ended | the handle, or the ending goroutine if it found `DETACHED` |
+//! A goroutine ends in the order of a thread: its closure returns, its thread-local destructors run, `join` returns. A
+//! result that nobody will join is dropped by the goroutine before its thread-local destructors, or by the thread that
+//! drops the handle; never by the goroutine afterwards, where a `Drop` that uses a thread-local would panic.
 //!
-//! Invariant 1: whoever moves the word second owns the result and the G's memory from then on. The
-//! other must not touch either any more.
+//! | word | meaning | owner of the result | owner of the G |
+//! |---|---|---|---|
+//! | `ALIVE` | not ended; the handle exists | goroutine | goroutine |
+//! | `STORED` | the closure has returned; the handle exists | handle | goroutine |
+//! | a waiter | not ended; the holder of the handle sleeps | handle | goroutine |
+//! | `DETACHED` | not ended; the handle is gone | goroutine | goroutine |
+//! | `EMPTIED` | not ended; the handle is gone and has dropped the result | nobody | goroutine |
+//! | `DONE` | ended | handle, if it exists | handle, if it exists, else the goroutine |
+//!
+//! Invariants:
+//! 1. Only the owner by this table touches the result or the G's memory.
+//! 2. A result without a destructor is not announced by `store_result`, which saves an exchange per goroutine: if the
+//!    handle goes away, nothing is left to drop.
 
 use crate::shim::{AtomicUsize, Ordering};
 
 const ALIVE: usize = 0;
+const STORED: usize = 1;
 const DONE: usize = 2;
+const EMPTIED: usize = 3;
 const DETACHED: usize = 4;
-/// Waiters are pointers (with a tag in bit 0) well above these.
+/// Waiters are pointers (with a tag in bits 0 and 1) well above these.
 const FIRST_WAITER: usize = 8;
 
 /// The word.
@@ -28,12 +38,24 @@ pub(crate) struct JoinCell(AtomicUsize);
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Completed {
-    /// The handle will come for the result.
+    /// The handle exists, and owns result and G.
     Kept,
-    /// The handle's holder sleeps: wake it. It owns the result.
+    /// The handle's holder sleeps: wake it. It owns result and G.
     Wake(usize),
-    /// Nobody will come: drop the result, free the G.
+    /// The handle is gone: the goroutine frees the G.
     Unwanted,
+}
+
+/// What becomes of a goroutine whose handle goes away.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Detached {
+    /// The goroutine drops its result.
+    Running,
+    /// The caller drops the result, then calls [`JoinCell::emptied`].
+    Stored,
+    /// The caller drops the result and frees the G.
+    Done,
 }
 
 impl JoinCell {
@@ -41,16 +63,26 @@ impl JoinCell {
         JoinCell(AtomicUsize::new(ALIVE))
     }
 
-    /// Makes the cell ready for the next goroutine in this G. Only while nobody else knows of it.
+    /// Makes the cell ready for the next goroutine in this G. Only while no other thread knows the G.
     pub(crate) fn reset(&self) {
         self.0.store(ALIVE, Ordering::Relaxed);
+    }
+
+    /// The goroutine's closure has returned. Returns false if the handle is gone: then the goroutine drops the result.
+    #[must_use]
+    pub(crate) fn store_result(&self) -> bool {
+        // Release: publishes the result to `detach`. Acquire: what the holder did before it went away.
+        match self.0.compare_exchange(ALIVE, STORED, Ordering::Release, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(word) => word != DETACHED,
+        }
     }
 
     /// The goroutine's end. Release: publishes the result. Acquire: what the holder did before.
     pub(crate) fn complete(&self) -> Completed {
         match self.0.swap(DONE, Ordering::AcqRel) {
-            ALIVE => Completed::Kept,
-            DETACHED => Completed::Unwanted,
+            ALIVE | STORED => Completed::Kept,
+            DETACHED | EMPTIED => Completed::Unwanted,
             waiter => {
                 debug_assert!(waiter >= FIRST_WAITER, "goroutine completed twice");
                 Completed::Wake(waiter)
@@ -58,27 +90,37 @@ impl JoinCell {
         }
     }
 
-    /// The holder goes to sleep as `waiter`. False: already done, do not sleep.
+    /// The holder goes to sleep as `waiter`. Returns false if the goroutine has ended: do not sleep.
     #[must_use]
     pub(crate) fn wait(&self, waiter: usize) -> bool {
         debug_assert!(waiter >= FIRST_WAITER);
         // Release: the waiter's state before it is found by complete(). Acquire: the result.
-        self.0.compare_exchange(ALIVE, waiter, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let wait = |from| {
+            self.0.compare_exchange(from, waiter, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        };
+        // The word never goes back from STORED to ALIVE.
+        wait(ALIVE) || wait(STORED)
     }
 
-    /// The handle goes away. True: the goroutine had ended, so the caller owns result and G.
+    /// The handle goes away.
+    pub(crate) fn detach(&self) -> Detached {
+        // Release: pairs with `store_result` and `complete`. Acquire: the result.
+        match self.0.compare_exchange(ALIVE, DETACHED, Ordering::Release, Ordering::Acquire) {
+            Ok(_) => Detached::Running,
+            Err(STORED) => Detached::Stored,
+            Err(_) => Detached::Done,
+        }
+    }
+
+    /// After [`Detached::Stored`]: the result is dropped. Returns false if the goroutine has ended meanwhile: then the
+    /// caller frees the G.
     #[must_use]
-    pub(crate) fn detach(&self) -> bool {
-        self.0.compare_exchange(ALIVE, DETACHED, Ordering::AcqRel, Ordering::Acquire).is_err()
+    pub(crate) fn emptied(&self) -> bool {
+        // Release: our last access to the G comes before its reuse. Acquire: the goroutine's last one before ours.
+        self.0.compare_exchange(STORED, EMPTIED, Ordering::Release, Ordering::Acquire).is_ok()
     }
 
-    /// The handle is gone, for ever. Asked by the goroutine, before `complete`.
-    pub(crate) fn is_detached(&self) -> bool {
-        // Acquire: what the holder did before.
-        self.0.load(Ordering::Acquire) == DETACHED
-    }
-
-    /// Acquire: the result is visible to one who sees `true`.
+    /// Returns whether the goroutine has ended. Acquire: then its result is visible.
     pub(crate) fn is_done(&self) -> bool {
         self.0.load(Ordering::Acquire) == DONE
     }

@@ -5,6 +5,7 @@
 //! into the global queue.
 
 use super::g::{self, G};
+use super::join::Detached;
 use super::m::Rt;
 use super::p::bump;
 use super::scope::ScopeData;
@@ -133,8 +134,8 @@ pub(crate) fn spawn_in(
         created_at,
     };
     dress(g, id, sched, spec, None);
-    let detached = !g.join.detach();
-    debug_assert!(detached, "it has not even started");
+    let detached = g.join.detach();
+    debug_assert_eq!(detached, Detached::Running, "it has not even started");
     rt.p().push_next(sched, g);
     sched.wake();
 }

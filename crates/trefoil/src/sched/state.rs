@@ -97,7 +97,7 @@ impl State {
         self.0.store(DEAD, Ordering::Relaxed);
     }
 
-    /// Dead → Running: it ended, but the drop of its unwanted result is still its own work.
+    /// Dead → Running: it has ended, but its name must still be freed outside the runtime.
     pub(crate) fn set_running_again(&self) {
         self.0.store(RUNNING, Ordering::Relaxed);
     }

@@ -330,8 +330,8 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
         CURRENT.set(g);
         finish_switch(rt);
         rt.leave_now();
-        let dropped = run_to_the_end(g);
-        if !exit(enter_again(g), g, dropped) {
+        run_to_the_end(g);
+        if !exit(enter_again(g), g) {
             super::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"));
         }
         // Another goroutine goes on here, on the same stack.
@@ -345,9 +345,8 @@ fn enter_again(g: &G) -> Rt {
     }
 }
 
-/// Closure, then destructors of its thread-locals. Both are the user's code. Returns whether the result
-/// is dropped already: nobody wanted it.
-fn run_to_the_end(g: &'static G) -> bool {
+/// Closure, then destructors of its thread-locals. Both are the user's code.
+fn run_to_the_end(g: &'static G) {
     // SAFETY: this is the goroutine's one run (task.rs, invariant 1).
     let panicked = unsafe { (g.body.get().run)(g) };
     if panicked && g.abort_on_panic.get() {
@@ -359,15 +358,14 @@ fn run_to_the_end(g: &'static G) -> bool {
         // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
         unsafe { libc::_exit(2) };
     }
-    // Detached stays detached. So the result is dropped as a thread's is: before its thread-locals.
-    let unwanted = g.join.is_detached();
-    if unwanted {
+    // Without a handle the result is dropped as a thread's is: before its thread-locals.
+    let has_more_than_bits = panicked || !g.body.get().has_plain_result || g.name().is_some();
+    if has_more_than_bits && !g.join.store_result() {
         drop_result(g);
         g.forget_name();
     }
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
-    unwanted
 }
 
 /// Drops the result as the user's code.
@@ -381,7 +379,7 @@ fn drop_result(g: &'static G) {
 }
 
 /// Ends the running goroutine. True: another one has taken over its stack and is `rt.g()` now.
-fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
+fn exit(rt: Rt, g: &'static G) -> bool {
     let mut stack = take_stack(g);
     let scope = g.scope.get();
     if g.locked.get().is_some() {
@@ -400,12 +398,9 @@ fn exit(rt: Rt, g: &'static G, dropped: bool) -> bool {
         }
         Completed::Unwanted => {
             let mut rt = rt;
-            if !dropped {
+            if g.name().is_some() {
                 g.stack.set(Some(stack));
-                rt = discard_late(rt, g);
-                if g.locked.get().is_some() {
-                    locked::end(g);
-                }
+                rt = forget_name_late(rt, g);
                 stack = take_stack(g);
             }
             free(rt, g);
@@ -509,17 +504,17 @@ fn take_stack(g: &G) -> Stack {
     }
 }
 
-/// The handle was dropped in the last moment, when the thread-locals were gone already: drops the result
-/// as the user's code, which may bring some of them back.
+/// The handle was dropped while the destructors of the thread-locals ran, and left the name to the goroutine: frees it
+/// outside the runtime.
 #[cold]
-fn discard_late(rt: Rt, g: &'static G) -> Rt {
+fn forget_name_late(rt: Rt, g: &'static G) -> Rt {
     // It lives again, for the count too: its runtime must not go.
     bump(&rt.p().counters.spawned, 1);
     g.state.set_running_again();
     CURRENT.set(g);
     rt.leave_now();
-    drop_result(g);
     g.forget_name();
+    // An allocator may have used thread-locals.
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
     let rt = enter_again(g);

@@ -21,6 +21,8 @@ pub(crate) struct Body {
     pub(crate) drop_result: unsafe fn(&G) -> bool,
     /// Frees the box, if there is one.
     pub(crate) free: unsafe fn(&G),
+    /// Dropping the result does nothing, unless it is a panic.
+    pub(crate) has_plain_result: bool,
     /// The closure's type, whose path names the function that contains it.
     pub(crate) type_name: fn() -> &'static str,
     boxed: bool,
@@ -32,6 +34,7 @@ impl Body {
         run: |_| false,
         drop_result: |_| false,
         free: |_| (),
+        has_plain_result: true,
         type_name: || "",
         boxed: false,
     };
@@ -76,6 +79,7 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
         run: Self::run,
         drop_result: Self::drop_result,
         free: Self::free,
+        has_plain_result: !Self::BOXED && !std::mem::needs_drop::<T>(),
         type_name: std::any::type_name::<F>,
         boxed: Self::BOXED,
     };
