@@ -42,6 +42,12 @@ const SCENES: &[Scene] = &[
     ("a_thread_could_act", a_thread_could_act, 0, &[]),
     ("another_runtime_could_act", another_runtime_could_act, 0, &[]),
     ("a_runtime_was_left", a_runtime_was_left, 0, &[]),
+    ("a_thread_runs_late_after_its_wake_up", a_thread_runs_late_after_its_wake_up, 0, &[]),
+    ("the_longest_sleep", || alone(|| std::thread::sleep(Duration::MAX)), 0, &[]),
+    ("a_sleep_of_600_years", || alone(|| sleep(Duration::from_secs(600 * 365 * 86_400))), 0, &[]),
+    ("the_longest_timeout", || alone(the_longest_timeout), 0, &[]),
+    ("poll_of_nothing", || alone(poll_of_nothing), 0, &[]),
+    ("select_of_nothing", || alone(select_of_nothing), 0, &[]),
     ("quit", quit, 2, &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""]),
 ];
 
@@ -116,6 +122,91 @@ fn a_runtime_was_left() {
     drop(left);
     std::thread::sleep(ms(50));
     a_thread_could_act();
+}
+
+/// A plain thread of the lowest priority beside busy processes on one CPU: between its wake-up and its next step the
+/// runtime sleeps for a long time, and yet the thread is not blocked.
+fn a_thread_runs_late_after_its_wake_up() {
+    const ROUNDS: u32 = 5;
+    let (_tx, rx) = bounded::<()>(0);
+    go(move || rx.recv());
+    let hogs: Vec<_> = (0..4)
+        .map(|_| {
+            // SAFETY: the child computes, and ends with its parent.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // SAFETY: as above.
+                    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                    run_on_one_cpu();
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                }
+                pid => pid,
+            }
+        })
+        .collect();
+    run_on_one_cpu();
+    let set_policy = |policy| {
+        let param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: of this thread alone.
+        unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+    };
+    for _ in 0..ROUNDS {
+        let handle = go(|| sleep(ms(5)));
+        set_policy(libc::SCHED_IDLE);
+        handle.join().unwrap();
+        set_policy(libc::SCHED_OTHER);
+    }
+    for pid in hogs {
+        // SAFETY: our own children, not waited for yet.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+fn run_on_one_cpu() {
+    // SAFETY: plain old data; the mask of this thread.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(first.unwrap(), &mut one);
+        libc::sched_setaffinity(0, size_of_val(&one), &raw const one);
+    }
+}
+
+/// Runs `f` on the only goroutine. A signal ends the process after a second: that is what `f` waits for.
+fn alone(f: fn()) {
+    extern "C" fn end(_: libc::c_int) {
+        // SAFETY: safe in a signal handler.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: a handler that only ends the process.
+    unsafe {
+        libc::signal(libc::SIGALRM, end as *const () as libc::sighandler_t);
+        libc::alarm(1);
+    }
+    run(f);
+}
+
+fn the_longest_timeout() {
+    let (_tx, rx) = bounded::<()>(0);
+    let _ = rx.recv_timeout(Duration::MAX);
+}
+
+fn poll_of_nothing() {
+    // SAFETY: no descriptors.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, -1) };
+}
+
+fn select_of_nothing() {
+    let none = std::ptr::null_mut();
+    // SAFETY: no descriptors.
+    unsafe { libc::select(0, none, none, none, none.cast()) };
 }
 
 fn quit() {

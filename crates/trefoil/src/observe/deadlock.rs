@@ -26,25 +26,34 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
 }
 
 /// Hook of the aide.
+///
+/// The parts are read one after the other while they may change, so all but the number of threads are read twice. If
+/// both readings are equal there was a moment, when the threads were counted, at which every part was as it was read.
 pub(crate) fn check(_: &Sched) {
     let mut all = runtimes();
     // What is left of a runtime that was dropped counts only while its threads end.
     all.retain(|sched| !sched.stopping.load(Ordering::Relaxed) || sched.threads() > 0);
-    let winding_down = |sched: &Arc<Sched>| sched.stopping.load(Ordering::Relaxed);
-    if all.iter().any(|sched| winding_down(sched) || !sched.is_asleep()) {
-        return;
-    }
+    let Some(runs) = runs_if_asleep(&all) else { return };
+    let blocked = wait::blocked_threads();
     let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
-    let ours = ms + aide::attendants();
-    if crate::sys::cpus::num_threads() > ours + wait::blocked_threads() {
+    let threads = crate::sys::cpus::num_threads();
+    if threads > ms + aide::attendants() + blocked.count
+        || wait::blocked_threads() != blocked
+        || runs_if_asleep(&all) != Some(runs)
+    {
         return;
     }
-    // The count took time: is it still so?
-    if all.iter().all(|sched| sched.is_asleep()) {
-        let mut text = String::from("fatal error: all goroutines are asleep - deadlock!\n\n");
-        for sched in &all {
-            text.push_str(&super::dump::dump(sched));
-        }
-        super::quit::die(&text);
+    let mut text = String::from("fatal error: all goroutines are asleep - deadlock!\n\n");
+    for sched in &all {
+        text.push_str(&super::dump::dump(sched));
     }
+    super::quit::die(&text);
+}
+
+/// How often all Ps together have begun to run a goroutine, if none runs or can run; None otherwise.
+fn runs_if_asleep(all: &[Arc<Sched>]) -> Option<u64> {
+    let runs = |sched: &Arc<Sched>| {
+        if sched.stopping.load(Ordering::Relaxed) { None } else { sched.runs_if_asleep() }
+    };
+    all.iter().map(runs).sum()
 }

@@ -322,6 +322,16 @@ impl Sched {
             && !signal_may_wake()
     }
 
+    /// How often its Ps have begun to run a goroutine, if [`is_asleep`](Sched::is_asleep); None otherwise. For the deadlock
+    /// check.
+    pub(crate) fn runs_if_asleep(&self) -> Option<u64> {
+        // Ps become idle, and are taken, under the lock.
+        let _no_changes = self.central.lock();
+        let runs =
+            |p: &P| u64::from(p.tick.load(Ordering::Relaxed)) + u64::from(p.runq.nexts_taken());
+        self.is_asleep().then(|| self.all_ps().map(runs).sum())
+    }
+
     /// Which runtime this is: no other one ever has the same, not even later.
     pub(crate) fn runtime_id(&self) -> RuntimeId {
         RuntimeId(std::ptr::from_ref(self.aide) as usize)

@@ -33,7 +33,7 @@ use crate::sys::frame_waiter::FrameWaiter;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bit 0 of a sleeper: a plain thread. (Gs and beds are aligned to at least 4.)
 const THREAD: usize = 1;
@@ -122,12 +122,19 @@ pub(crate) fn leave(here: Option<Rt>) {
 struct Bed {
     parker: Parker,
     claim: AtomicU64,
+    /// How often the thread has begun, or ended, a wait without a deadline: odd during one.
+    waits: AtomicU64,
     /// Next in [`UNUSED`]; under its lock.
     next: Cell<Option<&'static Bed>>,
+    /// Next in [`ALL`], for ever.
+    next_of_all: Option<&'static Bed>,
 }
 
 // SAFETY: `next` is guarded by the lock of `UNUSED`.
 unsafe impl Sync for Bed {}
+
+/// Every bed that was ever made.
+static ALL: Lock<Option<&'static Bed>> = Lock::new(None);
 
 /// Beds whose threads have ended.
 static UNUSED: Lock<Option<&'static Bed>> = Lock::new(None);
@@ -158,11 +165,17 @@ impl Bed {
             bed
         };
         reused.unwrap_or_else(|| {
-            Box::leak(Box::new(Bed {
+            let bed = Box::leak(Box::new(Bed {
                 parker: Parker::new(),
                 claim: AtomicU64::new(OPEN),
+                waits: AtomicU64::new(0),
                 next: Cell::new(None),
-            }))
+                next_of_all: None,
+            }));
+            let mut all = ALL.lock();
+            bed.next_of_all = all.take();
+            *all = Some(bed);
+            bed
         })
     }
 
@@ -178,18 +191,41 @@ impl Bed {
 
     /// Sleeps for as long as it takes.
     fn sleep(&self) {
-        BLOCKED.fetch_add(1, Ordering::Relaxed);
+        self.count_wait();
         self.parker.park();
-        BLOCKED.fetch_sub(1, Ordering::Relaxed);
+        self.count_wait();
+    }
+
+    /// By its thread, which alone writes it.
+    fn count_wait(&self) {
+        self.waits.store(self.waits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether its thread sleeps without a deadline and has not been woken. A thread that was woken, and has not run
+    /// since, does not count: `unpark` has changed the parker's word.
+    fn is_blocked(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) % 2 == 1 && self.parker.is_asleep()
     }
 }
 
-/// Plain threads that sleep here without a deadline: they will do nothing unless they are woken.
-static BLOCKED: AtomicUsize = AtomicUsize::new(0);
+/// The plain threads that sleep without a deadline and have not been woken: they do nothing until a goroutine, or another
+/// thread, wakes them. Two equal answers mean that each of them slept all the time in between.
+#[derive(PartialEq, Eq, Default)]
+pub(crate) struct BlockedThreads {
+    pub(crate) count: usize,
+    waits: u64,
+}
 
-/// How many plain threads wait for a goroutine (or another such thread) and for nothing else.
-pub(crate) fn blocked_threads() -> usize {
-    BLOCKED.load(Ordering::Relaxed)
+/// Counts them. Takes a lock; for the deadlock check.
+pub(crate) fn blocked_threads() -> BlockedThreads {
+    let first = *ALL.lock();
+    let mut blocked = BlockedThreads::default();
+    for bed in std::iter::successors(first, |bed| bed.next_of_all) {
+        // The sum of numbers that only grow: it is the same only if each of them is.
+        blocked.waits = blocked.waits.wrapping_add(bed.waits.load(Ordering::Relaxed));
+        blocked.count += usize::from(bed.is_blocked());
+    }
+    blocked
 }
 
 enum Sleeper {

@@ -10,6 +10,10 @@ pub(crate) type Nanos = u64;
 /// The point in time that does not come.
 pub(crate) const NEVER: Nanos = u64::MAX;
 
+/// The last point in time that comes. A time-out that is longer ends here, in some hundred years: a goroutine that waits
+/// with a time-out is not part of a deadlock, however long it is.
+pub(crate) const LATEST: Nanos = NEVER - 1;
+
 /// Now. 27 ns: kept off the fast paths.
 #[inline]
 pub(crate) fn now() -> Nanos {
@@ -17,9 +21,14 @@ pub(crate) fn now() -> Nanos {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// `now` plus a duration; too long is never.
+/// `now` plus a duration; at most [`LATEST`].
 pub(crate) fn after(d: Duration) -> Nanos {
-    u64::try_from(d.as_nanos()).map_or(NEVER, |d| now().saturating_add(d))
+    after_nanos(u64::try_from(d.as_nanos()).unwrap_or(LATEST))
+}
+
+/// `now` plus so many nanoseconds; at most [`LATEST`].
+pub(crate) fn after_nanos(nanos: u64) -> Nanos {
+    now().saturating_add(nanos).min(LATEST)
 }
 
 /// A std `Instant` on this clock; a past one is now.

@@ -59,6 +59,11 @@ impl Parker {
         self.0.swap(EMPTY, Ordering::Acquire) == NOTED
     }
 
+    /// Returns whether its thread sleeps, or is about to, and no note has come.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == ASLEEP
+    }
+
     /// Leaves a note, and wakes the sleeper if there is one.
     pub(crate) fn unpark(&self) {
         // Release: pairs with the sleeper's Acquire.

@@ -9,7 +9,7 @@ pub use timer::{Ticker, Timer, after, after_func};
 use crate::chan::{RecvTimeoutError, bounded};
 use crate::sched::reason::WaitReason;
 use crate::sched::wait;
-use crate::sys::clock::{self, Nanos};
+use crate::sys::clock::{self, LATEST, Nanos};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -38,9 +38,11 @@ pub fn sleep_until(deadline: Instant) {
     }
 }
 
+/// Parks the goroutine, or blocks the plain thread, until `when`; a sleep without an end (`poll` without descriptors, say)
+/// until [`LATEST`]: a signal may be what the program waits for.
 pub(crate) fn sleep_until_nanos(when: Nanos) {
     // Nobody else knows this wait: only its deadline ends it.
-    wait::wait(WaitReason::Sleep, when, |_| true);
+    wait::wait(WaitReason::Sleep, when.min(LATEST), |_| true);
 }
 
 /// Runs `f` in a goroutine of its own and waits for it, but not longer than `d`.
