@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+mod common;
+use common::raw::raw_sleep;
 
 use trefoil::{Builder, JoinHandle, Runtime, go, yield_now};
 
@@ -478,7 +481,7 @@ fn out_of_mappings() {
 /// becomes somebody who has no processes.
 fn no_more_threads() {
     const NOBODY_AT_ALL: u32 = 64_999;
-    limit(libc::RLIMIT_NPROC, 1);
+    limit_threads(1);
     // SAFETY: plain system calls.
     unsafe {
         if libc::getuid() == 0 {
@@ -486,6 +489,45 @@ fn no_more_threads() {
         }
     }
     assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit does not bind");
+}
+
+/// Sets the soft limit, so that it can be raised again.
+fn limit_threads(threads: u64) {
+    let limit = libc::rlimit { rlim_cur: threads, rlim_max: 1000 };
+    // SAFETY: passes a struct by reference.
+    let rc = unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit) };
+    assert_eq!(rc, 0, "setrlimit: {}", std::io::Error::last_os_error());
+}
+
+/// A thread that could not be started was not tried again: goroutines waited, with idle Ps, until a blocked call returned.
+#[test]
+fn threads_are_started_when_the_limit_is_lifted() {
+    const BLOCKED: Duration = Duration::from_secs(10);
+    const LIFTED: Duration = Duration::from_millis(300);
+    if case().is_none() {
+        child("lifted", &[]).went_well().has("goroutines wait until one of");
+        return;
+    }
+    let runtime = Runtime::builder().procs(2).build().unwrap();
+    runtime.run(|| go(yield_now).join().unwrap());
+    let start = Instant::now();
+    let lift = thread::spawn(move || {
+        thread::sleep(LIFTED);
+        limit_threads(1000);
+    });
+    no_more_threads();
+    // More than there are threads: they keep all of them.
+    let blocked: Vec<_> = (0..20).map(|_| runtime.go(|| raw_sleep(BLOCKED)).unwrap()).collect();
+    while start.elapsed() < LIFTED / 2 {
+        std::hint::spin_loop();
+    }
+    let late = runtime.go(|| trefoil::time::sleep(Duration::from_millis(50))).unwrap();
+    late.join().unwrap();
+    assert!(start.elapsed() > LIFTED, "there were threads enough all along");
+    assert!(start.elapsed() < BLOCKED - LIFTED, "took {:?}", start.elapsed());
+    lift.join().unwrap();
+    drop(blocked);
+    done();
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub(crate) const CHECK_CPUS: u32 = 2;
 const FORSAKEN_FIRST: Nanos = 5_000_000;
 const FORSAKEN_MAX: Nanos = 2_000_000_000;
 
+/// After a thread could not be started: when to try again, at first and at most. A limit may be lifted, or threads of
+/// others may end, and nothing tells us.
+const RETRY_FIRST_NANOS: Nanos = 10_000_000;
+const RETRY_MAX_NANOS: Nanos = 500_000_000;
+
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -99,13 +104,20 @@ fn help(sched: &Arc<Sched>) {
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
     let mut forsaken = Forsaken { next: NEVER, pause: FORSAKEN_FIRST };
+    let mut retry_nanos = RETRY_FIRST_NANOS;
     #[cfg(feature = "std")]
     deferred::join(sched.aide);
     while !sched.is_over() {
         #[cfg(feature = "std")]
         deferred::deliver();
         (hooks.asked)();
-        start_threads(sched);
+        let next_start = if start_threads(sched) {
+            retry_nanos = RETRY_FIRST_NANOS;
+            NEVER
+        } else {
+            retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
+            now() + retry_nanos
+        };
         let notes = sched.aide.notes.swap(0, Ordering::Acquire);
         if notes & CHECK_DEADLOCK != 0 {
             (hooks.all_asleep)(sched);
@@ -118,7 +130,8 @@ fn help(sched: &Arc<Sched>) {
             next_trace += every.unwrap_or(NEVER);
         }
         let next_stacks = scavenger.work(now);
-        sched.aide.bed.park_until(next_trace.min(next_stacks).min(forsaken.look_after(sched)));
+        let next = next_trace.min(next_stacks).min(forsaken.look_after(sched)).min(next_start);
+        sched.aide.bed.park_until(next);
     }
     #[cfg(feature = "std")]
     deferred::leave(sched.aide);
@@ -159,25 +172,25 @@ pub(super) fn start_thread(
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
 }
 
-/// One for every P that waits for a thread, and one to spare: a P must never wait for *us*, because starting a
-/// thread allocates, and the lock that takes may be in the hands of a goroutine that waits for that P.
-fn start_threads(sched: &Arc<Sched>) {
+/// Starts a thread for every P that waits for one, and one to spare: a P must never wait for *us*, because starting a
+/// thread allocates, and the lock that takes may be in the hands of a goroutine that waits for that P. Returns false if
+/// there should be more threads than could be started.
+fn start_threads(sched: &Arc<Sched>) -> bool {
     loop {
         let central = sched.central.lock();
         if sched.is_stopped() || !sched.wants_thread(&central) {
-            return;
+            return true;
         }
-        let started = start_thread(sched, central);
-        if let Err(e) = started {
+        if let Err(e) = start_thread(sched, central) {
             let mut central = sched.central.lock();
             let needed = central.has_orphans();
-            // Those that run will do the work.
+            // The Ms that run will do the work; or one that starts later, which takes an idle P if there is work.
             sched.adopt_none(&mut central);
             drop(central);
             if needed {
                 sched.say_no_threads(&e);
             }
-            return;
+            return false;
         }
     }
 }
