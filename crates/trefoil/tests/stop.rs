@@ -12,6 +12,11 @@ use trefoil::{Runtime, blocking, go, lock_os_thread};
 
 /// Drops a runtime of `procs` Ps in which `n` goroutines do `work` for ever.
 fn leave_behind(procs: usize, n: usize, work: fn()) {
+    leave_behind_after(Duration::from_millis(25), procs, n, work);
+}
+
+/// As [`leave_behind`], after they have worked for a while.
+fn leave_behind_after(worked: Duration, procs: usize, n: usize, work: fn()) {
     let rt = Runtime::builder().procs(procs).build().unwrap();
     rt.run(|| {
         for _ in 0..n {
@@ -21,7 +26,7 @@ fn leave_behind(procs: usize, n: usize, work: fn()) {
                 }
             });
         }
-        std::thread::sleep(Duration::from_millis(25));
+        std::thread::sleep(worked);
     });
 }
 
@@ -313,4 +318,88 @@ fn standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime() {
     assert!(out.status.success(), "{}", out.status);
     let lines = String::from_utf8_lossy(&out.stdout);
     assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
+}
+
+/// Beside busy processes: goroutines that compute, some of them back from a call that blocked, were not stopped in the
+/// short time in which that was tried, and computed for ever.
+#[test]
+fn loops_end_on_a_busy_machine_too() {
+    if !in_child() {
+        Child::of("loops_end_on_a_busy_machine_too").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    let before = tasks().len();
+    let hogs = common::BusyProcesses::start(6);
+    for _ in 0..50 {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        for i in 0..4 {
+            let compute = move || {
+                if i % 2 == 0 {
+                    common::raw::raw_sleep(Duration::from_millis(3));
+                }
+                loop {
+                    black_box(i);
+                }
+            };
+            drop(rt.go(compute).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        drop(rt);
+    }
+    hold_until("their threads have left", || tasks().len() == before);
+    drop(hogs);
+}
+
+/// A goroutine was left in the panic hook, which runs under a lock of std's: the next `set_hook`, and then every panic,
+/// waited for ever.
+#[test]
+fn the_panic_hook_is_not_lost() {
+    if !in_child() {
+        for backtrace in ["1", "0"] {
+            Child::of("the_panic_hook_is_not_lost").env("RUST_BACKTRACE", backtrace).succeed();
+        }
+        return;
+    }
+    let _watchdog = watchdog();
+    for round in 0..12 {
+        leave_behind(1 + round % 3, 4, || {
+            let _ = std::panic::catch_unwind(|| panic!("on a goroutine"));
+        });
+        drop(std::panic::take_hook());
+        std::panic::set_hook(Box::new(|_| {
+            std::io::stderr().write_all(b"after the end\n").unwrap();
+        }));
+        let _ = std::panic::catch_unwind(|| panic!("afterwards"));
+        drop(std::panic::take_hook());
+    }
+}
+
+/// A goroutine that had been woken for a lock when its runtime was dropped took the wake-up with it: all others that
+/// waited for the lock waited for ever.
+#[test]
+fn a_lock_that_two_runtimes_share_is_not_lost() {
+    static SHARED: std::sync::Mutex<u64> = std::sync::Mutex::new(0);
+    static OVER: AtomicBool = AtomicBool::new(false);
+    fn hold_for_a_moment() {
+        let mut shared = SHARED.lock().unwrap();
+        *shared += 1;
+        common::spin(Duration::from_micros(1));
+    }
+    let _watchdog = watchdog();
+    let thread = std::thread::spawn(|| {
+        while !OVER.load(Ordering::Relaxed) {
+            hold_for_a_moment();
+        }
+    });
+    for round in 0..60 {
+        // They are left at a runtime call, where they do not have the lock, or wait for it.
+        leave_behind_after(Duration::from_millis(3), 1 + round % 3, 8, || {
+            hold_for_a_moment();
+            trefoil::yield_now();
+        });
+        hold_for_a_moment();
+    }
+    OVER.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
 }

@@ -22,6 +22,7 @@ use crate::sched::deferred::{key_of, wake_later};
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
+use crate::sched::{WaitingHolder, is_to_be_left, may_hold_lock};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::raw;
 use std::arch::naked_asm;
@@ -216,7 +217,8 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     let (last, times) = LAST.get();
     let times = if last == key { times + 1 } else { 0 };
     LAST.set((key, times % PATIENCE));
-    let node = Node::new(usize::from(times == PATIENCE));
+    let node = Node::of_process(usize::from(times == PATIENCE));
+    let _holder = may_hold_lock().then(WaitingHolder::new);
     // Before the look at the word: pairs with the barrier in `door`.
     SLEEPERS.fetch_add(1, Ordering::SeqCst);
     let slept = node.sleep(
@@ -279,7 +281,7 @@ fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> isize)
             kernel(wanted)
         }
     };
-    if starved && may_park() {
+    if (starved || is_to_be_left()) && may_park() {
         crate::yield_now();
     }
     woken

@@ -13,7 +13,9 @@ use super::fds::{self, PLAIN, SOCKET, Slot};
 use super::{Next, may_park};
 use crate::runtime;
 use crate::sched::pollable::{Side, Waited};
+use crate::sched::{WaitingHolder, may_hold_lock};
 use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::outputs;
 use crate::sys::raw::syscall;
 use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -121,6 +123,7 @@ pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32
     if closes.is_some_and(|closes| closes != slot.closes()) {
         return Then::TryAgain;
     }
+    let _holder = may_hold_lock().then(WaitingHolder::new);
     match pollable.wait_armed(sched, fd, side, until, seen) {
         Ok(Waited::Ready) => Then::TryAgain,
         Ok(Waited::TimedOut) => Then::Return(EAGAIN),
@@ -335,6 +338,7 @@ door! {
     /// libc's function.
     WRITE = write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t,
     {
+        outputs::note_writer(fd);
         if is_plain(fd) {
             syscall(libc::SYS_write, [fd as usize, buf as usize, len])
         } else {

@@ -118,11 +118,11 @@ fn on_goroutine() -> bool {
     crate::sched::current_g().is_some() && !FORKED.load(Ordering::Relaxed)
 }
 
-/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack; nor if its
-/// runtime has left it behind in a call that blocked.
+/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack; nor in a
+/// runtime that ends, with a lock.
 #[cfg(feature = "std")]
 fn may_park() -> bool {
-    on_goroutine() && !crate::sched::is_forsaken() && on_own_stack()
+    on_goroutine() && !crate::sched::must_wait_in_kernel() && on_own_stack()
 }
 
 /// On a goroutine: whether this code runs on its stack. Returns false in a signal handler, which runs on the thread's

@@ -1,8 +1,8 @@
 //! Sleeping and yielding: `std::thread::sleep` and `yield_now` are the goroutine's.
 
 use super::{Next, may_park};
-use crate::sched::{Rt, switch};
-use crate::sys::clock::{self, Nanos, now};
+use crate::sched::{Rt, WaitingHolder, may_hold_lock, switch};
+use crate::sys::clock::{self, Nanos};
 use crate::sys::raw;
 use crate::time::sleep_until_nanos;
 use std::ffi::{c_int, c_uint, c_void};
@@ -27,6 +27,12 @@ pub(super) fn nanos(t: &libc::timespec) -> Option<Nanos> {
     Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64))
 }
 
+/// On a goroutine that may park.
+fn sleep_until(when: Nanos) {
+    let _holder = may_hold_lock().then(WaitingHolder::new);
+    sleep_until_nanos(when);
+}
+
 /// libc's function. On a goroutine no signal cuts it short.
 ///
 /// # Safety
@@ -41,7 +47,7 @@ pub(crate) unsafe extern "C" fn nanosleep(
         if may_park()
             && let Some(wanted) = request.as_ref().and_then(nanos)
         {
-            sleep_until_nanos(now().saturating_add(wanted));
+            sleep_until(clock::after_nanos(wanted));
             return 0;
         }
         transmute::<*mut c_void, Nanosleep>(NANOSLEEP.get())(request, left)
@@ -74,7 +80,7 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
             } else {
                 wanted
             };
-            sleep_until_nanos(now().saturating_add(wanted));
+            sleep_until(clock::after_nanos(wanted));
             return 0;
         }
         transmute::<*mut c_void, ClockNanosleep>(CLOCK_NANOSLEEP.get())(clock, flags, request, left)
@@ -88,7 +94,7 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
     if may_park() {
-        sleep_until_nanos(clock::after(Duration::from_micros(micros.into())));
+        sleep_until(clock::after(Duration::from_micros(micros.into())));
         return 0;
     }
     // SAFETY: libc's function of that name and type.
@@ -102,7 +108,7 @@ pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
     if may_park() {
-        sleep_until_nanos(clock::after(Duration::from_secs(seconds.into())));
+        sleep_until(clock::after(Duration::from_secs(seconds.into())));
         return 0;
     }
     // SAFETY: libc's function of that name and type.

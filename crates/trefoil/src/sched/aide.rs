@@ -24,10 +24,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 pub(crate) const CHECK_DEADLOCK: u32 = 1;
 pub(crate) const CHECK_CPUS: u32 = 2;
 
-/// Between two looks at goroutines that were left behind: at first, and when that is given up.
-const FORSAKEN_FIRST: Nanos = 5_000_000;
-const FORSAKEN_MAX: Nanos = 2_000_000_000;
-
 /// After a thread could not be started: when to try again, at first and at most. A limit may be lifted, or threads of
 /// others may end, and nothing tells us.
 const RETRY_FIRST_NANOS: Nanos = 10_000_000;
@@ -103,7 +99,6 @@ fn help(sched: &Arc<Sched>) {
     let mut next_trace: Nanos = every.map_or(NEVER, |every| now() + every);
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
-    let mut forsaken = Forsaken { next: NEVER, pause: FORSAKEN_FIRST };
     let mut retry_nanos = RETRY_FIRST_NANOS;
     #[cfg(feature = "std")]
     deferred::join(sched.aide);
@@ -130,35 +125,12 @@ fn help(sched: &Arc<Sched>) {
             next_trace += every.unwrap_or(NEVER);
         }
         let next_stacks = scavenger.work(now);
-        let next = next_trace.min(next_stacks).min(forsaken.look_after(sched)).min(next_start);
+        let next = next_trace.min(next_stacks).min(next_start);
         sched.aide.bed.park_until(next);
     }
     #[cfg(feature = "std")]
     deferred::leave(sched.aide);
     scavenger.finish();
-}
-
-/// When goroutines are looked at that a runtime has left behind when it ended (`stop.rs`).
-struct Forsaken {
-    next: Nanos,
-    pause: Nanos,
-}
-
-impl Forsaken {
-    /// Stops those that compute. Returns when to look again.
-    fn look_after(&mut self, sched: &Sched) -> Nanos {
-        if !sched.is_stopped() || !sched.config.async_preempt || self.pause > FORSAKEN_MAX {
-            return NEVER;
-        }
-        if self.next <= now() {
-            sched.stop_forsaken();
-        }
-        if self.next == NEVER || self.next <= now() {
-            self.next = now() + self.pause;
-            self.pause *= 2;
-        }
-        self.next
-    }
 }
 
 /// Starts a thread for `sched`, whose lock the caller gives back with this.

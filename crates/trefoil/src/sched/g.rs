@@ -55,8 +55,10 @@ pub(crate) struct G {
     pub(crate) inside: Cell<bool>,
     /// It was stopped by a signal, at any instruction, and may hold locks of the whole process (`stop.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
-    /// It waits for a lock of C code while it holds another (`stop.rs`).
+    /// It waits, for a lock or a P, and may hold a lock of the whole process (`stop.rs`).
     pub(crate) waits_as_holder: AtomicBool,
+    /// It was woken by the owner of a lock, and has not run since (`stop.rs`).
+    pub(crate) promised: AtomicBool,
     /// It became runnable because it was woken, not because it was started, has yielded or used up its slice.
     pub(crate) woken: Cell<bool>,
     /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
@@ -110,6 +112,7 @@ impl G {
             inside: Cell::new(false),
             stopped_by_signal: Cell::new(false),
             waits_as_holder: AtomicBool::new(false),
+            promised: AtomicBool::new(false),
             woken: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),

@@ -60,8 +60,6 @@ pub(crate) struct Stray {
     prev: Cell<Option<&'static M>>,
     listed: Cell<bool>,
     cpu: Cell<u64>,
-    /// When its runtime ends: the parting (`stop.rs`) in which it was called out of a wait.
-    called: Cell<Nanos>,
 }
 
 impl Stray {
@@ -71,7 +69,6 @@ impl Stray {
             prev: Cell::new(None),
             listed: Cell::new(false),
             cpu: Cell::new(0),
-            called: Cell::new(0),
         }
     }
 }
@@ -272,25 +269,20 @@ impl Sched {
         Wake::NOBODY
     }
 
-    /// Whether a stray is on a CPU, or waits for something that is usually had soon and was not called in `parting`.
-    pub(crate) fn has_busy_strays(&self, parting: Nanos) -> bool {
+    /// Returns whether an M without a P is on a CPU.
+    pub(crate) fn has_busy_strays(&self) -> bool {
         if self.astray.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let central = self.central.lock();
-        central.strays.any(|m| match Probe::new().look(m.tid.load(Ordering::Relaxed)) {
-            Look::Running => true,
-            Look::Briefly(_) => m.stray.called.get() != parting,
-            _ => false,
-        })
+        let runs = |m: &M| Probe::new().look(m.tid.load(Ordering::Relaxed)) == Look::Running;
+        central.strays.any(runs)
     }
 
     /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
-    /// In a runtime that ends they are stopped for ever, so at once, or not any more (`stop.rs`).
+    /// In a runtime that ends they are stopped for ever (`stop.rs`).
     pub(crate) fn look_after_strays(&self, mut signal: impl FnMut(&M)) -> bool {
-        let ends = self.stopping.load(Ordering::Relaxed);
-        let parting = if ends { self.parting() } else { None };
-        if self.astray.load(Ordering::Relaxed) == 0 || (ends && parting.is_none()) {
+        if self.astray.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let mut called = false;
@@ -305,19 +297,6 @@ impl Sched {
             central.strays.remove(m);
             central.strays.push(m);
             let tid = m.tid.load(Ordering::Relaxed);
-            if let Some(parting) = parting {
-                // Who waits for a lock is called too, once: it may be one of those that are held meanwhile.
-                let calls = match Probe::new().look(tid) {
-                    Look::Running => true,
-                    Look::Briefly(_) => m.stray.called.replace(parting) != parting,
-                    _ => false,
-                };
-                if calls {
-                    signal(m);
-                    called = true;
-                }
-                continue;
-            }
             let cpu = probe::cpu_time(tid);
             let used = cpu.saturating_sub(m.stray.cpu.get());
             if used <= STRAY_CPU_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {

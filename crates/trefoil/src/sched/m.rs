@@ -69,7 +69,8 @@ pub(crate) struct M {
     pub(crate) put_off: AtomicU32,
     /// The tick of those.
     pub(crate) put_off_tick: Cell<u32>,
-    /// In a runtime that ends: until when the running goroutine is not stopped by a signal (`stop.rs`).
+    /// In a runtime that ends: the thread's CPU time from which on the running goroutine may be stopped by a signal, 0 at
+    /// first (`stop.rs`).
     pub(crate) grace_until: Cell<Nanos>,
     /// It runs the program's allocator on its own context, for a goroutine.
     pub(crate) in_allocator: AtomicBool,

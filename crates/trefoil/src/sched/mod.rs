@@ -71,7 +71,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 #[cfg(feature = "std")]
-pub(crate) use stop::{is_astray, is_forsaken};
+pub(crate) use stop::{
+    WaitingHolder, has_runtime_ended, is_astray, is_to_be_left, may_hold_lock,
+    may_hold_lock_of_std, must_wait_in_kernel,
+};
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -160,8 +163,10 @@ pub(crate) struct Sched {
     pub(crate) inside: AtomicU32,
     /// Goroutines that were stopped by a signal and have not gone on since. Raised under the lock.
     pub(crate) stopped_by_signal: AtomicU32,
-    /// Goroutines that wait for a lock of C code while they hold another. Raised under the lock.
+    /// Goroutines that wait and may hold a lock of the whole process. Raised under the lock.
     pub(crate) waiting_holders: AtomicU32,
+    /// Goroutines that were woken by the owner of a lock, and have not run since.
+    pub(crate) promised: AtomicU32,
     /// Threads that run a goroutine without a P.
     pub(crate) astray: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
@@ -208,6 +213,7 @@ impl Sched {
             spares: AtomicU32::new(0),
             inside: AtomicU32::new(0),
             stopped_by_signal: AtomicU32::new(0),
+            promised: AtomicU32::new(0),
             waiting_holders: AtomicU32::new(0),
             astray: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),

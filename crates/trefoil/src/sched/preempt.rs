@@ -45,7 +45,7 @@ use super::g::G;
 use super::handoff;
 use super::m::{HELD, LOST, M, Rt};
 use super::p::P;
-use super::switch;
+use super::{stop, switch};
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
 use crate::sys::raw::syscall;
@@ -56,8 +56,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 /// How often a preemption is put off because the goroutine is inside libc: for some milliseconds, at sysmon's pace.
 /// Who mostly allocates is outside of it once in ten looks; who fills large buffers never is.
 const PUT_OFF_MAX: u32 = 48;
-/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends: for as long as
-/// nobody can have std's output (`stop.rs`).
+/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends.
 const PUT_OFF_LONG: u32 = 4 * PUT_OFF_MAX;
 const PUT_OFF_LAST: u32 = 1_000;
 /// Threads in reserve for those that were stopped inside a library, at most.
@@ -198,15 +197,12 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     }
     let ends = m.sched().stopping.load(Ordering::Relaxed);
     let lost = m.hold.load(Ordering::Relaxed) == LOST;
-    // It may have std's output by now (`stop.rs`).
-    if lost && ends && m.sched().parting().is_none() {
-        return false;
-    }
     let asked = lost || m.p.get().is_some_and(P::is_asked_to_preempt);
     if !asked {
         return false;
     }
-    if ends && !m.sched().grace_is_over(m) {
+    // It would never go on.
+    if ends && (!Sched::grace_is_over(m) || stop::may_hold_lock_of_std()) {
         return false;
     }
     let in_library = LIBRARIES.iter().any(|[start, end]| {

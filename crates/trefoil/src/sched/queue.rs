@@ -47,6 +47,10 @@ pub(crate) struct Node {
     /// A taker has it. It may be in the taker's [`Batch`], and count as linked there. Under the lock of its list.
     #[cfg(feature = "std")]
     taken: Cell<bool>,
+    /// What it waits for belongs to the whole process: if it is a goroutine and is taken, it runs, even if its runtime
+    /// ends before.
+    #[cfg(feature = "std")]
+    of_process: bool,
     /// What the taker wants to say.
     word: Cell<u32>,
     /// What the sleeper wants: permits, for a semaphore; its mutex, for a condition variable.
@@ -81,6 +85,8 @@ impl Node {
             linked: Cell::new(false),
             #[cfg(feature = "std")]
             taken: Cell::new(false),
+            #[cfg(feature = "std")]
+            of_process: false,
             word: Cell::new(0),
             weight,
             since: Cell::new(0),
@@ -88,6 +94,13 @@ impl Node {
             key: Cell::new(0),
             chain: Cell::new(null()),
         }
+    }
+
+    /// For a wait that threads and all runtimes share: a wake-up that a goroutine takes with it into the end of its
+    /// runtime would be lost to the others.
+    #[cfg(feature = "std")]
+    pub(crate) fn of_process(weight: usize) -> Node {
+        Node { of_process: true, ..Node::new(weight) }
     }
 
     /// Sleeps in a list until a taker comes, or until `deadline`.
@@ -106,11 +119,13 @@ impl Node {
         self.goroutine.set(here.is_some());
         if deadline == NEVER {
             let mut sleeps = false;
-            wait::leave(wait::block_in(here, reason, |sleeper| {
+            let here = wait::block_in(here, reason, |sleeper| {
                 self.waiter.set(Waiter::sole(sleeper));
                 sleeps = enqueue(here);
                 sleeps
-            }));
+            });
+            self.keep_promise(here);
+            wait::leave(here);
             return if sleeps { Slept::Woken(self.word.get()) } else { Slept::No };
         }
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
@@ -125,8 +140,21 @@ impl Node {
             }
             Some(_) => Slept::Woken(self.word.get()),
         };
+        self.keep_promise(here);
         wait::leave(here);
         slept
+    }
+
+    /// The sleeper runs.
+    fn keep_promise(&self, here: Option<Rt>) {
+        #[cfg(feature = "std")]
+        if self.of_process
+            && let Some(rt) = here
+        {
+            rt.sched().keep_promise(rt.g());
+        }
+        #[cfg(not(feature = "std"))]
+        let _ = here;
     }
 
     /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread sleeps in the kernel, on
@@ -161,9 +189,11 @@ impl Node {
         !self.is_abandoned() && self.waiter.get().is_open()
     }
 
-    /// Under the list's lock. False: its deadline has passed.
+    /// Under the list's lock. Returns false if its deadline has passed, or its runtime has just ended.
     fn claim(&self) -> bool {
         let claimed = self.waiter.get().claim(TAKEN);
+        #[cfg(feature = "std")]
+        let claimed = claimed && (!self.of_process || self.waiter.get().promise_run());
         #[cfg(feature = "std")]
         self.taken.set(claimed);
         claimed

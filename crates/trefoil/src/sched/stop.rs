@@ -1,91 +1,97 @@
 //! The end of a runtime: what becomes of the goroutines that are left.
 //!
-//! They are never resumed, and what they own is leaked. But the process goes on, and two kinds of locks belong to all
-//! of it: those inside libc (malloc's above all), which a goroutine may hold that was stopped by a signal
-//! (`preempt.rs`, 6); and those of std's standard output and error. With one of them lost, the next `free` or
-//! `println!` anywhere waits for ever. So a runtime ends in three steps:
+//! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked. But the process goes on,
+//! and some locks belong to all of it: libc's (malloc's above all), those of std's standard output and error, the panic
+//! hook's. With one of them lost, the next `free`, `println!` or `panic!` anywhere waits for ever. Therefore a goroutine
+//! that may hold such a lock is not left: it goes on until it holds none.
+//!
+//! | a goroutine that | is left | unless |
+//! |---|---|---|
+//! | waits | where it is | it holds a C lock or panics: then it goes on when it is woken; or it was woken by the owner of a lock: then it goes on to its next runtime call |
+//! | runs, or is queued after a signal has stopped it | at its next runtime call, or by a signal after [`GRACE`] | it holds a C lock or an output, or panics |
+//! | is blocked in the kernel, without a P | when its call has returned: as above | |
+//!
+//! What it may hold is known in three ways: C locks are counted (`sys/lock.rs`), std says whether a goroutine panics, and
+//! the owner of an output is found in std's lock (`sys/outputs.rs`). A goroutine that a signal stops may be anywhere, so
+//! it gets [`GRACE`] first: at a runtime call it hardly ever holds a lock that nobody knows of. A goroutine that goes on
+//! in a runtime that ends does not park while it may hold a lock: its thread waits in the kernel.
+//!
+//! A runtime ends in three steps:
 //!
 //! | step | what happens |
 //! |---|---|
-//! | parting | two threads take std's locks; goroutines run as ever, and those who have the locks give them back |
-//! | stopping | goroutines that run leave at their next runtime call; of those that are queued only the ones are resumed that a signal has stopped, until their next runtime call or for [`GRACE`] |
-//! | stopped | threads leave; std's locks are free again |
+//! | parting | two threads take std's outputs; goroutines run as ever, and those that hold an output give it back, also those that wait with it |
+//! | stopping | goroutines are left, by the first table |
+//! | stopped | threads leave |
 //!
-//! A goroutine that a signal stops may be anywhere: in an allocator that knows nothing of us, in the panic hook, in any
-//! section that holds a lock of the whole process. At a runtime call it is hardly ever in one. So in a runtime that ends
-//! a goroutine is stopped by a signal only after it had [`GRACE`] to reach a runtime call.
-//!
-//! A goroutine that holds a lock of C code (an allocator's, say) is not stopped at a runtime call, also while the runtime
-//! lives. One that waits for a second such lock, or for a P, is counted, and goes on when the runtime ends, until it holds
-//! none.
-//!
-//! Each step has a limit: somebody may keep standard output for ever, and a loop around `memset` is always inside
+//! Each step has a limit: a goroutine may keep standard output for ever, and a loop around `memset` is always inside
 //! libc, without a lock. If no goroutine is left there are no such steps.
 //!
-//! A stray (`handoff.rs`) that computes is stopped while std's locks are held, like those who run. One that is blocked in
-//! the kernel is *forsaken*: when its call returns it goes on as a plain thread, whose waits are the kernel's, until it
-//! calls the runtime. It may print meanwhile, so it is stopped only while std's locks are held: the aide takes them again,
-//! now and then, as long as there are forsaken ones that compute.
-//!
-//! Not cared for: a goroutine that is stopped in its own code which libc has called, under the loader's lock say
-//! (`dl_iterate_phdr`).
+//! Not cared for: a lock of the program's own, or of std's that is none of the above, in the hands of a goroutine that
+//! computes for longer than [`GRACE`] without a runtime call; a goroutine that is stopped in its own code which libc has
+//! called, under the loader's lock say (`dl_iterate_phdr`).
 //!
 //! Invariants:
-//! 1. Once the runtime is stopping, nobody stops inside a library and is counted (`preempt.rs`): both are decided under
-//!    the scheduler's lock.
-//! 2. So `is_stopped` never becomes false again. It is asked under that lock by those who rely on it: threads that
-//!    leave, and those who would hand them something.
+//! 1. Once the runtime is stopping, no goroutine is stopped inside a library and counted (`preempt.rs`): both are decided
+//!    under the scheduler's lock.
+//! 2. So `is_stopped` never becomes false again. It is asked under that lock by threads that leave, and by those that would hand them
+//!    something.
 //!
-//! Rejected: one thread for both of std's locks (whoever holds one and wants the other would wait for ever); the
-//! aide (somebody may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own
+//! Rejected: one thread for both outputs (a goroutine that holds one and wants the other would wait for ever); the
+//! helper thread (a P may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own
 //! goroutines); unwinding the goroutines that are left (a destructor may wait for another of them; threads are not
-//! unwound at exit either).
+//! unwound at exit either); stopping goroutines without a P only while the outputs are held (on a busy machine they are
+//! signalled in that time, and run after it: they computed for ever).
 
 use super::g::G;
 use super::m::M;
+#[cfg(feature = "std")]
+use super::m::Rt;
 use super::p::{P, PStatus, flag};
 use super::switch::pop_local;
 use super::{Sched, current_g};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
-use crate::sys::{lock, thread};
+use crate::sys::probe::cpu_time;
+use crate::sys::{lock, outputs, thread};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// How long whoever drops a runtime waits for others that do, for std's locks to be free, and for those who run to
-/// stop: each time.
+/// How long the end of a runtime waits for another end, and for goroutines that run to stop: each time.
 const PARTING: Nanos = 100_000_000;
+/// How long it waits for std's outputs.
+const OUTPUT_WAIT: Nanos = 1_000_000_000;
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// How long goroutines that were stopped inside a library may take to come out.
-const DRAINING: Nanos = 1_000_000_000;
-/// In a runtime that ends: how long a goroutine may take to reach a runtime call before it is stopped by a signal.
+/// How long the threads stay for goroutines that are to go on: enough for a short section on a busy machine.
+const DRAINING: Nanos = 10_000_000_000;
+/// In a runtime that ends: CPU time that a goroutine may use to reach a runtime call before it is stopped by a signal.
 const GRACE: Nanos = 2_000_000;
-/// How long goroutines that a signal has stopped may take, all together, to reach a runtime call or to use up their grace.
-const GRACE_FOR_ALL: Nanos = 50_000_000;
 /// Stack of a thread that holds one of std's locks.
 const HOLDER_STACK_BYTES: usize = 128 << 10;
 
 /// A runtime's end.
 pub(crate) struct Ending {
-    /// Until when strays that compute are stopped: while std's locks are held.
-    parting: AtomicU64,
     /// When the threads leave all the same.
     until: AtomicU64,
-    /// When goroutines that run, and those that a signal has stopped, have used up their grace.
-    grace_until: AtomicU64,
-    grace_for_all_until: AtomicU64,
 }
 
 impl Ending {
     pub(crate) fn new() -> Ending {
-        Ending {
-            parting: AtomicU64::new(0),
-            until: AtomicU64::new(0),
-            grace_until: AtomicU64::new(0),
-            grace_for_all_until: AtomicU64::new(0),
-        }
+        Ending { until: AtomicU64::new(0) }
     }
+}
+
+/// Returns whether the running goroutine may hold a lock of std's that the whole process needs: it panics, or holds an
+/// output. Safe in a signal handler.
+pub(crate) fn may_hold_lock_of_std() -> bool {
+    // The hook runs under a lock, and prints a backtrace under another.
+    std::thread::panicking() || outputs::may_be_held_here()
+}
+
+/// Returns whether the running goroutine may hold a lock of C code, or one of those.
+pub(crate) fn may_hold_lock() -> bool {
+    lock::c_locks_held() != 0 || may_hold_lock_of_std()
 }
 
 /// One at a time: of two that want both outputs, each would get one.
@@ -158,6 +164,7 @@ impl Outputs {
 
     fn hold_one(&self, which: usize, with: fn(usize, &mut dyn FnMut())) {
         with(which, &mut || {
+            outputs::learn(which);
             WAITING[which].store(false, Ordering::Relaxed);
             self.held.fetch_add(1, Ordering::Release);
             self.bed.unpark();
@@ -181,13 +188,27 @@ impl Outputs {
     }
 }
 
-/// Whether the running goroutine was left behind in a call that blocked. See the head of the file.
+/// Returns whether the running goroutine's runtime ends.
 #[cfg(feature = "std")]
 #[inline]
-pub(crate) fn is_forsaken() -> bool {
+fn is_ending() -> bool {
     // SAFETY: a goroutine that runs keeps its runtime.
     let ends = |g: &'static G| unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) };
-    current_g().is_some_and(ends) && is_astray()
+    current_g().is_some_and(ends)
+}
+
+/// Returns whether the running goroutine would be left with a lock if it parked. Its waits are the kernel's.
+#[cfg(feature = "std")]
+#[inline]
+pub(crate) fn must_wait_in_kernel() -> bool {
+    is_ending() && may_hold_lock()
+}
+
+/// Returns whether the running goroutine, without a P, is to be left here: its wake-ups are made from outside the
+/// runtime, so they do not stop it, and it may never wait.
+#[cfg(feature = "std")]
+pub(crate) fn is_to_be_left() -> bool {
+    is_ending() && is_astray() && !may_hold_lock()
 }
 
 /// Whether this code runs on a goroutine that has lost its P.
@@ -199,12 +220,47 @@ pub(crate) fn is_astray() -> bool {
     m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
 }
 
+/// A goroutine that may hold a lock waits for another one: while this lives it is counted, and goes on if its runtime
+/// ends. Made where it may park.
+#[cfg(feature = "std")]
+pub(crate) struct WaitingHolder(());
+
+#[cfg(feature = "std")]
+impl WaitingHolder {
+    pub(crate) fn new() -> WaitingHolder {
+        if let Some(rt) = Rt::enter() {
+            rt.sched().count_waiting_holder(rt.g());
+            rt.leave_now();
+        }
+        WaitingHolder(())
+    }
+}
+
+#[cfg(feature = "std")]
+impl Drop for WaitingHolder {
+    fn drop(&mut self) {
+        if let Some(g) = current_g() {
+            // SAFETY: a goroutine that runs keeps its runtime.
+            unsafe { &*g.sched.get() }.uncount_waiting_holder(g);
+        }
+    }
+}
+
+/// Returns whether no goroutine of the running one's runtime is resumed any more.
+#[cfg(feature = "std")]
+#[cold]
+pub(crate) fn has_runtime_ended() -> bool {
+    // SAFETY: a goroutine that runs keeps its runtime.
+    current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_stopped())
+}
+
 impl G {
     /// In a runtime that ends, taken from a queue: whether it is resumed once more.
     fn goes_on_at_the_end(&self) -> bool {
         self.inside.get()
             || self.stopped_by_signal.get()
             || self.waits_as_holder.load(Ordering::Relaxed)
+            || self.promised.load(Ordering::Relaxed)
     }
 }
 
@@ -234,40 +290,20 @@ impl Sched {
         }
     }
 
-    /// The aide of a runtime that has ended: stops forsaken ones that compute; another time if somebody else is at it.
-    pub(super) fn stop_forsaken(&self) {
-        if self.has_busy_strays(now())
-            && let Some(_one) = Outputs::turn(0)
-        {
-            self.stop_quietly();
-        }
-    }
-
-    /// Stops the runtime, or the strays of one that has ended, while nobody has std's locks.
+    /// Stops the runtime while nobody holds an output, and waits a moment for the goroutines that run to stop.
     fn stop_quietly(&self) {
-        let outputs = Outputs::hold(self.config.hooks.with_output, now() + PARTING);
+        let outputs = Outputs::hold(self.config.hooks.with_output, now() + OUTPUT_WAIT);
         let limit = now() + PARTING;
-        // Without preemption nobody comes back from a call that he does not make.
-        let both = outputs.are_held() && self.config.async_preempt;
-        if both {
-            self.ending.parting.store(limit, Ordering::Relaxed);
-        }
         self.stop();
         self.sysmon.wake();
         let runs = |p: &P| p.status() == PStatus::Running;
-        while now() < limit && (self.all_ps().any(runs) || (both && self.has_busy_strays(limit))) {
+        // Without preemption nothing stops a goroutine that makes no call.
+        let stops_all = self.config.async_preempt;
+        while now() < limit && (self.all_ps().any(runs) || (stops_all && self.has_busy_strays())) {
             self.sysmon.wake();
             std::thread::sleep(LOOK_AGAIN);
         }
-        self.ending.parting.store(0, Ordering::Relaxed);
         outputs.give_back();
-    }
-
-    /// Until when strays that compute are to be stopped, because nobody can have one of std's locks; if it is so now.
-    pub(super) fn parting(&self) -> Option<Nanos> {
-        // Relaxed: who takes one of the locks afterwards sees that it is over, because it was before they were given back.
-        let until = self.ending.parting.load(Ordering::Relaxed);
-        (now() < until).then_some(until)
     }
 
     /// Goroutines stop at their next scheduling step, and threads leave as soon as they may.
@@ -276,12 +312,9 @@ impl Sched {
         if self.stopping.load(Ordering::Relaxed) {
             return;
         }
-        let ending = &self.ending;
-        ending.until.store(now() + DRAINING, Ordering::Relaxed);
-        ending.grace_until.store(now() + GRACE, Ordering::Relaxed);
-        ending.grace_for_all_until.store(now() + GRACE_FOR_ALL, Ordering::Relaxed);
-        // Release: who sees it sees the time.
-        self.stopping.store(true, Ordering::Release);
+        self.ending.until.store(now() + DRAINING, Ordering::Relaxed);
+        // Release: a thread that sees it sees the time. SeqCst: see `promise_run`.
+        self.stopping.store(true, Ordering::SeqCst);
         for p in self.all_ps() {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
@@ -298,17 +331,45 @@ impl Sched {
 
     /// It is stopping, and nobody is resumed any more.
     pub(crate) fn is_stopped(&self) -> bool {
-        let over = |left: &AtomicU32, until: &AtomicU64| {
-            left.load(Ordering::Relaxed) == 0 || now() >= until.load(Ordering::Relaxed)
-        };
+        let to_go_on =
+            [&self.inside, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
         self.stopping.load(Ordering::Acquire)
-            && over(&self.inside, &self.ending.until)
-            && over(&self.waiting_holders, &self.ending.until)
-            && over(&self.stopped_by_signal, &self.ending.grace_for_all_until)
+            && (to_go_on.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+                || now() >= self.ending.until.load(Ordering::Relaxed))
     }
 
-    /// The running goroutine is about to wait, for another lock of C code than it holds, or for a P: counts it, unless it
-    /// is counted already or the runtime has ended. Returns whether it did.
+    /// `g` waits for something of the whole process, and is about to be woken: it runs once more, even if its runtime ends
+    /// before. Returns false if the runtime has ended already: it never runs again.
+    #[cfg(feature = "std")]
+    pub(crate) fn promise_run(&self, g: &G) -> bool {
+        // SeqCst, with `stop`: a thread that leaves sees the promise, or we see that the runtime ends.
+        g.promised.store(true, Ordering::Relaxed);
+        self.promised.fetch_add(1, Ordering::SeqCst);
+        if !self.stopping.load(Ordering::SeqCst) {
+            return true;
+        }
+        let _deciding = self.central.lock();
+        self.promised.fetch_sub(1, Ordering::Relaxed);
+        let may = !self.is_stopped();
+        if may {
+            self.promised.fetch_add(1, Ordering::Relaxed);
+        } else {
+            g.promised.store(false, Ordering::Relaxed);
+        }
+        may
+    }
+
+    /// The running goroutine has waited, and may have been promised that it runs.
+    #[cfg(feature = "std")]
+    pub(crate) fn keep_promise(&self, g: &G) {
+        if g.promised.load(Ordering::Relaxed) {
+            g.promised.store(false, Ordering::Relaxed);
+            self.promised.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The running goroutine may hold a lock, and is about to wait for another one or for a P: counts it, unless it is
+    /// counted already or the runtime has ended. Returns whether it did.
     pub(crate) fn count_waiting_holder(&self, g: &G) -> bool {
         let _deciding = self.central.lock();
         let counts = !self.is_stopped() && !g.waits_as_holder.swap(true, Ordering::Relaxed);
@@ -331,17 +392,25 @@ impl Sched {
             && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_stopped())
     }
 
-    /// Whether the running goroutine holds a lock of C code, and is not stopped at a runtime call for that reason. In a
-    /// runtime that ends there is a limit.
+    /// Whether the running goroutine may hold a lock, and is not stopped at a runtime call for that reason. In a runtime
+    /// that ends there is a limit for C locks: C code may hold one for as long as it runs.
     pub(super) fn must_go_on(&self) -> bool {
-        lock::c_locks_held() != 0
-            && (!self.stopping.load(Ordering::Relaxed)
-                || now() < self.ending.until.load(Ordering::Relaxed))
+        if !self.stopping.load(Ordering::Relaxed) {
+            // An output is waited for when the runtime ends.
+            return lock::c_locks_held() != 0 || std::thread::panicking();
+        }
+        (lock::c_locks_held() != 0 && now() < self.ending.until.load(Ordering::Relaxed))
+            || may_hold_lock_of_std()
     }
 
-    /// In a runtime that ends, in a signal handler: whether the goroutine that runs on `m` may be stopped by a signal.
-    pub(super) fn grace_is_over(&self, m: &M) -> bool {
-        now() >= m.grace_until.get().max(self.ending.grace_until.load(Ordering::Relaxed))
+    /// In a runtime that ends, in a signal handler: returns whether the goroutine that runs on `m` has used up its grace.
+    /// The first call begins it, unless `take_last` has.
+    pub(super) fn grace_is_over(m: &M) -> bool {
+        let used = cpu_time(m.tid.load(Ordering::Relaxed));
+        if m.grace_until.get() == 0 {
+            m.grace_until.set(used + GRACE);
+        }
+        used >= m.grace_until.get()
     }
 
     /// It was dropped, and all its threads have ended.
@@ -359,7 +428,7 @@ impl Sched {
         let global = || self.pop_tired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
         p.next_tick();
-        m.grace_until.set(now() + GRACE);
+        m.grace_until.set(cpu_time(m.tid.load(Ordering::Relaxed)) + GRACE);
         // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
         p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
         self.sysmon.wake();

@@ -30,11 +30,10 @@ use super::m::{Leaving, Rt};
 use super::p::{P, bump, flag};
 use super::reason::WaitReason;
 use super::state::ParkOutcome;
-use super::{CURRENT, Sched, find, locked, scope, wait};
+use super::{CURRENT, Sched, find, locked, scope, stop, wait};
 use crate::arch;
 use crate::mem::{self, Stack};
 use crate::sys::clock::{NEVER, now};
-use crate::sys::lock;
 use std::sync::atomic::Ordering;
 
 /// Every how many ticks a goroutine from the global queue goes first. Go's number; and for a queue of at least
@@ -131,7 +130,7 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
 /// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
 pub(crate) fn strand(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
-    let counted = lock::c_locks_held() != 0 && rt.sched().count_waiting_holder(g);
+    let counted = stop::may_hold_lock() && rt.sched().count_waiting_holder(g);
     m.leaving.set(Leaving::Stranded(g));
     m.current.set(None);
     // SAFETY: as in `leave`, to the thread's own context.

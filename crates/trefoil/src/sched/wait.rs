@@ -331,6 +331,16 @@ impl Waiter {
         }
     }
 
+    /// For a waiter that the caller has taken: see [`Sched::promise_run`](super::Sched::promise_run).
+    #[cfg(feature = "std")]
+    pub(crate) fn promise_run(self) -> bool {
+        match decode(self.sleeper) {
+            // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
+            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).promise_run(g) },
+            _ => true,
+        }
+    }
+
     /// Whether nobody has claimed it yet (and it is still this wait).
     pub(crate) fn is_open(self) -> bool {
         self.number == Waiter::SOLE

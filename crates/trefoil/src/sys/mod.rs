@@ -11,6 +11,7 @@ pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;
 pub(crate) mod objects;
+pub(crate) mod outputs;
 pub(crate) mod parker;
 pub(crate) mod probe;
 pub(crate) mod raw;

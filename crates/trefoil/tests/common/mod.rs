@@ -76,6 +76,40 @@ fn bark(name: &str, limit: Duration) -> ! {
     std::process::abort();
 }
 
+/// Processes that compute until they are dropped, or this process ends.
+pub(crate) struct BusyProcesses(Vec<libc::pid_t>);
+
+impl BusyProcesses {
+    pub(crate) fn start(count: usize) -> Self {
+        let start = |_| {
+            // SAFETY: the child touches nothing.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // SAFETY: as above.
+                    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                }
+                pid => pid,
+            }
+        };
+        BusyProcesses((0..count).map(start).collect())
+    }
+}
+
+impl Drop for BusyProcesses {
+    fn drop(&mut self) {
+        for &pid in &self.0 {
+            // SAFETY: our own child, not waited for yet.
+            unsafe {
+                libc::kill(pid, libc::SIGKILL);
+                libc::waitpid(pid, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}
+
 /// Lets the OS run someone else without telling the runtime: the goroutine keeps its P.
 pub(crate) fn pause() {
     // A raw system call: a wrapper might one day be a scheduling point.

@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn pthread_barrier_wait(barrier: *mut pthread_barri
         // SAFETY: as above.
         return unsafe { real::pthread_barrier_wait(barrier) };
     };
-    let node = Node::new(0);
+    let node = Node::of_process(0);
     let slept = sleep(
         &node,
         WaitReason::PthreadBarrier,

@@ -191,7 +191,7 @@ unsafe fn wait_in_queue(
     mutex: *mut pthread_mutex_t,
     limit: Option<ClockTime>,
 ) -> c_int {
-    let node = Node::new(0);
+    let node = Node::of_process(0);
     let counted = WAITERS.count();
     let mut unlocked = 0;
     let withdraw = || WAITERS.with_queue(address, |queue| queue.withdraw(&node));

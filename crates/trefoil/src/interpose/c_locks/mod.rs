@@ -56,7 +56,7 @@ use crate::sched::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::queue::{Batch, List, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
-use crate::sched::{Rt, current_g, switch};
+use crate::sched::{Rt, WaitingHolder, has_runtime_ended, may_hold_lock_of_std, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -106,12 +106,6 @@ fn may_park_here() -> bool {
     let lost = lock::c_locks_held() > 1 && has_runtime_ended();
     // SAFETY: on a goroutine GS is the M.
     !lost && may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
-}
-
-#[cold]
-fn has_runtime_ended() -> bool {
-    // SAFETY: a goroutine that runs keeps its runtime.
-    current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_stopped())
 }
 
 /// The deadline that C code passes, on the clock `clock`.
@@ -199,11 +193,12 @@ impl Waiters {
         let _counted = self.count();
         // A mutex or read-write lock that is waited for is counted already.
         let others = lock::c_locks_held().saturating_sub(u32::from(self.tag != SEMAPHORE));
-        let _holder = (others != 0).then(WaitingHolder::new);
+        let holds = others != 0 || may_hold_lock_of_std();
+        let _holder = (holds && may_park_here()).then(WaitingHolder::new);
         let mut failures = 0;
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
-            let node = Node::new(weight | starved);
+            let node = Node::of_process(weight | starved);
             let mut rc = libc::EBUSY;
             let slept = sleep(
                 &node,
@@ -319,31 +314,6 @@ impl Waiters {
 fn leave(rt: Rt, starved: bool) {
     let rt = if starved && lock::c_locks_held() <= 1 { switch::yield_now(rt) } else { rt };
     rt.leave();
-}
-
-/// A goroutine that waits for one lock of C code while it holds another. If its runtime ends, it goes on until it holds
-/// none: what it holds may be an allocator's lock (`sched/stop.rs`).
-struct WaitingHolder(());
-
-impl WaitingHolder {
-    fn new() -> WaitingHolder {
-        if may_park_here()
-            && let Some(rt) = Rt::enter()
-        {
-            rt.sched().count_waiting_holder(rt.g());
-            rt.leave_now();
-        }
-        WaitingHolder(())
-    }
-}
-
-impl Drop for WaitingHolder {
-    fn drop(&mut self) {
-        if let Some(g) = current_g() {
-            // SAFETY: a goroutine that runs keeps its runtime.
-            unsafe { &*g.sched.get() }.uncount_waiting_holder(g);
-        }
-    }
 }
 
 /// See [`Waiters::count`].
