@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{watchdog, yield_until};
+use common::{change_after_time_out, watchdog, yield_until};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -918,4 +918,22 @@ fn same_channel() {
     let ((a, ra), (b, rb)) = (bounded::<i32>(0), bounded::<i32>(0));
     assert!(a.same_channel(&a.clone()) && !a.same_channel(&b));
     assert!(ra.same_channel(&ra.clone()) && !ra.same_channel(&rb) && !ra.same_channel(&never()));
+}
+
+#[test]
+fn a_value_that_comes_before_a_timed_out_receiver_runs_is_received() {
+    let _dog = watchdog();
+    let (tx, rx) = bounded(1);
+    let wait = move |limit| rx.recv_timeout(limit);
+    assert_eq!(change_after_time_out(wait, || tx.try_send(7).unwrap()), Ok(7));
+}
+
+#[test]
+fn a_value_is_sent_if_room_comes_before_a_timed_out_sender_runs() {
+    let _dog = watchdog();
+    let (tx, rx) = bounded(1);
+    tx.send(1).unwrap();
+    let wait = move |limit| tx.send_timeout(2, limit);
+    assert_eq!(change_after_time_out(wait, || assert_eq!(rx.try_recv(), Ok(1))), Ok(()));
+    assert_eq!(rx.recv(), Ok(2));
 }

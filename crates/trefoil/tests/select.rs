@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{rss, watchdog, yield_until};
+use common::{change_after_time_out, rss, watchdog, yield_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -94,6 +94,64 @@ fn default_is_not_taken_while_one_is_ready_or_closed() {
             assert!(looker.join().unwrap(), "one of them was ready all the time");
         }
     });
+}
+
+/// Waits until `turn` is `n`, without parking: whoever changes it runs at the same time, if there is a P for it.
+fn spin_until(turn: &AtomicUsize, n: usize) {
+    while turn.load(Ordering::Acquire) != n {
+        (0..100).for_each(|_| std::hint::spin_loop());
+        yield_now();
+    }
+}
+
+#[test]
+fn a_select_does_not_time_out_while_one_channel_is_always_ready() {
+    let _dog = watchdog();
+    const ROUNDS: usize = 20_000;
+    at_all_procs(|| {
+        let ((t1, r1), (t2, r2)) = (bounded(1), bounded(1));
+        let idle: Vec<_> = (0..6).map(|_| bounded::<i32>(1)).collect();
+        let turn = Arc::new(AtomicUsize::new(0));
+        let changer = go({
+            let (r1, turn) = (r1.clone(), turn.clone());
+            move || {
+                for round in 0..ROUNDS {
+                    spin_until(&turn, 2 * round + 1);
+                    t2.send(1).unwrap();
+                    let _ = r1.try_recv();
+                    turn.store(2 * round + 2, Ordering::Release);
+                }
+            }
+        });
+        let mut timed_out = 0;
+        for round in 0..ROUNDS {
+            t1.send(1).unwrap();
+            let mut select = Select::new();
+            select.recv(&r1);
+            idle.iter().for_each(|(_, rx)| _ = select.recv(rx));
+            select.recv(&r2);
+            turn.store(2 * round + 1, Ordering::Release);
+            timed_out += usize::from(select.select_timeout(Duration::ZERO).is_err());
+            spin_until(&turn, 2 * round + 2);
+            let _ = (r1.try_recv(), r2.try_recv());
+        }
+        changer.join().unwrap();
+        assert_eq!(timed_out, 0, "one of them was ready all the time");
+    });
+}
+
+#[test]
+fn a_value_that_comes_before_a_timed_out_select_runs_is_received() {
+    let _dog = watchdog();
+    let ((t1, c1), (_t2, c2)) = (bounded(1), bounded::<i32>(1));
+    let wait = move |limit| {
+        select! {
+            recv(c1) -> v => v.ok(),
+            recv(c2) -> v => v.ok(),
+            after(limit) => None,
+        }
+    };
+    assert_eq!(change_after_time_out(wait, || t1.try_send(7).unwrap()), Some(7));
 }
 
 // ---- Go: TestSelfSelect.

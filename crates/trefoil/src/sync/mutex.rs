@@ -171,7 +171,8 @@ impl RawMutex {
                     starving = starving || too_long(&node);
                     spin.reset();
                 }
-                Slept::TimedOut => return false,
+                // It may run long after its time-out, and the mutex be free by now.
+                Slept::TimedOut => return self.word.try_lock(false),
             }
         }
     }

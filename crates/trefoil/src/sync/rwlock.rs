@@ -125,7 +125,8 @@ impl RawRwLock {
             };
             match node.sleep(WaitReason::RwLockRead, deadline, enqueue, withdraw) {
                 Slept::Woken(_) => return true, // counted by who opened
-                Slept::TimedOut => return false,
+                // It may run long after its time-out, and the writer be gone by now.
+                Slept::TimedOut => return self.word.enter(),
                 Slept::No => {
                     if self.word.enter() {
                         return true;
@@ -210,6 +211,8 @@ impl RawRwLock {
                 assert!(!self.word.has_readers(), "a writer woken among readers: a bug in trefoil");
                 true
             }
+            // It may run long after its time-out, and the readers be gone by now.
+            Slept::TimedOut if !self.word.has_readers() => true,
             Slept::TimedOut => {
                 self.open_slow(0);
                 self.writers.unlock_held();

@@ -206,7 +206,11 @@ impl Semaphore {
             drop(list);
             freed.wake_all(here, 0);
         };
-        node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) != Slept::TimedOut
+        match node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) {
+            Slept::No | Slept::Woken(_) => true,
+            // It may run long after its time-out, and permits be there that nobody waits for.
+            Slept::TimedOut => self.try_take(n),
+        }
     }
 
     /// Under the lock: takes `n`, or sets `QUEUED`.

@@ -530,3 +530,27 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
     assert!(!all.is_empty(), "no trace between {from} and {to}:\n{text}");
     all
 }
+
+/// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has passed but before the
+/// goroutine runs again. Returns what `waiter` returns.
+///
+/// There is one P. A goroutine keeps it until both the waiter's deadline and our own have passed. The timers then make
+/// the waiter runnable first and us second, and the goroutine that was made runnable last runs first.
+pub(crate) fn change_after_time_out<T: Send + 'static>(
+    waiter: impl FnOnce(Duration) -> T + Send + 'static,
+    change: impl FnOnce() + Send,
+) -> T {
+    let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+    runtime.run(|| {
+        let waiter = trefoil::go(move || waiter(5 * MS));
+        trefoil::yield_now();
+        trefoil::go(|| {
+            let _whole = trefoil::no_preempt();
+            let start = Instant::now();
+            while start.elapsed() < 15 * MS {}
+        });
+        trefoil::time::sleep(10 * MS);
+        change();
+        waiter.join().unwrap()
+    })
+}

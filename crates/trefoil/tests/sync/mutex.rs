@@ -1,6 +1,6 @@
 //! `Mutex`.
 
-use super::common::{MS, join_all, once_in_five, same, watchdog};
+use super::common::{MS, change_after_time_out, join_all, once_in_five, same, watchdog};
 use super::{join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -267,4 +267,29 @@ fn ten_thousand_mutexes_are_waited_for_at_once() {
         join_all(handles);
         assert!(mutexes.iter().all(|m| *m.lock() == 2));
     });
+}
+
+#[test]
+fn a_mutex_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
+    let _dog = watchdog();
+    static MUTEX: Mutex<()> = Mutex::new(());
+    let held = MUTEX.lock();
+    let wait = |limit| MUTEX.try_lock_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)));
+}
+
+#[test]
+fn a_rwlock_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
+    let _dog = watchdog();
+    static LOCK: RwLock<()> = RwLock::new(());
+    let held = LOCK.write();
+    let wait = |limit| LOCK.try_read_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the writer left");
+    let held = LOCK.read();
+    let wait = |limit| LOCK.try_write_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the reader left");
+    let held = LOCK.write();
+    let wait = |limit| LOCK.try_write_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the other writer left");
+    assert!(LOCK.try_write().is_some(), "all of them have given it back");
 }

@@ -1,6 +1,6 @@
 //! `Semaphore`.
 
-use super::common::{MS, join_all, watchdog, yield_until};
+use super::common::{MS, change_after_time_out, join_all, watchdog, yield_until};
 use super::{join_thread, mixed, next, on, on_every, panic_text};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -137,4 +137,14 @@ fn is_fifo() {
         semaphore.acquire_many(2).forget();
         assert_eq!(semaphore.available_permits(), 1);
     });
+}
+
+#[test]
+fn a_permit_that_comes_before_a_timed_out_goroutine_runs_is_taken() {
+    let _dog = watchdog();
+    let semaphore = Arc::new(Semaphore::new(0));
+    let waiter = semaphore.clone();
+    let wait = move |limit| waiter.acquire_timeout(limit).is_some();
+    assert!(change_after_time_out(wait, || semaphore.add_permits(1)));
+    assert_eq!(semaphore.available_permits(), 1);
 }

@@ -28,12 +28,17 @@
 //! would grow all the way round. (On one channel they cannot abort each other: there both claims are
 //! made under its lock.) So of those who are there one gets on, after one abort each at most.
 //!
-//! # With `default`
-//! "Nothing can go on" must be true of all arms at one moment; looking at them one by one is not
+//! # With `default`, or a deadline
+//! "Nothing can go on" must be true of all arms at one moment; polling them one by one is not
 //! enough (c1 has a value; we look at c2: empty; now someone fills c2, then takes from c1; we look
 //! at c1: empty. One of them was ready all the time). So if the poll finds nothing, all channels
 //! are locked, in the order of their addresses, and looked at once more. A single channel is its
 //! own moment, and needs no lock.
+//!
+//! The same holds for a select whose deadline has passed before it could park. One that parked and
+//! then timed out had such a moment: the claim by the deadline, when all its nodes were in their
+//! lists. It polls all the same before it returns: it may run long after that claim, and an arm that
+//! became ready meanwhile is better than a time-out.
 //!
 //! Invariants:
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
@@ -304,7 +309,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
         }
         if deadline != NEVER && deadline <= now() {
             wait::leave(here);
-            return timed_out();
+            return poll_numbered(arms).or_else(timed_out);
         }
         if sorted {
             Shuffle::start(arms);
@@ -324,7 +329,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             wait::leave(here);
             return match won {
                 Some(i) => Some(finish(arms, i, arms[i].node.done.get())),
-                None => timed_out(),
+                None => poll_numbered(arms).or_else(timed_out),
             };
         }
         wait::leave(here);
@@ -428,6 +433,11 @@ fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
 /// Does one of the arms if that needs no waiting. Sorts them.
 pub(super) fn poll(arms: &mut [Arm<'_>]) -> Option<Chosen> {
     number(arms);
+    poll_numbered(arms)
+}
+
+/// [`poll`], for arms that have their numbers. None of them may be in a list.
+fn poll_numbered(arms: &mut [Arm<'_>]) -> Option<Chosen> {
     loop {
         let here = Rt::enter();
         let mut found = poll_pass(here, arms);
