@@ -38,6 +38,7 @@ const SCENES: &[Scene] = &[
     ),
     ("a_plain_thread_waits", a_plain_thread_waits, 2, &[DEADLOCK, "[chan receive]:"]),
     ("after_a_while", after_a_while, 2, &[DEADLOCK]),
+    ("a_timer_has_fired", a_timer_has_fired, 2, &[DEADLOCK, "[chan receive]:"]),
     ("a_timer_is_set", a_timer_is_set, 0, &[]),
     ("a_thread_could_act", a_thread_could_act, 0, &[]),
     ("another_runtime_could_act", another_runtime_could_act, 0, &[]),
@@ -78,6 +79,14 @@ fn after_a_while() {
         sleep(ms(100));
         let (_tx, rx) = bounded::<()>(0);
         let _ = rx.recv();
+    });
+}
+
+fn a_timer_has_fired() {
+    run(|| {
+        let chan = trefoil::time::after(ms(10));
+        chan.recv().unwrap();
+        let _ = chan.recv();
     });
 }
 

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{once_in_five, same, watchdog};
+use common::{once_in_five, rss, same, watchdog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use trefoil::chan::{bounded, unbounded};
+use trefoil::chan::{Receiver, RecvTimeoutError, TryRecvError, bounded, unbounded};
 use trefoil::time::{Ticker, Timer, after, after_func, sleep, sleep_until, timeout};
 use trefoil::{Runtime, go, yield_now};
 
@@ -305,4 +305,84 @@ fn an_idle_runtime_uses_no_cpu() {
         return;
     }
     common::Child::of("an_idle_runtime_uses_no_cpu").succeed();
+}
+
+/// Nothing comes from `chan` any more, and it is not closed.
+fn is_open_and_empty(chan: &Receiver<Instant>) {
+    assert!(!chan.is_closed());
+    assert_eq!(chan.try_recv(), Err(TryRecvError::Empty));
+    assert_eq!(chan.recv_timeout(Duration::from_micros(10)), Err(RecvTimeoutError::Timeout));
+}
+
+#[test]
+fn the_channel_of_after_is_open_and_empty_after_its_value() {
+    at_all_sizes(|| {
+        let fired: Vec<_> = (0..100).map(|_| after(Duration::from_nanos(1))).collect();
+        fired.iter().for_each(|chan| _ = chan.recv().unwrap());
+        // These reuse the memory of the fired timers.
+        let later: Vec<_> = (0..300).map(|_| after(Duration::from_nanos(1))).collect();
+        later.iter().for_each(|chan| _ = chan.recv().unwrap());
+        fired.iter().chain(&later).for_each(is_open_and_empty);
+    });
+}
+
+#[test]
+fn a_loop_chooses_the_arm_of_a_fired_after_once() {
+    at_all_sizes(|| {
+        let (chan, mut fired) = (after(ms(1)), 0);
+        // Sets and clears timers in between, as programs do.
+        for _ in 0..20 {
+            trefoil::select! {
+                recv(chan) -> _ => fired += 1,
+                recv(after(ms(1))) -> _ => {}
+            }
+        }
+        assert_eq!(fired, 1);
+    });
+}
+
+#[test]
+fn the_channels_of_stopped_and_dropped_timers_stay_open() {
+    at_all_sizes(|| {
+        let (timer, ticker) = (Timer::new(ms(1)), Ticker::new(ms(1)));
+        let chans = [timer.chan().clone(), ticker.chan().clone()];
+        chans.iter().for_each(|chan| _ = chan.recv().unwrap());
+        timer.stop();
+        ticker.stop();
+        chans.iter().for_each(is_open_and_empty);
+        // Dropping them neither closes their channels nor wakes a receiver.
+        let waiter = go({
+            let chan = chans[0].clone();
+            move || chan.recv_timeout(ms(10))
+        });
+        sleep(ms(1));
+        drop((timer, ticker));
+        assert_eq!(waiter.join().unwrap(), Err(RecvTimeoutError::Timeout));
+        chans.iter().for_each(is_open_and_empty);
+    });
+}
+
+#[test]
+fn channels_of_timers_are_freed() {
+    at_all_sizes(|| {
+        let rounds = |n| {
+            for i in 0..n {
+                match i % 4 {
+                    0 => drop(after(Duration::from_nanos(1))), // fires into nothing
+                    1 => drop(after(Duration::from_nanos(1)).recv().unwrap()),
+                    2 => drop(Timer::new(ms(1)).chan().clone()),
+                    // The timer goes first.
+                    _ => drop({
+                        let chan = Ticker::new(ms(1)).chan().clone();
+                        chan
+                    }),
+                }
+            }
+        };
+        rounds(10_000);
+        let before = rss();
+        rounds(100_000);
+        let grown = rss().saturating_sub(before);
+        assert!(grown < 4 << 20, "{grown} bytes more");
+    });
 }

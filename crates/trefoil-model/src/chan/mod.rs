@@ -135,6 +135,14 @@ impl<T> Sender<T> {
         let _ = unsafe { self.core().attempt_in(Some(rt), Side::Send, Of::<T>::ELEM, slot) };
     }
 
+    pub(crate) fn leave_open(self) {
+        let mut this = ManuallyDrop::new(self);
+        if !std::thread::panicking() {
+            // SAFETY: once, and it is not used any more.
+            unsafe { ManuallyDrop::take(&mut this.0) }.leave_open();
+        }
+    }
+
     pub(crate) fn close(&self) {
         self.core().close();
     }

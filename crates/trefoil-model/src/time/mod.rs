@@ -23,7 +23,7 @@ impl Backwards {
     pub(crate) fn new() -> Backwards {
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::Send(sender), 1, 0, false);
+        slot.start(Job::send(sender), 1, 0, false);
         Backwards { slot, receiver }
     }
 

@@ -3,8 +3,9 @@
 //! | event | what happens |
 //! |---|---|
 //! | the last sender goes | the channel is closed; receivers drain it |
+//! | the last sender leaves it open ([`Handle::leave_open`]) | receivers drain it, and wait for ever |
 //! | the last receiver goes | the channel is closed, and what lies in it is dropped |
-//! | the second of these two | the channel is freed |
+//! | the second side goes | the channel is freed |
 //!
 //! A channel is one piece of memory: the `Core`, and after it the ring. It is asked for without an alignment, and the
 //! Core begins at its first whole line: malloc's way for aligned memory takes three times as long.
@@ -20,6 +21,7 @@ use super::core::{Core, Side};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 /// More handles than this are a leak in a loop.
@@ -130,23 +132,38 @@ impl<T, const SENDER: bool> Drop for Handle<T, SENDER> {
     }
 }
 
+/// What the last handle of a side does at its end.
+struct FreeIfSecond(NonNull<Core>);
+
+impl Drop for FreeIfSecond {
+    fn drop(&mut self) {
+        // SAFETY: invariant 1: the other side's last handle has been here, or will be.
+        // AcqRel: the second sees what the first did.
+        unsafe {
+            if self.0.as_ref().half_dead.swap(true, Ordering::AcqRel) {
+                free(self.0);
+            }
+        }
+    }
+}
+
+impl<T> Handle<T, true> {
+    /// Drops a sender. If it is the last, the channel is not closed: nothing more comes, and
+    /// receivers wait for ever.
+    pub(super) fn leave_open(self) {
+        let this = ManuallyDrop::new(self);
+        // AcqRel: as in `drop`.
+        if this.count().fetch_sub(1, Ordering::AcqRel) == 1 {
+            drop(FreeIfSecond(this.core));
+        }
+    }
+}
+
 impl<T, const SENDER: bool> Handle<T, SENDER> {
     #[inline(never)]
     fn last_of_side_slow(&self) {
         // Also if dropping a value panics.
-        struct Free(NonNull<Core>);
-        impl Drop for Free {
-            fn drop(&mut self) {
-                // SAFETY: invariant 1: the other side's last handle has been here, or will be.
-                // AcqRel: the second sees what the first did.
-                unsafe {
-                    if self.0.as_ref().half_dead.swap(true, Ordering::AcqRel) {
-                        free(self.0);
-                    }
-                }
-            }
-        }
-        let _free = Free(self.core);
+        let _free = FreeIfSecond(self.core);
         // Acquire: the other side's last handle has closed it and gone. We are alone, and need no lock.
         let alone = self.core().half_dead.load(Ordering::Acquire);
         if !alone {

@@ -220,6 +220,11 @@ impl<T> Sender<T> {
         let _ = unsafe { self.core().attempt_in(Some(rt), Side::Send, Of::<T>::ELEM, slot) };
     }
 
+    /// Drops the sender. If it is the last, the channel stays open and nothing more comes.
+    pub(crate) fn leave_open(self) {
+        self.handle.leave_open();
+    }
+
     /// As [`send`](Sender::send), but waits at most for `limit`.
     ///
     /// # Errors

@@ -30,9 +30,28 @@ use std::time::Instant;
 pub(super) enum Job {
     Nothing,
     /// The time is sent, if there is room.
-    Send(Sender<Instant>),
+    Send(TimerSender),
     /// A goroutine runs it.
     Call(Box<dyn FnOnce() + Send>, &'static Location<'static>),
+}
+
+/// A timer's sender. Its drop does not close the channel: a fired or stopped timer is silent for ever, as in Go. (A closed
+/// channel is always ready, and a loop would choose its arm again and again.)
+pub(super) struct TimerSender(Option<Sender<Instant>>);
+
+impl Drop for TimerSender {
+    fn drop(&mut self) {
+        if let Some(sender) = self.0.take() {
+            sender.leave_open();
+        }
+    }
+}
+
+impl Job {
+    /// The time is sent by `sender`.
+    pub(super) fn send(sender: Sender<Instant>) -> Job {
+        Job::Send(TimerSender(Some(sender)))
+    }
 }
 
 struct State {
@@ -227,8 +246,10 @@ impl Alarm for Slot {
             return;
         }
         match &state.job {
-            Job::Nothing => {}
-            Job::Send(sender) => sender.try_send_in(rt, rt.sched().instant(now)),
+            Job::Nothing | Job::Send(TimerSender(None)) => {}
+            Job::Send(TimerSender(Some(sender))) => {
+                sender.try_send_in(rt, rt.sched().instant(now));
+            }
             Job::Call(..) => {
                 if let Job::Call(f, place) = std::mem::replace(&mut state.job, Job::Nothing) {
                     spawn::spawn_in(rt, f, place);

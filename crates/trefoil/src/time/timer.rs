@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 ///
 /// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned there is no value of the earlier
 /// setting in the channel, and none will come (Go 1.23's promise). Dropping a timer stops it, unless it is
-/// one of [`after_func`].
+/// one of [`after_func`]. Its channel is never closed: after the value, or after `stop`, nothing comes until `reset`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,7 +39,7 @@ impl Timer {
         // One place, so that firing never waits.
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::Send(sender), clock::after(d), 0, false);
+        slot.start(Job::send(sender), clock::after(d), 0, false);
         Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
     }
 
@@ -79,7 +79,8 @@ impl fmt::Debug for Timer {
     }
 }
 
-/// Sends the time on a channel again and again. Ticks that the receiver is too slow for are left out.
+/// Sends the time on a channel again and again. Ticks that the receiver is too slow for are left out. Dropping a ticker
+/// stops it; its channel is never closed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -106,7 +107,7 @@ impl Ticker {
     pub fn new(d: Duration) -> Ticker {
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::Send(sender), clock::after(d), interval(d), false);
+        slot.start(Job::send(sender), clock::after(d), interval(d), false);
         Ticker { slot, receiver }
     }
 
@@ -152,6 +153,8 @@ fn interval(d: Duration) -> Nanos {
 
 /// A channel on which the time is sent once, after `d`. [`Duration::MAX`] never comes.
 ///
+/// The channel is never closed, as in Go: a second receive waits for ever.
+///
 /// Its timer stays until then, also when the receiver is dropped. A loop that waits with
 /// a long limit each time uses the `after` arm of [`select!`](crate::select), which leaves nothing
 /// behind, or a [`Timer`].
@@ -168,7 +171,7 @@ pub fn after(d: Duration) -> Receiver<Instant> {
     if when == NEVER {
         return crate::chan::never();
     }
-    pool::take().start(Job::Send(sender), when, 0, true);
+    pool::take().start(Job::send(sender), when, 0, true);
     receiver
 }
 
