@@ -386,3 +386,20 @@ fn channels_of_timers_are_freed() {
         assert!(grown < 4 << 20, "{grown} bytes more");
     });
 }
+
+#[test]
+fn the_time_that_a_timer_sends_is_past_when_it_is_received() {
+    let _watchdog = watchdog();
+    // Each runtime reads the clocks anew when it starts.
+    for _ in 0..50 {
+        Runtime::builder().procs(2).build().unwrap().run(|| {
+            for _ in 0..20 {
+                let set = Instant::now();
+                let fired = after(Duration::from_micros(1)).recv().unwrap();
+                let received = Instant::now();
+                assert!(fired <= received, "{:?} in the future", fired - received);
+                assert!(fired >= set + Duration::from_micros(1), "earlier than it was set for");
+            }
+        });
+    }
+}

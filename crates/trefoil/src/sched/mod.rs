@@ -57,7 +57,7 @@ pub(crate) mod task;
 pub(crate) mod timers;
 pub(crate) mod wait;
 
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{self, NEVER, Nanos};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
 use central::Central;
@@ -193,8 +193,7 @@ impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
         let poller = pollable::Poller::leak();
-        // In this order: an `instant` is never too early.
-        let started_at = now();
+        let (started, started_at) = clock::now_on_both();
         let sched = Arc::new(Sched {
             central: Lock::new(Central::new()),
             global_len: AtomicU32::new(0),
@@ -225,7 +224,7 @@ impl Sched {
             poller,
             said_no_threads: AtomicBool::new(false),
             config,
-            started: Instant::now(),
+            started,
             started_at,
             coarse_ms: AtomicU32::new(0),
         });
@@ -343,7 +342,7 @@ impl Sched {
         RuntimeId(std::ptr::from_ref(self.aide) as usize)
     }
 
-    /// A point in time as std has it; some tens of nanoseconds late. Without a look at the clock.
+    /// A point in time as std has it, never later; up to some tens of nanoseconds earlier. Without reading the clock.
     pub(crate) fn instant(&self, t: Nanos) -> Instant {
         self.started + Duration::from_nanos(t.saturating_sub(self.started_at))
     }

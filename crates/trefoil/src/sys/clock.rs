@@ -21,6 +21,30 @@ pub(crate) fn now() -> Nanos {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
+/// Readings of both clocks that [`now_on_both`] makes; it keeps the closest pair.
+const READINGS: u32 = 16;
+
+/// Now, on std's clock and on this one. The second is at or after the first, usually by the time that one reading takes:
+/// so what is converted from nanoseconds to an `Instant` by this pair is never in the future.
+///
+/// A thread may lose its CPU between the two readings; it rarely does so each time.
+pub(crate) fn now_on_both() -> (Instant, Nanos) {
+    let pair = || {
+        let before = now();
+        let instant = Instant::now();
+        let after = now();
+        (after - before, (instant, after))
+    };
+    let (mut gap, mut closest) = pair();
+    for _ in 1..READINGS {
+        let (next_gap, next) = pair();
+        if next_gap < gap {
+            (gap, closest) = (next_gap, next);
+        }
+    }
+    closest
+}
+
 /// `now` plus a duration; at most [`LATEST`].
 pub(crate) fn after(d: Duration) -> Nanos {
     after_nanos(u64::try_from(d.as_nanos()).unwrap_or(LATEST))
