@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::context::{Context, ContextError};
 use trefoil::time::sleep;
-use trefoil::{Runtime, go, select};
+use trefoil::{Runtime, go, select, yield_now};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -215,5 +215,100 @@ fn cancel_deadline_and_birth_race() {
             }
             assert_eq!(done.load(SeqCst), 4);
         }
+    });
+}
+
+/// Calls `f(round, 0)` and `f(round, 1)` at the same time, if there are two Ps, for each round. Returns the number of calls
+/// that return false.
+fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> usize {
+    let shared = Arc::new((f, AtomicUsize::new(0)));
+    let both = [0, 1].map(|which| {
+        let shared = shared.clone();
+        go(move || {
+            let (f, arrived) = &*shared;
+            let run = |round: &usize| {
+                arrived.fetch_add(1, SeqCst);
+                while arrived.load(SeqCst) < 2 * round + 2 {
+                    (0..100).for_each(|_| std::hint::spin_loop());
+                    yield_now();
+                }
+                !f(*round, which)
+            };
+            (0..rounds).filter(run).count()
+        })
+    });
+    both.map(|goroutine| goroutine.join().unwrap()).iter().sum()
+}
+
+const ROUNDS: usize = 10_000;
+
+/// More Ps than cores only make the two wait for each other.
+fn on_one_and_two(f: impl Fn() + Sync) {
+    for procs in [1, 2] {
+        Runtime::builder().procs(procs).build().unwrap().run(&f);
+    }
+}
+
+fn contexts() -> Vec<(Context, trefoil::context::Cancel)> {
+    (0..ROUNDS).map(|_| Context::background().with_cancel()).collect()
+}
+
+#[test]
+fn err_is_set_exactly_when_done_is_closed() {
+    let _w = watchdog();
+    on_one_and_two(|| {
+        let contexts = contexts();
+        let wrong = rounds_of_two(ROUNDS, move |round, which| {
+            let (ctx, cancel) = &contexts[round];
+            if which == 0 {
+                cancel.cancel();
+                return true;
+            }
+            loop {
+                match round % 2 {
+                    0 if ctx.err().is_some() => return ctx.done().is_closed(),
+                    1 if ctx.done().is_closed() => return ctx.err().is_some(),
+                    _ => yield_now(),
+                }
+            }
+        });
+        assert_eq!(wrong, 0, "an error before the close, or a close without an error");
+    });
+}
+
+#[test]
+fn a_context_is_done_when_any_cancel_returns() {
+    let _w = watchdog();
+    on_one_and_two(|| {
+        let contexts = contexts();
+        let wrong = rounds_of_two(ROUNDS, move |round, _| {
+            let (ctx, cancel) = &contexts[round];
+            cancel.cancel();
+            ctx.err() == Some(ContextError::Canceled) && ctx.done().is_closed()
+        });
+        assert_eq!(wrong, 0, "not done after `cancel`");
+    });
+}
+
+#[test]
+fn a_child_is_not_done_before_its_parent() {
+    let _w = watchdog();
+    on_one_and_two(|| {
+        let contexts = contexts();
+        let wrong = rounds_of_two(ROUNDS, move |round, which| {
+            let (ctx, cancel) = &contexts[round];
+            if which == 0 {
+                cancel.cancel();
+                return true;
+            }
+            loop {
+                let (child, _) = ctx.with_cancel();
+                if child.err().is_some() {
+                    return ctx.err().is_some() && ctx.done().is_closed();
+                }
+                yield_now();
+            }
+        });
+        assert_eq!(wrong, 0, "a child was done, and its parent was not");
     });
 }

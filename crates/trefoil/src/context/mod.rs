@@ -25,8 +25,10 @@
 //! context that nobody holds any more is gone, whether it was cancelled or not.
 //!
 //! Invariants:
-//! 1. `State::err` is set once, before the node's channel is closed: who sees the close finds the
-//!    error.
+//! 1. `State::err` is set once, before the node's channel is closed: whoever sees the close finds the
+//!    error. A context is done when its channel is closed, and [`Context::err`] tells nothing earlier.
+//!    Whoever finds `State::err` set closes the channel too before going on: the caller that set it may
+//!    not have come so far.
 //! 2. A child is in its parent's `children`, or the parent was cancelled before it could be put
 //!    there (then the child is born cancelled), or the child itself is cancelled or gone.
 //! 3. No lock of a node is held while that of another is taken, or while a channel is closed.
@@ -222,9 +224,10 @@ impl Context {
         }
     }
 
-    /// Why it is done; None while it is not.
+    /// Why it is done; None until [`done`](Context::done) is closed.
     pub fn err(&self) -> Option<ContextError> {
-        self.node.as_ref()?.state.lock().err
+        let node = self.node.as_ref()?;
+        if node.done.is_closed() { node.state.lock().err } else { None }
     }
 
     /// When it will be done at the latest.
@@ -245,6 +248,7 @@ impl Context {
                 }
                 Some(err) => {
                     drop(state);
+                    parent.close.close();
                     node.cancel(err);
                 }
             }
@@ -301,6 +305,8 @@ impl Node {
     fn finish(&self, err: ContextError) -> Option<HashMap<usize, Weak<Node>>> {
         let mut state = self.state.lock();
         if state.err.is_some() {
+            drop(state);
+            self.close.close();
             return None;
         }
         state.err = Some(err);
