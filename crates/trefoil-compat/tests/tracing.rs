@@ -23,11 +23,14 @@ const GOROUTINES: usize = 10_000;
 /// Tables of spans, so that goroutines on different Ps rarely meet at one lock.
 const TABLES: usize = 64;
 
+/// Gets the names of the spans around an event, the outermost first.
+type OnEvent = dyn Fn(&[&'static str]) + Send + Sync;
+
 /// A subscriber that keeps the spans and calls a function for each event, with the names of the spans around it.
 struct Spans {
     next_id: AtomicU64,
     tables: [Mutex<HashMap<u64, Span>>; TABLES],
-    on_event: Box<dyn Fn(&[&'static str]) + Send + Sync>,
+    on_event: Box<OnEvent>,
 }
 
 struct Span {

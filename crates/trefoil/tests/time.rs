@@ -371,11 +371,11 @@ fn channels_of_timers_are_freed() {
                     0 => drop(after(Duration::from_nanos(1))), // fires into nothing
                     1 => drop(after(Duration::from_nanos(1)).recv().unwrap()),
                     2 => drop(Timer::new(ms(1)).chan().clone()),
-                    // The timer goes first.
-                    _ => drop({
+                    // The ticker goes first.
+                    _ => {
                         let chan = Ticker::new(ms(1)).chan().clone();
-                        chan
-                    }),
+                        drop(chan);
+                    }
                 }
             }
         };
