@@ -4,7 +4,7 @@ use super::pool;
 use super::slot::{Job, Slot};
 use crate::chan::{Receiver, bounded};
 use crate::sched::Rt;
-use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::clock::{self, LATEST, Nanos};
 use std::fmt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
@@ -148,10 +148,10 @@ impl fmt::Debug for Ticker {
 #[track_caller]
 fn interval(d: Duration) -> Nanos {
     assert!(!d.is_zero(), "non-positive interval for a Ticker");
-    Nanos::try_from(d.as_nanos()).unwrap_or(NEVER)
+    Nanos::try_from(d.as_nanos()).unwrap_or(LATEST)
 }
 
-/// A channel on which the time is sent once, after `d`. [`Duration::MAX`] never comes.
+/// A channel on which the time is sent once, after `d`.
 ///
 /// The channel is never closed, as in Go: a second receive waits for ever.
 ///
@@ -167,11 +167,7 @@ fn interval(d: Duration) -> Nanos {
 /// ```
 pub fn after(d: Duration) -> Receiver<Instant> {
     let (sender, receiver) = bounded(1);
-    let when = clock::after(d);
-    if when == NEVER {
-        return crate::chan::never();
-    }
-    pool::take().start(Job::send(sender), when, 0, true);
+    pool::take().start(Job::send(sender), clock::after(d), 0, true);
     receiver
 }
 
