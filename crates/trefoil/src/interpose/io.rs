@@ -8,20 +8,28 @@
 //!
 //! What cannot be waited for (regular files) or is not worth it goes to the kernel as it is: then the thread
 //! blocks, and loses its P.
+//!
+//! A blocking write to a stream is whole: what the kernel did not take at once follows in further attempts
+//! ([`write_whole`]). Only an error or the limit ends it early, and then it returns how much was written.
 
 use super::fds::{self, PLAIN, SOCKET, Slot};
 use super::{Next, may_park};
 use crate::runtime;
-use crate::sched::pollable::{Side, Waited};
+use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side, Waited};
 use crate::sched::{WaitingHolder, may_hold_lock};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::outputs;
 use crate::sys::raw::syscall;
+use crate::time::sleep_until_nanos;
 use libc::{iovec, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::mem::transmute;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const EAGAIN: isize = -(libc::EAGAIN as isize);
+const EBADF: isize = -(libc::EBADF as isize);
+const EINPROGRESS: isize = -(libc::EINPROGRESS as isize);
+const NOT_SOCKET: isize = -(libc::ENOTSOCK as isize);
 const NOT_SUPPORTED: isize = -(libc::EOPNOTSUPP as isize);
 const RWF_NOWAIT: usize = 8;
 
@@ -42,10 +50,11 @@ fn limit(fd: c_int, side: Side) -> Nanos {
     if rc != 0 || nanos == 0 { NEVER } else { now().saturating_add(nanos) }
 }
 
-fn is_nonblocking(fd: c_int) -> bool {
+/// Whether the descriptor is non-blocking; the kernel's error number if there is no such descriptor.
+fn is_nonblocking(fd: c_int) -> Result<bool, isize> {
     // SAFETY: a question without pointers.
     let flags = unsafe { syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize]) };
-    flags < 0 || flags & libc::O_NONBLOCK as isize != 0
+    if flags < 0 { Err(flags) } else { Ok(flags & libc::O_NONBLOCK as isize != 0) }
 }
 
 /// What comes of a wait.
@@ -65,12 +74,18 @@ struct Waits {
     slot: Option<&'static Slot>,
     /// The slot's closes before the last attempt.
     closes: u32,
+    /// Attempts in a row that the kernel had nothing for.
+    failures: u32,
 }
+
+/// Failures in a row after which the kernel is asked whether the descriptor is ready all the same. Two may be chance:
+/// another goroutine was faster.
+const CHANCE_FAILURES: u32 = 2;
 
 impl Waits {
     #[inline]
     fn new(fd: c_int, side: Side) -> Waits {
-        Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0 }
+        Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0, failures: 0 }
     }
 
     /// The next attempt is about to begin.
@@ -86,9 +101,12 @@ impl Waits {
             Some(until) => until,
             None => {
                 let (fd, side) = (self.fd, self.side);
-                // None: it does not block.
-                let ask = || if is_nonblocking(fd) { None } else { Some(limit(fd, side)) };
-                let mut answer = Some(NEVER);
+                let ask = || match is_nonblocking(fd) {
+                    Ok(false) => Ok(limit(fd, side)),
+                    Ok(true) => Err(EAGAIN),
+                    Err(e) => Err(e),
+                };
+                let mut answer = Ok(NEVER);
                 match self.slot {
                     None => answer = ask(),
                     Some(slot) => {
@@ -96,15 +114,42 @@ impl Waits {
                             answer = ask();
                             // What is kept is kept for both directions.
                             let other = if side == Side::Read { Side::Write } else { Side::Read };
-                            answer == Some(NEVER) && limit(fd, other) == NEVER
+                            answer == Ok(NEVER) && limit(fd, other) == NEVER
                         })
                     }
                 }
-                let Some(until) = answer else { return Then::Return(EAGAIN) };
-                *self.until.insert(until)
+                match answer {
+                    Ok(until) => *self.until.insert(until),
+                    Err(result) => return Then::Return(result),
+                }
             }
         };
+        self.failures += 1;
+        if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.side.events()) {
+            return self.back_off(until);
+        }
         wait_ready(self.fd, self.side, until, Some(self.closes))
+    }
+
+    /// The kernel says both that the descriptor is ready and that the call would block: a datagram socket has room, and
+    /// the queue of the socket that it sends to is full. No event tells when that changes, and each failed attempt
+    /// causes one that means nothing. So the call is tried again after ever longer pauses.
+    #[cold]
+    fn back_off(&mut self, until: Nanos) -> Then {
+        if !may_park() {
+            return Then::Block;
+        }
+        let doublings = (self.failures - CHANCE_FAILURES - 1).min(u64::BITS / 2);
+        let pause = (BACK_OFF_MIN_NANOS << doublings).min(BACK_OFF_MAX_NANOS);
+        let start = now();
+        if start >= until {
+            return Then::Return(EAGAIN);
+        }
+        sleep_until_nanos(start.saturating_add(pause).min(until));
+        match self.slot {
+            Some(slot) if slot.closes() != self.closes => Then::Return(EBADF),
+            _ => Then::TryAgain,
+        }
     }
 }
 
@@ -127,7 +172,7 @@ pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32
     match pollable.wait_armed(sched, fd, side, until, seen) {
         Ok(Waited::Ready) => Then::TryAgain,
         Ok(Waited::TimedOut) => Then::Return(EAGAIN),
-        Ok(Waited::Closed) => Then::Return(-(libc::EBADF as isize)),
+        Ok(Waited::Closed) => Then::Return(EBADF),
         Err(_) => Then::Block,
     }
 }
@@ -171,25 +216,186 @@ fn is_ready(fd: c_int, events: i16) -> bool {
 /// Flags with which a call does not block, or means more than one round trip: straight to the kernel.
 const STRAIGHT: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 
-/// Sends all of it, as a blocking socket does.
-unsafe fn send_all(
+/// Which part of a call's bytes an attempt is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All of them: the call as it was made.
+    Whole,
+    /// Those behind so many, on a stream that is connected. No address and no control data go with them, and they raise
+    /// no SIGPIPE: for a call that has written something the kernel raises none.
+    After(usize),
+}
+
+impl Part {
+    /// How many bytes went before.
+    fn start(self) -> usize {
+        match self {
+            Part::Whole => 0,
+            Part::After(bytes) => bytes,
+        }
+    }
+
+    /// The flags of this part.
+    fn flags(self, flags: c_int) -> c_int {
+        match self {
+            Part::Whole => flags,
+            Part::After(_) => flags & !libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL,
+        }
+    }
+}
+
+/// Whether an attempt may block the thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum May {
+    Block,
+    NotBlock,
+}
+
+impl May {
+    /// The flags of a socket call.
+    fn flags(self, flags: c_int) -> c_int {
+        match self {
+            May::Block => flags,
+            May::NotBlock => flags | libc::MSG_DONTWAIT,
+        }
+    }
+}
+
+/// Writes everything, as a blocking descriptor does. `total` is asked for only after the kernel has taken something, so
+/// the caller's vectors are readable.
+fn write_whole(
     fd: c_int,
-    buf: *const c_void,
-    len: size_t,
-    attempt: impl Fn(usize, usize, bool) -> isize,
+    total: impl Fn() -> usize,
+    attempt: impl Fn(Part, May) -> isize,
 ) -> isize {
-    let mut sent = 0;
+    let mut part = Part::Whole;
     // One limit for all of it, as the kernel has.
     let mut waits = Waits::new(fd, Side::Write);
     loop {
-        let (at, left) = (buf as usize + sent, len - sent);
-        let n = patiently_in(&mut waits, || attempt(at, left, true), || attempt(at, left, false));
+        let try_now = || attempt(part, May::NotBlock);
+        let n = patiently_in(&mut waits, try_now, || attempt(part, May::Block));
+        let written = part.start();
         match n {
-            1.. if (n as usize) < left => sent += n as usize,
-            0.. => return (sent + n as usize) as isize,
+            1.. if written + (n as usize) < total() => {
+                part = Part::After(written + n as usize);
+                waits.failures = 0;
+            }
+            0.. => return (written + n as usize) as isize,
+            // The write has begun a connection (`MSG_FASTOPEN`, `TCP_FASTOPEN_CONNECT`).
+            EINPROGRESS if part == Part::Whole && is_nonblocking(fd) == Ok(false) => {
+                match connected(fd) {
+                    0 => part = Part::After(0),
+                    error => return error,
+                }
+            }
             // What was sent counts; the error comes with the next call.
-            _ if sent > 0 => return sent as isize,
+            _ if written > 0 => return written as isize,
             _ => return n,
+        }
+    }
+}
+
+/// Vectors that are passed to the kernel at once for what is left of a call.
+const WINDOW: usize = 16;
+
+/// Some of the caller's vectors, from a byte on.
+struct Window {
+    vectors: [iovec; WINDOW],
+    count: usize,
+}
+
+impl Window {
+    /// # Safety
+    /// `count` vectors, with more than `start` bytes.
+    unsafe fn new(all: *const iovec, count: usize, start: usize) -> Window {
+        const EMPTY: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut window = Window { vectors: [EMPTY; WINDOW], count: 0 };
+        let mut skip = start;
+        for i in 0..count {
+            // SAFETY: the caller's.
+            let one = unsafe { all.add(i).read() };
+            if skip >= one.iov_len {
+                skip -= one.iov_len;
+                continue;
+            }
+            window.vectors[window.count] = iovec {
+                iov_base: one.iov_base.wrapping_byte_add(skip),
+                iov_len: one.iov_len - skip,
+            };
+            skip = 0;
+            window.count += 1;
+            if window.count == WINDOW {
+                break;
+            }
+        }
+        window
+    }
+}
+
+/// The bytes of all vectors.
+///
+/// # Safety
+/// `count` vectors.
+unsafe fn total_of(vectors: *const iovec, count: usize) -> usize {
+    // SAFETY: the caller's.
+    (0..count).map(|i| unsafe { (*vectors.add(i)).iov_len }).fold(0, usize::saturating_add)
+}
+
+/// Set when the program first sets a low-water mark (`SO_RCVLOWAT`). Accepted sockets inherit it.
+static LOW_WATER: AtomicBool = AtomicBool::new(false);
+
+/// How a read is to be made.
+enum ReadCall {
+    /// Without blocking, and again when the descriptor is ready.
+    Usual,
+    /// As it is: the kernel has what it waits for, or must wait itself.
+    AsItIs,
+    /// Once, without blocking: its limit has passed.
+    Once,
+    Return(isize),
+}
+
+fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    let (mut value, mut len) = (0 as c_int, size_of::<c_int>());
+    let (level, name) = (libc::SOL_SOCKET as usize, name as usize);
+    let args = [fd as usize, level, name, &raw mut value as usize, &raw mut len as usize];
+    // SAFETY: the kernel writes an int and its length.
+    let rc = unsafe { syscall(libc::SYS_getsockopt, args) };
+    (rc == 0).then_some(value)
+}
+
+/// Whether a read of `len` bytes has to wait for the socket's low-water mark, and waits. (Without blocking the kernel
+/// would give less.)
+#[inline]
+fn low_water(fd: c_int, len: impl FnOnce() -> usize) -> ReadCall {
+    if LOW_WATER.load(Ordering::Relaxed) { low_water_slow(fd, len()) } else { ReadCall::Usual }
+}
+
+#[cold]
+fn low_water_slow(fd: c_int, len: usize) -> ReadCall {
+    let mark = option(fd, libc::SO_RCVLOWAT).map_or(0, |mark| mark as usize);
+    if mark <= 1
+        || len <= 1
+        || option(fd, libc::SO_TYPE) != Some(libc::SOCK_STREAM)
+        || is_nonblocking(fd) != Ok(false)
+    {
+        return ReadCall::Usual;
+    }
+    let until = limit(fd, Side::Read);
+    loop {
+        let mut there: c_int = 0;
+        let args = [fd as usize, libc::FIONREAD as usize, &raw mut there as usize];
+        // SAFETY: the kernel writes an int.
+        let rc = unsafe { syscall(libc::SYS_ioctl, args) };
+        // Ready with less: the end of the stream, an error; or a Unix socket, which is ready with a single byte.
+        if rc != 0 || there as usize >= mark.min(len) || is_ready(fd, libc::POLLIN) {
+            return ReadCall::AsItIs;
+        }
+        match wait_ready(fd, Side::Read, until, None) {
+            Then::TryAgain => {}
+            Then::Return(EAGAIN) => return ReadCall::Once,
+            Then::Return(result) => return ReadCall::Return(result),
+            Then::Block => return ReadCall::AsItIs,
         }
     }
 }
@@ -223,22 +429,34 @@ unsafe fn recv_from(
     if flags & STRAIGHT != 0 {
         return go(flags);
     }
-    patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+    match low_water(fd, || len) {
+        ReadCall::Usual => {
+            patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+        }
+        ReadCall::AsItIs => go(flags),
+        ReadCall::Once => go(flags | libc::MSG_DONTWAIT),
+        ReadCall::Return(result) => result,
+    }
 }
 
 door! {
     /// libc's function.
     RECVMSG = recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t,
-    message(libc::SYS_recvmsg, Side::Read, fd, msg as usize, flags)
-}
-
-unsafe fn message(number: c_long, side: Side, fd: c_int, msg: usize, flags: c_int) -> isize {
-    // SAFETY: the caller's.
-    let go = |flags: c_int| unsafe { syscall(number, [fd as usize, msg, flags as usize]) };
-    if flags & STRAIGHT != 0 {
-        return go(flags);
+    {
+        let go = |flags: c_int| syscall(libc::SYS_recvmsg, [fd as usize, msg as usize, flags as usize]);
+        if flags & STRAIGHT != 0 {
+            go(flags)
+        } else {
+            match low_water(fd, || total_of((*msg).msg_iov, (*msg).msg_iovlen)) {
+                ReadCall::Usual => {
+                    patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+                }
+                ReadCall::AsItIs => go(flags),
+                ReadCall::Once => go(flags | libc::MSG_DONTWAIT),
+                ReadCall::Return(result) => result,
+            }
+        }
     }
-    patiently(fd, side, || go(flags | libc::MSG_DONTWAIT), || go(flags))
 }
 
 door! {
@@ -262,24 +480,49 @@ unsafe fn send_to(
     addr: usize,
     addr_len: usize,
 ) -> isize {
-    let go = |at: usize, left: usize, wait: bool| {
-        let flags = if wait { flags | libc::MSG_DONTWAIT } else { flags };
+    let go = |part: Part, may: May| {
+        let (at, left) = (buf as usize + part.start(), len - part.start());
+        let (addr, addr_len) = if part == Part::Whole { (addr, addr_len) } else { (0, 0) };
+        let flags = may.flags(part.flags(flags)) as usize;
         // SAFETY: the caller's buffer, from `at` on.
-        unsafe {
-            syscall(libc::SYS_sendto, [fd as usize, at, left, flags as usize, addr, addr_len])
-        }
+        unsafe { syscall(libc::SYS_sendto, [fd as usize, at, left, flags, addr, addr_len]) }
     };
     if flags & STRAIGHT != 0 {
-        return go(buf as usize, len, false);
+        return go(Part::Whole, May::Block);
     }
-    // SAFETY: the caller's.
-    unsafe { send_all(fd, buf, len, go) }
+    write_whole(fd, || len, go)
 }
 
 door! {
     /// libc's function.
     SENDMSG = sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t,
-    message(libc::SYS_sendmsg, Side::Write, fd, msg as usize, flags)
+    send_message(fd, msg, flags)
+}
+
+unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
+    let go = |part: Part, may: May| {
+        let send = |msg: *const msghdr| {
+            let flags = may.flags(part.flags(flags)) as usize;
+            // SAFETY: the caller's message, or a part of it.
+            unsafe { syscall(libc::SYS_sendmsg, [fd as usize, msg as usize, flags]) }
+        };
+        match part {
+            Part::Whole => send(msg),
+            // SAFETY: the kernel has read the caller's vectors. Zeros are a message without a name and control data.
+            Part::After(start) => unsafe {
+                let mut window = Window::new((*msg).msg_iov, (*msg).msg_iovlen, start);
+                let mut rest: msghdr = std::mem::zeroed();
+                rest.msg_iov = window.vectors.as_mut_ptr();
+                rest.msg_iovlen = window.count;
+                send(&raw const rest)
+            },
+        }
+    };
+    if flags & STRAIGHT != 0 {
+        return go(Part::Whole, May::Block);
+    }
+    // SAFETY: as above.
+    write_whole(fd, || unsafe { total_of((*msg).msg_iov, (*msg).msg_iovlen) }, go)
 }
 
 /// Vectors of buffers, without blocking: −1 is "where the file stands".
@@ -299,11 +542,10 @@ fn is_socket(fd: c_int) -> bool {
 /// For what knows no RWF_NOWAIT (terminals, some devices): a look first, then the blocking call. Another reader
 /// may be faster: then the thread blocks.
 fn look_first(fd: c_int, side: Side, real: impl Fn() -> isize) -> isize {
-    let events = if side == Side::Read { libc::POLLIN } else { libc::POLLOUT };
-    if is_nonblocking(fd) {
+    if is_nonblocking(fd) != Ok(false) {
         return real();
     }
-    while !is_ready(fd, events) {
+    while !is_ready(fd, side.events()) {
         match wait_ready(fd, side, NEVER, None) {
             Then::TryAgain => {}
             Then::Return(result) => return result,
@@ -318,12 +560,12 @@ door! {
     READ = read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t,
     {
         let real = || syscall(libc::SYS_read, [fd as usize, buf as usize, len]);
-        let not_socket = -(libc::ENOTSOCK as isize);
-        // What was known of the number may be about another file.
-        let received = if is_socket(fd) { recv_from(fd, buf as usize, len, 0, 0, 0) } else { not_socket };
-        if received != not_socket {
+        // What was known of the number may be about another file. A read of no bytes returns at once; a `recv` does not.
+        let is_socket = len != 0 && is_socket(fd);
+        let received = if is_socket { recv_from(fd, buf as usize, len, 0, 0, 0) } else { NOT_SOCKET };
+        if received != NOT_SOCKET {
             received
-        } else if is_plain(fd) {
+        } else if len == 0 || is_plain(fd) {
             real()
         } else {
             let one = iovec { iov_base: buf, iov_len: len };
@@ -339,52 +581,95 @@ door! {
     WRITE = write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t,
     {
         outputs::note_writer(fd);
-        if is_plain(fd) {
+        // The vectored form would send no empty datagram.
+        let sent = if len == 0 && is_socket(fd) { send_to(fd, buf, 0, 0, 0, 0) } else { NOT_SOCKET };
+        if sent != NOT_SOCKET {
+            sent
+        } else if len == 0 || is_plain(fd) {
             syscall(libc::SYS_write, [fd as usize, buf as usize, len])
         } else {
-            send_all(fd, buf, len, |at, left, wait| {
-                let real = || syscall(libc::SYS_write, [fd as usize, at, left]);
-                if wait {
-                    let one = iovec { iov_base: at as *mut c_void, iov_len: left };
-                    vectored(libc::SYS_pwritev2, fd, &raw const one as usize, 1)
-                } else {
-                    look_first(fd, Side::Write, real)
+            let one = iovec { iov_base: buf.cast_mut(), iov_len: len };
+            let real = |at: *const iovec, _| {
+                let (base, len) = ((*at).iov_base, (*at).iov_len);
+                syscall(libc::SYS_write, [fd as usize, base as usize, len])
+            };
+            write_vectors(fd, &raw const one, 1, real)
+        }
+    }
+}
+
+/// `write` and `writev` of what is not a regular file; `real` is the call itself, for some of the vectors.
+unsafe fn write_vectors(
+    fd: c_int,
+    vectors: *const iovec,
+    count: usize,
+    real: impl Fn(*const iovec, usize) -> isize,
+) -> isize {
+    let call = |part: Part, may: May, vectors: *const iovec, count: usize| match (part, may) {
+        (Part::After(_), _) if is_socket(fd) => {
+            // SAFETY: zeros are a message without a name and control data; the caller's vectors.
+            unsafe {
+                let mut rest: msghdr = std::mem::zeroed();
+                rest.msg_iov = vectors.cast_mut();
+                rest.msg_iovlen = count;
+                let flags = may.flags(libc::MSG_NOSIGNAL) as usize;
+                syscall(libc::SYS_sendmsg, [fd as usize, &raw const rest as usize, flags])
+            }
+        }
+        // SAFETY: the caller's vectors.
+        (_, May::NotBlock) => unsafe { vectored(libc::SYS_pwritev2, fd, vectors as usize, count) },
+        (_, May::Block) => look_first(fd, Side::Write, || real(vectors, count)),
+    };
+    let attempt = |part: Part, may: May| match part {
+        Part::Whole => call(part, may, vectors, count),
+        Part::After(start) => {
+            // SAFETY: the kernel has read the caller's vectors.
+            let window = unsafe { Window::new(vectors, count, start) };
+            call(part, may, window.vectors.as_ptr(), window.count)
+        }
+    };
+    // SAFETY: as above.
+    write_whole(fd, || unsafe { total_of(vectors, count) }, attempt)
+}
+
+door! {
+    /// libc's function.
+    READV = readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
+    {
+        let (at, len) = (vectors as usize, count as usize);
+        let real = || syscall(libc::SYS_readv, [fd as usize, at, len]);
+        let attempt = || vectored(libc::SYS_preadv2, fd, at, len);
+        let is_countable = (1..=libc::UIO_MAXIOV).contains(&count);
+        let total = || if is_countable { total_of(vectors, len) } else { 0 };
+        if is_plain(fd) {
+            real()
+        } else {
+            match if is_socket(fd) { low_water(fd, total) } else { ReadCall::Usual } {
+                ReadCall::Usual => {
+                    patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
                 }
-            })
+                ReadCall::AsItIs => real(),
+                ReadCall::Once => attempt(),
+                ReadCall::Return(result) => result,
+            }
         }
     }
 }
 
 door! {
     /// libc's function.
-    READV = readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
-    vectored_patiently(libc::SYS_readv, libc::SYS_preadv2, Side::Read, fd, vectors, count)
-}
-
-/// `readv` or `writev`, and its form that need not wait.
-unsafe fn vectored_patiently(
-    number: c_long,
-    nowait: c_long,
-    side: Side,
-    fd: c_int,
-    vectors: *const iovec,
-    count: c_int,
-) -> isize {
-    let (vectors, count) = (vectors as usize, count as usize);
-    // SAFETY: the caller's.
-    let real = || unsafe { syscall(number, [fd as usize, vectors, count]) };
-    if is_plain(fd) {
-        return real();
-    }
-    // SAFETY: the caller's.
-    let attempt = || unsafe { vectored(nowait, fd, vectors, count) };
-    patiently(fd, side, attempt, || look_first(fd, side, real))
-}
-
-door! {
-    /// libc's function. On a goroutine it may write less than it was given, as it may anyway.
     WRITEV = writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t,
-    vectored_patiently(libc::SYS_writev, libc::SYS_pwritev2, Side::Write, fd, vectors, count)
+    {
+        let real = |at: *const iovec, count: usize| {
+            syscall(libc::SYS_writev, [fd as usize, at as usize, count])
+        };
+        // No vectors, or more than the kernel takes: its own answer.
+        if is_plain(fd) || !(1..=libc::UIO_MAXIOV).contains(&count) {
+            syscall(libc::SYS_writev, [fd as usize, vectors as usize, count as usize])
+        } else {
+            write_vectors(fd, vectors, count as usize, real)
+        }
+    }
 }
 
 door! {
@@ -434,7 +719,7 @@ door! {
             let begun = go();
             set(flags);
             match begun {
-                e if e == -(libc::EINPROGRESS as isize) => connected(fd),
+                EINPROGRESS => connected(fd),
                 // A Unix socket whose listener has no room: nothing is under way, and nothing tells when there is.
                 EAGAIN => crate::blocking(go),
                 result => result,
@@ -449,7 +734,7 @@ fn connected(fd: c_int) -> isize {
     while !is_ready(fd, libc::POLLOUT) {
         match wait_ready(fd, Side::Write, until, None) {
             Then::TryAgain => {}
-            Then::Return(EAGAIN) => return -(libc::EINPROGRESS as isize),
+            Then::Return(EAGAIN) => return EINPROGRESS,
             Then::Return(result) => return result,
             Then::Block => {
                 let mut one = pollfd { fd, events: libc::POLLOUT, revents: 0 };
@@ -458,14 +743,7 @@ fn connected(fd: c_int) -> isize {
             }
         }
     }
-    let (mut error, mut len) = (0i32, size_of::<i32>());
-    // SAFETY: the kernel writes an int and its length.
-    unsafe {
-        let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_ERROR as usize);
-        let at = [fd as usize, level, option, &raw mut error as usize, &raw mut len as usize];
-        syscall(libc::SYS_getsockopt, at);
-    }
-    -(error as isize)
+    -(option(fd, libc::SO_ERROR).unwrap_or(0) as isize)
 }
 
 static CLOSE: Next = Next::new(c"close");
@@ -571,8 +849,12 @@ afterwards! {
     /// libc's function.
     SETSOCKOPT = c"setsockopt", setsockopt(fd: c_int, level: c_int, name: c_int,
         value: *const c_void, len: socklen_t) -> rc: c_int,
-    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
-        fds::no_longer_calm();
+    if level == libc::SOL_SOCKET {
+        match name {
+            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => fds::no_longer_calm(),
+            libc::SO_RCVLOWAT => LOW_WATER.store(true, Ordering::Relaxed),
+            _ => {}
+        }
     }
 }
 afterwards! {

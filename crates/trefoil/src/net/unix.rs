@@ -6,7 +6,7 @@
 use super::fd::{Call, Fd};
 use super::{deadlines, halves, socket, streams};
 use crate::blocking;
-use crate::sched::pollable::Side;
+use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
@@ -343,10 +343,10 @@ impl UnixDatagram {
             result => return Ok(result?),
         }
         let limit = self.fd.limit(Side::Write);
-        let mut pause = Duration::from_micros(50);
+        let mut pause = BACK_OFF_MIN_NANOS;
         loop {
-            crate::time::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(5));
+            crate::time::sleep(Duration::from_nanos(pause));
+            pause = (pause * 2).min(BACK_OFF_MAX_NANOS);
             self.fd.check(Side::Write, limit)?;
             match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, to) {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

@@ -230,6 +230,21 @@ pub(crate) enum Side {
     Write = 1,
 }
 
+impl Side {
+    /// What `poll` is asked for.
+    #[cfg(feature = "std")]
+    pub(crate) fn events(self) -> i16 {
+        match self {
+            Side::Read => libc::POLLIN,
+            Side::Write => libc::POLLOUT,
+        }
+    }
+}
+
+/// Pauses between attempts of a call for which no event will come, the first one and the longest.
+pub(crate) const BACK_OFF_MIN_NANOS: Nanos = 50_000;
+pub(crate) const BACK_OFF_MAX_NANOS: Nanos = 5_000_000;
+
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Waited {

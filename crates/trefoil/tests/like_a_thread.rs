@@ -1,0 +1,504 @@
+//! A call of libc on a goroutine has the result that it has on a plain thread. Most tests here run the same code on
+//! both and compare; what a plain thread does is the specification.
+#![cfg(feature = "std")]
+
+mod common;
+
+use common::{Child, MS, cpu_time, in_child, runtime, watchdog};
+use std::ffi::{c_int, c_void};
+use std::fmt::Debug;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Instant;
+
+/// Runs `f` on a plain thread and on a goroutine, and compares what it returns.
+#[track_caller]
+fn same_on_both<T: Debug + PartialEq + Send + 'static>(f: fn() -> T) -> T {
+    let thread = thread::spawn(f).join().unwrap();
+    for procs in [1, 2] {
+        let goroutine = runtime(procs).run(f);
+        assert_eq!(goroutine, thread, "a goroutine (left) and a thread (right), {procs} Ps");
+    }
+    thread
+}
+
+/// The result of a call, or its error number below zero.
+fn check(result: isize) -> isize {
+    if result < 0 {
+        -(std::io::Error::last_os_error().raw_os_error().unwrap() as isize)
+    } else {
+        result
+    }
+}
+
+const NOTHING: isize = -(libc::EAGAIN as isize);
+
+fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn udp() -> (UdpSocket, UdpSocket) {
+    let [a, b] = std::array::from_fn(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    a.connect(b.local_addr().unwrap()).unwrap();
+    b.connect(a.local_addr().unwrap()).unwrap();
+    (a, b)
+}
+
+fn set(fd: &impl AsRawFd, level: c_int, name: c_int, value: c_int) {
+    let at = (&raw const value).cast();
+    // SAFETY: an int of our own.
+    let rc =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, at, size_of::<c_int>() as u32) };
+    assert_eq!(rc, 0);
+}
+
+fn read(fd: &impl AsRawFd, buf: &mut [u8]) -> isize {
+    // SAFETY: our buffer.
+    check(unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) })
+}
+
+fn recv(fd: &impl AsRawFd, buf: &mut [u8], flags: c_int) -> isize {
+    // SAFETY: our buffer.
+    check(unsafe { libc::recv(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), flags) })
+}
+
+fn write(fd: &impl AsRawFd, buf: &[u8]) -> isize {
+    // SAFETY: our buffer.
+    check(unsafe { libc::write(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len()) })
+}
+
+fn eventfd() -> OwnedFd {
+    // SAFETY: makes a descriptor, which is ours.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) }
+}
+
+#[test]
+fn read_of_no_bytes_returns_at_once() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        // Limits, so that a call that waits has another result than one that does not.
+        let (a, _b) = tcp();
+        a.set_read_timeout(Some(300 * MS)).unwrap();
+        let (c, d) = udp();
+        d.set_read_timeout(Some(300 * MS)).unwrap();
+        let (pipe, _end) = std::io::pipe().unwrap();
+        let idle = [read(&a, &mut []), read(&d, &mut []), read(&pipe, &mut [])];
+        c.send(b"abc").unwrap();
+        let waiting = [read(&d, &mut []), read(&d, &mut [0; 8])];
+        (idle, waiting, read(&eventfd(), &mut []))
+    });
+    let invalid = -(libc::EINVAL as isize);
+    assert_eq!(found, ([0, 0, 0], [0, 3], invalid));
+}
+
+#[test]
+fn write_of_no_bytes_sends_an_empty_datagram() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let mut found = Vec::new();
+        let (a, b) = udp();
+        b.set_read_timeout(Some(100 * MS)).unwrap();
+        found.push((write(&a, &[]), recv(&b, &mut [0; 8], 0)));
+        let (c, d) = UnixDatagram::pair().unwrap();
+        d.set_read_timeout(Some(100 * MS)).unwrap();
+        found.push((write(&c, &[]), recv(&d, &mut [0; 8], 0)));
+        // SAFETY: no buffers.
+        let none = check(unsafe { libc::writev(a.as_raw_fd(), std::ptr::null(), 0) });
+        found.push((none, recv(&b, &mut [0; 8], 0)));
+        let (e, _f) = tcp();
+        found.push((write(&e, &[]), 0));
+        let (_end, pipe) = std::io::pipe().unwrap();
+        found.push((write(&pipe, &[]), write(&eventfd(), &[])));
+        found
+    });
+    let invalid = -(libc::EINVAL as isize);
+    assert_eq!(found, [(0, 0), (0, 0), (0, NOTHING), (0, 0), (0, invalid)]);
+}
+
+const LARGE: usize = 4 << 20;
+
+/// Buffers of uneven sizes that make up `bytes`.
+fn uneven(bytes: &[u8], count: usize) -> Vec<libc::iovec> {
+    let mut list = Vec::new();
+    let mut rest = bytes;
+    for i in 0..count {
+        let len = if i + 1 == count { rest.len() } else { rest.len() / (count - i) / (1 + i % 3) };
+        let (one, more) = rest.split_at(len);
+        list.push(libc::iovec { iov_base: one.as_ptr() as *mut c_void, iov_len: len });
+        rest = more;
+    }
+    list
+}
+
+fn pattern() -> Vec<u8> {
+    (0..LARGE).map(|i| (i / 7 + i / 1_000) as u8).collect()
+}
+
+fn writev(fd: RawFd, list: &[libc::iovec]) -> isize {
+    // SAFETY: buffers of the caller.
+    check(unsafe { libc::writev(fd, list.as_ptr(), list.len() as c_int) })
+}
+
+fn sendmsg(fd: RawFd, list: &[libc::iovec]) -> isize {
+    // SAFETY: buffers of the caller; zeros are a message without a name and control data.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = list.as_ptr().cast_mut();
+        message.msg_iovlen = list.len();
+        check(libc::sendmsg(fd, &raw const message, 0))
+    }
+}
+
+/// Writes `LARGE` bytes by one call for a reader that takes some and then does `then`.
+fn write_large<W: Into<OwnedFd>, R: Read + Send + 'static>(
+    (to, mut from): (W, R),
+    call: fn(RawFd, &[libc::iovec]) -> isize,
+    count: usize,
+    taken: usize,
+) -> isize {
+    let to: OwnedFd = to.into();
+    let reader = thread::spawn(move || {
+        let expected = pattern();
+        let mut found = vec![0; taken];
+        from.read_exact(&mut found).unwrap();
+        assert!(found == expected[..taken], "other bytes than were written");
+    });
+    let bytes = pattern();
+    let written = call(to.as_raw_fd(), &uneven(&bytes, count));
+    drop(to);
+    trefoil::blocking(|| reader.join()).unwrap();
+    written
+}
+
+fn swapped<A, B>((a, b): (A, B)) -> (B, A) {
+    (b, a)
+}
+
+#[test]
+fn large_writes_to_a_blocking_stream_are_whole() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let mut found = Vec::new();
+        for count in [1, 3, 100] {
+            found.push(write_large(tcp(), writev, count, LARGE));
+            found.push(write_large(tcp(), sendmsg, count, LARGE));
+            found.push(write_large(UnixStream::pair().unwrap(), writev, count, LARGE));
+            found.push(write_large(UnixStream::pair().unwrap(), sendmsg, count, LARGE));
+            found.push(write_large(swapped(std::io::pipe().unwrap()), writev, count, LARGE));
+        }
+        found
+    });
+    assert_eq!(found, [LARGE as isize; 15]);
+}
+
+#[test]
+fn large_write_that_fails_returns_what_was_written() {
+    let _w = watchdog();
+    same_on_both(|| {
+        let part = |n: isize| n > 0 && n < LARGE as isize;
+        let mut found = Vec::new();
+        for call in [writev, sendmsg] {
+            // The reader goes away.
+            found.push(part(write_large(UnixStream::pair().unwrap(), call, 3, LARGE / 4)));
+            // Nobody reads, and there is a limit.
+            let (a, _b) = UnixStream::pair().unwrap();
+            a.set_write_timeout(Some(30 * MS)).unwrap();
+            let bytes = pattern();
+            found.push(part(call(a.as_raw_fd(), &uneven(&bytes, 3))));
+            found.push(call(a.as_raw_fd(), &uneven(&bytes, 3)) == NOTHING);
+        }
+        assert_eq!(found, [true; 6]);
+    });
+}
+
+#[test]
+fn descriptors_travel_once_with_a_large_message() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let (a, b) = UnixStream::pair().unwrap();
+        let reader = thread::spawn(move || {
+            let (mut bytes, mut rights, mut total) = (vec![0u8; 1 << 16], 0, 0);
+            loop {
+                let mut control = [0u64; 32];
+                let mut one =
+                    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+                // SAFETY: buffers of our own; a descriptor that comes is closed.
+                unsafe {
+                    let mut message: libc::msghdr = std::mem::zeroed();
+                    (message.msg_iov, message.msg_iovlen) = (&raw mut one, 1);
+                    message.msg_control = control.as_mut_ptr().cast();
+                    message.msg_controllen = size_of_val(&control);
+                    let n = libc::recvmsg(b.as_raw_fd(), &raw mut message, 0);
+                    let header = libc::CMSG_FIRSTHDR(&raw const message);
+                    if !header.is_null() {
+                        rights += 1;
+                        libc::close(libc::CMSG_DATA(header).cast::<c_int>().read_unaligned());
+                    }
+                    match n {
+                        1.. => total += n,
+                        _ => return (total, rights),
+                    }
+                }
+            }
+        });
+        let bytes = pattern();
+        let event = eventfd();
+        let mut control = [0u64; 4];
+        let list = uneven(&bytes, 5);
+        // SAFETY: as above.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (list.as_ptr().cast_mut(), list.len());
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(event.as_raw_fd());
+            check(libc::sendmsg(a.as_raw_fd(), &raw const message, 0))
+        };
+        drop(a);
+        (sent, trefoil::blocking(|| reader.join()).unwrap())
+    });
+    assert_eq!(found, (LARGE as isize, (LARGE as isize, 1)));
+}
+
+/// Sends each piece, some time after the one before.
+fn sends_late(mut to: impl Write + Send + 'static, pieces: &'static [&'static [u8]]) {
+    thread::spawn(move || {
+        for piece in pieces {
+            thread::sleep(20 * MS);
+            to.write_all(piece).unwrap();
+        }
+        // The other end is closed by the test.
+        thread::sleep(500 * MS);
+    });
+}
+
+#[test]
+fn recv_with_waitall_waits_for_all() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let (a, b) = tcp();
+        sends_late(a, &[b"abc", b"defgh", b"ij"]);
+        let all = recv(&b, &mut [0; 8], libc::MSG_WAITALL);
+        let (c, d) = UnixStream::pair().unwrap();
+        sends_late(c, &[b"abc", b"defgh", b"ij"]);
+        let unix = recv(&d, &mut [0; 10], libc::MSG_WAITALL);
+        d.set_read_timeout(Some(30 * MS)).unwrap();
+        (all, unix, recv(&d, &mut [0; 10], libc::MSG_WAITALL))
+    });
+    assert_eq!(found, (8, 10, NOTHING));
+}
+
+#[test]
+fn a_read_waits_for_as_much_as_so_rcvlowat_says() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let lowat = |fd: &dyn Fn() -> RawFd, bytes| {
+            struct Raw(RawFd);
+            impl AsRawFd for Raw {
+                fn as_raw_fd(&self) -> RawFd {
+                    self.0
+                }
+            }
+            set(&Raw(fd()), libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+        };
+        let mut found = Vec::new();
+        let (a, mut b) = tcp();
+        lowat(&|| b.as_raw_fd(), 8);
+        sends_late(a, &[b"abc", b"defghijk", b"lm", b"nopqrs"]);
+        found.push(read(&b, &mut [0; 100]));
+        found.push(recv(&b, &mut [0; 100], 0));
+        let (c, d) = UnixStream::pair().unwrap();
+        lowat(&|| d.as_raw_fd(), 4);
+        sends_late(c, &[b"abc", b"defg", b"hi", b"jk"]);
+        found.push(recv(&d, &mut [0; 100], 0));
+        found.push(b.read_vectored(&mut []).unwrap() as isize);
+        let mut bytes = [[0u8; 3]; 2];
+        let [one, two] = &mut bytes;
+        let mut both = [std::io::IoSliceMut::new(one), std::io::IoSliceMut::new(two)];
+        found.push((&d).read_vectored(&mut both).unwrap() as isize);
+        // Less is asked for than the mark says.
+        let (mut e, f) = tcp();
+        lowat(&|| f.as_raw_fd(), 100);
+        e.write_all(b"hello").unwrap();
+        found.push(read(&f, &mut [0; 5]));
+        // A limit; a call that does not wait; the end.
+        e.write_all(b"abc").unwrap();
+        f.set_read_timeout(Some(50 * MS)).unwrap();
+        found.push(read(&f, &mut [0; 100]));
+        found.push(read(&f, &mut [0; 100]));
+        f.set_read_timeout(None).unwrap();
+        e.write_all(b"abcd").unwrap();
+        thread::sleep(10 * MS);
+        found.push(recv(&f, &mut [0; 100], libc::MSG_DONTWAIT));
+        sends_late(e, &[b"xy"]);
+        found.push(read(&f, &mut [0; 100]));
+        found
+    });
+    assert_eq!(found, [11, 8, 7, 0, 4, 5, 3, NOTHING, 4, 2]);
+}
+
+/// `sendto` with `MSG_FASTOPEN`.
+fn send_fast(fd: RawFd, bytes: &[u8], port: u16) -> isize {
+    let to = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be() },
+        sin_zero: [0; 8],
+    };
+    let at = (&raw const to).cast();
+    let size = size_of_val(&to) as u32;
+    let (data, flags) = (bytes.as_ptr().cast(), libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL);
+    // SAFETY: our bytes and address.
+    check(unsafe { libc::sendto(fd, data, bytes.len(), flags, at, size) })
+}
+
+fn tcp_socket() -> OwnedFd {
+    // SAFETY: makes a descriptor, which is ours.
+    unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0)) }
+}
+
+#[test]
+fn fast_open_connects_and_sends() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let mut found = Vec::new();
+        for backlog_accepts in [false, true] {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            if backlog_accepts {
+                set(&listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 5);
+            }
+            let addr = listener.local_addr().unwrap();
+            let server = thread::spawn(move || {
+                let mut lengths = Vec::new();
+                for _ in 0..3 {
+                    let mut all = Vec::new();
+                    listener.accept().unwrap().0.read_to_end(&mut all).unwrap();
+                    lengths.push(all.len());
+                }
+                lengths
+            });
+            // The second one has a cookie, if the server gave one.
+            for _ in 0..2 {
+                let socket = tcp_socket();
+                found.push(send_fast(socket.as_raw_fd(), &[7; 100_000], addr.port()));
+            }
+            // The same by an option: the connection begins with the first write.
+            let socket = tcp_socket();
+            set(&socket, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1);
+            // SAFETY: an address of our own.
+            let rc = unsafe {
+                let to = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as u16,
+                    sin_port: addr.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be() },
+                    sin_zero: [0; 8],
+                };
+                libc::connect(socket.as_raw_fd(), (&raw const to).cast(), size_of_val(&to) as u32)
+            };
+            assert_eq!(rc, 0);
+            found.push(write(&socket, &[8; 1_000]));
+            drop(socket);
+            let lengths = trefoil::blocking(|| server.join()).unwrap();
+            assert_eq!(lengths, [100_000, 100_000, 1_000]);
+        }
+        // Nobody listens.
+        let port =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        found.push(send_fast(tcp_socket().as_raw_fd(), b"hello", port));
+        found
+    });
+    let refused = -(libc::ECONNREFUSED as isize);
+    assert_eq!(found, [100_000, 100_000, 1_000, 100_000, 100_000, 1_000, refused]);
+}
+
+/// A datagram socket whose queue is full, with an address of this test's own.
+fn full_receiver(name: &str) -> (UnixDatagram, UnixAddr) {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, SeqCst);
+    let name = format!("trefoil-test-{name}-{}-{number}", std::process::id());
+    let addr = UnixAddr::from_abstract_name(name).unwrap();
+    let receiver = UnixDatagram::bind_addr(&addr).unwrap();
+    let filler = UnixDatagram::unbound().unwrap();
+    filler.set_nonblocking(true).unwrap();
+    while filler.send_to_addr(b"full", &addr).is_ok() {}
+    (receiver, addr)
+}
+
+#[test]
+fn sending_to_a_full_peer_uses_no_cpu() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("sending_to_a_full_peer_uses_no_cpu").succeed();
+        return;
+    }
+    runtime(2).run(|| {
+        let (receiver, addr) = full_receiver("cpu");
+        let before = cpu_time();
+        let senders: Vec<_> = (0..4)
+            .map(|i| {
+                let addr = addr.clone();
+                trefoil::go(move || {
+                    let bytes = [i; 3];
+                    let socket = UnixDatagram::unbound().unwrap();
+                    if i < 2 {
+                        return socket.send_to_addr(&bytes, &addr).unwrap();
+                    }
+                    if i == 3 {
+                        let socket = trefoil::net::UnixDatagram::unbound().unwrap();
+                        return socket.send_to_addr(&bytes, &addr).unwrap();
+                    }
+                    // The same by `sendmsg`.
+                    let name = addr.as_abstract_name().unwrap();
+                    // SAFETY: an address and buffers of our own.
+                    unsafe {
+                        let mut to: libc::sockaddr_un = std::mem::zeroed();
+                        to.sun_family = libc::AF_UNIX as u16;
+                        for (to, from) in to.sun_path[1..].iter_mut().zip(name) {
+                            *to = *from as i8;
+                        }
+                        let mut one = libc::iovec {
+                            iov_base: bytes.as_ptr() as *mut c_void,
+                            iov_len: bytes.len(),
+                        };
+                        let mut message: libc::msghdr = std::mem::zeroed();
+                        message.msg_name = (&raw mut to).cast();
+                        message.msg_namelen = (3 + name.len()) as u32;
+                        (message.msg_iov, message.msg_iovlen) = (&raw mut one, 1);
+                        check(libc::sendmsg(socket.as_raw_fd(), &raw const message, 0)) as usize
+                    }
+                })
+            })
+            .collect();
+        // A limit ends it.
+        let limited = UnixDatagram::unbound().unwrap();
+        limited.set_write_timeout(Some(50 * MS)).unwrap();
+        let start = Instant::now();
+        let e = limited.send_to_addr(b"late", &addr).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
+        assert!(start.elapsed() >= 50 * MS);
+        thread::sleep(400 * MS);
+        let used = cpu_time() - before;
+        assert!(used < 150 * MS, "{used:?} of CPU time while the queue was full");
+        // All are served when there is room.
+        receiver.set_read_timeout(Some(500 * MS)).unwrap();
+        let mut lengths = Vec::new();
+        while let Ok(n) = receiver.recv(&mut [0; 8]) {
+            lengths.push(n);
+        }
+        assert_eq!(lengths.iter().filter(|n| **n == 3).count(), 4);
+        for sender in senders {
+            assert_eq!(sender.join().unwrap(), 3);
+        }
+    });
+}
