@@ -1,14 +1,15 @@
 //! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and their kin, with which other crates
 //! write event loops.
 //!
-//! One descriptor and one direction is waited for itself; more of them through an epoll of their own, which is a
-//! descriptor too. A call that changes the thread's signal mask (`ppoll`, `pselect`, `epoll_pwait` with a mask) is the
+//! Descriptors are waited for each in its own place, all of them at once. What a place does not know (urgent data, a
+//! hang-up alone) is waited for through an epoll of the call's own, which is a descriptor too. A call that changes the thread's signal mask (`ppoll`, `pselect`, `epoll_pwait` with a mask) is the
 //! kernel's business: the thread blocks, and loses its P.
 
 use super::io::{Then, wait_ready};
 use super::sleep::nanos;
 use super::{fds, may_park};
-use crate::sched::pollable::Side;
+use crate::runtime;
+use crate::sched::pollable::{Side, Watched, wait_for_any};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::raw::syscall;
 use crate::time::sleep_until_nanos;
@@ -19,6 +20,9 @@ const MASK_BYTES: usize = size_of::<u64>();
 /// Descriptors that `select` is asked for, at most: longer sets than `fd_set` are the kernel's, which knows how much of
 /// them to look at.
 const MOST: usize = libc::FD_SETSIZE;
+/// Descriptors of a `poll` that are waited for each in its own place, at most: the runtime goes through all of them
+/// without a pause.
+const MOST_WATCHED: usize = 1024;
 
 fn after_ms(ms: c_int) -> Nanos {
     if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
@@ -77,40 +81,32 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
         return unsafe { syscall(libc::SYS_poll, [0, 0, left_ms(until)]) };
     }
     // SAFETY: the caller's list.
+    let in_kernel = || unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]) };
+    // In a signal handler nothing is allocated.
+    if !may_park() {
+        return in_kernel();
+    }
+    // SAFETY: the caller's list.
     let entries = unsafe { std::slice::from_raw_parts(list, count) };
-    let either = |events: i16| {
-        let read = events & (libc::POLLIN | libc::POLLRDHUP) != 0;
-        let write = events & libc::POLLOUT != 0;
-        let more = events & !(libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT) != 0;
-        if read != write && !more {
-            Some(if read { Side::Read } else { Side::Write })
-        } else {
-            None
-        }
-    };
-    let several = match entries {
-        [one] => match either(one.events) {
-            Some(side) => Err((one.fd, side)),
-            None => Ok(Several::of(entries)),
+    let several = match watched(entries) {
+        Some(all) => Err(all),
+        None => match Several::of(entries) {
+            Some(several) => Ok(several),
+            None => return in_kernel(),
         },
-        _ => Ok(Several::of(entries)),
-    };
-    let (fd, side) = match &several {
-        Err(single) => *single,
-        Ok(Some(several)) => (several.0, Side::Read),
-        Ok(None) => {
-            // SAFETY: the caller's list.
-            return unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]) };
-        }
     };
     loop {
-        match wait_ready(fd, side, until, None) {
+        let then = match &several {
+            Err(all) => match all[..] {
+                [Watched { fd, side, .. }] => wait_ready(fd, side, until, None),
+                _ => wait_ready_any(all, until),
+            },
+            Ok(several) => wait_ready(several.0, Side::Read, until, None),
+        };
+        match then {
             Then::TryAgain => {}
             Then::Return(_) => return look(),
-            // SAFETY: the caller's list.
-            Then::Block => unsafe {
-                return syscall(libc::SYS_poll, [list as usize, count, left_ms(until)]);
-            },
+            Then::Block => return in_kernel(),
         }
         match look() {
             0 => {}
@@ -119,10 +115,47 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     }
 }
 
+/// The directions that `entries` ask for. None: they ask for something else.
+fn watched(entries: &[pollfd]) -> Option<Vec<Watched>> {
+    const READ: i16 = libc::POLLIN | libc::POLLRDHUP;
+    if entries.len() > MOST_WATCHED {
+        return None;
+    }
+    let mut all = Vec::with_capacity(entries.len());
+    for &pollfd { fd, events, .. } in entries.iter().filter(|entry| entry.fd >= 0) {
+        // Readable data is an event for whoever waits for a hang-up alone, and would be one again and again.
+        let (read, write) = (events & libc::POLLIN != 0, events & libc::POLLOUT != 0);
+        let is_hang_up_alone = !read && events & READ != 0;
+        if events & !(READ | libc::POLLOUT) != 0 || is_hang_up_alone || !(read || write) {
+            return None;
+        }
+        let pollable = fds::slot(fd)?.pollable();
+        let sides = [(read, Side::Read), (write, Side::Write)];
+        let asked = sides.into_iter().filter(|(is, _)| *is);
+        all.extend(asked.map(|(_, side)| Watched { pollable, fd, side }));
+    }
+    (!all.is_empty()).then_some(all)
+}
+
+/// As [`wait_ready`], for any of several.
+fn wait_ready_any(all: &[Watched], until: Nanos) -> Then {
+    if until <= now() {
+        return Then::Return(0);
+    }
+    let (true, Ok(sched)) = (may_park(), runtime::current_sched()) else {
+        return Then::Block;
+    };
+    match wait_for_any(sched, all, until) {
+        Ok(()) => Then::TryAgain,
+        Err(_) => Then::Block,
+    }
+}
+
 /// An epoll with the descriptors of one `poll`.
 struct Several(c_int);
 
 impl Several {
+    /// None: one of them cannot be waited for by it.
     fn of(entries: &[pollfd]) -> Option<Several> {
         // SAFETY: makes a descriptor of our own, and adds to it.
         unsafe {
@@ -136,11 +169,16 @@ impl Several {
                     let args = [epoll.0 as usize, op as usize, entry.fd as usize, at];
                     syscall(libc::SYS_epoll_ctl, args)
                 };
-                if tell(libc::EPOLL_CTL_ADD, &mut event) == -(libc::EEXIST as isize) {
+                let mut told = tell(libc::EPOLL_CTL_ADD, &mut event);
+                if told == -(libc::EEXIST as isize) {
                     // It is named more than once: for all that is asked of it.
                     let same = entries.iter().filter(|other| other.fd == entry.fd);
                     event.events = same.fold(0, |all, other| all | other.events as u16 as u32);
-                    tell(libc::EPOLL_CTL_MOD, &mut event);
+                    told = tell(libc::EPOLL_CTL_MOD, &mut event);
+                }
+                // A regular file has no events to wait for; `poll` has said so.
+                if told != 0 && told != -(libc::EPERM as isize) {
+                    return None;
                 }
             }
             Some(epoll)

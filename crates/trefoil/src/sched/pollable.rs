@@ -78,6 +78,14 @@ impl Shard {
         self.waiters.load(Ordering::Relaxed) != 0
     }
 
+    /// A goroutine of `sched` is about to wait for one of its descriptors.
+    fn count_waiter(&self, sched: &Sched) {
+        // SeqCst: pairs with the end of `Poller::keep`.
+        if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_kept(self) {
+            sched.want_poller();
+        }
+    }
+
     /// Hands what is ready now to `ready`.
     fn look(&self, deadline: Nanos, ready: &mut Ready) {
         if self.epoll.is_open() {
@@ -132,6 +140,13 @@ impl Poller {
 
     fn owns(&self, shard: *const Shard) -> bool {
         self.shards.as_ptr_range().contains(&shard)
+    }
+
+    /// The bit of one of its shards.
+    fn bit_of(&self, shard: &Shard) -> u32 {
+        // SAFETY: one of ours (caller).
+        let i = unsafe { std::ptr::from_ref(shard).offset_from(self.shards.as_ptr()) };
+        1 << i
     }
 
     /// The bits of those that are open.
@@ -202,10 +217,7 @@ impl Poller {
 
     /// Whether the keeper will see what comes into `shard`.
     fn is_kept(&self, shard: &Shard) -> bool {
-        let start = self.shards.as_ptr();
-        // SAFETY: one of ours (caller).
-        let i = unsafe { std::ptr::from_ref(shard).offset_from(start) };
-        self.blocked.load(Ordering::Relaxed) & 1 << i != 0
+        self.blocked.load(Ordering::Relaxed) & self.bit_of(shard) != 0
     }
 }
 
@@ -406,8 +418,17 @@ impl Pollable {
         limit: Nanos,
         seen: u32,
     ) -> io::Result<Waited> {
+        self.arm(sched, fd, side)?;
+        let waited = self.wait(sched, fd, side, limit, seen);
+        self.disarm(side);
+        waited
+    }
+
+    /// Registers it for `side` and what others wait for. To be undone by [`Pollable::disarm`].
+    #[cfg(feature = "std")]
+    fn arm(&'static self, sched: &Sched, fd: RawFd, side: Side) -> io::Result<&'static Shard> {
         let shard = self.home_in(sched)?;
-        super::queue::inside(|_| {
+        let known = super::queue::inside(|_| {
             // Under the lock: of two who arm, the second one knows of the first.
             let mut inner = self.inner.lock();
             inner.armed[side as usize] += 1;
@@ -418,11 +439,13 @@ impl Pollable {
                 _ => inner.armed[side as usize] -= 1,
             }
             done
-        })
-        .and_then(|known| if known { Ok(()) } else { Err(not_pollable()) })?;
-        let waited = self.wait(sched, fd, side, limit, seen);
+        })?;
+        if known { Ok(shard) } else { Err(not_pollable()) }
+    }
+
+    #[cfg(feature = "std")]
+    fn disarm(&self, side: Side) {
         super::queue::inside(|_| self.inner.lock().armed[side as usize] -= 1);
-        waited
     }
 
     /// The descriptor is closed: everybody who waits looks again, or is told so.
@@ -471,10 +494,7 @@ impl Pollable {
             return Ok(self.or_closed(Waited::TimedOut));
         }
         let node = Node::new(0);
-        // SeqCst: pairs with the end of `Poller::keep`.
-        if shard.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_kept(shard) {
-            sched.want_poller();
-        }
+        shard.count_waiter(sched);
         let slept = node.sleep(
             WaitReason::IoWait,
             deadline,
@@ -594,5 +614,75 @@ impl Pollable {
             readers.wake_all(here, CLOSED);
             writers.wake_all(here, CLOSED);
         });
+    }
+}
+
+/// A direction of a descriptor, one of several that a goroutine waits for at once ([`wait_for_any`]).
+#[cfg(feature = "std")]
+pub(crate) struct Watched {
+    pub(crate) pollable: &'static Pollable,
+    pub(crate) fd: RawFd,
+    pub(crate) side: Side,
+}
+
+/// Waits until one of `all` may be ready, or until `limit`. As [`Pollable::wait_armed`] each is registered, and reported
+/// if it is ready now.
+///
+/// An epoll instance for each such wait would do as well, but the kernel allows no more than 500 ways from a file
+/// through one instance into another: a descriptor that more goroutines wait for, each beside one of its own, would
+/// block their threads.
+///
+/// # Errors
+/// When one of them cannot be polled: it is closed, or a regular file; out of memory or of watches.
+#[cfg(feature = "std")]
+pub(crate) fn wait_for_any(sched: &Sched, all: &[Watched], limit: Nanos) -> io::Result<()> {
+    let seen: Vec<u32> = all.iter().map(|one| one.pollable.edges(one.side)).collect();
+    let mut armed = Armed { all, count: 0 };
+    let mut shards = 0;
+    for one in all {
+        let shard = one.pollable.arm(sched, one.fd, one.side)?;
+        armed.count += 1;
+        shards |= sched.poller.bit_of(shard);
+    }
+    let nodes: Vec<Node> = all.iter().map(|_| Node::new(0)).collect();
+    let each_shard = |f: &dyn Fn(&Shard)| {
+        let used = sched.poller.shards.iter().enumerate().filter(|(i, _)| shards & 1 << i != 0);
+        used.for_each(|(_, shard)| f(shard));
+    };
+    each_shard(&|shard| shard.count_waiter(sched));
+    super::queue::sleep_in_any(
+        &nodes,
+        WaitReason::IoWait,
+        limit,
+        |i, node| {
+            let Watched { pollable, side, .. } = all[i];
+            let mut inner = pollable.inner.lock();
+            let unchanged = !inner.closed && pollable.edges(side) == seen[i];
+            if unchanged {
+                inner.lists[side as usize].push_back(node);
+            }
+            unchanged
+        },
+        |i, node| {
+            let Watched { pollable, side, .. } = all[i];
+            pollable.inner.lock().lists[side as usize].remove(node);
+        },
+    );
+    each_shard(&|shard| _ = shard.waiters.fetch_sub(1, Ordering::Relaxed));
+    drop(armed);
+    Ok(())
+}
+
+/// The first `count` of `all` are armed.
+#[cfg(feature = "std")]
+struct Armed<'a> {
+    all: &'a [Watched],
+    count: usize,
+}
+
+#[cfg(feature = "std")]
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        self.all[..self.count].iter().for_each(|one| one.pollable.disarm(one.side));
     }
 }

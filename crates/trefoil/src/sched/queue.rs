@@ -205,6 +205,40 @@ impl Node {
     }
 }
 
+/// Sleeps in several lists at once, with a new node in each, until a taker takes one of the nodes, or until `deadline`.
+/// `enqueue` links a node under its list's lock, or says no; then the sleep does not begin. `withdraw` takes a node out
+/// again under that lock, if it is still linked. Both run inside the runtime.
+#[cfg(feature = "std")]
+pub(crate) fn sleep_in_any(
+    nodes: &[Node],
+    reason: WaitReason,
+    deadline: Nanos,
+    enqueue: impl Fn(usize, &Node) -> bool,
+    withdraw: impl Fn(usize, &Node),
+) {
+    let here = Rt::enter();
+    let withdraw_all = || nodes.iter().enumerate().for_each(|(i, node)| withdraw(i, node));
+    let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
+        for (i, node) in nodes.iter().enumerate() {
+            node.waiter.set(waiter);
+            node.goroutine.set(here.is_some());
+            if !enqueue(i, node) {
+                // If a taker was faster its wake-up is on its way, and must be awaited.
+                let sleeps = !waiter.claim(TAKEN);
+                if !sleeps {
+                    withdraw_all();
+                }
+                return sleeps;
+            }
+        }
+        true
+    });
+    if winner.is_some() {
+        withdraw_all();
+    }
+    wait::leave(here);
+}
+
 /// Runs `f` inside the runtime (on a plain thread there is none).
 #[inline]
 pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
