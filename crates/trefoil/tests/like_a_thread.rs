@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -642,4 +642,163 @@ fn poll_reports_a_descriptor_that_no_epoll_takes() {
         found
     });
     assert_eq!(found, [(1, libc::POLLIN); 2]);
+}
+
+/// A reader of one end of a stream, and whatever `f` does to the reader's descriptor meanwhile; then a byte comes. What
+/// the reader returns, and `f`.
+fn meanwhile<T>(f: impl FnOnce(RawFd) -> T) -> (isize, T) {
+    let (a, mut b) = UnixStream::pair().unwrap();
+    let fd = a.as_raw_fd();
+    let tid = Arc::new(AtomicUsize::new(0));
+    let begun = tid.clone();
+    let go = move || {
+        begun.store(1, SeqCst);
+        read(&a, &mut [0; 8])
+    };
+    let on_goroutine = trefoil::id() != 0;
+    let reader: Box<dyn FnOnce() -> isize> = if on_goroutine {
+        let handle = trefoil::go(go);
+        Box::new(|| handle.join().unwrap())
+    } else {
+        let handle = thread::spawn(go);
+        Box::new(|| handle.join().unwrap())
+    };
+    while tid.load(SeqCst) == 0 {
+        thread::sleep(MS);
+    }
+    thread::sleep(20 * MS);
+    let done = f(fd);
+    thread::sleep(20 * MS);
+    b.write_all(b"x").unwrap();
+    (reader(), done)
+}
+
+#[test]
+fn dup_that_fails_leaves_readers_of_its_target_alone() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        // SAFETY: no pointers.
+        let dup2 = |from| meanwhile(|to| check(unsafe { libc::dup2(from, to) } as isize));
+        let flags = |from: RawFd| {
+            // SAFETY: as above.
+            meanwhile(|to| check(unsafe { libc::dup3(from, to, 0x4000_0000) } as isize))
+        };
+        let open = eventfd();
+        [dup2(1 << 28), dup2(-1), flags(open.as_raw_fd())]
+    });
+    let (bad, invalid) = (-(libc::EBADF as isize), -(libc::EINVAL as isize));
+    assert_eq!(found, [(1, bad), (1, bad), (1, invalid)]);
+}
+
+#[test]
+fn close_in_a_child_that_shares_memory_leaves_readers_alone() {
+    /// The child of `vfork`, or what is the same for it: its stack is another part of the parent's memory.
+    extern "C" fn child(fd: *mut c_void) -> c_int {
+        // SAFETY: a descriptor of this process, whose table is a copy.
+        unsafe {
+            let rc = libc::close(fd as usize as c_int);
+            libc::dup2(0, fd as usize as c_int);
+            libc::_exit(if rc == 0 { 7 } else { 8 })
+        }
+    }
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        meanwhile(|fd| {
+            let mut stack = vec![0u128; 16 << 10];
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            // SAFETY: a stack of its own; the parent waits until the child has ended.
+            unsafe {
+                let top = stack.as_mut_ptr_range().end.cast();
+                let pid = libc::clone(child, top, flags, fd as usize as *mut c_void);
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                libc::WEXITSTATUS(status)
+            }
+        })
+    });
+    assert_eq!(found, (1, 7));
+}
+
+/// What the handler is to close; −1 when it has.
+static TO_CLOSE: AtomicI32 = AtomicI32::new(-1);
+
+/// A thread that is in the runtime most of the time.
+static BUSY: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn close_one(_: c_int) {
+    let fd = TO_CLOSE.swap(-1, SeqCst);
+    if fd >= 0 {
+        // SAFETY: handed over by the test.
+        unsafe {
+            let before = *libc::__errno_location();
+            libc::close(fd);
+            *libc::__errno_location() = before;
+        }
+    }
+}
+
+#[test]
+fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("close_in_a_handler_that_interrupts_the_runtime_ends_waits").succeed();
+        return;
+    }
+    // SAFETY: a handler that may be one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = close_one as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let over = Arc::new(AtomicUsize::new(0));
+    runtime(2).run(move || {
+        // Threads that are in the runtime most of the time, with its locks.
+        let busy: Vec<_> = (0..4)
+            .map(|_| {
+                let over = over.clone();
+                trefoil::go(move || {
+                    let (mut a, mut b) = UnixStream::pair().unwrap();
+                    while over.load(SeqCst) == 0 {
+                        // SAFETY: no arguments.
+                        let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+                        BUSY.store(tid as i32, SeqCst);
+                        let reader = trefoil::go(move || {
+                            a.read_exact(&mut [0]).unwrap();
+                            a
+                        });
+                        b.write_all(b"x").unwrap();
+                        a = reader.join().unwrap();
+                        trefoil::yield_now();
+                    }
+                })
+            })
+            .collect();
+        for round in 0..500 {
+            let (a, b) = UnixStream::pair().unwrap();
+            let fd = std::os::fd::IntoRawFd::into_raw_fd(a);
+            // SAFETY: our buffer.
+            let reader = trefoil::go(move || unsafe {
+                check(libc::read(fd, [0u8; 8].as_mut_ptr().cast(), 8))
+            });
+            if round % 2 == 0 {
+                thread::sleep(MS / 2);
+            } else {
+                trefoil::yield_now();
+            }
+            TO_CLOSE.store(fd, SeqCst);
+            while TO_CLOSE.load(SeqCst) >= 0 {
+                // SAFETY: to a thread of this process, if it is still there.
+                unsafe {
+                    let (process, thread) = (libc::getpid(), BUSY.load(SeqCst));
+                    libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR1);
+                }
+                thread::sleep(MS / 10);
+            }
+            assert_eq!(reader.join().unwrap(), -(libc::EBADF as isize));
+            drop(b);
+        }
+        over.store(1, SeqCst);
+        busy.into_iter().for_each(|one| one.join().unwrap());
+    });
 }

@@ -15,10 +15,12 @@
 //! 1. A slot, once made, stays: pages of the table are never freed.
 //! 2. Slots are found, and made, in signal handlers too: no malloc.
 
-use crate::sched::pollable::Pollable;
+use super::waking::WakeContext;
+use crate::sched::pollable::{Interrupt, Pollable};
+use crate::sched::queue;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors in one page of the table, and pages: a million and more, the kernel's usual limit.
 const PAGE: usize = 1024;
@@ -168,20 +170,37 @@ impl Slot {
     }
 }
 
-/// The descriptor is about to be closed: those who wait for it give up, and nothing is known any more. False: nothing
-/// was known.
+/// This process, as it was when the runtime started. 0: it has not.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Notes which process this is.
+pub(super) fn note_process() {
+    PROCESS.store(process(), Ordering::Relaxed);
+}
+
+fn process() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { crate::sys::raw::syscall(libc::SYS_getpid, []) as i32 }
+}
+
+/// The descriptor is about to be closed: those who wait for it give up, and nothing is known any more. Returns false if
+/// nothing was known, and in another process: the descriptors of a child of `vfork` are its own, but its memory is
+/// its parent's.
 pub(super) fn closing(fd: RawFd) -> bool {
     if super::FORKED.load(Ordering::Relaxed) {
         return false;
     }
     let Some(slot) = known(fd) else { return false };
-    slot.forget();
     // SAFETY: null, or a Pollable; those are never freed.
-    let Some(pollable) = (unsafe { slot.pollable.load(Ordering::Acquire).as_ref() }) else {
+    let pollable = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() };
+    if pollable.is_some() && PROCESS.load(Ordering::Relaxed) != process() {
         return false;
-    };
-    pollable.interrupt(fd, true);
-    true
+    }
+    slot.forget();
+    if let Some(pollable) = pollable {
+        interrupt(pollable, fd, Interrupt::Closed);
+    }
+    pollable.is_some()
 }
 
 /// It is closed: who began to wait in the last moment looks again.
@@ -190,7 +209,16 @@ pub(super) fn closed(fd: RawFd) {
     slot.forget();
     // SAFETY: as above.
     if let Some(pollable) = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() } {
-        pollable.interrupt(fd, false);
+        interrupt(pollable, fd, Interrupt::LookAgain);
+    }
+}
+
+/// `close` is async-signal-safe: in a handler it neither enters the runtime nor waits for a lock that its thread holds.
+fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
+    match WakeContext::current() {
+        WakeContext::Runtime => queue::inside(|here| pollable.interrupt(here, fd, why)),
+        WakeContext::Outside => pollable.interrupt(None, fd, why),
+        WakeContext::Deferred => pollable.interrupt_later(),
     }
 }
 

@@ -766,13 +766,21 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     rc
 }
 
+/// Whether `dup3` closes `to`: not if it fails.
+fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
+    // SAFETY: a question without pointers.
+    let is_open =
+        || unsafe { syscall(libc::SYS_fcntl, [from as usize, libc::F_GETFD as usize]) >= 0 };
+    from != to && flags & !libc::O_CLOEXEC == 0 && is_open()
+}
+
 /// libc's function.
 ///
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    let known = from != to && fds::closing(to);
+    let known = is_replaced(from, to, 0) && fds::closing(to);
     type Real = unsafe extern "C" fn(c_int, c_int) -> c_int;
     // SAFETY: libc's function of that name and type, with the caller's arguments.
     let rc = unsafe { transmute::<*mut c_void, Real>(DUP2.get())(from, to) };
@@ -788,7 +796,7 @@ pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    let known = from != to && fds::closing(to);
+    let known = is_replaced(from, to, flags) && fds::closing(to);
     type Real = unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     // SAFETY: libc's function of that name and type, with the caller's arguments.
     let rc = unsafe { transmute::<*mut c_void, Real>(DUP3.get())(from, to, flags) };

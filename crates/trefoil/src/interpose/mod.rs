@@ -176,6 +176,7 @@ pub(crate) fn linked() {
     }
     #[cfg(feature = "std")]
     {
+        fds::note_process();
         malloc::init();
         c_locks::linked();
     }

@@ -3,7 +3,8 @@
 //! `sem_post` is async-signal-safe, so a handler may call it that interrupted its own thread in the runtime, with a
 //! lock of the runtime in hand. Waiting for a lock there is waiting for ever. Such a waker only notes the bucket of the
 //! table ([`FOREIGN`]) in which the sleepers are, and calls a helper thread, which wakes all of them. They retry, and
-//! those that came in vain sleep again: waits in that table may end for no reason.
+//! those that came in vain sleep again: waits in that table may end for no reason. `close` is async-signal-safe, too: the
+//! descriptor whose waiters it must wake is noted in the same way (`Pollable::interrupt_later`).
 //!
 //! ```text
 //!   the waker                              a helper thread
@@ -22,6 +23,7 @@
 //! scheduler's lock for its probes, and has enough to do); one more thread.
 
 use super::aide::Aide;
+use super::pollable::Pollable;
 use super::table::{BUCKETS, FOREIGN, bucket_of};
 use crate::sys::lock;
 use std::ptr::null_mut;
@@ -75,6 +77,11 @@ pub(crate) fn wake_later(key: usize) {
     let bucket = bucket_of(key);
     // SeqCst, both: invariant 1. The bit is set before `ANY`, which tells of it.
     BITS[bucket / 64].fetch_or(1 << (bucket % 64), Ordering::SeqCst);
+    call_helper();
+}
+
+/// Calls a helper thread for what was noted. Safe in a signal handler.
+pub(super) fn call_helper() {
     ANY.store(true, Ordering::SeqCst);
     let mut next = MEMBERS.load(Ordering::SeqCst);
     // SAFETY: members are never freed (invariant 3).
@@ -102,6 +109,7 @@ pub(super) fn deliver() {
             FOREIGN.take_bucket(bucket, |key| key & KEY_TAG != KEY_BARRIER).wake_all(None, 0);
         }
     }
+    Pollable::deliver_interrupts();
 }
 
 /// The bits of a key of [`FOREIGN`] that say what is waited for; the others are the address.

@@ -45,6 +45,8 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::{null, null_mut};
+#[cfg(feature = "std")]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Bits of a pointer to a Pollable in an event's data; the tag is above.
@@ -284,6 +286,25 @@ pub(crate) struct Pollable {
     inner: Lock<Inner>,
     /// Next in the free list; under its lock.
     next: UnsafeCell<*const Pollable>,
+    /// Whether it is in [`NOTED`], and the next one there.
+    #[cfg(feature = "std")]
+    is_noted: AtomicBool,
+    #[cfg(feature = "std")]
+    noted_next: AtomicPtr<Pollable>,
+}
+
+/// Those whose waits a helper thread is to end ([`Pollable::interrupt_later`]).
+#[cfg(feature = "std")]
+static NOTED: AtomicPtr<Pollable> = AtomicPtr::new(null_mut());
+
+/// Why waits for a descriptor are ended.
+#[cfg(feature = "std")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interrupt {
+    /// It is about to be closed: the calls fail.
+    Closed,
+    /// It may be another file by now: the calls are tried again.
+    LookAgain,
 }
 
 // SAFETY: `next` is guarded by the lock of `FREE`.
@@ -346,6 +367,10 @@ impl Pollable {
                         armed: [0; 2],
                     }),
                     next: UnsafeCell::new(null()),
+                    #[cfg(feature = "std")]
+                    is_noted: AtomicBool::new(false),
+                    #[cfg(feature = "std")]
+                    noted_next: AtomicPtr::new(null_mut()),
                 })
                 .collect();
             for one in slab.leak() {
@@ -448,24 +473,59 @@ impl Pollable {
         super::queue::inside(|_| self.inner.lock().armed[side as usize] -= 1);
     }
 
-    /// The descriptor is closed: everybody who waits looks again, or is told so.
+    /// The descriptor is about to be closed, or is closed: ends all waits. `here` is where the caller is.
     #[cfg(feature = "std")]
-    pub(crate) fn interrupt(&self, fd: RawFd, tell: bool) {
-        super::queue::inside(|here| {
-            let (readers, writers) = {
-                let mut inner = self.inner.lock();
-                // Release: who is about to wait sees the count, and looks again.
-                self.sides.iter().for_each(|side| _ = side.edges.fetch_add(1, Ordering::Release));
-                let [read, write] = &mut inner.lists;
-                (read.take_all(), write.take_all())
+    pub(crate) fn interrupt(&self, here: Option<Rt>, fd: RawFd, why: Interrupt) {
+        let (readers, writers) = {
+            let mut inner = self.inner.lock();
+            // Release: who is about to wait sees the count, and looks again.
+            self.sides.iter().for_each(|side| _ = side.edges.fetch_add(1, Ordering::Release));
+            let [read, write] = &mut inner.lists;
+            (read.take_all(), write.take_all())
+        };
+        if readers.len() > 0 || writers.len() > 0 {
+            self.forget(fd);
+        }
+        let word = match why {
+            Interrupt::Closed => CLOSED,
+            Interrupt::LookAgain => LOOK_AGAIN,
+        };
+        readers.wake_all(here, word);
+        writers.wake_all(here, word);
+    }
+
+    /// As [`Pollable::interrupt`], by a helper thread, and those who wait look again. Safe in a signal handler that
+    /// interrupted the runtime: nothing is locked.
+    #[cfg(feature = "std")]
+    pub(crate) fn interrupt_later(&'static self) {
+        // Whoever finds it noted leaves it to the delivery that is still to come.
+        if !self.is_noted.swap(true, Ordering::SeqCst) {
+            let this = std::ptr::from_ref(self).cast_mut();
+            let push = |first| {
+                self.noted_next.store(first, Ordering::Relaxed);
+                Some(this)
             };
-            if readers.len() > 0 || writers.len() > 0 {
-                self.forget(fd);
-            }
-            let word = if tell { CLOSED } else { LOOK_AGAIN };
-            readers.wake_all(here, word);
-            writers.wake_all(here, word);
-        });
+            // Release: who takes it sees its `noted_next`.
+            _ = NOTED.fetch_update(Ordering::Release, Ordering::Relaxed, push);
+        }
+        super::deferred::call_helper();
+    }
+
+    /// On a helper thread: interrupts those that were noted.
+    #[cfg(feature = "std")]
+    pub(super) fn deliver_interrupts() {
+        if NOTED.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        let mut next = NOTED.swap(null_mut(), Ordering::Acquire);
+        // SAFETY: Pollables are never freed (invariant 1).
+        while let Some(one) = unsafe { next.as_ref() } {
+            next = one.noted_next.load(Ordering::Relaxed);
+            // Before the interruption: a note that comes later is another one.
+            one.is_noted.store(false, Ordering::SeqCst);
+            // The poller forgets a closed file by itself.
+            one.interrupt(None, -1, Interrupt::LookAgain);
+        }
     }
 
     /// How many edges there have been: to be asked before an attempt, for [`Pollable::wait`] after it.
