@@ -5,7 +5,8 @@
 //! (`sched/table.rs`); a wake, from anywhere, serves the goroutines there first, and the kernel's sleepers
 //! with what is left.
 //!
-//! A wait may end for no reason, as the kernel's may: so a wake with a bitset, or a requeue, wakes all of them.
+//! A wait may end for no reason, as the kernel's may: so a wake with a bitset, a requeue, or an operation whose result
+//! only the kernel knows (`FUTEX_WAKE_OP`), wakes all of them.
 //!
 //! # Who comes too late again and again
 //! std's locks are not fair: who unlocks may lock again before the one it woke has run. Threads are torn apart by
@@ -16,6 +17,7 @@
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
 //! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
 
+use super::sleep::nanos;
 use super::waking::WakeContext;
 use super::{FORKED, Next, may_park};
 use crate::sched::deferred::{key_of, wake_later};
@@ -35,10 +37,26 @@ const WAIT: usize = 0;
 const WAKE: usize = 1;
 const REQUEUE: usize = 3;
 const CMP_REQUEUE: usize = 4;
+const WAKE_OP: usize = 5;
 const WAIT_BITSET: usize = 9;
 const WAKE_BITSET: usize = 10;
 const PRIVATE: usize = 128;
 const REALTIME: usize = 256;
+
+/// The newer calls, one for each operation (Linux 6.7). A wait by them is the kernel's, a wake serves goroutines as well.
+const SYS_FUTEX_WAKE: c_long = 454;
+const SYS_FUTEX_REQUEUE: c_long = 456;
+/// Their flags for a word of 32 bits that only this process uses.
+const SIZE_U32_PRIVATE: u32 = 2 | PRIVATE as u32;
+
+/// What `futex_requeue` takes two of.
+#[repr(C)]
+struct FutexWaitv {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
 
 /// The tag of keys (`sched/deferred.rs`); those of C's locks are in `c_locks/mod.rs`.
 const FUTEX: usize = 0;
@@ -91,6 +109,10 @@ pub(crate) unsafe extern "C" fn syscall(number: c_long) -> c_long {
     naked_asm!(
         "cmp rdi, {futex}",
         "je {door}",
+        "cmp rdi, {futex_wake}",
+        "je {wake_door}",
+        "cmp rdi, {futex_requeue}",
+        "je {requeue_door}",
         "mov rax, [rip + {real}]",
         "test rax, rax",
         "jz 2f",
@@ -103,6 +125,10 @@ pub(crate) unsafe extern "C" fn syscall(number: c_long) -> c_long {
         "jmp rax",
         futex = const libc::SYS_futex,
         door = sym door,
+        futex_wake = const SYS_FUTEX_WAKE,
+        wake_door = sym wake_door,
+        futex_requeue = const SYS_FUTEX_REQUEUE,
+        requeue_door = sym requeue_door,
         real = sym REAL,
         look_up = sym look_up,
     )
@@ -127,6 +153,7 @@ unsafe extern "C" fn door(
     // The kernel takes ints.
     let (op, value) = (op & 0xffff_ffff, value as u32);
     let command = op & !(PRIVATE | REALTIME);
+    let is_bitset = matches!(command, WAIT_BITSET | WAKE_BITSET);
     // SAFETY: the caller's arguments, by the rules of the call; passed on as they came.
     unsafe {
         let kernel = |value: u32| {
@@ -135,8 +162,13 @@ unsafe extern "C" fn door(
             raw::syscall(number, args)
         };
         let result = match command {
+            // No bits: its own error.
+            _ if is_bitset && value3 as u32 == 0 => kernel(value),
             WAIT | WAIT_BITSET if op & PRIVATE != 0 && may_park() => {
-                wait(&*word, value, deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0))
+                match deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0) {
+                    Some(deadline) => wait(&*word, value, deadline),
+                    None => -libc::EINVAL as isize,
+                }
             }
             WAIT | WAIT_BITSET => {
                 if let Some(which) = HURRIED.get() {
@@ -168,7 +200,7 @@ unsafe extern "C" fn door(
                                 || hurried);
                         match if threads_first { kernel(1) } else { 0 } {
                             1 => 1,
-                            _ => wake(&*word, if all { u32::MAX } else { value }, value, kernel),
+                            _ => wake(word, if all { u32::MAX } else { value }, value, kernel),
                         }
                     };
                 if hurried && woken == 1 {
@@ -176,31 +208,99 @@ unsafe extern "C" fn door(
                 }
                 woken
             }
+            WAKE_OP if op & PRIVATE != 0 => {
+                let word2 = std::ptr::with_exposed_provenance(word2);
+                match kernel(value) {
+                    // Whether those at the second word are to be woken depended on its value before.
+                    woken @ 0.. => woken + wake_after(word, value) + wake_after(word2, u32::MAX),
+                    error => error,
+                }
+            }
             _ => kernel(value),
         };
         raw::to_libc(result) as c_long
     }
 }
 
-/// The point in time that a timeout means; `WAIT`'s is relative.
+/// `futex_wake`, with the arguments where `syscall` has them.
+unsafe extern "C" fn wake_door(
+    number: c_long,
+    word: *const AtomicU32,
+    mask: usize,
+    count: usize,
+    flags: usize,
+) -> c_long {
+    // SAFETY: the caller's arguments, by the rules of the call.
+    let kernel =
+        |count: u32| unsafe { raw::syscall(number, [word as usize, mask, count as usize, flags]) };
+    let result = match kernel(count as u32) {
+        woken @ 0.. if flags as u32 == SIZE_U32_PRIVATE => {
+            let left = (count as u32).saturating_sub(woken as u32);
+            // One bit of many: who waits for it is not known.
+            let most = if mask as u32 == u32::MAX { left } else { u32::MAX };
+            woken + wake_after(word, most)
+        }
+        result => result,
+    };
+    raw::to_libc(result) as c_long
+}
+
+/// `futex_requeue`, with the arguments where `syscall` has them.
+unsafe extern "C" fn requeue_door(
+    number: c_long,
+    words: *const FutexWaitv,
+    flags: usize,
+    wakes: usize,
+    moves: usize,
+) -> c_long {
+    // SAFETY: the caller's arguments, by the rules of the call.
+    let result = match unsafe { raw::syscall(number, [words as usize, flags, wakes, moves]) } {
+        woken @ 0.. => {
+            // SAFETY: the kernel has read them.
+            let from = unsafe { &*words };
+            if from.flags == SIZE_U32_PRIVATE {
+                let word = std::ptr::with_exposed_provenance(from.address as usize);
+                woken + wake_after(word, u32::MAX)
+            } else {
+                woken
+            }
+        }
+        result => result,
+    };
+    raw::to_libc(result) as c_long
+}
+
+/// After the kernel's part: wakes up to `most` goroutines at a word that is there.
+fn wake_after(word: *const AtomicU32, most: u32) -> isize {
+    // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
+    crate::shim::full_fence();
+    if most == 0 || SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
+        return 0;
+    }
+    wake(word, most, 0, |_| 0)
+}
+
+/// The point in time that a timeout means; `WAIT`'s is relative. None: the kernel refuses it.
 ///
 /// # Safety
 /// Null or a timespec.
-unsafe fn deadline(timeout: *const libc::timespec, absolute: bool, realtime: bool) -> Nanos {
+unsafe fn deadline(
+    timeout: *const libc::timespec,
+    absolute: bool,
+    realtime: bool,
+) -> Option<Nanos> {
     // SAFETY: the caller's.
-    let Some(t) = (unsafe { timeout.as_ref() }) else { return NEVER };
-    let nanos = (t.tv_sec.max(0) as u64)
-        .saturating_mul(1_000_000_000)
-        .saturating_add(t.tv_nsec.max(0) as u64);
+    let Some(t) = (unsafe { timeout.as_ref() }) else { return Some(NEVER) };
+    let nanos = nanos(t)?;
     if !absolute {
-        return now().saturating_add(nanos);
+        return Some(now().saturating_add(nanos));
     }
     if !realtime {
-        return nanos;
+        return Some(nanos);
     }
     let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
-    now().saturating_add(nanos.saturating_sub(wall))
+    Some(now().saturating_add(nanos.saturating_sub(wall)))
 }
 
 /// Waits at the same word in a row after which a goroutine is starved. It cannot be told from one that waits for
@@ -247,8 +347,8 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
 }
 
 /// Wakes up to `most` goroutines, then lets the kernel wake the rest of `wanted`.
-fn wake(word: &AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> isize) -> isize {
-    let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
+fn wake(word: *const AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> isize) -> isize {
+    let key = key_of(word as usize, FUTEX);
     let mut starved = false;
     let mut serve = |here| {
         let mut batch = Batch::new();

@@ -38,7 +38,7 @@ static WRITERS: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: the caller's lock; the same below.
-    counted(|| unsafe { read(lock, || Ok(None), || real::pthread_rwlock_rdlock(lock)) })
+    counted(|| unsafe { read(lock, None, || real::pthread_rwlock_rdlock(lock)) })
 }
 
 /// POSIX's function.
@@ -56,8 +56,12 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_timedrdlock(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-        counted(|| read(lock, limit, || real::pthread_rwlock_timedrdlock(lock, at)))
+        let real = || real::pthread_rwlock_timedrdlock(lock, at);
+        counted(|| match deadline(libc::CLOCK_REALTIME, at) {
+            Ok(limit) => read(lock, Some(limit), real),
+            // Refused even if nobody has to wait, as in glibc.
+            Err(_) => real(),
+        })
     }
 }
 
@@ -70,8 +74,11 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let limit = || deadline(clock, at).map(Some);
-        counted(|| read(lock, limit, || real::pthread_rwlock_clockrdlock(lock, clock, at)))
+        let real = || real::pthread_rwlock_clockrdlock(lock, clock, at);
+        counted(|| match deadline(clock, at) {
+            Ok(limit) => read(lock, Some(limit), real),
+            Err(_) => real(),
+        })
     }
 }
 
@@ -79,7 +86,7 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
     // SAFETY: as above.
-    counted(|| unsafe { write(lock, || Ok(None), || real::pthread_rwlock_wrlock(lock)) })
+    counted(|| unsafe { write(lock, None, || real::pthread_rwlock_wrlock(lock)) })
 }
 
 /// POSIX's function.
@@ -97,8 +104,12 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_timedwrlock(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-        counted(|| write(lock, limit, || real::pthread_rwlock_timedwrlock(lock, at)))
+        let real = || real::pthread_rwlock_timedwrlock(lock, at);
+        counted(|| match deadline(libc::CLOCK_REALTIME, at) {
+            Ok(limit) => write(lock, Some(limit), real),
+            // Refused even if nobody has to wait, as in glibc.
+            Err(_) => real(),
+        })
     }
 }
 
@@ -111,8 +122,11 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockwrlock(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let limit = || deadline(clock, at).map(Some);
-        counted(|| write(lock, limit, || real::pthread_rwlock_clockwrlock(lock, clock, at)))
+        let real = || real::pthread_rwlock_clockwrlock(lock, clock, at);
+        counted(|| match deadline(clock, at) {
+            Ok(limit) => write(lock, Some(limit), real),
+            Err(_) => real(),
+        })
     }
 }
 
@@ -162,7 +176,7 @@ fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c
 #[inline]
 unsafe fn read(
     lock: *mut pthread_rwlock_t,
-    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
     if WRITERS.load(Ordering::Relaxed) == 0 {
@@ -182,7 +196,7 @@ unsafe fn read(
 #[cold]
 unsafe fn read_slow(
     lock: *mut pthread_rwlock_t,
-    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: the caller's.
@@ -208,10 +222,6 @@ unsafe fn read_slow(
     if kind.writer == layout::own_tid() {
         return libc::EDEADLK;
     }
-    let limit = match limit() {
-        Ok(limit) => limit,
-        Err(rc) => return rc,
-    };
     let reason = WaitReason::PthreadRwLockRead;
     let attempt = |queue: &List, failures| {
         if failures == 0 && kind.prefers_writers && has_writer(queue) {
@@ -227,7 +237,7 @@ unsafe fn read_slow(
 #[inline]
 unsafe fn write(
     lock: *mut pthread_rwlock_t,
-    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
     if !on_goroutine() {
@@ -244,7 +254,7 @@ unsafe fn write(
 #[cold]
 unsafe fn write_slow(
     lock: *mut pthread_rwlock_t,
-    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: the caller's.
@@ -257,10 +267,6 @@ unsafe fn write_slow(
     if kind.writer == layout::own_tid() {
         return libc::EDEADLK;
     }
-    let limit = match limit() {
-        Ok(limit) => limit,
-        Err(rc) => return rc,
-    };
     let reason = WaitReason::PthreadRwLockWrite;
     WRITERS.fetch_add(1, Ordering::Relaxed);
     let weight = if kind.prefers_writers { WRITER | PREFERRED } else { WRITER };

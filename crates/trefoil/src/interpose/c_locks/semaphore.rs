@@ -28,7 +28,7 @@ static WAITERS: Waiters = Waiters::new(SEMAPHORE);
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn sem_wait(sem: *mut sem_t) -> c_int {
     // SAFETY: the caller's semaphore; the same below.
-    unsafe { try_then_wait(sem, || Ok(None), || real::sem_wait(sem)) }
+    unsafe { try_then_wait(sem, None, || real::sem_wait(sem)) }
 }
 
 /// POSIX's function.
@@ -38,10 +38,7 @@ pub(crate) unsafe extern "C-unwind" fn sem_timedwait(
     at: *const timespec,
 ) -> c_int {
     // SAFETY: as above.
-    unsafe {
-        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-        try_then_wait(sem, limit, || real::sem_timedwait(sem, at))
-    }
+    unsafe { timed_wait(sem, libc::CLOCK_REALTIME, at, || real::sem_timedwait(sem, at)) }
 }
 
 /// glibc's function, in POSIX since 2024.
@@ -52,12 +49,22 @@ pub(crate) unsafe extern "C-unwind" fn sem_clockwait(
     at: *const timespec,
 ) -> c_int {
     // SAFETY: as above.
+    unsafe { timed_wait(sem, clock, at, || real::sem_clockwait(sem, clock, at)) }
+}
+
+/// Waits until `at`. A deadline that is none is refused even if nobody has to wait, as in glibc.
+unsafe fn timed_wait(
+    sem: *mut sem_t,
+    clock: libc::clockid_t,
+    at: *const timespec,
+    fallback: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's.
     unsafe {
-        if !matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC) {
-            return real::sem_clockwait(sem, clock, at);
+        match deadline(clock, at) {
+            Ok(limit) => try_then_wait(sem, Some(limit), fallback),
+            Err(_) => fallback(),
         }
-        let limit = || deadline(clock, at).map(Some);
-        try_then_wait(sem, limit, || real::sem_clockwait(sem, clock, at))
     }
 }
 
@@ -85,7 +92,7 @@ unsafe fn try_once(sem: *mut sem_t) -> c_int {
 /// On a goroutine: tries, then waits. `fallback` is the real function.
 unsafe fn try_then_wait(
     sem: *mut sem_t,
-    limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
+    limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
     if !on_goroutine() {
@@ -98,18 +105,11 @@ unsafe fn try_then_wait(
         if unsafe { layout::is_semaphore_private(sem) } != Some(true) || !may_park_here() {
             return fallback();
         }
-        rc = match limit() {
-            Ok(limit) => {
-                SIGNAL_WAITS.fetch_add(1, Ordering::Relaxed);
-                // SAFETY: the caller's.
-                let attempt = |_: &_, _| unsafe { try_once(sem) };
-                let reason = WaitReason::PosixSemaphore;
-                let rc = WAITERS.acquire(sem as usize, reason, 0, limit, attempt);
-                SIGNAL_WAITS.fetch_sub(1, Ordering::Relaxed);
-                rc
-            }
-            Err(rc) => rc,
-        };
+        SIGNAL_WAITS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        let attempt = |_: &_, _| unsafe { try_once(sem) };
+        rc = WAITERS.acquire(sem as usize, WaitReason::PosixSemaphore, 0, limit, attempt);
+        SIGNAL_WAITS.fetch_sub(1, Ordering::Relaxed);
     }
     if rc == 0 {
         return 0;
