@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -801,4 +801,254 @@ fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
         over.store(1, SeqCst);
         busy.into_iter().for_each(|one| one.join().unwrap());
     });
+}
+
+/// Whether a wait in the private word ends by `wake`, which gets the word, and another one that nobody waits at.
+fn is_woken_by(wake: fn(&AtomicU32, &AtomicU32) -> i64) -> bool {
+    let words = Arc::new([const { AtomicU32::new(0) }; 2]);
+    let theirs = words.clone();
+    let wait = move || {
+        let limit = libc::timespec { tv_sec: 3, tv_nsec: 0 };
+        let start = Instant::now();
+        while theirs[0].load(SeqCst) == 0 {
+            let (at, op) = (theirs[0].as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG);
+            // SAFETY: our word and time.
+            unsafe { libc::syscall(libc::SYS_futex, at, op, 0, &raw const limit) };
+        }
+        start.elapsed() < Duration::from_secs(2)
+    };
+    let waker = move || {
+        thread::sleep(20 * MS);
+        words[0].store(1, SeqCst);
+        wake(&words[0], &words[1])
+    };
+    let (woken, count) = if trefoil::id() != 0 {
+        let waiter = trefoil::go(wait);
+        let count = waker();
+        (waiter.join().unwrap(), count)
+    } else {
+        let waiter = thread::spawn(wait);
+        let count = waker();
+        (waiter.join().unwrap(), count)
+    };
+    woken && count == 1
+}
+
+/// `FUTEX_OP_ADD` of 0 to the second word, and a comparison with 0 that holds if `holds`.
+const fn add_nothing(holds: bool) -> u32 {
+    const ADD: u32 = 1;
+    const NOT_EQUAL: u32 = 1;
+    ADD << 28 | if holds { 0 } else { NOT_EQUAL << 24 }
+}
+
+fn wake_op(first: &AtomicU32, second: &AtomicU32, counts: [usize; 2], operation: u32) -> i64 {
+    let op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    let (first, second) = (first.as_ptr(), second.as_ptr());
+    // SAFETY: our words.
+    unsafe { libc::syscall(libc::SYS_futex, first, op, counts[0], counts[1], second, operation) }
+}
+
+/// Linux 6.7 has a call for each operation on futexes.
+const FUTEX_WAKE: i64 = 454;
+const FUTEX_REQUEUE: i64 = 456;
+/// A word of 32 bits, private.
+const FLAGS: u32 = 2 | 128;
+
+#[repr(C)]
+struct FutexWaitv {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+#[test]
+fn every_wake_of_a_futex_ends_a_private_wait() {
+    let _w = watchdog();
+    let word = AtomicU32::new(0);
+    // SAFETY: a question that wakes nobody.
+    let is_new = unsafe { libc::syscall(FUTEX_WAKE, word.as_ptr(), 1u64, 0, FLAGS) } == 0;
+    let found = same_on_both(|| {
+        [
+            is_woken_by(|a, b| wake_op(a, b, [1, 0], add_nothing(false))),
+            is_woken_by(|a, b| {
+                wake_op(b, a, [0, 1], {
+                    // The waiter's word is 1 by now.
+                    add_nothing(true) | 1
+                })
+            }),
+        ]
+    });
+    assert_eq!(found, [true; 2]);
+    if !is_new {
+        return;
+    }
+    let found = same_on_both(|| {
+        [
+            // SAFETY: our words, in all of them.
+            is_woken_by(|a, _| unsafe {
+                libc::syscall(FUTEX_WAKE, a.as_ptr(), u64::from(u32::MAX), 1, FLAGS)
+            }),
+            // SAFETY: as above.
+            is_woken_by(|a, _| unsafe { libc::syscall(FUTEX_WAKE, a.as_ptr(), 1u64, 1, FLAGS) }),
+            is_woken_by(|a, b| {
+                let one = |word: &AtomicU32, value| FutexWaitv {
+                    value,
+                    address: word.as_ptr() as u64,
+                    flags: FLAGS,
+                    reserved: 0,
+                };
+                let both = [one(a, 1), one(b, 0)];
+                // SAFETY: as above.
+                unsafe { libc::syscall(FUTEX_REQUEUE, both.as_ptr(), 0, 1, 0) }
+            }),
+        ]
+    });
+    assert_eq!(found, [true; 3]);
+}
+
+unsafe extern "C" {
+    // Not declared by the crate `libc`.
+    fn pthread_getcpuclockid(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int;
+    fn pthread_rwlock_timedrdlock(
+        lock: *mut libc::pthread_rwlock_t,
+        at: *const libc::timespec,
+    ) -> c_int;
+    fn pthread_rwlock_timedwrlock(
+        lock: *mut libc::pthread_rwlock_t,
+        at: *const libc::timespec,
+    ) -> c_int;
+}
+
+#[test]
+fn times_that_are_none_are_refused() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        use std::ptr::{null, null_mut};
+        let mut found = Vec::new();
+        for (tv_sec, tv_nsec) in [(0, 1_000_000_000), (0, -1), (1 << 32, 1_000_000_000), (-1, 0)] {
+            let bad = libc::timespec { tv_sec, tv_nsec };
+            let at = &raw const bad;
+            let word = AtomicU32::new(0);
+            let futex = |op: c_int, value: u32, bits: u32| {
+                let op = op | libc::FUTEX_PRIVATE_FLAG;
+                let zero = 0usize;
+                // SAFETY: our word and time.
+                let rc = unsafe {
+                    libc::syscall(libc::SYS_futex, word.as_ptr(), op, value, at, zero, bits)
+                };
+                check(rc as isize)
+            };
+            found.extend([
+                futex(libc::FUTEX_WAIT, 0, 0),
+                futex(libc::FUTEX_WAIT, 1, 0),
+                futex(libc::FUTEX_WAIT_BITSET, 0, u32::MAX),
+                futex(libc::FUTEX_WAIT_BITSET, 1, u32::MAX),
+                futex(libc::FUTEX_WAIT_BITSET, 0, 0),
+                futex(libc::FUTEX_WAKE_BITSET, 1, 0),
+            ]);
+            // SAFETY: our times, locks and lists. Locks that were taken are not used any more.
+            unsafe {
+                found.extend([
+                    check(libc::nanosleep(at, null_mut()) as isize),
+                    libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, at, null_mut()) as isize,
+                    check(libc::ppoll(null_mut(), 0, at, null()) as isize),
+                    check(libc::pselect(0, null_mut(), null_mut(), null_mut(), at, null()) as isize),
+                ]);
+                let mut time = libc::timeval { tv_sec, tv_usec: tv_nsec.min(0) };
+                if tv_sec < 1 {
+                    let none = null_mut;
+                    let n = libc::select(0, none(), none(), none(), &raw mut time);
+                    found.push(check(n as isize));
+                }
+                if tv_sec == -1 {
+                    continue; // a time that has passed, for what takes absolute ones
+                }
+                let clock = libc::CLOCK_REALTIME;
+                found.push(
+                    libc::clock_nanosleep(clock, libc::TIMER_ABSTIME, at, null_mut()) as isize
+                );
+                for permits in [0, 1] {
+                    let mut sem: libc::sem_t = std::mem::zeroed();
+                    libc::sem_init(&raw mut sem, 0, permits);
+                    found.push(check(libc::sem_timedwait(&raw mut sem, at) as isize));
+                }
+                let mut lock = libc::PTHREAD_RWLOCK_INITIALIZER;
+                found.push(pthread_rwlock_timedrdlock(&raw mut lock, at) as isize);
+                found.push(pthread_rwlock_timedwrlock(&raw mut lock, at) as isize);
+                let mut mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+                let mut cond = libc::PTHREAD_COND_INITIALIZER;
+                found.push(libc::pthread_mutex_timedlock(&raw mut mutex, at) as isize);
+                found.push(libc::pthread_mutex_timedlock(&raw mut mutex, at) as isize);
+                let (cond, mutex) = (&raw mut cond, &raw mut mutex);
+                found.push(libc::pthread_cond_timedwait(cond, mutex, at) as isize);
+            }
+        }
+        found
+    });
+    assert!(found.iter().filter(|rc| rc.abs() == libc::EINVAL as isize).count() > 30, "{found:?}");
+}
+
+#[test]
+fn a_goroutine_may_ask_about_its_thread() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        // SAFETY: structures of our own.
+        unsafe {
+            let own = libc::pthread_self();
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let rc = libc::pthread_getaffinity_np(own, size_of_val(&set), &raw mut set);
+            let cpus: Vec<_> = (0..1024).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect();
+            let small = libc::pthread_getaffinity_np(own, 1, &raw mut set);
+            let (mut policy, mut param) = (-1, libc::sched_param { sched_priority: -1 });
+            let scheduling = libc::pthread_getschedparam(own, &raw mut policy, &raw mut param);
+            let (mut clock, mut time) = (-1, libc::timespec { tv_sec: -1, tv_nsec: -1 });
+            let got = pthread_getcpuclockid(own, &raw mut clock);
+            let read = libc::clock_gettime(clock, &raw mut time);
+            let ran = time.tv_sec >= 0 && time.tv_nsec >= 0;
+            ((rc, cpus, small), (scheduling, policy, param.sched_priority), (got, read, ran))
+        }
+    });
+    assert_eq!(found.0.0, 0);
+    assert_eq!(found.0.1, common::cpus());
+    assert_eq!(found.1, (0, libc::SCHED_OTHER, 0));
+    assert_eq!(found.2, (0, 0, true));
+}
+
+#[test]
+fn affinity_and_priority_are_set_only_on_a_locked_thread() {
+    let _w = watchdog();
+    let set_both = || {
+        // SAFETY: structures of our own.
+        unsafe {
+            let own = libc::pthread_self();
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            assert_eq!(libc::pthread_getaffinity_np(own, size_of_val(&set), &raw mut set), 0);
+            // The first of the CPUs that it has.
+            let first = (0..1024).find(|&cpu| libc::CPU_ISSET(cpu, &set)).unwrap();
+            let mut one: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(first, &mut one);
+            let pinned = libc::pthread_setaffinity_np(own, size_of_val(&one), &raw const one);
+            let mut after: libc::cpu_set_t = std::mem::zeroed();
+            libc::pthread_getaffinity_np(own, size_of_val(&after), &raw mut after);
+            let param = libc::sched_param { sched_priority: 0 };
+            let batch = libc::pthread_setschedparam(own, libc::SCHED_BATCH, &raw const param);
+            let priority = libc::pthread_setschedprio(own, 0);
+            let unchanged = libc::CPU_EQUAL(&set, &after);
+            let is_pinned = libc::CPU_EQUAL(&one, &after);
+            (pinned, batch, priority, unchanged, is_pinned)
+        }
+    };
+    let (refused, allowed) = runtime(2).run(move || {
+        let refused = trefoil::go(set_both).join().unwrap();
+        // It ends while it is locked, and its thread with it.
+        let locked = trefoil::go(move || {
+            std::mem::forget(trefoil::lock_os_thread());
+            set_both()
+        });
+        (refused, locked.join().unwrap())
+    });
+    let no = libc::EPERM;
+    assert_eq!((refused.0, refused.1, refused.2, refused.3), (no, no, no, true));
+    assert_eq!((allowed.0, allowed.1, allowed.2, allowed.4), (0, 0, 0, true));
 }

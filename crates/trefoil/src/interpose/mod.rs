@@ -163,6 +163,7 @@ pub(crate) fn linked() {
         keys::pthread_key_create as *const (),
         keys::pthread_key_delete as *const (),
         attr::pthread_getattr_np as *const (),
+        attr::pthread_getaffinity_np as *const (),
         dlopen::dlopen as *const (),
         dlopen::dlmopen as *const (),
         dlopen::dlclose as *const (),
