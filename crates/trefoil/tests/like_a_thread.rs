@@ -12,8 +12,8 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -138,8 +138,10 @@ fn uneven(bytes: &[u8], count: usize) -> Vec<libc::iovec> {
     list
 }
 
-fn pattern() -> Vec<u8> {
-    (0..LARGE).map(|i| (i / 7 + i / 1_000) as u8).collect()
+/// `LARGE` bytes, so that one in a wrong place is noticed.
+fn pattern() -> &'static [u8] {
+    static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
+    PATTERN.get_or_init(|| (0..LARGE).map(|i| (i / 7 + i / 1_000) as u8).collect())
 }
 
 fn writev(fd: RawFd, list: &[libc::iovec]) -> isize {
@@ -157,7 +159,7 @@ fn sendmsg(fd: RawFd, list: &[libc::iovec]) -> isize {
     }
 }
 
-/// Writes `LARGE` bytes by one call for a reader that takes some and then does `then`.
+/// Writes `LARGE` bytes by one call for a reader that takes some and then closes its end.
 fn write_large<W: Into<OwnedFd>, R: Read + Send + 'static>(
     (to, mut from): (W, R),
     call: fn(RawFd, &[libc::iovec]) -> isize,
@@ -172,7 +174,7 @@ fn write_large<W: Into<OwnedFd>, R: Read + Send + 'static>(
         assert!(found == expected[..taken], "other bytes than were written");
     });
     let bytes = pattern();
-    let written = call(to.as_raw_fd(), &uneven(&bytes, count));
+    let written = call(to.as_raw_fd(), &uneven(bytes, count));
     drop(to);
     trefoil::blocking(|| reader.join()).unwrap();
     written
@@ -212,8 +214,8 @@ fn large_write_that_fails_returns_what_was_written() {
             let (a, _b) = UnixStream::pair().unwrap();
             a.set_write_timeout(Some(30 * MS)).unwrap();
             let bytes = pattern();
-            found.push(part(call(a.as_raw_fd(), &uneven(&bytes, 3))));
-            found.push(call(a.as_raw_fd(), &uneven(&bytes, 3)) == NOTHING);
+            found.push(part(call(a.as_raw_fd(), &uneven(bytes, 3))));
+            found.push(call(a.as_raw_fd(), &uneven(bytes, 3)) == NOTHING);
         }
         assert_eq!(found, [true; 6]);
     });
@@ -252,7 +254,7 @@ fn descriptors_travel_once_with_a_large_message() {
         let bytes = pattern();
         let event = eventfd();
         let mut control = [0u64; 4];
-        let list = uneven(&bytes, 5);
+        let list = uneven(bytes, 5);
         // SAFETY: as above.
         let sent = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
@@ -272,15 +274,22 @@ fn descriptors_travel_once_with_a_large_message() {
     assert_eq!(found, (LARGE as isize, (LARGE as isize, 1)));
 }
 
-/// Sends each piece, some time after the one before.
-fn sends_late(mut to: impl Write + Send + 'static, pieces: &'static [&'static [u8]]) {
+/// Sends each piece, some time after the one before, and closes `to` long after that.
+fn sends_late(to: impl Write + Send + 'static, pieces: &'static [&'static [u8]]) {
+    sends_and_closes(to, pieces, 500 * MS);
+}
+
+fn sends_and_closes(
+    mut to: impl Write + Send + 'static,
+    pieces: &'static [&'static [u8]],
+    after: Duration,
+) {
     thread::spawn(move || {
         for piece in pieces {
             thread::sleep(20 * MS);
             to.write_all(piece).unwrap();
         }
-        // The other end is closed by the test.
-        thread::sleep(500 * MS);
+        thread::sleep(after);
     });
 }
 
@@ -342,7 +351,7 @@ fn a_read_waits_for_as_much_as_so_rcvlowat_says() {
         e.write_all(b"abcd").unwrap();
         thread::sleep(10 * MS);
         found.push(recv(&f, &mut [0; 100], libc::MSG_DONTWAIT));
-        sends_late(e, &[b"xy"]);
+        sends_and_closes(e, &[b"xy"], 20 * MS);
         found.push(read(&f, &mut [0; 100]));
         found
     });
