@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram, UnixStream};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -274,22 +274,14 @@ fn descriptors_travel_once_with_a_large_message() {
     assert_eq!(found, (LARGE as isize, (LARGE as isize, 1)));
 }
 
-/// Sends each piece, some time after the one before, and closes `to` long after that.
-fn sends_late(to: impl Write + Send + 'static, pieces: &'static [&'static [u8]]) {
-    sends_and_closes(to, pieces, 500 * MS);
-}
-
-fn sends_and_closes(
-    mut to: impl Write + Send + 'static,
-    pieces: &'static [&'static [u8]],
-    after: Duration,
-) {
+/// Sends each piece, some time after the one before. The stream stays open as long as the caller keeps it.
+fn sends_late(to: &impl AsFd, pieces: &'static [&'static [u8]]) {
+    let mut to = std::fs::File::from(to.as_fd().try_clone_to_owned().unwrap());
     thread::spawn(move || {
         for piece in pieces {
             thread::sleep(20 * MS);
             to.write_all(piece).unwrap();
         }
-        thread::sleep(after);
     });
 }
 
@@ -298,10 +290,10 @@ fn recv_with_waitall_waits_for_all() {
     let _w = watchdog();
     let found = same_on_both(|| {
         let (a, b) = tcp();
-        sends_late(a, &[b"abc", b"defgh", b"ij"]);
+        sends_late(&a, &[b"abc", b"defgh", b"ij"]);
         let all = recv(&b, &mut [0; 8], libc::MSG_WAITALL);
         let (c, d) = UnixStream::pair().unwrap();
-        sends_late(c, &[b"abc", b"defgh", b"ij"]);
+        sends_late(&c, &[b"abc", b"defgh", b"ij"]);
         let unix = recv(&d, &mut [0; 10], libc::MSG_WAITALL);
         d.set_read_timeout(Some(30 * MS)).unwrap();
         (all, unix, recv(&d, &mut [0; 10], libc::MSG_WAITALL))
@@ -325,12 +317,12 @@ fn a_read_waits_for_as_much_as_so_rcvlowat_says() {
         let mut found = Vec::new();
         let (a, mut b) = tcp();
         lowat(&|| b.as_raw_fd(), 8);
-        sends_late(a, &[b"abc", b"defghijk", b"lm", b"nopqrs"]);
+        sends_late(&a, &[b"abc", b"defghijk", b"lm", b"nopqrs"]);
         found.push(read(&b, &mut [0; 100]));
         found.push(recv(&b, &mut [0; 100], 0));
         let (c, d) = UnixStream::pair().unwrap();
         lowat(&|| d.as_raw_fd(), 4);
-        sends_late(c, &[b"abc", b"defg", b"hi", b"jk"]);
+        sends_late(&c, &[b"abc", b"defg", b"hi", b"jk"]);
         found.push(recv(&d, &mut [0; 100], 0));
         found.push(b.read_vectored(&mut []).unwrap() as isize);
         let mut bytes = [[0u8; 3]; 2];
@@ -351,7 +343,8 @@ fn a_read_waits_for_as_much_as_so_rcvlowat_says() {
         e.write_all(b"abcd").unwrap();
         thread::sleep(10 * MS);
         found.push(recv(&f, &mut [0; 100], libc::MSG_DONTWAIT));
-        sends_and_closes(e, &[b"xy"], 20 * MS);
+        sends_late(&e, &[b"xy"]);
+        drop(e);
         found.push(read(&f, &mut [0; 100]));
         found
     });
@@ -785,8 +778,11 @@ fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
             .collect();
         for round in 0..500 {
             let (a, b) = UnixStream::pair().unwrap();
-            let fd = std::os::fd::IntoRawFd::into_raw_fd(a);
-            // SAFETY: our buffer.
+            // A number that nobody else gets: the reader may begin after the close.
+            // SAFETY: makes a descriptor, which the handler closes.
+            let fd = unsafe { libc::fcntl(a.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900) };
+            drop(a);
+            // SAFETY: its own buffer.
             let reader = trefoil::go(move || unsafe {
                 check(libc::read(fd, [0u8; 8].as_mut_ptr().cast(), 8))
             });
@@ -1060,4 +1056,38 @@ fn affinity_and_priority_are_set_only_on_a_locked_thread() {
     let no = libc::EPERM;
     assert_eq!((refused.0, refused.1, refused.2, refused.3), (no, no, no, true));
     assert_eq!((allowed.0, allowed.1, allowed.2, allowed.4), (0, 0, 0, true));
+}
+
+#[test]
+fn reading_beside_a_full_error_queue_uses_no_cpu() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("reading_beside_a_full_error_queue_uses_no_cpu").succeed();
+        return;
+    }
+    let found = same_on_both(|| {
+        let (a, b) = udp();
+        let theirs = b.local_addr().unwrap();
+        drop(b);
+        set(&a, libc::SOL_IP, libc::IP_RECVERR, 1);
+        a.send(b"nobody is there").unwrap();
+        thread::sleep(10 * MS);
+        // The error is told once; the message about it stays in the error queue, and `poll` reports that.
+        let refused = recv(&a, &mut [0; 8], 0);
+        a.set_read_timeout(Some(400 * MS)).unwrap();
+        let before = cpu_time();
+        let late = recv(&a, &mut [0; 8], 0);
+        let used = cpu_time() - before;
+        assert!(used < 150 * MS, "{used:?} of CPU time in 400 ms of waiting");
+        a.set_read_timeout(None).unwrap();
+        let ours = a.local_addr().unwrap();
+        let sender = thread::spawn(move || {
+            thread::sleep(20 * MS);
+            UdpSocket::bind(theirs).unwrap().send_to(b"hello", ours).unwrap()
+        });
+        let found = (refused, late, recv(&a, &mut [0; 8], 0));
+        assert_eq!(trefoil::blocking(|| sender.join()).unwrap(), 5);
+        found
+    });
+    assert_eq!(found, (-(libc::ECONNREFUSED as isize), NOTHING, 5));
 }

@@ -74,8 +74,10 @@ struct Waits {
     slot: Option<&'static Slot>,
     /// The slot's closes before the last attempt.
     closes: u32,
-    /// Attempts in a row that the kernel had nothing for.
+    /// Attempts since the last progress that the kernel had nothing for.
     failures: u32,
+    /// Pauses in a row ([`Waits::back_off`]).
+    pauses: u32,
 }
 
 /// Failures in a row after which the kernel is asked whether the descriptor is ready all the same. Two may be chance:
@@ -85,7 +87,7 @@ const CHANCE_FAILURES: u32 = 2;
 impl Waits {
     #[inline]
     fn new(fd: c_int, side: Side) -> Waits {
-        Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0, failures: 0 }
+        Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0, failures: 0, pauses: 0 }
     }
 
     /// The next attempt is about to begin.
@@ -128,28 +130,39 @@ impl Waits {
         if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.side.events()) {
             return self.back_off(until);
         }
+        self.pauses = 0;
         wait_ready(self.fd, self.side, until, Some(self.closes))
     }
 
-    /// The kernel says both that the descriptor is ready and that the call would block: a datagram socket has room, and
-    /// the queue of the socket that it sends to is full. No event tells when that changes, and each failed attempt
-    /// causes one that means nothing. So the call is tried again after ever longer pauses.
+    /// The kernel says both that the descriptor is ready and that the call would block, again and again. So the call is
+    /// tried again after ever longer pauses.
+    ///
+    /// - A datagram socket has room, and the queue of the socket that it sends to is full. No event tells when that
+    ///   changes, and each failed attempt causes one that means nothing.
+    /// - A socket has a message in its error queue, and the caller reads something else. An event ends that pause.
     #[cold]
     fn back_off(&mut self, until: Nanos) -> Then {
-        if !may_park() {
+        let (true, Some(slot), Ok(sched)) = (may_park(), self.slot, runtime::current_sched())
+        else {
             return Then::Block;
-        }
-        let doublings = (self.failures - CHANCE_FAILURES - 1).min(u64::BITS / 2);
-        let pause = (BACK_OFF_MIN_NANOS << doublings).min(BACK_OFF_MAX_NANOS);
+        };
         let start = now();
         if start >= until {
             return Then::Return(EAGAIN);
         }
-        sleep_until_nanos(start.saturating_add(pause).min(until));
-        match self.slot {
-            Some(slot) if slot.closes() != self.closes => Then::Return(EBADF),
-            _ => Then::TryAgain,
+        let pause = (BACK_OFF_MIN_NANOS << self.pauses.min(u64::BITS / 2)).min(BACK_OFF_MAX_NANOS);
+        self.pauses += 1;
+        let end = start.saturating_add(pause).min(until);
+        match self.side {
+            Side::Write => sleep_until_nanos(end),
+            Side::Read => {
+                let pollable = slot.pollable();
+                let seen = pollable.edges(Side::Read);
+                // However it ends, the call is tried again.
+                _ = pollable.wait(sched, self.fd, Side::Read, end, seen);
+            }
         }
+        if slot.closes() == self.closes { Then::TryAgain } else { Then::Return(EBADF) }
     }
 }
 
@@ -278,7 +291,7 @@ fn write_whole(
         match n {
             1.. if written + (n as usize) < total() => {
                 part = Part::After(written + n as usize);
-                waits.failures = 0;
+                (waits.failures, waits.pauses) = (0, 0);
             }
             0.. => return (written + n as usize) as isize,
             // The write has begun a connection (`MSG_FASTOPEN`, `TCP_FASTOPEN_CONNECT`).
