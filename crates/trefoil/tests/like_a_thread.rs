@@ -1153,3 +1153,47 @@ fn a_read_that_races_with_a_close_fails_with_ebadf() {
     closer.join().unwrap();
     assert_eq!(Vec::from_iter(found), [(-(libc::EBADF as isize), ROUNDS)]);
 }
+
+extern "C" fn do_nothing(_: c_int) {}
+
+#[test]
+fn a_signal_does_not_end_a_poll_on_a_goroutine() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("a_signal_does_not_end_a_poll_on_a_goroutine").succeed();
+        return;
+    }
+    // As the runtime does to preempt: a signal to the thread on which a goroutine runs.
+    // SAFETY: a handler that may be one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = do_nothing as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let over = Arc::new(AtomicUsize::new(0));
+    let theirs = over.clone();
+    let sender = thread::spawn(move || {
+        while theirs.load(SeqCst) == 0 {
+            let thread = BUSY.load(SeqCst);
+            // SAFETY: to a thread of this process, if it is still there.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR2) };
+        }
+    });
+    runtime(2).run(|| {
+        let (one, other) = (eventfd(), eventfd());
+        let entry =
+            |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut list = [entry(&one), entry(&other)];
+        for i in 0..20_000 {
+            // SAFETY: no arguments; our list.
+            unsafe {
+                BUSY.store(libc::syscall(libc::SYS_gettid) as i32, SeqCst);
+                let ms = i32::from(i % 1_000 == 0);
+                assert_eq!(check(libc::poll(list.as_mut_ptr(), 2, ms) as isize), 0);
+            }
+        }
+    });
+    over.store(1, SeqCst);
+    sender.join().unwrap();
+}

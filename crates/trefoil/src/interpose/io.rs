@@ -223,7 +223,21 @@ fn patiently_in(
 fn is_ready(fd: c_int, events: i16) -> bool {
     let mut one = pollfd { fd, events, revents: 0 };
     // SAFETY: one entry of our own.
-    unsafe { syscall(libc::SYS_poll, [&raw mut one as usize, 1, 0]) != 0 }
+    unsafe { poll_now(&raw mut one, 1) != 0 }
+}
+
+/// `poll` without waiting. The kernel gives up even then if a signal is pending, and that may be the runtime's own.
+///
+/// # Safety
+/// `count` entries.
+pub(super) unsafe fn poll_now(list: *mut pollfd, count: usize) -> isize {
+    loop {
+        // SAFETY: the caller's.
+        let found = unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
+        if found != -(libc::EINTR as isize) {
+            return found;
+        }
+    }
 }
 
 /// Flags with which a call does not block, or means more than one round trip: straight to the kernel.

@@ -5,7 +5,7 @@
 //! hang-up alone) is waited for through an epoll of the call's own, which is a descriptor too. A call that changes the thread's signal mask (`ppoll`, `pselect`, `epoll_pwait` with a mask) is the
 //! kernel's business: the thread blocks, and loses its P.
 
-use super::io::{Then, wait_ready};
+use super::io::{Then, poll_now, wait_ready};
 use super::sleep::nanos;
 use super::{fds, may_park};
 use crate::runtime;
@@ -67,7 +67,7 @@ door! {
 
 unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: bool) -> isize {
     // SAFETY: the caller's list.
-    let look = || unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
+    let look = || unsafe { poll_now(list, count) };
     let first = look();
     if first != 0 || at_once {
         return first;
