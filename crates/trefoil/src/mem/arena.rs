@@ -172,7 +172,8 @@ pub(crate) struct Chunk {
     next_open: AtomicU32,
     /// Changed under the yard's lock.
     virgin: Bits,
-    /// Changed by the slot's owner while in hand, and by [`raze`], which has all of them in hand.
+    /// Set by the slot's owner while in hand, and by [`guard_locked`], whose caller has one slot of the
+    /// chunk in hand; cleared by [`raze`], which has all of them.
     guarded: Bits,
     /// Changed inside `super::stack`'s gate.
     live: Bits,
@@ -349,17 +350,10 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
     if id == CHUNKS_MAX {
         return Err(Refusal { class, why: Why::Chunks });
     }
-    let refuse = |e| Refusal { class, why: Why::Map(e) };
-    let table = table(&mut registry).map_err(refuse)?;
-    let base = mm::reserve(registry.next_base, class.chunk_bytes()).map_err(refuse)?;
-    let base = base.as_ptr().expose_provenance();
-    let span = Span { base, len: class.chunk_bytes() };
-    let guarded = mm::guard_kind() == GuardKind::Protect;
-    if guarded && let Err(e) = protect_guards(class, span) {
-        // SAFETY: mapped just now, and nobody knows it.
-        let _ = unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, span.len) };
-        return Err(Refusal { class, why: Why::Guards(e) });
-    }
+    let table = table(&mut registry).map_err(|e| Refusal { class, why: Why::Map(e) })?;
+    let (span, guarded) = map_slots(registry.next_base, class, mm::guard_kind())
+        .map_err(|why| Refusal { class, why })?;
+    let base = span.base;
     if id > 0 && base < registry.next_base {
         SORTED.store(false, Ordering::Relaxed);
     }
@@ -393,7 +387,13 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
     if let Some(table) = NonNull::new(TABLE.load(Ordering::Relaxed)) {
         return Ok(table);
     }
-    let table = mm::reserve(0, CHUNKS_MAX * size_of::<Chunk>())?.cast::<Chunk>();
+    let bytes = CHUNKS_MAX * size_of::<Chunk>();
+    let reserved = mm::reserve(0, bytes)?;
+    let table = reserved.base.cast::<Chunk>();
+    if reserved.wants_lock {
+        // SAFETY: mapped just now.
+        unsafe { mm::lock_on_fault(Span { base: table.as_ptr().expose_provenance(), len: bytes }) };
+    }
     // The kernel put the table at its random usual place; the window inherits that randomness.
     let huge_page = 2 * MIB;
     let usual = table.as_ptr().expose_provenance();
@@ -403,18 +403,67 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
     Ok(table)
 }
 
-/// Guards for a kernel without markers: all of the chunk's now, so that the map limit shows here.
-fn protect_guards(class: SizeClass, chunk: Span) -> io::Result<()> {
-    for nr in 0..class.slots() {
+/// Maps the slots of a chunk; whether their guards are in place already. All or nothing.
+fn map_slots(hint: usize, class: SizeClass, kind: GuardKind) -> Result<(Span, bool), Why> {
+    let reserved = mm::reserve(hint, class.chunk_bytes()).map_err(Why::Map)?;
+    let span = Span { base: reserved.base.as_ptr().expose_provenance(), len: class.chunk_bytes() };
+    // Guards now, if they cannot come later or would cost more then.
+    let guarded = kind == GuardKind::Protect || reserved.wants_lock;
+    if guarded && let Err(e) = guard_chunk(class, span, kind) {
+        // SAFETY: mapped just now, and nobody knows it. Only here: a second call could hit a mapping
+        // that somebody else has made there since the first.
+        let _ = unsafe { mm::unmap(span) };
+        return Err(Why::Guards(e));
+    }
+    if reserved.wants_lock {
+        // SAFETY: mapped just now.
+        unsafe { mm::lock_on_fault(span) };
+    }
+    Ok((span, guarded))
+}
+
+/// Installs every guard of a new chunk. Where guards are mappings of their own, the map limit shows
+/// here. After an error some may be in place: the caller unmaps the chunk.
+fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()> {
+    let guards = (0..class.slots()).map(|nr| {
         let base = chunk.base + nr * class.slot_bytes();
-        // SAFETY: our own new mapping, unknown to anybody else.
-        let done = unsafe { mm::protect(Span::new(base, base + GUARD_BYTES)) };
-        if let Err(e) = done {
-            // SAFETY: as above; nothing of it was published, so nothing half-done remains.
-            let _ = unsafe { mm::unmap(chunk) };
-            return Err(e);
+        Span::new(base, base + GUARD_BYTES)
+    });
+    // SAFETY: our own new mapping, unknown to anybody else.
+    unsafe {
+        match kind {
+            GuardKind::Protect => guards.into_iter().try_for_each(|guard| mm::protect(guard)),
+            GuardKind::Marker => {
+                let mut spans = [Span::EMPTY; CHUNK_SLOTS_MAX];
+                spans.iter_mut().zip(guards).for_each(|(span, guard)| *span = guard);
+                mm::mark(&spans[..class.slots()])
+            }
         }
     }
+}
+
+/// One at a time: who unlocks a chunk for its guards must not meet another who locks it again.
+static RELOCKING: Lock<()> = Lock::new(());
+
+/// Installs the guard of `slot`, which is in the caller's hands, where `mlockall` has locked the chunk
+/// after it was mapped; and those of all its neighbours, because it takes a walk over the chunk's pages.
+#[cold]
+pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
+    let chunk = slot.chunk;
+    let _one = RELOCKING.lock();
+    if slot.is_guarded() {
+        return Ok(());
+    }
+    let mut spans = [Span::EMPTY; CHUNK_SLOTS_MAX];
+    let mut n = 0;
+    for nr in (0..chunk.slots()).filter(|&nr| !chunk.guarded.get(nr)) {
+        spans[n] = chunk.slot(nr).guard();
+        n += 1;
+    }
+    // SAFETY: nobody touches a guard, whoever has the slot. None is taken away meanwhile, because `raze`
+    // needs all slots of the chunk, and the caller has one.
+    unsafe { mm::mark_locked(chunk.span(), &spans[..n]) }?;
+    chunk.guarded.set_all(true, chunk.slots());
     Ok(())
 }
 
@@ -646,8 +695,8 @@ impl From<Refusal> for io::Error {
             Why::Map(e) => format!(
                 "no address space for more goroutine stacks: the kernel refused {} MiB for {} \
                  stacks of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the \
-                 cgroup's memory limit and at vm.overcommit_memory (2 counts stacks in \
-                 full), or use smaller ones",
+                 cgroup's memory limit, at `ulimit -l` if the program has called mlockall, and \
+                 at vm.overcommit_memory (2 counts stacks in full), or use smaller ones",
                 class.chunk_bytes() / MIB,
                 class.slots(),
             ),
@@ -689,6 +738,21 @@ mod tests {
             let text = SizeClass::of(bad).unwrap_err().to_string();
             assert!(text.contains("goroutine stack of"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_chunk_that_cannot_be_guarded_is_unmapped_once() {
+        use crate::sys::mm::test_hooks;
+        let class = SizeClass::of(64 * KIB).unwrap();
+        test_hooks::FAIL_PROTECT.set(true);
+        let refused = map_slots(0, class, GuardKind::Protect);
+        test_hooks::FAIL_PROTECT.set(false);
+        assert!(matches!(refused, Err(Why::Guards(_))));
+        // What somebody else has mapped at the same place right after the first unmapping.
+        let page = test_hooks::NEIGHBOUR.take().expect("the chunk was not unmapped");
+        assert!(test_hooks::is_mapped(page), "somebody else's mapping is gone");
+        // SAFETY: the page of the hook, which nobody uses.
+        unsafe { mm::unmap(Span { base: page, len: mm::PAGE }) }.unwrap();
     }
 
     #[test]

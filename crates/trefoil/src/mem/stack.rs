@@ -388,11 +388,16 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
     }
     debug_assert!(mm::guard_kind() == GuardKind::Marker);
     // SAFETY: the slots are in our hands, and nobody touches a guard.
-    unsafe { mm::mark(&spans[..n]) }.map_err(|e| {
+    let marked = match unsafe { mm::mark(&spans[..n]) } {
+        // The kernel installs none in memory that `mlockall` has locked.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            slots.iter().try_for_each(arena::guard_locked)
+        }
+        marked => marked.map(|()| slots.iter().for_each(Slot::set_guarded)),
+    };
+    marked.map_err(|e| {
         io::Error::new(e.kind(), format!("the guard of a goroutine stack cannot be installed: {e}"))
-    })?;
-    slots.iter().for_each(Slot::set_guarded);
-    Ok(())
+    })
 }
 
 /// Gets the hot pages of all slots in one call: two faults a stack fewer, which is half of the cost
@@ -460,7 +465,7 @@ pub(super) fn trim(batch: &Batch<StackTop>) {
             n += 1;
         }
     });
-    // Only a saving: where the kernel refuses (mlockall), the pages stay.
+    // Only a saving: where the kernel refuses (mlockall before Linux 5.18), the pages stay.
     // SAFETY: stacks in the batch are ours and idle; below the mark nothing is alive.
     let _ = unsafe { mm::discard(&spans[..n]) };
 }
@@ -499,7 +504,8 @@ fn give_back<const N: usize>(slots: &SlotList<N>) {
 }
 
 /// Zeroes what a stack may have left where `tls::create` will look (invariant 4), if the kernel
-/// does not take pages back: under `mlockall` it refuses, and those pages are resident anyway.
+/// does not take pages back: under `mlockall` one before 5.18 refuses, and those pages are resident
+/// anyway.
 #[cold]
 fn wipe_slow(slot: Span) {
     let len = slot.len.min(HOT_PAGES_MAX * PAGE);

@@ -10,6 +10,15 @@
 //! A marker survives `MADV_DONTNEED` over it (by design, tested in `mem`) and goes with
 //! `MADV_GUARD_REMOVE` or munmap.
 //!
+//! # Locked memory
+//! After `mlockall` the kernel refuses two advices on locked memory, `MADV_GUARD_INSTALL` and
+//! `MADV_DONTNEED`, and with `MCL_FUTURE` it gives every new writable mapping all of its pages. So:
+//! - [`reserve`] maps without access, unlocks the mapping if the kernel has locked it, and only then
+//!   makes it writable. The caller installs its guards and calls [`lock_on_fault`]: a page is locked
+//!   when it is first touched, as the program asked for, and an unused stack costs nothing.
+//! - A marker that was put in before the lock stays. [`mark_locked`] unlocks for the moment it needs.
+//! - [`discard`] uses `MADV_DONTNEED_LOCKED` (Linux 5.18).
+//!
 //! Everything here is a raw syscall, without errno and without libc: these run with a goroutine's
 //! TLS, inside the runtime, where interposed functions must not be called. rustix lacks the guard
 //! advices and `process_madvise`; those two go through [`syscall6`].
@@ -20,13 +29,14 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 
 /// Bytes in a page.
 pub(crate) const PAGE: usize = 4096;
 
 const MADV_DONTNEED: usize = 4;
 const MADV_POPULATE_WRITE: usize = 23;
+const MADV_DONTNEED_LOCKED: usize = 24;
 const MADV_GUARD_INSTALL: usize = 102;
 const MADV_GUARD_REMOVE: usize = 103;
 
@@ -58,19 +68,73 @@ pub(crate) enum GuardKind {
     Protect = 2,
 }
 
+/// A new mapping, by [`reserve`].
+#[derive(Clone, Copy)]
+pub(crate) struct Reserved {
+    pub(crate) base: NonNull<u8>,
+    /// The process locks its memory (`mlockall` with `MCL_FUTURE`): [`lock_on_fault`] is to follow.
+    pub(crate) wants_lock: bool,
+}
+
 /// Maps `len` zeroed, writable bytes that cost nothing until touched, at `hint` if that is free.
 ///
 /// Not backed by huge pages: a stack of one page must cost one page.
-pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<NonNull<u8>> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
+pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let hint = ptr::without_provenance_mut::<c_void>(hint);
+    // Without access at first: under `MCL_FUTURE` the kernel would populate all of it here and now.
     // SAFETY: without MAP_FIXED a mapping never replaces another one; the hint is only a wish.
-    let at = unsafe { rustix::mm::mmap_anonymous(hint, len, prot, flags) }?;
-    // A kernel without huge pages refuses the advice and needs none.
-    // SAFETY: advice about our new mapping; changes no contents.
-    let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
-    Ok(NonNull::new(at.cast()).expect("mmap never returns null"))
+    let at = unsafe { rustix::mm::mmap_anonymous(hint, len, ProtFlags::empty(), flags) }?;
+    let span = Span { base: at.expose_provenance(), len };
+    // SAFETY: our new mapping, without contents, which nobody else knows.
+    let made = unsafe {
+        // The only way to learn whether a mapping is locked, on every kernel.
+        let refused = advise(span, MADV_DONTNEED).is_err();
+        let wants_lock = refused && rustix::mm::munlock(at, len).is_ok();
+        rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE)
+            .map(|()| wants_lock)
+    };
+    match made {
+        Ok(wants_lock) => {
+            // A kernel without huge pages refuses the advice and needs none.
+            // SAFETY: advice about our new mapping; changes no contents.
+            let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
+            let base = NonNull::new(at.cast()).expect("mmap never returns null");
+            Ok(Reserved { base, wants_lock })
+        }
+        Err(e) => {
+            // SAFETY: mapped just now, and nobody knows it.
+            let _ = unsafe { unmap(span) };
+            Err(e.into())
+        }
+    }
+}
+
+/// Locks each page of `span` in memory when it is first touched. Best effort: a kernel before 4.4, or
+/// `RLIMIT_MEMLOCK`, leaves it unlocked.
+///
+/// # Safety
+/// `span` was made by [`reserve`].
+pub(crate) unsafe fn lock_on_fault(span: Span) {
+    let at = ptr::with_exposed_provenance_mut(span.base);
+    // SAFETY: a mapping of ours; locking changes no contents.
+    let _ = unsafe { rustix::mm::mlock_with(at, span.len, MlockFlags::ONFAULT) };
+}
+
+/// [`mark`] for memory that `mlockall` has locked: unlocks `whole`, which contains the spans, marks
+/// them, and locks `whole` again, on fault. Pages that are there stay. One at a time for one `whole`.
+///
+/// # Safety
+/// As [`mark`]; and `whole` was made by [`reserve`].
+pub(crate) unsafe fn mark_locked(whole: Span, spans: &[Span]) -> io::Result<()> {
+    let at = ptr::with_exposed_provenance_mut(whole.base);
+    // SAFETY: unlocking and locking change no contents; the rest is the caller's contract.
+    unsafe {
+        rustix::mm::munlock(at, whole.len)?;
+        let marked = mark(spans);
+        lock_on_fault(whole);
+        marked
+    }
 }
 
 /// Unmaps.
@@ -80,6 +144,8 @@ pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<NonNull<u8>> {
 pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
     // SAFETY: by the contract nobody holds a pointer into the span.
     unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(span.base), span.len) }?;
+    #[cfg(test)]
+    test_hooks::unmapped(span);
     Ok(())
 }
 
@@ -89,7 +155,10 @@ pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
 /// The caller owns the spans (page-aligned, private anonymous memory) and loses their contents.
 pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
     // SAFETY: the caller's contract.
-    unsafe { advise_all(spans, MADV_DONTNEED) }
+    unsafe {
+        let done = advise_all(spans, MADV_DONTNEED);
+        if done.is_ok() { done } else { advise_all(spans, MADV_DONTNEED_LOCKED) }
+    }
 }
 
 /// Gives the spans their pages now, in one call, where touching them would fault page by page. A
@@ -125,6 +194,10 @@ pub(crate) unsafe fn unmark(span: Span) -> io::Result<()> {
 /// # Safety
 /// The caller owns the span and nobody touches it again.
 pub(crate) unsafe fn protect(span: Span) -> io::Result<()> {
+    #[cfg(test)]
+    if test_hooks::FAIL_PROTECT.get() {
+        return Err(Errno::NOMEM.into());
+    }
     let at = ptr::with_exposed_provenance_mut(span.base);
     // SAFETY: the caller's contract.
     unsafe { rustix::mm::mprotect(at, span.len, MprotectFlags::empty()) }?;
@@ -152,7 +225,7 @@ static KIND: AtomicU8 = AtomicU8::new(0);
 #[cold]
 fn probe_slow() -> GuardKind {
     let marker = reserve(0, PAGE).is_ok_and(|page| {
-        let span = Span { base: page.as_ptr().expose_provenance(), len: PAGE };
+        let span = Span { base: page.base.as_ptr().expose_provenance(), len: PAGE };
         // SAFETY: our own scratch page, never touched, unmapped here.
         unsafe {
             let ok = advise(span, MADV_GUARD_INSTALL).is_ok();
@@ -255,4 +328,38 @@ unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
         );
     }
     ret
+}
+
+/// For tests of what happens when the kernel refuses.
+#[cfg(test)]
+pub(crate) mod test_hooks {
+    use super::{MapFlags, PAGE, ProtFlags, Span, ptr};
+    use std::cell::Cell;
+
+    thread_local! {
+        /// On this thread [`protect`](super::protect) fails, and whatever is unmapped is replaced at once
+        /// by a page of another owner.
+        pub(crate) static FAIL_PROTECT: Cell<bool> = const { Cell::new(false) };
+        /// That page.
+        pub(crate) static NEIGHBOUR: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn unmapped(span: Span) {
+        if !FAIL_PROTECT.get() || NEIGHBOUR.get().is_some() {
+            return;
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let at = ptr::with_exposed_provenance_mut(span.base);
+        // SAFETY: a new mapping that replaces none.
+        let made = unsafe { rustix::mm::mmap_anonymous(at, PAGE, ProtFlags::READ, flags) };
+        NEIGHBOUR.set(made.ok().map(|at| at.expose_provenance()));
+    }
+
+    pub(crate) fn is_mapped(page: usize) -> bool {
+        let mut resident = 0;
+        // SAFETY: asks about one page, and writes one byte of ours.
+        unsafe {
+            libc::mincore(ptr::with_exposed_provenance_mut(page), PAGE, &raw mut resident) == 0
+        }
+    }
 }
