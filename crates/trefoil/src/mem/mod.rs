@@ -215,10 +215,10 @@ pub(crate) fn stock() -> io::Result<()> {
     Ok(())
 }
 
-/// A stack of at least `size` bytes (guard and TLS block included), with its own credit. For sizes
+/// A stack of at least `size` bytes (guard and TLS block included: `stack::class_of`), with its own credit. For sizes
 /// other than the default, and for threads without a P.
 pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
-    let class = SizeClass::of(size)?;
+    let class = stack::class_of(size)?;
     Setup::get()?;
     arena::grant(class, 1)?;
     let got = DEPOTS[class.index()].take_one_or_else(|| arena::take_virgins::<1>(class, 1));

@@ -66,12 +66,17 @@ const KEEP_BYTES: usize = 16 << 10;
 /// What a pooled stack keeps below the page of its first frame, however large its TLS block is.
 const KEEP_BELOW_SP_BYTES: usize = 2 * PAGE;
 
-/// Hot pages that are populated at once, at most: what fits in the bits. A program with half a MiB
-/// of TLS faults for the rest.
+/// Hot pages that are populated at once, at most: what fits in the bits.
 const HOT_PAGES_MAX: usize = 0x7f;
+/// A block of more pages than this has large thread-locals, which a goroutine may never touch: only the
+/// pages of its `struct pthread` are populated at once.
+const POPULATED_BLOCK_PAGES_MAX: usize = 8;
 
 /// Default size of a slot.
 const DEFAULT_BYTES: usize = 256 << 10;
+
+/// What a TLS block takes of the stack size that was asked for; a larger one adds the rest to it.
+const ORDINARY_BLOCK_BYTES: usize = 8 << 10;
 
 /// Slots' tids: above every kernel tid (2²² at most), below futex's owner-died and waiters bits.
 const TID_BASE: u32 = 0x2000_0000;
@@ -114,10 +119,10 @@ impl Setup {
         let layout = tls::init()?;
         let wishes = WISHES.lock();
         let (bytes, reserve) = *wishes;
-        let class = SizeClass::of(bytes)?;
+        let class = class_of(bytes)?;
         let below = if reserve { layout.below } else { layout.below_used };
         let block = layout.above + below;
-        let (colours, hot) = (colours(block), hot_pages(block).min(HOT_PAGES_MAX));
+        let (colours, hot) = (colours(block), populated_pages(block, layout.above));
         let word = Self::FIXED
             | class.index() as u32
             | if reserve { Self::RESERVE } else { 0 }
@@ -130,11 +135,11 @@ impl Setup {
 
     /// Sets what the first stack will fix.
     pub(super) fn configure(default_bytes: usize, reserve: bool) -> io::Result<()> {
-        let class = SizeClass::of(default_bytes)?;
+        let class = class_of(default_bytes)?;
         let mut wishes = WISHES.lock();
         match SETUP.load(Ordering::Acquire) {
             0 => {
-                *wishes = (class.slot_bytes(), reserve);
+                *wishes = (default_bytes, reserve);
                 Ok(())
             }
             word if Setup(word).default() == class && Setup(word).reserve() == reserve => Ok(()),
@@ -171,6 +176,15 @@ impl Setup {
     }
 }
 
+/// The size class of stacks for which `bytes` were asked: guard and TLS block included, but for what a
+/// program with large thread-locals has beyond [`ORDINARY_BLOCK_BYTES`].
+pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
+    let asked = SizeClass::of(bytes)?;
+    let beyond = tls::init()?.bytes().saturating_sub(ORDINARY_BLOCK_BYTES);
+    // The largest class is large enough for both.
+    if beyond == 0 { Ok(asked) } else { Ok(SizeClass::of(bytes + beyond).unwrap_or(asked)) }
+}
+
 /// How many lines the tops may be apart; see the head of the file.
 fn colours(block_bytes: usize) -> usize {
     let slack = hot_pages(block_bytes) * PAGE - need_bytes(block_bytes);
@@ -180,6 +194,15 @@ fn colours(block_bytes: usize) -> usize {
 /// Pages that a small parked goroutine takes, whatever its colour.
 fn hot_pages(block_bytes: usize) -> usize {
     (need_bytes(block_bytes) + (COLOURS_MIN - 1) * LINE).div_ceil(PAGE)
+}
+
+/// Pages at the end of a slot that are populated when its stack is made.
+fn populated_pages(block_bytes: usize, above_bytes: usize) -> usize {
+    let pages = match hot_pages(block_bytes) {
+        pages @ 0..=POPULATED_BLOCK_PAGES_MAX => pages,
+        _ => hot_pages(above_bytes),
+    };
+    pages.min(HOT_PAGES_MAX)
 }
 
 fn need_bytes(block_bytes: usize) -> usize {
@@ -508,7 +531,8 @@ fn give_back<const N: usize>(slots: &SlotList<N>) {
 /// anyway.
 #[cold]
 fn wipe_slow(slot: Span) {
-    let len = slot.len.min(HOT_PAGES_MAX * PAGE);
+    let block = tls::init().map_or(0, tls::Layout::bytes).next_multiple_of(PAGE);
+    let len = slot.len.min(HOT_PAGES_MAX * PAGE + block);
     let at = ptr::with_exposed_provenance_mut::<u8>(slot.base + slot.len - len);
     // SAFETY: the top of a slot in our hands.
     unsafe { at.write_bytes(0, len) };

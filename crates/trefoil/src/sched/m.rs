@@ -50,7 +50,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Stack of a runtime thread: it runs only the scheduler and makes stacks. glibc adds its TLS.
+/// Stack of a runtime thread: it runs only the scheduler and makes stacks. `thread::spawn` adds its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
@@ -247,11 +247,12 @@ impl M {
             Ok(()) => Ok(()),
             Err(e) => {
                 m.retire();
-                let text = format!(
-                    "cannot start another thread (have {}): {e}; \
-                     the limit on processes may be reached (ulimit -u)",
-                    sched.threads() - 1
-                );
+                let limit = match e.raw_os_error() {
+                    Some(libc::EAGAIN) => "; the limit on processes may be reached (ulimit -u)",
+                    _ => "",
+                };
+                let have = sched.threads() - 1;
+                let text = format!("cannot start another thread (have {have}): {e}{limit}");
                 sched.dismiss_thread();
                 Err(io::Error::new(e.kind(), text))
             }

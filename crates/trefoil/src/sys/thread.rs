@@ -6,12 +6,15 @@
 //! A new thread neither allocates nor frees before its body is done: the allocator's lock may be held by a preempted
 //! goroutine, which this very thread is to resume.
 
+use super::mm::PAGE;
+use super::objects;
 use std::alloc::{Layout, dealloc};
 use std::ffi::c_void;
 use std::fmt::{self, Write};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A thread's name, as the kernel keeps it: 15 bytes and a zero.
 #[derive(Clone, Copy)]
@@ -45,7 +48,27 @@ struct Start<F> {
     body: F,
 }
 
-/// Starts a detached thread with a stack of so many bytes. A panic in it aborts.
+/// Bytes of thread-local storage that glibc takes from a thread's stack, beyond what every program has.
+/// Summed up once: what is loaded later has no fixed place in it, or one in glibc's small reserve.
+fn static_tls_bytes() -> usize {
+    static BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+    let known = BYTES.load(Ordering::Relaxed);
+    if known != usize::MAX {
+        return known;
+    }
+    let mut bytes = 0;
+    objects::for_each(|_, headers| {
+        for tls in headers.iter().filter(|h| h.p_type == libc::PT_TLS) {
+            bytes += (tls.p_memsz + tls.p_align) as usize;
+        }
+    });
+    let bytes = bytes.next_multiple_of(PAGE);
+    BYTES.store(bytes, Ordering::Relaxed);
+    bytes
+}
+
+/// Starts a detached thread with a stack of so many bytes, besides the thread-local storage that lies on
+/// it. A panic in it aborts.
 pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     name: Name,
     stack_bytes: usize,
@@ -57,7 +80,8 @@ pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     // SAFETY: an attribute object of our own, initialised and destroyed here; the start is handed over.
     let rc = unsafe {
         libc::pthread_attr_init(attr.as_mut_ptr());
-        libc::pthread_attr_setstacksize(attr.as_mut_ptr(), stack_bytes);
+        let bytes = stack_bytes + static_tls_bytes();
+        libc::pthread_attr_setstacksize(attr.as_mut_ptr(), bytes);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run::<F>, start.cast());
         libc::pthread_attr_destroy(attr.as_mut_ptr());

@@ -45,7 +45,7 @@ pub(super) unsafe fn build(
         store(tp + 8, dtv.add(1));
         store(tp + l.tid, tid);
         unregister_rseq(l, tp);
-        table().modules.iter().for_each(|m| m.fill(tp));
+        table().modules.iter().for_each(|m| m.fill_zeroed(tp));
     }
     Ok(())
 }

@@ -144,6 +144,11 @@ impl Recipe {
 }
 
 impl Layout {
+    /// Bytes of the largest block, with what its alignment may take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.above + self.align + self.below
+    }
+
     fn new(learnt: Learnt, way: Way, why: Option<String>) -> Result<Self, String> {
         let f = discover::required(c"__call_tls_dtors")?;
         // SAFETY: glibc's function of that name (2.18 on) takes and returns nothing.

@@ -1,0 +1,105 @@
+//! A program with more thread-local storage than a default stack is large: 1 MiB of zeroes, and half as
+//! much with initial values. A std thread runs in it; so must goroutines, and the runtime's own threads.
+
+mod common;
+
+use common::{Child, in_child, join_all, rss, watchdog};
+use std::cell::RefCell;
+use trefoil::{Builder, Runtime, go, yield_now};
+
+const ZEROES: usize = 1 << 20;
+const SEVENS: usize = 512 << 10;
+
+thread_local! {
+    static ZEROED: RefCell<[u8; ZEROES]> = const { RefCell::new([0; ZEROES]) };
+    static FILLED: RefCell<[u8; SEVENS]> = const { RefCell::new([7; SEVENS]) };
+}
+
+/// Checks that both have their initial values, changes them, and finds the changes after a yield.
+fn use_both(mark: u8) {
+    let places = [0, 1, 4095, 100_000, 400_000, SEVENS - 1];
+    let check = |zero: u8, seven: u8| {
+        ZEROED.with_borrow(|all| {
+            assert!(places.iter().all(|&i| all[i] == zero));
+            assert_eq!((all[ZEROES - 1], all[ZEROES / 2 + 77]), (zero, 0));
+        });
+        FILLED.with_borrow(|all| {
+            assert!(places.iter().all(|&i| all[i] == seven));
+            assert_eq!(all[SEVENS / 2 + 77], 7);
+        });
+    };
+    check(0, 7);
+    ZEROED.with_borrow_mut(|all| {
+        places.iter().for_each(|&i| all[i] = mark);
+        all[ZEROES - 1] = mark;
+    });
+    FILLED.with_borrow_mut(|all| places.iter().for_each(|&i| all[i] = mark));
+    yield_now();
+    check(mark, mark);
+}
+
+#[inline(never)]
+fn recurse(depth: usize) -> usize {
+    let frame = std::hint::black_box([depth; 64]);
+    if depth == 0 { frame[0] } else { recurse(depth - 1) + frame[63] }
+}
+
+#[test]
+fn goroutines_have_large_thread_local_storage() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        for debug in ["procs=2", "tls=pthread", "guards=mprotect"] {
+            let child = Child::of("goroutines_have_large_thread_local_storage");
+            let child = if debug == "procs=2" { child } else { child.env("TREFOIL_DEBUG", debug) };
+            child.succeed();
+        }
+        return;
+    }
+    std::thread::spawn(|| use_both(3)).join().unwrap();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        use_both(1);
+        for round in 0..3 {
+            join_all((0..50).map(|i| go(move || use_both(i + round))));
+        }
+        for kib in [64, 256, 1024, 4096] {
+            let small = Builder::new().stack_size(kib << 10);
+            let used = small.go(move || {
+                use_both(9);
+                // 30 KiB of stack are left whatever the thread-locals take.
+                recurse(20)
+            });
+            assert_eq!(used.unwrap().join().unwrap(), 210);
+        }
+        // Threads of the runtime that block, so that it starts more of them.
+        join_all((0..4).map(|_| {
+            go(|| trefoil::blocking(|| std::thread::sleep(std::time::Duration::from_millis(5))))
+        }));
+    });
+}
+
+/// Zeroes that nobody touches cost nothing, as in a thread.
+#[test]
+fn untouched_zeroes_take_no_memory() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("untouched_zeroes_take_no_memory").succeed();
+        return;
+    }
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        let before = rss();
+        let (open, gate) = trefoil::chan::bounded::<()>(0);
+        let all: Vec<_> = (0..100)
+            .map(|_| {
+                let gate = gate.clone();
+                go(move || gate.recv().is_err())
+            })
+            .collect();
+        (0..100).for_each(|_| yield_now());
+        let each = (rss() - before) / 100;
+        drop(open);
+        assert!(join_all(all).into_iter().all(|closed| closed));
+        assert!(each < (SEVENS + ZEROES / 2) as u64, "{each} bytes of memory for each goroutine");
+    });
+}
