@@ -231,7 +231,7 @@ impl RuntimeBuilder {
         };
         let sched = Sched::start(procs, config)?;
         observe::deadlock::enrol(&sched);
-        observe::quit::install(sched.aide);
+        observe::quit::install();
         Ok(Runtime { sched })
     }
 }

@@ -8,14 +8,36 @@ use crate::sched::current_g;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};
-use std::sync::Once;
+use std::sync::{Once, mpsc};
+use std::time::Duration;
 
 type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send + 'static>;
 
 static INSTALL: Once = Once::new();
 
+/// How long the start of a runtime waits for another thread that puts the hook in.
+const INSTALL_LIMIT: Duration = Duration::from_millis(50);
+
 /// Puts our hook in, once.
 pub(crate) fn install_hook() {
+    if !std::thread::panicking() {
+        install_now();
+        return;
+    }
+    // std refuses to change the hook on a thread that panics: the first goroutine is started by a
+    // destructor during unwinding, or by the hook itself. In the hook, which nobody can replace before it
+    // returns, waiting for the other thread would be waiting for ever.
+    let (done, wait) = mpsc::channel();
+    let install = move || {
+        install_now();
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().name("trefoil-hook".into()).spawn(install).is_ok() {
+        let _ = wait.recv_timeout(INSTALL_LIMIT);
+    }
+}
+
+fn install_now() {
     INSTALL.call_once(|| {
         let report: fn(&PanicHookInfo<'_>, &Hook) = if is_default() { full } else { head };
         let before = panic::take_hook();

@@ -1,25 +1,24 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
-//! The handler only leaves a note and wakes an aide, which does the rest. A handler that the user
-//! has installed before the first runtime is left alone.
+//! The handler only leaves a note and wakes the aides; one of them does the rest. Without a runtime the
+//! handler does what the signal would do without us: it ends the process. A handler that the user has
+//! installed before the first runtime is left alone.
 
 use super::{deadlock, dump};
-use crate::sched::aide::Aide;
+use crate::sched::aide;
+use crate::sys::raw::syscall;
 use crate::sys::stderr::write_all_stderr;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// The aide of the newest runtime; its memory is never freed.
-static AIDE: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
 
-/// Puts the handler in, once, and tells it whom to wake.
-pub(crate) fn install(aide: &'static Aide) {
+/// Puts the handler in, once.
+pub(crate) fn install() {
     static ONCE: Once = Once::new();
-    AIDE.store(std::ptr::from_ref(aide).cast_mut(), Ordering::Release);
-    // SAFETY: a handler that only stores a flag and makes a futex call.
+    // SAFETY: a handler that only stores a flag and makes system calls.
     ONCE.call_once(|| unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGQUIT, std::ptr::null(), &raw mut action);
@@ -31,17 +30,30 @@ pub(crate) fn install(aide: &'static Aide) {
     });
 }
 
-extern "C" fn on_quit(_: c_int) {
-    ASKED.store(true, Ordering::Release);
-    // SAFETY: null, or an Aide that is never freed.
-    if let Some(aide) = unsafe { AIDE.load(Ordering::Acquire).as_ref() } {
-        aide.call(0);
+extern "C" fn on_quit(signal: c_int) {
+    ASKED.store(true, Ordering::SeqCst);
+    if !aide::call_all() {
+        // The last runtime is gone.
+        raise_default(signal);
+    }
+}
+
+/// In its handler: ends the process as the signal does by default, as soon as the handler returns.
+pub(super) fn raise_default(signal: c_int) {
+    // SAFETY: an action of our own; then the signal to this very thread, where it is blocked until the
+    // handler has returned.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &raw const action, null_mut());
+        let (pid, tid) = (libc::getpid() as usize, libc::gettid() as usize);
+        syscall(libc::SYS_tgkill, [pid, tid, signal as usize]);
     }
 }
 
 /// Hook of the aide.
 pub(crate) fn asked() {
-    if ASKED.load(Ordering::Acquire) {
+    if ASKED.load(Ordering::SeqCst) {
         let mut text = String::from("SIGQUIT: quit\n\n");
         for sched in deadlock::runtimes() {
             text.push_str(&dump::dump(&sched));

@@ -17,8 +17,9 @@ use crate::sys::parker::Parker;
 use crate::sys::{cpus, thread};
 use std::io;
 use std::ops::DerefMut;
+use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Notes: what it is asked to do. Starting threads needs none, it looks for that each time.
 pub(crate) const CHECK_DEADLOCK: u32 = 1;
@@ -32,24 +33,71 @@ const RETRY_MAX_NANOS: Nanos = 500_000_000;
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
-/// How others reach the aide.
+/// How others reach the aide. Its memory is never freed, because a signal handler may know it, but a
+/// later runtime uses it again.
 pub(crate) struct Aide {
     notes: AtomicU32,
     bed: Parker,
+    /// A runtime has it.
+    in_use: AtomicBool,
+    /// The next one in [`ALL`]. Set before it is in that list.
+    next: AtomicPtr<Aide>,
     /// Its place in the list of `deferred.rs`.
     #[cfg(feature = "std")]
     pub(super) deferred: deferred::Member,
 }
 
+/// Every aide ever made, newest first.
+static ALL: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
+
+/// Aide threads that have started, or are about to, and will call [`Hooks::asked`](super::Hooks) once more.
+static SERVING: AtomicUsize = AtomicUsize::new(0);
+
+fn all() -> impl Iterator<Item = &'static Aide> {
+    // SAFETY: null, or an Aide; never freed.
+    let at = |link: &AtomicPtr<Aide>| unsafe { link.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(at(&ALL), move |aide| at(&aide.next))
+}
+
+/// Wakes every aide, so that it calls `Hooks::asked`; returns false if there is none. Safe in a signal
+/// handler.
+///
+/// What the caller has stored before (sequentially consistent) is seen by one of them if this returns true.
+pub(crate) fn call_all() -> bool {
+    all().filter(|aide| aide.in_use.load(Ordering::Relaxed)).for_each(|aide| aide.call(0));
+    SERVING.load(Ordering::SeqCst) > 0
+}
+
 impl Aide {
-    /// A few bytes for each runtime, for ever: a signal handler may know it.
-    pub(crate) fn leak() -> &'static Aide {
-        Box::leak(Box::new(Aide {
+    /// One for a new runtime: one that a runtime has given back, or a new one.
+    pub(crate) fn take() -> &'static Aide {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        let mut unused = all()
+            .filter(|aide| aide.in_use.compare_exchange(false, true, acquire, relaxed).is_ok());
+        if let Some(aide) = unused.next() {
+            aide.notes.store(0, Ordering::Relaxed);
+            return aide;
+        }
+        let aide: &'static Aide = Box::leak(Box::new(Aide {
             notes: AtomicU32::new(0),
             bed: Parker::new(),
+            in_use: AtomicBool::new(true),
+            next: AtomicPtr::new(null_mut()),
             #[cfg(feature = "std")]
             deferred: deferred::Member::new(),
-        }))
+        }));
+        let this = std::ptr::from_ref(aide).cast_mut();
+        // Release: who finds it sees its `next`.
+        let _ = ALL.fetch_update(Ordering::Release, Ordering::Relaxed, |first| {
+            aide.next.store(first, Ordering::Relaxed);
+            Some(this)
+        });
+        aide
+    }
+
+    /// Its runtime is gone, and its thread too.
+    pub(super) fn give_back(&self) {
+        self.in_use.store(false, Ordering::Release);
     }
 
     /// Leaves a note. Safe in a signal handler.
@@ -60,7 +108,9 @@ impl Aide {
 }
 
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
+    SERVING.fetch_add(1, Ordering::SeqCst);
     attend(sched, "aide", STACK_BYTES, help)
+        .inspect_err(|_| _ = SERVING.fetch_sub(1, Ordering::SeqCst))
 }
 
 /// Aides and sysmons in the process.
@@ -131,6 +181,9 @@ fn help(sched: &Arc<Sched>) {
     #[cfg(feature = "std")]
     deferred::leave(sched.aide);
     scavenger.finish();
+    // In this order: see `call_all`.
+    SERVING.fetch_sub(1, Ordering::SeqCst);
+    (hooks.asked)();
 }
 
 /// Starts a thread for `sched`, whose lock the caller gives back with this.

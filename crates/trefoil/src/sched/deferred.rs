@@ -17,7 +17,7 @@
 //!    `serving` and delivers once more; both sides are sequentially consistent, so the waker saw `serving` before it
 //!    was cleared, and the last delivery sees the bit, or the waker calls another member.
 //! 2. Nothing here is locked, allocated or freed on the waker's side.
-//! 3. Members are never freed (`Aide::leak`), and the list only grows.
+//! 3. Members are never freed (`aide.rs`), and the list only grows; one that a later runtime uses again is in it already.
 //!
 //! Rejected: a list of addresses (it can be full in a storm of signals; a bit per bucket cannot); sysmon (it holds the
 //! scheduler's lock for its probes, and has enough to do); one more thread.
@@ -42,18 +42,28 @@ static MEMBERS: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
 /// A helper thread's part.
 pub(super) struct Member {
     serving: AtomicBool,
+    /// It is in the list.
+    listed: AtomicBool,
     next: AtomicPtr<Aide>,
 }
 
 impl Member {
     pub(super) const fn new() -> Member {
-        Member { serving: AtomicBool::new(false), next: AtomicPtr::new(null_mut()) }
+        Member {
+            serving: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
+            next: AtomicPtr::new(null_mut()),
+        }
     }
 }
 
-/// A helper thread begins. Once for each.
+/// A helper thread begins.
 pub(super) fn join(aide: &'static Aide) {
     aide.deferred.serving.store(true, Ordering::SeqCst);
+    // Relaxed: only the thread that has the aide comes here.
+    if aide.deferred.listed.swap(true, Ordering::Relaxed) {
+        return;
+    }
     let this = std::ptr::from_ref(aide).cast_mut();
     let mut first = MEMBERS.load(Ordering::Relaxed);
     loop {

@@ -130,10 +130,18 @@ pub(crate) struct Hooks {
 
 /// See [`Sched::runtime_id`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RuntimeId(usize);
+pub(crate) struct RuntimeId(u64);
+
+impl RuntimeId {
+    fn new() -> RuntimeId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        RuntimeId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// One scheduler: a runtime.
 pub(crate) struct Sched {
+    id: RuntimeId,
     pub(crate) central: Lock<Central>,
     /// Length of the global queue, for a look without the lock. Written under it.
     pub(crate) global_len: AtomicU32,
@@ -177,7 +185,7 @@ pub(crate) struct Sched {
     pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
     pub(crate) poller: &'static pollable::Poller,
-    /// Never freed: a signal handler may know it.
+    /// Never freed, but given back: a signal handler may know it.
     pub(crate) aide: &'static aide::Aide,
     /// It was said that no thread can be had.
     said_no_threads: AtomicBool,
@@ -195,6 +203,7 @@ impl Sched {
         let poller = pollable::Poller::leak();
         let (started, started_at) = clock::now_on_both();
         let sched = Arc::new(Sched {
+            id: RuntimeId::new(),
             central: Lock::new(Central::new()),
             global_len: AtomicU32::new(0),
             idle: Idle::new(),
@@ -220,7 +229,7 @@ impl Sched {
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
             sysmon: sysmon::Sysmon::leak(poller),
-            aide: aide::Aide::leak(),
+            aide: aide::Aide::take(),
             poller,
             said_no_threads: AtomicBool::new(false),
             config,
@@ -339,7 +348,7 @@ impl Sched {
 
     /// Which runtime this is: no other one ever has the same, not even later.
     pub(crate) fn runtime_id(&self) -> RuntimeId {
-        RuntimeId(std::ptr::from_ref(self.aide) as usize)
+        self.id
     }
 
     /// A point in time as std has it, never later; up to some tens of nanoseconds earlier. Without reading the clock.
@@ -376,6 +385,7 @@ impl Sched {
 impl Drop for Sched {
     fn drop(&mut self) {
         self.poller.close();
+        self.aide.give_back();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {
