@@ -2,19 +2,24 @@
 
 mod common;
 
-use common::{Child, in_child, join_all, mark, ms, tasks, watchdog};
+use common::{Child, in_child, join_all, mark, tasks, watchdog};
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::mem::transmute;
 use std::os::unix::process::ExitStatusExt;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use trefoil::{Runtime, go, yield_now};
+use trefoil::{Builder, Runtime, go, yield_now};
 
 fn runtime() -> Runtime {
     Runtime::builder().procs(2).build().unwrap()
 }
 
-/// Waits until the threads of dropped runtimes have ended, except `left` of them.
-fn wait_for_threads(left: usize) {
+/// Waits until `count` of this process's threads is at most `left`.
+fn wait_for_threads(left: usize, count: impl Fn() -> usize) {
     let start = Instant::now();
-    while tasks().iter().filter(|(_, name)| name.starts_with("trefoil-")).count() > left {
+    while count() > left {
         assert!(start.elapsed() < Duration::from_secs(20), "threads are left: {:?}", tasks());
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -33,10 +38,11 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: passes a struct by reference.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core) };
+    let threads = tasks().len();
     for _ in 0..3 {
         runtime().run(|| join_all((0..10).map(|_| go(yield_now))));
     }
-    wait_for_threads(0);
+    wait_for_threads(threads, || tasks().len());
     // SAFETY: a signal to this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGQUIT) };
     std::thread::sleep(Duration::from_secs(20));
@@ -53,9 +59,9 @@ fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
     let _watchdog = watchdog();
     let older = runtime();
     older.run(|| {
-        let threads = ms().len() + 2;
-        runtime().run(yield_now);
-        wait_for_threads(threads);
+        // Long enough for its threads to have names.
+        runtime().run(|| std::thread::sleep(Duration::from_millis(20)));
+        wait_for_threads(1, || tasks().iter().filter(|(_, name)| name == "trefoil-aide").count());
         // SAFETY: a signal to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGQUIT) };
         std::thread::sleep(Duration::from_secs(20));
@@ -111,4 +117,323 @@ fn a_runtime_starts_in_a_panic_hook() {
     assert!(std::panic::catch_unwind(|| panic!("on a plain thread")).is_err());
     // Afterwards the runtime's own hook is put in.
     assert!(go(|| panic!("on a goroutine")).join().is_err());
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+/// Faults, and goes on where a handler leads it: at the address in rdx. Every other register may be lost.
+fn fault_and_go_on() {
+    // SAFETY: writes to an address that is not mapped, which is what is tested; a handler goes on at `2:`.
+    unsafe {
+        std::arch::asm!(
+            "push rbx", "push rbp",
+            "lea rdx, [rip + 2f]",
+            "mov eax, 8",
+            "mov byte ptr [rax], 1",
+            "2:",
+            "pop rbp", "pop rbx",
+            clobber_abi("C"), out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+        );
+    }
+}
+
+/// How a handler gets back to the code that faulted.
+const RETURNS: usize = 0;
+const JUMPS: usize = 1;
+static WAY: AtomicUsize = AtomicUsize::new(RETURNS);
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// The masks that handlers have run under: those bits that all had, and those that any had.
+static MASK_ALL: AtomicU64 = AtomicU64::new(!0);
+static MASK_ANY: AtomicU64 = AtomicU64::new(0);
+
+fn signal_mask() -> u64 {
+    let mut mask = 0u64;
+    // SAFETY: reads the mask into a word, which is the kernel's set.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, 0, &raw mut mask, 8) };
+    mask
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+unsafe extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
+    CALLS.fetch_add(1, SeqCst);
+    MASK_ALL.fetch_and(signal_mask(), SeqCst);
+    MASK_ANY.fetch_or(signal_mask(), SeqCst);
+    // SAFETY: the kernel's context of `fault_and_go_on`.
+    unsafe {
+        let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        let to = registers[libc::REG_RDX as usize];
+        if WAY.load(SeqCst) == RETURNS {
+            registers[libc::REG_RIP as usize] = to;
+            return;
+        }
+        // As longjmp does: no return from the signal.
+        std::arch::asm!(
+            "mov rsp, {sp}", "jmp {to}",
+            sp = in(reg) registers[libc::REG_RSP as usize], to = in(reg) to, options(noreturn),
+        );
+    }
+}
+
+/// Installs a handler; returns what was there before.
+fn install(signal: i32, handler: usize, flags: i32, mask: &[i32]) -> libc::sigaction {
+    // SAFETY: actions of our own; the handlers of these tests fit their flags.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        mask.iter().for_each(|&s| _ = libc::sigaddset(&raw mut action.sa_mask, s));
+        let mut before: libc::sigaction = std::mem::zeroed();
+        assert_eq!(libc::sigaction(signal, &raw const action, &raw mut before), 0);
+        before
+    }
+}
+
+/// Faults often, on several goroutines, which find their signal mask unchanged (if `same_mask`).
+fn fault_on_goroutines(same_mask: bool) {
+    const EACH: usize = 10;
+    runtime().run(move || {
+        let one = move || {
+            for _ in 0..EACH {
+                let mask = signal_mask();
+                fault_and_go_on();
+                assert!(!same_mask || signal_mask() == mask);
+                assert_eq!(signal_mask() & bit(libc::SIGSEGV), 0, "the signal is blocked");
+                yield_now();
+            }
+        };
+        join_all((0..20).map(|_| go(one)));
+    });
+    assert_eq!(CALLS.load(SeqCst), 20 * EACH);
+}
+
+#[test]
+fn an_earlier_handler_gets_the_mask_that_it_asked_for() {
+    if !in_child() {
+        Child::of("an_earlier_handler_gets_the_mask_that_it_asked_for").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    let handler = on_fault as *const () as usize;
+    install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGUSR1]);
+    fault_on_goroutines(true);
+    let (all, any) = (MASK_ALL.load(SeqCst), MASK_ANY.load(SeqCst));
+    assert_eq!(any & bit(libc::SIGSEGV), 0, "SA_NODEFER, but the signal was blocked");
+    assert_ne!(all & bit(libc::SIGUSR1), 0, "its mask was not added");
+}
+
+#[test]
+fn an_earlier_handler_without_nodefer_runs_with_its_signal_blocked() {
+    if !in_child() {
+        Child::of("an_earlier_handler_without_nodefer_runs_with_its_signal_blocked").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    install(libc::SIGSEGV, on_fault as *const () as usize, libc::SA_SIGINFO, &[]);
+    fault_on_goroutines(true);
+    assert_ne!(MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV), 0);
+}
+
+#[test]
+fn an_earlier_handler_may_jump_out() {
+    if !in_child() {
+        Child::of("an_earlier_handler_may_jump_out").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    WAY.store(JUMPS, SeqCst);
+    let handler = on_fault as *const () as usize;
+    install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[]);
+    fault_on_goroutines(true);
+}
+
+#[test]
+fn an_earlier_handler_with_resethand_is_called_once() {
+    if !in_child() {
+        let out = Child::of("an_earlier_handler_with_resethand_is_called_once").output();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}: {text}", out.status);
+        assert!(text.contains("after the first"), "{text}");
+        assert!(!text.contains("after the second"), "{text}");
+        return;
+    }
+    let _watchdog = watchdog();
+    let handler = on_fault as *const () as usize;
+    install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_RESETHAND, &[]);
+    runtime()
+        .run(|| {
+            go(|| {
+                fault_and_go_on();
+                mark("after the first");
+                fault_and_go_on();
+                mark("after the second");
+            })
+            .join()
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_sent_sigsegv_does_what_it_did_before_the_runtime() {
+    let name = "a_sent_sigsegv_does_what_it_did_before_the_runtime";
+    if !in_child() {
+        let out = Child::of(name).env("TREFOIL_TEST_ACTION", "default").output();
+        assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}", out.status);
+        Child::of(name).env("TREFOIL_TEST_ACTION", "ignore").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    let ignore = std::env::var("TREFOIL_TEST_ACTION").unwrap() == "ignore";
+    let action = if ignore { libc::SIG_IGN } else { libc::SIG_DFL };
+    install(libc::SIGSEGV, action, 0, &[]);
+    runtime().run(|| {
+        // SAFETY: a signal to this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
+        std::thread::sleep(Duration::from_millis(20));
+    });
+}
+
+static LATER_CHAINS_TO: AtomicUsize = AtomicUsize::new(0);
+
+/// A handler that was installed after the runtime's: takes its own faults, passes the others on.
+unsafe extern "C" fn on_fault_later(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
+    // SAFETY: the kernel's arguments; the runtime's handler has this type (SA_SIGINFO).
+    unsafe {
+        if (*info).si_addr() as usize == 8 {
+            return on_fault(signal, info, context);
+        }
+        let mask = signal_mask();
+        transmute::<usize, Handler>(LATER_CHAINS_TO.load(SeqCst))(signal, info, context);
+        assert_eq!(signal_mask(), mask);
+    }
+}
+
+#[inline(never)]
+fn recurse(depth: usize) -> usize {
+    let frame = black_box([depth; 64]);
+    if depth == 0 { frame[0] } else { recurse(depth - 1) + frame[63] }
+}
+
+#[test]
+fn a_later_handler_may_pass_faults_on() {
+    if !in_child() {
+        let out = Child::of("a_later_handler_may_pass_faults_on").output();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", out.status);
+        assert!(text.contains("200 faults"), "{text}");
+        assert!(text.contains("\"deep\" overflowed its stack"), "{text}");
+        return;
+    }
+    let _watchdog = watchdog();
+    runtime().run(yield_now);
+    let handler = on_fault_later as *const () as usize;
+    let flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+    let before = install(libc::SIGSEGV, handler, flags, &[libc::SIGUSR1]);
+    assert_ne!(before.sa_flags & libc::SA_SIGINFO, 0);
+    LATER_CHAINS_TO.store(before.sa_sigaction, SeqCst);
+    fault_on_goroutines(true);
+    mark(&format!("{} faults", CALLS.load(SeqCst)));
+    runtime().run(|| {
+        let deep = Builder::new().name("deep").go(|| recurse(1 << 30)).unwrap();
+        let _ = deep.join();
+    });
+}
+
+// ---- alternate stacks --------------------------------------------------------------------------
+
+/// What the kernel has for this thread.
+fn threads_alternate_stack() -> libc::stack_t {
+    let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
+    // SAFETY: writes our own struct.
+    unsafe { libc::syscall(libc::SYS_sigaltstack, 0, &raw mut stack) };
+    stack
+}
+
+fn alternate_stack() -> libc::stack_t {
+    let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
+    // SAFETY: writes our own struct.
+    assert_eq!(unsafe { libc::sigaltstack(null(), &raw mut stack) }, 0);
+    stack
+}
+
+#[test]
+fn alternate_stacks_of_runtime_threads_have_a_guard() {
+    let _watchdog = watchdog();
+    let low = runtime().run(|| {
+        let low = threads_alternate_stack().ss_sp as usize;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let end = format!("-{low:x} ");
+        let below = maps.lines().find(|line| line.contains(&end)).map(str::to_owned);
+        (low, below)
+    });
+    let (low, below) = (low.0, low.1.unwrap_or_default());
+    assert!(below.contains(" ---p "), "below {low:x}: {below:?}");
+}
+
+static HANDLED_AT: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn on_usr1(_: i32) {
+    let here = 0u8;
+    HANDLED_AT.store(&raw const here as usize, SeqCst);
+}
+
+/// A library that takes the goroutine for its thread gives it an alternate stack, and takes it away with
+/// the goroutine.
+#[test]
+fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
+    if !in_child() {
+        Child::of("an_alternate_stack_of_a_goroutine_stays_with_the_goroutine").succeed();
+        return;
+    }
+    const BYTES: usize = 128 << 10;
+    let _watchdog = watchdog();
+    install(libc::SIGUSR1, on_usr1 as *const () as usize, libc::SA_ONSTACK, &[]);
+    let installs = || {
+        let threads = threads_alternate_stack();
+        assert_eq!(threads.ss_flags, 0);
+        assert!(alternate_stack().ss_size >= 64 << 10, "a library would not be content");
+        // SAFETY: memory of our own, unmapped at the end; signals to this thread.
+        unsafe {
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let memory = libc::mmap(null_mut(), BYTES, prot, flags, -1, 0);
+            let own = libc::stack_t { ss_sp: memory, ss_flags: 0, ss_size: BYTES };
+            let mut before = alternate_stack();
+            assert_eq!(libc::sigaltstack(&raw const own, &raw mut before), 0);
+            for _ in 0..3 {
+                yield_now();
+                assert_eq!((alternate_stack().ss_sp, alternate_stack().ss_size), (memory, BYTES));
+            }
+            let small = libc::stack_t { ss_sp: memory, ss_flags: 0, ss_size: 100 };
+            assert_eq!(libc::sigaltstack(&raw const small, null_mut()), -1);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
+            libc::munmap(memory, BYTES);
+            // What the thread would do with a signal now, without another one to go to.
+            libc::raise(libc::SIGUSR1);
+            let disabled =
+                libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+            assert_eq!(libc::sigaltstack(&raw const disabled, null_mut()), 0);
+            assert_eq!(alternate_stack().ss_flags, libc::SS_DISABLE);
+            libc::raise(libc::SIGUSR1);
+        }
+        let stack = threads_alternate_stack();
+        let range = stack.ss_sp as usize..stack.ss_sp as usize + stack.ss_size;
+        assert_eq!(stack.ss_flags, 0);
+        (HANDLED_AT.load(SeqCst), range)
+    };
+    Runtime::builder().procs(1).build().unwrap().run(move || {
+        for _ in 0..20 {
+            let (at, range) = go(installs).join().unwrap();
+            assert!(range.contains(&at), "the handler ran at {at:x}, not in {range:x?}");
+            // The next goroutine, which may have the same stack, knows nothing of it.
+            let next =
+                go(|| (alternate_stack().ss_sp as usize, threads_alternate_stack().ss_sp as usize));
+            let (its, threads) = next.join().unwrap();
+            assert_eq!(its, threads);
+        }
+    });
 }

@@ -40,14 +40,21 @@ extern "C" fn on_quit(signal: c_int) {
 
 /// In its handler: ends the process as the signal does by default, as soon as the handler returns.
 pub(super) fn raise_default(signal: c_int) {
-    // SAFETY: an action of our own; then the signal to this very thread, where it is blocked until the
-    // handler has returned.
+    set_default(signal);
+    // SAFETY: the signal to this very thread, where it is blocked until the handler has returned.
+    unsafe {
+        let (pid, tid) = (libc::getpid() as usize, libc::gettid() as usize);
+        syscall(libc::SYS_tgkill, [pid, tid, signal as usize]);
+    }
+}
+
+/// Puts the default action in.
+pub(super) fn set_default(signal: c_int) {
+    // SAFETY: an action of our own.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(signal, &raw const action, null_mut());
-        let (pid, tid) = (libc::getpid() as usize, libc::gettid() as usize);
-        syscall(libc::SYS_tgkill, [pid, tid, signal as usize]);
     }
 }
 
