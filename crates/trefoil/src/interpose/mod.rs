@@ -127,7 +127,6 @@ fn may_park() -> bool {
 
 /// On a goroutine: whether this code runs on its stack. Returns false in a signal handler, which runs on the thread's
 /// alternate stack.
-#[cfg(feature = "std")]
 fn on_own_stack() -> bool {
     let here = 0u8;
     let tp = crate::arch::thread_pointer() as usize;
@@ -169,6 +168,7 @@ pub(crate) fn linked() {
         dlopen::dlclose as *const (),
         signals::sigaction as *const (),
         signals::signal as *const (),
+        signals::sigaltstack as *const (),
     ]);
     #[cfg(feature = "std")]
     // SAFETY: a function that stores a flag.

@@ -1,13 +1,17 @@
-//! `sigaction` and `signal`: users' handlers beside ours.
+//! `sigaction`, `signal` and `sigaltstack`: users' handlers beside ours.
 //!
 //! - The preemption signal stays ours; what a user installs for it is kept here and called for every such
 //!   signal that is not a request of the runtime's own.
 //! - Every handler gets SA_ONSTACK. Goroutine stacks are small; and a handler that ran on one could be
 //!   interrupted there by the preemption signal (SA_NODEFER), and return on another thread.
+//! - An alternate stack that a goroutine installs is written down for that goroutine, and not used: it would be
+//!   the thread's, and stay there when the goroutine moves or ends and its owner unmaps it. Handlers run on the
+//!   thread's own alternate stack, which is large enough for what libraries ask for.
 
 use super::Next;
-use crate::sched::preempt;
+use crate::sched::{current_g, preempt};
 use crate::sys::objects;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
 use std::ptr::{null, null_mut};
@@ -18,6 +22,7 @@ type Handler = unsafe extern "C" fn(c_int);
 type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 static SIGACTION: Next = Next::new(c"sigaction");
+static SIGALTSTACK: Next = Next::new(c"sigaltstack");
 
 /// The preemption signal; 0 while there is none.
 static OURS: AtomicI32 = AtomicI32::new(0);
@@ -79,6 +84,66 @@ pub(crate) unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_
             0 => before.sa_sigaction,
             _ => libc::SIG_ERR,
         }
+    }
+}
+
+thread_local! {
+    /// What the goroutine has installed. In its own thread-local storage: the next goroutine has none.
+    static ALTERNATE: Cell<Option<libc::stack_t>> = const { Cell::new(None) };
+}
+
+/// libc's function.
+///
+/// # Safety
+/// As its manual page says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sigaltstack(
+    new: *const libc::stack_t,
+    old: *mut libc::stack_t,
+) -> c_int {
+    type Real = unsafe extern "C" fn(*const libc::stack_t, *mut libc::stack_t) -> c_int;
+    // SAFETY: libc's function of that name and type, with pointers that are null or valid.
+    let real = |new, old| unsafe { transmute::<*mut c_void, Real>(SIGALTSTACK.get())(new, old) };
+    // In a handler, which runs on the thread's alternate stack, the kernel says so and changes nothing.
+    if current_g().is_none() || !super::on_own_stack() {
+        return real(new, old);
+    }
+    // SAFETY: the caller's pointers are null or valid, and may be the same.
+    unsafe {
+        let before = ALTERNATE.get().unwrap_or_else(|| {
+            let mut threads = MaybeUninit::zeroed();
+            real(null(), threads.as_mut_ptr());
+            threads.assume_init()
+        });
+        if !new.is_null() {
+            match checked(new.read()) {
+                Ok(stack) => ALTERNATE.set(Some(stack)),
+                Err(error) => {
+                    *libc::__errno_location() = error;
+                    return -1;
+                }
+            }
+        }
+        if !old.is_null() {
+            old.write(before);
+        }
+    }
+    0
+}
+
+/// As the kernel would keep it, or the error that the kernel would give.
+fn checked(stack: libc::stack_t) -> Result<libc::stack_t, c_int> {
+    /// Linux: the stack is not in use any more once a handler runs on it.
+    const SS_AUTODISARM: c_int = 1 << 31;
+    match stack.ss_flags & !SS_AUTODISARM {
+        libc::SS_DISABLE => {
+            Ok(libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 })
+        }
+        0 | libc::SS_ONSTACK if stack.ss_size < libc::MINSIGSTKSZ => Err(libc::ENOMEM),
+        0 | libc::SS_ONSTACK => {
+            Ok(libc::stack_t { ss_flags: stack.ss_flags & SS_AUTODISARM, ..stack })
+        }
+        _ => Err(libc::EINVAL),
     }
 }
 
