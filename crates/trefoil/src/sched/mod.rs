@@ -200,7 +200,7 @@ pub(crate) struct Sched {
 impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
-        let poller = pollable::Poller::leak();
+        let poller = pollable::Poller::take();
         let (started, started_at) = clock::now_on_both();
         let sched = Arc::new(Sched {
             id: RuntimeId::new(),
@@ -228,7 +228,7 @@ impl Sched {
             preemptions: AtomicU64::new(0),
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
-            sysmon: sysmon::Sysmon::leak(poller),
+            sysmon: poller.sysmon(),
             aide: aide::Aide::take(),
             poller,
             said_no_threads: AtomicBool::new(false),
@@ -384,7 +384,7 @@ impl Sched {
 
 impl Drop for Sched {
     fn drop(&mut self) {
-        self.poller.close();
+        self.poller.give_back();
         self.aide.give_back();
         for p in &mut self.ps {
             let p = *p.get_mut();

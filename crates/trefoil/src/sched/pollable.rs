@@ -38,6 +38,7 @@ use super::Sched;
 use super::m::Rt;
 use super::queue::{Batch, List, Node, Slept};
 use super::reason::WaitReason;
+use super::sysmon::Sysmon;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::{self, Epoll, Event};
 use crate::sys::lock::Lock;
@@ -45,6 +46,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
 #[cfg(feature = "std")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -57,9 +59,14 @@ const SLAB: usize = 64;
 /// Epoll instances of a runtime, at most: a bit each in `Poller::blocked`. More Ps than these share them.
 const SHARDS: usize = 16;
 
-/// A runtime's poller.
+/// A runtime's poller. Its memory is never freed, because Pollables and threads may know it, but a later
+/// runtime uses it again.
 pub(crate) struct Poller {
     shards: [Shard; SHARDS],
+    /// How the sysmon thread of the same runtime is reached.
+    sysmon: OnceLock<&'static Sysmon>,
+    /// Next in [`UNUSED`], under its lock.
+    next_unused: AtomicPtr<Poller>,
     opening: Lock<()>,
     /// The shards where the keeper is blocked in the kernel, a bit each: nobody else needs to look there.
     blocked: AtomicU32,
@@ -73,9 +80,35 @@ pub(crate) struct Shard {
     waiters: AtomicU32,
     /// When somebody last looked.
     last: AtomicU64,
+    /// How many runtimes have had it before. Changed while no runtime has it.
+    generation: AtomicU32,
 }
 
+/// Bits of an address above a pointer's; and those below, which are zero in a Shard's.
+const HIGH_BITS: u32 = u64::BITS - POINTER_BITS;
+const LOW_BITS: u32 = align_of::<Shard>().trailing_zeros();
+
 impl Shard {
+    /// This shard in its present generation, in a word that is not 0: an address, with the generation in the
+    /// bits above and below it. It comes again after eight million runtimes.
+    fn mark(&self) -> u64 {
+        let generation = u64::from(self.generation.load(Ordering::Relaxed));
+        let address = std::ptr::from_ref(self).expose_provenance() as u64;
+        debug_assert!(address >> POINTER_BITS == 0 && address.trailing_zeros() >= LOW_BITS);
+        let high = generation >> LOW_BITS & ((1 << HIGH_BITS) - 1);
+        address | generation & ((1 << LOW_BITS) - 1) | high << POINTER_BITS
+    }
+
+    /// The shard that was marked, if the same runtime still has it.
+    fn marked(mark: u64) -> Option<&'static Shard> {
+        let address = mark & ((1 << POINTER_BITS) - 1) & !((1 << LOW_BITS) - 1);
+        // SAFETY: 0, or the address of a Shard; those are never freed.
+        let shard = unsafe {
+            std::ptr::with_exposed_provenance::<Shard>(address as usize).as_ref::<'static>()?
+        };
+        (shard.mark() == mark).then_some(shard)
+    }
+
     fn is_wanted(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) != 0
     }
@@ -97,16 +130,54 @@ impl Shard {
     }
 }
 
+/// Pollers that no runtime has.
+static UNUSED: Lock<AtomicPtr<Poller>> = Lock::new(AtomicPtr::new(null_mut()));
+
 impl Poller {
-    /// A few bytes for each runtime, for ever: Pollables and threads may know it.
-    pub(crate) fn leak() -> &'static Poller {
-        let shard =
-            || Shard { epoll: Epoll::new(), waiters: AtomicU32::new(0), last: AtomicU64::new(0) };
+    /// One for a new runtime: one that a runtime has given back, or a new one.
+    pub(crate) fn take() -> &'static Poller {
+        {
+            let unused = UNUSED.lock();
+            // SAFETY: null, or a Poller, which is never freed.
+            if let Some(first) = unsafe { unused.load(Ordering::Relaxed).as_ref() } {
+                unused.store(first.next_unused.load(Ordering::Relaxed), Ordering::Relaxed);
+                return first;
+            }
+        }
+        let shard = || Shard {
+            epoll: Epoll::new(),
+            waiters: AtomicU32::new(0),
+            last: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
+        };
         Box::leak(Box::new(Poller {
             shards: std::array::from_fn(|_| shard()),
+            sysmon: OnceLock::new(),
+            next_unused: AtomicPtr::default(),
             opening: Lock::new(()),
             blocked: AtomicU32::new(0),
         }))
+    }
+
+    /// The sysmon that goes with it, as it is before its thread starts.
+    pub(crate) fn sysmon(&'static self) -> &'static Sysmon {
+        let sysmon = *self.sysmon.get_or_init(|| Sysmon::leak(self));
+        sysmon.reset();
+        sysmon
+    }
+
+    /// Its runtime is gone, with all its threads: closes the descriptors and leaves the memory to the next one.
+    pub(crate) fn give_back(&'static self) {
+        self.blocked.store(0, Ordering::Relaxed);
+        for shard in &self.shards {
+            shard.epoll.close();
+            shard.waiters.store(0, Ordering::Relaxed);
+            shard.last.store(0, Ordering::Relaxed);
+            shard.generation.fetch_add(1, Ordering::Relaxed);
+        }
+        let unused = UNUSED.lock();
+        self.next_unused.store(unused.load(Ordering::Relaxed), Ordering::Relaxed);
+        unused.store(std::ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
     }
 
     /// How many wait for a descriptor.
@@ -124,11 +195,6 @@ impl Poller {
         &self.shards[0].epoll
     }
 
-    /// Gives the descriptors back. Nobody waits any more.
-    pub(crate) fn close(&self) {
-        self.shards.iter().for_each(|shard| shard.epoll.close());
-    }
-
     /// The shard of a P, open.
     fn open(&'static self, p: u32) -> io::Result<&'static Shard> {
         let shard = &self.shards[p as usize % SHARDS];
@@ -140,8 +206,8 @@ impl Poller {
         Ok(shard)
     }
 
-    fn owns(&self, shard: *const Shard) -> bool {
-        self.shards.as_ptr_range().contains(&shard)
+    fn owns(&self, shard: &Shard) -> bool {
+        self.shards.as_ptr_range().contains(&std::ptr::from_ref(shard))
     }
 
     /// The bit of one of its shards.
@@ -281,8 +347,8 @@ fn not_pollable() -> io::Error {
 pub(crate) struct Pollable {
     tag: AtomicU32,
     sides: [SideState; 2],
-    /// Where it is registered; the last one, if with several runtimes. Shards are never freed.
-    home: AtomicPtr<Shard>,
+    /// Where it is registered; the last one, if with several runtimes: [`Shard::mark`], or 0.
+    home: AtomicU64,
     inner: Lock<Inner>,
     /// Next in the free list; under its lock.
     next: UnsafeCell<*const Pollable>,
@@ -359,7 +425,7 @@ impl Pollable {
                 .map(|_| Pollable {
                     tag: AtomicU32::new(0),
                     sides: [const { SideState::new() }; 2],
-                    home: AtomicPtr::default(),
+                    home: AtomicU64::new(0),
                     inner: Lock::new(Inner {
                         lists: [List::new(); 2],
                         closed: false,
@@ -396,7 +462,7 @@ impl Pollable {
                 side.deadline.store(NEVER, Ordering::Relaxed);
             }
             inner.closed = false;
-            self.home.store(null_mut(), Ordering::Relaxed);
+            self.home.store(0, Ordering::Relaxed);
             self.tag.store(
                 self.tag.load(Ordering::Relaxed).wrapping_add(1) & 0xffff,
                 Ordering::Relaxed,
@@ -589,14 +655,12 @@ impl Pollable {
     /// Where it is registered with this runtime.
     fn home_of(&self, poller: &Poller) -> Option<&'static Shard> {
         // Acquire: pairs with the Release in `settle`.
-        let home = self.home.load(Ordering::Acquire);
-        // SAFETY: a Shard; those are never freed.
-        if poller.owns(home) { Some(unsafe { &*home }) } else { None }
+        Shard::marked(self.home.load(Ordering::Acquire)).filter(|shard| poller.owns(shard))
     }
 
     fn settle(&self, shard: &'static Shard) {
         // Release: who finds it there finds it registered.
-        self.home.store(std::ptr::from_ref(shard).cast_mut(), Ordering::Release);
+        self.home.store(shard.mark(), Ordering::Release);
     }
 
     /// Where it is registered with this runtime, or is to be: in the shard of the P that asks.
@@ -656,8 +720,7 @@ impl Pollable {
 
     /// The descriptor goes elsewhere: the poller is not to know it any more.
     pub(crate) fn forget(&self, fd: RawFd) {
-        // SAFETY: null, or a Shard; those are never freed.
-        if let Some(shard) = unsafe { self.home.load(Ordering::Acquire).as_ref() } {
+        if let Some(shard) = Shard::marked(self.home.load(Ordering::Acquire)) {
             shard.epoll.remove(fd);
         }
     }

@@ -79,7 +79,7 @@ pub(crate) struct Sysmon {
 }
 
 impl Sysmon {
-    /// A few bytes for each runtime, for ever.
+    /// One that lives for ever, with its poller.
     pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
             polling: Bed::new(),
@@ -89,6 +89,13 @@ impl Sysmon {
             urged: AtomicBool::new(false),
             bed: Parker::new(),
         }))
+    }
+
+    /// As new, for another runtime.
+    pub(crate) fn reset(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+        self.until.store(0, Ordering::Relaxed);
+        self.urged.store(false, Ordering::Relaxed);
     }
 
     /// Whether it sleeps without a limit.
