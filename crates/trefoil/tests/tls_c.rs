@@ -834,3 +834,35 @@ fn all_of_it_on_the_fallback() {
         String::from_utf8_lossy(&out.stderr)
     );
 }
+
+/// Values of C11's `tss_t` are destroyed at a goroutine's end, as those of pthread keys are.
+#[test]
+fn destructors_of_c11_keys_run_at_a_goroutines_end() {
+    type Destructor = unsafe extern "C" fn(*mut c_void);
+    unsafe extern "C" {
+        fn tss_create(key: *mut u32, destructor: Option<Destructor>) -> c_int;
+        fn tss_set(key: u32, value: *mut c_void) -> c_int;
+        fn tss_get(key: u32) -> *mut c_void;
+        fn tss_delete(key: u32);
+    }
+    static SUM: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn destroy(value: *mut c_void) {
+        SUM.fetch_add(value as usize, SeqCst);
+    }
+    let mut key = 0;
+    // SAFETY: a key of our own; its values are numbers.
+    assert_eq!(unsafe { tss_create(&raw mut key, Some(destroy)) }, 0);
+    trefoil::run(move || {
+        for n in 1..=100 {
+            // SAFETY: as above.
+            let set = move || unsafe {
+                assert!(tss_get(key).is_null(), "a value of another goroutine");
+                assert_eq!(tss_set(key, n as *mut c_void), 0);
+            };
+            trefoil::go(set).join().unwrap();
+        }
+    });
+    assert_eq!(SUM.load(SeqCst), 5050);
+    // SAFETY: nobody uses it any more.
+    unsafe { tss_delete(key) };
+}

@@ -161,6 +161,8 @@ pub(crate) fn linked() {
     std::hint::black_box([
         keys::pthread_key_create as *const (),
         keys::pthread_key_delete as *const (),
+        keys::tss_create as *const (),
+        keys::tss_delete as *const (),
         attr::pthread_getattr_np as *const (),
         attr::pthread_getaffinity_np as *const (),
         dlopen::dlopen as *const (),
