@@ -46,15 +46,16 @@ where
 
 /// A scheduler of its own, with its own Ps and threads. Most programs need none: [`run`] makes one.
 ///
-/// Dropping it ends its threads at their next scheduling step, without waiting for them; goroutines that
-/// are left are never resumed, and what they own is leaked: a lock that one of them holds stays locked. But not
-/// those that the whole process needs: malloc's, and those of std's standard output and error (for these the drop waits
-/// a moment, some tenths of a second at most). One
-/// that waits in line for a lock or a permit of [`sync`](crate::sync) is passed over from then on, so
-/// those behind it get their turn; but if it was handed the lock a moment before the drop, and had no time
-/// to run, then it holds it. A value that is sent to one that waits at a channel is lost. So end
-/// goroutines that share such things with others (a `scope`, a closed channel, a
-/// [`Context`](crate::context::Context)) before their runtime is dropped.
+/// # Drop
+/// Dropping it ends its threads at their next scheduling step, without waiting for them. A goroutine that
+/// waits then is never resumed; one that runs goes on to its next runtime call, or for 2 ms of CPU time. What
+/// they own is leaked, and a lock that one of them holds stays locked. But not those that the whole process
+/// needs: a goroutine that panics, prints, allocates or holds a lock of C code goes on until it is out of it. (The
+/// drop waits for standard output and error, for a second at most.) A goroutine that waits in line for a lock
+/// or a permit of [`sync`](crate::sync) is passed over from then on, so those behind it get their turn; but if
+/// it was handed the lock a moment before the drop, and had no time to run, then it holds it. A value that is
+/// sent to a goroutine that waits at a channel is lost. So end goroutines that share such things with others
+/// (a `scope`, a closed channel, a [`Context`](crate::context::Context)) before their runtime is dropped.
 ///
 /// ```
 /// let rt = trefoil::Runtime::builder().procs(2).build().unwrap();
