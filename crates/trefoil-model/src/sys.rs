@@ -5,6 +5,7 @@ pub(crate) mod clock {
 
     pub(crate) type Nanos = u64;
     pub(crate) const NEVER: Nanos = u64::MAX;
+    pub(crate) const LATEST: Nanos = NEVER - 1;
 
     pub(crate) fn now() -> Nanos {
         0

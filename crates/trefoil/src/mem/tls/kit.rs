@@ -26,8 +26,9 @@
 
 use super::Layout;
 use super::raw::{load, store};
+use crate::sys::lock::Lock;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 #[repr(C)]
 pub(super) struct Kit {
@@ -41,7 +42,7 @@ const ESTATE: usize = 1;
 static STOCK: AtomicPtr<Kit> = AtomicPtr::new(ptr::null_mut());
 /// About how many; only for `provide`.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static TAKING: AtomicBool = AtomicBool::new(false);
+static TAKING: Lock<()> = Lock::new(());
 
 /// In user context: sees to it that `low` blocks can be made without malloc. One load if so.
 #[inline]
@@ -87,11 +88,9 @@ fn take() -> *mut Kit {
     if STOCK.load(Ordering::Relaxed).is_null() {
         return ptr::null_mut();
     }
-    // Acquire and Release: takers follow one another, so that each sees the last one's removal. The
-    // section is a handful of instructions of code that cannot be preempted: a spin, not a lock.
-    while TAKING.swap(true, Ordering::Acquire) {
-        std::hint::spin_loop();
-    }
+    // Takers follow one another, so that each sees the last one's removal. Not a spin: the kernel may preempt the taker
+    // for a real-time thread on the same CPU, which would spin for ever.
+    let taking = TAKING.lock();
     let mut head = STOCK.load(Ordering::Acquire);
     while !head.is_null() {
         // SAFETY: only takers remove, and we are the only one (invariant 2).
@@ -101,7 +100,7 @@ fn take() -> *mut Kit {
             Err(now) => head = now,
         }
     }
-    TAKING.store(false, Ordering::Release);
+    drop(taking);
     if !head.is_null() {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
