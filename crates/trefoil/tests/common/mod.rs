@@ -542,14 +542,15 @@ pub(crate) fn change_after_time_out<T: Send + 'static>(
 ) -> T {
     let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
     runtime.run(|| {
-        let waiter = trefoil::go(move || waiter(5 * MS));
+        // Long enough for the one that keeps the P to begin in time on a busy machine.
+        let waiter = trefoil::go(move || waiter(200 * MS));
         trefoil::yield_now();
         trefoil::go(|| {
             let _whole = trefoil::no_preempt();
             let start = Instant::now();
-            while start.elapsed() < 15 * MS {}
+            while start.elapsed() < 220 * MS {}
         });
-        trefoil::time::sleep(10 * MS);
+        trefoil::time::sleep(210 * MS);
         change();
         waiter.join().unwrap()
     })
