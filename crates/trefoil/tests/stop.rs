@@ -5,7 +5,8 @@ mod common;
 use common::{Child, hold_until, in_child, tasks, watchdog};
 use std::hint::black_box;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use trefoil::{Runtime, blocking, go, lock_os_thread};
@@ -402,4 +403,149 @@ fn a_lock_that_two_runtimes_share_is_not_lost() {
     }
     OVER.store(true, Ordering::Relaxed);
     thread.join().unwrap();
+}
+
+/// A goroutine had been woken for a lock, and stood behind another one when its runtime ended: it was resumed, and stopped
+/// again before it had tried to take the lock.
+#[test]
+fn a_wake_up_for_a_lock_survives_the_end() {
+    static SHARED: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static STEP: AtomicU32 = AtomicU32::new(0);
+    let reach = |step| hold_until("the next step", || STEP.load(Ordering::Acquire) >= step);
+    let _watchdog = watchdog();
+    for _ in 0..10 {
+        STEP.store(0, Ordering::Relaxed);
+        let rt = Runtime::builder().procs(1).build().unwrap();
+        let held = SHARED.lock().unwrap();
+        let waits = || {
+            STEP.store(1, Ordering::Release);
+            drop(SHARED.lock().unwrap());
+        };
+        drop(rt.go(waits).unwrap());
+        reach(1);
+        std::thread::sleep(Duration::from_millis(5));
+        let thread = std::thread::spawn(|| drop(SHARED.lock().unwrap()));
+        std::thread::sleep(Duration::from_millis(5));
+        let keeps_the_p = || {
+            STEP.store(2, Ordering::Release);
+            loop {
+                black_box(());
+            }
+        };
+        drop(rt.go(keeps_the_p).unwrap());
+        reach(2);
+        // Wakes the goroutine, not the thread: that is the goroutine's to do when it has had the lock.
+        drop(held);
+        drop(rt);
+        thread.join().unwrap();
+    }
+}
+
+/// A mutex of C code, for all.
+struct CMutex(std::cell::UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is made for that.
+unsafe impl Sync for CMutex {}
+
+impl CMutex {
+    const fn new() -> CMutex {
+        CMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
+    }
+
+    fn lock(&self) {
+        // SAFETY: initialised, and never moved.
+        assert_eq!(unsafe { libc::pthread_mutex_lock(self.0.get()) }, 0);
+    }
+
+    fn unlock(&self) {
+        // SAFETY: initialised; whoever calls this has locked it.
+        assert_eq!(unsafe { libc::pthread_mutex_unlock(self.0.get()) }, 0);
+    }
+}
+
+/// A goroutine that was blocked in the kernel when its runtime ended, with a C lock, was left with it at its next runtime
+/// call, although that would not have waited.
+#[test]
+fn a_goroutine_that_was_blocked_with_a_c_lock_gives_it_back() {
+    static LOCK: CMutex = CMutex::new();
+    static HELD: AtomicBool = AtomicBool::new(false);
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let holds = || {
+        let (tx, _rx) = trefoil::chan::bounded::<u32>(4);
+        LOCK.lock();
+        HELD.store(true, Ordering::Release);
+        common::raw::raw_sleep(Duration::from_millis(100));
+        tx.try_send(1).unwrap();
+        LOCK.unlock();
+    };
+    drop(rt.go(holds).unwrap());
+    hold_until("it has the lock", || HELD.load(Ordering::Acquire));
+    std::thread::sleep(Duration::from_millis(30));
+    drop(rt);
+    LOCK.lock();
+    LOCK.unlock();
+}
+
+/// The same, in a wait for one of several descriptors.
+#[test]
+fn a_goroutine_that_polls_with_a_c_lock_gives_it_back() {
+    static LOCK: CMutex = CMutex::new();
+    static HELD: AtomicBool = AtomicBool::new(false);
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let (first, second) = (common::raw::pipe(), common::raw::pipe());
+    let fds = [first.0.as_raw_fd(), second.0.as_raw_fd()];
+    let holds = move || {
+        LOCK.lock();
+        HELD.store(true, Ordering::Release);
+        let mut list = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        // SAFETY: a list of our own.
+        assert_eq!(unsafe { libc::poll(list.as_mut_ptr(), 2, -1) }, 1);
+        LOCK.unlock();
+    };
+    drop(rt.go(holds).unwrap());
+    hold_until("it has the lock", || HELD.load(Ordering::Acquire));
+    std::thread::sleep(Duration::from_millis(30));
+    drop(rt);
+    common::raw::raw_write(&second.1, b"x");
+    LOCK.lock();
+    LOCK.unlock();
+}
+
+/// A goroutine that waits for a condition holds no lock, and keeps no thread.
+#[test]
+fn waits_for_a_condition_end_with_the_runtime() {
+    if !in_child() {
+        Child::of("waits_for_a_condition_end_with_the_runtime").succeed();
+        return;
+    }
+    struct Condition(std::cell::UnsafeCell<libc::pthread_cond_t>);
+    // SAFETY: it is made for that.
+    unsafe impl Sync for Condition {}
+    static LOCK: CMutex = CMutex::new();
+    static CONDITION: Condition =
+        Condition(std::cell::UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER));
+    static OVER: AtomicBool = AtomicBool::new(false);
+    let _watchdog = watchdog();
+    let before = tasks().len();
+    let signals = std::thread::spawn(|| {
+        while !OVER.load(Ordering::Relaxed) {
+            // SAFETY: initialised, and never moved.
+            unsafe { libc::pthread_cond_signal(CONDITION.0.get()) };
+        }
+    });
+    for _ in 0..20 {
+        leave_behind_after(Duration::from_millis(5), 2, 4, || {
+            LOCK.lock();
+            // SAFETY: initialised; the mutex is ours.
+            unsafe { libc::pthread_cond_wait(CONDITION.0.get(), LOCK.0.get()) };
+            LOCK.unlock();
+        });
+    }
+    OVER.store(true, Ordering::Relaxed);
+    signals.join().unwrap();
+    LOCK.lock();
+    LOCK.unlock();
+    hold_until("their threads have left", || tasks().len() == before);
 }

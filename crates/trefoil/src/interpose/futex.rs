@@ -19,13 +19,13 @@
 
 use super::sleep::nanos;
 use super::waking::WakeContext;
-use super::{FORKED, Next, may_park};
+use super::{FORKED, Next, begin_wait};
 use crate::sched::deferred::{key_of, wake_later};
+use crate::sched::is_to_be_left;
 use crate::sched::queue::{self, Batch, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
-use crate::sched::{WaitingHolder, is_to_be_left, may_hold_lock};
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{self, LATEST, NEVER, Nanos};
 use crate::sys::raw;
 use std::arch::naked_asm;
 use std::cell::Cell;
@@ -164,13 +164,14 @@ unsafe extern "C" fn door(
         let result = match command {
             // No bits: its own error.
             _ if is_bitset && value3 as u32 == 0 => kernel(value),
-            WAIT | WAIT_BITSET if op & PRIVATE != 0 && may_park() => {
-                match deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0) {
-                    Some(deadline) => wait(&*word, value, deadline),
-                    None => -libc::EINVAL as isize,
-                }
-            }
             WAIT | WAIT_BITSET => {
+                if op & PRIVATE != 0
+                    && let Some(_wait) = begin_wait()
+                {
+                    let until = deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0);
+                    let waited = until.map(|until| wait(&*word, value, until));
+                    return raw::to_libc(waited.unwrap_or(-libc::EINVAL as isize)) as c_long;
+                }
                 if let Some(which) = HURRIED.get() {
                     WANTED[which].store(word.cast_mut(), Ordering::Relaxed);
                 }
@@ -179,7 +180,17 @@ unsafe extern "C" fn door(
                 THREADS.fetch_sub(1, Ordering::Relaxed);
                 result
             }
-            WAKE | WAKE_BITSET | REQUEUE | CMP_REQUEUE if op & PRIVATE != 0 => {
+            // Those at the word are not alike (bits), or some of them move on: the kernel serves the threads, and all
+            // goroutines look for themselves.
+            REQUEUE | CMP_REQUEUE | WAKE_BITSET
+                if op & PRIVATE != 0 && (!is_bitset || value3 as u32 != u32::MAX) =>
+            {
+                match kernel(value) {
+                    woken @ 0.. => woken + wake_after(word, u32::MAX),
+                    error => error,
+                }
+            }
+            WAKE | WAKE_BITSET if op & PRIVATE != 0 => {
                 // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
                 crate::shim::full_fence();
                 let hurried = value == 1 && is_wanted(word);
@@ -187,20 +198,14 @@ unsafe extern "C" fn door(
                     if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
                         kernel(value)
                     } else {
-                        let all = match command {
-                            WAKE => false,
-                            WAKE_BITSET => value3 as u32 != u32::MAX,
-                            _ => true,
-                        };
-                        // Only for one: who wakes all serves everybody anyway.
+                        // Only for one: a call that wakes all serves everybody anyway.
                         let threads_first = value == 1
-                            && !all
                             && THREADS.load(Ordering::Relaxed) != 0
                             && (TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE)
                                 || hurried);
                         match if threads_first { kernel(1) } else { 0 } {
                             1 => 1,
-                            _ => wake(word, if all { u32::MAX } else { value }, value, kernel),
+                            _ => wake(word, value, value, kernel),
                         }
                     };
                 if hurried && woken == 1 {
@@ -293,14 +298,14 @@ unsafe fn deadline(
     let Some(t) = (unsafe { timeout.as_ref() }) else { return Some(NEVER) };
     let nanos = nanos(t)?;
     if !absolute {
-        return Some(now().saturating_add(nanos));
+        return Some(clock::after_nanos(nanos));
     }
     if !realtime {
-        return Some(nanos);
+        return Some(nanos.min(LATEST));
     }
     let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
-    Some(now().saturating_add(nanos.saturating_sub(wall)))
+    Some(clock::after_nanos(nanos.saturating_sub(wall)))
 }
 
 /// Waits at the same word in a row after which a goroutine is starved. It cannot be told from one that waits for
@@ -318,7 +323,6 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     let times = if last == key { times + 1 } else { 0 };
     LAST.set((key, times % PATIENCE));
     let node = Node::of_process(usize::from(times == PATIENCE));
-    let _holder = may_hold_lock().then(WaitingHolder::new);
     // Before the look at the word: pairs with the barrier in `door`.
     SLEEPERS.fetch_add(1, Ordering::SeqCst);
     let slept = node.sleep(
@@ -381,7 +385,9 @@ fn wake(word: *const AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> 
             kernel(wanted)
         }
     };
-    if (starved || is_to_be_left()) && may_park() {
+    if (starved || is_to_be_left())
+        && let Some(_wait) = begin_wait()
+    {
         crate::yield_now();
     }
     woken

@@ -13,11 +13,10 @@
 //! ([`write_whole`]). Only an error or the limit ends it early, and then it returns how much was written.
 
 use super::fds::{self, PLAIN, SOCKET, Slot};
-use super::{Next, may_park};
+use super::{Next, begin_wait};
 use crate::runtime;
 use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side, Waited};
-use crate::sched::{WaitingHolder, may_hold_lock};
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::outputs;
 use crate::sys::raw::syscall;
 use crate::time::sleep_until_nanos;
@@ -47,7 +46,7 @@ fn limit(fd: c_int, side: Side) -> Nanos {
     let nanos = (time.tv_sec as u64)
         .saturating_mul(1_000_000_000)
         .saturating_add(time.tv_usec as u64 * 1_000);
-    if rc != 0 || nanos == 0 { NEVER } else { now().saturating_add(nanos) }
+    if rc != 0 || nanos == 0 { NEVER } else { clock::after_nanos(nanos) }
 }
 
 /// Whether the descriptor is non-blocking; the kernel's error number if there is no such descriptor.
@@ -142,7 +141,8 @@ impl Waits {
     /// - A socket has a message in its error queue, and the caller reads something else. An event ends that pause.
     #[cold]
     fn back_off(&mut self, until: Nanos) -> Then {
-        let (true, Some(slot), Ok(sched)) = (may_park(), self.slot, runtime::current_sched())
+        let (Some(_wait), Some(slot), Ok(sched)) =
+            (begin_wait(), self.slot, runtime::current_sched())
         else {
             return Then::Block;
         };
@@ -169,10 +169,9 @@ impl Waits {
 /// Waits in the poller, until `until`. If the descriptor's slot has seen more than `closes`, there is nothing to
 /// wait for.
 pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32>) -> Then {
-    if !may_park() {
-        return Then::Block;
-    }
-    let (Some(slot), Ok(sched)) = (fds::slot(fd), runtime::current_sched()) else {
+    let (Some(_wait), Some(slot), Ok(sched)) =
+        (begin_wait(), fds::slot(fd), runtime::current_sched())
+    else {
         return Then::Block;
     };
     let pollable = slot.pollable();
@@ -181,7 +180,6 @@ pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32
     if closes.is_some_and(|closes| closes != slot.closes()) {
         return Then::TryAgain;
     }
-    let _holder = may_hold_lock().then(WaitingHolder::new);
     match pollable.wait_armed(sched, fd, side, until, seen) {
         Ok(Waited::Ready) => Then::TryAgain,
         Ok(Waited::TimedOut) => Then::Return(EAGAIN),

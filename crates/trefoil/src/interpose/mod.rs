@@ -118,11 +118,33 @@ fn on_goroutine() -> bool {
     crate::sched::current_g().is_some() && !FORKED.load(Ordering::Relaxed)
 }
 
-/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack; nor in a
-/// runtime that ends, with a lock.
+/// Whether the goroutine may park here: not in a signal handler, which runs on the thread's alternate stack.
 #[cfg(feature = "std")]
 fn may_park() -> bool {
-    on_goroutine() && !crate::sched::must_wait_in_kernel() && on_own_stack()
+    on_goroutine() && on_own_stack()
+}
+
+/// A goroutine is about to park, or to yield; kept until it goes on.
+#[cfg(feature = "std")]
+struct Wait {
+    _holder: Option<crate::sched::WaitingHolder>,
+}
+
+/// Begins a wait. None if the caller must wait in the kernel: it may not park, or would be left with a lock of the whole
+/// process (`sched/stop.rs`).
+#[cfg(feature = "std")]
+fn begin_wait() -> Option<Wait> {
+    begin_wait_as(crate::sched::holds_lock)
+}
+
+/// The same, where the caller knows whether it holds a lock.
+#[cfg(feature = "std")]
+fn begin_wait_as(holds_lock: impl FnOnce() -> bool) -> Option<Wait> {
+    if !may_park() {
+        return None;
+    }
+    let holder = if holds_lock() { Some(crate::sched::WaitingHolder::new()?) } else { None };
+    Some(Wait { _holder: holder })
 }
 
 /// On a goroutine: whether this code runs on its stack. Returns false in a signal handler, which runs on the thread's

@@ -7,10 +7,10 @@
 
 use super::io::{Then, poll_now, wait_ready};
 use super::sleep::nanos;
-use super::{fds, may_park};
+use super::{begin_wait, fds, may_park};
 use crate::runtime;
 use crate::sched::pollable::{Side, Watched, wait_for_any};
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::raw::syscall;
 use crate::time::sleep_until_nanos;
 use libc::{c_int, c_ulong, epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
@@ -25,11 +25,11 @@ const MOST: usize = libc::FD_SETSIZE;
 const MOST_WATCHED: usize = 1024;
 
 fn after_ms(ms: c_int) -> Nanos {
-    if ms < 0 { NEVER } else { now().saturating_add(ms as u64 * 1_000_000) }
+    if ms < 0 { NEVER } else { clock::after_nanos(ms as u64 * 1_000_000) }
 }
 
 fn after(span: Option<Nanos>) -> Nanos {
-    span.map_or(NEVER, |span| now().saturating_add(span))
+    span.map_or(NEVER, clock::after_nanos)
 }
 
 /// What is left, as the kernel's calls take it.
@@ -73,7 +73,7 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
         return first;
     }
     if count == 0 {
-        if may_park() {
+        if let Some(_wait) = begin_wait() {
             sleep_until_nanos(until);
             return 0;
         }
@@ -142,7 +142,7 @@ fn wait_ready_any(all: &[Watched], until: Nanos) -> Then {
     if until <= now() {
         return Then::Return(0);
     }
-    let (true, Ok(sched)) = (may_park(), runtime::current_sched()) else {
+    let (Some(_wait), Ok(sched)) = (begin_wait(), runtime::current_sched()) else {
         return Then::Block;
     };
     match wait_for_any(sched, all, until) {

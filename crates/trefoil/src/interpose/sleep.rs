@@ -1,7 +1,7 @@
 //! Sleeping and yielding: `std::thread::sleep` and `yield_now` are the goroutine's.
 
-use super::{Next, may_park};
-use crate::sched::{Rt, WaitingHolder, may_hold_lock, switch};
+use super::{Next, begin_wait};
+use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, Nanos};
 use crate::sys::raw;
 use crate::time::sleep_until_nanos;
@@ -27,12 +27,6 @@ pub(super) fn nanos(t: &libc::timespec) -> Option<Nanos> {
     Some((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64))
 }
 
-/// On a goroutine that may park.
-fn sleep_until(when: Nanos) {
-    let _holder = may_hold_lock().then(WaitingHolder::new);
-    sleep_until_nanos(when);
-}
-
 /// libc's function. On a goroutine no signal cuts it short.
 ///
 /// # Safety
@@ -44,10 +38,10 @@ pub(crate) unsafe extern "C" fn nanosleep(
 ) -> c_int {
     // SAFETY: the caller's pointers.
     unsafe {
-        if may_park()
-            && let Some(wanted) = request.as_ref().and_then(nanos)
+        if let Some(wanted) = request.as_ref().and_then(nanos)
+            && let Some(_wait) = begin_wait()
         {
-            sleep_until(clock::after_nanos(wanted));
+            sleep_until_nanos(clock::after_nanos(wanted));
             return 0;
         }
         transmute::<*mut c_void, Nanosleep>(NANOSLEEP.get())(request, left)
@@ -70,8 +64,8 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
         let known =
             matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_REALTIME | libc::CLOCK_BOOTTIME);
         if known
-            && may_park()
             && let Some(wanted) = request.as_ref().and_then(nanos)
+            && let Some(_wait) = begin_wait()
         {
             let wanted = if flags & libc::TIMER_ABSTIME != 0 {
                 let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -80,7 +74,7 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
             } else {
                 wanted
             };
-            sleep_until(clock::after_nanos(wanted));
+            sleep_until_nanos(clock::after_nanos(wanted));
             return 0;
         }
         transmute::<*mut c_void, ClockNanosleep>(CLOCK_NANOSLEEP.get())(clock, flags, request, left)
@@ -93,8 +87,8 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
-    if may_park() {
-        sleep_until(clock::after(Duration::from_micros(micros.into())));
+    if let Some(_wait) = begin_wait() {
+        sleep_until_nanos(clock::after(Duration::from_micros(micros.into())));
         return 0;
     }
     // SAFETY: libc's function of that name and type.
@@ -107,8 +101,8 @@ pub(crate) unsafe extern "C" fn usleep(micros: c_uint) -> c_int {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
-    if may_park() {
-        sleep_until(clock::after(Duration::from_secs(seconds.into())));
+    if let Some(_wait) = begin_wait() {
+        sleep_until_nanos(clock::after(Duration::from_secs(seconds.into())));
         return 0;
     }
     // SAFETY: libc's function of that name and type.
@@ -123,7 +117,8 @@ pub(crate) unsafe extern "C" fn sleep(seconds: c_uint) -> c_uint {
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sched_yield() -> c_int {
-    match if may_park() { Rt::enter() } else { None } {
+    let wait = begin_wait();
+    match if wait.is_some() { Rt::enter() } else { None } {
         Some(rt) => {
             // Nobody else here: whoever spins like this waits for another thread, which may want this CPU.
             let alone = rt.p().is_empty() && !rt.sched().has_global();

@@ -447,7 +447,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             }
             return Some(());
         }
-        if sched.is_stopped() {
+        if sched.is_stopped_for_good(&mut central) {
             central.remove_idle_m(m);
             sched.publish_spares(&central);
             return None;

@@ -134,15 +134,15 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
     }
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
-        None
+        drop(central);
+        sched.p_for_holder().map(|p| (p, false))
     } else {
-        sched
-            .take_idle_p_or(&mut central, last)
-            .map(|p| (p, false))
-            .or_else(|| central.pop_orphan())
+        let idle = sched.take_idle_p_or(&mut central, last).map(|p| (p, false));
+        let p = idle.or_else(|| central.pop_orphan());
+        drop(central);
+        p
     };
     if let Some((p, claim)) = p {
-        drop(central);
         m.set_p(Some(p));
         // What the P ran before is not this goroutine's slice.
         p.next_tick();
@@ -153,7 +153,6 @@ pub(crate) fn come_back(rt: Rt) -> Rt {
         }
         return rt;
     }
-    drop(central);
     switch::strand(rt)
 }
 

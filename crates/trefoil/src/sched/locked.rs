@@ -67,7 +67,7 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
         // First of all: someone may have sent the goroutine home already, with a P of his own.
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
         let handed = m.handed.take();
-        let over = ended || sched.is_stopped();
+        let over = ended || sched.is_stopped_for_good(&mut central);
         if over {
             central.remove_home(m);
         }

@@ -72,8 +72,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 #[cfg(feature = "std")]
 pub(crate) use stop::{
-    WaitingHolder, has_runtime_ended, is_astray, is_to_be_left, may_hold_lock,
-    may_hold_lock_of_std, must_wait_in_kernel,
+    WaitingHolder, has_runtime_ended, holds_lock, holds_lock_of_std, is_astray, is_to_be_left,
 };
 
 /// The most Ps there can be.

@@ -45,7 +45,7 @@ use super::g::G;
 use super::handoff;
 use super::m::{HELD, LOST, M, Rt};
 use super::p::P;
-use super::{stop, switch};
+use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
 use crate::sys::raw::syscall;
@@ -202,7 +202,7 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
         return false;
     }
     // It would never go on.
-    if ends && (!Sched::grace_is_over(m) || stop::may_hold_lock_of_std()) {
+    if ends && (!Sched::grace_is_over(m) || m.sched().must_not_be_left()) {
         return false;
     }
     let in_library = LIBRARIES.iter().any(|[start, end]| {

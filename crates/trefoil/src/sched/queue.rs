@@ -124,8 +124,7 @@ impl Node {
                 sleeps = enqueue(here);
                 sleeps
             });
-            self.keep_promise(here);
-            wait::leave(here);
+            self.leave(here);
             return if sleeps { Slept::Woken(self.word.get()) } else { Slept::No };
         }
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
@@ -140,21 +139,20 @@ impl Node {
             }
             Some(_) => Slept::Woken(self.word.get()),
         };
-        self.keep_promise(here);
-        wait::leave(here);
+        self.leave(here);
         slept
     }
 
-    /// The sleeper runs.
-    fn keep_promise(&self, here: Option<Rt>) {
+    /// Back to user code; without stopping there if the sleeper was promised that it runs.
+    fn leave(&self, here: Option<Rt>) {
         #[cfg(feature = "std")]
         if self.of_process
             && let Some(rt) = here
+            && rt.sched().keep_promise(rt.g())
         {
-            rt.sched().keep_promise(rt.g());
+            return rt.leave_now();
         }
-        #[cfg(not(feature = "std"))]
-        let _ = here;
+        wait::leave(here);
     }
 
     /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread sleeps in the kernel, on

@@ -3,18 +3,18 @@
 //! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked. But the process goes on,
 //! and some locks belong to all of it: libc's (malloc's above all), those of std's standard output and error, the panic
 //! hook's. With one of them lost, the next `free`, `println!` or `panic!` anywhere waits for ever. Therefore a goroutine
-//! that may hold such a lock is not left: it goes on until it holds none.
+//! that holds such a lock is not left: it goes on until it holds none.
 //!
 //! | a goroutine that | is left | unless |
 //! |---|---|---|
-//! | waits | where it is | it holds a C lock or panics: then it goes on when it is woken; or it was woken by the owner of a lock: then it goes on to its next runtime call |
+//! | waits in an interposed call | where it is | it holds a C lock or an output, or panics: then it goes on when it is woken; or it was woken for something of the whole process (a futex, a C lock): then it runs to its next runtime call |
+//! | waits in a call of this crate | where it is | |
 //! | runs, or is queued after a signal has stopped it | at its next runtime call, or by a signal after [`GRACE`] | it holds a C lock or an output, or panics |
 //! | is blocked in the kernel, without a P | when its call has returned: as above | |
 //!
-//! What it may hold is known in three ways: C locks are counted (`sys/lock.rs`), std says whether a goroutine panics, and
+//! What it holds is known in three ways: C locks are counted (`sys/lock.rs`), std says whether a goroutine panics, and
 //! the owner of an output is found in std's lock (`sys/outputs.rs`). A goroutine that a signal stops may be anywhere, so
-//! it gets [`GRACE`] first: at a runtime call it hardly ever holds a lock that nobody knows of. A goroutine that goes on
-//! in a runtime that ends does not park while it may hold a lock: its thread waits in the kernel.
+//! it gets [`GRACE`] first: at a runtime call it hardly ever holds a lock that nobody knows of.
 //!
 //! A runtime ends in three steps:
 //!
@@ -34,8 +34,9 @@
 //! Invariants:
 //! 1. Once the runtime is stopping, no goroutine is stopped inside a library and counted (`preempt.rs`): both are decided
 //!    under the scheduler's lock.
-//! 2. So `is_stopped` never becomes false again. It is asked under that lock by threads that leave, and by those that would hand them
-//!    something.
+//! 2. A thread leaves only after it has set `Ending::stopped`, under that lock, and only while no goroutine is counted that
+//!    is to go on, or after the limit. From then on none is counted ([`Sched::promise_run`],
+//!    [`Sched::count_waiting_holder`]): its waker passes it over, or it waits in the kernel.
 //!
 //! Rejected: one thread for both outputs (a goroutine that holds one and wants the other would wait for ever); the
 //! helper thread (a P may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own
@@ -43,6 +44,7 @@
 //! unwound at exit either); stopping goroutines without a P only while the outputs are held (on a busy machine they are
 //! signalled in that time, and run after it: they computed for ever).
 
+use super::central::Central;
 use super::g::G;
 use super::m::M;
 #[cfg(feature = "std")]
@@ -53,6 +55,7 @@ use super::{Sched, current_g};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::probe::cpu_time;
+use crate::sys::raw::syscall;
 use crate::sys::{lock, outputs, thread};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -74,24 +77,26 @@ const HOLDER_STACK_BYTES: usize = 128 << 10;
 pub(crate) struct Ending {
     /// When the threads leave all the same.
     until: AtomicU64,
+    /// A thread has left, so no goroutine is resumed any more. Set under the lock.
+    stopped: AtomicBool,
 }
 
 impl Ending {
     pub(crate) fn new() -> Ending {
-        Ending { until: AtomicU64::new(0) }
+        Ending { until: AtomicU64::new(0), stopped: AtomicBool::new(false) }
     }
 }
 
-/// Returns whether the running goroutine may hold a lock of std's that the whole process needs: it panics, or holds an
+/// Returns whether the running goroutine holds a lock of std's that the whole process needs: it panics, or holds an
 /// output. Safe in a signal handler.
-pub(crate) fn may_hold_lock_of_std() -> bool {
+pub(crate) fn holds_lock_of_std() -> bool {
     // The hook runs under a lock, and prints a backtrace under another.
-    std::thread::panicking() || outputs::may_be_held_here()
+    std::thread::panicking() || outputs::is_held_here()
 }
 
-/// Returns whether the running goroutine may hold a lock of C code, or one of those.
-pub(crate) fn may_hold_lock() -> bool {
-    lock::c_locks_held() != 0 || may_hold_lock_of_std()
+/// Returns whether the running goroutine holds a lock of C code, or one of those.
+pub(crate) fn holds_lock() -> bool {
+    lock::c_locks_held() != 0 || holds_lock_of_std()
 }
 
 /// One at a time: of two that want both outputs, each would get one.
@@ -169,7 +174,7 @@ impl Outputs {
             self.held.fetch_add(1, Ordering::Release);
             self.bed.unpark();
             // Whoever wants it held may be a goroutine that is left itself.
-            let limit = now() + 4 * PARTING;
+            let limit = now() + OUTPUT_WAIT + 2 * PARTING;
             while !self.over.load(Ordering::Acquire) && now() < limit {
                 self.beds[which].park_until(limit);
             }
@@ -197,18 +202,11 @@ fn is_ending() -> bool {
     current_g().is_some_and(ends)
 }
 
-/// Returns whether the running goroutine would be left with a lock if it parked. Its waits are the kernel's.
-#[cfg(feature = "std")]
-#[inline]
-pub(crate) fn must_wait_in_kernel() -> bool {
-    is_ending() && may_hold_lock()
-}
-
 /// Returns whether the running goroutine, without a P, is to be left here: its wake-ups are made from outside the
 /// runtime, so they do not stop it, and it may never wait.
 #[cfg(feature = "std")]
 pub(crate) fn is_to_be_left() -> bool {
-    is_ending() && is_astray() && !may_hold_lock()
+    is_ending() && is_astray() && !holds_lock()
 }
 
 /// Whether this code runs on a goroutine that has lost its P.
@@ -220,30 +218,47 @@ pub(crate) fn is_astray() -> bool {
     m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
 }
 
-/// A goroutine that may hold a lock waits for another one: while this lives it is counted, and goes on if its runtime
-/// ends. Made where it may park.
+/// A goroutine that holds a lock waits: while this lives it is counted, and goes on if its runtime ends.
 #[cfg(feature = "std")]
-pub(crate) struct WaitingHolder(());
+pub(crate) struct WaitingHolder {
+    /// Another one counts it.
+    nested: bool,
+}
 
 #[cfg(feature = "std")]
 impl WaitingHolder {
-    pub(crate) fn new() -> WaitingHolder {
-        if let Some(rt) = Rt::enter() {
-            rt.sched().count_waiting_holder(rt.g());
-            rt.leave_now();
+    /// On a goroutine that may park. Returns None if its runtime has ended: it would be left with its lock.
+    pub(crate) fn new() -> Option<WaitingHolder> {
+        let rt = Rt::enter()?;
+        let counted = rt.sched().count_waiting_holder(rt.g());
+        rt.leave_now();
+        match counted {
+            Counted::Now => Some(WaitingHolder { nested: false }),
+            Counted::Before => Some(WaitingHolder { nested: true }),
+            Counted::TooLate => None,
         }
-        WaitingHolder(())
     }
 }
 
 #[cfg(feature = "std")]
 impl Drop for WaitingHolder {
     fn drop(&mut self) {
-        if let Some(g) = current_g() {
+        if !self.nested
+            && let Some(g) = current_g()
+        {
             // SAFETY: a goroutine that runs keeps its runtime.
             unsafe { &*g.sched.get() }.uncount_waiting_holder(g);
         }
     }
+}
+
+/// See [`Sched::count_waiting_holder`].
+#[derive(PartialEq, Eq)]
+pub(crate) enum Counted {
+    Now,
+    Before,
+    /// The runtime has ended.
+    TooLate,
 }
 
 /// Returns whether no goroutine of the running one's runtime is resumed any more.
@@ -252,6 +267,14 @@ impl Drop for WaitingHolder {
 pub(crate) fn has_runtime_ended() -> bool {
     // SAFETY: a goroutine that runs keeps its runtime.
     current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_stopped())
+}
+
+/// CPU time of `m`'s thread; time as such where a sandbox does not tell.
+fn time_used_by(m: &M) -> Nanos {
+    match cpu_time(m.tid.load(Ordering::Relaxed)) {
+        0 => now(),
+        used => used,
+    }
 }
 
 impl G {
@@ -329,13 +352,24 @@ impl Sched {
         self.aide.call(0);
     }
 
-    /// It is stopping, and nobody is resumed any more.
+    /// Returns whether the runtime ends, and no goroutine is to be resumed. Until a thread has left for that reason a waker
+    /// may change it once more.
     pub(crate) fn is_stopped(&self) -> bool {
         let to_go_on =
             [&self.inside, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
         self.stopping.load(Ordering::Acquire)
-            && (to_go_on.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+            && (self.ending.stopped.load(Ordering::Relaxed)
+                || to_go_on.iter().all(|count| count.load(Ordering::SeqCst) == 0)
                 || now() >= self.ending.until.load(Ordering::Relaxed))
+    }
+
+    /// Under the lock, by a thread that leaves if this is true: as [`is_stopped`](Sched::is_stopped), for ever.
+    pub(super) fn is_stopped_for_good(&self, _central: &mut Central) -> bool {
+        let stopped = self.is_stopped();
+        if stopped {
+            self.ending.stopped.store(true, Ordering::Relaxed);
+        }
+        stopped
     }
 
     /// `g` waits for something of the whole process, and is about to be woken: it runs once more, even if its runtime ends
@@ -349,34 +383,37 @@ impl Sched {
             return true;
         }
         let _deciding = self.central.lock();
-        self.promised.fetch_sub(1, Ordering::Relaxed);
-        let may = !self.is_stopped();
-        if may {
-            self.promised.fetch_add(1, Ordering::Relaxed);
-        } else {
+        let too_late = self.ending.stopped.load(Ordering::Relaxed);
+        if too_late {
+            self.promised.fetch_sub(1, Ordering::Relaxed);
             g.promised.store(false, Ordering::Relaxed);
         }
-        may
+        !too_late
     }
 
-    /// The running goroutine has waited, and may have been promised that it runs.
+    /// The running goroutine has waited. Returns whether it was promised that it runs: then it must not be stopped before it
+    /// is out of the runtime.
     #[cfg(feature = "std")]
-    pub(crate) fn keep_promise(&self, g: &G) {
-        if g.promised.load(Ordering::Relaxed) {
+    pub(crate) fn keep_promise(&self, g: &G) -> bool {
+        let promised = g.promised.load(Ordering::Relaxed);
+        if promised {
             g.promised.store(false, Ordering::Relaxed);
             self.promised.fetch_sub(1, Ordering::Relaxed);
         }
+        promised
     }
 
-    /// The running goroutine may hold a lock, and is about to wait for another one or for a P: counts it, unless it is
-    /// counted already or the runtime has ended. Returns whether it did.
-    pub(crate) fn count_waiting_holder(&self, g: &G) -> bool {
+    /// The running goroutine holds a lock, and is about to wait: counts it.
+    pub(crate) fn count_waiting_holder(&self, g: &G) -> Counted {
         let _deciding = self.central.lock();
-        let counts = !self.is_stopped() && !g.waits_as_holder.swap(true, Ordering::Relaxed);
-        if counts {
-            self.waiting_holders.fetch_add(1, Ordering::Relaxed);
+        if self.ending.stopped.load(Ordering::Relaxed) {
+            return Counted::TooLate;
         }
-        counts
+        if g.waits_as_holder.swap(true, Ordering::Relaxed) {
+            return Counted::Before;
+        }
+        self.waiting_holders.fetch_add(1, Ordering::Relaxed);
+        Counted::Now
     }
 
     /// Its wait is over.
@@ -392,21 +429,47 @@ impl Sched {
             && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_stopped())
     }
 
-    /// Whether the running goroutine may hold a lock, and is not stopped at a runtime call for that reason. In a runtime
-    /// that ends there is a limit for C locks: C code may hold one for as long as it runs.
+    /// Returns whether the running goroutine holds a lock, and is not stopped at a runtime call for that reason.
     pub(super) fn must_go_on(&self) -> bool {
         if !self.stopping.load(Ordering::Relaxed) {
             // An output is waited for when the runtime ends.
             return lock::c_locks_held() != 0 || std::thread::panicking();
         }
-        (lock::c_locks_held() != 0 && now() < self.ending.until.load(Ordering::Relaxed))
-            || may_hold_lock_of_std()
+        (lock::c_locks_held() != 0 && self.may_take_its_time()) || self.must_not_be_left()
+    }
+
+    /// In a runtime that ends, in a signal handler too: returns whether the running goroutine holds a lock of std's. For a
+    /// goroutine of which that is not known there is a limit.
+    pub(super) fn must_not_be_left(&self) -> bool {
+        holds_lock_of_std() || (outputs::may_be_held_here() && self.may_take_its_time())
+    }
+
+    /// There is a limit for locks that a goroutine may hold for as long as it runs, or may not hold at all.
+    fn may_take_its_time(&self) -> bool {
+        now() < self.ending.until.load(Ordering::Relaxed)
+    }
+
+    /// On a goroutine without a P, in a runtime that ends: a P, with which it goes on until it holds no lock. None if it
+    /// holds none, or there is no P within the limit.
+    #[cold]
+    pub(super) fn p_for_holder(&self) -> Option<&'static P> {
+        while holds_lock() && self.may_take_its_time() {
+            let p = self.take_idle_p(&mut self.central.lock());
+            if p.is_some() {
+                return p;
+            }
+            // All of them run goroutines that are about to stop. Not std's sleep: it would enter the runtime again.
+            let pause = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.as_nanos() as i64 };
+            // SAFETY: reads a time of our own.
+            unsafe { syscall(libc::SYS_nanosleep, [&raw const pause as usize, 0]) };
+        }
+        None
     }
 
     /// In a runtime that ends, in a signal handler: returns whether the goroutine that runs on `m` has used up its grace.
     /// The first call begins it, unless `take_last` has.
     pub(super) fn grace_is_over(m: &M) -> bool {
-        let used = cpu_time(m.tid.load(Ordering::Relaxed));
+        let used = time_used_by(m);
         if m.grace_until.get() == 0 {
             m.grace_until.set(used + GRACE);
         }
@@ -428,7 +491,7 @@ impl Sched {
         let global = || self.pop_tired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
         p.next_tick();
-        m.grace_until.set(cpu_time(m.tid.load(Ordering::Relaxed)) + GRACE);
+        m.grace_until.set(time_used_by(m) + GRACE);
         // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
         p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
         self.sysmon.wake();

@@ -30,6 +30,7 @@ use super::m::{Leaving, Rt};
 use super::p::{P, bump, flag};
 use super::reason::WaitReason;
 use super::state::ParkOutcome;
+use super::stop::Counted;
 use super::{CURRENT, Sched, find, locked, scope, stop, wait};
 use crate::arch;
 use crate::mem::{self, Stack};
@@ -130,7 +131,7 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
 /// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
 pub(crate) fn strand(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
-    let counted = stop::may_hold_lock() && rt.sched().count_waiting_holder(g);
+    let counted = stop::holds_lock() && rt.sched().count_waiting_holder(g) == Counted::Now;
     m.leaving.set(Leaving::Stranded(g));
     m.current.set(None);
     // SAFETY: as in `leave`, to the thread's own context.

@@ -69,15 +69,23 @@ pub(crate) fn note_writer(fd: i32) {
         return;
     };
     if let Some(owner) = output.owner() {
-        WRITER.set(owner);
+        // A write that is not std's, while another goroutine holds the output, contradicts an earlier note or will be
+        // contradicted by a later one.
+        let known = WRITER.get();
+        WRITER.set(if known == 0 || known == owner { owner } else { 0 });
     }
 }
 
-/// Returns whether the running goroutine may hold one of the locks. Safe in a signal handler.
-pub(crate) fn may_be_held_here() -> bool {
+/// Returns whether the running goroutine holds one of the locks. Safe in a signal handler.
+pub(crate) fn is_held_here() -> bool {
     let me = WRITER.get();
-    let here = |owner| me == 0 || owner == me;
-    OUTPUTS.iter().any(|output| output.owner().is_some_and(here))
+    OUTPUTS.iter().any(|output| output.owner().is_some_and(|owner| owner == me))
+}
+
+/// The same, but a goroutine that has never written may hold whatever is held.
+pub(crate) fn may_be_held_here() -> bool {
+    let unknown = WRITER.get() == 0;
+    is_held_here() || (unknown && OUTPUTS.iter().any(|output| output.owner().is_some()))
 }
 
 impl Output {

@@ -41,6 +41,7 @@ pub(crate) unsafe extern "C" fn pthread_barrier_wait(barrier: *mut pthread_barri
     let slept = sleep(
         &node,
         WaitReason::PthreadBarrier,
+        0,
         None,
         |here| {
             let round = WAITERS.with_queue(address, |queue| {

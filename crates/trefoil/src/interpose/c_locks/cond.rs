@@ -198,6 +198,7 @@ unsafe fn wait_in_queue(
     let slept = sleep(
         &node,
         WaitReason::PthreadCond,
+        1,
         limit,
         |here| {
             WAITERS.with_queue(address, |queue| queue.push_back(&node));

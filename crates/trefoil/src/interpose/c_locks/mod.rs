@@ -50,13 +50,13 @@ mod rwlock;
 mod semaphore;
 
 use super::waking::WakeContext;
-use super::{FORKED, may_park};
+use super::{FORKED, begin_wait_as, may_park};
 use crate::arch;
 use crate::sched::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::queue::{Batch, List, Node, Slept};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
-use crate::sched::{Rt, WaitingHolder, has_runtime_ended, may_hold_lock_of_std, switch};
+use crate::sched::{Rt, has_runtime_ended, holds_lock_of_std, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -192,9 +192,7 @@ impl Waiters {
     ) -> c_int {
         let _counted = self.count();
         // A mutex or read-write lock that is waited for is counted already.
-        let others = lock::c_locks_held().saturating_sub(u32::from(self.tag != SEMAPHORE));
-        let holds = others != 0 || may_hold_lock_of_std();
-        let _holder = (holds && may_park_here()).then(WaitingHolder::new);
+        let without = u32::from(self.tag != SEMAPHORE);
         let mut failures = 0;
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
@@ -203,6 +201,7 @@ impl Waiters {
             let slept = sleep(
                 &node,
                 reason,
+                without,
                 limit,
                 |_| {
                     self.with_queue(address, |queue| {
@@ -312,7 +311,8 @@ impl Waiters {
 /// Out of the runtime; first to another goroutine if one that was woken has waited long, unless the caller holds more than
 /// the lock that it is giving back.
 fn leave(rt: Rt, starved: bool) {
-    let rt = if starved && lock::c_locks_held() <= 1 { switch::yield_now(rt) } else { rt };
+    let yields = starved && lock::c_locks_held() <= 1 && !holds_lock_of_std();
+    let rt = if yields { switch::yield_now(rt) } else { rt };
     rt.leave();
 }
 
@@ -336,15 +336,19 @@ fn first(queue: &mut List) -> Batch {
 
 /// Sleeps once in the queue of an object that is replaced as a whole: parks a goroutine, or blocks the thread. `enqueue`
 /// gets the runtime if the caller is inside it, and returns whether to sleep; `withdraw` is
-/// [`List::withdraw`].
+/// [`List::withdraw`]. Of the C locks that the caller holds, `without` are the one that it waits for or gives back.
 fn sleep(
     node: &Node,
     reason: WaitReason,
+    without: u32,
     limit: Option<ClockTime>,
     enqueue: impl FnOnce(Option<Rt>) -> bool,
     withdraw: impl FnOnce() -> bool,
 ) -> Slept {
-    if may_park_here() {
+    let holds_lock = || lock::c_locks_held() > without || holds_lock_of_std();
+    if may_park_here()
+        && let Some(_wait) = begin_wait_as(holds_lock)
+    {
         let withdraw = |_| {
             withdraw();
         };
