@@ -154,6 +154,10 @@ pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
 /// # Safety
 /// The caller owns the spans (page-aligned, private anonymous memory) and loses their contents.
 pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
+    #[cfg(test)]
+    if test_hooks::FAIL_DISCARD.get() {
+        return Err(Errno::INVAL.into());
+    }
     // SAFETY: the caller's contract.
     unsafe {
         let done = advise_all(spans, MADV_DONTNEED);
@@ -340,6 +344,8 @@ pub(crate) mod test_hooks {
         /// On this thread [`protect`](super::protect) fails, and whatever is unmapped is replaced at once
         /// by a page of another owner.
         pub(crate) static FAIL_PROTECT: Cell<bool> = const { Cell::new(false) };
+        /// On this thread [`discard`](super::discard) fails.
+        pub(crate) static FAIL_DISCARD: Cell<bool> = const { Cell::new(false) };
         /// That page.
         pub(crate) static NEIGHBOUR: Cell<Option<usize>> = const { Cell::new(None) };
     }

@@ -275,7 +275,7 @@ fn before_init() -> ! {
 /// page, and a later dlopen of a library with initial-exec TLS is fatal.
 ///
 /// # Safety
-/// The memory is zeroed, writable, `top` 64-aligned, and the block's until `destroy`.
+/// The memory is private and anonymous, zeroed, writable, `top` 64-aligned, and the block's until `destroy`.
 pub(crate) unsafe fn create(
     low: NonNull<u8>,
     top: NonNull<u8>,

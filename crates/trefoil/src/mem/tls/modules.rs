@@ -17,6 +17,7 @@
 
 use super::Layout;
 use super::raw::load;
+use crate::sys::mm::{self, PAGE, Span};
 use crate::sys::objects;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -43,6 +44,11 @@ pub(crate) struct Module {
 /// in the first-level cache beside the rest.
 const WHOLE_MAX: usize = 1024;
 
+/// Up to this size zeroes are written at a goroutine's end, whether it has touched them or not. Eight pages
+/// take 1.5 µs; giving them back takes 0.3 µs, and 2.5 µs more for the first that is touched again. At 16
+/// pages the two are equal.
+const WRITTEN_ZEROES_MAX: usize = 8 * PAGE;
+
 impl Module {
     pub(super) fn new(s: &Segment, under: usize) -> Self {
         let mut image = s.image.clone();
@@ -56,8 +62,10 @@ impl Module {
         (self.id, self.size) == (s.id, s.size) && self.image[..self.filled] == s.image[..]
     }
 
+    /// Writes the initial image.
+    ///
     /// # Safety
-    /// The block at `tp` is writable and reaches down to this module.
+    /// The block at `tp` is writable, in private anonymous memory, and reaches down to this module.
     #[inline]
     pub(super) unsafe fn fill(&self, tp: usize) {
         let at = (tp - self.under) as *mut u8;
@@ -65,7 +73,12 @@ impl Module {
         unsafe {
             at.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
             if self.image.len() < self.size {
-                at.add(self.image.len()).write_bytes(0, self.size - self.image.len());
+                let (rest, len) = (at.add(self.image.len()), self.size - self.image.len());
+                if len <= WRITTEN_ZEROES_MAX {
+                    rest.write_bytes(0, len);
+                } else {
+                    zero_large(rest, len);
+                }
             }
         }
     }
@@ -103,6 +116,27 @@ impl Module {
     pub(super) unsafe fn clear(&self, tp: usize) {
         // SAFETY: as in `fill`.
         unsafe { ((tp - self.under) as *mut u8).write_bytes(0, self.size) };
+    }
+}
+
+/// Zeroes a large area: gives its whole pages back to the kernel. So a page that no goroutine has written
+/// stays without memory, and a page that one has written is not kept for the next, which may not need it.
+///
+/// # Safety
+/// The area is the caller's, in private anonymous memory.
+#[cold]
+unsafe fn zero_large(at: *mut u8, len: usize) {
+    let (low, high) = (at.addr(), at.addr() + len);
+    let pages = Span::new(low.next_multiple_of(PAGE), high & !(PAGE - 1));
+    // SAFETY: inside the area (caller), whose contents are not needed.
+    unsafe {
+        if mm::discard(&[pages]).is_err() {
+            // The memory is locked, on Linux before 5.18.
+            return at.write_bytes(0, len);
+        }
+        let end = pages.base + pages.len;
+        at.write_bytes(0, pages.base - low);
+        at.add(end - low).write_bytes(0, high - end);
     }
 }
 
@@ -358,5 +392,64 @@ impl Dtv {
     /// Entry −1: where malloc's memory begins.
     pub(super) fn start(&self) -> *mut [usize; 2] {
         (self.0 - 16) as *mut [usize; 2]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::tls::discover::Map;
+
+    const SEVENS: usize = 5_000;
+    static IMAGE: [u8; SEVENS] = [7; SEVENS];
+    const PAGES: usize = 40;
+
+    fn resident_pages(map: &Map) -> usize {
+        let mut resident = [0u8; PAGES];
+        // SAFETY: asks about our mapping, and writes a byte for each of its pages.
+        let asked =
+            unsafe { libc::mincore(map.base as *mut c_void, PAGES * PAGE, resident.as_mut_ptr()) };
+        assert_eq!(asked, 0);
+        resident.iter().filter(|&&page| page & 1 != 0).count()
+    }
+
+    /// A module of `size` bytes that begins `offset` bytes into a mapping full of ones is filled, and
+    /// nothing beside it is changed. Returns the pages of the mapping that are in memory then.
+    fn filled(offset: usize, size: usize) -> usize {
+        let map = Map::new(PAGES * PAGE).unwrap();
+        let module = Module { id: 1, under: size, image: &IMAGE, filled: SEVENS, size };
+        // SAFETY: a mapping of our own, large enough for the module.
+        let (resident, all) = unsafe {
+            (map.base as *mut u8).write_bytes(1, PAGES * PAGE);
+            module.fill(map.base + offset + size);
+            let all = std::slice::from_raw_parts(map.base as *const u8, PAGES * PAGE);
+            (resident_pages(&map), all)
+        };
+        let (before, rest) = all.split_at(offset);
+        let (own, after) = rest.split_at(size);
+        assert!(before.iter().chain(after).all(|&b| b == 1), "beside {size} at {offset}");
+        assert!(own[..SEVENS].iter().all(|&b| b == 7), "the image of {size} at {offset}");
+        assert!(own[SEVENS..].iter().all(|&b| b == 0), "the zeroes of {size} at {offset}");
+        resident
+    }
+
+    #[test]
+    fn fill_changes_the_module_and_nothing_beside_it() {
+        for offset in [0, 64, PAGE - 64, PAGE] {
+            for edge in [SEVENS, SEVENS + WRITTEN_ZEROES_MAX, 20 * PAGE, 30 * PAGE] {
+                for size in [edge, edge + 1, edge + 64, edge + PAGE - 8] {
+                    let resident = filled(offset, size);
+                    mm::test_hooks::FAIL_DISCARD.set(true);
+                    assert_eq!(filled(offset, size), PAGES, "nothing can be given back");
+                    mm::test_hooks::FAIL_DISCARD.set(false);
+                    if size - SEVENS <= WRITTEN_ZEROES_MAX {
+                        assert_eq!(resident, PAGES, "{size} at {offset}");
+                    } else {
+                        let given = (size - SEVENS) / PAGE - 1;
+                        assert!(resident <= PAGES - given, "{resident} of {size} at {offset}");
+                    }
+                }
+            }
+        }
     }
 }
