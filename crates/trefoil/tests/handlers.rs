@@ -2,11 +2,13 @@
 
 mod common;
 
+use common::raw::raw_sleep;
 use common::{Child, in_child, join_all, mark, tasks, watchdog};
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::mem::transmute;
 use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -27,6 +29,13 @@ fn wait_for_threads(left: usize, count: impl Fn() -> usize) {
 
 // ---- SIGQUIT -----------------------------------------------------------------------------------
 
+/// A process that dies of SIGQUIT leaves no file.
+fn no_core_files() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: passes a struct by reference.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+}
+
 #[test]
 fn sigquit_ends_the_process_after_the_last_runtime() {
     if !in_child() {
@@ -35,9 +44,7 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
         return;
     }
     let _watchdog = watchdog();
-    let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: passes a struct by reference.
-    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core) };
+    no_core_files();
     let threads = tasks().len();
     for _ in 0..3 {
         runtime().run(|| join_all((0..10).map(|_| go(yield_now))));
@@ -46,6 +53,38 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
     // SAFETY: a signal to this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGQUIT) };
     std::thread::sleep(Duration::from_secs(20));
+}
+
+/// Forks a process that waits for SIGQUIT, sends the signal, and returns what the process ended with.
+fn status_of_fork_after_sigquit() -> ExitStatus {
+    let mut status = 0;
+    // SAFETY: the forked process makes system calls only.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            (0..100).for_each(|_| _ = raw_sleep(Duration::from_millis(50)));
+            libc::_exit(7);
+        }
+        assert!(pid > 0);
+        libc::kill(pid, libc::SIGQUIT);
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+    }
+    ExitStatus::from_raw(status)
+}
+
+#[test]
+fn sigquit_ends_a_fork_of_the_process() {
+    if !in_child() {
+        Child::of("sigquit_ends_a_fork_of_the_process").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    no_core_files();
+    let runtime = runtime();
+    let of_goroutine = runtime.run(status_of_fork_after_sigquit);
+    assert_eq!(of_goroutine.signal(), Some(libc::SIGQUIT), "{of_goroutine:?}");
+    let of_thread = status_of_fork_after_sigquit();
+    assert_eq!(of_thread.signal(), Some(libc::SIGQUIT), "{of_thread:?}");
 }
 
 #[test]

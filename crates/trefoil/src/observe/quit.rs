@@ -1,8 +1,9 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
 //! The handler only leaves a note and wakes the aides; one of them does the rest. Without a runtime the
-//! handler does what the signal would do without us: it ends the process. A handler that the user has
-//! installed before the first runtime is left alone.
+//! handler does what the signal would do without us: it ends the process. So it does in a child of `fork`,
+//! which has inherited the handler but none of those threads. A handler that the user has installed before
+//! the first runtime is left alone.
 
 use super::{deadlock, dump};
 use crate::sched::aide;
@@ -11,9 +12,11 @@ use crate::sys::stderr::write_all_stderr;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static ASKED: AtomicBool = AtomicBool::new(false);
+/// The process that has the aides. Written before the handler that reads it is installed.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 /// Puts the handler in, once.
 pub(crate) fn install() {
@@ -23,6 +26,7 @@ pub(crate) fn install() {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGQUIT, std::ptr::null(), &raw mut action);
         if action.sa_sigaction == libc::SIG_DFL {
+            PROCESS.store(libc::getpid(), Ordering::Relaxed);
             action.sa_sigaction = on_quit as *const () as usize;
             action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART;
             libc::sigaction(libc::SIGQUIT, &raw const action, null_mut());
@@ -31,6 +35,11 @@ pub(crate) fn install() {
 }
 
 extern "C" fn on_quit(signal: c_int) {
+    // First of all: a child of `vfork` shares the memory with the process that has the aides.
+    // SAFETY: no arguments, touches no memory.
+    if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
+        return raise_default(signal);
+    }
     ASKED.store(true, Ordering::SeqCst);
     if !aide::call_all() {
         // The last runtime is gone.
