@@ -265,6 +265,19 @@ fn an_earlier_handler_gets_the_mask_that_it_asked_for() {
 }
 
 #[test]
+fn an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer() {
+    if !in_child() {
+        Child::of("an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    let handler = on_fault as *const () as usize;
+    install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGSEGV]);
+    fault_on_goroutines(true);
+    assert_ne!(MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV), 0, "its mask was not added");
+}
+
+#[test]
 fn an_earlier_handler_without_nodefer_runs_with_its_signal_blocked() {
     if !in_child() {
         Child::of("an_earlier_handler_without_nodefer_runs_with_its_signal_blocked").succeed();

@@ -108,9 +108,10 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
     let flags = before.flags.load(Ordering::Relaxed);
     let ours = current_mask();
-    let mask = ours | before.mask.load(Ordering::Relaxed);
     let deferred = flags & libc::SA_NODEFER == 0;
-    set_mask(if deferred { mask | bit(signal) } else { mask & !bit(signal) });
+    let kept = if deferred { ours | bit(signal) } else { ours & !bit(signal) };
+    // Its own mask may contain the signal even so.
+    set_mask(kept | before.mask.load(Ordering::Relaxed));
     type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     type Handler = unsafe extern "C" fn(c_int);
     // SAFETY: its owner said by SA_SIGINFO which of the two it is.
