@@ -10,7 +10,7 @@ use std::mem::transmute;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::{Builder, Runtime, go, yield_now};
 
@@ -488,4 +488,87 @@ fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
             assert_eq!(its, threads);
         }
     });
+}
+
+/// What [`installs_on_fiber`] installs: memory that is never used.
+const FIBERS_STACK: libc::stack_t = libc::stack_t {
+    ss_sp: std::ptr::without_provenance_mut(1 << 20),
+    ss_flags: 0,
+    ss_size: 1 << 17,
+};
+/// Whether the kernel had the fiber's alternate stack.
+static FIBER_CHANGED_THREAD: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn installs_on_fiber() {
+    let before = threads_alternate_stack();
+    // SAFETY: passes a struct by reference; no signal comes before it is taken out again.
+    let installed = unsafe { libc::sigaltstack(&FIBERS_STACK, null_mut()) };
+    let now = threads_alternate_stack();
+    // SAFETY: what the thread had, in case it was changed.
+    unsafe { libc::syscall(libc::SYS_sigaltstack, &raw const before, 0) };
+    let changed = installed != 0 || now.ss_sp != before.ss_sp;
+    FIBER_CHANGED_THREAD.store(i32::from(changed), SeqCst);
+}
+
+/// Runs `f` on a stack of its own, as libraries with fibers do.
+fn run_on_fiber(f: extern "C" fn()) {
+    let mut stack = vec![0u8; 256 << 10];
+    // SAFETY: contexts and a stack that live until `f` has returned to `here`.
+    unsafe {
+        let mut here: libc::ucontext_t = std::mem::zeroed();
+        let mut fiber: libc::ucontext_t = std::mem::zeroed();
+        assert_eq!(libc::getcontext(&raw mut fiber), 0);
+        fiber.uc_stack.ss_sp = stack.as_mut_ptr().cast();
+        fiber.uc_stack.ss_size = stack.len();
+        fiber.uc_link = &raw mut here;
+        libc::makecontext(&raw mut fiber, f, 0);
+        assert_eq!(libc::swapcontext(&raw mut here, &raw const fiber), 0);
+    }
+}
+
+#[test]
+fn an_alternate_stack_of_a_fiber_stays_with_its_goroutine() {
+    if !in_child() {
+        Child::of("an_alternate_stack_of_a_fiber_stays_with_its_goroutine").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        let one = go(|| {
+            let _one_thread = trefoil::no_preempt();
+            run_on_fiber(installs_on_fiber);
+            alternate_stack().ss_sp == FIBERS_STACK.ss_sp
+        });
+        let is_kept = one.join().unwrap();
+        assert_eq!(FIBER_CHANGED_THREAD.load(SeqCst), 0, "the thread was changed");
+        assert!(is_kept, "the goroutine does not know it");
+    });
+}
+
+/// What a handler got for its `sigaltstack`: the flags it read, the error when it wrote.
+static HANDLERS_FLAGS: AtomicI32 = AtomicI32::new(0);
+static HANDLERS_ERROR: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn installs_in_handler(_: i32) {
+    HANDLERS_FLAGS.store(alternate_stack().ss_flags, SeqCst);
+    // SAFETY: passes a struct by reference; the kernel refuses it.
+    let installed = unsafe { libc::sigaltstack(&FIBERS_STACK, null_mut()) };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    HANDLERS_ERROR.store(if installed == 0 { 0 } else { error.unwrap_or(0) }, SeqCst);
+}
+
+#[test]
+fn a_handler_on_the_alternate_stack_cannot_change_it() {
+    if !in_child() {
+        Child::of("a_handler_on_the_alternate_stack_cannot_change_it").succeed();
+        return;
+    }
+    let _watchdog = watchdog();
+    install(libc::SIGUSR1, installs_in_handler as *const () as usize, 0, &[]);
+    runtime().run(|| {
+        // SAFETY: a signal to this thread.
+        go(|| unsafe { libc::raise(libc::SIGUSR1) }).join().unwrap();
+    });
+    assert_eq!(HANDLERS_FLAGS.load(SeqCst) & libc::SS_ONSTACK, libc::SS_ONSTACK);
+    assert_eq!(HANDLERS_ERROR.load(SeqCst), libc::EPERM);
 }

@@ -104,17 +104,22 @@ pub(crate) unsafe extern "C" fn sigaltstack(
     type Real = unsafe extern "C" fn(*const libc::stack_t, *mut libc::stack_t) -> c_int;
     // SAFETY: libc's function of that name and type, with pointers that are null or valid.
     let real = |new, old| unsafe { transmute::<*mut c_void, Real>(SIGALTSTACK.get())(new, old) };
-    // In a handler, which runs on the thread's alternate stack, the kernel says so and changes nothing.
-    if current_g().is_none() || !super::on_own_stack() {
+    if current_g().is_none() {
+        return real(new, old);
+    }
+    let threads = || {
+        let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
+        real(null(), &raw mut stack);
+        stack
+    };
+    // In a handler, which runs on the thread's alternate stack, the kernel refuses a change. Any other stack
+    // is one that a library with fibers has made for itself, and its code is the goroutine's.
+    if !super::on_own_stack() && threads().ss_flags & libc::SS_ONSTACK != 0 {
         return real(new, old);
     }
     // SAFETY: the caller's pointers are null or valid, and may be the same.
     unsafe {
-        let before = ALTERNATE.get().unwrap_or_else(|| {
-            let mut threads = MaybeUninit::zeroed();
-            real(null(), threads.as_mut_ptr());
-            threads.assume_init()
-        });
+        let before = ALTERNATE.get().unwrap_or_else(threads);
         if !new.is_null() {
             match checked(new.read()) {
                 Ok(stack) => ALTERNATE.set(Some(stack)),
