@@ -445,14 +445,21 @@ fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()>
 /// One at a time: who unlocks a chunk for its guards must not meet another who locks it again.
 static RELOCKING: Lock<()> = Lock::new(());
 
-/// Installs the guard of `slot`, which is in the caller's hands, where `mlockall` has locked the chunk
-/// after it was mapped; and those of all its neighbours, because it takes a walk over the chunk's pages.
+/// Installs the guard of `slot`, which is in the caller's hands, where `mlockall` may have locked the chunk
+/// after it was mapped. If it has, then also those of all its neighbours, because it takes a walk over the
+/// chunk's pages.
 #[cold]
 pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
     let chunk = slot.chunk;
     let _one = RELOCKING.lock();
     if slot.is_guarded() {
         return Ok(());
+    }
+    // A chunk that the program has not locked must not become locked here.
+    // SAFETY: the slot is in the caller's hands, and nobody touches a guard.
+    match unsafe { mm::mark(&[slot.guard()]) } {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+        marked => return marked.map(|()| slot.set_guarded()),
     }
     let mut spans = [Span::EMPTY; CHUNK_SLOTS_MAX];
     let mut n = 0;

@@ -412,7 +412,7 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
     debug_assert!(mm::guard_kind() == GuardKind::Marker);
     // SAFETY: the slots are in our hands, and nobody touches a guard.
     let marked = match unsafe { mm::mark(&spans[..n]) } {
-        // The kernel installs none in memory that `mlockall` has locked.
+        // The kernel installs none in memory that `mlockall` has locked. Some of the slots may lie in it.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             slots.iter().try_for_each(arena::guard_locked)
         }

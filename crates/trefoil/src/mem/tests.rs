@@ -293,6 +293,48 @@ fn readable(addr: usize) -> bool {
     }
 }
 
+/// Whether the kernel keeps the pages of the mapping with this address in memory.
+fn is_locked(addr: usize) -> bool {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = text.lines();
+    lines.find(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16);
+        range.is_some_and(|(low, high)| {
+            matches!((number(low), number(high)), (Ok(l), Ok(h)) if (l..h).contains(&addr))
+        })
+    });
+    let flags = lines.find(|line| line.starts_with("VmFlags:")).expect("a mapping has flags");
+    flags.split(' ').any(|flag| flag == "lo")
+}
+
+#[test]
+fn guards_in_a_locked_chunk_do_not_lock_another_chunk() {
+    passes_in_child("guards_in_a_locked_chunk_do_not_lock_another_chunk", || {
+        if mm::guard_kind() != mm::GuardKind::Marker {
+            return println!("skipped: this kernel has no guard markers");
+        }
+        let class = Setup::get().unwrap().default();
+        arena::grant(class, 1).unwrap();
+        // SAFETY: no memory is passed.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+            return println!("skipped: mlockall is refused here");
+        }
+        arena::grant(class, default_books().slots).unwrap();
+        // One slot of each chunk: the first, which is locked, and the second, which came later.
+        let all = arena::take_virgins::<2048>(class, 2048);
+        let mut slots = SlotList::<2>::new();
+        let of = |id| all.iter().find(|slot| slot.chunk_id() == id).unwrap();
+        slots.push(of(0));
+        slots.push(of(1));
+        assert!(slots.iter().all(|slot| !slot.is_guarded()));
+        assert_eq!((is_locked(of(0).low()), is_locked(of(1).low())), (true, false));
+        assert_eq!(make(&slots).unwrap().len(), 2);
+        assert!(slots.iter().all(|slot| slot.is_guarded() && !readable(slot.base())));
+        assert_eq!((is_locked(of(0).low()), is_locked(of(1).low())), (true, false));
+    });
+}
+
 // ------------------------------------------------------------------------------------------ limits
 
 #[test]
