@@ -1046,3 +1046,52 @@ fn lock_holders_are_preempted_without_a_convoy() {
         if share >= 60 { Ok(()) } else { Err(format!("{share} %")) }
     });
 }
+
+/// All threads of a real-time process have one priority: sysmon never ran beside an endless loop on one CPU, nor did the
+/// thread that waits for the runtime.
+#[test]
+fn real_time_threads_are_preempted_on_one_cpu() {
+    if !in_child() {
+        Child::of("real_time_threads_are_preempted_on_one_cpu").succeed();
+        return;
+    }
+    let policies = [libc::SCHED_FIFO, libc::SCHED_RR];
+    // Seconds of CPU time without a wait, after which the kernel ends the process.
+    let limit = libc::rlimit { rlim_cur: 20_000_000, rlim_max: 20_000_000 };
+    // SAFETY: of this process and thread; passes structures by reference.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(first.unwrap(), &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &raw const one), 0);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit), 0);
+    }
+    for policy in policies {
+        let param = libc::sched_param { sched_priority: 1 };
+        // SAFETY: of this thread; passes a structure by reference.
+        if unsafe { libc::sched_setscheduler(0, policy, &raw const param) } != 0 {
+            eprintln!("skipped: no right to real-time priorities");
+            return;
+        }
+        let rt = trefoil::Runtime::builder().procs(1).build().unwrap();
+        let ticks = rt.run(|| {
+            for _ in 0..2 {
+                go(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let start = Instant::now();
+            let mut ticks = 0;
+            while start.elapsed() < Duration::from_millis(500) {
+                trefoil::time::sleep(Duration::from_millis(1));
+                ticks += 1;
+            }
+            ticks
+        });
+        assert!(ticks >= 10, "{ticks} ticks in half a second");
+    }
+}

@@ -124,23 +124,33 @@ pub(crate) fn attendants() -> usize {
 /// Starts a thread that serves the runtime and never has a P.
 pub(super) fn attend(
     sched: &Arc<Sched>,
-    name: &str,
+    role: &str,
     stack_bytes: usize,
     serve: fn(&Arc<Sched>),
 ) -> io::Result<()> {
     let sched = sched.clone();
     ATTENDANTS.fetch_add(1, Ordering::Relaxed);
+    let realtime = sched.realtime.map(|realtime| (realtime, Arc::new(Parker::new())));
+    let started = realtime.clone().map(|(_, started)| started);
     let serving = move || {
+        if let Some((realtime, started)) = realtime {
+            realtime.above().apply();
+            started.unpark();
+        }
         serve(&sched);
         drop(sched);
         ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
     };
-    thread::spawn(thread::Name::new(format_args!("trefoil-{name}")), stack_bytes, serving).map_err(
-        |e| {
-            ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
-            io::Error::new(e.kind(), format!("cannot start the {name} thread: {e}"))
-        },
-    )
+    let name = thread::Name::new(format_args!("trefoil-{role}"));
+    thread::spawn(name, stack_bytes, serving).map_err(|e| {
+        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
+        io::Error::new(e.kind(), format!("cannot start the {role} thread: {e}"))
+    })?;
+    // Until it is above them, it would wait for goroutines that compute.
+    if let Some(started) = started {
+        started.park();
+    }
+    Ok(())
 }
 
 fn help(sched: &Arc<Sched>) {

@@ -150,6 +150,9 @@ fn end_slice(sched: &Sched, p: &'static P) {
         p.push_back(sched, unsafe { &*next.as_ptr() });
     }
     p.next_tick();
+    if let Some(realtime) = sched.realtime {
+        realtime.let_others_run();
+    }
 }
 
 /// What needs no search: local and global queue.

@@ -270,6 +270,10 @@ impl M {
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(super::preempt::ready_thread());
+        if let Some(realtime) = self.sched().realtime {
+            // The helper thread that started it is above it.
+            realtime.apply();
+        }
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         #[cfg(all(debug_assertions, feature = "std"))]
         OWN_M.set(self);

@@ -60,6 +60,7 @@ pub(crate) mod wait;
 use crate::sys::clock::{self, NEVER, Nanos};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
+use crate::sys::realtime::Realtime;
 use central::Central;
 use g::G;
 use idle::Idle;
@@ -186,6 +187,8 @@ pub(crate) struct Sched {
     pub(crate) poller: &'static pollable::Poller,
     /// Never freed, but given back: a signal handler may know it.
     pub(crate) aide: &'static aide::Aide,
+    /// If its threads are real-time ones (`sys/realtime.rs`).
+    pub(crate) realtime: Option<Realtime>,
     /// It was said that no thread can be had.
     said_no_threads: AtomicBool,
     pub(crate) config: Config,
@@ -230,6 +233,7 @@ impl Sched {
             sysmon: poller.sysmon(),
             aide: aide::Aide::take(),
             poller,
+            realtime: Realtime::of_this_thread(),
             said_no_threads: AtomicBool::new(false),
             config,
             started,

@@ -15,6 +15,7 @@ pub(crate) mod outputs;
 pub(crate) mod parker;
 pub(crate) mod probe;
 pub(crate) mod raw;
+pub(crate) mod realtime;
 pub(crate) mod signal;
 pub(crate) mod stderr;
 pub(crate) mod thread;
