@@ -547,11 +547,13 @@ impl Pollable {
             // Release: who is about to wait sees the count, and looks again.
             self.sides.iter().for_each(|side| _ = side.edges.fetch_add(1, Ordering::Release));
             let [read, write] = &mut inner.lists;
-            (read.take_all(), write.take_all())
+            let (readers, writers) = (read.take_all(), write.take_all());
+            if readers.len() > 0 || writers.len() > 0 {
+                // Under the lock: a goroutine that arms the number's next file later keeps that registration.
+                self.forget(fd);
+            }
+            (readers, writers)
         };
-        if readers.len() > 0 || writers.len() > 0 {
-            self.forget(fd);
-        }
         let word = match why {
             Interrupt::Closed => CLOSED,
             Interrupt::LookAgain => LOOK_AGAIN,
