@@ -222,6 +222,108 @@ fn large_write_that_fails_returns_what_was_written() {
 }
 
 #[test]
+fn reset_during_a_large_write_is_reported_by_the_next_write() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let mut found = Vec::new();
+        for call in [writev, sendmsg] {
+            let (a, mut peer) = tcp();
+            set(&a, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 16);
+            set(&peer, libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 16);
+            let reader = thread::spawn(move || {
+                peer.read_exact(&mut [0; 1_000]).unwrap();
+                // The writer has filled the buffers and waits.
+                thread::sleep(50 * MS);
+                let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+                let (at, len) = ((&raw const linger).cast(), size_of_val(&linger) as u32);
+                let (fd, level) = (peer.as_raw_fd(), libc::SOL_SOCKET);
+                // SAFETY: a structure of our own.
+                assert_eq!(unsafe { libc::setsockopt(fd, level, libc::SO_LINGER, at, len) }, 0);
+            });
+            let first = call(a.as_raw_fd(), &uneven(pattern(), 3));
+            assert!(first > 0 && first < LARGE as isize, "{first}");
+            found.extend([write(&a, b"x"), write(&a, b"y")]);
+            trefoil::blocking(|| reader.join()).unwrap();
+        }
+        found
+    });
+    let (reset, pipe) = (-(libc::ECONNRESET as isize), -(libc::EPIPE as isize));
+    assert_eq!(found, [reset, pipe, reset, pipe]);
+}
+
+#[test]
+fn short_write_of_an_eventfd_is_final() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let event = eventfd();
+        write(&event, &1u64.to_ne_bytes());
+        let two = [1u64, 1].map(u64::to_ne_bytes);
+        let written = write(&event, two.as_flattened());
+        let mut count = [0; 8];
+        (written, read(&event, &mut count), u64::from_ne_bytes(count))
+    });
+    // Newer kernels take nothing but eight bytes.
+    assert!([(8, 8, 2), (-(libc::EINVAL as isize), 8, 1)].contains(&found), "{found:?}");
+}
+
+/// The socket that the handler writes to, and what came of it.
+static WRITES_TO: AtomicI32 = AtomicI32::new(-1);
+static WRITTEN: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn write_large_in_handler(_: c_int) {
+    let fd = WRITES_TO.load(SeqCst);
+    // SAFETY: the test's socket, and bytes that were made before.
+    let n = unsafe { libc::write(fd, pattern().as_ptr().cast(), LARGE) };
+    WRITTEN.store(n as i32, SeqCst);
+}
+
+#[test]
+fn limit_of_a_write_that_blocks_its_thread_counts_once() {
+    let _w = watchdog();
+    if !in_child() {
+        Child::of("limit_of_a_write_that_blocks_its_thread_counts_once").succeed();
+        return;
+    }
+    pattern();
+    // A goroutine does not park in a handler.
+    // SAFETY: a handler that calls nothing but `write`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = write_large_in_handler as *const () as usize;
+        action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    same_on_both(|| {
+        let (a, mut b) = tcp();
+        set(&a, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 16);
+        set(&b, libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 16);
+        a.set_write_timeout(Some(300 * MS)).unwrap();
+        WRITES_TO.store(a.as_raw_fd(), SeqCst);
+        let over = Arc::new(AtomicUsize::new(0));
+        let theirs = over.clone();
+        let reader = thread::spawn(move || {
+            // Some room now and then, but never enough.
+            for _ in 0..15 {
+                thread::sleep(100 * MS);
+                if theirs.load(SeqCst) != 0 {
+                    break;
+                }
+                b.read_exact(&mut [0; 100_000]).unwrap();
+            }
+        });
+        let start = Instant::now();
+        // SAFETY: the handler of this test.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        let took = start.elapsed();
+        over.store(1, SeqCst);
+        let written = WRITTEN.load(SeqCst);
+        assert!(written > 0 && written < LARGE as i32, "{written}");
+        assert!((250 * MS..900 * MS).contains(&took), "{took:?}");
+        trefoil::blocking(|| reader.join()).unwrap();
+    });
+}
+
+#[test]
 fn descriptors_travel_once_with_a_large_message() {
     let _w = watchdog();
     let found = same_on_both(|| {

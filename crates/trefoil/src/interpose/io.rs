@@ -297,17 +297,29 @@ fn write_whole(
     // One limit for all of it, as the kernel has.
     let mut waits = Waits::new(fd, Side::Write);
     loop {
-        let try_now = || attempt(part, May::NotBlock);
-        let n = patiently_in(&mut waits, try_now, || attempt(part, May::Block));
         let written = part.start();
+        let try_now = || match part {
+            // The attempt would take the socket's error, and it belongs to the next call.
+            Part::After(1..) if has_broken(fd) => 0,
+            _ => attempt(part, May::NotBlock),
+        };
+        let mut has_blocked = false;
+        let n = patiently_in(&mut waits, try_now, || {
+            has_blocked = true;
+            attempt(part, May::Block)
+        });
         match n {
+            // The kernel's own answer to a blocking call is final: an eventfd takes eight bytes, a limit has passed.
+            0.. if has_blocked => return (written + n as usize) as isize,
             1.. if written + (n as usize) < total() => {
                 part = Part::After(written + n as usize);
                 (waits.failures, waits.pauses) = (0, 0);
             }
             0.. => return (written + n as usize) as isize,
             // The write has begun a connection (`MSG_FASTOPEN`, `TCP_FASTOPEN_CONNECT`).
-            EINPROGRESS if part == Part::Whole && is_nonblocking(fd) == Ok(false) => {
+            EINPROGRESS
+                if part == Part::Whole && !has_blocked && is_nonblocking(fd) == Ok(false) =>
+            {
                 match connected(fd) {
                     0 => part = Part::After(0),
                     error => return error,
@@ -318,6 +330,15 @@ fn write_whole(
             _ => return n,
         }
     }
+}
+
+/// Whether the descriptor is a socket whose connection was reset, or failed otherwise, and whose error no call has
+/// returned yet. (A message in the error queue is reported without a hang-up.)
+fn has_broken(fd: c_int) -> bool {
+    const BROKEN: i16 = libc::POLLERR | libc::POLLHUP;
+    let mut one = pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: one entry of our own.
+    is_socket(fd) && unsafe { poll_now(&raw mut one, 1) } == 1 && one.revents & BROKEN == BROKEN
 }
 
 /// Vectors that are passed to the kernel at once for what is left of a call.
