@@ -251,6 +251,72 @@ fn reset_during_a_large_write_is_reported_by_the_next_write() {
     assert_eq!(found, [reset, pipe, reset, pipe]);
 }
 
+/// Identifiers of `MSG_ZEROCOPY` calls of which the error queue tells. Waits for the first, and for more as long as they
+/// come.
+fn zerocopy_ids(fd: &impl AsRawFd) -> u32 {
+    let mut ids = 0;
+    for tries in 0.. {
+        let mut control = [0u64; 16];
+        // SAFETY: buffers of our own; the kernel's structure follows the header.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control);
+            let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+            if libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) >= 0 {
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                let error =
+                    libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned();
+                assert_eq!(error.ee_origin, 5, "SO_EE_ORIGIN_ZEROCOPY");
+                ids += error.ee_data - error.ee_info + 1;
+                continue;
+            }
+        }
+        if tries > 300 || (tries > 10 && ids > 0) {
+            break;
+        }
+        thread::sleep(10 * MS);
+    }
+    ids
+}
+
+#[test]
+fn large_send_with_zerocopy_is_one_call() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let mut found = Vec::new();
+        for by_message in [false, true] {
+            let (a, mut b) = tcp();
+            set(&a, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1);
+            set(&a, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 16);
+            let reader = thread::spawn(move || b.read_exact(&mut vec![0; LARGE]).unwrap());
+            let (fd, bytes) = (a.as_raw_fd(), pattern());
+            let list = uneven(bytes, 3);
+            // SAFETY: our buffers; zeros are a message without a name and control data.
+            let sent = check(unsafe {
+                if by_message {
+                    let mut message: libc::msghdr = std::mem::zeroed();
+                    (message.msg_iov, message.msg_iovlen) = (list.as_ptr().cast_mut(), list.len());
+                    libc::sendmsg(fd, &raw const message, libc::MSG_ZEROCOPY)
+                } else {
+                    libc::send(fd, bytes.as_ptr().cast(), LARGE, libc::MSG_ZEROCOPY)
+                }
+            });
+            if sent == LARGE as isize {
+                trefoil::blocking(|| reader.join()).unwrap();
+                found.push((sent, zerocopy_ids(&a)));
+            } else {
+                found.push((sent, 0));
+            }
+        }
+        found
+    });
+    // Less memory may be locked than that.
+    if found[0].0 != -(libc::ENOBUFS as isize) {
+        assert_eq!(found, [(LARGE as isize, 1); 2]);
+    }
+}
+
 #[test]
 fn short_write_of_an_eventfd_is_final() {
     let _w = watchdog();

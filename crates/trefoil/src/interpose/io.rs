@@ -241,6 +241,9 @@ pub(super) unsafe fn poll_now(list: *mut pollfd, count: usize) -> isize {
 /// Flags with which a call does not block, or means more than one round trip: straight to the kernel.
 const STRAIGHT: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 
+/// The same for a call that sends: each part of a `MSG_ZEROCOPY` would have a notification of its own.
+const SEND_STRAIGHT: c_int = STRAIGHT | libc::MSG_ZEROCOPY;
+
 /// Which part of a call's bytes an attempt is about.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
@@ -533,7 +536,7 @@ unsafe fn send_to(
         // SAFETY: the caller's buffer, from `at` on.
         unsafe { syscall(libc::SYS_sendto, [fd as usize, at, left, flags, addr, addr_len]) }
     };
-    if flags & STRAIGHT != 0 {
+    if flags & SEND_STRAIGHT != 0 {
         return go(Part::Whole, May::Block);
     }
     write_whole(fd, || len, go)
@@ -564,7 +567,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
             },
         }
     };
-    if flags & STRAIGHT != 0 {
+    if flags & SEND_STRAIGHT != 0 {
         return go(Part::Whole, May::Block);
     }
     // SAFETY: as above.
