@@ -390,6 +390,30 @@ fn limit_of_a_write_that_blocks_its_thread_counts_once() {
 }
 
 #[test]
+fn accept_refuses_a_socket_that_does_not_listen() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let accept = |fd: RawFd| {
+            use std::ptr::null_mut;
+            // SAFETY: no address is asked for.
+            unsafe {
+                let one = check(libc::accept(fd, null_mut(), null_mut()) as isize);
+                assert_eq!(check(libc::accept4(fd, null_mut(), null_mut(), 0) as isize), one);
+                one
+            }
+        };
+        let ((a, _b), (c, _d)) = (tcp(), udp());
+        let (e, _f) = UnixStream::pair().unwrap();
+        let (pipe, _end) = std::io::pipe().unwrap();
+        [a.as_raw_fd(), c.as_raw_fd(), e.as_raw_fd(), tcp_socket().as_raw_fd(), pipe.as_raw_fd()]
+            .map(accept)
+    });
+    let [invalid, unsupported, no_socket] =
+        [libc::EINVAL, libc::EOPNOTSUPP, libc::ENOTSOCK].map(|error| -(error as isize));
+    assert_eq!(found, [invalid, unsupported, invalid, invalid, no_socket]);
+}
+
+#[test]
 fn descriptors_travel_once_with_a_large_message() {
     let _w = watchdog();
     let found = same_on_both(|| {

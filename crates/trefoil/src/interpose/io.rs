@@ -747,7 +747,11 @@ unsafe fn accept_patiently(
         fd
     };
     // There is no flag for it. If somebody else is faster, the thread blocks.
-    let attempt = || if is_ready(fd, libc::POLLIN) { real() } else { EAGAIN };
+    // A socket that does not listen is never ready; the kernel refuses it at once.
+    let attempt = || {
+        let waits = !is_ready(fd, libc::POLLIN) && option(fd, libc::SO_ACCEPTCONN) == Some(1);
+        if waits { EAGAIN } else { real() }
+    };
     patiently(fd, Side::Read, attempt, real)
 }
 
