@@ -413,6 +413,83 @@ fn accept_refuses_a_socket_that_does_not_listen() {
     assert_eq!(found, [invalid, unsupported, invalid, invalid, no_socket]);
 }
 
+fn connect(fd: &impl AsRawFd, port: u16) -> isize {
+    let to = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be() },
+        sin_zero: [0; 8],
+    };
+    let (at, size) = ((&raw const to).cast(), size_of_val(&to) as u32);
+    // SAFETY: an address of our own.
+    check(unsafe { libc::connect(fd.as_raw_fd(), at, size) } as isize)
+}
+
+fn set_send_limit(fd: &impl AsRawFd, millis: i64) {
+    let limit = libc::timeval { tv_sec: 0, tv_usec: millis * 1_000 };
+    let (at, size) = ((&raw const limit).cast(), size_of_val(&limit) as u32);
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+    // SAFETY: a structure of our own.
+    assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, at, size) }, 0);
+}
+
+#[test]
+fn connect_of_a_connecting_socket_waits() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let listener = tcp_socket();
+        // SAFETY: a listening socket of our own, at an address that the kernel chooses.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let listener = TcpListener::from(listener);
+        let port = listener.local_addr().unwrap().port();
+        // As many connections as there is room for. For one more the kernel drops what the client sends, and the client
+        // sends it again after a second.
+        let mut waiting = Vec::new();
+        loop {
+            let socket = tcp_socket();
+            set_send_limit(&socket, 50);
+            if connect(&socket, port) != 0 {
+                break;
+            }
+            waiting.push(socket);
+            assert!(waiting.len() < 10, "the queue of the listener is never full");
+        }
+        let socket = tcp_socket();
+        set_send_limit(&socket, 100);
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let start = Instant::now();
+            found.push(connect(&socket, port));
+            assert!(start.elapsed() >= 100 * MS, "{:?}", start.elapsed());
+        }
+        set_send_limit(&socket, 0);
+        let socket = TcpStream::from(socket);
+        let ours = socket.local_addr().unwrap();
+        let server = thread::spawn(move || while listener.accept().unwrap().1 != ours {});
+        found.push(connect(&socket, port));
+        trefoil::blocking(|| server.join()).unwrap();
+        found.push(connect(&socket, port));
+        found
+    });
+    let [begun, again, connected] =
+        [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN].map(|error| -(error as isize));
+    assert_eq!(found, [begun, again, 0, connected]);
+}
+
+#[test]
+fn connect_may_be_tried_again_after_it_was_refused() {
+    let _w = watchdog();
+    let found = same_on_both(|| {
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let socket = tcp_socket();
+        let refused = [connect(&socket, address.port()), connect(&socket, address.port())];
+        let _listener = TcpListener::bind(address).unwrap();
+        (refused, connect(&socket, address.port()), connect(&socket, address.port()))
+    });
+    let refused = -(libc::ECONNREFUSED as isize);
+    assert_eq!(found, ([refused; 2], 0, -(libc::EISCONN as isize)));
+}
+
 #[test]
 fn descriptors_travel_once_with_a_large_message() {
     let _w = watchdog();

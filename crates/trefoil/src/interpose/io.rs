@@ -26,8 +26,10 @@ use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const EAGAIN: isize = -(libc::EAGAIN as isize);
+const EALREADY: isize = -(libc::EALREADY as isize);
 const EBADF: isize = -(libc::EBADF as isize);
 const EINPROGRESS: isize = -(libc::EINPROGRESS as isize);
+const EISCONN: isize = -(libc::EISCONN as isize);
 const NOT_SOCKET: isize = -(libc::ENOTSOCK as isize);
 const NOT_SUPPORTED: isize = -(libc::EOPNOTSUPP as isize);
 const RWF_NOWAIT: usize = 8;
@@ -772,7 +774,16 @@ door! {
             let begun = go();
             set(flags);
             match begun {
-                EINPROGRESS => connected(fd),
+                // Under way by this call, or by one before it.
+                EINPROGRESS | EALREADY => match wait_connected(fd) {
+                    // The kernel notes that the connection is made, or begins anew with the next call.
+                    0 => match go() {
+                        EISCONN => 0,
+                        result => result,
+                    },
+                    EINPROGRESS => begun,
+                    error => error,
+                },
                 // A Unix socket whose listener has no room: nothing is under way, and nothing tells when there is.
                 EAGAIN => crate::blocking(go),
                 result => result,
@@ -781,8 +792,8 @@ door! {
     }
 }
 
-/// Waits for a connection under way.
-fn connected(fd: c_int) -> isize {
+/// Waits until a connection under way is made or has failed: 0, or the error that ended the wait.
+fn wait_connected(fd: c_int) -> isize {
     let until = limit(fd, Side::Write);
     while !is_ready(fd, libc::POLLOUT) {
         match wait_ready(fd, Side::Write, until, None) {
@@ -796,7 +807,16 @@ fn connected(fd: c_int) -> isize {
             }
         }
     }
-    -(option(fd, libc::SO_ERROR).unwrap_or(0) as isize)
+    0
+}
+
+/// As [`wait_connected`], with the connection's own error.
+fn connected(fd: c_int) -> isize {
+    match wait_connected(fd) {
+        // Without an answer the descriptor was closed meanwhile.
+        0 => option(fd, libc::SO_ERROR).map_or(EBADF, |error| -(error as isize)),
+        error => error,
+    }
 }
 
 static CLOSE: Next = Next::new(c"close");
