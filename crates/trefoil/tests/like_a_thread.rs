@@ -1193,6 +1193,108 @@ fn every_wake_of_a_futex_ends_a_private_wait() {
     assert_eq!(found, [true; 3]);
 }
 
+const BIT_A: u32 = 1;
+const BIT_B: u32 = 2;
+
+/// Waits with these bits while `word` is 0. Returns whether the wait was shorter than its limit.
+fn wait_for_bits(word: &AtomicU32, bits: u32) -> bool {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let start = Instant::now();
+    while word.load(SeqCst) == 0 {
+        let limit = deadline_after(LIMIT);
+        let op = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: our word and time.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), op, 0, &raw const limit, 0usize, bits)
+        };
+    }
+    start.elapsed() < LIMIT
+}
+
+/// So long from now, for `FUTEX_WAIT_BITSET`.
+fn deadline_after(after: Duration) -> libc::timespec {
+    let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a structure of our own.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut at) }, 0);
+    at.tv_sec += after.as_secs() as i64;
+    at
+}
+
+fn futex_call(
+    word: &AtomicU32,
+    op: c_int,
+    value: u32,
+    value2: usize,
+    word2: &AtomicU32,
+    value3: u32,
+) -> isize {
+    let (op, at) = (op | libc::FUTEX_PRIVATE_FLAG, word.as_ptr());
+    // SAFETY: our words.
+    check(unsafe {
+        libc::syscall(libc::SYS_futex, at, op, value, value2, word2.as_ptr(), value3) as isize
+    })
+}
+
+/// So many threads wait at a word for bit B, and a goroutine for bit A. Sets the word and calls `wake` with it, and with
+/// another one that nobody waits at. Returns which of the waits ended early: all threads', the goroutine's.
+fn threads_and_a_goroutine(
+    threads: usize,
+    wake: impl FnOnce(&AtomicU32, &AtomicU32) + Send + 'static,
+) -> (bool, bool) {
+    runtime(2).run(move || {
+        let words = Arc::new([const { AtomicU32::new(0) }; 2]);
+        let on_threads: Vec<_> = (0..threads)
+            .map(|_| {
+                let words = words.clone();
+                thread::spawn(move || wait_for_bits(&words[0], BIT_B))
+            })
+            .collect();
+        let theirs = words.clone();
+        let goroutine = trefoil::go(move || wait_for_bits(&theirs[0], BIT_A));
+        thread::sleep(50 * MS);
+        words[0].store(1, SeqCst);
+        wake(&words[0], &words[1]);
+        let all = on_threads.into_iter().map(|one| trefoil::blocking(|| one.join()).unwrap()).min();
+        (all.unwrap(), goroutine.join().unwrap())
+    })
+}
+
+const ALL: usize = i32::MAX as usize;
+
+#[test]
+fn requeued_threads_and_goroutines_are_all_woken() {
+    let _w = watchdog();
+    for threads in [1, 2] {
+        let woken = threads_and_a_goroutine(threads, |from, to| {
+            let requeue = |value| futex_call(from, libc::FUTEX_CMP_REQUEUE, 1, ALL, to, value);
+            // The word has another value: nobody is woken or moved.
+            assert_eq!(requeue(7), NOTHING);
+            assert!(requeue(1) >= 1);
+            futex_call(to, libc::FUTEX_WAKE, ALL as u32, 0, to, 0);
+        });
+        assert_eq!(woken, (true, true), "{threads} threads");
+        let woken = threads_and_a_goroutine(threads, |from, to| {
+            assert!(futex_call(from, libc::FUTEX_REQUEUE, 0, ALL, to, 0) >= 0);
+            futex_call(to, libc::FUTEX_WAKE, ALL as u32, 0, to, 0);
+        });
+        assert_eq!(woken, (true, true), "{threads} threads, none of them woken first");
+    }
+}
+
+#[test]
+fn wake_of_one_bit_reaches_the_thread_that_waits_for_it() {
+    let _w = watchdog();
+    // More than once: now and then threads come first at any wake.
+    for _ in 0..3 {
+        let woken = threads_and_a_goroutine(1, |word, other| {
+            assert!(futex_call(word, libc::FUTEX_WAKE_BITSET, 1, 0, other, BIT_B) >= 1);
+            // For the goroutine, if it was not woken before.
+            futex_call(word, libc::FUTEX_WAKE_BITSET, 1, 0, other, BIT_A);
+        });
+        assert_eq!(woken, (true, true));
+    }
+}
+
 unsafe extern "C" {
     // Not declared by the crate `libc`.
     fn pthread_getcpuclockid(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int;
