@@ -535,23 +535,29 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
 /// goroutine runs again. Returns what `waiter` returns.
 ///
 /// There is one P. A goroutine keeps it until both the waiter's deadline and our own have passed. The timers then make
-/// the waiter runnable first and us second, and the goroutine that was made runnable last runs first.
+/// the waiter runnable first and us second, and the goroutine that was made runnable last runs first. On a busy machine
+/// the P may be retaken in between, and the waiter be too early: then it is tried again.
 pub(crate) fn change_after_time_out<T: Send + 'static>(
-    waiter: impl FnOnce(Duration) -> T + Send + 'static,
+    waiter: impl Fn(Duration) -> T + Send + Sync + 'static,
     change: impl FnOnce() + Send,
 ) -> T {
     let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+    let waiter = Arc::new(waiter);
     runtime.run(|| {
-        // Long enough for the one that keeps the P to begin in time on a busy machine.
-        let waiter = trefoil::go(move || waiter(200 * MS));
-        trefoil::yield_now();
-        trefoil::go(|| {
-            let _whole = trefoil::no_preempt();
-            let start = Instant::now();
-            while start.elapsed() < 220 * MS {}
-        });
-        trefoil::time::sleep(210 * MS);
-        change();
-        waiter.join().unwrap()
+        loop {
+            let waits = waiter.clone();
+            let waits = trefoil::go(move || waits(20 * MS));
+            trefoil::yield_now();
+            trefoil::go(|| {
+                let _whole = trefoil::no_preempt();
+                let start = Instant::now();
+                while start.elapsed() < 40 * MS {}
+            });
+            trefoil::time::sleep(30 * MS);
+            if !waits.is_finished() {
+                change();
+                return waits.join().unwrap();
+            }
+        }
     })
 }
