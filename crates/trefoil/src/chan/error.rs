@@ -3,8 +3,10 @@
 use std::error::Error;
 use std::fmt;
 
-/// [`Sender::send`](super::Sender::send): the channel is closed. Gives the value back.
+/// The error of [`Sender::send`](super::Sender::send): the channel is closed. It contains the value
+/// that was not sent.
 ///
+/// # Examples
 /// ```
 /// use trefoil::chan::{SendError, bounded};
 /// let (tx, rx) = bounded(1);
@@ -15,110 +17,189 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SendError<T>(pub T);
 
-/// [`Receiver::recv`](super::Receiver::recv): the channel is closed and empty.
+/// The error of [`Receiver::recv`](super::Receiver::recv): the channel is closed and empty, so no
+/// value will ever come.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::{RecvError, bounded};
+/// let (tx, rx) = bounded::<i32>(1);
+/// drop(tx);
+/// assert_eq!(rx.recv(), Err(RecvError));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecvError;
 
-/// [`Sender::try_send`](super::Sender::try_send). Gives the value back.
+/// The error of [`Sender::try_send`](super::Sender::try_send). It contains the value that was not
+/// sent.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::{TrySendError, bounded};
+/// let (tx, _rx) = bounded(1);
+/// tx.send(1).unwrap();
+/// match tx.try_send(2) {
+///     Err(TrySendError::Full(value)) => assert_eq!(value, 2),
+///     Err(TrySendError::Closed(_)) => unreachable!("the receiver exists"),
+///     Ok(()) => unreachable!("there is no room"),
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TrySendError<T> {
-    /// No room, or with capacity 0: no receiver waits.
+    /// There is no room in the channel. With capacity 0: no receiver waits.
     Full(T),
-    /// The channel is closed, or all receivers are gone.
+    /// The channel is closed by [`close`](super::Sender::close), or because all receivers were
+    /// dropped.
     Closed(T),
 }
 
-/// [`Receiver::try_recv`](super::Receiver::try_recv).
+/// The error of [`Receiver::try_recv`](super::Receiver::try_recv).
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::{TryRecvError, bounded};
+/// let (tx, rx) = bounded::<i32>(1);
+/// assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
+/// drop(tx);
+/// assert_eq!(rx.try_recv(), Err(TryRecvError::Closed));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TryRecvError {
-    /// Nothing there, but there may be later.
+    /// The channel is empty. A value may come later.
     Empty,
-    /// The channel is closed and empty.
+    /// The channel is closed and empty. No value will ever come.
     Closed,
 }
 
-/// [`Sender::send_timeout`](super::Sender::send_timeout). Gives the value back.
+/// The error of [`Sender::send_timeout`](super::Sender::send_timeout) and
+/// [`Sender::send_deadline`](super::Sender::send_deadline). It contains the value that was not
+/// sent.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::chan::{SendTimeoutError, bounded};
+/// let (tx, rx) = bounded(0);
+/// let limit = Duration::from_millis(1);
+/// assert_eq!(tx.send_timeout('a', limit), Err(SendTimeoutError::Timeout('a')));
+/// drop(rx);
+/// assert_eq!(tx.send_timeout('b', limit), Err(SendTimeoutError::Closed('b')));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SendTimeoutError<T> {
-    /// The time is up.
+    /// The value could not be sent in time.
     Timeout(T),
-    /// The channel is closed, or all receivers are gone.
+    /// The channel is closed by [`close`](super::Sender::close), or because all receivers were
+    /// dropped.
     Closed(T),
 }
 
-/// [`Receiver::recv_timeout`](super::Receiver::recv_timeout).
+/// The error of [`Receiver::recv_timeout`](super::Receiver::recv_timeout) and
+/// [`Receiver::recv_deadline`](super::Receiver::recv_deadline).
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::chan::{RecvTimeoutError, bounded};
+/// let (tx, rx) = bounded::<i32>(1);
+/// let limit = Duration::from_millis(1);
+/// assert_eq!(rx.recv_timeout(limit), Err(RecvTimeoutError::Timeout));
+/// drop(tx);
+/// assert_eq!(rx.recv_timeout(limit), Err(RecvTimeoutError::Closed));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecvTimeoutError {
-    /// The time is up.
+    /// No value came in time.
     Timeout,
-    /// The channel is closed and empty.
+    /// The channel is closed and empty. No value will ever come.
     Closed,
 }
 
 impl<T> SendError<T> {
-    /// The value that was not sent.
+    /// Returns the value that was not sent.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, rx) = trefoil::chan::bounded(1);
+    /// drop(rx);
+    /// assert_eq!(tx.send("lost").unwrap_err().into_inner(), "lost");
+    /// ```
     pub fn into_inner(self) -> T {
         self.0
     }
 }
 
 impl<T> TrySendError<T> {
-    /// The value that was not sent.
+    /// Returns the value that was not sent.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, _rx) = trefoil::chan::bounded(0);
+    /// assert_eq!(tx.try_send("again").unwrap_err().into_inner(), "again");
+    /// ```
     pub fn into_inner(self) -> T {
         match self {
             TrySendError::Full(value) | TrySendError::Closed(value) => value,
         }
     }
 
-    /// Whether there was no room.
+    /// Returns true if there was no room, or with capacity 0, if no receiver waited.
     pub fn is_full(&self) -> bool {
         matches!(self, TrySendError::Full(_))
     }
 
-    /// Whether the channel is closed.
+    /// Returns true if the channel is closed.
     pub fn is_closed(&self) -> bool {
         matches!(self, TrySendError::Closed(_))
     }
 }
 
 impl<T> SendTimeoutError<T> {
-    /// The value that was not sent.
+    /// Returns the value that was not sent.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// let (tx, _rx) = trefoil::chan::bounded(0);
+    /// let error = tx.send_timeout("late", Duration::from_millis(1)).unwrap_err();
+    /// assert_eq!(error.into_inner(), "late");
+    /// ```
     pub fn into_inner(self) -> T {
         match self {
             SendTimeoutError::Timeout(value) | SendTimeoutError::Closed(value) => value,
         }
     }
 
-    /// Whether the time was up.
+    /// Returns true if the value could not be sent in time.
     pub fn is_timeout(&self) -> bool {
         matches!(self, SendTimeoutError::Timeout(_))
     }
 
-    /// Whether the channel is closed.
+    /// Returns true if the channel is closed.
     pub fn is_closed(&self) -> bool {
         matches!(self, SendTimeoutError::Closed(_))
     }
 }
 
 impl TryRecvError {
-    /// Whether nothing was there.
+    /// Returns true if the channel was empty but not closed.
     pub fn is_empty(&self) -> bool {
         *self == TryRecvError::Empty
     }
 
-    /// Whether the channel is closed and empty.
+    /// Returns true if the channel is closed and empty.
     pub fn is_closed(&self) -> bool {
         *self == TryRecvError::Closed
     }
 }
 
 impl RecvTimeoutError {
-    /// Whether the time was up.
+    /// Returns true if no value came in time.
     pub fn is_timeout(&self) -> bool {
         *self == RecvTimeoutError::Timeout
     }
 
-    /// Whether the channel is closed and empty.
+    /// Returns true if the channel is closed and empty.
     pub fn is_closed(&self) -> bool {
         *self == RecvTimeoutError::Closed
     }

@@ -1,12 +1,6 @@
-//! Channels: how goroutines (and plain threads) hand each other values. Go's channels, with the
-//! names of crossbeam's.
+//! Channels that goroutines and plain threads use to pass values to each other.
 //!
-//! | | capacity | a send waits | a receive waits |
-//! |---|---|---|---|
-//! | [`bounded(0)`](bounded) | none: a *rendezvous* | for a receiver | for a sender |
-//! | [`bounded(n)`](bounded) | n values | while n values lie in it | while it is empty |
-//! | [`unbounded()`](unbounded) | as much as fits into memory | never | while it is empty |
-//! | [`never()`](never()) | none | there is no sender | for ever: Go's nil channel |
+//! They behave like Go's channels and use the method names of crossbeam's channels.
 //!
 //! ```
 //! use trefoil::chan::bounded;
@@ -17,22 +11,45 @@
 //!         let tx = tx.clone();
 //!         trefoil::go(move || tx.send(n * n).unwrap());
 //!     }
-//!     drop(tx); // the clones are left; when they are gone the loop ends
+//!     drop(tx); // the clones remain; the loop ends when the last one is dropped
 //!     assert_eq!(rx.iter().sum::<i32>(), 14);
 //! });
 //! ```
 //!
-//! - **Order.** First in, first out; those who wait are served in the order they came, senders and
-//!   receivers alike. A value for a receiver that waits goes directly to it.
+//! # What is in this module
+//! | item | purpose |
+//! |---|---|
+//! | [`bounded`], [`unbounded`] | create a channel and return its two ends |
+//! | [`never()`](never()) | creates a receiver that never receives a value: Go's nil channel |
+//! | [`Sender`], [`Receiver`] | the two ends of a channel; both can be cloned |
+//! | [`select!`](crate::select) | waits for the first of several operations |
+//! | [`Select`], [`SelectedOperation`] | the same, for a set of operations known only at run time |
+//! | [`Iter`], [`TryIter`], [`IntoIter`] | iterators over received values |
+//! | [`SendError`], [`TrySendError`], [`SendTimeoutError`] | errors of sends, with the value |
+//! | [`RecvError`], [`TryRecvError`], [`RecvTimeoutError`] | errors of receives |
+//! | [`TrySelectError`], [`SelectTimeoutError`] | errors of [`Select`] |
+//!
+//! # Which channel to use
+//! | constructor | capacity | a send waits | a receive waits |
+//! |---|---|---|---|
+//! | [`bounded(0)`](bounded) | none: a *rendezvous* | for a receiver | for a sender |
+//! | [`bounded(n)`](bounded) | n values | while n values are in the channel | while it is empty |
+//! | [`unbounded()`](unbounded) | limited by memory only | never | while it is empty |
+//! | [`never()`](never()) | none | there is no sender | forever |
+//!
+//! # Rules
+//! - **Order.** Values are received in the order in which they were sent. Waiting senders and
+//!   waiting receivers are each served in the order in which they began to wait. A value for a
+//!   waiting receiver goes to it directly.
 //! - **Closing.** A channel is closed by [`Sender::close`], or when the last sender or the last
-//!   receiver is dropped. Then sends fail and give the value back; receivers get what is left, and
-//!   then fail.
-//!   (In Go
-//!   a send on a closed channel panics; here it is an error, as in crossbeam.)
-//! - **Anywhere.** Both ends work on goroutines of any runtime and on plain threads, in every
-//!   combination; a goroutine that waits is parked, a thread sleeps.
-//! - **Several at once.** [`select!`](crate::select) waits for the first of several operations,
-//!   [`Select`] for a set that is known only at run time.
+//!   receiver is dropped. From then on every send fails and returns its value. Receivers still get
+//!   the values that are left; after that every receive fails. (In Go a send on a closed channel
+//!   panics. Here it is an error, as in crossbeam.)
+//! - **Goroutines and threads.** Both ends work on goroutines of any runtime and on plain threads,
+//!   in every combination. A goroutine that waits is parked; a thread that waits is blocked.
+//! - **Cancel.** A wait ends early when the channel is closed. To end it on another condition, use
+//!   [`select!`](crate::select), for example with an arm for
+//!   [`Context::done`](crate::context::Context::done).
 
 mod buffer;
 pub(crate) mod cells;
@@ -66,11 +83,16 @@ use std::time::{Duration, Instant};
 /// As core.rs says.
 const _: () = assert!(size_of::<Core>() == 128);
 
-/// A channel with room for `cap` values. With 0 every send waits for its receiver.
+/// Creates a channel with room for `cap` values.
+///
+/// A send waits while `cap` values are in the channel. So receivers that are slower than the
+/// senders slow them down, and memory use is limited. With a capacity of 0 every send waits until a
+/// receiver takes its value.
 ///
 /// # Panics
-/// If `cap` values do not fit into memory.
+/// Panics if the buffer would be larger than `isize::MAX` bytes.
 ///
+/// # Examples
 /// ```
 /// let (tx, rx) = trefoil::chan::bounded(2);
 /// tx.send('a').unwrap();
@@ -85,10 +107,13 @@ pub fn bounded<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
     pair(cap)
 }
 
-/// A channel that takes every value at once and keeps it until it is received.
+/// Creates a channel that holds any number of values.
 ///
-/// Nothing slows down senders that are faster than their receivers: prefer [`bounded`].
+/// A send never waits. Nothing slows down senders that are faster than their receivers, and memory
+/// use grows with every value that is not yet received. Prefer [`bounded`] unless a sender must not
+/// wait.
 ///
+/// # Examples
 /// ```
 /// let (tx, rx) = trefoil::chan::unbounded();
 /// (0..1000).for_each(|n| tx.send(n).unwrap());
@@ -103,8 +128,11 @@ fn pair<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
     (Sender { handle: sender }, Receiver { handle: Some(receiver) })
 }
 
-/// A receiver to which nothing ever comes: Go's nil channel. In a select it switches an arm off.
+/// Creates a receiver that never receives a value and is never closed: Go's nil channel.
 ///
+/// Assign it to a receiver variable to turn off that arm of a [`select!`](crate::select) in a loop.
+///
+/// # Examples
 /// ```
 /// use trefoil::chan::{bounded, never};
 /// use trefoil::select;
@@ -117,7 +145,7 @@ fn pair<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
 ///     select! {
 ///         recv(rx) -> v => match v {
 ///             Ok(v) => got.push(v),
-///             Err(_) => rx = never(), // closed: this arm is done
+///             Err(_) => rx = never(), // closed: turn this arm off
 ///         },
 ///         default => break,
 ///     }
@@ -128,13 +156,61 @@ pub fn never<T>() -> Receiver<T> {
     Receiver { handle: None }
 }
 
-/// The sending end of a channel. Clones send to the same one.
+/// The sending end of a channel, created by [`bounded`] or [`unbounded`].
+///
+/// All clones send to the same channel. A sender may be shared by reference, or cloned and moved
+/// into other goroutines and threads.
+///
+/// # Drop
+/// The channel is closed when its last sender is dropped. The values in it stay there for the
+/// receivers.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::bounded;
+///
+/// trefoil::run(|| {
+///     let (tx, rx) = bounded(0);
+///     let worker = tx.clone();
+///     trefoil::go(move || worker.send("from a goroutine").unwrap());
+///     assert_eq!(rx.recv(), Ok("from a goroutine"));
+///
+///     drop(tx); // with the goroutine's clone gone too, the channel is closed
+///     assert!(rx.recv().is_err());
+/// });
+/// ```
 pub struct Sender<T> {
     handle: Handle<T, true>,
 }
 
-/// The receiving end of a channel. Clones receive from the same one: each value goes to one of
-/// them.
+/// The receiving end of a channel, created by [`bounded`], [`unbounded`] or [`never()`].
+///
+/// All clones receive from the same channel. Each value is received by exactly one of them, so
+/// clones share work; they do not broadcast.
+///
+/// # Drop
+/// The channel is closed when its last receiver is dropped. The values that are still in it are
+/// dropped at that moment.
+///
+/// # Examples
+/// Two workers take jobs from one channel:
+/// ```
+/// use trefoil::chan::bounded;
+///
+/// trefoil::run(|| {
+///     let (jobs, queue) = bounded(4);
+///     let workers: Vec<_> = (0..2)
+///         .map(|_| {
+///             let queue = queue.clone();
+///             trefoil::go(move || queue.iter().sum::<u32>())
+///         })
+///         .collect();
+///     (1..=10).for_each(|n| jobs.send(n).unwrap());
+///     drop(jobs); // the workers' loops end
+///     let total: u32 = workers.into_iter().map(|w| w.join().unwrap()).sum();
+///     assert_eq!(total, 55);
+/// });
+/// ```
 pub struct Receiver<T> {
     /// None: [`never`].
     handle: Option<Handle<T, false>>,
@@ -162,12 +238,20 @@ impl<T> Sender<T> {
         self.handle.core()
     }
 
-    /// Sends a value; waits while there is no room for it, or with capacity 0, no receiver.
+    /// Sends a value, and waits while the channel is full.
+    ///
+    /// With capacity 0 it waits until a receiver takes the value. On an [`unbounded`] channel it
+    /// never waits.
     ///
     /// # Errors
-    /// If the channel is closed or all receivers are gone, also while it waits: gives the value
-    /// back.
+    /// Returns [`SendError`] with the value if the channel is closed, or is closed while the sender
+    /// waits.
     ///
+    /// # Cancel
+    /// Closing the channel ends the wait. For other conditions use a `send` arm of
+    /// [`select!`](crate::select), or [`send_timeout`](Sender::send_timeout).
+    ///
+    /// # Examples
     /// ```
     /// let (tx, rx) = trefoil::chan::bounded(1);
     /// tx.send(5)?;
@@ -184,11 +268,15 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Sends a value if that needs no waiting.
+    /// Sends a value if it can do so without waiting.
     ///
     /// # Errors
-    /// If there is no room (with capacity 0: no receiver that waits), or the channel is closed.
+    /// - [`TrySendError::Full`] if there is no room. With capacity 0: if no receiver waits.
+    /// - [`TrySendError::Closed`] if the channel is closed.
     ///
+    /// Both contain the value.
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::chan::{TrySendError, bounded};
     /// let (tx, rx) = bounded(1);
@@ -225,11 +313,18 @@ impl<T> Sender<T> {
         self.handle.leave_open();
     }
 
-    /// As [`send`](Sender::send), but waits at most for `limit`.
+    /// Sends a value, and waits at most for `limit`.
+    ///
+    /// With a limit of zero it still sends the value if there is room.
     ///
     /// # Errors
-    /// If the time is up, or the channel is closed.
+    /// - [`SendTimeoutError::Timeout`] if the value could not be sent within `limit`.
+    /// - [`SendTimeoutError::Closed`] if the channel is closed, or is closed while the sender
+    ///   waits.
     ///
+    /// Both contain the value.
+    ///
+    /// # Examples
     /// ```
     /// # use std::time::Duration;
     /// let (tx, _rx) = trefoil::chan::bounded(0);
@@ -240,10 +335,27 @@ impl<T> Sender<T> {
         self.send_by(value, clock::after(limit))
     }
 
-    /// As [`send`](Sender::send), but waits at most until `deadline`.
+    /// Sends a value, and waits at most until `deadline`.
+    ///
+    /// After the deadline it still sends the value if there is room.
     ///
     /// # Errors
-    /// If the time is up, or the channel is closed.
+    /// - [`SendTimeoutError::Timeout`] if the value could not be sent before `deadline`.
+    /// - [`SendTimeoutError::Closed`] if the channel is closed, or is closed while the sender
+    ///   waits.
+    ///
+    /// Both contain the value.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::chan::{SendTimeoutError, bounded};
+    ///
+    /// let deadline = Instant::now() + Duration::from_millis(1);
+    /// let (tx, _rx) = bounded(1);
+    /// assert_eq!(tx.send_deadline('a', deadline), Ok(()));
+    /// assert_eq!(tx.send_deadline('b', deadline), Err(SendTimeoutError::Timeout('b')));
+    /// ```
     pub fn send_deadline(&self, value: T, deadline: Instant) -> Result<(), SendTimeoutError<T>> {
         self.send_by(value, clock::at(deadline))
     }
@@ -266,10 +378,12 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Closes the channel for all: sends fail from now on (also those that wait), receivers get
-    /// what is left.
-    /// Closing again does nothing.
+    /// Closes the channel for all its senders and receivers.
     ///
+    /// From now on every send fails, and so does every send that waits now. Receivers still get the
+    /// values that are left. Closing a closed channel does nothing.
+    ///
+    /// # Examples
     /// ```
     /// let (tx, rx) = trefoil::chan::bounded(4);
     /// tx.send(1).unwrap();
@@ -281,28 +395,62 @@ impl<T> Sender<T> {
         self.core().close();
     }
 
-    /// Whether the channel is closed: by [`close`](Sender::close), or because all receivers are
-    /// gone.
+    /// Returns true if the channel is closed: by [`close`](Sender::close), or because all receivers
+    /// were dropped.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, rx) = trefoil::chan::bounded::<i32>(1);
+    /// assert!(!tx.is_closed());
+    /// drop(rx);
+    /// assert!(tx.is_closed());
+    /// ```
     pub fn is_closed(&self) -> bool {
         self.core().is_closed()
     }
 
-    /// How many values lie in the channel. Always 0 with capacity 0.
+    /// Returns the number of values in the channel.
+    ///
+    /// With capacity 0 it is always 0. Other senders and receivers may change the number at any
+    /// time.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, _rx) = trefoil::chan::bounded(4);
+    /// tx.send('a').unwrap();
+    /// assert_eq!(tx.len(), 1);
+    /// ```
     pub fn len(&self) -> usize {
         self.core().buffer.len()
     }
 
-    /// Whether no value lies in the channel. Always so with capacity 0.
+    /// Returns true if no value is in the channel. With capacity 0 this is always so.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether there is no room for another value. Always so with capacity 0.
+    /// Returns true if there is no room for another value. With capacity 0 this is always so.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, rx) = trefoil::chan::bounded(1);
+    /// tx.send('a').unwrap();
+    /// assert!(tx.is_full());
+    /// rx.recv().unwrap();
+    /// assert!(!tx.is_full());
+    /// ```
     pub fn is_full(&self) -> bool {
         self.len() == self.core().buffer.cap()
     }
 
-    /// For how many values there is room; None: [`unbounded`].
+    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`].
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{bounded, unbounded};
+    /// assert_eq!(bounded::<i32>(3).0.capacity(), Some(3));
+    /// assert_eq!(unbounded::<i32>().0.capacity(), None);
+    /// ```
     pub fn capacity(&self) -> Option<usize> {
         capacity(self.core())
     }
@@ -314,7 +462,15 @@ impl<T> Sender<T> {
         self.core().waiters()
     }
 
-    /// Whether both send to the same channel.
+    /// Returns true if both senders send to the same channel.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::bounded;
+    /// let (tx, _rx) = bounded::<i32>(1);
+    /// assert!(tx.same_channel(&tx.clone()));
+    /// assert!(!tx.same_channel(&bounded(1).0));
+    /// ```
     pub fn same_channel(&self, other: &Sender<T>) -> bool {
         std::ptr::eq(self.core(), other.core())
     }
@@ -339,18 +495,24 @@ impl<T> Receiver<T> {
         self.core().is_some_and(|core| core.discard_in::<T>(here))
     }
 
-    /// Receives the next value; waits until there is one.
+    /// Receives the next value, and waits while the channel is empty.
     ///
     /// # Errors
-    /// If the channel is closed and empty, also while it waits.
+    /// Returns [`RecvError`] if the channel is closed and empty, or becomes so while the receiver
+    /// waits.
     ///
+    /// # Cancel
+    /// Closing the channel ends the wait. For other conditions use a `recv` arm of
+    /// [`select!`](crate::select), or [`recv_timeout`](Receiver::recv_timeout).
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::chan::{RecvError, bounded};
     /// trefoil::run(|| {
     ///     let (tx, rx) = bounded(0);
     ///     trefoil::go(move || tx.send("hello").unwrap());
     ///     assert_eq!(rx.recv(), Ok("hello"));
-    ///     assert_eq!(rx.recv(), Err(RecvError)); // the sender is gone
+    ///     assert_eq!(rx.recv(), Err(RecvError)); // the sender was dropped
     /// });
     /// ```
     #[inline]
@@ -358,11 +520,14 @@ impl<T> Receiver<T> {
         self.recv_until(NEVER).map_err(|_| RecvError)
     }
 
-    /// Receives the next value if there is one.
+    /// Receives the next value if it can do so without waiting.
     ///
     /// # Errors
-    /// If there is none, or the channel is closed and empty.
+    /// - [`TryRecvError::Empty`] if the channel is empty and open. With capacity 0: if no sender
+    ///   waits.
+    /// - [`TryRecvError::Closed`] if the channel is closed and empty.
     ///
+    /// # Examples
     /// ```
     /// use trefoil::chan::{TryRecvError, bounded};
     /// let (tx, rx) = bounded(1);
@@ -390,11 +555,16 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// As [`recv`](Receiver::recv), but waits at most for `limit`.
+    /// Receives the next value, and waits at most for `limit`.
+    ///
+    /// With a limit of zero it still receives a value that is in the channel.
     ///
     /// # Errors
-    /// If the time is up, or the channel is closed and empty.
+    /// - [`RecvTimeoutError::Timeout`] if no value came within `limit`.
+    /// - [`RecvTimeoutError::Closed`] if the channel is closed and empty, or becomes so while the
+    ///   receiver waits.
     ///
+    /// # Examples
     /// ```
     /// # use std::time::Duration;
     /// use trefoil::chan::{RecvTimeoutError, bounded};
@@ -405,10 +575,27 @@ impl<T> Receiver<T> {
         self.recv_by(clock::after(limit))
     }
 
-    /// As [`recv`](Receiver::recv), but waits at most until `deadline`.
+    /// Receives the next value, and waits at most until `deadline`.
+    ///
+    /// After the deadline it still receives a value that is in the channel. One deadline may limit
+    /// several receives together.
     ///
     /// # Errors
-    /// If the time is up, or the channel is closed and empty.
+    /// - [`RecvTimeoutError::Timeout`] if no value came before `deadline`.
+    /// - [`RecvTimeoutError::Closed`] if the channel is closed and empty, or becomes so while the
+    ///   receiver waits.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::chan::{RecvTimeoutError, bounded};
+    ///
+    /// let deadline = Instant::now() + Duration::from_millis(1);
+    /// let (tx, rx) = bounded(1);
+    /// tx.send(1).unwrap();
+    /// assert_eq!(rx.recv_deadline(deadline), Ok(1));
+    /// assert_eq!(rx.recv_deadline(deadline), Err(RecvTimeoutError::Timeout));
+    /// ```
     pub fn recv_deadline(&self, deadline: Instant) -> Result<T, RecvTimeoutError> {
         self.recv_by(clock::at(deadline))
     }
@@ -434,8 +621,12 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// The values as they come, until the channel is closed and empty. `for v in &rx` is the same.
+    /// Returns an iterator over the received values.
     ///
+    /// It waits for each value, and ends when the channel is closed and empty. `for v in &rx` does
+    /// the same.
+    ///
+    /// # Examples
     /// ```
     /// let (tx, rx) = trefoil::chan::bounded(0);
     /// std::thread::spawn(move || (0..5).for_each(|n| tx.send(n).unwrap()));
@@ -445,39 +636,70 @@ impl<T> Receiver<T> {
         Iter { receiver: self }
     }
 
-    /// The values that can be had without waiting.
+    /// Returns an iterator over the values that can be received without waiting.
     ///
+    /// It ends when the channel is empty, whether the channel is closed or not.
+    ///
+    /// # Examples
     /// ```
     /// let (tx, rx) = trefoil::chan::unbounded();
     /// tx.send(1).unwrap();
     /// tx.send(2).unwrap();
-    /// assert_eq!(rx.try_iter().sum::<i32>(), 3); // though `tx` is still there
+    /// assert_eq!(rx.try_iter().sum::<i32>(), 3); // the channel is still open
     /// ```
     pub fn try_iter(&self) -> TryIter<'_, T> {
         TryIter { receiver: self }
     }
 
-    /// Whether the channel is closed. There may still be values in it.
+    /// Returns true if the channel is closed. It may still contain values.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, rx) = trefoil::chan::bounded(1);
+    /// tx.send('a').unwrap();
+    /// drop(tx);
+    /// assert!(rx.is_closed());
+    /// assert_eq!(rx.recv(), Ok('a'));
+    /// ```
     pub fn is_closed(&self) -> bool {
         self.core().is_some_and(Core::is_closed)
     }
 
-    /// How many values lie in the channel. Always 0 with capacity 0.
+    /// Returns the number of values in the channel.
+    ///
+    /// With capacity 0 it is always 0. Other senders and receivers may change the number at any
+    /// time.
+    ///
+    /// # Examples
+    /// ```
+    /// let (tx, rx) = trefoil::chan::bounded(4);
+    /// tx.send('a').unwrap();
+    /// assert_eq!(rx.len(), 1);
+    /// ```
     pub fn len(&self) -> usize {
         self.core().map_or(0, |core| core.buffer.len())
     }
 
-    /// Whether no value lies in the channel. Always so with capacity 0.
+    /// Returns true if no value is in the channel. With capacity 0 this is always so.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether there is no room for another value. Always so with capacity 0.
+    /// Returns true if there is no room for another value. With capacity 0, and for [`never()`],
+    /// this is always so.
     pub fn is_full(&self) -> bool {
         self.core().is_none_or(|core| core.buffer.len() == core.buffer.cap())
     }
 
-    /// For how many values there is room; None: [`unbounded`]. That of [`never()`] is 0.
+    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`]. For
+    /// [`never()`] it is 0.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{bounded, never};
+    /// assert_eq!(bounded::<i32>(3).1.capacity(), Some(3));
+    /// assert_eq!(never::<i32>().capacity(), Some(0));
+    /// ```
     pub fn capacity(&self) -> Option<usize> {
         self.core().map_or(Some(0), capacity)
     }
@@ -488,7 +710,15 @@ impl<T> Receiver<T> {
         self.core().map_or((0, 0), Core::waiters)
     }
 
-    /// Whether both receive from the same channel.
+    /// Returns true if both receivers receive from the same channel, or if both are [`never()`].
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::bounded;
+    /// let (_tx, rx) = bounded::<i32>(1);
+    /// assert!(rx.same_channel(&rx.clone()));
+    /// assert!(!rx.same_channel(&bounded(1).1));
+    /// ```
     pub fn same_channel(&self, other: &Receiver<T>) -> bool {
         match (self.core(), other.core()) {
             (Some(a), Some(b)) => std::ptr::eq(a, b),

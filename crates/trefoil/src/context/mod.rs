@@ -1,4 +1,7 @@
-//! Context: cancellation, deadlines and values that go with a request. Go's `context`.
+//! Cancellation, deadlines and values that belong to a request: Go's `context`.
+//!
+//! A function that may take long gets a [`Context`] from its caller. It ends early when
+//! [`Context::done`] is closed, and passes the context on to the functions that it calls.
 //!
 //! ```
 //! use trefoil::context::{Context, ContextError};
@@ -19,19 +22,29 @@
 //! });
 //! ```
 //!
-//! # How it is made
-//! A context is a place in two trees: who is cancelled by whom (`Node`), and the values
-//! (`Values`). Both are chains of `Arc`s towards the root; a node knows its children weakly, so a
-//! context that nobody holds any more is gone, whether it was cancelled or not.
+//! # What is in this module
+//! | item | purpose |
+//! |---|---|
+//! | [`Context`] | tells a function whether it should end, and carries values |
+//! | [`Cancel`] | cancels a context and all contexts below it |
+//! | [`ContextError`] | the reason why a context is done |
 //!
-//! Invariants:
-//! 1. `State::err` is set once, before the node's channel is closed: whoever sees the close finds the
-//!    error. A context is done when its channel is closed, and [`Context::err`] tells nothing earlier.
-//!    Whoever finds `State::err` set closes the channel too before going on: the caller that set it may
-//!    not have come so far.
-//! 2. A child is in its parent's `children`, or the parent was cancelled before it could be put
-//!    there (then the child is born cancelled), or the child itself is cancelled or gone.
-//! 3. No lock of a node is held while that of another is taken, or while a channel is closed.
+//! [`ErrGroup::with_context`](crate::sync::ErrGroup::with_context) cancels a context when the first
+//! goroutine of a group fails.
+
+// # How it is made
+// A context is a node in two trees: one for cancellation (`Node`), one for values (`Values`). Both
+// are chains of `Arc`s towards the root. A node has weak references to its children, so a context
+// without handles is freed, whether it was cancelled or not.
+//
+// Invariants:
+// 1. `State::err` is set once, before the node's channel is closed: a goroutine that sees the close
+//    finds the error. A context is done when its channel is closed, and [`Context::err`] returns
+//    nothing earlier. A caller that finds `State::err` set closes the channel too before it
+//    continues, because the caller that set it may not have closed the channel yet.
+// 2. A child is in its parent's `children`, or the parent was cancelled before the child could be
+//    inserted (then the child is created cancelled), or the child itself is cancelled or freed.
+// 3. No lock of a node is held while that of another is taken, or while a channel is closed.
 
 use crate::chan::{self, Receiver, Sender};
 use crate::sync::{Mutex, OnceLock};
@@ -42,17 +55,21 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Why a context is done.
+/// The reason why a context is done, returned by [`Context::err`].
 ///
+/// # Examples
 /// ```
-/// use trefoil::context::ContextError;
+/// use trefoil::context::{Context, ContextError};
+/// let (ctx, cancel) = Context::background().with_cancel();
+/// cancel.cancel();
+/// assert_eq!(ctx.err(), Some(ContextError::Canceled));
 /// assert_eq!(ContextError::Canceled.to_string(), "context canceled");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContextError {
-    /// [`Cancel::cancel`] was called, for it or one above it.
+    /// [`Cancel::cancel`] was called for the context or for a context above it.
     Canceled,
-    /// Its deadline has passed.
+    /// The deadline of the context, or of a context above it, has passed.
     DeadlineExceeded,
 }
 
@@ -67,8 +84,17 @@ impl fmt::Display for ContextError {
 
 impl std::error::Error for ContextError {}
 
-/// A request's cancellation, deadline and values. Clones are the same context.
+/// Tells a function whether it should end, and carries the values of a request.
 ///
+/// [`Context::background`] is the root. The `with_…` methods make a context below another one. When
+/// a context is done, all contexts below it are done too; contexts above it are not affected.
+/// Clones are handles of the same context.
+///
+/// # Drop
+/// A context whose handles are all dropped is freed together with its timer. Unlike in Go, no call
+/// of [`Cancel::cancel`] is needed for that.
+///
+/// # Examples
 /// ```
 /// use trefoil::context::Context;
 /// let (ctx, cancel) = Context::background().with_cancel();
@@ -84,13 +110,19 @@ pub struct Context {
     values: Option<Arc<Values>>,
 }
 
-/// Cancels a [`Context`] and all below it. Clones cancel the same one. Dropping it does nothing.
+/// Cancels a [`Context`] and all contexts below it. Clones cancel the same context.
 ///
+/// # Drop
+/// Dropping a `Cancel` does not cancel the context.
+///
+/// # Examples
 /// ```
 /// let (ctx, cancel) = trefoil::context::Context::background().with_cancel();
+/// drop(cancel.clone());
+/// assert!(ctx.err().is_none());
 /// cancel.cancel();
 /// cancel.cancel(); // does nothing
-/// assert!(ctx.done().recv().is_err());
+/// assert!(ctx.err().is_some());
 /// ```
 #[derive(Clone)]
 pub struct Cancel {
@@ -120,8 +152,9 @@ struct Values {
 }
 
 impl Context {
-    /// The root: never cancelled, no deadline, no values.
+    /// Returns the root context. It is never done, and has no deadline and no values.
     ///
+    /// # Examples
     /// ```
     /// let ctx = trefoil::context::Context::background();
     /// assert_eq!((ctx.err(), ctx.deadline()), (None, None));
@@ -130,8 +163,9 @@ impl Context {
         Context { node: None, values: None }
     }
 
-    /// A context below this one that can be cancelled.
+    /// Returns a context below this one, and a [`Cancel`] for it.
     ///
+    /// # Examples
     /// ```
     /// let (ctx, cancel) = trefoil::context::Context::background().with_cancel();
     /// trefoil::go(move || cancel.cancel());
@@ -142,8 +176,11 @@ impl Context {
         (Context { node: Some(node.clone()), values: self.values.clone() }, Cancel { node })
     }
 
-    /// A context below this one that is done after `d`, or when it is cancelled.
+    /// Returns a context below this one that is done after `d`, or when it is cancelled.
     ///
+    /// A deadline of this context still counts if it is earlier.
+    ///
+    /// # Examples
     /// ```
     /// use std::time::Duration;
     /// use trefoil::context::{Context, ContextError};
@@ -158,9 +195,12 @@ impl Context {
         }
     }
 
-    /// A context below this one that is done at `deadline` (or this one's, if that is earlier), or
-    /// when it is cancelled.
+    /// Returns a context below this one that is done at `deadline`, or when it is cancelled.
     ///
+    /// The deadline of this context still counts if it is earlier. If `deadline` has passed, the
+    /// new context is done already.
+    ///
+    /// # Examples
     /// ```
     /// use std::time::Instant;
     /// use trefoil::context::{Context, ContextError};
@@ -181,8 +221,12 @@ impl Context {
         (Context { node: Some(node.clone()), values: self.values.clone() }, Cancel { node })
     }
 
-    /// This context with one more value. Values are found by their type: make one of your own.
+    /// Returns this context with one more value.
     ///
+    /// A value is found by its type, so define a type of your own for it. The new context is
+    /// cancelled together with this one.
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::context::Context;
     /// struct UserId(u64);
@@ -196,8 +240,10 @@ impl Context {
         Context { node: self.node.clone(), values: Some(Arc::new(values)) }
     }
 
-    /// The value of this type that was put in last.
+    /// Returns the value of type `T` that was added last, in this context or above it. Returns
+    /// `None` if there is none.
     ///
+    /// # Examples
     /// ```
     /// let one = trefoil::context::Context::background().with_value(1);
     /// let two = one.with_value(2);
@@ -214,8 +260,36 @@ impl Context {
         None
     }
 
-    /// A channel that is closed when the context is done; nothing is ever sent. For
-    /// [`select!`](crate::select). Of a context that cannot be cancelled it blocks for ever.
+    /// Returns a channel that is closed when the context is done. No value is ever sent on it.
+    ///
+    /// Use it in a `recv` arm of [`select!`](crate::select). The channel of a context that cannot
+    /// be cancelled is never closed, so a receive waits forever.
+    ///
+    /// # Drop
+    /// A clone of the channel is closed when the last handle of the context is dropped, too.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::bounded;
+    /// use trefoil::context::Context;
+    /// use trefoil::select;
+    ///
+    /// /// Receives a job, unless the request is cancelled first.
+    /// fn next_job(ctx: &Context, jobs: &trefoil::chan::Receiver<u32>) -> Option<u32> {
+    ///     select! {
+    ///         recv(jobs) -> job => job.ok(),
+    ///         recv(ctx.done()) -> _ => None,
+    ///     }
+    /// }
+    ///
+    /// trefoil::run(|| {
+    ///     let (_tx, jobs) = bounded(0);
+    ///     let (ctx, cancel) = Context::background().with_cancel();
+    ///     let worker = trefoil::go(move || next_job(&ctx, &jobs));
+    ///     cancel.cancel();
+    ///     assert_eq!(worker.join().unwrap(), None);
+    /// });
+    /// ```
     pub fn done(&self) -> &Receiver<()> {
         static NEVER: OnceLock<Receiver<()>> = OnceLock::new();
         match &self.node {
@@ -224,13 +298,36 @@ impl Context {
         }
     }
 
-    /// Why it is done; None until [`done`](Context::done) is closed.
+    /// Returns the reason why the context is done, or `None` while [`done`](Context::done) is not
+    /// closed.
+    ///
+    /// Call it now and then in a long computation that waits for no channel.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::context::{Context, ContextError};
+    /// let (ctx, cancel) = Context::background().with_cancel();
+    /// assert_eq!(ctx.err(), None);
+    /// cancel.cancel();
+    /// assert_eq!(ctx.err(), Some(ContextError::Canceled));
+    /// ```
     pub fn err(&self) -> Option<ContextError> {
         let node = self.node.as_ref()?;
         if node.done.is_closed() { node.state.lock().err } else { None }
     }
 
-    /// When it will be done at the latest.
+    /// Returns the time at which the context will be done at the latest, or `None` if it has no
+    /// deadline.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::context::Context;
+    /// let soon = Instant::now() + Duration::from_secs(1);
+    /// let (ctx, _cancel) = Context::background().with_deadline(soon);
+    /// let (below, _cancel) = ctx.with_timeout(Duration::from_secs(60));
+    /// assert_eq!(below.deadline(), Some(soon)); // the earlier one counts
+    /// ```
     pub fn deadline(&self) -> Option<Instant> {
         self.node.as_ref()?.deadline
     }
@@ -258,7 +355,20 @@ impl Context {
 }
 
 impl Cancel {
-    /// Cancels the context, and all below it. Does nothing if it is done already.
+    /// Cancels the context and all contexts below it. Does nothing if the context is done already.
+    ///
+    /// It does not wait for the goroutines that use the context.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::context::Context;
+    /// trefoil::run(|| {
+    ///     let (ctx, cancel) = Context::background().with_cancel();
+    ///     let worker = trefoil::go(move || ctx.done().recv().is_err());
+    ///     cancel.cancel();
+    ///     assert!(worker.join().unwrap());
+    /// });
+    /// ```
     pub fn cancel(&self) {
         self.node.cancel(ContextError::Canceled);
     }

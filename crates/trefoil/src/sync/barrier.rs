@@ -6,9 +6,13 @@ use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
 use std::fmt;
 
-/// Lets `n` goroutines or threads wait for each other, again and again. The names are those of
+/// Lets `n` goroutines or threads wait for each other. The method names are those of
 /// [`std::sync::Barrier`].
 ///
+/// Use it to start goroutines together, or to separate the phases of a computation. A barrier can
+/// be used any number of times.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::Barrier;
 /// static START: Barrier = Barrier::new(4);
@@ -25,16 +29,36 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier for `n`. With 0 or 1 nobody ever waits.
+    /// Creates a barrier for `n` goroutines. With 0 or 1 no caller ever waits.
     pub const fn new(n: usize) -> Barrier {
         Barrier { n, waiting: Lock::new(List::new()) }
     }
 
-    /// Waits until `n` have called it; then all go on, and the next `n` may come. The last to come
-    /// is the leader.
+    /// Waits until `n` goroutines have called it.
     ///
+    /// Then all of them continue, and the barrier is ready for the next `n`. The goroutine that
+    /// came last is the leader.
+    ///
+    /// # Cancel
+    /// The wait cannot be ended early: it needs `n` callers.
+    ///
+    /// # Examples
     /// ```
-    /// assert!(trefoil::sync::Barrier::new(1).wait().is_leader());
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use trefoil::sync::Barrier;
+    /// static ARRIVED: AtomicU32 = AtomicU32::new(0);
+    /// static ALL: Barrier = Barrier::new(3);
+    /// trefoil::run(|| {
+    ///     trefoil::scope(|s| {
+    ///         for _ in 0..3 {
+    ///             s.go(|| {
+    ///                 ARRIVED.fetch_add(1, Ordering::Relaxed);
+    ///                 ALL.wait();
+    ///                 assert_eq!(ARRIVED.load(Ordering::Relaxed), 3);
+    ///             });
+    ///         }
+    ///     });
+    /// });
     /// ```
     pub fn wait(&self) -> BarrierWaitResult {
         let node = Node::new(0);
@@ -63,8 +87,9 @@ impl fmt::Debug for Barrier {
     }
 }
 
-/// Whether this was the leader of its [`Barrier::wait`].
+/// Tells whether a caller of [`Barrier::wait`] is the leader of its round.
 ///
+/// # Examples
 /// ```
 /// let result = trefoil::sync::Barrier::new(1).wait();
 /// assert!(result.is_leader());
@@ -73,7 +98,7 @@ impl fmt::Debug for Barrier {
 pub struct BarrierWaitResult(bool);
 
 impl BarrierWaitResult {
-    /// One of the `n` is.
+    /// Returns true for exactly one of the `n` goroutines of a round.
     pub const fn is_leader(&self) -> bool {
         self.0
     }

@@ -24,14 +24,22 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits, with a [`Mutex`](crate::sync::Mutex) in hand, for somebody to say that something has
-/// changed.
+/// Lets a goroutine wait until another goroutine changes the data in a
+/// [`Mutex`](crate::sync::Mutex).
 ///
-/// `wait` takes the guard by reference, as in `parking_lot`. Waiters are served first come, first
-/// served, and **there are no spurious wake-ups**: `wait` returns after a notification, `wait_for`
-/// and `wait_until` after one or at their time. (Others may still change the data before the waiter
-/// has the mutex again: look in a loop, or use `wait_while`.)
+/// `wait` takes the guard by reference, as in `parking_lot`. It unlocks the mutex, waits for a
+/// notification, and locks the mutex again before it returns. Waiters are notified in the order in
+/// which they began to wait. **There are no spurious wake-ups**: `wait` returns only after a
+/// notification, `wait_for` and `wait_until` after a notification or when the time is up.
 ///
+/// Another goroutine may still change the data before the notified waiter has locked the mutex. So
+/// check the condition in a loop, or use `wait_while`.
+///
+/// # Cancel
+/// A notification ends a wait. So does the time limit of `wait_for`, `wait_until`, `wait_while_for`
+/// and `wait_while_until`; their result is a [`WaitTimeoutResult`].
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::{Condvar, Mutex};
 /// static READY: Mutex<bool> = Mutex::new(false);
@@ -44,16 +52,25 @@ use std::time::{Duration, Instant};
 ///     let mut ready = READY.lock();
 ///     CHANGED.wait_while(&mut ready, |ready| !*ready);
 ///     assert!(*ready);
-///     let late = CHANGED.wait_for(&mut ready, std::time::Duration::from_millis(1));
-///     assert!(late.timed_out());
 /// });
 /// ```
 pub type Condvar = lock_api::Condvar<RawCondvar>;
 
+/// Tells whether a wait on a [`Condvar`] with a time limit timed out.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::sync::{Condvar, Mutex};
+/// let (ready, changed) = (Mutex::new(false), Condvar::new());
+/// let result = changed.wait_for(&mut ready.lock(), Duration::from_millis(1));
+/// assert!(result.timed_out());
+/// ```
 pub use lock_api::WaitTimeoutResult;
 
-/// The condition variable itself, for [`lock_api`]'s types: see [`Condvar`].
+/// A condition variable for the types of [`lock_api`]. Most programs use [`Condvar`].
 ///
+/// # Examples
 /// ```
 /// use lock_api::RawCondvar as _;
 /// assert!(!trefoil::sync::RawCondvar::INIT.notify_one());

@@ -11,10 +11,15 @@ use crate::context::{Cancel, Context};
 use std::fmt;
 use std::sync::Arc;
 
-/// Goroutines that work on one task, of which each may fail. The first error wins.
+/// Waits for goroutines of which each may fail, and returns the first error.
 ///
-/// Clones are handles of the same group.
+/// It is Go's `errgroup`. With [`set_limit`](ErrGroup::set_limit) it is a worker pool. Clones are
+/// handles of the same group.
 ///
+/// # Drop
+/// Dropping a group does not wait for its goroutines; they continue, and their errors are dropped.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::ErrGroup;
 /// trefoil::run(|| {
@@ -26,7 +31,7 @@ use std::sync::Arc;
 /// });
 /// ```
 ///
-/// With a limit it is a worker pool:
+/// A worker pool:
 /// ```
 /// use trefoil::sync::ErrGroup;
 /// trefoil::run(|| {
@@ -59,14 +64,17 @@ enum Failure<E> {
 }
 
 impl<E: Send + 'static> ErrGroup<E> {
-    /// A group that nobody is in, without a limit.
+    /// Creates a group without goroutines and without a limit.
     pub fn new() -> ErrGroup<E> {
         ErrGroup::make(None)
     }
 
-    /// A group, and a context below `ctx` that is cancelled when the first goroutine fails, or when
-    /// [`ErrGroup::wait`] returns.
+    /// Creates a group, and a context below `ctx` for its goroutines.
     ///
+    /// The new context is cancelled when the first goroutine fails, or when [`ErrGroup::wait`]
+    /// returns. The goroutines should end when their context is done: the group does not stop them.
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::context::Context;
     /// use trefoil::sync::ErrGroup;
@@ -74,7 +82,7 @@ impl<E: Send + 'static> ErrGroup<E> {
     ///     let (group, ctx) = ErrGroup::with_context(&Context::background());
     ///     group.go(|| Err("broken"));
     ///     group.go(move || {
-    ///         let _ = ctx.done().recv(); // returns when the other one has failed
+    ///         let _ = ctx.done().recv(); // returns when the other goroutine has failed
     ///         Ok(())
     ///     });
     ///     assert_eq!(group.wait(), Err("broken"));
@@ -95,16 +103,21 @@ impl<E: Send + 'static> ErrGroup<E> {
         ErrGroup { inner: Arc::new(inner) }
     }
 
-    /// Starts `f` as a goroutine of the group. If the limit is reached, waits until one ends.
+    /// Starts `f` as a goroutine of the group. If the limit is reached, waits until a goroutine of
+    /// the group ends.
     ///
+    /// With a limit of 0 it waits forever.
+    ///
+    /// # Panics
+    /// Panics if no memory is left for another goroutine, or if the group is used again while a
+    /// [`wait`](ErrGroup::wait) has not returned.
+    ///
+    /// # Examples
     /// ```
     /// let group = trefoil::sync::ErrGroup::<&str>::new();
     /// group.go(|| Err("no"));
     /// assert_eq!(group.wait(), Err("no"));
     /// ```
-    ///
-    /// # Panics
-    /// When no memory is left for another goroutine.
     #[track_caller]
     pub fn go<F>(&self, f: F)
     where
@@ -114,8 +127,14 @@ impl<E: Send + 'static> ErrGroup<E> {
         self.start(limit.map(Semaphore::acquire_owned), f);
     }
 
-    /// As [`ErrGroup::go`], unless the limit is reached. Returns whether it was started.
+    /// Starts `f` as a goroutine of the group unless the limit is reached. Returns whether it was
+    /// started.
     ///
+    /// # Panics
+    /// Panics if no memory is left for another goroutine, or if the group is used again while a
+    /// [`wait`](ErrGroup::wait) has not returned.
+    ///
+    /// # Examples
     /// ```
     /// let group = trefoil::sync::ErrGroup::<()>::new();
     /// group.set_limit(0);
@@ -149,11 +168,12 @@ impl<E: Send + 'static> ErrGroup<E> {
         });
     }
 
-    /// At most `n` goroutines of the group run at once. Zero: none.
+    /// Lets at most `n` goroutines of the group run at once. With 0, none can be started.
     ///
     /// # Panics
-    /// If some are running.
+    /// Panics if goroutines of the group are running.
     ///
+    /// # Examples
     /// ```
     /// let group = trefoil::sync::ErrGroup::<()>::new();
     /// group.set_limit(1);
@@ -172,13 +192,33 @@ impl<E: Send + 'static> ErrGroup<E> {
         *limit = Some(Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS))));
     }
 
-    /// Waits until all goroutines of the group have ended. The group may then be used again.
+    /// Waits until all goroutines of the group have ended. After that the group may be used again.
+    ///
+    /// A group of [`with_context`](ErrGroup::with_context) cancels its context before this returns.
+    /// The context stays cancelled if the group is used again.
     ///
     /// # Errors
-    /// The first error. It is taken out: a second `wait` does not return it again.
+    /// Returns the first error that a goroutine of the group returned. The error is taken out of
+    /// the group: a second `wait` does not return it again.
     ///
     /// # Panics
-    /// If what failed first was a panic.
+    /// Panics if the first failure was a panic.
+    ///
+    /// # Cancel
+    /// The wait ends only with the goroutines. Cancel the context that was given to
+    /// [`with_context`](ErrGroup::with_context) to tell them to end.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::ErrGroup;
+    /// trefoil::run(|| {
+    ///     let group = ErrGroup::new();
+    ///     group.go(|| "7".parse::<i32>().map(drop));
+    ///     group.go(|| "seven".parse::<i32>().map(drop));
+    ///     assert!(group.wait().is_err());
+    ///     assert!(group.wait().is_ok()); // the error was taken out
+    /// });
+    /// ```
     #[track_caller]
     pub fn wait(&self) -> Result<(), E> {
         self.inner.running.wait();

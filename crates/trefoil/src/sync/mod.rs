@@ -1,15 +1,4 @@
-//! Locks and meeting points that park goroutines: std's names and Go's rules.
-//!
-//! | | |
-//! |---|---|
-//! | [`Mutex`], [`RwLock`], [`Condvar`] | data behind a lock; guards are `lock_api`'s, there is no poisoning |
-//! | [`Once`], [`OnceLock`] | what happens once |
-//! | [`WaitGroup`], [`ErrGroup`] | waiting for goroutines; with a limit, a worker pool |
-//! | [`Semaphore`], [`Barrier`] | permits; waiting for each other |
-//!
-//! All of them (but `ErrGroup`) have `const` constructors and work in a `static`. All may be shared
-//! by goroutines, goroutines of several runtimes, and plain threads: a goroutine that waits is
-//! parked, a thread that waits is blocked.
+//! Locks and other synchronization primitives that park goroutines: std's names and Go's rules.
 //!
 //! ```
 //! use trefoil::sync::{Mutex, WaitGroup};
@@ -24,11 +13,32 @@
 //! });
 //! ```
 //!
-//! # How it is made
-//! | file | what |
-//! |---|---|
-//! | `mutex_word.rs`, `rwlock_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
-//! | the others | one primitive each |
+//! # What is in this module
+//! | item | purpose | a wait with a time limit |
+//! |---|---|---|
+//! | [`Mutex`] | data behind a lock | `try_lock_for`, `try_lock_until` |
+//! | [`RwLock`] | data for many readers or one writer | `try_read_for`, `try_write_for`, … |
+//! | [`Condvar`] | waits for a change of the data in a [`Mutex`] | `wait_for`, `wait_until`, … |
+//! | [`Once`] | runs a closure once | no |
+//! | [`OnceLock`] | holds a value that is made once | no |
+//! | [`WaitGroup`] | waits for a number of goroutines | no |
+//! | [`ErrGroup`] | waits for goroutines that may fail; with a limit, a worker pool | no |
+//! | [`Semaphore`] | limits how many goroutines do something | `acquire_timeout` |
+//! | [`Barrier`] | lets goroutines wait for each other | no |
+//!
+//! The guards of `Mutex` and `RwLock` are those of the crate `lock_api`, and there is no poisoning.
+//! The types whose names begin with `Raw` are for that crate.
+//!
+//! Every primitive except `ErrGroup` has a `const` constructor and works in a `static`. All of them
+//! may be shared by goroutines, goroutines of several runtimes, and plain threads. A goroutine that
+//! waits is parked; a thread that waits is blocked. A wait without a time limit cannot be ended
+//! early from outside.
+
+// # How it is made
+// | file | what |
+// |---|---|
+// | `mutex_word.rs`, `rwlock_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
+// | the others | one primitive each |
 
 mod barrier;
 mod condvar;

@@ -24,19 +24,28 @@ const YOURS: u32 = 1;
 const TRY: u32 = 2;
 const TRY_UNANNOUNCED: u32 = 3;
 
-/// A mutual exclusion that parks goroutines.
+/// A mutual exclusion lock that parks goroutines.
 ///
-/// The names are those of [`std::sync::Mutex`], but `lock` returns the guard itself: **there is no
-/// poisoning**. A panic while the guard is held unlocks the mutex, and the next holder sees the
-/// data as the panic left them.
+/// Use it to protect data that several goroutines change. The method names are those of
+/// [`std::sync::Mutex`], but `lock` returns the guard itself: **there is no poisoning**. A panic
+/// while the guard is held unlocks the mutex, and the next holder sees the data as the panic left
+/// them.
 ///
-/// Goroutines and plain threads may share one; it works in a `static`; it takes four bytes beside
-/// the data. A guard may be sent to another goroutine and dropped there.
+/// Goroutines and plain threads may share a mutex, it works in a `static`, and it takes four bytes
+/// in addition to the data. A guard may be sent to another goroutine and dropped there.
 ///
-/// It is Go's mutex: whoever comes may take a free mutex, which is fast; one who has waited for a
-/// millisecond gets it next, which is fair. `try_lock` fails while somebody is being served like
-/// that.
+/// The rules are those of Go's mutex. A caller may take a free mutex even if others wait, which is
+/// fast. When a waiter has waited for a millisecond, the mutex enters starvation mode and goes to
+/// the waiters in their order, which is fair. `try_lock` fails while the mutex is in starvation
+/// mode.
 ///
+/// A goroutine that locks a mutex it already holds waits forever.
+///
+/// # Cancel
+/// `lock` cannot be ended early. `try_lock_for` and `try_lock_until` return `None` when the time is
+/// up.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::Mutex;
 /// static TOTAL: Mutex<u64> = Mutex::new(0);
@@ -55,8 +64,13 @@ const TRY_UNANNOUNCED: u32 = 3;
 /// ```
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
 
-/// The right to the data of a [`Mutex`]; dropping it unlocks.
+/// Gives access to the data of a locked [`Mutex`].
 ///
+/// # Drop
+/// Dropping the guard unlocks the mutex. In starvation mode the goroutine that drops it also yields
+/// to the next holder.
+///
+/// # Examples
 /// ```
 /// let m = trefoil::sync::Mutex::new(vec![1]);
 /// let mut guard = m.lock();
@@ -66,8 +80,12 @@ pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
 /// ```
 pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
 
-/// The right to a part of the data of a [`Mutex`].
+/// Gives access to a part of the data of a locked [`Mutex`], made by `MutexGuard::map`.
 ///
+/// # Drop
+/// Dropping the guard unlocks the mutex.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::{Mutex, MutexGuard};
 /// let pair = Mutex::new((1, 2));
@@ -76,8 +94,9 @@ pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
 /// ```
 pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
 
-/// A mutex without data, for [`lock_api`]'s types: see [`Mutex`].
+/// A mutex without data, for the types of [`lock_api`]. Most programs use [`Mutex`].
 ///
+/// # Examples
 /// ```
 /// use lock_api::RawMutex as _;
 /// static RAW: trefoil::sync::RawMutex = trefoil::sync::RawMutex::INIT;

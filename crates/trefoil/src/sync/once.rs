@@ -25,11 +25,14 @@ struct Place {
     before: Cell<usize>,
 }
 
-/// Runs what must happen once.
+/// Runs a closure once, however many goroutines call it.
 ///
-/// As in Go, **a panic counts as done**: it comes out of the `call_once` that ran the closure, and
-/// later calls return at once. (std would panic in each of them.)
+/// Use it for initialization without a value; for a value use [`OnceLock`].
 ///
+/// As in Go, **a panic counts as done**: it unwinds out of the `call_once` that ran the closure,
+/// and later calls return at once. (With [`std::sync::Once`] each of them would panic.)
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::Once;
 /// static START: Once = Once::new();
@@ -45,16 +48,22 @@ pub struct Once {
 }
 
 impl Once {
-    /// Nothing has happened yet.
+    /// Creates a `Once` whose closure has not run yet.
     pub const fn new() -> Once {
         Once { word: OnceWord(AtomicUsize::new(0)) }
     }
 
-    /// Calls `f` if this is the first call; else waits until the first one has returned (or
-    /// panicked).
+    /// Calls `f` if this is the first call. Otherwise waits until the first call has returned or
+    /// panicked.
     ///
-    /// `f` must not call `call_once` of the same `Once`: it would wait for itself.
+    /// When it returns, the closure of the first call has ended, and the caller sees everything
+    /// that it wrote. `f` must not call `call_once` of the same `Once`: it would wait for itself
+    /// forever.
     ///
+    /// # Panics
+    /// Panics if `f` is called and panics.
+    ///
+    /// # Examples
     /// ```
     /// let once = trefoil::sync::Once::new();
     /// let mut n = 0;
@@ -77,10 +86,14 @@ impl Once {
         }
     }
 
-    /// Whether the first call has returned or panicked.
+    /// Returns true if the closure of the first call has returned or panicked.
     ///
+    /// # Examples
     /// ```
-    /// assert!(!trefoil::sync::Once::new().is_completed());
+    /// let once = trefoil::sync::Once::new();
+    /// assert!(!once.is_completed());
+    /// once.call_once(|| ());
+    /// assert!(once.is_completed());
     /// ```
     #[inline]
     pub fn is_completed(&self) -> bool {
@@ -147,10 +160,12 @@ fn wake_chain(here: Option<Rt>, mut place: usize) {
     }
 }
 
-/// A place for a value that is made once. The names are those of [`std::sync::OnceLock`].
+/// Holds a value that is made once. The method names are those of [`std::sync::OnceLock`].
 ///
-/// If an initialiser panics, the place stays empty and the next caller tries again.
+/// Use it for a `static` whose value is known only at run time. If an initializer panics, the
+/// `OnceLock` stays empty and the next caller runs its own initializer.
 ///
+/// # Examples
 /// ```
 /// use trefoil::sync::OnceLock;
 /// static NAME: OnceLock<String> = OnceLock::new();
@@ -176,7 +191,7 @@ impl<T: RefUnwindSafe + UnwindSafe> RefUnwindSafe for OnceLock<T> {}
 impl<T: UnwindSafe> UnwindSafe for OnceLock<T> {}
 
 impl<T> OnceLock<T> {
-    /// An empty place.
+    /// Creates an empty `OnceLock`.
     pub const fn new() -> OnceLock<T> {
         OnceLock {
             once: Once::new(),
@@ -185,10 +200,13 @@ impl<T> OnceLock<T> {
         }
     }
 
-    /// The value, if there is one. Does not wait.
+    /// Returns the value, or `None` if there is none yet. It does not wait, even while an
+    /// initializer runs.
     ///
+    /// # Examples
     /// ```
     /// assert_eq!(trefoil::sync::OnceLock::<i32>::new().get(), None);
+    /// assert_eq!(trefoil::sync::OnceLock::from(1).get(), Some(&1));
     /// ```
     #[inline]
     pub fn get(&self) -> Option<&T> {
@@ -196,8 +214,9 @@ impl<T> OnceLock<T> {
         self.once.is_completed().then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
-    /// The value, if there is one, to change.
+    /// Returns a mutable reference to the value, or `None` if there is none.
     ///
+    /// # Examples
     /// ```
     /// let mut place = trefoil::sync::OnceLock::from(1);
     /// *place.get_mut().unwrap() += 1;
@@ -208,11 +227,12 @@ impl<T> OnceLock<T> {
         self.once.is_completed().then(|| unsafe { self.value.get_mut().assume_init_mut() })
     }
 
-    /// Puts `value` there, if it is the first.
+    /// Stores `value` if there is no value yet. If an initializer runs, waits for it.
     ///
     /// # Errors
-    /// The value, if there is one already.
+    /// Returns `value` if there is a value already.
     ///
+    /// # Examples
     /// ```
     /// let place = trefoil::sync::OnceLock::new();
     /// assert_eq!(place.set(1), Ok(()));
@@ -224,14 +244,19 @@ impl<T> OnceLock<T> {
         value.map_or(Ok(()), Err)
     }
 
-    /// The value; if there is none, `f` makes it. One who comes meanwhile waits.
+    /// Returns the value. If there is none, calls `f` to make it.
+    ///
+    /// Only one initializer runs at a time. A caller that comes meanwhile waits for it. `f` must
+    /// not use `get_or_init` or `set` of the same `OnceLock`: it would wait for itself forever.
     ///
     /// # Panics
-    /// With `f`'s panic. The place stays empty.
+    /// Panics if `f` is called and panics. The `OnceLock` stays empty.
     ///
+    /// # Examples
     /// ```
     /// let place = trefoil::sync::OnceLock::new();
     /// assert_eq!(*place.get_or_init(|| 6 * 7), 42);
+    /// assert_eq!(*place.get_or_init(|| unreachable!()), 42);
     /// ```
     #[inline]
     pub fn get_or_init<F: FnOnce() -> T>(&self, f: F) -> &T {
@@ -254,8 +279,9 @@ impl<T> OnceLock<T> {
         }
     }
 
-    /// The value, leaving the place empty.
+    /// Takes the value out, and leaves the `OnceLock` empty.
     ///
+    /// # Examples
     /// ```
     /// let mut place = trefoil::sync::OnceLock::from(1);
     /// assert_eq!((place.take(), place.take()), (Some(1), None));
@@ -269,8 +295,9 @@ impl<T> OnceLock<T> {
         Some(unsafe { self.value.get_mut().assume_init_read() })
     }
 
-    /// The value.
+    /// Returns the value, or `None` if there is none.
     ///
+    /// # Examples
     /// ```
     /// assert_eq!(trefoil::sync::OnceLock::from("x").into_inner(), Some("x"));
     /// ```

@@ -27,28 +27,39 @@ use std::time::{Duration, Instant};
 
 /// A lock for many readers or one writer that parks goroutines.
 ///
-/// The names are those of [`std::sync::RwLock`], but `read` and `write` return the guards
-/// themselves: **there is no poisoning**. Goroutines and plain threads may share one; it works in a
-/// `static`; it takes eight bytes beside the data.
+/// Use it instead of a [`Mutex`](crate::sync::Mutex) if reads are frequent and take long enough to
+/// overlap. The method names are those of [`std::sync::RwLock`], but `read` and `write` return the
+/// guards themselves: **there is no poisoning**. Goroutines and plain threads may share a lock, it
+/// works in a `static`, and it takes eight bytes in addition to the data.
 ///
-/// As in Go, a writer that waits keeps new readers out, and when it unlocks, all readers that wait
-/// get in before the next writer. So do not lock for reading twice in one goroutine: a writer may
-/// come in between.
+/// As in Go, a writer that waits keeps new readers out, and when a writer unlocks, all waiting
+/// readers enter before the next writer. So a goroutine must not lock for reading twice: if a
+/// writer begins to wait in between, both wait forever.
 ///
+/// # Cancel
+/// `read` and `write` cannot be ended early. `try_read_for`, `try_read_until`, `try_write_for` and
+/// `try_write_until` return `None` when the time is up.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::RwLock;
 /// static CONFIG: RwLock<Vec<&str>> = RwLock::new(Vec::new());
 /// trefoil::run(|| {
 ///     CONFIG.write().push("fast");
-///     let (one, two) = (CONFIG.read(), CONFIG.read());
-///     assert_eq!(*one, *two);
+///     let reader = CONFIG.read();
+///     let other = trefoil::go(|| CONFIG.read().len()); // readers share the lock
+///     assert_eq!(other.join().unwrap(), reader.len());
 ///     assert!(CONFIG.try_write().is_none());
 /// });
 /// ```
 pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 
-/// The right to read the data of a [`RwLock`].
+/// Gives access to the data of a [`RwLock`] that is locked for reading.
 ///
+/// # Drop
+/// Dropping the guard ends the read. The last reader lets in the writer that waits.
+///
+/// # Examples
 /// ```
 /// let lock = trefoil::sync::RwLock::new(5);
 /// let guard: trefoil::sync::RwLockReadGuard<'_, i32> = lock.read();
@@ -56,8 +67,14 @@ pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 /// ```
 pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 
-/// The right to change the data of a [`RwLock`].
+/// Gives access to the data of a [`RwLock`] that is locked for writing.
 ///
+/// `RwLockWriteGuard::downgrade` turns it into a read guard without unlocking in between.
+///
+/// # Drop
+/// Dropping the guard unlocks the lock and lets in all readers that wait.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::{RwLock, RwLockWriteGuard};
 /// let lock = RwLock::new(5);
@@ -68,8 +85,13 @@ pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// ```
 pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
 
-/// The right to read a part of the data of a [`RwLock`].
+/// Gives access to a part of the data of a [`RwLock`] that is locked for reading, made by
+/// `RwLockReadGuard::map`.
 ///
+/// # Drop
+/// Dropping the guard ends the read.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::{RwLock, RwLockReadGuard};
 /// let lock = RwLock::new((1, 2));
@@ -77,8 +99,13 @@ pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
 /// ```
 pub type MappedRwLockReadGuard<'a, T> = lock_api::MappedRwLockReadGuard<'a, RawRwLock, T>;
 
-/// The right to change a part of the data of a [`RwLock`].
+/// Gives access to a part of the data of a [`RwLock`] that is locked for writing, made by
+/// `RwLockWriteGuard::map`.
 ///
+/// # Drop
+/// Dropping the guard unlocks the lock.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::{RwLock, RwLockWriteGuard};
 /// let lock = RwLock::new((1, 2));
@@ -87,8 +114,9 @@ pub type MappedRwLockReadGuard<'a, T> = lock_api::MappedRwLockReadGuard<'a, RawR
 /// ```
 pub type MappedRwLockWriteGuard<'a, T> = lock_api::MappedRwLockWriteGuard<'a, RawRwLock, T>;
 
-/// A read-write lock without data, for [`lock_api`]'s types: see [`RwLock`].
+/// A read-write lock without data, for the types of [`lock_api`]. Most programs use [`RwLock`].
 ///
+/// # Examples
 /// ```
 /// use lock_api::RawRwLock as _;
 /// assert!(!trefoil::sync::RawRwLock::INIT.is_locked());

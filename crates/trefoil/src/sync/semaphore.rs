@@ -26,8 +26,13 @@ use std::time::Duration;
 const QUEUED: usize = 1;
 const ONE: usize = 2;
 
-/// A number of permits: who holds one may go on, others wait in line.
+/// A number of permits that goroutines take and give back.
 ///
+/// Use it to limit how many goroutines do something at once. A goroutine that asks for more permits
+/// than are available waits. Waiters are served in the order in which they came, and no later
+/// caller overtakes them.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::Semaphore;
 /// static TABLES: Semaphore = Semaphore::new(2);
@@ -49,20 +54,26 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// The most permits a semaphore can have.
+    /// The largest number of permits that a semaphore can have.
     pub const MAX_PERMITS: usize = usize::MAX >> 2;
 
-    /// A semaphore with `n` permits.
+    /// Creates a semaphore with `n` permits.
     ///
     /// # Panics
-    /// If `n` is more than [`Semaphore::MAX_PERMITS`].
+    /// Panics if `n` is more than [`Semaphore::MAX_PERMITS`].
     pub const fn new(n: usize) -> Semaphore {
         assert!(n <= Semaphore::MAX_PERMITS, "Semaphore: more permits than MAX_PERMITS");
         Semaphore { word: AtomicUsize::new(n * ONE), list: Lock::new(List::new()) }
     }
 
-    /// Takes a permit; waits for one if there is none. Dropping the permit gives it back.
+    /// Takes a permit, and waits while none is available.
     ///
+    /// Dropping the permit gives it back.
+    ///
+    /// # Cancel
+    /// The wait cannot be ended early; see [`acquire_timeout`](Semaphore::acquire_timeout).
+    ///
+    /// # Examples
     /// ```
     /// let s = trefoil::sync::Semaphore::new(1);
     /// let permit = s.acquire();
@@ -75,9 +86,15 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Takes `n` permits at once. Those who come later wait behind it, also for fewer. More permits
-    /// than there will ever be are waited for for ever.
+    /// Takes `n` permits at once, and waits until `n` are available.
     ///
+    /// Later callers wait behind it, even if they ask for fewer permits. A caller that asks for
+    /// more permits than the semaphore ever has waits forever.
+    ///
+    /// # Cancel
+    /// The wait cannot be ended early.
+    ///
+    /// # Examples
     /// ```
     /// let s = trefoil::sync::Semaphore::new(3);
     /// let two = s.acquire_many(2);
@@ -91,8 +108,9 @@ impl Semaphore {
         SemaphorePermit { semaphore: self, n }
     }
 
-    /// Takes a permit if there is one and nobody waits.
+    /// Takes a permit if one is available and no other caller waits. Otherwise returns `None`.
     ///
+    /// # Examples
     /// ```
     /// assert!(trefoil::sync::Semaphore::new(0).try_acquire().is_none());
     /// ```
@@ -101,8 +119,9 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Takes `n` permits if they are there and nobody waits.
+    /// Takes `n` permits if they are available and no other caller waits. Otherwise returns `None`.
     ///
+    /// # Examples
     /// ```
     /// assert!(trefoil::sync::Semaphore::new(2).try_acquire_many(3).is_none());
     /// ```
@@ -111,8 +130,10 @@ impl Semaphore {
         self.try_take(n).then(|| SemaphorePermit { semaphore: self, n })
     }
 
-    /// As [`Semaphore::acquire`], but waits at most for `limit`.
+    /// Takes a permit, and waits at most for `limit`. Returns `None` if no permit was available in
+    /// time.
     ///
+    /// # Examples
     /// ```
     /// let s = trefoil::sync::Semaphore::new(0);
     /// assert!(s.acquire_timeout(std::time::Duration::from_millis(1)).is_none());
@@ -122,8 +143,14 @@ impl Semaphore {
         taken.then(|| SemaphorePermit { semaphore: self, n: 1 })
     }
 
-    /// As [`Semaphore::acquire`], for a permit that another goroutine shall hold.
+    /// Takes a permit that holds the semaphore by an [`Arc`], and waits while none is available.
     ///
+    /// Use it for a permit that is moved into another goroutine.
+    ///
+    /// # Cancel
+    /// The wait cannot be ended early.
+    ///
+    /// # Examples
     /// ```
     /// use std::sync::Arc;
     /// let s = Arc::new(trefoil::sync::Semaphore::new(1));
@@ -136,27 +163,47 @@ impl Semaphore {
         OwnedSemaphorePermit { semaphore: self }
     }
 
-    /// As [`Semaphore::try_acquire`], for a permit that another goroutine shall hold.
+    /// Takes a permit that holds the semaphore by an [`Arc`], if one is available and no other
+    /// caller waits. Otherwise returns `None`.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// let s = Arc::new(trefoil::sync::Semaphore::new(1));
+    /// let permit = s.clone().try_acquire_owned();
+    /// assert!(permit.is_some());
+    /// assert!(s.try_acquire_owned().is_none());
+    /// ```
     pub fn try_acquire_owned(self: Arc<Self>) -> Option<OwnedSemaphorePermit> {
         self.try_acquire()?.forget();
         Some(OwnedSemaphorePermit { semaphore: self })
     }
 
-    /// Adds permits to those that there are.
+    /// Adds `n` permits to the semaphore. Waiters get them first.
     ///
+    /// # Panics
+    /// Panics if more than [`Semaphore::MAX_PERMITS`] would be available.
+    ///
+    /// # Examples
     /// ```
     /// let s = trefoil::sync::Semaphore::new(0);
     /// s.add_permits(2);
     /// assert_eq!(s.available_permits(), 2);
     /// ```
-    ///
-    /// # Panics
-    /// If there would be more than [`Semaphore::MAX_PERMITS`].
     pub fn add_permits(&self, n: usize) {
         self.give(n);
     }
 
-    /// Permits that nobody holds now.
+    /// Returns how many permits are available now.
+    ///
+    /// Other goroutines may change the number at any time.
+    ///
+    /// # Examples
+    /// ```
+    /// let s = trefoil::sync::Semaphore::new(3);
+    /// let _permit = s.acquire();
+    /// assert_eq!(s.available_permits(), 2);
+    /// ```
     pub fn available_permits(&self) -> usize {
         self.word.load(Ordering::Relaxed) / ONE
     }
@@ -309,7 +356,21 @@ impl fmt::Debug for Semaphore {
     }
 }
 
-/// Permits of a [`Semaphore`]; dropping them gives them back.
+/// One or more permits of a [`Semaphore`], returned by [`Semaphore::acquire`] and its variants.
+///
+/// # Drop
+/// Dropping it gives the permits back. If that lets a waiting goroutine continue, the goroutine
+/// that drops the permits yields to it.
+///
+/// # Examples
+/// ```
+/// let s = trefoil::sync::Semaphore::new(2);
+/// {
+///     let _permit = s.acquire();
+///     assert_eq!(s.available_permits(), 1);
+/// } // given back here
+/// assert_eq!(s.available_permits(), 2);
+/// ```
 #[must_use = "a permit that is not kept is given back at once"]
 #[derive(Debug)]
 pub struct SemaphorePermit<'a> {
@@ -318,13 +379,14 @@ pub struct SemaphorePermit<'a> {
 }
 
 impl SemaphorePermit<'_> {
-    /// How many.
+    /// Returns how many permits this is.
     pub fn permits(&self) -> usize {
         self.n
     }
 
-    /// Never gives them back.
+    /// Gives up the permits without giving them back: the semaphore has fewer permits from now on.
     ///
+    /// # Examples
     /// ```
     /// let s = trefoil::sync::Semaphore::new(1);
     /// s.acquire().forget();
@@ -342,7 +404,32 @@ impl Drop for SemaphorePermit<'_> {
     }
 }
 
-/// A permit of a [`Semaphore`] that keeps the semaphore; dropping it gives it back.
+/// A permit of a [`Semaphore`] that keeps the semaphore alive, returned by
+/// [`Semaphore::acquire_owned`] and [`Semaphore::try_acquire_owned`].
+///
+/// # Drop
+/// Dropping it gives the permit back. If that lets a waiting goroutine continue, the goroutine that
+/// drops the permit yields to it.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use trefoil::sync::Semaphore;
+/// trefoil::run(|| {
+///     let downloads = Arc::new(Semaphore::new(2));
+///     let handles: Vec<_> = (0..4)
+///         .map(|page| {
+///             let permit = downloads.clone().acquire_owned(); // at most two at once
+///             trefoil::go(move || {
+///                 println!("downloading page {page}");
+///                 drop(permit);
+///             })
+///         })
+///         .collect();
+///     handles.into_iter().for_each(|h| h.join().unwrap());
+///     assert_eq!(downloads.available_permits(), 2);
+/// });
+/// ```
 #[must_use = "a permit that is not kept is given back at once"]
 #[derive(Debug)]
 pub struct OwnedSemaphorePermit {

@@ -28,8 +28,19 @@ const MAX: u64 = i32::MAX as u64;
 
 /// Waits for a number of goroutines to be done.
 ///
-/// Clones are handles of the same group. It works in a `static`.
+/// Use [`go`](WaitGroup::go) to start goroutines that are counted, or call [`add`](WaitGroup::add)
+/// and [`done`](WaitGroup::done). Clones are handles of the same group. A group works in a
+/// `static`. For goroutines that return errors use [`ErrGroup`](crate::sync::ErrGroup).
 ///
+/// # Rules
+/// As in Go, a group may be used again, but only after every `wait` has returned. The `add` that
+/// takes the count up from zero must happen before the `wait`. Breaking a rule panics if it is
+/// noticed.
+///
+/// # Drop
+/// Dropping a group does not wait for its goroutines; they continue.
+///
+/// # Examples
 /// ```
 /// use trefoil::sync::WaitGroup;
 /// trefoil::run(|| {
@@ -40,11 +51,6 @@ const MAX: u64 = i32::MAX as u64;
 ///     wg.wait();
 /// });
 /// ```
-///
-/// # Rules
-/// As in Go: a group may be used again, but only after every `wait` has returned. The `add` that
-/// takes the count up from zero must come before the `wait`. Breaking a rule panics, when it is
-/// noticed.
 pub struct WaitGroup {
     /// Null until it is needed; else from `Arc::into_raw`.
     inner: AtomicPtr<Inner>,
@@ -56,7 +62,7 @@ pub(crate) struct Inner {
 }
 
 impl WaitGroup {
-    /// A group that nobody is in.
+    /// Creates a group with a count of zero.
     pub const fn new() -> WaitGroup {
         WaitGroup { inner: AtomicPtr::new(null_mut()) }
     }
@@ -94,8 +100,13 @@ impl WaitGroup {
         }
     }
 
-    /// `n` more are to be done.
+    /// Adds `n` to the count: `n` more calls of [`done`](WaitGroup::done) are needed.
     ///
+    /// # Panics
+    /// Panics if it takes the count up from zero while a [`wait`](WaitGroup::wait) of the previous
+    /// use has not returned, or if the count would be more than `i32::MAX`.
+    ///
+    /// # Examples
     /// ```
     /// let wg = trefoil::sync::WaitGroup::new();
     /// wg.add(2);
@@ -103,19 +114,26 @@ impl WaitGroup {
     /// wg.done();
     /// wg.wait();
     /// ```
-    ///
-    /// # Panics
-    /// If it takes the count up from zero while somebody still waits for the last round.
     #[track_caller]
     pub fn add(&self, n: usize) {
         self.inner().add(n);
     }
 
-    /// One is done.
+    /// Takes one off the count. When the count becomes zero, all waiters continue.
     ///
     /// # Panics
-    /// If there was none.
+    /// Panics if the count is zero.
     ///
+    /// # Examples
+    /// ```
+    /// trefoil::run(|| {
+    ///     let wg = trefoil::sync::WaitGroup::new();
+    ///     wg.add(1);
+    ///     let worker = wg.clone();
+    ///     trefoil::go(move || worker.done());
+    ///     wg.wait();
+    /// });
+    /// ```
     /// ```should_panic
     /// trefoil::sync::WaitGroup::new().done();
     /// ```
@@ -124,21 +142,40 @@ impl WaitGroup {
         self.inner().done();
     }
 
-    /// Waits until all are done.
-    ///
-    /// ```
-    /// trefoil::sync::WaitGroup::new().wait(); // nobody to wait for
-    /// ```
+    /// Waits until the count is zero. Returns at once if it is zero already.
     ///
     /// # Panics
-    /// If the group was used again before this call returned.
+    /// Panics if the group was used again before this call returned.
+    ///
+    /// # Cancel
+    /// The wait cannot be ended early. To wait for something else too, let the goroutines close a
+    /// channel and use [`select!`](crate::select).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::{Mutex, WaitGroup};
+    /// static LOG: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    /// trefoil::run(|| {
+    ///     let wg = WaitGroup::new();
+    ///     wg.wait(); // the count is zero
+    ///     wg.go(|| LOG.lock().push(1));
+    ///     wg.wait();
+    ///     assert_eq!(*LOG.lock(), [1]);
+    /// });
+    /// ```
     #[track_caller]
     pub fn wait(&self) {
         self.inner().wait();
     }
 
-    /// Starts `f` as a goroutine that is counted until it ends, also if it panics.
+    /// Starts `f` as a goroutine, and counts it until it ends.
     ///
+    /// A goroutine that panics counts as done.
+    ///
+    /// # Panics
+    /// Panics if no memory is left for another goroutine, or as [`add`](WaitGroup::add) does.
+    ///
+    /// # Examples
     /// ```
     /// trefoil::run(|| {
     ///     let wg = trefoil::sync::WaitGroup::new();
@@ -147,9 +184,6 @@ impl WaitGroup {
     ///     wg.wait();
     /// });
     /// ```
-    ///
-    /// # Panics
-    /// When no memory is left for another goroutine.
     #[track_caller]
     pub fn go<F, T>(&self, f: F)
     where

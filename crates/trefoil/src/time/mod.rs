@@ -1,4 +1,39 @@
-//! Time: sleeping, timers, tickers, timeouts. Names as in Go's `time`, types as in std's.
+//! Sleeping, timers, tickers and time limits: the names of Go's `time`, the types of [`std::time`].
+//!
+//! ```
+//! use std::time::Duration;
+//! use trefoil::select;
+//! use trefoil::time::{Ticker, after};
+//!
+//! trefoil::run(|| {
+//!     let ticker = Ticker::new(Duration::from_millis(1));
+//!     let end = after(Duration::from_millis(5));
+//!     let mut ticks = 0;
+//!     loop {
+//!         select! {
+//!             recv(ticker.chan()) -> _ => ticks += 1,
+//!             recv(end) -> _ => break,
+//!         }
+//!     }
+//!     println!("{ticks} ticks");
+//! });
+//! ```
+//!
+//! # What is in this module
+//! | item | purpose |
+//! |---|---|
+//! | [`sleep`], [`sleep_until`] | park the goroutine for a time |
+//! | [`timeout`], [`TimedOut`] | limit how long the caller waits for a closure |
+//! | [`after`] | returns a channel that receives the time once |
+//! | [`after_func`] | calls a function later, in a goroutine of its own |
+//! | [`Timer`] | sends the time once; can be stopped and reset |
+//! | [`Ticker`] | sends the time again and again; can be stopped and reset |
+//!
+//! Most operations that wait have a time limit of their own, for example
+//! [`Receiver::recv_timeout`](crate::chan::Receiver::recv_timeout) or the `after` arm of
+//! [`select!`](crate::select). A deadline for a whole request is a
+//! [`Context`](crate::context::Context). All functions here also work on a plain thread; timers set
+//! there run in the default runtime.
 
 mod pool;
 mod slot;
@@ -14,9 +49,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-/// Parks the goroutine (on a plain thread, the thread) for at least `d`. Zero returns at once;
-/// [`Duration::MAX`] never returns.
+/// Parks the goroutine for at least `d`. On a plain thread it blocks the thread.
 ///
+/// A duration of zero returns at once. [`Duration::MAX`] never returns.
+///
+/// # Cancel
+/// The sleep cannot be ended early. For that use a [`select!`](crate::select) with an `after` arm.
+///
+/// # Examples
 /// ```
 /// use std::time::{Duration, Instant};
 /// trefoil::run(|| {
@@ -31,7 +71,27 @@ pub fn sleep(d: Duration) {
     }
 }
 
-/// Parks the goroutine (on a plain thread, the thread) until `deadline`. A past one returns at once.
+/// Parks the goroutine until `deadline`. On a plain thread it blocks the thread.
+///
+/// Returns at once if the deadline has passed. Use it for steps at fixed times: the time that a
+/// step takes does not delay the next one.
+///
+/// # Cancel
+/// The sleep cannot be ended early.
+///
+/// # Examples
+/// ```
+/// use std::time::{Duration, Instant};
+/// use trefoil::time::sleep_until;
+/// trefoil::run(|| {
+///     let mut next = Instant::now();
+///     for _ in 0..3 {
+///         next += Duration::from_millis(1);
+///         sleep_until(next);
+///         assert!(Instant::now() >= next);
+///     }
+/// });
+/// ```
 pub fn sleep_until(deadline: Instant) {
     if deadline > Instant::now() {
         sleep_until_nanos(clock::at(deadline));
@@ -45,21 +105,30 @@ pub(crate) fn sleep_until_nanos(when: Nanos) {
     wait::wait(WaitReason::Sleep, when.min(LATEST), |_| true);
 }
 
-/// Runs `f` in a goroutine of its own and waits for it, but not longer than `d`.
+/// Runs `f` in a goroutine of its own, and waits for its value at most for `d`.
 ///
 /// # Errors
-/// [`TimedOut`], if `f` takes longer. It is not stopped: its goroutine goes on, and its value is dropped.
+/// Returns [`TimedOut`] if `f` takes longer. `f` is not stopped: its goroutine continues, and its
+/// value is dropped.
 ///
 /// # Panics
-/// With `f`'s panic, if it panics in time.
+/// Panics with the panic of `f` if it panics in time, or if no memory is left for another
+/// goroutine.
 ///
+/// # Cancel
+/// To stop `f` after the time limit, give it a [`Context`](crate::context::Context).
+///
+/// # Examples
 /// ```
 /// use std::time::Duration;
-/// use trefoil::time::{sleep, timeout};
+/// use trefoil::chan::bounded;
+/// use trefoil::time::timeout;
 ///
 /// trefoil::run(|| {
 ///     assert_eq!(timeout(Duration::from_secs(60), || 6 * 7), Ok(42));
-///     assert!(timeout(Duration::from_millis(1), || sleep(Duration::from_secs(60))).is_err());
+///
+///     let (_tx, rx) = bounded::<i32>(0);
+///     assert!(timeout(Duration::from_millis(1), move || rx.recv()).is_err());
 /// });
 /// ```
 #[track_caller]
@@ -79,7 +148,17 @@ where
     }
 }
 
-/// [`timeout`] did not wait any longer.
+/// The error of [`timeout`]: the closure took longer than the limit.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::time::{sleep, timeout};
+/// trefoil::run(|| {
+///     let slow = timeout(Duration::ZERO, || sleep(Duration::from_millis(1)));
+///     assert_eq!(slow.unwrap_err().to_string(), "timed out");
+/// });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut(());
 

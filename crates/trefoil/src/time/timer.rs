@@ -11,10 +11,19 @@ use std::time::{Duration, Instant};
 
 /// Sends the time on a channel, or calls a function, once.
 ///
-/// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned there is no value of the earlier
-/// setting in the channel, and none will come (Go 1.23's promise). Dropping a timer stops it, unless it is
-/// one of [`after_func`]. Its channel is never closed: after the value, or after `stop`, nothing comes until `reset`.
+/// [`Timer::new`] makes a timer that sends, [`after_func`] a timer that calls a function. For a
+/// single wait with a time limit the `after` arm of [`select!`](crate::select) is shorter. Use a
+/// `Timer` if it must be stopped or reset.
 ///
+/// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned, the channel contains no
+/// value of the earlier setting, and none will come. Go 1.23 promises the same. The channel is
+/// never closed: after the value, or after `stop`, a receive waits until `reset`.
+///
+/// # Drop
+/// Dropping a timer of [`Timer::new`] stops it. A clone of its channel keeps a value that was sent
+/// already. Dropping a timer of [`after_func`] does not stop it.
+///
+/// # Examples
 /// ```
 /// use std::time::Duration;
 /// use trefoil::time::Timer;
@@ -34,7 +43,19 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// A timer that sends the time after `d`. [`Duration::MAX`] never comes.
+    /// Creates a timer that sends the time after `d`. With [`Duration::MAX`] it never does.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::time::Timer;
+    /// trefoil::run(|| {
+    ///     let start = Instant::now();
+    ///     let timer = Timer::new(Duration::from_millis(1));
+    ///     timer.chan().recv().unwrap();
+    ///     assert!(start.elapsed() >= Duration::from_millis(1));
+    /// });
+    /// ```
     pub fn new(d: Duration) -> Timer {
         // One place, so that firing never waits.
         let (sender, receiver) = bounded(1);
@@ -43,18 +64,72 @@ impl Timer {
         Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
     }
 
-    /// The channel that the time is sent on. For a timer of [`after_func`] nothing ever comes.
+    /// Returns the channel on which the timer sends the time.
+    ///
+    /// The channel of a timer of [`after_func`] never receives a value.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::chan::bounded;
+    /// use trefoil::select;
+    /// use trefoil::time::Timer;
+    /// trefoil::run(|| {
+    ///     let (_tx, rx) = bounded::<u8>(0);
+    ///     let limit = Timer::new(Duration::from_millis(1));
+    ///     let data = select! {
+    ///         recv(rx) -> v => v.ok(),
+    ///         recv(limit.chan()) -> _ => None,
+    ///     };
+    ///     assert_eq!(data, None);
+    /// });
+    /// ```
     pub fn chan(&self) -> &Receiver<Instant> {
         self.receiver.as_ref().unwrap_or(&self.never)
     }
 
-    /// Stops the timer. True: that was in time; its value has not been received, and will not be.
+    /// Stops the timer.
+    ///
+    /// Returns true if that was in time: its value was not received and will not be, or its
+    /// function was not called and will not be. Returns false if the timer has fired or was stopped
+    /// before.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::time::{Timer, after_func};
+    /// trefoil::run(|| {
+    ///     let timer = Timer::new(Duration::from_secs(60));
+    ///     assert!(timer.stop());
+    ///     assert!(!timer.stop()); // stopped already
+    ///     assert!(timer.chan().try_recv().is_err());
+    ///
+    ///     let call = after_func(Duration::from_secs(60), || unreachable!());
+    ///     assert!(call.stop());
+    /// });
+    /// ```
     pub fn stop(&self) -> bool {
         self.slot.stop(|here| self.drain(here))
     }
 
-    /// Lets it fire after `d` from now, whatever it did before. True: the earlier setting was still to come. A
-    /// timer of [`after_func`] whose function has been called does nothing more.
+    /// Sets the timer to fire `d` from now, whether it has fired, was stopped, or neither.
+    ///
+    /// Returns true if the earlier setting was still to come, or if its value was not received yet.
+    /// That value is removed. A timer of [`after_func`] whose function was called does nothing
+    /// more.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::time::Timer;
+    /// trefoil::run(|| {
+    ///     let timer = Timer::new(Duration::from_secs(60));
+    ///     assert!(timer.reset(Duration::from_millis(1)));
+    ///     timer.chan().recv().unwrap();
+    ///     assert!(!timer.reset(Duration::from_millis(1))); // it had fired
+    ///     timer.chan().recv().unwrap();
+    /// });
+    /// ```
     pub fn reset(&self, d: Duration) -> bool {
         self.slot.set(clock::after(d), 0, |here| self.drain(here))
     }
@@ -79,9 +154,14 @@ impl fmt::Debug for Timer {
     }
 }
 
-/// Sends the time on a channel again and again. Ticks that the receiver is too slow for are left out. Dropping a ticker
-/// stops it; its channel is never closed.
+/// Sends the time on a channel again and again.
 ///
+/// Ticks for which the receiver is too slow are left out. The channel is never closed.
+///
+/// # Drop
+/// Dropping a ticker stops it.
+///
+/// # Examples
 /// ```
 /// use std::time::Duration;
 /// use trefoil::time::Ticker;
@@ -99,10 +179,22 @@ pub struct Ticker {
 }
 
 impl Ticker {
-    /// A tick every `d`.
+    /// Creates a ticker that sends the time every `d`. The first tick comes after `d`.
     ///
     /// # Panics
-    /// If `d` is zero.
+    /// Panics if `d` is zero.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::time::Ticker;
+    /// trefoil::run(|| {
+    ///     let start = Instant::now();
+    ///     let ticker = Ticker::new(Duration::from_millis(1));
+    ///     ticker.chan().recv().unwrap();
+    ///     assert!(start.elapsed() >= Duration::from_millis(1));
+    /// });
+    /// ```
     #[track_caller]
     pub fn new(d: Duration) -> Ticker {
         let (sender, receiver) = bounded(1);
@@ -111,20 +203,62 @@ impl Ticker {
         Ticker { slot, receiver }
     }
 
-    /// The channel of ticks.
+    /// Returns the channel on which the ticker sends the time.
+    ///
+    /// Its values are the times at which the ticks were sent. As it is never closed, a loop over it
+    /// does not end by itself.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::time::Ticker;
+    /// trefoil::run(|| {
+    ///     let ticker = Ticker::new(Duration::from_millis(1));
+    ///     let times: Vec<_> = ticker.chan().iter().take(3).collect();
+    ///     assert!(times.is_sorted());
+    /// });
+    /// ```
     pub fn chan(&self) -> &Receiver<Instant> {
         &self.receiver
     }
 
-    /// No more ticks, and none in the channel. (The channel is not closed, as in Go.)
+    /// Stops the ticker, and removes a tick that is in the channel.
+    ///
+    /// As in Go, the channel is not closed: a receive waits until [`reset`](Ticker::reset).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::time::Ticker;
+    /// trefoil::run(|| {
+    ///     let ticker = Ticker::new(Duration::from_millis(1));
+    ///     ticker.chan().recv().unwrap();
+    ///     ticker.stop();
+    ///     assert!(ticker.chan().try_recv().unwrap_err().is_empty());
+    /// });
+    /// ```
     pub fn stop(&self) {
         self.slot.stop(|here| self.receiver.discard_in(here));
     }
 
-    /// Ticks every `d` from now on.
+    /// Sets the ticker to tick every `d` from now on, also if it was stopped.
+    ///
+    /// A tick that is in the channel is removed.
     ///
     /// # Panics
-    /// If `d` is zero.
+    /// Panics if `d` is zero.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::time::Ticker;
+    /// trefoil::run(|| {
+    ///     let ticker = Ticker::new(Duration::from_secs(60));
+    ///     ticker.stop();
+    ///     ticker.reset(Duration::from_millis(1));
+    ///     ticker.chan().recv().unwrap();
+    /// });
+    /// ```
     #[track_caller]
     pub fn reset(&self, d: Duration) {
         let period = interval(d);
@@ -151,14 +285,16 @@ fn interval(d: Duration) -> Nanos {
     Nanos::try_from(d.as_nanos()).unwrap_or(LATEST)
 }
 
-/// A channel on which the time is sent once, after `d`.
+/// Returns a channel that receives the time once, after `d`.
 ///
-/// The channel is never closed, as in Go: a second receive waits for ever.
+/// As in Go, the channel is never closed: a second receive waits forever.
 ///
-/// Its timer stays until then, also when the receiver is dropped. A loop that waits with
-/// a long limit each time uses the `after` arm of [`select!`](crate::select), which leaves nothing
+/// # Drop
+/// The timer stays set for all of `d`, even if the receiver is dropped. In a loop that waits with a
+/// long limit each time, use the `after` arm of [`select!`](crate::select), which leaves nothing
 /// behind, or a [`Timer`].
 ///
+/// # Examples
 /// ```
 /// use std::time::Duration;
 /// trefoil::run(|| {
@@ -171,9 +307,14 @@ pub fn after(d: Duration) -> Receiver<Instant> {
     receiver
 }
 
-/// Calls `f` in a goroutine of its own after `d`. The timer can be stopped until then; dropping it does not
-/// stop it.
+/// Calls `f` in a goroutine of its own after `d`.
 ///
+/// [`Timer::stop`] on the returned timer prevents the call, if it comes before the time.
+///
+/// # Drop
+/// Dropping the returned timer does not stop it: `f` is still called.
+///
+/// # Examples
 /// ```
 /// use std::time::Duration;
 /// trefoil::run(|| {

@@ -10,12 +10,24 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-/// A select whose operations are gathered at run time. For a fixed set there is
-/// [`select!`](crate::select).
+/// Waits for the first of several channel operations, where the set of operations is known only at
+/// run time.
 ///
-/// The names are crossbeam's, but a `send` brings its value along (as in Go's `reflect.Select`): so
-/// the select does the whole operation, and there is none that must be completed.
+/// For a fixed set use [`select!`](crate::select).
 ///
+/// Add operations with [`recv`](Select::recv) and [`send`](Select::send), then call
+/// [`select`](Select::select) or one of its variants. If several operations are ready, one of them
+/// is chosen at random. An operation on a closed channel is ready; its result is an error. The same
+/// `Select` can be used again.
+///
+/// The method names are crossbeam's, except that `send` takes its value when it is added, as in
+/// Go's `reflect.Select`. So the select does the whole operation, and the caller has nothing to
+/// complete.
+///
+/// # Drop
+/// The values of sends that were not chosen are dropped with the `Select`.
+///
+/// # Examples
 /// ```
 /// use trefoil::chan::{Select, bounded};
 ///
@@ -85,12 +97,28 @@ impl<T> Drop for Room<T> {
 }
 
 impl<'a> Select<'a> {
-    /// No operations yet.
+    /// Creates a `Select` without operations.
+    ///
+    /// # Examples
+    /// ```
+    /// let mut select = trefoil::chan::Select::new();
+    /// assert!(select.try_select().is_err()); // there is nothing to choose
+    /// ```
     pub fn new() -> Select<'a> {
         Select { operations: Vec::new() }
     }
 
-    /// Adds a receive; returns its index.
+    /// Adds a receive, and returns its index.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{Select, unbounded};
+    /// let (_a, numbers) = unbounded::<i32>();
+    /// let (_b, words) = unbounded::<String>();
+    /// let mut select = Select::new();
+    /// assert_eq!(select.recv(&numbers), 0);
+    /// assert_eq!(select.recv(&words), 1);
+    /// ```
     pub fn recv<T>(&mut self, receiver: &'a Receiver<T>) -> usize
     where
         T: 'a,
@@ -99,8 +127,21 @@ impl<'a> Select<'a> {
         self.add(receiver.core(), Side::Recv, Box::new(room))
     }
 
-    /// Adds a send of `value`; returns its index. When it was chosen it is spent: another select on
-    /// the same object leaves it out.
+    /// Adds a send of `value`, and returns its index.
+    ///
+    /// A send can be chosen only once, because its value is gone then. Further selects on the same
+    /// `Select` skip it.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{Select, bounded};
+    /// let (tx, rx) = bounded(2);
+    /// let mut select = Select::new();
+    /// select.send(&tx, "once");
+    /// select.select().send(&tx).unwrap();
+    /// assert!(select.try_select().is_err()); // the value is sent
+    /// assert_eq!(rx.try_iter().count(), 1);
+    /// ```
     pub fn send<T>(&mut self, sender: &'a Sender<T>, value: T) -> usize
     where
         T: 'a,
@@ -114,10 +155,25 @@ impl<'a> Select<'a> {
         self.operations.len() - 1
     }
 
-    /// Takes an operation out; the indices of the others stay.
+    /// Removes an operation. The indices of the other operations stay the same.
+    ///
+    /// The value of a removed send is dropped with the `Select`.
     ///
     /// # Panics
-    /// If there is none with this index.
+    /// Panics if no operation has this index.
+    ///
+    /// # Examples
+    /// A closed channel would be chosen again and again, so it is removed:
+    /// ```
+    /// use trefoil::chan::{Select, bounded};
+    /// let (tx, rx) = bounded::<i32>(1);
+    /// drop(tx);
+    /// let mut select = Select::new();
+    /// let index = select.recv(&rx);
+    /// assert!(select.try_select().unwrap().recv(&rx).is_err()); // closed
+    /// select.remove(index);
+    /// assert!(select.try_select().is_err());
+    /// ```
     pub fn remove(&mut self, index: usize) {
         self.operations[index].spent = true;
     }
@@ -141,8 +197,17 @@ impl<'a> Select<'a> {
         SelectedOperation { op, chosen, _not_send: PhantomData }
     }
 
-    /// Waits for one of the operations and does it. Without operations it waits for ever.
+    /// Waits until one of the operations is ready, and does it. Without operations it waits
+    /// forever.
     ///
+    /// # Panics
+    /// Panics if there are more than 65,534 operations.
+    ///
+    /// # Cancel
+    /// To end the wait early, add a receive on a channel that is closed at that moment, for example
+    /// [`Context::done`](crate::context::Context::done).
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::chan::{Select, bounded};
     /// let (tx, rx) = bounded(1);
@@ -163,11 +228,15 @@ impl<'a> Select<'a> {
         }
     }
 
-    /// Does one of the operations if that needs no waiting.
+    /// Does one of the operations if one is ready.
     ///
     /// # Errors
-    /// If none can go on now.
+    /// Returns [`TrySelectError`] if none of the operations is ready.
     ///
+    /// # Panics
+    /// Panics if there are more than 65,534 operations.
+    ///
+    /// # Examples
     /// ```
     /// use trefoil::chan::{Select, bounded};
     /// let (tx, rx) = bounded::<i32>(1);
@@ -184,10 +253,24 @@ impl<'a> Select<'a> {
         }
     }
 
-    /// As [`select`](Select::select), but waits at most for `limit`.
+    /// Waits until one of the operations is ready, at most for `limit`, and does it.
     ///
     /// # Errors
-    /// If the time is up.
+    /// Returns [`SelectTimeoutError`] if none of the operations was ready within `limit`.
+    ///
+    /// # Panics
+    /// Panics if there are more than 65,534 operations.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::chan::{Select, SelectTimeoutError, bounded};
+    /// let (_tx, rx) = bounded::<i32>(1);
+    /// let mut select = Select::new();
+    /// select.recv(&rx);
+    /// let late = select.select_timeout(Duration::from_millis(1));
+    /// assert_eq!(late.unwrap_err(), SelectTimeoutError);
+    /// ```
     pub fn select_timeout(
         &mut self,
         limit: Duration,
@@ -198,10 +281,28 @@ impl<'a> Select<'a> {
         }
     }
 
-    /// As [`select`](Select::select), but waits at most until `deadline`.
+    /// Waits until one of the operations is ready, at most until `deadline`, and does it.
+    ///
+    /// One deadline may limit several selects together.
     ///
     /// # Errors
-    /// If the time is up.
+    /// Returns [`SelectTimeoutError`] if none of the operations was ready before `deadline`.
+    ///
+    /// # Panics
+    /// Panics if there are more than 65,534 operations.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::chan::{Select, bounded};
+    /// let deadline = Instant::now() + Duration::from_millis(1);
+    /// let (tx, rx) = bounded(1);
+    /// tx.send(1).unwrap();
+    /// let mut select = Select::new();
+    /// select.recv(&rx);
+    /// assert_eq!(select.select_deadline(deadline).unwrap().recv(&rx), Ok(1));
+    /// assert!(select.select_deadline(deadline).is_err());
+    /// ```
     pub fn select_deadline(
         &mut self,
         deadline: Instant,
@@ -225,7 +326,26 @@ impl fmt::Debug for Select<'_> {
     }
 }
 
-/// The operation that a [`Select`] did. Its result is in here; who does not want it drops it.
+/// The operation that a [`Select`] did, with its result.
+///
+/// Call [`index`](SelectedOperation::index) to learn which operation it was, then
+/// [`recv`](SelectedOperation::recv) or [`send`](SelectedOperation::send) to get the result.
+///
+/// # Drop
+/// The operation has happened already. Dropping a `SelectedOperation` drops the received value.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::{Select, bounded};
+/// let (tx, rx) = bounded(1);
+/// tx.send("value").unwrap();
+/// let mut select = Select::new();
+/// let from_rx = select.recv(&rx);
+/// let done = select.select();
+/// if done.index() == from_rx {
+///     assert_eq!(done.recv(&rx), Ok("value"));
+/// }
+/// ```
 #[must_use = "what was received is dropped with it"]
 pub struct SelectedOperation<'s, 'a> {
     op: &'s mut Operation<'a>,
@@ -234,18 +354,31 @@ pub struct SelectedOperation<'s, 'a> {
 }
 
 impl<'a> SelectedOperation<'_, 'a> {
-    /// Which operation: what [`Select::recv`] or [`Select::send`] returned for it.
+    /// Returns the index of the operation: the value that [`Select::recv`] or [`Select::send`]
+    /// returned for it.
     pub fn index(&self) -> usize {
         self.chosen.index
     }
 
-    /// The result of a receive.
+    /// Returns the result of a receive.
     ///
     /// # Errors
-    /// If the channel is closed and empty.
+    /// Returns [`RecvError`] if the channel is closed and empty.
     ///
     /// # Panics
-    /// If the operation is not a receive from this channel.
+    /// Panics if the operation is not a receive from the channel of `receiver`.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{Select, unbounded};
+    /// let (tx, rx) = unbounded();
+    /// tx.send(1).unwrap();
+    /// drop(tx);
+    /// let mut select = Select::new();
+    /// select.recv(&rx);
+    /// assert_eq!(select.select().recv(&rx), Ok(1));
+    /// assert!(select.select().recv(&rx).is_err()); // closed and empty
+    /// ```
     pub fn recv<T>(mut self, receiver: &Receiver<T>) -> Result<T, RecvError> {
         let this = receiver.core().map(std::ptr::from_ref);
         assert!(
@@ -255,13 +388,23 @@ impl<'a> SelectedOperation<'_, 'a> {
         self.room::<T>().take().ok_or(RecvError)
     }
 
-    /// The result of a send.
+    /// Returns the result of a send.
     ///
     /// # Errors
-    /// If the channel is closed: gives the value back.
+    /// Returns [`SendError`] with the value if the channel is closed.
     ///
     /// # Panics
-    /// If the operation is not a send to this channel.
+    /// Panics if the operation is not a send to the channel of `sender`.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::chan::{Select, bounded};
+    /// let (tx, rx) = bounded(0);
+    /// drop(rx);
+    /// let mut select = Select::new();
+    /// select.send(&tx, "lost");
+    /// assert_eq!(select.select().send(&tx).unwrap_err().into_inner(), "lost");
+    /// ```
     pub fn send<T>(mut self, sender: &Sender<T>) -> Result<(), SendError<T>> {
         let this = Some(std::ptr::from_ref(sender.core()));
         assert!(
@@ -298,11 +441,29 @@ impl fmt::Debug for SelectedOperation<'_, '_> {
     }
 }
 
-/// [`Select::try_select`]: nothing can go on now.
+/// The error of [`Select::try_select`]: none of the operations is ready.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::{Select, TrySelectError, bounded};
+/// let (_tx, rx) = bounded::<i32>(1);
+/// let mut select = Select::new();
+/// select.recv(&rx);
+/// assert_eq!(select.try_select().unwrap_err(), TrySelectError);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TrySelectError;
 
-/// [`Select::select_timeout`]: the time is up.
+/// The error of [`Select::select_timeout`] and [`Select::select_deadline`]: none of the operations
+/// was ready in time.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::chan::{Select, SelectTimeoutError};
+/// let late = Select::new().select_timeout(Duration::from_millis(1)).map(drop);
+/// assert_eq!(late, Err(SelectTimeoutError));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SelectTimeoutError;
 

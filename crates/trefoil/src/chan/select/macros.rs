@@ -21,7 +21,7 @@
 //!
 //! One step of recursion an arm: 64 arms stay below the default `recursion_limit`.
 
-/// Waits for the first of several channel operations, and does that one.
+/// Waits for the first of several channel operations, and does it.
 ///
 /// ```text
 /// let x = select! {
@@ -32,24 +32,27 @@
 /// };
 /// ```
 ///
-/// - If several can go on, one is chosen at random, each with the same chance.
-/// - An operation on a closed channel can go on: its result is an error.
-///   [`never()`](crate::chan::never)
-///   switches an arm off.
-/// - `after` is chosen when nothing else could go on for so long.
-/// - `default` is chosen when nothing can go on now; it is the last arm. With it the select does
-///   not wait (and `after` is not chosen).
-/// - `select! {}` waits for ever.
-/// - Channels may be places or references; all channels and values are evaluated once, in the order
-///   in which they are written, before anything else happens. The value of a `send` that is not
-///   chosen is dropped.
-/// - A body is code of the place where it stands: it can `break`, `return`, use `?`, and assign to
-///   the channel variables. A block needs no comma. The bodies' value is the value of the select.
-/// - Up to 64 arms; [`chan::Select`](crate::chan::Select) takes more, and a number that is not
-///   known in advance.
+/// - If several operations are ready, one of them is chosen at random, each with the same
+///   probability.
+/// - An operation on a closed channel is ready; its result is an error. Assign
+///   [`never()`](crate::chan::never) to a receiver to turn its arm off.
+/// - `after` is chosen if no operation was ready for that duration. If there are several, the
+///   shortest counts.
+/// - `default` is chosen if no operation is ready now. It must be the last arm. With it the select
+///   does not wait, and `after` is never chosen.
+/// - `select! {}` waits forever.
+/// - Channels may be variables, other places, or references. All channels and values are evaluated
+///   once, in the order in which they are written, before any operation happens. The value of a
+///   `send` that is not chosen is dropped.
+/// - A body is ordinary code of the enclosing function: it may `break`, `return`, use `?`, and
+///   assign to the channel variables. A body that is a block needs no comma. The value of the
+///   chosen body is the value of the select.
+/// - There may be up to 64 arms. [`chan::Select`](crate::chan::Select) takes more, and a number
+///   that is not known in advance.
 ///
+/// # Examples
+/// A goroutine that sends values until it is told to stop:
 /// ```
-/// use std::time::Duration;
 /// use trefoil::chan::{bounded, unbounded};
 /// use trefoil::select;
 ///
@@ -73,16 +76,22 @@
 ///     let sum: i32 = (0..10).map(|_| got.recv().unwrap()).sum();
 ///     assert_eq!(sum, 45);
 ///     drop(stop);
-///
-///     let (_tx, silent) = bounded::<i32>(0);
-///     let said = select! {
-///         recv(silent) -> v => v.ok(),
-///         after(Duration::from_millis(1)) => None,
-///     };
-///     assert_eq!(said, None);
 /// });
 /// ```
-/// Ends and types are checked:
+/// A receive with a time limit:
+/// ```
+/// use std::time::Duration;
+/// use trefoil::chan::bounded;
+/// use trefoil::select;
+///
+/// let (_tx, silent) = bounded::<i32>(0);
+/// let value = select! {
+///     recv(silent) -> v => v.ok(),
+///     after(Duration::from_millis(1)) => None,
+/// };
+/// assert_eq!(value, None);
+/// ```
+/// The wrong end of a channel, or a value of the wrong type, does not compile:
 /// ```compile_fail,E0277
 /// let (tx, _rx) = trefoil::chan::bounded::<i32>(0);
 /// trefoil::select! { recv(tx) -> _ => {} } // `recv(…)` takes a `Receiver`
