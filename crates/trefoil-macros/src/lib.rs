@@ -2,8 +2,9 @@
 //!
 //! Use them through the `trefoil` crate, which re-exports both.
 //!
-//! An attribute keeps the function as it was written and puts it inside a plain one of the same
-//! name, which starts the runtime and runs the inner one as the main goroutine:
+//! An attribute keeps the function as it was written and puts it inside a plain function of the
+//! same name. The outer function starts the runtime and runs the inner function as the main
+//! goroutine:
 //!
 //! ```text
 //! #[trefoil::main]                           fn main() -> ::std::process::ExitCode {
@@ -14,12 +15,14 @@
 //!                                            }
 //! ```
 //!
-//! - An inner function, not a closure: it takes every return type (`impl Termination` too), inner
-//!   attributes stay legal, and the compiler's messages point at the user's own tokens.
-//! - `report` runs inside the goroutine, since a `Result<(), Box<dyn Error>>` is not `Send` and an
-//!   `ExitCode` is. It prints `Error: …` as std does. The test harness takes an `ExitCode`, too.
-//! - Hand-parsed: the part of the grammar that is accepted is so small that `syn` would cost every
-//!   user more to build than these lines cost to read.
+//! - The body becomes an inner function, not a closure. So every return type is possible (`impl
+//!   Termination` too), inner attributes stay legal, and the compiler's messages point at the
+//!   user's own tokens.
+//! - `report` runs inside the goroutine, because a `Result<(), Box<dyn Error>>` is not `Send` and
+//!   an `ExitCode` is. It prints `Error: …` as std does. The test harness accepts an `ExitCode`,
+//!   too.
+//! - The attributes are parsed by hand. They accept such a small part of the grammar that `syn`
+//!   would cost every user more to build than these lines cost to read.
 
 use std::iter::Peekable;
 use std::vec::IntoIter;
@@ -29,10 +32,11 @@ use proc_macro::{Delimiter, Group, Ident, Literal, Punct, Spacing, Span, TokenSt
 /// The largest number of Ps; the runtime has the same limit.
 const MAX_PROCS: u128 = 1024;
 
-/// Runs `main` as the main goroutine: the program ends when it returns.
+/// Runs the function as the main goroutine of a new runtime. Put it on `main`.
 ///
-/// The function may return whatever a plain `main` may. An `Err` is printed as `Error: …` and the
-/// process exits with 1, also for errors that are not `Send` (`Box<dyn Error>`).
+/// The program ends when the function returns; other goroutines are not waited for, as in Go. The
+/// function may have every return type of a plain `main`. An `Err` is printed as `Error: …`, and
+/// the process exits with code 1. The error need not be `Send` (`Box<dyn Error>`).
 ///
 /// ```standalone_crate
 /// # extern crate self as trefoil;
@@ -50,8 +54,9 @@ const MAX_PROCS: u128 = 1024;
 ///
 /// # Options
 ///
-/// `procs = N` sets how many goroutines run at the same instant, 1 to 1024. Without it the
-/// environment decides (`TREFOIL_PROCS`, `GOMAXPROCS`), and then the number of CPUs.
+/// `procs = N` sets how many goroutines run at the same time, 1 to 1024. `N` may be any expression
+/// of type `usize`. Without the option, the number is `TREFOIL_PROCS`, else `GOMAXPROCS`, else the
+/// number of CPUs and the CPU quota of the cgroup decide.
 ///
 /// ```standalone_crate
 /// # extern crate self as trefoil;
@@ -69,10 +74,16 @@ const MAX_PROCS: u128 = 1024;
 /// }
 /// ```
 ///
+/// # Panics
+///
+/// The outer function panics if the function panics, and if the runtime cannot start.
+///
 /// # Errors
 ///
-/// The function takes no arguments and no generics, and is not `async`: a goroutine may block, so
-/// there is nothing to await.
+/// The compiler reports an error if the attribute is not on a function, if the function has
+/// arguments or generics, if it is `async`, `const`, `unsafe` or `extern`, or if an option is
+/// unknown or out of range. An `async` function is not needed: a goroutine may block, so there is
+/// nothing to await.
 ///
 /// ```compile_fail,standalone_crate
 /// # extern crate self as trefoil;
@@ -117,10 +128,10 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute(Kind::Main, options, item)
 }
 
-/// A test whose body is the main goroutine of a runtime of its own.
+/// Makes the function a test that runs as the main goroutine of its own runtime.
 ///
-/// Add nothing else: it is a `#[test]` already. `#[ignore]`, `#[should_panic]` and other attributes
-/// keep their meaning; a test may return a `Result`, and fails on `Err`.
+/// Do not add `#[test]`: the attribute adds it. `#[ignore]`, `#[should_panic]` and other attributes
+/// keep their meaning. A test may return a `Result`, and fails if it returns an `Err`.
 ///
 /// ```no_run
 /// # extern crate self as trefoil;
@@ -147,7 +158,7 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 /// # fn main() {}
 /// ```
 ///
-/// The options and the errors are those of [`main`][macro@main].
+/// The options and the compile errors are the same as for [`main`][macro@main].
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute(Kind::Test, options, item)

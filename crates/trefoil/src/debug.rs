@@ -1,4 +1,22 @@
-//! Looking into the runtime from inside the program: numbers, a dump of every goroutine, a profile of all.
+//! Inspects the runtime from inside the program: counters, a dump of every goroutine, and a profile
+//! of where goroutines stand.
+//!
+//! | function | answers | cost |
+//! |---|---|---|
+//! | [`stats`] | How many threads, goroutines, steals and preemptions are there? | reads counters |
+//! | [`dump`] | What does each goroutine wait for, and where? | reads every stack |
+//! | [`profile`] | How many goroutines stand at the same place? | reads every stack |
+//!
+//! None of them stops a goroutine. From outside the program, SIGQUIT prints the dump and ends the
+//! process, and `TREFOIL_DEBUG=schedtrace=1000` prints a line about the scheduler every second.
+//!
+//! ```
+//! trefoil::run(|| {
+//!     let stats = trefoil::debug::stats();
+//!     println!("{} goroutines on {} threads", stats.goroutines, stats.threads);
+//!     println!("{}", trefoil::debug::dump());
+//! });
+//! ```
 
 use crate::mem;
 use crate::runtime::with_sched;
@@ -7,60 +25,92 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use crate::observe::pprof::Profile;
 
-/// What the scheduler has done so far, and what it holds. See [`stats`].
+/// Counters of a runtime: what the scheduler has done so far, and what it holds. [`stats`] returns
+/// it.
+///
+/// The fields are read one after the other while goroutines run, so they need not belong to the
+/// same moment. Fields may be added in later versions.
+///
+/// ```
+/// trefoil::run(|| {
+///     let stats = trefoil::debug::stats();
+///     let queued: usize = stats.procs.iter().map(|p| p.queue).sum();
+///     assert_eq!(queued + stats.global_queue, 0); // Only main is alive, and it runs.
+///     assert!(stats.threads >= 1);
+/// });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// One entry for each P that was ever made; their number never shrinks.
+    /// One entry for each P that was ever made. The number of entries never shrinks.
     pub procs: Vec<ProcStats>,
-    /// OS threads that run goroutines, idle ones included. The runtime has two more, without goroutines: sysmon,
-    /// which watches the others, and the aide, which does what may wait.
+    /// OS threads that run goroutines, idle threads included. The runtime has two more threads,
+    /// which run no goroutines: sysmon, which watches the others, and a helper thread, which may
+    /// block.
     pub threads: usize,
-    /// Of those, threads whose goroutine runs without a P: they block in some call, or just came back.
+    /// Threads among these whose goroutine has no P, because it blocks in a call or has just
+    /// returned from it.
     pub threads_without_p: usize,
-    /// Goroutines alive.
+    /// Goroutines that are alive.
     pub goroutines: usize,
-    /// Goroutines, and plain threads served by this runtime, that wait for a descriptor.
+    /// Goroutines, and plain threads that this runtime serves, that wait for a file descriptor.
     pub io_waiters: usize,
-    /// Goroutines waiting in the global queue.
+    /// Goroutines that wait in the global queue.
     pub global_queue: usize,
-    /// Address space set aside for stacks in this process, in bytes. Only what was touched is memory.
+    /// Address space that is reserved for stacks in this process, in bytes. Only touched pages take
+    /// memory.
     pub stack_bytes_mapped: usize,
-    /// Stacks in use in this process, those kept ready by a P included.
+    /// Stacks in use in this process, including the free stacks that Ps keep ready.
     pub stacks_live: usize,
-    /// Stacks kept for reuse in the process-wide pool.
+    /// Free stacks in the process-wide pool.
     pub stacks_pooled: usize,
-    /// Goroutines stopped by a signal.
+    /// How many times a goroutine was preempted by a signal.
     pub preemptions: u64,
-    /// Signals sent for that; some come when the goroutine cannot be stopped.
+    /// Signals that were sent to preempt. Some arrive when the goroutine cannot be stopped.
     pub preempt_signals: u64,
-    /// Ps taken from threads that blocked.
+    /// How many times a P was taken from a thread that blocked.
     pub retakes: u64,
 }
 
-/// One P's part of [`Stats`].
+/// Counters of one P, in [`Stats::procs`].
+///
+/// Use them to find an imbalance: a P with a long `queue` beside idle Ps, or many `overflows`.
+///
+/// ```
+/// let rt = trefoil::Runtime::builder().procs(1).build().unwrap();
+/// rt.run(|| {
+///     trefoil::go(|| ()).join().unwrap();
+///     let p = &trefoil::debug::stats().procs[0];
+///     assert_eq!((p.spawned, p.steals), (1, 0));
+/// });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcStats {
-    /// `idle`, `running`, or `retired` by a smaller `set_procs`.
+    /// `idle`, `running`, or `retired` if a smaller [`set_procs`](crate::set_procs) has removed the
+    /// P.
     pub status: &'static str,
-    /// Time slices begun.
+    /// How many time slices have begun on this P. The counter wraps around at 2^32.
     pub ticks: u64,
-    /// Goroutines waiting in its queue.
+    /// Goroutines that wait in the P's queue.
     pub queue: usize,
-    /// Goroutines started from here.
+    /// Goroutines that goroutines on this P have started. A goroutine that a plain thread has
+    /// started is not in the count of any P.
     pub spawned: u64,
-    /// Goroutines that ended here.
+    /// Goroutines that ended on this P.
     pub ended: u64,
-    /// Times it stole from another P.
+    /// How many times this P stole from another P.
     pub steals: u64,
-    /// Goroutines that it stole.
+    /// How many goroutines this P stole.
     pub stolen: u64,
-    /// Times its queue was full and half of it went to the global queue.
+    /// How many times the P's queue was full and half of it moved to the global queue.
     pub overflows: u64,
 }
 
-/// Numbers of the runtime that the caller is in. Cheap: it reads counters, and stops nobody.
+/// Returns the counters of the caller's runtime, or of the default runtime on a plain thread.
+///
+/// It reads counters and stops no goroutine, so it is cheap enough to call every second for a
+/// metrics system.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -70,6 +120,9 @@ pub struct ProcStats {
 ///     assert_eq!(stats.procs.iter().map(|p| p.ended).sum::<u64>(), 1);
 /// });
 /// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
 pub fn stats() -> Stats {
     let memory = mem::stats();
     with_sched(|sched| Stats {
@@ -106,9 +159,11 @@ fn proc_stats(p: &P) -> ProcStats {
     }
 }
 
-/// Every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long it waits, its
-/// stack, and where it was created. Stops nobody, so it is a look in passing: goroutines that run on other threads
-/// meanwhile have no stack in it.
+/// Returns every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long
+/// it has waited, its stack, and where it was created. On a plain thread it is the default runtime.
+///
+/// Use it to find out what a program waits for. No goroutine is stopped, so a goroutine that runs
+/// on another thread at that time has no stack in the text.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -116,15 +171,22 @@ fn proc_stats(p: &P) -> ProcStats {
 ///     assert!(text.starts_with("goroutine 1 \"main\" [running]:"));
 /// });
 /// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
 pub fn dump() -> String {
     with_sched(crate::observe::dump::dump)
 }
 
-/// How many goroutines of the caller's runtime stand where: Go's goroutine profile. The same look in passing as
-/// [`dump`], grouped by stack, so it stays short however many goroutines there are. One that runs on another thread
-/// meanwhile, or has not begun, counts at the closure that it was started with.
+/// Counts the goroutines of the caller's runtime by stack, like Go's goroutine profile. On a plain
+/// thread it is the default runtime.
 ///
-/// [`Profile::folded`] is text for flame graphs, [`Profile::write_pprof`] a file for `go tool pprof`.
+/// It has the goroutines of a [`dump`], grouped by stack, so it is short even for a million
+/// goroutines. No goroutine is stopped: a goroutine that runs on another thread at that time, or
+/// has not begun to run, is counted at the closure that it was started with.
+///
+/// [`Profile::folded`] returns text for flame graphs, and [`Profile::write_pprof`] writes a file
+/// for `go tool pprof`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -138,7 +200,7 @@ pub fn dump() -> String {
 ///     for _ in 0..1000 {
 ///         trefoil::go(serve);
 ///     }
-///     sleep(Duration::from_millis(50)); // they begin to wait
+///     sleep(Duration::from_millis(50)); // The goroutines begin to wait.
 ///     let profile = trefoil::debug::profile();
 ///     assert_eq!(profile.goroutines(), 1001);
 ///     print!("{}", profile.folded()); // …serve;trefoil::time::sleep 1000
@@ -147,6 +209,9 @@ pub fn dump() -> String {
 ///     assert!(!file.is_empty());
 /// });
 /// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
 pub fn profile() -> Profile {
     with_sched(crate::observe::pprof::profile)
 }

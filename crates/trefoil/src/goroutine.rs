@@ -13,13 +13,15 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::panic::Location;
 
-/// Starts `f` as a goroutine.
+/// Starts `f` as a goroutine and returns a handle to wait for its result.
 ///
-/// The bounds are those of [`std::thread::spawn`], and the goroutine is to its code what a thread is: it
-/// has a stack and thread-locals of its own. It costs a few hundred nanoseconds and, once it has run, two
-/// pages of memory.
+/// `f` and its result have the bounds of [`std::thread::spawn`]. To its code a goroutine is a
+/// thread: it has its own stack and its own thread-locals. Start and end cost a few hundred
+/// nanoseconds. Once the goroutine has run, it takes two pages of memory.
 ///
-/// Called outside of any runtime, it starts the process-wide default one.
+/// The goroutine runs in the caller's runtime. If the caller is a plain thread, it runs in the
+/// default runtime, which the first such call starts and which lives as long as the process. Use
+/// [`Builder`] for a name or another stack size, and [`scope`](crate::scope()) if `f` borrows.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -30,7 +32,8 @@ use std::panic::Location;
 /// ```
 ///
 /// # Panics
-/// When no memory is left for another goroutine. [`Builder::go`] returns an error instead.
+/// Panics if there is no memory or address space for another goroutine; [`Builder::go`] returns an
+/// error instead. Panics on a plain thread if the default runtime cannot start.
 #[track_caller]
 #[inline]
 pub fn go<F, T>(f: F) -> JoinHandle<T>
@@ -69,15 +72,33 @@ where
 }
 
 /// What a panic in a goroutine does.
+///
+/// [`RuntimeBuilder::panic`](crate::RuntimeBuilder::panic) sets it for a runtime, and
+/// [`Builder::panic`] for one goroutine. Use `Abort` if the program must not continue after a bug
+/// in any goroutine.
+///
+/// ```
+/// use trefoil::{Builder, PanicMode};
+///
+/// trefoil::run(|| {
+///     let careful = Builder::new().panic(PanicMode::Unwind);
+///     let handle = careful.go(|| panic!("no luck")).unwrap();
+///     assert!(handle.join().is_err()); // The program continues.
+/// });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PanicMode {
-    /// It stays in the goroutine and comes out of [`JoinHandle::join`], as in std. The default.
+    /// The panic ends the goroutine, and [`JoinHandle::join`] returns its payload, as in std. This
+    /// is the default.
     Unwind,
-    /// It ends the process with exit code 2, as in Go.
+    /// The panic ends the process with exit code 2, as in Go.
     Abort,
 }
 
-/// A goroutine's settings, like [`std::thread::Builder`].
+/// The settings of a new goroutine, like [`std::thread::Builder`].
+///
+/// Use it to name a goroutine, to give it a larger stack, and to get an error instead of a panic if
+/// it cannot be started.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -95,25 +116,41 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The defaults: no name, the runtime's stack size and panic mode.
+    /// Returns the default settings: no name, the default stack size, and the runtime's panic mode.
     pub fn new() -> Builder {
         Builder::default()
     }
 
-    /// A name for panics, overflows and dumps.
+    /// Sets the goroutine's name. Panic messages, stack overflow reports and
+    /// [dumps](crate::debug::dump) print it.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into().into_boxed_str());
         self
     }
 
-    /// Virtual size of the stack in bytes, rounded up to a power of two, 64 KiB to 1 GiB. Only what is
-    /// used takes memory.
+    /// Sets the size of the stack in bytes, rounded up to a power of two, 64 KiB to 1 GiB. Defaults
+    /// to 256 KiB.
+    ///
+    /// The size is address space; only pages that the goroutine touches take memory. Use a larger
+    /// stack for deep recursion and large local variables.
+    ///
+    /// ```
+    /// fn depth(n: u32) -> u32 {
+    ///     let frame = std::hint::black_box([0u8; 1024]);
+    ///     if n == 0 { frame[0].into() } else { 1 + depth(n - 1) }
+    /// }
+    ///
+    /// trefoil::run(|| {
+    ///     let handle = trefoil::Builder::new().stack_size(16 << 20).go(|| depth(1000)).unwrap();
+    ///     assert_eq!(handle.join().unwrap(), 1000);
+    /// });
+    /// ```
     pub fn stack_size(mut self, bytes: usize) -> Builder {
         self.stack_size = Some(bytes);
         self
     }
 
-    /// What a panic in this goroutine does.
+    /// Sets what a panic in this goroutine does. Defaults to the panic mode of the runtime.
     pub fn panic(mut self, mode: PanicMode) -> Builder {
         self.panic = Some(mode);
         self
@@ -129,11 +166,23 @@ impl Builder {
         }
     }
 
-    /// Starts `f` with these settings.
+    /// Starts `f` as a goroutine with these settings, in the runtime that [`go`](crate::go) uses.
+    ///
+    /// ```
+    /// use std::io::ErrorKind;
+    ///
+    /// trefoil::run(|| {
+    ///     let error = trefoil::Builder::new().stack_size(2 << 30).go(|| ()).unwrap_err();
+    ///     assert_eq!(error.kind(), ErrorKind::InvalidInput); // The limit is 1 GiB.
+    /// });
+    /// ```
     ///
     /// # Errors
-    /// When no memory or address space is left for a stack, or its size is out of range. The message
-    /// says what to do.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the stack size is 0 or more than 1 GiB.
+    /// - [`OutOfMemory`](io::ErrorKind::OutOfMemory): there is no memory or address space for
+    ///   another goroutine. The message names the limit to raise.
+    /// - The [errors of `build`](crate::RuntimeBuilder::build), if the caller is a plain thread and
+    ///   the default runtime cannot start.
     #[track_caller]
     pub fn go<F, T>(self, f: F) -> io::Result<JoinHandle<T>>
     where
@@ -143,10 +192,22 @@ impl Builder {
         start(self.spec(Location::caller()), f)
     }
 
-    /// Starts `f` with these settings in a [`scope`](crate::scope()).
+    /// Starts `f` as a goroutine with these settings in a [`scope`](crate::scope()), so that `f`
+    /// may borrow.
+    ///
+    /// ```
+    /// let words = ["to", "be"];
+    /// let count = trefoil::scope(|s| {
+    ///     let counter = trefoil::Builder::new().name("counter");
+    ///     let handle = counter.go_scoped(s, || words.len()).unwrap();
+    ///     assert_eq!(handle.name(), Some("counter"));
+    ///     handle.join().unwrap()
+    /// });
+    /// assert_eq!(count, 2);
+    /// ```
     ///
     /// # Errors
-    /// As [`Builder::go`].
+    /// The errors of [`Builder::go`].
     #[track_caller]
     pub fn go_scoped<'scope, 'env, F, T>(
         self,
@@ -233,28 +294,54 @@ fn free(g: &'static G) {
     }
 }
 
-/// Waits for a goroutine's end and takes its result. Dropping it detaches the goroutine, which runs on.
+/// The right to wait for a goroutine and to take its result.
+///
+/// [`go`] returns it. It can be sent to other goroutines and threads, also of other runtimes.
+///
+/// ```
+/// trefoil::run(|| {
+///     let handle = trefoil::go(|| "done");
+///     assert_eq!(handle.join().unwrap(), "done");
+/// });
+/// ```
+///
+/// # Drop
+/// Dropping the handle detaches the goroutine: it continues to run, and its result, or the payload
+/// of its panic, is dropped.
+///
+/// ```
+/// trefoil::run(|| {
+///     let (tx, rx) = trefoil::chan::bounded(1);
+///     drop(trefoil::go(move || tx.send(42)));
+///     assert_eq!(rx.recv(), Ok(42)); // The goroutine has run nevertheless.
+/// });
+/// ```
 pub struct JoinHandle<T> {
     inner: Join<T>,
 }
 
 impl<T> JoinHandle<T> {
-    /// Waits for the goroutine to end. On a goroutine this parks the goroutine; on a plain thread it
-    /// blocks the thread. The goroutine's thread-locals have been dropped when it returns.
+    /// Waits for the goroutine to end and returns its result.
     ///
-    /// # Errors
-    /// The payload, if the goroutine panicked.
+    /// A caller that is a goroutine parks; a plain thread blocks. The thread-locals of the
+    /// goroutine have been dropped when `join` returns.
+    ///
+    /// If the runtime of the goroutine was [dropped](crate::Runtime#drop) before the goroutine
+    /// ended, `join` may never return.
     ///
     /// ```
     /// let h = trefoil::go(|| -> i32 { panic!("no luck") });
     /// let payload = h.join().unwrap_err();
     /// assert_eq!(payload.downcast_ref(), Some(&"no luck"));
     /// ```
+    ///
+    /// # Errors
+    /// Returns the payload of the panic if the goroutine panicked.
     pub fn join(self) -> std::thread::Result<T> {
         self.inner.join()
     }
 
-    /// Whether the goroutine has ended, so that `join` would not wait.
+    /// Returns true if the goroutine has ended, so that [`join`](Self::join) returns at once.
     ///
     /// ```
     /// trefoil::run(|| {
@@ -268,12 +355,20 @@ impl<T> JoinHandle<T> {
         self.inner.g().join.is_done()
     }
 
-    /// The goroutine's id. Ids are never used twice in a runtime; the main goroutine's is 1.
+    /// Returns the goroutine's id. A runtime never uses an id twice.
+    ///
+    /// ```
+    /// trefoil::run(|| {
+    ///     let handle = trefoil::go(trefoil::id);
+    ///     let id = handle.id();
+    ///     assert_eq!(handle.join().unwrap(), id);
+    /// });
+    /// ```
     pub fn id(&self) -> u64 {
         self.inner.g().id()
     }
 
-    /// The name given with [`Builder::name`].
+    /// Returns the name that [`Builder::name`] has set.
     pub fn name(&self) -> Option<&str> {
         self.inner.g().name()
     }
@@ -291,7 +386,12 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-/// Lets other goroutines run; Go's `Gosched`. On a plain thread it is [`std::thread::yield_now`].
+/// Lets other goroutines run, like Go's `Gosched`. On a plain thread it is
+/// [`std::thread::yield_now`].
+///
+/// It is rarely needed, because a goroutine that computes for long is preempted. Use it in a long
+/// loop if other goroutines must not wait until then, and in a loop that waits for another
+/// goroutine.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -308,7 +408,10 @@ pub fn yield_now() {
     }
 }
 
-/// The id of the goroutine that calls it; 0 on a plain thread.
+/// Returns the id of the calling goroutine, or 0 on a plain thread.
+///
+/// Dumps and panic messages name goroutines by this number. A runtime never uses an id twice; the
+/// main goroutine of [`run`](crate::run) has the id 1.
 ///
 /// ```
 /// assert_eq!(trefoil::id(), 0);

@@ -17,10 +17,17 @@ pub(crate) const DEFAULT_STACK_BYTES: usize = 256 << 10;
 /// Virtual stack of a main goroutine: as much as Linux gives a program's main thread.
 const MAIN_STACK_BYTES: usize = 8 << 20;
 
-/// Runs `f` as the main goroutine (id 1) of a new runtime and returns its value. Goroutines that are left
-/// when `f` returns are not waited for and are never resumed.
+/// Runs `f` as the main goroutine of a new runtime and returns its value.
 ///
-/// The number of Ps is `TREFOIL_PROCS`, or `GOMAXPROCS`, or what the machine has.
+/// Use it in `main` or in a test; [`main`](macro@crate::main) and [`test`](macro@crate::test) do it
+/// for a whole function. `f` may borrow from the caller, because the caller waits until `f` has
+/// returned. The main goroutine has the id 1 and a stack of 8 MiB.
+///
+/// The runtime is dropped when `f` returns: goroutines that are still alive are not waited for and
+/// are never resumed. The [drop of a `Runtime`](Runtime#drop) has the details.
+///
+/// The number of Ps is `TREFOIL_PROCS`, else `GOMAXPROCS`, else the number of CPUs and the CPU
+/// quota of the cgroup decide. Use [`Runtime::builder`] for other settings.
 ///
 /// ```
 /// let answer = trefoil::run(|| {
@@ -31,7 +38,8 @@ const MAIN_STACK_BYTES: usize = 8 << 20;
 /// ```
 ///
 /// # Panics
-/// With `f`'s panic, if it panics; or when the runtime cannot start, saying why.
+/// Panics with the payload of `f` if `f` panics. Panics with the reason if the runtime cannot start
+/// (the [errors of `build`](RuntimeBuilder::build)).
 #[track_caller]
 pub fn run<F, T>(f: F) -> T
 where
@@ -44,30 +52,60 @@ where
     }
 }
 
-/// A scheduler of its own, with its own Ps and threads. Most programs need none: [`run`] makes one.
+/// A scheduler with its own Ps and threads.
 ///
-/// # Drop
-/// Dropping it ends its threads at their next scheduling step, without waiting for them. A goroutine that
-/// waits then is never resumed; one that runs goes on to its next runtime call, or for 2 ms of CPU time. What
-/// they own is leaked, and a lock that one of them holds stays locked. But not those that the whole process
-/// needs: a goroutine that panics, prints, allocates or holds a lock of C code goes on until it is out of it. (The
-/// drop waits for standard output and error, for a second at most.) A goroutine that waits in line for a lock
-/// or a permit of [`sync`](crate::sync) is passed over from then on, so those behind it get their turn; but if
-/// it was handed the lock a moment before the drop, and had no time to run, then it holds it. A value that is
-/// sent to a goroutine that waits at a channel is lost. So end goroutines that share such things with others
-/// (a `scope`, a closed channel, a [`Context`](crate::context::Context)) before their runtime is dropped.
+/// Most programs do not need this type, because [`run`] makes a runtime. Use it for settings that
+/// [`run`] does not have ([`RuntimeBuilder`]), for several runtimes in one process, and to start
+/// goroutines of a certain runtime from any thread.
 ///
 /// ```
 /// let rt = trefoil::Runtime::builder().procs(2).build().unwrap();
+/// let handle = rt.go(|| 6 * 7).unwrap();
 /// assert_eq!(rt.run(trefoil::procs), 2);
-/// assert_eq!(rt.run(|| 1) + rt.run(|| 2), 3);
+/// assert_eq!(handle.join().unwrap(), 42);
+/// ```
+///
+/// # Drop
+/// Dropping a runtime does not wait for its goroutines. Its threads end at their next scheduling
+/// step:
+/// - A goroutine that waits is never resumed. A [`join`](crate::JoinHandle::join) of it never
+///   returns.
+/// - A goroutine that runs continues until its next runtime call, or for 2 ms of CPU time.
+/// - A goroutine that panics, prints, allocates or holds a lock of C code continues until it has
+///   finished that, because the whole process needs these locks. The drop waits at most one second
+///   for standard output and standard error.
+///
+/// What these goroutines own is leaked, and the locks that they hold stay locked. A goroutine that
+/// waits for a lock or a permit of [`sync`](crate::sync) is skipped from then on, so the waiters
+/// behind it get their turn. The exception is a goroutine that was handed the lock just before the
+/// drop and has not run since: it keeps the lock. A value that is sent to a goroutine that waits at
+/// a channel is lost.
+///
+/// So end goroutines that share locks or channels with other threads or runtimes before their
+/// runtime is dropped: join them, use a [`scope`](crate::scope()), close their channel, or cancel
+/// their [`Context`](crate::context::Context).
+///
+/// ```
+/// let rt = trefoil::Runtime::builder().build().unwrap();
+/// let (tx, rx) = trefoil::chan::unbounded();
+/// let worker = rt.go(move || rx.iter().sum::<i32>()).unwrap();
+/// tx.send(40).unwrap();
+/// tx.send(2).unwrap();
+/// drop(tx); // The worker's loop ends,
+/// assert_eq!(worker.join().unwrap(), 42); // so the worker ends,
+/// drop(rt); // and nothing is left when the runtime ends.
 /// ```
 pub struct Runtime {
     sched: Arc<Sched>,
 }
 
 impl Runtime {
-    /// Settings for a new runtime.
+    /// Returns the default settings for a new runtime.
+    ///
+    /// ```
+    /// let rt = trefoil::Runtime::builder().build().unwrap();
+    /// assert_eq!(rt.run(|| 6 * 7), 42);
+    /// ```
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder {
             procs: None,
@@ -78,10 +116,23 @@ impl Runtime {
         }
     }
 
-    /// Runs `f` as a main goroutine and returns its value. `f` may borrow: the caller waits.
+    /// Runs `f` as a main goroutine of this runtime and returns its value.
+    ///
+    /// `f` may borrow from the caller, because the caller waits until `f` has returned: a goroutine
+    /// parks, a plain thread blocks. `run` may be called any number of times, also at the same
+    /// time. A main goroutine has a stack of 8 MiB. Other goroutines of the runtime continue after
+    /// `f` has returned.
+    ///
+    /// ```
+    /// let rt = trefoil::Runtime::builder().build().unwrap();
+    /// let mut names = vec!["b", "a"];
+    /// rt.run(|| names.sort());
+    /// assert_eq!(names, ["a", "b"]);
+    /// ```
     ///
     /// # Panics
-    /// With `f`'s panic, if it panics.
+    /// Panics with the payload of `f` if `f` panics. Panics if there is no memory or address space
+    /// for the stack of the main goroutine.
     #[track_caller]
     pub fn run<F, T>(&self, f: F) -> T
     where
@@ -104,10 +155,20 @@ impl Runtime {
         }
     }
 
-    /// Starts `f` as a goroutine of this runtime, from anywhere.
+    /// Starts `f` as a goroutine of this runtime.
+    ///
+    /// The caller may be a plain thread, or a goroutine of this or another runtime. On a goroutine
+    /// of this runtime it does the same as [`go`](crate::go).
+    ///
+    /// ```
+    /// let io = trefoil::Runtime::builder().procs(1).build().unwrap();
+    /// let handle = io.go(trefoil::procs).unwrap();
+    /// assert_eq!(handle.join().unwrap(), 1);
+    /// ```
     ///
     /// # Errors
-    /// As [`Builder::go`](crate::Builder::go).
+    /// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory or address space for
+    /// another goroutine. The message names the limit to raise.
     #[track_caller]
     pub fn go<F, T>(&self, f: F) -> io::Result<crate::JoinHandle<T>>
     where
@@ -138,7 +199,18 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Settings of a [`Runtime`].
+/// The settings of a new [`Runtime`].
+///
+/// [`Runtime::builder`] returns it, and [`build`](RuntimeBuilder::build) starts the runtime.
+///
+/// ```
+/// let rt = trefoil::Runtime::builder()
+///     .procs(4)
+///     .max_threads(64)
+///     .build()
+///     .expect("the runtime starts");
+/// assert_eq!(rt.run(trefoil::procs), 4);
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a RuntimeBuilder does nothing until `build`"]
 pub struct RuntimeBuilder {
@@ -150,36 +222,71 @@ pub struct RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// How many goroutines run at once: 1 to 1024. Wins over the environment.
+    /// Sets the number of Ps: how many goroutines run at the same time, 1 to 1024.
+    ///
+    /// It overrides the environment (`TREFOIL_PROCS`, `GOMAXPROCS`). If neither sets the number, it
+    /// is the number of CPUs, limited by the CPU quota of the cgroup, and it follows changes of
+    /// both.
     pub fn procs(mut self, n: usize) -> Self {
         self.procs = Some(n);
         self
     }
 
-    /// What a panic in a goroutine does, unless its [`Builder`](crate::Builder) says otherwise.
+    /// Sets what a panic in a goroutine does. Defaults to [`PanicMode::Unwind`].
+    ///
+    /// [`Builder::panic`](crate::Builder::panic) overrides it for a single goroutine.
+    ///
+    /// ```no_run
+    /// use trefoil::{PanicMode, Runtime};
+    ///
+    /// let rt = Runtime::builder().panic(PanicMode::Abort).build().unwrap();
+    /// rt.run(|| {
+    ///     trefoil::go(|| panic!("the process exits with code 2"));
+    /// });
+    /// ```
     pub fn panic(mut self, mode: PanicMode) -> Self {
         self.panic = mode;
         self
     }
 
-    /// Default stack size in bytes, rounded up to a power of two. One for the whole process: it can be set
-    /// only before the first goroutine.
+    /// Sets the default stack size in bytes, rounded up to a power of two, 64 KiB to 1 GiB.
+    /// Defaults to 256 KiB.
+    ///
+    /// The size is address space; only pages that the goroutine touches take memory. All runtimes
+    /// of a process share this setting, and the first goroutine of the process fixes it: set it
+    /// when the first runtime is built. [`Builder::stack_size`](crate::Builder::stack_size) sets
+    /// the size for a single goroutine at any time.
+    ///
+    /// ```
+    /// let rt = trefoil::Runtime::builder().stack_size(1 << 20).build().unwrap();
+    /// let h = rt.go(|| [1u8; 300 << 10].iter().map(|&n| n as usize).sum::<usize>()).unwrap();
+    /// assert_eq!(h.join().unwrap(), 300 << 10);
+    /// ```
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = Some(bytes);
         self
     }
 
-    /// Whether every goroutine's thread-local storage keeps glibc's reserve (1.7 KiB) for libraries that are
-    /// loaded later with `dlopen` and insist on static TLS. Without it a small parked goroutine fits in one
-    /// page instead of two; loading such a library is then a fatal error that says so. One for the whole
-    /// process: it can be set only before the first goroutine.
+    /// Sets whether the thread-local storage of each goroutine keeps glibc's reserve (1.7 KiB) for
+    /// libraries that are loaded later with `dlopen` and need static TLS. Defaults to `true`.
+    ///
+    /// Without the reserve, a small parked goroutine fits in one page instead of two. Loading a
+    /// library that needs the reserve then ends the process with a message that gives the reason.
+    /// All runtimes of a process share it, and the first goroutine of the process fixes it.
+    ///
+    /// ```
+    /// let rt = trefoil::Runtime::builder().dlopen_reserve(false).build().unwrap();
+    /// assert_eq!(rt.run(|| 6 * 7), 42);
+    /// ```
     pub fn dlopen_reserve(mut self, keep: bool) -> Self {
         self.reserve = Some(keep);
         self
     }
 
-    /// The most threads that run goroutines; 10,000 unless it is said. Each goroutine in a blocking call
-    /// keeps one. When there are so many, one line on stderr says so, and goroutines wait for a thread.
+    /// Sets the largest number of threads that run goroutines, at least 2. Defaults to 10,000.
+    ///
+    /// Each goroutine in a call that blocks its thread keeps one. When the limit is reached, the
+    /// runtime prints one line on stderr, and goroutines wait until a thread is free.
     pub fn max_threads(mut self, n: usize) -> Self {
         self.max_threads = Some(n);
         self
@@ -187,9 +294,25 @@ impl RuntimeBuilder {
 
     /// Starts the runtime.
     ///
+    /// ```
+    /// use std::io::ErrorKind;
+    ///
+    /// let error = trefoil::Runtime::builder().procs(0).build().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    /// ```
+    ///
     /// # Errors
-    /// When a setting or an environment variable makes no sense, when threads or memory are not to be had,
-    /// or when this glibc's thread-local storage is not understood. The message says which.
+    /// The message names the setting and the reason.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): `procs` is not from 1 to 1024,
+    ///   `max_threads` is less than 2, `stack_size` is 0 or more than 1 GiB, or `TREFOIL_PROCS`,
+    ///   `GOMAXPROCS` or `TREFOIL_DEBUG` has a value that is not valid.
+    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` or `dlopen_reserve` was set
+    ///   to another value than the first goroutine of the process has fixed. A builder that sets
+    ///   one of the two sets the other to its default.
+    /// - [`Unsupported`](io::ErrorKind::Unsupported): the thread-local storage of this glibc has a
+    ///   layout that the runtime does not know.
+    /// - Other kinds: the kernel refused memory or a thread, for example
+    ///   [`WouldBlock`](io::ErrorKind::WouldBlock) when the limit of threads is reached.
     pub fn build(self) -> io::Result<Runtime> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let env = env::read().map_err(invalid)?;
@@ -306,28 +429,64 @@ pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
     }
 }
 
-/// Goroutines alive in this runtime, the caller included.
+/// Returns the number of goroutines that are alive in the caller's runtime, the caller included.
+///
+/// On a plain thread it is the default runtime's number. A goroutine that was joined is not
+/// counted.
 ///
 /// ```
 /// assert_eq!(trefoil::run(trefoil::num_goroutines), 1);
 /// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
 pub fn num_goroutines() -> usize {
     with_sched(Sched::num_goroutines) as usize
 }
 
-/// CPUs this process may use.
+/// Returns the number of CPUs that the process may use: its affinity mask.
+///
+/// A CPU quota of the cgroup does not change it. [`procs`] is the number of goroutines that run at
+/// the same time.
+///
+/// ```
+/// assert!(trefoil::num_cpus() >= 1);
+/// ```
 pub fn num_cpus() -> usize {
     cpus::num_cpus()
 }
 
-/// How many goroutines may run at once in this runtime (Go's `GOMAXPROCS`).
+/// Returns the number of Ps of the caller's runtime: how many goroutines may run at the same time.
+/// It is Go's `GOMAXPROCS(0)`.
+///
+/// On a plain thread it is the default runtime's number. Use it to decide into how many parts
+/// CPU-bound work is split.
+///
+/// ```
+/// trefoil::run(|| {
+///     let numbers: Vec<u64> = (1..=1000).collect();
+///     let part = numbers.len().div_ceil(trefoil::procs());
+///     let sum: u64 = trefoil::scope(|s| {
+///         let parts: Vec<_> =
+///             numbers.chunks(part).map(|part| s.go(|| part.iter().sum::<u64>())).collect();
+///         parts.into_iter().map(|h| h.join().unwrap()).sum()
+///     });
+///     assert_eq!(sum, 500_500);
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
 pub fn procs() -> usize {
     with_sched(Sched::procs) as usize
 }
 
-/// Changes how many goroutines may run at once, to 1 to 1024 (larger and smaller values are taken as
-/// these), and returns what it was. May be called at any time: where a goroutine runs on a P that is to
-/// go, it goes on until its next scheduling step.
+/// Changes the number of Ps of the caller's runtime and returns the previous number. It is Go's
+/// `GOMAXPROCS(n)`.
+///
+/// On a plain thread it changes the default runtime. `n` is clamped to 1..=1024. The call is
+/// possible at any time. A goroutine that runs on a P that is removed continues until its next
+/// scheduling step. After the call, the number no longer follows the CPUs and the cgroup.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -338,7 +497,8 @@ pub fn procs() -> usize {
 /// ```
 ///
 /// # Panics
-/// When there is no memory for more Ps.
+/// Panics if there is no memory for more Ps, and on a plain thread if the default runtime cannot
+/// start.
 #[track_caller]
 pub fn set_procs(n: usize) -> usize {
     let resize = |sched: &Sched| {

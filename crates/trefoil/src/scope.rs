@@ -10,23 +10,28 @@ use std::io;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Runs `f` with a [`Scope`] in which goroutines may borrow from the caller, and waits for all of them, also
-/// when `f` or one of them panics. Like [`std::thread::scope`].
+/// Runs `f` with a [`Scope`] whose goroutines may borrow from the caller, like
+/// [`std::thread::scope`].
+///
+/// It returns the value of `f` after all goroutines of the scope have ended, and waits for them
+/// even if `f` or a goroutine panics. Use it to split work over data that the caller owns.
 ///
 /// ```
 /// trefoil::run(|| {
-///     let mut numbers = vec![3, 1, 2];
-///     let longest = trefoil::scope(|s| {
-///         let len = s.go(|| numbers.len());
-///         len.join().unwrap()
+///     let numbers = vec![1, 2, 3, 4];
+///     let (left, right) = numbers.split_at(2);
+///     let sum: i32 = trefoil::scope(|s| {
+///         let left = s.go(|| left.iter().sum::<i32>());
+///         let right = s.go(|| right.iter().sum::<i32>());
+///         left.join().unwrap() + right.join().unwrap()
 ///     });
-///     numbers.push(longest);
-///     assert_eq!(numbers, [3, 1, 2, 3]);
+///     assert_eq!(sum, 10);
 /// });
 /// ```
 ///
 /// # Panics
-/// If a goroutine of the scope panicked and nobody joined it.
+/// Panics with the payload of `f` if `f` panics. Panics if a goroutine of the scope panicked and
+/// was not joined.
 #[track_caller]
 pub fn scope<'env, F, T>(f: F) -> T
 where
@@ -42,7 +47,19 @@ where
     }
 }
 
-/// Where scoped goroutines are started; see [`scope`].
+/// Starts goroutines that may borrow. [`scope`] passes it to its closure.
+///
+/// A goroutine of the scope can use it too, to start more goroutines in the same scope.
+///
+/// ```
+/// let mut squares = [1, 2, 3];
+/// trefoil::scope(|s| {
+///     for n in &mut squares {
+///         s.go(|| *n *= *n);
+///     }
+/// });
+/// assert_eq!(squares, [1, 4, 9]);
+/// ```
 pub struct Scope<'scope, 'env: 'scope> {
     data: ScopeData,
     // Invariant in both, as in std: neither may be shortened or lengthened.
@@ -51,10 +68,25 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Starts `f` as a goroutine that may borrow what outlives the scope.
+    /// Starts `f` as a goroutine that may borrow everything that outlives the scope.
+    ///
+    /// The goroutine runs in the caller's runtime, or in the default runtime if the caller is a
+    /// plain thread. Use [`Builder::go_scoped`](crate::Builder::go_scoped) for a name or another
+    /// stack size.
+    ///
+    /// ```
+    /// let greeting = String::from("hello");
+    /// trefoil::scope(|s| {
+    ///     s.go(|| {
+    ///         let inner = s.go(|| greeting.len()); // A scoped goroutine can start more.
+    ///         assert_eq!(inner.join().unwrap(), 5);
+    ///     });
+    /// });
+    /// ```
     ///
     /// # Panics
-    /// When no memory is left for another goroutine.
+    /// Panics if there is no memory or address space for another goroutine, and on a plain thread
+    /// if the default runtime cannot start.
     #[track_caller]
     pub fn go<F, T>(&'scope self, f: F) -> ScopedJoinHandle<'scope, T>
     where
@@ -107,7 +139,22 @@ impl fmt::Debug for Scope<'_, '_> {
     }
 }
 
-/// The right to join a scoped goroutine. Dropping it leaves the wait to the end of the scope.
+/// The right to wait for a goroutine of a [`scope`] and to take its result.
+///
+/// [`Scope::go`] returns it. It cannot leave its scope.
+///
+/// ```
+/// let text = String::from("to be or not");
+/// let words = trefoil::scope(|s| {
+///     let handle = s.go(|| text.split(' ').count());
+///     handle.join().unwrap()
+/// });
+/// assert_eq!(words, 4);
+/// ```
+///
+/// # Drop
+/// Dropping the handle does not detach the goroutine: the scope waits for it when it ends. If the
+/// goroutine panicked, the scope panics then.
 pub struct ScopedJoinHandle<'scope, T> {
     /// None only while it is being dropped.
     inner: Option<Join<T>>,
@@ -115,10 +162,21 @@ pub struct ScopedJoinHandle<'scope, T> {
 }
 
 impl<T> ScopedJoinHandle<'_, T> {
-    /// Waits for the goroutine's end.
+    /// Waits for the goroutine to end and returns its result.
+    ///
+    /// A caller that is a goroutine parks; a plain thread blocks.
     ///
     /// # Errors
-    /// The payload, if the goroutine panicked.
+    /// Returns the payload of the panic if the goroutine panicked. The scope does not panic for a
+    /// goroutine that was joined.
+    ///
+    /// ```
+    /// let survived = trefoil::scope(|s| {
+    ///     let handle = s.go(|| panic!("no luck"));
+    ///     handle.join().is_err()
+    /// });
+    /// assert!(survived);
+    /// ```
     pub fn join(mut self) -> std::thread::Result<T> {
         match self.inner.take() {
             Some(join) => join.join(),
@@ -133,17 +191,17 @@ impl<T> ScopedJoinHandle<'_, T> {
         }
     }
 
-    /// Whether the goroutine has ended.
+    /// Returns true if the goroutine has ended, so that [`join`](Self::join) returns at once.
     pub fn is_finished(&self) -> bool {
         self.g().join.is_done()
     }
 
-    /// The goroutine's id.
+    /// Returns the goroutine's id. A runtime never uses an id twice.
     pub fn id(&self) -> u64 {
         self.g().id()
     }
 
-    /// The name given with [`Builder::name`](crate::Builder::name).
+    /// Returns the name that [`Builder::name`](crate::Builder::name) has set.
     pub fn name(&self) -> Option<&str> {
         self.g().name()
     }

@@ -24,7 +24,24 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the goroutines of a runtime stood at one moment. See [`profile`](crate::debug::profile).
+/// A goroutine profile: how many goroutines of a runtime stand at which stack.
+/// [`profile`](crate::debug::profile) returns it.
+///
+/// A profile is a plain value. It can be kept and written after the goroutines have ended.
+///
+/// ```
+/// let profile = trefoil::run(|| {
+///     let (tx, rx) = trefoil::chan::bounded::<()>(0);
+///     for _ in 0..10 {
+///         let rx = rx.clone();
+///         trefoil::go(move || rx.recv());
+///     }
+///     let profile = trefoil::debug::profile();
+///     drop(tx); // The receivers end only now.
+///     profile
+/// });
+/// assert_eq!(profile.goroutines(), 11); // ten receivers and main
+/// ```
 #[derive(Clone, Debug)]
 pub struct Profile {
     taken: SystemTime,
@@ -108,14 +125,25 @@ pub(crate) fn profile(sched: &Sched) -> Profile {
 }
 
 impl Profile {
-    /// How many goroutines it counts.
+    /// Returns how many goroutines the profile has counted.
     pub fn goroutines(&self) -> u64 {
         self.samples.iter().map(|sample| sample.goroutines.count).sum()
     }
 
-    /// A line for each distinct stack: its functions from the outermost to the innermost, separated by `;`, then a space
-    /// and how many goroutines stand there. What flame graph tools read. Names have paths if the program has full
-    /// debug information; with line tables only, a place stands behind them.
+    /// Returns the profile as folded stacks, the text that flame graph tools read.
+    ///
+    /// Each distinct stack is one line: its functions from the outermost to the innermost,
+    /// separated by `;`, then a space and the number of goroutines. The names have paths if the
+    /// program has full debug information. With line tables only, the file and line follow the
+    /// name.
+    ///
+    /// ```
+    /// trefoil::run(|| {
+    ///     let text = trefoil::debug::profile().folded();
+    ///     assert_eq!(text.lines().count(), 1); // Only main is alive.
+    ///     assert!(text.ends_with(" 1\n"));
+    /// });
+    /// ```
     pub fn folded(&self) -> String {
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for sample in &self.samples {
@@ -127,12 +155,23 @@ impl Profile {
         lines.into_iter().map(|(line, count)| format!("{line} {count}\n")).collect()
     }
 
-    /// Writes it in pprof's format (`profile.proto`, not compressed), for `go tool pprof` and everything else that
-    /// reads it. A sample has the label `state`, in the words of a [`dump`](crate::debug::dump), and `id` if it is
-    /// one goroutine's.
+    /// Writes the profile in pprof's format (`profile.proto`, not compressed), for `go tool pprof`
+    /// and other tools that read it.
+    ///
+    /// A sample has the label `state`, with the same words as a [`dump`](crate::debug::dump). It
+    /// has the label `id` if it counts a single goroutine.
+    ///
+    /// ```no_run
+    /// # fn main() -> std::io::Result<()> {
+    /// let file = std::fs::File::create("goroutines.pb")?;
+    /// trefoil::run(|| trefoil::debug::profile().write_pprof(file))?;
+    /// // Then: go tool pprof -top goroutines.pb
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// Those of `to`.
+    /// Returns the error of the writer `to`, if it has one.
     pub fn write_pprof(&self, mut to: impl Write) -> io::Result<()> {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.to_string_lossy();
