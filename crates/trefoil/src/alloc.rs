@@ -1,7 +1,8 @@
 //! A global allocator whose caches belong to threads, not to goroutines.
 //!
-//! Allocators keep a cache per thread, and to a library a goroutine *is* a thread: 80 KB per goroutine with jemalloc,
-//! 540 KB with mimalloc. [`Alloc`] wraps any allocator so that a goroutine costs it nothing:
+//! Allocators keep a cache per thread, and to a library a goroutine *is* a thread: 80 KB per
+//! goroutine with jemalloc, 540 KB with mimalloc. [`Alloc`] wraps any allocator so that a goroutine
+//! costs it nothing:
 //!
 //! ```
 //! use std::alloc::System; // or tikv_jemallocator::Jemalloc, mimalloc::MiMalloc, …
@@ -16,24 +17,35 @@
 //! assert_eq!(lengths, 4950);
 //! ```
 //!
-//! The system allocator needs no wrapper: with the feature `std`, which is on by default, `malloc` and its kin are
-//! served in the same way (see [the limits](crate::guide::limits)).
+//! The system allocator needs no wrapper: with the feature `std`, which is on by default, `malloc`
+//! and the other functions of libc's allocator are served in the same way (see [the
+//! limits](crate::guide::limits)).
 //!
-//! # What it does
-//! Blocks of up to 32 KiB come from *magazines*, lists of free blocks by size class that belong to the OS thread which
-//! runs the goroutine. Larger blocks, blocks with an alignment above 16, and the batches that fill the magazines come
-//! from the wrapped allocator, which is called on the OS thread's own stack and thread-local storage. So the allocator
-//! sees a few threads, and a goroutine is never preempted while it holds one of the allocator's locks.
+//! # How it works
+//! Blocks of up to 32 KiB come from *magazines*. A magazine is a list of free blocks of one size
+//! class, and belongs to the OS thread that runs the goroutine. Larger blocks, blocks with an
+//! alignment above 16, and the batches that fill the magazines come from the wrapped allocator,
+//! which is called on the OS thread's own stack and thread-local storage. So the allocator sees a
+//! few threads, and a goroutine is never preempted while it holds one of the allocator's locks.
 //!
-//! On a plain thread a call goes straight to the wrapped allocator, with the size rounded up to its class.
+//! On a plain thread a call goes straight to the wrapped allocator, with the size rounded up to its
+//! class.
 
 use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::current_g;
 use crate::sched::m::{M, with_m};
 use std::alloc::{GlobalAlloc, Layout};
 
-/// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads they run on. See the [module](self).
+/// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads on which they run.
 ///
+/// Declare it as the `#[global_allocator]` of a program that uses an allocator other than the
+/// system's. The [module](self) has an example of that and says how it works.
+///
+/// Magazines serve the first type of allocator without fields that the program wraps (jemalloc,
+/// mimalloc and most others have none). A second type, or a type with fields, works too: each of
+/// its calls runs on the OS thread's own stack, which costs some 15 ns more.
+///
+/// # Examples
 /// ```
 /// use std::alloc::{GlobalAlloc, Layout, System};
 /// use trefoil::alloc::Alloc;
@@ -46,10 +58,6 @@ use std::alloc::{GlobalAlloc, Layout};
 /// assert!(!block.is_null());
 /// unsafe { ALLOC.dealloc(block, layout) };
 /// ```
-///
-/// Magazines serve the first type of allocator without fields that the program wraps (jemalloc, mimalloc and most others
-/// have none). A second one, or one with fields, works too: each of its calls runs on the OS thread's own stack, which
-/// costs some 15 ns more.
 #[derive(Debug, Default)]
 pub struct Alloc<A> {
     inner: A,
@@ -66,7 +74,8 @@ impl<A> Alloc<A> {
         Alloc { inner }
     }
 
-    /// The wrapped allocator, for what it offers beyond [`GlobalAlloc`] (statistics, say).
+    /// Returns the wrapped allocator, for functions that it offers beyond [`GlobalAlloc`], such as
+    /// statistics.
     ///
     /// ```
     /// # use std::alloc::System;

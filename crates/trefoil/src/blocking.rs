@@ -4,16 +4,21 @@ use crate::sched::{Rt, current_g, handoff, locked};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Runs `f`, which is known to block its thread for long, without keeping a P: another thread goes on with
-/// the other goroutines at once.
+/// Runs `f`, which blocks its thread for long, without a P.
 ///
-/// It is never *needed*: when a goroutine blocks in any call of any crate, the runtime notices within some
-/// tens of microseconds and does the same. This saves those. `f` stays on the goroutine: same stack, same
-/// thread-locals. Code that computes belongs elsewhere: here it would be one more than
-/// [`procs`](crate::procs) say.
+/// The goroutine gives its P to another thread before it calls `f`, so the other goroutines run on
+/// at once. It gets a P again when `f` returns or panics. `f` runs on the same goroutine: it has
+/// the same stack and the same thread-locals.
+///
+/// It is never *needed*. When a goroutine blocks in any call of any crate, the runtime notices
+/// within some tens of microseconds and takes the P. Use `blocking` around calls that are known to
+/// block for long, such as a read from a slow disk, to save that time. Do not run CPU-bound code in
+/// it: it runs without a P, beyond the limit of [`procs`](crate::procs). tokio's `spawn_blocking`
+/// is different: it moves the closure to another thread, so it needs `Send + 'static`.
 ///
 /// On a plain thread it just calls `f`.
 ///
+/// # Examples
 /// ```
 /// trefoil::run(|| {
 ///     let text = trefoil::blocking(|| std::fs::read_to_string("/proc/self/comm")).unwrap();
@@ -40,16 +45,22 @@ pub fn blocking<T>(f: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Ties this goroutine and the OS thread it runs on together until the guard is dropped: it runs on no other
-/// thread, and the thread runs nothing else. For libraries that keep state by thread (OpenGL contexts, some
-/// C libraries) and for calls that change the thread itself (namespaces, priorities).
+/// Locks this goroutine to the OS thread on which it runs, until the guard is dropped, like Go's
+/// `runtime.LockOSThread`.
 ///
-/// Locks nest. While the goroutine waits, its P serves others, but each of its wake-ups is a switch of
-/// threads: microseconds instead of nanoseconds. A goroutine that ends while it is locked (its guard was
-/// forgotten) takes its thread with it.
+/// The goroutine runs on no other thread, and the thread runs no other goroutine. Use it for
+/// libraries that keep state per OS thread (OpenGL contexts, some C libraries), and for calls that
+/// change the thread itself (namespaces, priorities). Rust's `thread_local!` does not need it: it
+/// belongs to the goroutine.
 ///
-/// On a plain thread there is nothing to do.
+/// Locks nest: the goroutine is unlocked when its last guard is dropped. While the goroutine waits,
+/// its P runs other goroutines, but each of its wake-ups is a switch between threads: microseconds
+/// instead of nanoseconds. If a goroutine ends while it is locked, because its guard was forgotten,
+/// its thread ends too.
 ///
+/// On a plain thread it does nothing.
+///
+/// # Examples
 /// ```
 /// trefoil::run(|| {
 ///     let tid = || unsafe { libc::gettid() };
@@ -68,7 +79,28 @@ pub fn lock_os_thread() -> ThreadLock {
     ThreadLock { not_send: PhantomData }
 }
 
-/// The guard of [`lock_os_thread`].
+/// Keeps a goroutine locked to its OS thread; made by [`lock_os_thread`].
+///
+/// It is not `Send`, because it belongs to the goroutine that made it.
+///
+/// # Drop
+/// Dropping the last guard unlocks the goroutine: it may run on any thread again.
+///
+/// # Examples
+/// ```
+/// use trefoil::ThreadLock;
+///
+/// /// A library that keeps state per OS thread.
+/// struct Renderer {
+///     _thread: ThreadLock,
+/// }
+///
+/// trefoil::run(|| {
+///     let renderer = Renderer { _thread: trefoil::lock_os_thread() };
+///     trefoil::yield_now(); // comes back on the same thread
+///     drop(renderer);
+/// });
+/// ```
 pub struct ThreadLock {
     /// It is about the goroutine that made it.
     not_send: PhantomData<*const ()>,
@@ -89,15 +121,28 @@ impl fmt::Debug for ThreadLock {
     }
 }
 
-/// Until the guard is dropped this goroutine is not preempted: for short stretches of code that must not be
-/// interrupted by others. It may still park, and its thread is still the kernel's to schedule.
+/// Keeps the runtime from preempting this goroutine, until the guard is dropped.
 ///
-/// A goroutine that computes for long under such a guard keeps its P from the others.
+/// Use it for short stretches of code in which a pause of some milliseconds would hurt, such as a
+/// spin lock that other goroutines wait for. The goroutine may still park, and the kernel may still
+/// preempt its thread. Guards nest. A goroutine that computes for long under such a guard keeps its
+/// P from the others.
 ///
+/// On a plain thread it does nothing.
+///
+/// # Examples
 /// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// static LOCK: AtomicBool = AtomicBool::new(false);
+///
 /// trefoil::run(|| {
 ///     let _guard = trefoil::no_preempt();
-///     // every few microseconds count here
+///     while LOCK.swap(true, Ordering::Acquire) {
+///         std::hint::spin_loop();
+///     }
+///     // A few instructions: no other goroutine spins for a whole time slice.
+///     LOCK.store(false, Ordering::Release);
 /// });
 /// ```
 #[must_use = "preemption is allowed again when the guard is dropped"]
@@ -108,7 +153,23 @@ pub fn no_preempt() -> NoPreempt {
     NoPreempt { not_send: PhantomData }
 }
 
-/// The guard of [`no_preempt`].
+/// Keeps a goroutine from being preempted; made by [`no_preempt`].
+///
+/// It is not `Send`, because it belongs to the goroutine that made it.
+///
+/// # Drop
+/// Dropping the last guard allows preemption again. If the time slice of the goroutine has expired
+/// meanwhile, the goroutine yields at the drop.
+///
+/// # Examples
+/// ```
+/// trefoil::run(|| {
+///     let outer = trefoil::no_preempt();
+///     let inner = trefoil::no_preempt();
+///     drop(outer); // still not preempted
+///     drop(inner);
+/// });
+/// ```
 pub struct NoPreempt {
     /// It is about the goroutine that made it.
     not_send: PhantomData<*const ()>,

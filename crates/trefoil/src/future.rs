@@ -45,18 +45,46 @@ impl Wake for Alarm {
     }
 }
 
-/// Runs a future to its end; the goroutine (or plain thread) parks while it is pending.
+/// Runs a future to its end and returns its value.
 ///
-/// ```
-/// let n = trefoil::run(|| trefoil::block_on(async { 6 * 7 }));
-/// assert_eq!(n, 42);
-/// ```
-/// tokio's futures need tokio's reactor: have a runtime of it beside, and enter it. The goroutine owns its
-/// thread-locals, so it stays entered wherever the goroutine runs.
+/// The goroutine (or the plain thread) that calls it polls the future, and parks while the future
+/// is pending. Use it to call async code from straight-line code; it may be called inside of
+/// another `block_on`.
+///
+/// There is no reactor in it: a future that needs one brings its own. tokio's sockets and timers,
+/// for example, need a tokio runtime beside, which the goroutine enters. The goroutine owns its
+/// thread-locals, so it stays entered wherever the goroutine runs:
 /// ```ignore
 /// let tokio = tokio::runtime::Runtime::new()?;
 /// let _inside = tokio.enter();
 /// trefoil::block_on(tokio::time::sleep(Duration::from_millis(5)));
+/// ```
+///
+/// # Panics
+/// Panics if the future panics.
+///
+/// # Examples
+/// ```
+/// use std::future::poll_fn;
+/// use std::task::Poll;
+///
+/// let n = trefoil::run(|| trefoil::block_on(async { 6 * 7 }));
+/// assert_eq!(n, 42);
+///
+/// // A future that another goroutine wakes.
+/// trefoil::run(|| {
+///     let mut polls = 0;
+///     trefoil::block_on(poll_fn(|context| {
+///         polls += 1;
+///         if polls == 2 {
+///             return Poll::Ready(());
+///         }
+///         let waker = context.waker().clone();
+///         trefoil::go(move || waker.wake());
+///         Poll::Pending
+///     }));
+///     assert_eq!(polls, 2);
+/// });
 /// ```
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let alarm = Arc::new(Alarm(AtomicUsize::new(QUIET)));
@@ -82,8 +110,19 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Starts a future as a goroutine.
+/// Starts a goroutine that runs a future to its end: [`go`](crate::go) with [`block_on`].
 ///
+/// Use it where tokio's `spawn` would be used. The handle is that of [`go`](crate::go): it is not a
+/// future, and `join` parks the goroutine that calls it.
+///
+/// # Drop
+/// Dropping the handle detaches the goroutine, which runs on.
+///
+/// # Panics
+/// Panics if no memory is left for another goroutine. A panic of the future comes out of
+/// [`JoinHandle::join`] as an error.
+///
+/// # Examples
 /// ```
 /// trefoil::run(|| {
 ///     let handle = trefoil::go_async(async { "done" });

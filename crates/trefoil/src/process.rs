@@ -1,7 +1,11 @@
-//! Children: waiting for one parks the goroutine.
+//! Child processes: a goroutine that waits for one parks.
+//!
+//! The functions take std's [`Command`] and [`Child`]. They do what the methods of the same names
+//! do, and other goroutines run on the thread meanwhile.
 //!
 //! ```
 //! use std::process::Command;
+//!
 //! trefoil::run(|| {
 //!     let out = trefoil::process::output(Command::new("echo").arg("hello")).unwrap();
 //!     assert_eq!(out.stdout, b"hello\n");
@@ -9,7 +13,38 @@
 //!     assert!(trefoil::process::wait(&mut child).unwrap().success());
 //! });
 //! ```
-//! A child's pipes: [`PipeReader`] and [`PipeWriter`](crate::net::PipeWriter) can be made of them.
+//!
+//! # Contents
+//! | function | std's | what it does |
+//! |---|---|---|
+//! | [`output`] | [`Command::output`] | runs a command and collects its output |
+//! | [`status`] | [`Command::status`] | runs a command and returns its exit status |
+//! | [`wait`] | [`Child::wait`] | waits for a child |
+//! | [`wait_timeout`] | none | waits for a child for a limited time |
+//!
+//! # Pipes of a child
+//! [`PipeReader`] and [`PipeWriter`](crate::net::PipeWriter) are made from a child's pipes with
+//! `try_from`. Their reads and writes park the goroutine:
+//!
+//! ```
+//! use std::io::{Read, Write};
+//! use std::os::fd::OwnedFd;
+//! use std::process::{Command, Stdio};
+//! use trefoil::net::{PipeReader, PipeWriter};
+//!
+//! trefoil::run(|| {
+//!     let mut command = Command::new("cat");
+//!     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+//!     let stdin = OwnedFd::from(child.stdin.take().unwrap());
+//!     let stdout = OwnedFd::from(child.stdout.take().unwrap());
+//!     let mut writer = PipeWriter::try_from(stdin).unwrap();
+//!     trefoil::go(move || writer.write_all(b"through a child").unwrap());
+//!     let mut text = String::new();
+//!     PipeReader::try_from(stdout).unwrap().read_to_string(&mut text).unwrap();
+//!     assert_eq!(text, "through a child");
+//!     assert!(trefoil::process::wait(&mut child).unwrap().success());
+//! });
+//! ```
 
 use crate::blocking;
 use crate::net::PipeReader;
@@ -22,10 +57,26 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-/// Waits for a child to end, as [`Child::wait`]: its standard input is closed before.
+/// Waits for a child to exit, like [`Child::wait`].
+///
+/// The child's standard input, if `child.stdin` holds it, is closed first, so that the child does
+/// not wait for input. The goroutine parks on the child's pidfd. On kernels before 5.3, and if no
+/// descriptor is left, a thread waits instead.
 ///
 /// # Errors
-/// The kernel's.
+/// The OS error `ECHILD` if other code in the process has waited for the child already, or if the
+/// process ignores SIGCHLD.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+///
+/// trefoil::run(|| {
+///     let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
+///     let status = trefoil::process::wait(&mut child).unwrap();
+///     assert_eq!(status.code(), Some(3));
+/// });
+/// ```
 pub fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     drop(child.stdin.take());
     match wait_until(child, NEVER)? {
@@ -34,10 +85,29 @@ pub fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// As [`wait`], for at most `timeout`. None: it has not ended; its standard input is as it was.
+/// Waits for a child to exit, for at most `timeout`.
+///
+/// Returns `None` if the child has not exited by then. Unlike [`wait`], it leaves the child's
+/// standard input open. The child runs on after the timeout: the caller may kill it, or wait again.
 ///
 /// # Errors
-/// The kernel's.
+/// The OS error `ECHILD` if other code in the process has waited for the child already, or if the
+/// process ignores SIGCHLD.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+/// use std::time::Duration;
+/// use trefoil::process::{wait, wait_timeout};
+///
+/// trefoil::run(|| {
+///     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+///     let status = wait_timeout(&mut child, Duration::from_millis(2)).unwrap();
+///     assert!(status.is_none(), "it sleeps still");
+///     child.kill().unwrap();
+///     assert!(!wait(&mut child).unwrap().success());
+/// });
+/// ```
 pub fn wait_timeout(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     wait_until(child, clock::after(timeout))
 }
@@ -73,10 +143,28 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
     }
 }
 
-/// Runs a command to its end and collects what it writes, as [`Command::output`].
+/// Runs a command to its end and collects its output, like [`Command::output`].
+///
+/// Unlike std's method, it always connects standard input to `/dev/null` and collects both standard
+/// output and standard error. Streams that the caller has configured on `command` are replaced.
 ///
 /// # Errors
-/// If it cannot be started; of reading.
+/// The errors of [`Command::spawn`] ([`NotFound`](io::ErrorKind::NotFound) if there is no such
+/// program, [`PermissionDenied`](io::ErrorKind::PermissionDenied) if it cannot be executed, the OS
+/// error `EMFILE` or `ENFILE` if no descriptor is left, `EAGAIN` if the user has too many
+/// processes), and those of [`wait`]. An exit status other than 0 is not an error.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+///
+/// trefoil::run(|| {
+///     let mut command = Command::new("sh");
+///     let out = trefoil::process::output(command.args(["-c", "echo out; echo err >&2"])).unwrap();
+///     assert!(out.status.success());
+///     assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+/// });
+/// ```
 pub fn output(command: &mut Command) -> io::Result<Output> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = blocking(|| command.spawn())?;
@@ -92,10 +180,29 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
     Ok(Output { status, stdout: stdout?, stderr })
 }
 
-/// Runs a command to its end, as [`Command::status`].
+/// Runs a command to its end and returns its exit status, like [`Command::status`].
+///
+/// The child inherits the standard streams of this process, unless the caller has configured
+/// others.
 ///
 /// # Errors
-/// If it cannot be started.
+/// The errors of [`Command::spawn`] ([`NotFound`](io::ErrorKind::NotFound) if there is no such
+/// program, [`PermissionDenied`](io::ErrorKind::PermissionDenied) if it cannot be executed, the OS
+/// error `EMFILE` or `ENFILE` if no descriptor is left, `EAGAIN` if the user has too many
+/// processes), and those of [`wait`]. An exit status other than 0 is not an error.
+///
+/// # Examples
+/// ```
+/// use std::io::ErrorKind;
+/// use std::process::Command;
+/// use trefoil::process::status;
+///
+/// trefoil::run(|| {
+///     assert!(status(&mut Command::new("true")).unwrap().success());
+///     let error = status(&mut Command::new("/nonexistent/program")).unwrap_err();
+///     assert_eq!(error.kind(), ErrorKind::NotFound);
+/// });
+/// ```
 pub fn status(command: &mut Command) -> io::Result<ExitStatus> {
     wait(&mut blocking(|| command.spawn())?)
 }

@@ -1,7 +1,8 @@
-//! Signals as values in a channel: Go's `signal.Notify`.
+//! Signals as values in a channel, like Go's `signal.Notify`.
 //!
 //! ```
 //! use trefoil::signal::{self, SIGUSR1};
+//!
 //! trefoil::run(|| {
 //!     let signals = signal::notify(&[SIGUSR1]).unwrap();
 //!     unsafe { libc::kill(libc::getpid(), SIGUSR1) };
@@ -9,10 +10,16 @@
 //! });
 //! ```
 //!
-//! # How it is made
-//! The handler may do almost nothing: it writes the signal's number to a pipe. A thread reads the pipe and sends to
-//! the channels. It is a plain thread, so a program that waits for a signal alone is not taken for a deadlock, and
-//! no runtime's end ends it.
+//! # Contents
+//! - [`notify`] returns a channel that receives the numbers of signals.
+//! - The constants [`SIGINT`], [`SIGTERM`], [`SIGHUP`] and so on are libc's. Any other number that
+//!   libc defines works too.
+//!
+//! # Implementation
+//! A signal handler may do almost nothing, so it only writes the signal's number to a pipe. A
+//! thread reads the pipe and sends the numbers to the channels. It is a plain thread outside of all
+//! runtimes: the runtime does not report a deadlock when all goroutines wait for signals, and the
+//! thread runs on when a runtime ends.
 
 use crate::chan::{self, Receiver, Sender, TrySendError};
 use crate::sync::Mutex;
@@ -40,13 +47,51 @@ struct Listeners {
     before: Vec<(i32, libc::sigaction)>,
 }
 
-/// A channel that gets the number of each of these signals that comes. It keeps up to 64 of them for a receiver
-/// that is busy. Several channels may get the same signal. Once nobody listens any more (all receivers are
-/// dropped), the next signal does what it did before.
+/// Returns a channel that receives the number of each of these signals when it arrives.
+///
+/// Use it for a graceful shutdown, for example: a goroutine receives [`SIGTERM`] and closes the
+/// listener. The signals lose their previous effect from now on: [`SIGINT`] does not end the
+/// program any more.
+///
+/// The channel keeps up to 64 signals that were not received yet. Further ones are dropped, as in
+/// Go. The kernel also merges signals of the same number that arrive in quick succession. Several
+/// channels may receive the same signal: each of them gets it.
+///
+/// # Drop
+/// When all receivers of all channels for a signal are dropped, the next such signal has its
+/// previous effect again.
 ///
 /// # Errors
-/// If a number is no signal, or one that cannot be caught (SIGKILL, SIGSTOP; SIGSEGV, SIGBUS, SIGFPE and SIGILL are
-/// about the instruction at hand); if no descriptors or no thread are left.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if a number is not a signal, or is a signal that
+/// cannot be received this way: SIGKILL and SIGSTOP cannot be caught, and SIGSEGV, SIGBUS, SIGFPE
+/// and SIGILL are about the instruction that raised them. The first call fails with the OS error
+/// `EMFILE` or `ENFILE` if no descriptor is left for the pipe, and with `EAGAIN` if the thread
+/// cannot be started.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::select;
+/// use trefoil::signal::{self, SIGINT, SIGTERM};
+///
+/// trefoil::run(|| {
+///     let stop = signal::notify(&[SIGINT, SIGTERM]).unwrap();
+///     let tick = trefoil::time::Ticker::new(Duration::from_millis(1));
+///     let mut ticks = 0;
+///     loop {
+///         select! {
+///             recv(stop) -> signal => {
+///                 assert_eq!(signal, Ok(SIGTERM));
+///                 break; // shut down
+///             },
+///             recv(tick.chan()) -> _ => ticks += 1,
+///         }
+///         if ticks == 2 {
+///             unsafe { libc::kill(libc::getpid(), SIGTERM) };
+///         }
+///     }
+/// });
+/// ```
 pub fn notify(signals: &[i32]) -> io::Result<Receiver<i32>> {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
     if let Some(bad) = signals.iter().find(|s| !(1..=MAX).contains(*s) || faults.contains(s)) {

@@ -11,8 +11,36 @@ use crate::sync::Mutex;
 use std::fmt;
 use std::sync::Arc;
 
-/// While it lives, a context ends the calls of a socket: see
-/// [`TcpStream::cancel_on`](super::TcpStream::cancel_on). Afterwards the socket can be used as before.
+/// Ends the calls of a socket when a context is done, for as long as the guard lives.
+///
+/// The guard comes from [`TcpStream::cancel_on`](super::TcpStream::cancel_on) or the same method of
+/// another socket type. A socket may have several guards: the first context that is done ends its
+/// calls.
+///
+/// # Drop
+/// After the drop the context has no effect on the socket any more, even if it was done before: the
+/// socket can be used again. The guard keeps the descriptor open: a socket that is dropped before
+/// its guard is closed together with the guard.
+///
+/// # Examples
+/// ```
+/// use std::io::{ErrorKind, Read, Write};
+/// use std::time::Duration;
+/// use trefoil::context::Context;
+/// use trefoil::net::UnixStream;
+///
+/// trefoil::run(|| {
+///     let (mut one, mut other) = UnixStream::pair().unwrap();
+///     let (ctx, _cancel) = Context::background().with_timeout(Duration::from_millis(2));
+///     let guard = one.cancel_on(&ctx);
+///     let error = one.read(&mut [0; 8]).unwrap_err();
+///     assert_eq!(error.kind(), ErrorKind::TimedOut);
+///
+///     drop(guard);
+///     other.write_all(b"again").unwrap();
+///     assert_eq!(one.read(&mut [0; 8]).unwrap(), 5);
+/// });
+/// ```
 #[must_use = "the socket is independent of the context when the guard is dropped"]
 pub struct CancelGuard {
     shared: Arc<Shared>,

@@ -30,7 +30,30 @@ pub(super) mod sealed {
     pub struct Private<'a>(pub(in crate::net) &'a super::Fd);
 }
 
-/// What [`copy`] reads from and writes to: streams and pipes.
+/// The types that [`copy`] reads from and writes to: streams and pipes.
+///
+/// It is implemented for [`TcpStream`], [`UnixStream`], [`PipeReader`] and [`PipeWriter`], and
+/// cannot be implemented outside of this crate. Use it as a bound for functions that call [`copy`].
+///
+/// # Examples
+/// ```
+/// use std::io::{self, Read, Write};
+/// use trefoil::net::{Transfer, copy, pipe};
+///
+/// /// Copies, and reports the number of KiB.
+/// fn forward(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
+///     Ok(copy(from, to)? / 1024)
+/// }
+///
+/// trefoil::run(|| {
+///     let (reader, mut writer) = pipe().unwrap();
+///     let (mut end, middle) = pipe().unwrap();
+///     trefoil::go(move || writer.write_all(&[7; 4096]).unwrap());
+///     assert_eq!(forward(&reader, &middle).unwrap(), 4);
+///     drop(middle);
+///     assert_eq!(end.read_to_end(&mut Vec::new()).unwrap(), 4096);
+/// });
+/// ```
 pub trait Transfer: sealed::Descriptor {}
 
 macro_rules! transfer {
@@ -49,13 +72,26 @@ macro_rules! transfer {
 
 transfer!(TcpStream, UnixStream, PipeReader, PipeWriter);
 
-/// Copies everything from `from` to `to`, until `from` ends, and says how many bytes that were. Deadlines of both
-/// hold.
+/// Copies all bytes from `from` to `to` until `from` is at its end, and returns their number.
 ///
+/// Use it for proxies. Unlike [`std::io::copy`], it takes references only, and after the first 64
+/// KiB the kernel moves the data between the descriptors (`splice`), where it can, without copying
+/// it into the process. The deadlines and timeouts of both sides apply. When it returns, `to` is
+/// still open: the caller may end its direction with `shutdown`.
+///
+/// # Errors
+/// The errors of reading from `from` and of writing to `to`: [`TimedOut`](io::ErrorKind::TimedOut)
+/// after a deadline or timeout, [`NotConnected`](io::ErrorKind::NotConnected) after `close`, the
+/// error of a done context, [`ConnectionReset`](io::ErrorKind::ConnectionReset) if a connection was
+/// reset, and [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the reader of `to` is gone. Bytes that
+/// were read and could not be written are lost.
+///
+/// # Examples
 /// ```
 /// use std::io::{Read, Write};
 /// use std::net::Shutdown;
 /// use trefoil::net::{UnixStream, copy};
+///
 /// trefoil::run(|| {
 ///     let (mut client, inner) = UnixStream::pair().unwrap();
 ///     let (outer, mut server) = UnixStream::pair().unwrap();
@@ -68,9 +104,6 @@ transfer!(TcpStream, UnixStream, PipeReader, PipeWriter);
 ///     assert_eq!(forwarder.join().unwrap().unwrap(), 18);
 /// });
 /// ```
-///
-/// # Errors
-/// Of reading or writing. Bytes that were read, and could not be written, are lost.
 pub fn copy(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
     let (from, to) = (from.descriptor().0, to.descriptor().0);
     let mut buffer = vec![0; BUFFER];

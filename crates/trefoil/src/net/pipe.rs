@@ -10,10 +10,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A pipe: what is written to the one end is read at the other. As [`std::io::pipe`].
+/// Makes a pipe, like [`std::io::pipe`]: what is written to the writer is read from the reader.
 ///
+/// Use it for bytes that cross a process boundary or that [`copy`](super::copy()) moves. For values
+/// within the process, use a channel ([`chan`](crate::chan)).
+///
+/// # Errors
+/// The OS error `EMFILE` or `ENFILE` if no descriptor is left.
+///
+/// # Examples
 /// ```
 /// use std::io::{Read, Write};
+///
 /// trefoil::run(|| {
 ///     let (mut reader, mut writer) = trefoil::net::pipe().unwrap();
 ///     trefoil::go(move || writer.write_all(b"through the pipe").unwrap());
@@ -22,22 +30,62 @@ use std::time::Instant;
 ///     assert_eq!(text, "through the pipe");
 /// });
 /// ```
-///
-/// # Errors
-/// If no descriptors are left.
 pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let wrap = |fd| Arc::new(Fd::new(fd));
     Ok((PipeReader { fd: wrap(reader) }, PipeWriter { fd: wrap(writer) }))
 }
 
-/// The end of a [`pipe()`] that is read; or any descriptor that can be polled and read, such as a child's
-/// output: `PipeReader::try_from(OwnedFd::from(child.stdout.take().unwrap()))`.
+/// The reading end of a [`pipe()`], like [`std::io::PipeReader`].
+///
+/// With `PipeReader::try_from(owned_fd)` it reads from any descriptor that `epoll` accepts, such as
+/// the output of a child process. Reads park the goroutine until data arrives.
+///
+/// # Drop
+/// Dropping the last reader closes the pipe: writes fail with
+/// [`BrokenPipe`](io::ErrorKind::BrokenPipe).
+///
+/// # Examples
+/// ```
+/// use std::io::Read;
+/// use std::os::fd::OwnedFd;
+/// use std::process::{Command, Stdio};
+/// use trefoil::net::PipeReader;
+///
+/// trefoil::run(|| {
+///     let mut child = Command::new("echo").arg("hello").stdout(Stdio::piped()).spawn().unwrap();
+///     let stdout = OwnedFd::from(child.stdout.take().unwrap());
+///     let mut text = String::new();
+///     PipeReader::try_from(stdout).unwrap().read_to_string(&mut text).unwrap();
+///     assert_eq!(text, "hello\n");
+///     trefoil::process::wait(&mut child).unwrap();
+/// });
+/// ```
 pub struct PipeReader {
     pub(super) fd: Arc<Fd>,
 }
 
-/// The end of a [`pipe()`] that is written; or any descriptor that can be polled and written.
+/// The writing end of a [`pipe()`], like [`std::io::PipeWriter`].
+///
+/// With `PipeWriter::try_from(owned_fd)` it writes to any descriptor that `epoll` accepts, such as
+/// the input of a child process. Writes park the goroutine while the pipe is full.
+///
+/// # Drop
+/// Dropping the last writer ends the pipe: the reader reads the data that is left, and then
+/// end-of-file.
+///
+/// # Examples
+/// ```
+/// use std::io::{ErrorKind, Write};
+///
+/// trefoil::run(|| {
+///     let (reader, mut writer) = trefoil::net::pipe().unwrap();
+///     writer.write_all(b"into the pipe").unwrap();
+///     drop(reader);
+///     let error = writer.write(b"more").unwrap_err();
+///     assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+/// });
+/// ```
 pub struct PipeWriter {
     pub(super) fd: Arc<Fd>,
 }
@@ -45,32 +93,92 @@ pub struct PipeWriter {
 macro_rules! pipe_end {
     ($name:ident, $side:expr, $deadline:ident) => {
         impl $name {
-            /// Ends calls that wait here, on all goroutines, with an error; later ones fail too.
+            /// Closes this end for all goroutines that use it.
+            ///
+            /// Calls that wait on this end fail with an error, and later calls too. The descriptor
+            /// is closed when the last call has returned. Handles made by
+            /// [`try_clone`](Self::try_clone) stay open.
             ///
             /// # Errors
-            /// If it is closed already.
+            /// [`NotConnected`](io::ErrorKind::NotConnected) if this end is closed already.
+            ///
+            /// # Examples
+            /// ```
+            /// use std::io::{ErrorKind, Read};
+            ///
+            /// trefoil::run(|| {
+            ///     let (mut reader, writer) = trefoil::net::pipe().unwrap();
+            ///     writer.close().unwrap();
+            ///     assert_eq!(reader.read(&mut [0; 8]).unwrap(), 0, "end-of-file");
+            ///     reader.close().unwrap();
+            ///     let error = reader.read(&mut [0; 8]).unwrap_err();
+            ///     assert_eq!(error.kind(), ErrorKind::NotConnected);
+            /// });
+            /// ```
             pub fn close(&self) -> io::Result<()> {
                 self.fd.close()
             }
 
-            /// Calls that are not done at `deadline` fail with `TimedOut`. None: they wait for ever.
+            /// Sets the time at which calls on this end fail.
+            ///
+            /// A call that is not done at `deadline` fails with
+            /// [`TimedOut`](io::ErrorKind::TimedOut). This applies to calls that wait now and to
+            /// later calls, until the caller sets another deadline. After the deadline calls fail
+            /// at once. With `None`, the default, there is no deadline.
             ///
             /// # Errors
-            /// If it is closed.
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](Self::close).
+            ///
+            /// # Examples
+            /// ```
+            /// use std::io::{ErrorKind, Read, Write};
+            /// use std::time::{Duration, Instant};
+            ///
+            /// trefoil::run(|| {
+            ///     let (mut reader, mut writer) = trefoil::net::pipe().unwrap();
+            ///     let soon = Instant::now() + Duration::from_millis(2);
+            ///     reader.set_read_deadline(Some(soon)).unwrap();
+            ///     assert_eq!(reader.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+            ///     writer.set_write_deadline(Some(Instant::now())).unwrap();
+            ///     assert_eq!(writer.write(b"late").unwrap_err().kind(), ErrorKind::TimedOut);
+            /// });
+            /// ```
             pub fn $deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
                 self.fd.set_deadline($side, deadline)
             }
 
-            /// Another handle of the same end.
+            /// Returns another handle to the same end of the pipe, with a deadline of its own.
             ///
             /// # Errors
-            /// If no descriptor is left.
+            /// The OS error `EMFILE` or `ENFILE` if no descriptor is left, and
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](Self::close).
+            ///
+            /// # Examples
+            /// ```
+            /// use std::io::{Read, Write};
+            ///
+            /// trefoil::run(|| {
+            ///     let (mut reader, mut writer) = trefoil::net::pipe().unwrap();
+            ///     let mut clone = writer.try_clone().unwrap();
+            ///     trefoil::go(move || writer.write_all(b"one").unwrap());
+            ///     trefoil::go(move || clone.write_all(b"two").unwrap());
+            ///     let mut bytes = Vec::new();
+            ///     reader.read_to_end(&mut bytes).unwrap();
+            ///     assert_eq!(bytes.len(), 6, "the end comes when both writers are dropped");
+            /// });
+            /// ```
             pub fn try_clone(&self) -> io::Result<$name> {
                 Ok($name { fd: Arc::new(self.fd.try_clone()?) })
             }
         }
 
-        /// The descriptor becomes non-blocking, and so do its duplicates elsewhere.
+        /// Makes the descriptor non-blocking. That also holds for its duplicates, in this process
+        /// and in others, because they share the open file description.
+        ///
+        /// # Errors
+        /// The OS error of `fcntl`, which does not happen with an open descriptor. A descriptor
+        /// that `epoll` does not accept fails later, in the first call that has to wait, with
+        /// [`Unsupported`](io::ErrorKind::Unsupported).
         impl TryFrom<OwnedFd> for $name {
             type Error = io::Error;
 
@@ -81,7 +189,11 @@ macro_rules! pipe_end {
             }
         }
 
-        /// The descriptor blocks again. An error if it was closed.
+        /// Returns the descriptor, which becomes blocking again. That also holds for handles made
+        /// by `try_clone`: drop them first.
+        ///
+        /// # Errors
+        /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`.
         impl TryFrom<$name> for OwnedFd {
             type Error = io::Error;
 
@@ -94,6 +206,9 @@ macro_rules! pipe_end {
             }
         }
 
+        /// Borrows the descriptor, which is non-blocking.
+        ///
+        /// The caller must not use it after `close`: by then its number may belong to another file.
         impl AsFd for $name {
             fn as_fd(&self) -> BorrowedFd<'_> {
                 // SAFETY: open for as long as it is not closed, which is the user's to know.
@@ -101,6 +216,8 @@ macro_rules! pipe_end {
             }
         }
 
+        /// Returns the number of the descriptor, which is non-blocking and stays open until `close`
+        /// or the drop of this end.
         impl AsRawFd for $name {
             fn as_raw_fd(&self) -> RawFd {
                 self.fd.as_raw_fd()
@@ -121,6 +238,12 @@ pipe_end!(PipeWriter, Side::Write, set_write_deadline);
 macro_rules! read {
     ($($name:ty),+) => {
         $(
+            /// Reads park the goroutine until data arrives. They return 0 when all writers are
+            /// gone.
+            ///
+            /// # Errors
+            /// [`TimedOut`](io::ErrorKind::TimedOut) after the deadline, and
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
                     self.fd.io(Side::Read, |fd| rustix::io::read(fd, &mut *buf))
@@ -137,6 +260,14 @@ macro_rules! read {
 macro_rules! write {
     ($($name:ty),+) => {
         $(
+            /// Writes park the goroutine while the pipe is full, and may write less than the whole
+            /// buffer. `flush` does nothing, because there is no buffer in this process.
+            ///
+            /// # Errors
+            /// [`BrokenPipe`](io::ErrorKind::BrokenPipe) if all readers are gone,
+            /// [`TimedOut`](io::ErrorKind::TimedOut) after the deadline, and
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`. The kernel also raises
+            /// SIGPIPE when all readers are gone; Rust programs ignore that signal by default.
             impl Write for $name {
                 fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
                     self.fd.io(Side::Write, |fd| rustix::io::write(fd, buf))

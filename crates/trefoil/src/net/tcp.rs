@@ -21,6 +21,44 @@ const BACKLOG: i32 = 4096;
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// A TCP connection, like [`std::net::TcpStream`].
+///
+/// A stream comes from [`connect`](TcpStream::connect) or from [`TcpListener::accept`]. Reads and
+/// writes park the goroutine until the kernel is ready. Unlike std's, a stream has deadlines for
+/// each direction ([`set_read_deadline`](TcpStream::set_read_deadline)), can be closed while other
+/// goroutines use it ([`close`](TcpStream::close)), and follows a context
+/// ([`cancel_on`](TcpStream::cancel_on)).
+///
+/// [`Read`] and [`Write`] are also implemented for `&TcpStream`, so that one goroutine can read
+/// while another writes.
+///
+/// # Drop
+/// Dropping the stream closes the connection, unless a [`CancelGuard`](super::CancelGuard) or a
+/// half of it is alive.
+///
+/// # Examples
+/// ```
+/// use std::io::{Read, Write};
+/// use std::net::Shutdown;
+/// use trefoil::net::{TcpListener, TcpStream};
+///
+/// trefoil::run(|| {
+///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+///     let address = listener.local_addr().unwrap();
+///     trefoil::go(move || {
+///         let (mut stream, _) = listener.accept().unwrap();
+///         let mut request = String::new();
+///         stream.read_to_string(&mut request).unwrap();
+///         write!(stream, "{} bytes", request.len()).unwrap();
+///     });
+///
+///     let mut stream = TcpStream::connect(address).unwrap();
+///     stream.write_all(b"hello").unwrap();
+///     stream.shutdown(Shutdown::Write).unwrap();
+///     let mut answer = String::new();
+///     stream.read_to_string(&mut answer).unwrap();
+///     assert_eq!(answer, "5 bytes");
+/// });
+/// ```
 pub struct TcpStream {
     pub(super) fd: Arc<Fd>,
 }
@@ -34,20 +72,68 @@ pub(super) fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
 }
 
 impl TcpStream {
-    /// Connects. If the name has several addresses they are tried in order, each with a head start of 250 ms
-    /// before the next; the first that answers is taken.
+    /// Connects to an address.
+    ///
+    /// If `addr` has several addresses, a goroutine tries them in order. Each address has a head
+    /// start of 250 ms before the next, or less if it fails sooner, and the first connection that
+    /// succeeds is returned (RFC 8305 calls this "happy eyeballs"). On a plain thread the addresses
+    /// are tried one after the other, as in std.
     ///
     /// # Errors
-    /// Of the last address tried; or if the name cannot be resolved.
+    /// If no address accepts the connection, the error of the last address that failed:
+    /// - [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if nothing listens at the port,
+    /// - [`TimedOut`](io::ErrorKind::TimedOut) if the kernel has sent its last SYN without an
+    ///   answer,
+    /// - [`HostUnreachable`](io::ErrorKind::HostUnreachable) or
+    ///   [`NetworkUnreachable`](io::ErrorKind::NetworkUnreachable) if there is no route,
+    /// - the OS error `EMFILE` or `ENFILE` if no descriptor is left.
+    ///
+    /// If `addr` is a name, the error of [`ToSocketAddrs`] when the lookup fails, and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) when the name has no address.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     let stream = TcpStream::connect(address).unwrap();
+    ///     assert_eq!(stream.peer_addr().unwrap(), address);
+    ///
+    ///     drop(listener);
+    ///     let error = TcpStream::connect(address).unwrap_err();
+    ///     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    /// });
+    /// ```
     pub fn connect(addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
         TcpStream::connect_until(resolve(addr)?, NEVER)
     }
 
-    /// As [`connect`](TcpStream::connect), for at most `timeout`, which includes looking up the name's
-    /// addresses only in so far as less is left afterwards.
+    /// Connects as [`connect`](TcpStream::connect) does, for at most `timeout`.
+    ///
+    /// Unlike std's method, it takes names and lists of addresses too. The timeout covers all
+    /// addresses together. It does not interrupt the lookup of a name, but the time that the lookup
+    /// takes counts.
     ///
     /// # Errors
-    /// As `connect`; `TimedOut`.
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if there is no connection when `timeout` has passed;
+    /// otherwise as [`connect`](TcpStream::connect). A `timeout` of zero is not refused as in std:
+    /// it fails with `TimedOut`, unless the connection is there at once.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     let stream = TcpStream::connect_timeout(address, Duration::from_secs(5)).unwrap();
+    ///     assert_eq!(stream.peer_addr().unwrap(), address);
+    /// });
+    /// ```
     pub fn connect_timeout(addr: impl ToSocketAddrs, timeout: Duration) -> io::Result<TcpStream> {
         let deadline = clock::after(timeout);
         TcpStream::connect_until(resolve(addr)?, deadline)
@@ -132,67 +218,159 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// The other side's address.
+    /// Returns the address of the other side.
     ///
     /// # Errors
-    /// If it is not connected.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) if both directions have ended, if the other
+    /// side has reset the connection, and after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (server, _) = listener.accept().unwrap();
+    ///     assert_eq!(client.peer_addr().unwrap(), server.local_addr().unwrap());
+    ///     assert_eq!(client.local_addr().unwrap(), server.peer_addr().unwrap());
+    /// });
+    /// ```
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.peer_addr()).and_then(std_addr)
     }
 
-    /// This side's address.
+    /// Returns the address of this side.
+    ///
+    /// The example of [`peer_addr`](TcpStream::peer_addr) shows both.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
-    /// Ends one or both directions of the connection.
+    /// Ends one or both directions of the connection, for all handles of it.
+    ///
+    /// After [`Shutdown::Write`] the other side reads end-of-file. After [`Shutdown::Read`] reads
+    /// on this side return 0 once they have read the data that arrived before. Calls that wait in
+    /// such a direction end as well. The descriptor stays open until the stream is dropped or
+    /// closed.
     ///
     /// # Errors
-    /// If it is not connected.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) if both directions have ended, if the other
+    /// side has reset the connection, and after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::Read;
+    /// use std::net::Shutdown;
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (mut server, _) = listener.accept().unwrap();
+    ///     client.shutdown(Shutdown::Write).unwrap();
+    ///     assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "end-of-file");
+    /// });
+    /// ```
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.fd.with(|s| s.shutdown(how))
     }
 
-    /// Reads without taking the bytes out.
+    /// Reads data, and leaves it in the kernel's buffer for the next read.
+    ///
+    /// The goroutine waits if there is no data. A result of 0 means end-of-file.
     ///
     /// # Errors
-    /// As `read`.
+    /// As for reads: [`TimedOut`](io::ErrorKind::TimedOut) after the read deadline or timeout,
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close), the error
+    /// of a done context ([`cancel_on`](TcpStream::cancel_on)), and
+    /// [`ConnectionReset`](io::ErrorKind::ConnectionReset) if the other side has reset the
+    /// connection.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::{Read, Write};
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (mut server, _) = listener.accept().unwrap();
+    ///     client.write_all(b"GET /").unwrap();
+    ///     let mut first = [0; 1];
+    ///     assert_eq!(server.peek(&mut first).unwrap(), 1);
+    ///     let mut all = [0; 5];
+    ///     server.read_exact(&mut all).unwrap();
+    ///     assert_eq!((&first, &all), (b"G", b"GET /"));
+    /// });
+    /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         self.fd
             .io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n))
     }
 
-    /// Whether small writes are sent at once.
+    /// Returns whether small writes are sent at once (`TCP_NODELAY`). The default is `false`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
     pub fn nodelay(&self) -> io::Result<bool> {
         self.fd.with(|s| s.tcp_nodelay())
     }
 
-    /// Sends small writes at once (no Nagle's algorithm).
+    /// Sets whether small writes are sent at once (`TCP_NODELAY`).
+    ///
+    /// With `false`, the default as in std, the kernel may hold small writes back until the other
+    /// side has acknowledged earlier ones (Nagle's algorithm). Go's default is `true`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     assert!(!stream.nodelay().unwrap());
+    ///     stream.set_nodelay(true).unwrap();
+    ///     assert!(stream.nodelay().unwrap());
+    /// });
+    /// ```
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.fd.with(|s| s.set_tcp_nodelay(nodelay))
     }
 
-    /// The time to live of its packets.
+    /// Returns the time to live of the IPv4 packets that this socket sends (`IP_TTL`).
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
     pub fn ttl(&self) -> io::Result<u32> {
         self.fd.with(|s| s.ttl_v4())
     }
 
-    /// Sets the time to live of its packets.
+    /// Sets the time to live of the IPv4 packets that this socket sends (`IP_TTL`), from 1 to 255.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if `ttl` is out of range, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     stream.set_ttl(100).unwrap();
+    ///     assert_eq!(stream.ttl().unwrap(), 100);
+    ///     assert_eq!(stream.set_ttl(0).unwrap_err().kind(), ErrorKind::InvalidInput);
+    /// });
+    /// ```
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         self.fd.with(|s| s.set_ttl_v4(ttl))
     }
@@ -201,6 +379,36 @@ impl TcpStream {
 halves!(TcpStream, ReadHalf, WriteHalf);
 
 /// Accepts TCP connections, like [`std::net::TcpListener`].
+///
+/// The usual server is a goroutine that accepts and starts one goroutine for each connection.
+/// Several goroutines may accept on one listener at the same time. Unlike std's, a listener has a
+/// deadline ([`set_deadline`](TcpListener::set_deadline)) and can be closed while a goroutine waits
+/// in [`accept`](TcpListener::accept).
+///
+/// # Drop
+/// Dropping the listener closes it. The kernel resets connections that were not accepted yet.
+/// Connections that were accepted stay open.
+///
+/// # Examples
+/// ```
+/// use std::io::{Read, Write};
+/// use trefoil::net::{TcpListener, TcpStream};
+///
+/// trefoil::run(|| {
+///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+///     let address = listener.local_addr().unwrap();
+///     trefoil::go(move || {
+///         while let Ok((mut stream, _)) = listener.accept() {
+///             trefoil::go(move || stream.write_all(b"welcome").unwrap());
+///         }
+///     });
+///     for _ in 0..3 {
+///         let mut text = String::new();
+///         TcpStream::connect(address).unwrap().read_to_string(&mut text).unwrap();
+///         assert_eq!(text, "welcome");
+///     }
+/// });
+/// ```
 pub struct TcpListener {
     fd: Arc<Fd>,
 }
@@ -208,10 +416,36 @@ pub struct TcpListener {
 socket!(TcpListener, std::net::TcpListener);
 
 impl TcpListener {
-    /// Listens at an address. Port 0 lets the system choose one.
+    /// Makes a listener at an address.
+    ///
+    /// With port 0 the kernel chooses a free port, which [`local_addr`](TcpListener::local_addr)
+    /// returns. If `addr` has several addresses, the first one that can be bound is used. As in
+    /// std, `SO_REUSEADDR` is set, so that a restarted server gets its port back at once.
     ///
     /// # Errors
-    /// Of the last address tried; or if the name cannot be resolved.
+    /// If no address can be bound, the error of the last one:
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse) if another socket listens there,
+    /// - [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the address is not one of this
+    ///   machine,
+    /// - [`PermissionDenied`](io::ErrorKind::PermissionDenied) for a privileged port (below 1024),
+    /// - the OS error `EMFILE` or `ENFILE` if no descriptor is left.
+    ///
+    /// If `addr` is a name, the error of [`ToSocketAddrs`] when the lookup fails, and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) when the name has no address.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use trefoil::net::TcpListener;
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     assert_ne!(address.port(), 0);
+    ///     let error = TcpListener::bind(address).unwrap_err();
+    ///     assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    /// });
+    /// ```
     pub fn bind(addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let mut last = no_address();
         for addr in resolve(addr)? {
@@ -236,10 +470,30 @@ impl TcpListener {
         Ok(TcpListener { fd: Arc::new(Fd::new(OwnedFd::from(socket))) })
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection and returns it with the address of the other side.
+    ///
+    /// Connections that the other side has given up before they were accepted (`ECONNABORTED`) are
+    /// skipped.
     ///
     /// # Errors
-    /// The kernel's; above all "too many open files", after which accepting may go on.
+    /// - [`TimedOut`](io::ErrorKind::TimedOut) after the deadline
+    ///   ([`set_deadline`](TcpListener::set_deadline)),
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpListener::close),
+    /// - the error of a done context ([`cancel_on`](TcpListener::cancel_on)),
+    /// - the OS error `EMFILE` or `ENFILE` if no descriptor is left. The connection stays in the
+    ///   queue: a server can wait a little and go on to accept.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (_stream, address) = listener.accept().unwrap();
+    ///     assert_eq!(address, client.local_addr().unwrap());
+    /// });
+    /// ```
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (fd, addr) = self.fd.io(Side::Read, |fd| {
@@ -258,29 +512,99 @@ impl TcpListener {
         Ok((TcpStream { fd: Arc::new(Fd::new(fd)) }, addr))
     }
 
-    /// The connections, one after the other, without end.
+    /// Returns an iterator over the connections, which calls [`accept`](TcpListener::accept) for
+    /// each.
+    ///
+    /// The iterator never ends: it yields the errors of `accept` too. A loop over it has to return
+    /// at an error that persists, such as [`NotConnected`](io::ErrorKind::NotConnected) after
+    /// [`close`](TcpListener::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(address).unwrap()).collect();
+    ///     for (client, stream) in clients.iter().zip(listener.incoming()) {
+    ///         assert_eq!(stream.unwrap().peer_addr().unwrap(), client.local_addr().unwrap());
+    ///     }
+    /// });
+    /// ```
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// The address it listens at.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpListener::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::TcpListener;
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     assert!(listener.local_addr().unwrap().ip().is_loopback());
+    /// });
+    /// ```
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
-    /// `accept` fails with `TimedOut` from `deadline` on. None: it waits for ever.
+    /// Sets the time at which [`accept`](TcpListener::accept) fails.
+    ///
+    /// An `accept` that is not done at `deadline` fails with [`TimedOut`](io::ErrorKind::TimedOut).
+    /// This applies to calls that wait now and to later calls, until the caller sets another
+    /// deadline. After the deadline calls fail at once, even if a connection is in the queue. With
+    /// `None`, the default, there is no deadline.
     ///
     /// # Errors
-    /// If it is closed.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpListener::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use std::time::{Duration, Instant};
+    /// use trefoil::net::TcpListener;
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     listener.set_deadline(Some(Instant::now() + Duration::from_millis(2))).unwrap();
+    ///     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::TimedOut);
+    /// });
+    /// ```
     pub fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
         self.fd.set_deadline(Side::Read, deadline)
     }
 }
 
-/// Connections of a [`TcpListener`]: see [`TcpListener::incoming`].
+/// An iterator over the connections of a [`TcpListener`], made by [`TcpListener::incoming`].
+///
+/// It never ends. Its items are the results of [`TcpListener::accept`] without the address.
+///
+/// # Examples
+/// ```
+/// use std::io::{Read, Write};
+/// use trefoil::net::{Incoming, TcpListener, TcpStream};
+///
+/// fn greet(connections: Incoming<'_>) {
+///     for stream in connections.map_while(Result::ok) {
+///         (&stream).write_all(b"welcome").unwrap();
+///     }
+/// }
+///
+/// trefoil::run(|| {
+///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+///     let address = listener.local_addr().unwrap();
+///     trefoil::go(move || greet(listener.incoming()));
+///     let mut text = String::new();
+///     TcpStream::connect(address).unwrap().read_to_string(&mut text).unwrap();
+///     assert_eq!(text, "welcome");
+/// });
+/// ```
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a TcpListener,

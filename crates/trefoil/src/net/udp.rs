@@ -15,8 +15,18 @@ use std::time::{Duration, Instant};
 
 /// A UDP socket, like [`std::net::UdpSocket`].
 ///
+/// Receives park the goroutine until a datagram arrives; sends park it while the kernel's send
+/// buffer is full. Any number of goroutines may use one socket at the same time: each datagram is
+/// received by one of them. Unlike std's, a socket has deadlines, can be closed by another
+/// goroutine, and follows a context.
+///
+/// # Drop
+/// Dropping the socket closes it. Datagrams that were not received are lost.
+///
+/// # Examples
 /// ```
 /// use trefoil::net::UdpSocket;
+///
 /// trefoil::run(|| {
 ///     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
 ///     let address = server.local_addr().unwrap();
@@ -29,7 +39,8 @@ use std::time::{Duration, Instant};
 ///     client.connect(address).unwrap();
 ///     client.send(b"hello").unwrap();
 ///     let mut answer = [0; 16];
-///     assert_eq!(client.recv(&mut answer).unwrap(), 5);
+///     let n = client.recv(&mut answer).unwrap();
+///     assert_eq!(&answer[..n], b"hello");
 /// });
 /// ```
 pub struct UdpSocket {
@@ -47,7 +58,9 @@ macro_rules! options {
                 $(#[$text])*
                 ///
                 /// # Errors
-                /// The kernel's.
+                /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close),
+                /// and the OS error `ENOPROTOOPT` or `EOPNOTSUPP` if the option does not exist for
+                /// the socket's address family.
                 pub fn $get(&self) -> io::Result<$t> {
                     self.fd.with(|s| s.$get2())
                 }
@@ -55,7 +68,10 @@ macro_rules! options {
                 $(#[$set_text])*
                 ///
                 /// # Errors
-                /// The kernel's.
+                /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the value is out of range,
+                /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close),
+                /// and the OS error `ENOPROTOOPT` or `EOPNOTSUPP` if the option does not exist for
+                /// the socket's address family.
                 pub fn $set(&self, value: $t) -> io::Result<()> {
                     self.fd.with(|s| s.$set2(value))
                 }
@@ -65,33 +81,114 @@ macro_rules! options {
 }
 
 options! {
-    /// Whether it may send to broadcast addresses.
+    /// Returns whether the socket may send to broadcast addresses (`SO_BROADCAST`). The default is
+    /// `false`.
     broadcast,
-    /// Allows it to send to broadcast addresses.
+    /// Sets whether the socket may send to broadcast addresses (`SO_BROADCAST`).
+    ///
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     assert!(!socket.broadcast().unwrap());
+    ///     socket.set_broadcast(true).unwrap();
+    ///     assert!(socket.broadcast().unwrap());
+    /// });
+    /// ```
     set_broadcast: bool = broadcast, set_broadcast;
-    /// The time to live of its packets.
+    /// Returns the time to live of the IPv4 packets that this socket sends (`IP_TTL`).
     ttl,
-    /// Sets the time to live of its packets.
+    /// Sets the time to live of the IPv4 packets that this socket sends (`IP_TTL`), from 1 to 255.
+    ///
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     socket.set_ttl(100).unwrap();
+    ///     assert_eq!(socket.ttl().unwrap(), 100);
+    /// });
+    /// ```
     set_ttl: u32 = ttl_v4, set_ttl_v4;
-    /// Whether it receives its own multicast packets.
+    /// Returns whether this machine receives the IPv4 multicast packets that this socket sends
+    /// (`IP_MULTICAST_LOOP`). The default is `true`.
     multicast_loop_v4,
-    /// Lets it receive its own multicast packets.
+    /// Sets whether this machine receives the IPv4 multicast packets that this socket sends
+    /// (`IP_MULTICAST_LOOP`).
+    ///
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     socket.set_multicast_loop_v4(false).unwrap();
+    ///     assert!(!socket.multicast_loop_v4().unwrap());
+    /// });
+    /// ```
     set_multicast_loop_v4: bool = multicast_loop_v4, set_multicast_loop_v4;
-    /// Whether it receives its own multicast packets, over IPv6.
+    /// Returns whether this machine receives the IPv6 multicast packets that this socket sends
+    /// (`IPV6_MULTICAST_LOOP`). The default is `true`.
     multicast_loop_v6,
-    /// Lets it receive its own multicast packets, over IPv6.
+    /// Sets whether this machine receives the IPv6 multicast packets that this socket sends
+    /// (`IPV6_MULTICAST_LOOP`). The socket must be an IPv6 socket.
+    ///
+    /// ```no_run
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("[::1]:0").unwrap();
+    ///     socket.set_multicast_loop_v6(false).unwrap();
+    ///     assert!(!socket.multicast_loop_v6().unwrap());
+    /// });
+    /// ```
     set_multicast_loop_v6: bool = multicast_loop_v6, set_multicast_loop_v6;
-    /// The time to live of its multicast packets.
+    /// Returns the time to live of the IPv4 multicast packets that this socket sends
+    /// (`IP_MULTICAST_TTL`). The default is 1: they do not leave the local network.
     multicast_ttl_v4,
-    /// Sets the time to live of its multicast packets.
+    /// Sets the time to live of the IPv4 multicast packets that this socket sends
+    /// (`IP_MULTICAST_TTL`), from 0 to 255.
+    ///
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     socket.set_multicast_ttl_v4(2).unwrap();
+    ///     assert_eq!(socket.multicast_ttl_v4().unwrap(), 2);
+    /// });
+    /// ```
     set_multicast_ttl_v4: u32 = multicast_ttl_v4, set_multicast_ttl_v4;
 }
 
 impl UdpSocket {
-    /// A socket at an address. Port 0 lets the system choose one.
+    /// Makes a socket at an address.
+    ///
+    /// With port 0 the kernel chooses a free port, which [`local_addr`](UdpSocket::local_addr)
+    /// returns. If `addr` has several addresses, the first one that can be bound is used.
     ///
     /// # Errors
-    /// Of the last address tried; or if the name cannot be resolved.
+    /// If no address can be bound, the error of the last one:
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse) if another socket has the address,
+    /// - [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the address is not one of this
+    ///   machine,
+    /// - [`PermissionDenied`](io::ErrorKind::PermissionDenied) for a privileged port (below 1024),
+    /// - the OS error `EMFILE` or `ENFILE` if no descriptor is left.
+    ///
+    /// If `addr` is a name, the error of [`ToSocketAddrs`] when the lookup fails, and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) when the name has no address.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let address = socket.local_addr().unwrap();
+    ///     assert_eq!(UdpSocket::bind(address).unwrap_err().kind(), ErrorKind::AddrInUse);
+    /// });
+    /// ```
     pub fn bind(addr: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let mut last = no_address();
         for addr in resolve(addr)? {
@@ -108,10 +205,32 @@ impl UdpSocket {
         Err(last)
     }
 
-    /// From now on it sends to this address, and receives from it alone.
+    /// Sets the address to which [`send`](UdpSocket::send) sends.
+    ///
+    /// From now on the socket receives datagrams from this address only. No packet is sent, so the
+    /// call does not wait, except for the lookup of a name. If `addr` has several addresses, the
+    /// first one that the kernel accepts is used.
     ///
     /// # Errors
-    /// Of the last address tried; or if the name cannot be resolved.
+    /// If the kernel accepts no address, the error of the last one:
+    /// [`NetworkUnreachable`](io::ErrorKind::NetworkUnreachable) if there is no route,
+    /// [`PermissionDenied`](io::ErrorKind::PermissionDenied) for a broadcast address without
+    /// [`set_broadcast`](UdpSocket::set_broadcast), and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close). If `addr`
+    /// is a name, the error of [`ToSocketAddrs`] when the lookup fails, and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) when the name has no address.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let one = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     one.connect(other.local_addr().unwrap()).unwrap();
+    ///     assert_eq!(one.peer_addr().unwrap(), other.local_addr().unwrap());
+    /// });
+    /// ```
     pub fn connect(&self, addr: impl ToSocketAddrs) -> io::Result<()> {
         let mut last = no_address();
         for addr in resolve(addr)? {
@@ -124,51 +243,166 @@ impl UdpSocket {
         Err(last)
     }
 
-    /// Sends a datagram to the address it is connected to.
+    /// Sends a datagram to the connected address, and returns its length.
+    ///
+    /// The datagram is always sent as a whole. The goroutine waits only while the send buffer of
+    /// the socket is full.
     ///
     /// # Errors
-    /// The kernel's; `ConnectionRefused` if nobody listened there to an earlier one.
+    /// - the OS error `EDESTADDRREQ` if the socket is not [connected](UdpSocket::connect),
+    /// - the OS error `EMSGSIZE` if the datagram is too large,
+    /// - [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if an earlier datagram found no
+    ///   socket at the connected address; this one was not sent,
+    /// - [`TimedOut`](io::ErrorKind::TimedOut) after the write deadline or timeout,
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close), and the
+    ///   error of a done context ([`cancel_on`](UdpSocket::cancel_on)).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let one = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     one.connect(other.local_addr().unwrap()).unwrap();
+    ///     assert_eq!(one.send(b"hello").unwrap(), 5);
+    ///     assert_eq!(other.recv(&mut [0; 16]).unwrap(), 5);
+    /// });
+    /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
         self.fd.io(Side::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
     }
 
-    /// Sends a datagram to `addr` (its first address).
+    /// Sends a datagram to `addr`, and returns its length.
+    ///
+    /// If `addr` has several addresses, the first one is used. The datagram is always sent as a
+    /// whole. The goroutine waits only while the send buffer of the socket is full.
     ///
     /// # Errors
-    /// The kernel's; or if the name cannot be resolved.
+    /// - the OS error `EMSGSIZE` if the datagram is too large,
+    /// - [`NetworkUnreachable`](io::ErrorKind::NetworkUnreachable) if there is no route,
+    /// - [`PermissionDenied`](io::ErrorKind::PermissionDenied) for a broadcast address without
+    ///   [`set_broadcast`](UdpSocket::set_broadcast),
+    /// - [`TimedOut`](io::ErrorKind::TimedOut) after the write deadline or timeout,
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close), and the
+    ///   error of a done context ([`cancel_on`](UdpSocket::cancel_on)).
+    ///
+    /// If `addr` is a name, the error of [`ToSocketAddrs`] when the lookup fails, and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) when the name has no address.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let one = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     one.send_to(b"hello", other.local_addr().unwrap()).unwrap();
+    ///     let (n, from) = other.recv_from(&mut [0; 16]).unwrap();
+    ///     assert_eq!((n, from), (5, one.local_addr().unwrap()));
+    /// });
+    /// ```
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let addr = *resolve(addr)?.first().ok_or_else(no_address)?;
         self.fd.io(Side::Write, |fd| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr))
     }
 
-    /// Receives a datagram from the address it is connected to. What does not fit is lost.
+    /// Waits for a datagram and returns its length.
+    ///
+    /// A [connected](UdpSocket::connect) socket receives from its address only, any other socket
+    /// from every address. The part of a datagram that does not fit into `buf` is lost.
     ///
     /// # Errors
-    /// The kernel's.
+    /// - [`TimedOut`](io::ErrorKind::TimedOut) after the read deadline or timeout,
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close),
+    /// - [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if a datagram sent by this
+    ///   connected socket found no socket at its address,
+    /// - the error of a done context ([`cancel_on`](UdpSocket::cancel_on)).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use std::time::Duration;
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     socket.send_to(b"to itself", socket.local_addr().unwrap()).unwrap();
+    ///     let mut bytes = [0; 2];
+    ///     assert_eq!(socket.recv(&mut bytes).unwrap(), 2);
+    ///     assert_eq!(&bytes, b"to", "the rest is lost");
+    ///
+    ///     socket.set_read_timeout(Some(Duration::from_millis(2))).unwrap();
+    ///     assert_eq!(socket.recv(&mut bytes).unwrap_err().kind(), ErrorKind::TimedOut);
+    /// });
+    /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         self.receive(buf, RecvFlags::empty())
     }
 
-    /// As [`recv`](UdpSocket::recv), and leaves the datagram there.
+    /// Waits for a datagram as [`recv`](UdpSocket::recv) does, and leaves it for the next receive.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`recv`](UdpSocket::recv).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     socket.send_to(b"to itself", socket.local_addr().unwrap()).unwrap();
+    ///     assert_eq!(socket.peek(&mut [0; 16]).unwrap(), 9);
+    ///     assert_eq!(socket.recv(&mut [0; 16]).unwrap(), 9);
+    /// });
+    /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         self.receive(buf, RecvFlags::PEEK)
     }
 
-    /// Receives a datagram, and says from where. What does not fit is lost.
+    /// Waits for a datagram and returns its length and the address of its sender.
+    ///
+    /// The part of a datagram that does not fit into `buf` is lost.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`recv`](UdpSocket::recv).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     client.send_to(b"hello", server.local_addr().unwrap()).unwrap();
+    ///     let mut bytes = [0; 16];
+    ///     let (n, from) = server.recv_from(&mut bytes).unwrap();
+    ///     assert_eq!(&bytes[..n], b"hello");
+    ///     assert_eq!(from, client.local_addr().unwrap());
+    /// });
+    /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive_from(buf, RecvFlags::empty())
     }
 
-    /// As [`recv_from`](UdpSocket::recv_from), and leaves the datagram there.
+    /// Waits for a datagram as [`recv_from`](UdpSocket::recv_from) does, and leaves it for the next
+    /// receive.
     ///
     /// # Errors
-    /// The kernel's.
+    /// As [`recv`](UdpSocket::recv).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let address = socket.local_addr().unwrap();
+    ///     socket.send_to(b"to itself", address).unwrap();
+    ///     assert_eq!(socket.peek_from(&mut [0; 16]).unwrap(), (9, address));
+    ///     assert_eq!(socket.recv_from(&mut [0; 16]).unwrap(), (9, address));
+    /// });
+    /// ```
     pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive_from(buf, RecvFlags::PEEK)
     }
@@ -185,50 +419,116 @@ impl UdpSocket {
         Ok((n, from.try_into().map_err(io::Error::from)?))
     }
 
-    /// The address it is connected to.
+    /// Returns the address that [`connect`](UdpSocket::connect) has set.
     ///
     /// # Errors
-    /// If it is not connected.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) if the socket is not connected, and after
+    /// [`close`](UdpSocket::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::ErrorKind;
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     assert_eq!(socket.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
+    /// });
+    /// ```
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.peer_addr()).and_then(std_addr)
     }
 
-    /// Its own address.
+    /// Returns the address of this socket.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     assert_ne!(socket.local_addr().unwrap().port(), 0, "the kernel chose one");
+    /// });
+    /// ```
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.local_addr()).and_then(std_addr)
     }
 
-    /// Joins a multicast group.
+    /// Joins an IPv4 multicast group on the interface that has the address `interface`.
+    ///
+    /// With [`Ipv4Addr::UNSPECIFIED`] the kernel chooses the interface.
     ///
     /// # Errors
-    /// The kernel's.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput) if `group` is not a multicast address,
+    /// - the OS error `ENODEV` if there is no such interface,
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse) if the socket has joined the group already,
+    /// - the OS error `ENOBUFS` if the socket has joined too many groups,
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    ///     let group = Ipv4Addr::new(224, 0, 0, 251);
+    ///     socket.join_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
+    ///     // Receive here.
+    ///     socket.leave_multicast_v4(&group, &Ipv4Addr::LOCALHOST).unwrap();
+    /// });
+    /// ```
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.fd.with(|s| s.join_multicast_v4(group, interface))
     }
 
-    /// Leaves a multicast group.
+    /// Leaves a group that [`join_multicast_v4`](UdpSocket::join_multicast_v4) has joined.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the socket is not in the group, the
+    /// OS error `ENODEV` if there is no such interface, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close).
     pub fn leave_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.fd.with(|s| s.leave_multicast_v4(group, interface))
     }
 
-    /// Joins a multicast group, over IPv6.
+    /// Joins an IPv6 multicast group on the interface with the index `interface`.
+    ///
+    /// With index 0 the kernel chooses the interface. The socket must be an IPv6 socket.
     ///
     /// # Errors
-    /// The kernel's.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput) if `group` is not a multicast address,
+    /// - the OS error `ENODEV` if there is no such interface,
+    /// - [`AddrInUse`](io::ErrorKind::AddrInUse) if the socket has joined the group already,
+    /// - the OS error `ENOPROTOOPT` if it is an IPv4 socket,
+    /// - [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use std::net::Ipv6Addr;
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let socket = UdpSocket::bind("[::]:5353").unwrap();
+    ///     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb);
+    ///     socket.join_multicast_v6(&group, 0).unwrap();
+    ///     let mut bytes = [0; 1500];
+    ///     println!("{:?}", socket.recv_from(&mut bytes));
+    ///     socket.leave_multicast_v6(&group, 0).unwrap();
+    /// });
+    /// ```
     pub fn join_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         self.fd.with(|s| s.join_multicast_v6(group, interface))
     }
 
-    /// Leaves a multicast group, over IPv6.
+    /// Leaves a group that [`join_multicast_v6`](UdpSocket::join_multicast_v6) has joined.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the socket is not in the group, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UdpSocket::close).
     pub fn leave_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         self.fd.with(|s| s.leave_multicast_v6(group, interface))
     }
