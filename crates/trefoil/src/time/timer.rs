@@ -197,9 +197,11 @@ impl Ticker {
     /// ```
     #[track_caller]
     pub fn new(d: Duration) -> Ticker {
+        // Before a slot is taken: it panics.
+        let period = interval(d);
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::send(sender), clock::after(d), interval(d), false);
+        slot.start(Job::send(sender), clock::after(d), period, false);
         Ticker { slot, receiver }
     }
 
