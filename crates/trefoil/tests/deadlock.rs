@@ -231,6 +231,9 @@ fn quit() {
 
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(SCENE) {
+        // A shell starts its background jobs with SIGQUIT ignored, and the runtime respects that.
+        // SAFETY: the default action.
+        unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
         if let Some(scene) = SCENES.iter().find(|scene| scene.0 == name) {
             (scene.1)();
         }

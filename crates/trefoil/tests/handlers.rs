@@ -29,11 +29,15 @@ fn wait_for_threads(left: usize, count: impl Fn() -> usize) {
 
 // ---- SIGQUIT -----------------------------------------------------------------------------------
 
-/// A process that dies of SIGQUIT leaves no file.
-fn no_core_files() {
+/// In a child, before its first runtime: SIGQUIT ends it and leaves no file. (A shell starts its background jobs with the
+/// signal ignored, and the runtime respects that.)
+fn die_of_sigquit() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: passes a struct by reference.
-    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    // SAFETY: passes a struct by reference; the default action.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(libc::SIGQUIT, libc::SIG_DFL);
+    }
 }
 
 #[test]
@@ -44,7 +48,7 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
         return;
     }
     let _watchdog = watchdog();
-    no_core_files();
+    die_of_sigquit();
     let threads = tasks().len();
     for _ in 0..3 {
         runtime().run(|| join_all((0..10).map(|_| go(yield_now))));
@@ -79,7 +83,7 @@ fn sigquit_ends_a_fork_of_the_process() {
         return;
     }
     let _watchdog = watchdog();
-    no_core_files();
+    die_of_sigquit();
     let runtime = runtime();
     let of_goroutine = runtime.run(status_of_fork_after_sigquit);
     assert_eq!(of_goroutine.signal(), Some(libc::SIGQUIT), "{of_goroutine:?}");
@@ -96,6 +100,7 @@ fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
         return;
     }
     let _watchdog = watchdog();
+    die_of_sigquit();
     let older = runtime();
     older.run(|| {
         // Long enough for its threads to have names.
