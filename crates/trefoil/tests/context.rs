@@ -243,23 +243,35 @@ fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync +
 const ROUNDS: usize = 10_000;
 
 /// More Ps than cores only make the two wait for each other.
-fn on_one_and_two(f: impl Fn() + Sync) {
+/// Races two goroutines for a fresh context in each round, on one and on two Ps. Each of them, number 0 and number 1,
+/// returns whether what it saw was right.
+fn race_for_contexts(
+    wrong: &str,
+    run: impl Fn(&Context, &trefoil::context::Cancel, usize, usize) -> bool
+    + Copy
+    + Send
+    + Sync
+    + 'static,
+) {
     for procs in [1, 2] {
-        Runtime::builder().procs(procs).build().unwrap().run(&f);
+        Runtime::builder().procs(procs).build().unwrap().run(|| {
+            let contexts: Vec<_> =
+                (0..ROUNDS).map(|_| Context::background().with_cancel()).collect();
+            let count = rounds_of_two(ROUNDS, move |round, which| {
+                let (ctx, cancel) = &contexts[round];
+                run(ctx, cancel, round, which)
+            });
+            assert_eq!(count, 0, "{wrong}");
+        });
     }
-}
-
-fn contexts() -> Vec<(Context, trefoil::context::Cancel)> {
-    (0..ROUNDS).map(|_| Context::background().with_cancel()).collect()
 }
 
 #[test]
 fn err_is_set_exactly_when_done_is_closed() {
     let _w = watchdog();
-    on_one_and_two(|| {
-        let contexts = contexts();
-        let wrong = rounds_of_two(ROUNDS, move |round, which| {
-            let (ctx, cancel) = &contexts[round];
+    race_for_contexts(
+        "an error before the close, or a close without an error",
+        |ctx, cancel, round, which| {
             if which == 0 {
                 cancel.cancel();
                 return true;
@@ -271,44 +283,33 @@ fn err_is_set_exactly_when_done_is_closed() {
                     _ => yield_now(),
                 }
             }
-        });
-        assert_eq!(wrong, 0, "an error before the close, or a close without an error");
-    });
+        },
+    );
 }
 
 #[test]
 fn a_context_is_done_when_any_cancel_returns() {
     let _w = watchdog();
-    on_one_and_two(|| {
-        let contexts = contexts();
-        let wrong = rounds_of_two(ROUNDS, move |round, _| {
-            let (ctx, cancel) = &contexts[round];
-            cancel.cancel();
-            ctx.err() == Some(ContextError::Canceled) && ctx.done().is_closed()
-        });
-        assert_eq!(wrong, 0, "not done after `cancel`");
+    race_for_contexts("not done after `cancel`", |ctx, cancel, _, _| {
+        cancel.cancel();
+        ctx.err() == Some(ContextError::Canceled) && ctx.done().is_closed()
     });
 }
 
 #[test]
 fn a_child_is_not_done_before_its_parent() {
     let _w = watchdog();
-    on_one_and_two(|| {
-        let contexts = contexts();
-        let wrong = rounds_of_two(ROUNDS, move |round, which| {
-            let (ctx, cancel) = &contexts[round];
-            if which == 0 {
-                cancel.cancel();
-                return true;
+    race_for_contexts("a child was done, and its parent was not", |ctx, cancel, _, which| {
+        if which == 0 {
+            cancel.cancel();
+            return true;
+        }
+        loop {
+            let (child, _) = ctx.with_cancel();
+            if child.err().is_some() {
+                return ctx.err().is_some() && ctx.done().is_closed();
             }
-            loop {
-                let (child, _) = ctx.with_cancel();
-                if child.err().is_some() {
-                    return ctx.err().is_some() && ctx.done().is_closed();
-                }
-                yield_now();
-            }
-        });
-        assert_eq!(wrong, 0, "a child was done, and its parent was not");
+            yield_now();
+        }
     });
 }

@@ -3,6 +3,8 @@
 //! A program of its own (`harness = false`): the test harness has a thread that could wake a goroutine,
 //! so under it there is never a deadlock. Without arguments it runs itself once for each scene.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -139,23 +141,8 @@ fn a_thread_runs_late_after_its_wake_up() {
     const ROUNDS: u32 = 5;
     let (_tx, rx) = bounded::<()>(0);
     go(move || rx.recv());
-    let hogs: Vec<_> = (0..4)
-        .map(|_| {
-            // SAFETY: the child computes, and ends with its parent.
-            match unsafe { libc::fork() } {
-                0 => {
-                    // SAFETY: as above.
-                    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-                    run_on_one_cpu();
-                    loop {
-                        std::hint::spin_loop();
-                    }
-                }
-                pid => pid,
-            }
-        })
-        .collect();
-    run_on_one_cpu();
+    common::run_on_one_cpu();
+    let hogs = common::BusyProcesses::start(4);
     let set_policy = |policy| {
         let param = libc::sched_param { sched_priority: 0 };
         // SAFETY: of this thread alone.
@@ -167,25 +154,7 @@ fn a_thread_runs_late_after_its_wake_up() {
         handle.join().unwrap();
         set_policy(libc::SCHED_OTHER);
     }
-    for pid in hogs {
-        // SAFETY: our own children, not waited for yet.
-        unsafe {
-            libc::kill(pid, libc::SIGKILL);
-            libc::waitpid(pid, std::ptr::null_mut(), 0);
-        }
-    }
-}
-
-fn run_on_one_cpu() {
-    // SAFETY: plain old data; the mask of this thread.
-    unsafe {
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed);
-        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
-        let mut one: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(first.unwrap(), &mut one);
-        libc::sched_setaffinity(0, size_of_val(&one), &raw const one);
-    }
+    drop(hogs);
 }
 
 /// Runs `f` on the only goroutine. A signal ends the process after a second: that is what `f` waits for.

@@ -1058,16 +1058,9 @@ fn real_time_threads_are_preempted_on_one_cpu() {
     let policies = [libc::SCHED_FIFO, libc::SCHED_RR];
     // Seconds of CPU time without a wait, after which the kernel ends the process.
     let limit = libc::rlimit { rlim_cur: 20_000_000, rlim_max: 20_000_000 };
-    // SAFETY: of this process and thread; passes structures by reference.
-    unsafe {
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed);
-        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
-        let mut one: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(first.unwrap(), &mut one);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &raw const one), 0);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit), 0);
-    }
+    common::run_on_one_cpu();
+    // SAFETY: of this process; passes a structure by reference.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) }, 0);
     for policy in policies {
         let param = libc::sched_param { sched_priority: 1 };
         // SAFETY: of this thread; passes a structure by reference.

@@ -76,7 +76,20 @@ fn bark(name: &str, limit: Duration) -> ! {
     std::process::abort();
 }
 
-/// Processes that compute until they are dropped, or this process ends.
+/// Pins the calling thread, and what it starts, to the first CPU that it may use.
+pub(crate) fn run_on_one_cpu() {
+    // SAFETY: plain old data; the mask of this thread.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of_val(&allowed), &raw mut allowed);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(first.unwrap(), &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &raw const one), 0);
+    }
+}
+
+/// Processes that compute until they are dropped, or this process ends. They inherit the caller's CPUs.
 pub(crate) struct BusyProcesses(Vec<libc::pid_t>);
 
 impl BusyProcesses {
