@@ -1,8 +1,8 @@
-//! Checks of the keeper (`sched/central.rs`, `sched/find.rs`): no timer is forgotten while a P is idle.
+//! Checks of the idle poller (`sched/central.rs`, `sched/find.rs`): no timer is forgotten while a P is idle.
 //!
-//! A small scheduler around the real counters, as in [`wake`](crate::wake): what `wait_for_p`, `lie_down`, `see_to_timer`
+//! A small scheduler around the real counters, as in [`wake`](crate::wake): what `wait_for_p`, `enter_idle`, `see_to_timer`
 //! and `stop_spinning` do, step for step and with the same barriers. A timer is set from outside. Who searches comes too
-//! early for it; only an idle thread that sleeps until its time (the keeper) lets it fire, and sends the others home. So
+//! early for it; only an idle thread that sleeps until its time (the idle poller) lets it fire, and sends the others home. So
 //! a timer that nobody keeps leaves everybody asleep, which loom reports as a deadlock.
 
 use std::sync::Arc;
@@ -25,9 +25,9 @@ enum Flaw {
     None,
     /// Who finds work looks for more work, but not whether somebody keeps the timers.
     LeavesTimersUnkept,
-    /// It looks only whether there is a keeper, not whether he knows of this timer.
+    /// It looks only whether there is an idle poller, not whether he knows of this timer.
     AnyKeeperWillDo,
-    /// Who sets a timer does not hurry the keeper.
+    /// Who sets a timer does not hurry the idle poller.
     HurriesNobody,
 }
 
@@ -36,7 +36,7 @@ enum Flaw {
 struct Central {
     idle_ps: u32,
     idle_ms: Vec<usize>,
-    keeper: Option<usize>,
+    idle_poller: Option<usize>,
     /// Who was handed a P, with a claim on spinning.
     handed: [bool; 2],
     /// Notes in the threads' beds.
@@ -50,8 +50,8 @@ struct World {
     idle: Idle,
     /// The earliest of all timers.
     timer: AtomicU64,
-    /// As `Sched::keeper_until`.
-    keeper_until: AtomicU64,
+    /// As `Sched::idle_poller_until`.
+    idle_poller_until: AtomicU64,
     /// Goroutines in the global queue. They never end.
     work: AtomicU32,
     central: Mutex<Central>,
@@ -67,7 +67,7 @@ impl World {
         Arc::new(World {
             idle,
             timer: AtomicU64::new(first),
-            keeper_until: AtomicU64::new(NEVER),
+            idle_poller_until: AtomicU64::new(NEVER),
             work: AtomicU32::new(0),
             central: Mutex::new(Central::default()),
             beds: [Condvar::new(), Condvar::new()],
@@ -90,13 +90,13 @@ impl World {
     fn see_to_timer(&self) {
         full_fence();
         // With no idle P sysmon sees to it, until there is one: then its thread lies down.
-        if self.idle.idle_ps() != 0 && SOON < self.keeper_until.load(Ordering::Relaxed) {
-            self.hurry_keeper();
+        if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {
+            self.wake_idle_poller();
         }
     }
 
-    fn hurry_keeper(&self) {
-        let keeper = self.central().keeper;
+    fn wake_idle_poller(&self) {
+        let keeper = self.central().idle_poller;
         match keeper {
             Some(m) => self.rouse(&mut self.central(), m),
             None => self.wake(),
@@ -124,7 +124,7 @@ impl World {
             self.idle.stop_spinning();
             return;
         }
-        match central.idle_ms.pop().or_else(|| self.dismiss_keeper(&mut central)) {
+        match central.idle_ms.pop().or_else(|| self.clear_idle_poller(&mut central)) {
             Some(m) => {
                 central.handed[m] = true;
                 self.rouse(&mut central, m);
@@ -142,9 +142,9 @@ impl World {
         any
     }
 
-    fn dismiss_keeper(&self, central: &mut Central) -> Option<usize> {
-        self.keeper_until.store(NEVER, Ordering::Relaxed);
-        central.keeper.take()
+    fn clear_idle_poller(&self, central: &mut Central) -> Option<usize> {
+        self.idle_poller_until.store(NEVER, Ordering::Relaxed);
+        central.idle_poller.take()
     }
 
     /// A thread that holds a P and searches, from then on: `find_work`. `sleeper`: a goroutine has just gone to sleep
@@ -173,7 +173,7 @@ impl World {
             return;
         }
         let (timer, until) =
-            (self.timer.load(Ordering::Relaxed), self.keeper_until.load(Ordering::Relaxed));
+            (self.timer.load(Ordering::Relaxed), self.idle_poller_until.load(Ordering::Relaxed));
         let is_kept = match self.flaw {
             Flaw::LeavesTimersUnkept => true,
             Flaw::AnyKeeperWillDo => until != NEVER || timer == NEVER,
@@ -182,7 +182,7 @@ impl World {
         if self.has_work() {
             self.wake();
         } else if !is_kept {
-            self.hurry_keeper();
+            self.wake_idle_poller();
         }
     }
 
@@ -220,16 +220,16 @@ impl World {
             let listed = central.idle_ms.contains(&me);
             if !listed && central.orphans != 0 {
                 central.orphans -= 1;
-                if central.keeper == Some(me) {
-                    self.dismiss_keeper(&mut central);
+                if central.idle_poller == Some(me) {
+                    self.clear_idle_poller(&mut central);
                 }
                 return true;
             }
-            let until = self.lie_down(&mut central, me, listed);
+            let until = self.enter_idle(&mut central, me, listed);
             if until == SOON {
                 if slept {
                     // Its time has come.
-                    self.dismiss_keeper(&mut central);
+                    self.clear_idle_poller(&mut central);
                     if self.take_idle_p(&mut central) {
                         central.fired = true;
                         self.beds.iter().for_each(Condvar::notify_one);
@@ -251,22 +251,22 @@ impl World {
         }
     }
 
-    fn lie_down(&self, central: &mut Central, me: usize, listed: bool) -> u64 {
-        let keeps = central.keeper.is_none_or(|keeper| keeper == me) && !listed;
+    fn enter_idle(&self, central: &mut Central, me: usize, listed: bool) -> u64 {
+        let keeps = central.idle_poller.is_none_or(|keeper| keeper == me) && !listed;
         let first = self.timer.load(Ordering::Relaxed);
         if keeps && first != NEVER {
-            central.keeper = Some(me);
-            self.keeper_until.store(first, Ordering::Relaxed);
+            central.idle_poller = Some(me);
+            self.idle_poller_until.store(first, Ordering::Relaxed);
             full_fence();
             let first = self.timer.load(Ordering::Relaxed);
-            self.keeper_until.store(first, Ordering::Relaxed);
+            self.idle_poller_until.store(first, Ordering::Relaxed);
             return first;
         }
         if !listed {
             central.idle_ms.push(me);
         }
-        if let Some(keeper) = central.keeper
-            && first < self.keeper_until.load(Ordering::Relaxed)
+        if let Some(keeper) = central.idle_poller
+            && first < self.idle_poller_until.load(Ordering::Relaxed)
         {
             self.rouse(central, keeper);
         }
@@ -299,7 +299,7 @@ pub fn timer_against_sleep() {
     check(NEVER, Flaw::None, World::set_timer);
 }
 
-/// There is a later timer already, and maybe a keeper who sleeps for it.
+/// There is a later timer already, and maybe an idle poller who sleeps for it.
 pub fn earlier_timer_against_the_keeper() {
     check(LATER, Flaw::None, World::set_timer);
 }
@@ -312,7 +312,7 @@ pub fn timer_then_work() {
     });
 }
 
-/// The same in the other order; the keeper of a later timer may be the one who is woken for the work.
+/// The same in the other order; the idle poller of a later timer may be the one who is woken for the work.
 pub fn work_then_earlier_timer() {
     check(LATER, Flaw::None, |world| {
         world.submit();
@@ -321,12 +321,12 @@ pub fn work_then_earlier_timer() {
 }
 
 /// A goroutine goes to sleep, and its thread tells nobody: it will look itself. But it finds a goroutine that never ends,
-/// while the keeper sleeps for a later timer.
+/// while the idle poller sleeps for a later timer.
 pub fn unannounced_timer_then_work() {
     check_with(LATER, Flaw::None, true, World::submit);
 }
 
-/// Teeth: who finds work is content with a keeper that does not know.
+/// Teeth: who finds work is content with an idle poller that does not know.
 pub fn teeth_any_keeper_will_do() {
     must_fail(Mutation::None, || {
         check_with(LATER, Flaw::AnyKeeperWillDo, true, World::submit);
@@ -343,7 +343,7 @@ pub fn teeth_unkept_timers() {
     });
 }
 
-/// Teeth: a keeper that is not told of an earlier timer.
+/// Teeth: an idle poller that is not told of an earlier timer.
 pub fn teeth_hurries_nobody() {
     must_fail(Mutation::None, || check(LATER, Flaw::HurriesNobody, World::set_timer));
 }

@@ -44,9 +44,9 @@ mod time;
 
 #[path = "../../trefoil/src/mem/depot.rs"]
 mod depot_rs;
-#[path = "../../trefoil/src/sched/idle.rs"]
+#[path = "../../trefoil/src/sched/search/idle.rs"]
 mod idle_rs;
-#[path = "../../trefoil/src/sched/join.rs"]
+#[path = "../../trefoil/src/sched/goroutine/join.rs"]
 mod join_rs;
 #[path = "../../trefoil/src/sync/mutex_word.rs"]
 mod mutex_word_rs;
@@ -54,11 +54,11 @@ mod mutex_word_rs;
 mod once_word_rs;
 #[path = "../../trefoil/src/sys/parker.rs"]
 mod parker_rs;
-#[path = "../../trefoil/src/sched/runq.rs"]
+#[path = "../../trefoil/src/sched/queues/runq.rs"]
 mod runq_rs;
 #[path = "../../trefoil/src/sync/rwlock_word.rs"]
 mod rwlock_word_rs;
-#[path = "../../trefoil/src/sched/state.rs"]
+#[path = "../../trefoil/src/sched/goroutine/state.rs"]
 mod state_rs;
 
 pub mod bed;

@@ -1,6 +1,6 @@
 //! The runtime that one is in.
 
-use crate::sched::timers::Sched;
+use crate::sched::wait::timers::Sched;
 
 pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
     f(&Sched)

@@ -4,7 +4,7 @@
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::AsWritten;
-use crate::sched::timers::{fire, sweep, take_entries};
+use crate::sched::wait::timers::{fire, sweep, take_entries};
 use crate::sched::{go, i_am};
 use crate::shim::{AtomicU32, Mutation, Ordering};
 use crate::time::{Backwards, Ticker, Timer, after_func};

@@ -1,6 +1,6 @@
 //! The thread beneath a goroutine: `blocking`, `lock_os_thread`, `no_preempt`.
 
-use crate::sched::{Rt, current_g, handoff, locked};
+use crate::sched::{Rt, current_g, goroutine::locked, monitor::handoff};
 use std::fmt;
 use std::marker::PhantomData;
 

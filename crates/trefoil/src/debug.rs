@@ -134,7 +134,7 @@ pub fn stats() -> Stats {
         stack_bytes_mapped: memory.mapped_bytes,
         stacks_live: memory.live,
         stacks_pooled: memory.pooled,
-        threads_without_p: sched.astray.load(Ordering::Relaxed) as usize,
+        threads_without_p: sched.ms_without_p.load(Ordering::Relaxed) as usize,
         preemptions: sched.preemptions.load(Ordering::Relaxed),
         preempt_signals: sched.signals.load(Ordering::Relaxed),
         retakes: sched.retakes.load(Ordering::Relaxed),

@@ -15,8 +15,8 @@
 
 use crate::JoinHandle;
 use crate::sched::Rt;
-use crate::sched::reason::WaitReason;
 use crate::sched::wait;
+use crate::sched::wait::reason::WaitReason;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use crate::runtime;
 use crate::sched::g::G;
-use crate::sched::join::Detached;
-use crate::sched::reason::WaitReason;
-use crate::sched::spawn::{Place, Spec, spawn};
-use crate::sched::task::Body;
+use crate::sched::goroutine::body::Body;
+use crate::sched::goroutine::join::Detached;
+use crate::sched::goroutine::spawn::{Place, Spec, spawn};
+use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Rt, current_g, switch, wait};
 use std::fmt;
 use std::io;

@@ -49,7 +49,7 @@
 use crate::blocking;
 use crate::net::PipeReader;
 use crate::net::fd::Fd;
-use crate::sched::pollable::Side;
+use crate::sched::netpoll::pollable::Side;
 use crate::sys::clock::{self, NEVER, Nanos};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, Read};

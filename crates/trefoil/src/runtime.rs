@@ -1,8 +1,8 @@
 //! Runtimes: `run`, `Runtime`, and the questions one asks of the runtime one is in.
 
 use crate::goroutine::{Join, PanicMode};
-use crate::sched::spawn::{Place, Spec, spawn};
-use crate::sched::sysmon::SLICE;
+use crate::sched::goroutine::spawn::{Place, Spec, spawn};
+use crate::sched::monitor::sysmon::SLICE;
 use crate::sched::{Config, Hooks, MAX_THREADS, Rt, Sched, current_g, switch};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
@@ -354,7 +354,7 @@ impl RuntimeBuilder {
             },
         };
         let sched = Sched::start(procs, config)?;
-        observe::deadlock::enrol(&sched);
+        observe::deadlock::register(&sched);
         observe::quit::install();
         Ok(Runtime { sched })
     }

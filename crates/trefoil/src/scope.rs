@@ -3,8 +3,8 @@
 use crate::goroutine::Join;
 use crate::runtime;
 use crate::sched::current_g;
-use crate::sched::scope::ScopeData;
-use crate::sched::spawn::{Place, Spec, spawn};
+use crate::sched::goroutine::scope::ScopeData;
+use crate::sched::goroutine::spawn::{Place, Spec, spawn};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;

@@ -916,7 +916,7 @@ struct Actor {
 #[derive(Clone, Debug)]
 struct Storm {
     caps: Vec<usize>,
-    /// Channels without a keeper: closed when the last of a side drops its end. There nobody waits
+    /// Channels without a idle_poller: closed when the last of a side drops its end. There nobody waits
     /// without a limit.
     orphans: Vec<bool>,
     actors: Vec<Actor>,

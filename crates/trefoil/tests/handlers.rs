@@ -105,7 +105,7 @@ fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
     older.run(|| {
         // Long enough for its threads to have names.
         runtime().run(|| std::thread::sleep(Duration::from_millis(20)));
-        wait_for_threads(1, || tasks().iter().filter(|(_, name)| name == "trefoil-aide").count());
+        wait_for_threads(1, || tasks().iter().filter(|(_, name)| name == "trefoil-helper").count());
         // SAFETY: a signal to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGQUIT) };
         std::thread::sleep(Duration::from_secs(20));

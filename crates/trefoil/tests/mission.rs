@@ -372,7 +372,7 @@ fn m07_many_goroutines_few_threads() {
             .collect();
         let threads = common::tasks();
         let ours = threads.iter().filter(|(_, name)| name.starts_with("trefoil")).count();
-        // Two more watch (sysmon) and help (the aide), and reading files blocks a thread.
+        // Two more watch (sysmon) and help (the helper thread), and reading files blocks a thread.
         assert!(ours <= PROCS + 5, "{threads:?}");
         join_all(handles);
         let seen = seen.lock();

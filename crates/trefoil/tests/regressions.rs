@@ -306,7 +306,7 @@ fn sysmon_closes_a_file_while_sockets_come_and_go() {
 }
 
 /// A goroutine went to sleep and left nobody to run, so its thread would look after the timer; but it found a goroutine
-/// from outside, which computed. The keeper slept for a later timer and was not told: the sleep lasted until that one
+/// from outside, which computed. The idle poller slept for a later timer and was not told: the sleep lasted until that one
 /// was done, although a P was idle.
 #[test]
 fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
@@ -334,7 +334,7 @@ fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
             go(|| time::sleep(Duration::from_secs(1000)));
             let forgotten = |i: u64| {
                 time::sleep(WORK + WORK / 5);
-                // Somebody else becomes the keeper, and falls asleep.
+                // Somebody else becomes the idle poller, and falls asleep.
                 busy(Duration::from_millis(3));
                 WANTED.store(i, Ordering::Release);
                 let start = Instant::now();

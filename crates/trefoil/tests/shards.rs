@@ -35,7 +35,7 @@ fn block(ms: u64) {
 }
 
 /// A keeper sleeps in the shards there are; another is opened while every P is busy, and then they become idle: one of
-/// them by `last`. With `threads` nobody has to be the keeper who would rather work.
+/// them by `last`. With `threads` nobody has to be the idle poller who would rather work.
 fn open_another(threads: bool, last: fn()) {
     let _watchdog = watchdog();
     let plain = Plain::bind("127.0.0.1:0").unwrap();
@@ -70,7 +70,7 @@ fn open_another(threads: bool, last: fn()) {
     }
 }
 
-/// Nobody told the keeper of the new one.
+/// Nobody told the idle poller of the new one.
 #[test]
 fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
     open_another(true, || spin(Duration::from_millis(10)));

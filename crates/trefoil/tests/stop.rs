@@ -59,7 +59,7 @@ fn no_lock_of_malloc_is_lost() {
     }
 }
 
-/// All threads waited for a lock in the hands of a goroutine that was stopped, and so did the aide, which was to start
+/// All threads waited for a lock in the hands of a goroutine that was stopped, and so did the helper thread, which was to start
 /// the one that could resume it.
 #[test]
 fn a_holder_of_mallocs_lock_is_resumed_before_threads_run_out() {

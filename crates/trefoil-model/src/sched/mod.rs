@@ -1,12 +1,9 @@
 //! As much of a scheduler as the files of channels and timers ask for: every thread of a model is a
 //! goroutine that is inside the runtime.
 
-#[path = "../../../trefoil/src/sched/reason.rs"]
-pub(crate) mod reason;
-pub(crate) mod timers;
 pub(crate) mod wait;
 
-pub(crate) use timers::{RuntimeId, Sched};
+pub(crate) use wait::timers::{RuntimeId, Sched};
 
 use std::cell::Cell;
 
@@ -97,14 +94,16 @@ pub(crate) fn fatal(why: std::fmt::Arguments<'_>) -> ! {
     panic!("{why}")
 }
 
-pub(crate) mod spawn {
-    //! Functions of timers.
+pub(crate) mod goroutine {
+    pub(crate) mod spawn {
+        //! Functions of timers.
 
-    use super::Rt;
-    use std::panic::Location;
+        use crate::sched::Rt;
+        use std::panic::Location;
 
-    /// Calls it: as good as a goroutine of its own.
-    pub(crate) fn spawn_in(_: Rt, f: Box<dyn FnOnce() + Send>, _: &'static Location<'static>) {
-        f();
+        /// Calls it: as good as a goroutine of its own.
+        pub(crate) fn spawn_in(_: Rt, f: Box<dyn FnOnce() + Send>, _: &'static Location<'static>) {
+            f();
+        }
     }
 }

@@ -35,7 +35,7 @@ use super::cells::{AtomicBool, AtomicU32, Ordering};
 use super::lock::ChanLock;
 use super::queue::{List, Node, Taken};
 use crate::sched::Rt;
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::mem::MaybeUninit;

@@ -16,8 +16,8 @@
 //! 2. Slots are found, and made, in signal handlers too: no malloc.
 
 use super::waking::WakeContext;
-use crate::sched::pollable::{Interrupt, Pollable};
-use crate::sched::queue;
+use crate::sched::netpoll::pollable::{Interrupt, Pollable};
+use crate::sched::wait::list;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -216,7 +216,7 @@ pub(super) fn closed(fd: RawFd) {
 /// `close` is async-signal-safe: in a handler it neither enters the runtime nor waits for a lock that its thread holds.
 fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
     match WakeContext::current() {
-        WakeContext::Runtime => queue::inside(|here| pollable.interrupt(here, fd, why)),
+        WakeContext::Runtime => list::inside(|here| pollable.interrupt(here, fd, why)),
         WakeContext::Outside => pollable.interrupt(None, fd, why),
         WakeContext::Deferred => pollable.interrupt_later(),
     }

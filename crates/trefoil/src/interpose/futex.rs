@@ -20,11 +20,11 @@
 use super::sleep::nanos;
 use super::waking::WakeContext;
 use super::{FORKED, Next, begin_wait};
-use crate::sched::deferred::{key_of, wake_later};
 use crate::sched::is_to_be_left;
-use crate::sched::queue::{self, Batch, Node, Slept};
-use crate::sched::reason::WaitReason;
-use crate::sched::table::FOREIGN;
+use crate::sched::wait::deferred::{key_of, wake_later};
+use crate::sched::wait::list::{self, Batch, Node, Slept};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
 use crate::sys::raw;
 use std::arch::naked_asm;
@@ -377,7 +377,7 @@ fn wake(word: *const AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> 
         }
     };
     let woken = match WakeContext::current() {
-        WakeContext::Runtime => queue::inside(serve),
+        WakeContext::Runtime => list::inside(serve),
         WakeContext::Outside => serve(None),
         WakeContext::Deferred => {
             // In a signal handler: how many goroutines the helper thread will wake is not known.

@@ -15,7 +15,7 @@
 use super::fds::{self, PLAIN, SOCKET, Slot};
 use super::{Next, begin_wait};
 use crate::runtime;
-use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side, Waited};
+use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side, Waited};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::outputs;
 use crate::sys::raw::syscall;

@@ -9,7 +9,7 @@ use super::io::{Then, poll_now, wait_ready};
 use super::sleep::nanos;
 use super::{begin_wait, fds, may_park};
 use crate::runtime;
-use crate::sched::pollable::{Side, Watched, wait_for_any};
+use crate::sched::netpoll::pollable::{Side, Watched, wait_for_any};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::raw::syscall;
 use crate::time::sleep_until_nanos;

@@ -9,7 +9,7 @@
 //!   thread's own alternate stack, which is large enough for what libraries ask for.
 
 use super::Next;
-use crate::sched::{current_g, preempt};
+use crate::sched::{current_g, monitor::preempt};
 use crate::sys::objects;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

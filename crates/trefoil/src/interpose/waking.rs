@@ -15,7 +15,7 @@
 //!    (`sys/lock.rs`), before it is taken until after it is given back.
 
 use super::on_own_stack;
-use crate::sched::{current_g, is_astray};
+use crate::sched::{current_g, is_without_p};
 use crate::{arch, sys::lock};
 
 /// See the head of the file.
@@ -40,6 +40,6 @@ impl WakeContext {
             return WakeContext::Deferred;
         }
         // A goroutine without a P may not come out of the runtime again, and those that it has to wake would wait.
-        if is_astray() || !on_own_stack() { WakeContext::Outside } else { WakeContext::Runtime }
+        if is_without_p() || !on_own_stack() { WakeContext::Outside } else { WakeContext::Runtime }
     }
 }

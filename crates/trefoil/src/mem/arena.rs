@@ -26,7 +26,7 @@
 //! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at
 //! spawn it takes a *credit*. Per class:
 //!
-//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`enrol`] map a chunk before they
+//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`register`] map a chunk before they
 //!    would break it, and nothing else maps. A refusal is therefore always an error of `go`, never
 //!    of a goroutine's first run.
 //! 2. A stack outside caches and depot is covered by a credit; a cache (with what its owner carries
@@ -586,7 +586,7 @@ pub(crate) fn ungrant(class: SizeClass, n: usize) {
 }
 
 /// Entitles one more cache to `LOCAL_MAX` stacks.
-pub(crate) fn enrol(class: SizeClass) -> Result<(), Refusal> {
+pub(crate) fn register(class: SizeClass) -> Result<(), Refusal> {
     let mut yard = YARDS[class.index()].lock();
     yard.make_room(class, LOCAL_MAX)?;
     yard.caches += 1;

@@ -80,7 +80,7 @@ static DEPOTS: [Depot<StackTop>; CLASSES] =
 /// A P's stock of stacks and credits. Only the P's owner touches it.
 ///
 /// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit
-/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` enrol it again,
+/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` register it again,
 /// and a stack pushed meanwhile goes straight to the depot.
 ///
 /// `stacks.len() < LOCAL_MAX` between calls: the one that its owner holds in hand fits too.
@@ -96,7 +96,7 @@ impl StackCache {
     pub(crate) fn new() -> io::Result<Self> {
         let class = Setup::get()?.default();
         let mut cache = StackCache { stacks: Batch::new(), limit: 0, credits: 0, class };
-        cache.enrol()?;
+        cache.register()?;
         Ok(cache)
     }
 
@@ -112,7 +112,7 @@ impl StackCache {
     #[cold]
     pub(crate) fn refill(&mut self) -> io::Result<Option<Stack>> {
         debug_assert!(self.stacks.is_empty());
-        self.enrol()?;
+        self.register()?;
         if let Ok(batch) = DEPOTS[self.class.index()].take_or_else(BATCH, || ()) {
             debug_assert!(batch.len() <= LOCAL_MAX);
             self.stacks = batch;
@@ -156,7 +156,7 @@ impl StackCache {
 
     #[cold]
     fn reserve_slow(&mut self) -> Result<(), Refusal> {
-        self.enrol()?;
+        self.register()?;
         // At the edge of what can be had a whole batch may be too much and one not.
         if arena::grant(self.class, CREDIT_BATCH).is_ok() {
             self.credits = CREDIT_BATCH as u32 - 1;
@@ -189,9 +189,9 @@ impl StackCache {
         }
     }
 
-    fn enrol(&mut self) -> Result<(), Refusal> {
+    fn register(&mut self) -> Result<(), Refusal> {
         if self.limit == 0 {
-            arena::enrol(self.class)?;
+            arena::register(self.class)?;
             self.limit = LOCAL_MAX as u32;
         }
         Ok(())
@@ -419,7 +419,7 @@ impl Scavenger {
             SURPLUS.store(ATTENDED, Ordering::Relaxed);
             // What it will have in hand counts in the books, as a cache's stacks do.
             if self.next == NEVER {
-                if arena::enrol(class).is_err() {
+                if arena::register(class).is_err() {
                     // The next stack that comes is another chance.
                     SURPLUS.store(NONE, Ordering::Relaxed);
                     return NEVER;
@@ -459,7 +459,7 @@ impl Scavenger {
         let Ok(setup) = Setup::get() else { return };
         let class = setup.default();
         let attended = std::mem::replace(&mut self.next, NEVER) != NEVER;
-        if attended || arena::enrol(class).is_ok() {
+        if attended || arena::register(class).is_ok() {
             give_back(class, DEPOTS[class.index()].len().saturating_sub(DEPOT_MAX));
             arena::dismiss(class);
         }

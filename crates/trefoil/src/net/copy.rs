@@ -5,7 +5,7 @@
 
 use super::fd::Fd;
 use super::{PipeReader, PipeWriter, TcpStream, UnixStream};
-use crate::sched::pollable::Side;
+use crate::sched::netpoll::pollable::Side;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use std::io;

@@ -15,7 +15,7 @@
 
 use crate::context::ContextError;
 use crate::runtime;
-use crate::sched::pollable::{Pollable, Side, Waited};
+use crate::sched::netpoll::pollable::{Pollable, Side, Waited};
 use crate::sys::clock::{self, NEVER, Nanos};
 use socket2::SockRef;
 use std::io;

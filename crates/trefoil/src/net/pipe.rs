@@ -1,7 +1,7 @@
 //! Pipes: `PipeReader`, `PipeWriter`, as std's.
 
 use super::fd::Fd;
-use crate::sched::pollable::Side;
+use crate::sched::netpoll::pollable::Side;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::fmt;

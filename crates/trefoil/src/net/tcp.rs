@@ -4,7 +4,7 @@ use super::fd::Fd;
 use super::{deadlines, halves, no_address, resolve, socket, streams};
 use crate::chan;
 use crate::sched::current_g;
-use crate::sched::pollable::Side;
+use crate::sched::netpoll::pollable::Side;
 use crate::sys::clock::{self, NEVER, Nanos};
 use rustix::net::{RecvFlags, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};

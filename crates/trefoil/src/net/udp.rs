@@ -3,7 +3,7 @@
 use super::fd::Fd;
 use super::tcp::std_addr;
 use super::{deadlines, no_address, resolve, socket};
-use crate::sched::pollable::Side;
+use crate::sched::netpoll::pollable::Side;
 use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fmt;

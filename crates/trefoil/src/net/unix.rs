@@ -6,7 +6,7 @@
 use super::fd::{Call, Fd};
 use super::{deadlines, halves, socket, streams};
 use crate::blocking;
-use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
+use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;

@@ -1,11 +1,11 @@
 //! `fatal error: all goroutines are asleep - deadlock!`
 //!
-//! Go's check, made by the aide when its runtime has been asleep for a while: no goroutine runs or can run,
+//! Go's check, made by the helper thread when its runtime has been asleep for a while: no goroutine runs or can run,
 //! no timer is set, in *any* runtime of the process, and there is no other thread that could wake one:
 //! every thread is a runtime's, or a plain one that itself waits for a goroutine. Otherwise there is no
 //! alarm: better none than a false one.
 
-use crate::sched::{Sched, aide, wait};
+use crate::sched::{Sched, monitor::helper, wait};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 static RUNTIMES: Mutex<Vec<Weak<Sched>>> = Mutex::new(Vec::new());
 
 /// A runtime has started.
-pub(crate) fn enrol(sched: &Arc<Sched>) {
+pub(crate) fn register(sched: &Arc<Sched>) {
     let mut all = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|weak| weak.strong_count() > 0);
     all.push(Arc::downgrade(sched));
@@ -25,7 +25,7 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Hook of the aide.
+/// Hook of the helper thread.
 ///
 /// The parts are read one after the other while they may change, so all but the number of threads are read twice. If
 /// both readings are equal there was a moment, when the threads were counted, at which every part was as it was read.
@@ -37,7 +37,7 @@ pub(crate) fn check(_: &Sched) {
     let blocked = wait::blocked_threads();
     let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
     let threads = crate::sys::cpus::num_threads();
-    if threads > ms + aide::attendants() + blocked.count
+    if threads > ms + helper::service_threads() + blocked.count
         || wait::blocked_threads() != blocked
         || runs_if_asleep(&all) != Some(runs)
     {

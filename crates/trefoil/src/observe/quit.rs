@@ -6,7 +6,7 @@
 //! the first runtime is left alone.
 
 use super::{deadlock, dump};
-use crate::sched::aide;
+use crate::sched::monitor::helper;
 use crate::sys::raw::syscall;
 use crate::sys::stderr::write_all_stderr;
 use std::ffi::c_int;
@@ -41,7 +41,7 @@ extern "C" fn on_quit(signal: c_int) {
         return raise_default(signal);
     }
     ASKED.store(true, Ordering::SeqCst);
-    if !aide::call_all() {
+    if !helper::call_all() {
         // The last runtime is gone.
         raise_default(signal);
     }
@@ -67,7 +67,7 @@ pub(super) fn set_default(signal: c_int) {
     }
 }
 
-/// Hook of the aide.
+/// Hook of the helper thread.
 pub(crate) fn asked() {
     if ASKED.load(Ordering::SeqCst) {
         let mut text = String::from("SIGQUIT: quit\n\n");

@@ -31,7 +31,7 @@ fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
         sched.started.elapsed().as_millis(),
         sched.procs(),
         sched.idle.idle_ps(),
-        sched.threads() + 2, // sysmon and the aide are among them
+        sched.threads() + 2, // sysmon and the helper thread are among them
         sched.idle.spinning(),
         idle_threads,
         sched.global_len.load(Ordering::Relaxed),

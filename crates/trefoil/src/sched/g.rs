@@ -12,13 +12,13 @@
 //! (`Notified`) needs no callback, lets a lock be released before the switch, and lets a goroutine
 //! that was already woken skip the switch altogether.
 
-use super::join::JoinCell;
-use super::m::{M, Rt};
-use super::reason::WaitReason;
-use super::state::{Notify, Phase, State};
-use super::task::Body;
-use super::{Sched, scope::ScopeData};
 use crate::mem::Stack;
+use crate::sched::goroutine::body::Body;
+use crate::sched::goroutine::join::JoinCell;
+use crate::sched::goroutine::state::{Notify, Phase, State};
+use crate::sched::m::{M, Rt};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{Sched, goroutine::scope::ScopeData};
 use crate::sys::lock::Lock;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
@@ -143,13 +143,13 @@ impl G {
 
     /// The name, which never changes during the goroutine's life.
     pub(crate) fn name(&self) -> Option<&str> {
-        // SAFETY: written by `baptise` before the G is shared, cleared by `forget_name` after everyone
+        // SAFETY: written by `init_identity` before the G is shared, cleared by `forget_name` after everyone
         // who could call this (the goroutine, its handle, a dump under the lock) is gone.
         unsafe { (*self.name.get()).as_deref() }
     }
 
     /// Dead → owned by a spawner: identity for a new life.
-    pub(crate) fn baptise(&self, id: u64, parent: u64, name: Option<Box<str>>) {
+    pub(crate) fn init_identity(&self, id: u64, parent: u64, name: Option<Box<str>>) {
         debug_assert_eq!(self.state.phase(), Phase::Dead);
         self.id.store(id, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
@@ -208,7 +208,7 @@ impl G {
         match self.state.notify() {
             Notify::Enqueue => true,
             Notify::Noted => false,
-            Notify::Twice(state) => super::fatal(format_args!(
+            Notify::Twice(state) => crate::sched::fatal(format_args!(
                 "goroutine {} woken twice (state {state}): a bug in trefoil",
                 self.id()
             )),

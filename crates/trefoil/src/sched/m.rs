@@ -11,11 +11,11 @@
 //!
 //! | `hold` | meaning |
 //! |---|---|
-//! | `HELD` | the P in `m.p` is ours |
-//! | `DOUBTED` | sysmon looks whether we are blocked; it holds the scheduler's lock meanwhile |
-//! | `LOST` | it was taken, or given away by `blocking` |
+//! | `OWNED` | the P in `m.p` is ours |
+//! | `PROBING` | sysmon looks whether we are blocked; it holds the scheduler's lock meanwhile |
+//! | `RETAKEN` | it was taken, or given away by `blocking` |
 //!
-//! The fast way in is a store and a load: `in_runtime = 1`, `hold == HELD`? The two may change places; it is
+//! The fast way in is a store and a load: `in_runtime = 1`, `hold == OWNED`? The two may change places; it is
 //! the rare taker who sees to it that this does no harm (`handoff.rs`, "the look").
 //!
 //! Invariants:
@@ -26,15 +26,15 @@
 //!    scheduler's lock), and `spinning`, `chosen` (by who hands it a P, together with that).
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine from [`Rt::enter`] to
 //!    [`Rt::leave`]. Then the goroutine is not preempted and does not move, so its M and P stay.
-//! 5. `hold` leaves `HELD` only while `in_runtime` is 0, and only under the scheduler's lock.
+//! 5. `hold` leaves `OWNED` only while `in_runtime` is 0, and only under the scheduler's lock.
 
-use super::g::G;
-use super::p::{P, flag};
-use super::pollable::{Poller, Ready};
-use super::{Sched, current_g, handoff, switch};
 use crate::arch;
 use crate::mem::Stack;
 use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
+use crate::sched::g::G;
+use crate::sched::netpoll::pollable::{Poller, Ready};
+use crate::sched::p::{P, flag};
+use crate::sched::{Sched, current_g, monitor::handoff, switch};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
@@ -54,9 +54,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
-pub(crate) const HELD: u8 = 0;
-pub(crate) const DOUBTED: u8 = 1;
-pub(crate) const LOST: u8 = 2;
+pub(crate) const OWNED: u8 = 0;
+pub(crate) const PROBING: u8 = 1;
+pub(crate) const RETAKEN: u8 = 2;
 
 /// See the head of the file.
 #[repr(C)]
@@ -102,7 +102,7 @@ pub(crate) struct M {
     pub(crate) listed: Cell<bool>,
     /// Neighbours in the list of strays (`handoff.rs`), and the CPU time it had used when it was last looked
     /// at. Under the scheduler's lock.
-    pub(crate) stray: handoff::Stray,
+    pub(crate) without_p: handoff::WithoutP,
     /// The goroutine that is locked to this thread.
     pub(crate) locked: Cell<Option<&'static G>>,
     /// Free blocks of the program's allocators, indexed by `BlocksOf`.
@@ -128,7 +128,7 @@ pub(crate) enum Leaving {
     /// It used up its slice, or gives way to those who did: behind them.
     Preempted(&'static G),
     /// It came back from a blocking call and there is no P for it: the tail of the global queue.
-    Stranded(&'static G),
+    WithoutP(&'static G),
     /// It ended; this was its stack. The G itself may already live another life.
     Dead(Stack),
 }
@@ -150,7 +150,7 @@ impl M {
             Box::leak(Box::new(M {
                 this: Cell::new(std::ptr::null()),
                 in_runtime: AtomicU8::new(1),
-                hold: AtomicU8::new(HELD),
+                hold: AtomicU8::new(OWNED),
                 spinning: Cell::new(false),
                 put_off: AtomicU32::new(0),
                 put_off_tick: Cell::new(0),
@@ -172,14 +172,14 @@ impl M {
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
                 listed: Cell::new(false),
-                stray: handoff::Stray::new(),
+                without_p: handoff::WithoutP::new(),
                 locked: Cell::new(None),
                 magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],
             }))
         });
         m.this.set(m);
         m.in_runtime.store(1, Ordering::Relaxed);
-        m.hold.store(HELD, Ordering::Relaxed);
+        m.hold.store(OWNED, Ordering::Relaxed);
         m.spinning.set(false);
         m.put_off.store(0, Ordering::Relaxed);
         m.grace_until.set(0);
@@ -203,14 +203,14 @@ impl M {
     }
 
     /// Wakes the thread, wherever it sleeps. It may be for nothing.
-    pub(crate) fn rouse(&self) {
+    pub(crate) fn wake(&self) {
         self.parker.unpark();
         // The thread sees the note, or we see where it sleeps (`sleep_polling`).
         full_fence();
         self.polling.call();
     }
 
-    /// Sleeps until `until`, a rouse, or until descriptors are ready.
+    /// Sleeps until `until`, a wake, or until descriptors are ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> Ready {
         self.polling.lie(poller.door(), || {
             poller.keep(if self.parker.take_note() { 0 } else { until.max(1) })
@@ -269,7 +269,7 @@ impl M {
 
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
-        self.signal_mask.set(super::preempt::ready_thread());
+        self.signal_mask.set(crate::sched::monitor::preempt::ready_thread());
         if let Some(realtime) = self.sched().realtime {
             // The helper thread that started it is above it.
             realtime.apply();
@@ -330,7 +330,9 @@ pub(crate) fn assert_may_allocate() {
     };
     // Where each block takes a thread of glibc's, the rule is not kept.
     if inside && !crate::mem::tls::is_by_pthread() {
-        super::fatal(format_args!("the runtime allocates while it holds a P: a bug in trefoil"));
+        crate::sched::fatal(format_args!(
+            "the runtime allocates while it holds a P: a bug in trefoil"
+        ));
     }
 }
 
@@ -450,7 +452,9 @@ impl M {
         self.in_allocator.store(false, Ordering::Relaxed);
         match call.result {
             Some(result) => result,
-            None => super::fatal(format_args!("a call on a thread's own stack did not return")),
+            None => {
+                crate::sched::fatal(format_args!("a call on a thread's own stack did not return"))
+            }
         }
     }
 }
@@ -471,8 +475,8 @@ impl Rt {
         // SAFETY: on a goroutine, so GS is the M. One instruction: no preemption in between.
         unsafe { arch::set_in_runtime::<1>() };
         let rt = Rt::after_switch();
-        if rt.0.hold.load(Ordering::Relaxed) != HELD {
-            return Some(handoff::come_back(rt));
+        if rt.0.hold.load(Ordering::Relaxed) != OWNED {
+            return Some(handoff::reacquire_p(rt));
         }
         Some(rt)
     }
@@ -509,8 +513,8 @@ impl Rt {
         let value = f();
         // SAFETY: a runtime thread's own context never moves.
         unsafe { arch::set_in_runtime::<1>() };
-        if self.0.hold.load(Ordering::Relaxed) != HELD {
-            handoff::note_loss(self);
+        if self.0.hold.load(Ordering::Relaxed) != OWNED {
+            handoff::ack_retake(self);
         }
         value
     }
@@ -545,5 +549,5 @@ impl Rt {
 
 #[cold]
 fn no_p() -> ! {
-    super::fatal(format_args!("runtime entered without a P: a bug in trefoil"))
+    crate::sched::fatal(format_args!("runtime entered without a P: a bug in trefoil"))
 }

@@ -13,7 +13,7 @@
 //! | `deferred.rs` | wake-ups that a signal handler leaves to the helper thread |
 //! | `pollable.rs` | who waits for a descriptor, and what the poller says about it |
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
-//! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
+//! | `sysmon.rs`, `helper.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
 //! | `stop.rs` | the end of a runtime |
 //!
@@ -22,59 +22,45 @@
 //! 2. With an `Rt` in hand nobody calls malloc, takes a std lock, or runs user code. A goroutine that
 //!    was preempted inside malloc holds malloc's lock; it needs a P to go on, and it must not be
 //!    ours that waits for it. Memory is allocated before, and freed after. Stacks are made where the P may be
-//!    taken meanwhile ([`Rt::retakable`]), threads are started by the aide.
+//!    taken meanwhile ([`Rt::retakable`]), threads are started by the helper thread.
 //! 3. Locks, in order: a timer's slot (`time/slot.rs`), `Sched::central`, then the leaf locks (heaps of timers, free Gs,
 //!    stack depot).
 
-pub(crate) mod aide;
-pub(crate) mod central;
-#[cfg(feature = "std")]
-pub(crate) mod deferred;
-pub(crate) mod find;
 pub(crate) mod g;
-pub(crate) mod handoff;
-mod heap;
-pub(crate) mod idle;
-pub(crate) mod join;
-pub(crate) mod locked;
+pub(crate) mod goroutine;
 pub(crate) mod m;
+pub(crate) mod monitor;
+pub(crate) mod netpoll;
 pub(crate) mod p;
-pub(crate) mod pollable;
-pub(crate) mod preempt;
 pub(crate) mod procs;
-pub(crate) mod queue;
-pub(crate) mod reason;
+pub(crate) mod queues;
 pub(crate) mod rng;
-pub(crate) mod runq;
-pub(crate) mod scope;
-pub(crate) mod spawn;
-pub(crate) mod state;
-pub(crate) mod stop;
+pub(crate) mod search;
+pub(crate) mod shutdown;
 pub(crate) mod switch;
-pub(crate) mod sysmon;
-pub(crate) mod table;
-pub(crate) mod task;
-pub(crate) mod timers;
 pub(crate) mod wait;
 
 use crate::sys::clock::{self, NEVER, Nanos};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
 use crate::sys::realtime::Realtime;
-use central::Central;
+
 use g::G;
-use idle::Idle;
 pub(crate) use m::Rt;
+use monitor::{helper, sysmon};
+use netpoll::pollable;
 use p::P;
+use queues::central::Central;
+use search::idle::Idle;
+#[cfg(feature = "std")]
+pub(crate) use shutdown::{
+    WaitingHolder, has_runtime_ended, holds_lock, holds_lock_of_std, is_to_be_left, is_without_p,
+};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-#[cfg(feature = "std")]
-pub(crate) use stop::{
-    WaitingHolder, has_runtime_ended, holds_lock, holds_lock_of_std, is_astray, is_to_be_left,
-};
 
 /// The most Ps there can be.
 pub(crate) const MAX_PROCS: usize = 1024;
@@ -100,7 +86,7 @@ pub(crate) struct Config {
     pub(crate) abort_on_panic: bool,
     pub(crate) schedtrace_ms: Option<u64>,
     pub(crate) scheddetail: bool,
-    /// What the aide calls; the floors above give it.
+    /// What the helper thread calls; the floors above give it.
     pub(crate) hooks: Hooks,
     /// Id of the first goroutine: 1 where it will be a main, 2 where there is none.
     pub(crate) first_id: u64,
@@ -114,7 +100,7 @@ pub(crate) struct Config {
     pub(crate) follow_cpus: bool,
 }
 
-/// What the aide calls from the floors above.
+/// What the helper thread calls from the floors above.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// It is time for a trace.
@@ -122,7 +108,7 @@ pub(crate) struct Hooks {
     /// Every P is idle, no timer is set, and goroutines are left. Called again, ever more rarely, while
     /// that lasts.
     pub(crate) all_asleep: fn(&Sched),
-    /// A signal asked for something: looked at whenever the aide is woken.
+    /// A signal asked for something: looked at whenever the helper thread is woken.
     pub(crate) asked: fn(),
     /// Calls its argument while nobody else has std's standard output (0), or error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
@@ -152,12 +138,12 @@ pub(crate) struct Sched {
     made: AtomicU32,
     /// How many may run: ids below it.
     procs: AtomicU32,
-    /// Until when the keeper sleeps (`find.rs`); `NEVER` if there is none, so that a new timer calls for
+    /// Until when the idle poller sleeps (`find.rs`); `NEVER` if there is none, so that a new timer calls for
     /// one. Written under the lock.
-    pub(crate) keeper_until: AtomicU64,
+    pub(crate) idle_poller_until: AtomicU64,
     /// The runtime ends; the rest of it is in `ending` (`stop.rs`).
     pub(crate) stopping: AtomicBool,
-    pub(crate) ending: stop::Ending,
+    pub(crate) ending: shutdown::Ending,
     next_id: AtomicU64,
     /// Goroutines started and ended on no P (by plain threads).
     pub(crate) spawned_outside: AtomicU64,
@@ -176,7 +162,7 @@ pub(crate) struct Sched {
     /// Goroutines that were woken by the owner of a lock, and have not run since.
     pub(crate) promised: AtomicU32,
     /// Threads that run a goroutine without a P.
-    pub(crate) astray: AtomicU32,
+    pub(crate) ms_without_p: AtomicU32,
     /// Whether the number of Ps still follows the machine's: `set_procs` ends that.
     pub(crate) follows_cpus: AtomicBool,
     /// Goroutines stopped by a signal, signals sent for that, and Ps taken from blocked threads.
@@ -186,7 +172,7 @@ pub(crate) struct Sched {
     pub(crate) sysmon: &'static sysmon::Sysmon,
     pub(crate) poller: &'static pollable::Poller,
     /// Never freed, but given back: a signal handler may know it.
-    pub(crate) aide: &'static aide::Aide,
+    pub(crate) helper: &'static helper::Helper,
     /// If its threads are real-time ones (`sys/realtime.rs`).
     pub(crate) realtime: Option<Realtime>,
     /// It was said that no thread can be had.
@@ -212,9 +198,9 @@ impl Sched {
             ps: (0..MAX_PROCS).map(|_| AtomicPtr::default()).collect(),
             made: AtomicU32::new(0),
             procs: AtomicU32::new(0),
-            keeper_until: AtomicU64::new(NEVER),
+            idle_poller_until: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
-            ending: stop::Ending::new(),
+            ending: shutdown::Ending::new(),
             next_id: AtomicU64::new(config.first_id),
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
@@ -225,13 +211,13 @@ impl Sched {
             stopped_by_signal: AtomicU32::new(0),
             promised: AtomicU32::new(0),
             waiting_holders: AtomicU32::new(0),
-            astray: AtomicU32::new(0),
+            ms_without_p: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
             sysmon: poller.sysmon(),
-            aide: aide::Aide::take(),
+            helper: helper::Helper::take(),
             poller,
             realtime: Realtime::of_this_thread(),
             said_no_threads: AtomicBool::new(false),
@@ -242,17 +228,17 @@ impl Sched {
         });
         sched.resize(procs)?;
         // The first thread must start; later ones may fail, and the work is done by those there are.
-        aide::start_thread(&sched, sched.central.lock())?;
-        // And one to spare, before any goroutine runs: see `aide.rs`.
-        let _ = aide::start_thread(&sched, sched.central.lock());
+        helper::start_thread(&sched, sched.central.lock())?;
+        // And one to spare, before any goroutine runs: see `helper.rs`.
+        let _ = helper::start_thread(&sched, sched.central.lock());
         // Goroutines as a group own one reference; the last thread gives it back if none is left
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
-        if let Err(e) = aide::start(&sched).and_then(|()| sysmon::start(&sched)) {
+        if let Err(e) = helper::start(&sched).and_then(|()| sysmon::start(&sched)) {
             sched.stop();
             return Err(e);
         }
-        sched.aide.call(0);
+        sched.helper.call(0);
         Ok(sched)
     }
 
@@ -293,7 +279,7 @@ impl Sched {
         let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
         if last {
             self.sysmon.wake();
-            self.aide.call(0);
+            self.helper.call(0);
         }
         if last
             && self.stopping.load(Ordering::Acquire)
@@ -332,7 +318,7 @@ impl Sched {
     /// Nothing runs, nothing waits in a queue, and no timer will change that.
     pub(crate) fn is_asleep(&self) -> bool {
         self.idle.idle_ps() >= self.procs()
-            && self.astray.load(Ordering::Relaxed) == 0
+            && self.ms_without_p.load(Ordering::Relaxed) == 0
             && !self.has_global()
             && !self.poller.is_wanted()
             && self.next_timer() == NEVER
@@ -388,7 +374,7 @@ impl Sched {
 impl Drop for Sched {
     fn drop(&mut self) {
         self.poller.give_back();
-        self.aide.give_back();
+        self.helper.give_back();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {
@@ -404,7 +390,7 @@ impl Drop for Sched {
 /// Whether a goroutine waits for what a signal handler may do. Such a wait is no deadlock.
 fn signal_may_wake() -> bool {
     #[cfg(feature = "std")]
-    return deferred::SIGNAL_WAITS.load(Ordering::Relaxed) != 0;
+    return wait::deferred::SIGNAL_WAITS.load(Ordering::Relaxed) != 0;
     #[cfg(not(feature = "std"))]
     false
 }

@@ -11,12 +11,12 @@
 //! Invariant 1: `m.p == p` for at most one M that has not lost it (`handoff.rs`). It changes hands under the
 //! scheduler's lock, or from a waker to the M it wakes.
 
-use super::g::{FreeGs, G};
-use super::m::M;
-use super::rng::Rng;
-use super::runq::RunQueue;
-use super::timers::Timers;
 use crate::mem::StackCache;
+use crate::sched::g::{FreeGs, G};
+use crate::sched::m::M;
+use crate::sched::queues::runq::RunQueue;
+use crate::sched::rng::Rng;
+use crate::sched::wait::timers::Timers;
 use crate::sys::clock::Nanos;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
@@ -72,7 +72,7 @@ pub(crate) struct P {
     /// The M that holds it; null if none, or on the way to one.
     pub(crate) holder: AtomicPtr<M>,
     /// The tick at which it last took one that had used up its slice. Written by the owner.
-    pub(crate) tired_tick: AtomicU32,
+    pub(crate) expired_tick: AtomicU32,
     /// The tick at which it last took one that was started or had yielded. Written by the owner.
     fresh_tick: AtomicU32,
     /// The tick that sysmon last saw, and since when: how long a time slice lasts.
@@ -96,14 +96,14 @@ pub(crate) struct P {
     pub(crate) yields_pause: Cell<u32>,
     /// The last one to run was taken because of `FAIR`; the owner's.
     pub(crate) was_fair: Cell<bool>,
-    /// Next in the idle list, or among the orphans; under the scheduler's lock.
+    /// Next in the idle list, or among the ps_wanting_m; under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
     /// An orphan with a claim on spinning; under the scheduler's lock.
-    pub(crate) orphan_spins: Cell<bool>,
+    pub(crate) wanted_m_spins: Cell<bool>,
 }
 
 // SAFETY: `local`, `looks`, `yields`, `yields_pause`, `was_fair`, `nexts_at_tick` and `fresh_turn` are the owner's (invariant 1), `idle_link` and
-// `orphan_spins` are guarded by the scheduler's lock, the rest is atomic.
+// `wanted_m_spins` are guarded by the scheduler's lock, the rest is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for P {}
@@ -152,7 +152,7 @@ impl P {
             }),
             counters: Counters::default(),
             holder: AtomicPtr::new(null_mut()),
-            tired_tick: AtomicU32::new(u32::MAX),
+            expired_tick: AtomicU32::new(u32::MAX),
             fresh_tick: AtomicU32::new(u32::MAX),
             seen_tick: AtomicU32::new(0),
             seen_since: AtomicU64::new(0),
@@ -162,7 +162,7 @@ impl P {
             preempt_tick: AtomicU32::new(0),
             nexts_at_tick: Cell::new(0),
             fresh_turn: Cell::new(false),
-            orphan_spins: Cell::new(false),
+            wanted_m_spins: Cell::new(false),
             looks: Cell::new(0),
             yields: Cell::new(0),
             yields_pause: Cell::new(0),
@@ -203,14 +203,14 @@ impl P {
     }
 
     /// Owner: a goroutine that had used up its slice begins another.
-    pub(crate) fn next_tired_tick(&self) {
+    pub(crate) fn next_expired_tick(&self) {
         self.next_tick();
-        self.tired_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.expired_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Onlooker: whether such a one runs now.
-    pub(crate) fn runs_tired(&self) -> bool {
-        self.tired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    pub(crate) fn runs_expired(&self) -> bool {
+        self.expired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
     /// Owner: a goroutine that was started, or had yielded, begins a time slice.

@@ -11,10 +11,10 @@
 //! Rejected: Go's stop of the world. It needs every thread to stop, and then all of them to be woken;
 //! here only those stop that lose their P.
 
-use super::central::Central;
-use super::m::Rt;
-use super::p::{P, PStatus, flag};
-use super::{MAX_PROCS, Sched};
+use crate::sched::m::Rt;
+use crate::sched::p::{P, PStatus, flag};
+use crate::sched::queues::central::Central;
+use crate::sched::{MAX_PROCS, Sched};
 use std::io;
 use std::sync::atomic::Ordering;
 

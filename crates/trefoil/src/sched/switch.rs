@@ -24,16 +24,18 @@
 //! kind, it **inherits** this one on the spot: the TLS gets a clean image and the loop in
 //! [`goroutine_main`] goes round. Neither a switch nor a pool is involved.
 
-use super::g::G;
-use super::join::Completed;
-use super::m::{Leaving, Rt};
-use super::p::{P, bump, flag};
-use super::reason::WaitReason;
-use super::state::ParkOutcome;
-use super::stop::Counted;
-use super::{CURRENT, Sched, find, locked, scope, stop, wait};
 use crate::arch;
 use crate::mem::{self, Stack};
+use crate::sched::g::G;
+use crate::sched::goroutine::join::Completed;
+use crate::sched::goroutine::state::ParkOutcome;
+use crate::sched::m::{Leaving, Rt};
+use crate::sched::p::{P, bump, flag};
+use crate::sched::shutdown::Counted;
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{
+    CURRENT, Sched, goroutine::locked, goroutine::scope, search::find, shutdown, wait,
+};
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
@@ -129,10 +131,10 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
 }
 
 /// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
-pub(crate) fn strand(rt: Rt) -> Rt {
+pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
-    let counted = stop::holds_lock() && rt.sched().count_waiting_holder(g) == Counted::Now;
-    m.leaving.set(Leaving::Stranded(g));
+    let counted = shutdown::holds_lock() && rt.sched().count_waiting_holder(g) == Counted::Now;
+    m.leaving.set(Leaving::WithoutP(g));
     m.current.set(None);
     // SAFETY: as in `leave`, to the thread's own context.
     unsafe { arch::switch(g.sp.as_ptr(), m.sp.get(), m.tp.get()) };
@@ -156,7 +158,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
         let p = rt.p();
         p.push_next(sched, g);
         // Alone, it is probably about to run here (`idle.rs`).
-        if !sched.idle.is_hushed() || p.ring_len() != 0 {
+        if !sched.idle.is_suppressed() || p.ring_len() != 0 {
             sched.wake();
         }
     } else {
@@ -294,14 +296,14 @@ fn finish_switch(rt: Rt) {
         Leaving::Preempted(g) => {
             g.state.set_runnable();
             g.woken.set(false);
-            sched.push_tired(g);
+            sched.push_expired(g);
             sched.wake_after_push();
         }
-        Leaving::Stranded(g) => {
+        Leaving::WithoutP(g) => {
             g.state.set_runnable();
             g.woken.set(true);
             if g.inside.get() {
-                sched.push_tired(g);
+                sched.push_expired(g);
                 sched.wake_after_push();
             } else {
                 // As one that was woken: it does not wait behind those who compute.
@@ -332,7 +334,7 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
         rt.leave_now();
         run_to_the_end(g);
         if !exit(enter_again(g), g) {
-            super::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"));
+            crate::sched::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"));
         }
         // Another goroutine goes on here, on the same stack.
     }
@@ -341,7 +343,9 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
 fn enter_again(g: &G) -> Rt {
     match Rt::enter() {
         Some(rt) => rt,
-        None => super::fatal(format_args!("goroutine {} lost its thread-local storage", g.id())),
+        None => {
+            crate::sched::fatal(format_args!("goroutine {} lost its thread-local storage", g.id()))
+        }
     }
 }
 
@@ -500,7 +504,7 @@ fn timer_due(p: &P) -> bool {
 fn take_stack(g: &G) -> Stack {
     match g.stack.take() {
         Some(stack) => stack,
-        None => super::fatal(format_args!("goroutine {} has no stack", g.id())),
+        None => crate::sched::fatal(format_args!("goroutine {} has no stack", g.id())),
     }
 }
 
@@ -534,7 +538,7 @@ pub(crate) fn free(rt: Rt, g: &'static G) {
 /// As [`free`], on a plain thread.
 pub(crate) fn free_outside(g: &'static G) {
     retire_g(g);
-    super::g::give_central(g);
+    crate::sched::g::give_central(g);
 }
 
 fn retire_g(g: &'static G) {
@@ -560,8 +564,8 @@ pub(crate) fn thread_loop(rt: Rt) {
                 None => return,
             },
         };
-        if let Some(home) = rt.sched().home_of(g, m) {
-            locked::send_home(rt, g, home);
+        if let Some(home) = rt.sched().locked_m_of(g, m) {
+            locked::hand_to_locked_m(rt, g, home);
             continue;
         }
         if !has_stack(g) && !give_stack(rt, g) {
@@ -594,7 +598,7 @@ fn give_stack(rt: Rt, g: &'static G) -> bool {
             Err(e) => Err(e),
         };
         if let Err(e) = made {
-            super::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
+            crate::sched::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
         }
         if rt.m().p.get().is_none() {
             rt.sched().push_global(g);

@@ -1,7 +1,7 @@
 //! `Barrier`: std's, parking goroutines.
 
-use crate::sched::queue::{Batch, List, Node};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{Batch, List, Node};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
 use std::fmt;

@@ -15,8 +15,8 @@
 //! mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on one.
 
 use super::mutex::RawMutex;
-use crate::sched::queue::{List, Node, Slept, inside};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{List, Node, Slept, inside};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;
 use lock_api::GuardSend;

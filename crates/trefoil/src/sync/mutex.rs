@@ -7,9 +7,9 @@
 
 use super::mutex_word::{MutexWord, Next, Unlocked};
 use super::spin::Spin;
-use crate::sched::queue::{Batch, List, Node, Slept, Taken};
-use crate::sched::reason::WaitReason;
-use crate::sched::table;
+use crate::sched::wait::list::{Batch, List, Node, Slept, Taken};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::table;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use lock_api::GuardSend;

@@ -8,9 +8,9 @@
 
 use super::once_word::{Begin, OnceWord};
 use crate::sched::Rt;
-use crate::sched::queue::inside;
-use crate::sched::reason::WaitReason;
 use crate::sched::wait;
+use crate::sched::wait::list::inside;
+use crate::sched::wait::reason::WaitReason;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;

@@ -16,9 +16,9 @@
 use super::mutex::RawMutex;
 use super::rwlock_word::{Left, RwLockWord};
 use super::spin::Spin;
-use crate::sched::queue::{Batch, Node, Slept, inside};
-use crate::sched::reason::WaitReason;
-use crate::sched::table;
+use crate::sched::wait::list::{Batch, Node, Slept, inside};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::table;
 use crate::sys::clock::{self, NEVER, Nanos};
 use lock_api::GuardSend;
 use std::fmt;

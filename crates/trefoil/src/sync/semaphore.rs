@@ -13,8 +13,8 @@
 //! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields
 //! to it. A permit on its way to a goroutine that waits to run would serve nobody.
 
-use crate::sched::queue::{Batch, List, Node, Slept};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{Batch, List, Node, Slept};
+use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;

@@ -12,8 +12,8 @@
 //! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a
 //! goroutine started with [`WaitGroup::go`] can outlive the handle that started it.
 
-use crate::sched::queue::{List, Node, Slept, inside};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{List, Node, Slept, inside};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
 use std::fmt;

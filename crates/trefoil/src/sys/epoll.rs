@@ -3,7 +3,7 @@
 //! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by `ppoll`): nesting them
 //! would make the kernel walk through two for every event.
 //!
-//! Several threads may wait at once (the keeper, one that was the keeper a moment ago, sysmon), and the kernel
+//! Several threads may wait at once (the idle poller, one that was the idle poller a moment ago, sysmon), and the kernel
 //! wakes any of them. So a break is *for* a thread, and only that one takes it out: the eventfd counts the
 //! threads that are to come out ([`Bed`]), and stays readable until all of them have.
 

@@ -42,8 +42,8 @@ mod timer;
 pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};
-use crate::sched::reason::WaitReason;
 use crate::sched::wait;
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, LATEST, Nanos};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

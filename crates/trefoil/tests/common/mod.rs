@@ -469,15 +469,15 @@ fn let_traces_pass() {
         proc_number(&file, "voluntary_ctxt_switches")
     };
     let all = || -> Vec<i32> {
-        let aides = tasks().into_iter().filter(|(_, name)| name == "trefoil-aide");
+        let aides = tasks().into_iter().filter(|(_, name)| name == "trefoil-helper");
         aides.map(|(tid, _)| tid).collect()
     };
     // A new one has its name only once it runs.
-    hold_until("the aide", || !all().is_empty());
+    hold_until("the helper thread", || !all().is_empty());
     let mut before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
     while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
         std::thread::sleep(Duration::from_millis(5));
-        // A thread that the aide starts bears its name at first.
+        // A thread that the helper thread starts bears its name at first.
         let all = all();
         before.retain(|(tid, _)| all.contains(tid));
     }

@@ -51,7 +51,7 @@
 use super::super::core::{Core, NOBODY, Side, Step};
 use super::super::queue::Node;
 use crate::sched::Rt;
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::cell::Cell;

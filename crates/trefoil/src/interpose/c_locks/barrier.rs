@@ -16,8 +16,8 @@
 
 use super::{BARRIER, Waiters, layout, real, sleep};
 use crate::interpose::FORKED;
-use crate::sched::queue::{Batch, Node, Slept};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{Batch, Node, Slept};
+use crate::sched::wait::reason::WaitReason;
 use libc::pthread_barrier_t;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;

@@ -23,8 +23,8 @@
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
 use crate::interpose::{FORKED, on_goroutine};
-use crate::sched::queue::{List, Node, Slept};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{List, Node, Slept};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{pthread_cond_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;

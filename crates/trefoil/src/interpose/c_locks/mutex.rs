@@ -18,8 +18,8 @@
 use super::{Waiters, count_unlocked, counted, deadline, first, layout, may_park_here, real};
 use crate::interpose::on_goroutine;
 use crate::sched::Rt;
-use crate::sched::queue::List;
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::List;
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{pthread_mutex_t, timespec};
 use std::ffi::c_int;

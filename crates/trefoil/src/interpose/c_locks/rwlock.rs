@@ -20,8 +20,8 @@ use super::{
     real,
 };
 use crate::interpose::{FORKED, on_goroutine};
-use crate::sched::queue::{Batch, List};
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::list::{Batch, List};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{pthread_rwlock_t, timespec};
 use std::ffi::c_int;

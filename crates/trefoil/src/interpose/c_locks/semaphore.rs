@@ -12,8 +12,8 @@
 
 use super::{SEMAPHORE, Waiters, deadline, first, layout, may_park_here, real};
 use crate::interpose::on_goroutine;
-use crate::sched::deferred::SIGNAL_WAITS;
-use crate::sched::reason::WaitReason;
+use crate::sched::wait::deferred::SIGNAL_WAITS;
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{sem_t, timespec};
 use std::ffi::c_int;

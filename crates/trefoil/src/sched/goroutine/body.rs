@@ -6,7 +6,7 @@
 //! Invariant 1: the place holds the closure until `run` has begun, and the result from the end of
 //! `run` until `take` or `drop_result`. The join cell says whose it is.
 
-use super::g::{G, INLINE_BYTES};
+use crate::sched::g::{G, INLINE_BYTES};
 use std::alloc::Layout;
 use std::any::Any;
 use std::marker::PhantomData;
@@ -147,7 +147,7 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
         // A result whose drop panics has nobody to tell: std aborts there too.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(result))) {
             std::mem::forget::<Box<dyn Any + Send>>(payload);
-            super::fatal(format_args!(
+            crate::sched::fatal(format_args!(
                 "goroutine {}: its result panicked while it was dropped",
                 g.id()
             ));

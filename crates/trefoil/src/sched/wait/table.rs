@@ -33,15 +33,15 @@
 //! (`deferred.rs`).
 
 #[cfg(feature = "std")]
-use super::queue::Batch;
-use super::queue::{List, Node};
+use crate::sched::wait::list::Batch;
+use crate::sched::wait::list::{List, Node};
 use crate::sys::lock::RawLock;
 use std::cell::Cell;
 use std::ptr::null;
 
 /// A quarter of a mebibyte of zero pages, of which those are touched that are used. Go has 251
 /// roots.
-pub(super) const BUCKETS: usize = 4096;
+pub(crate) const BUCKETS: usize = 4096;
 
 #[repr(align(64))]
 struct Bucket {
@@ -69,7 +69,7 @@ pub(crate) fn with_queue<R>(key: usize, f: impl FnOnce(&mut List) -> R) -> R {
 }
 
 /// The number of the bucket in which `key` is.
-pub(super) fn bucket_of(key: usize) -> usize {
+pub(crate) fn bucket_of(key: usize) -> usize {
     // Fibonacci hashing: the high bits of the product depend on all bits of the key.
     let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (hash >> (64 - BUCKETS.trailing_zeros())) as usize
@@ -115,7 +115,7 @@ impl Table {
 
     /// Takes every live sleeper of the bucket `number` whose key is `wanted`.
     #[cfg(feature = "std")]
-    pub(super) fn take_bucket(&self, number: usize, wanted: fn(usize) -> bool) -> Batch {
+    pub(crate) fn take_bucket(&self, number: usize, wanted: fn(usize) -> bool) -> Batch {
         let bucket = &self.buckets[number];
         let mut batch = Batch::new();
         bucket.lock.lock();

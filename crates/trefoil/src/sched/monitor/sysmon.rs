@@ -8,18 +8,18 @@
 //!    goroutine (`runnext`), by a timer that is due, or from outside. Those who are woken do not queue
 //!    behind those who compute; the one that has run longest makes room. The same for one that has used
 //!    up a slice before while others wait in its P's own queue.
-//! 4. Strays (`handoff.rs`), and Ps that are to retire; in a hush (`idle.rs`), who waits while a P is idle.
+//! 4. MsWithoutP (`handoff.rs`), and Ps that are to retire; in a hush (`idle.rs`), who waits while a P is idle.
 //!
 //! When every P is idle it sleeps until one is taken. It never waits for anything that a goroutine could
-//! hold: no malloc, no std. What needs those is the aide's (`aide.rs`).
+//! hold: no malloc, no std. What needs those is the helper thread's (`helper.rs`).
 //!
 //! Timers are kept by an idle thread (`central.rs`); where there is no idle P, sysmon wakes up in time.
 
-use super::aide::{self, CHECK_CPUS, CHECK_DEADLOCK};
-use super::p::{P, PStatus, flag};
-use super::pollable::Poller;
-use super::{MAX_PROCS, Sched, preempt};
 use crate::mem;
+use crate::sched::monitor::helper::{self, CHECK_CPUS, CHECK_DEADLOCK};
+use crate::sched::netpoll::pollable::Poller;
+use crate::sched::p::{P, PStatus, flag};
+use crate::sched::{MAX_PROCS, Sched, monitor::preempt};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Bed;
@@ -45,7 +45,7 @@ const LONGEST_BUSY: Nanos = 2 * MILLI;
 /// How many looks without a find before they become rarer. Go's number.
 const EAGER_LOOKS: u32 = 50;
 /// At most, in a hush (`idle.rs`): somebody may wait behind a goroutine that computes, while a P is idle.
-pub(crate) const LONGEST_HUSHED: Nanos = 250 * MICRO;
+pub(crate) const LONGEST_SUPPRESSED: Nanos = 250 * MICRO;
 /// A request for preemption may be refused: when to look again.
 const INSIST: Nanos = 60 * MICRO;
 /// How often those who used up their slice are remembered, if others keep every P busy.
@@ -118,7 +118,7 @@ impl Sysmon {
     }
 
     /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
-    /// the keeper it does not keep others from looking.)
+    /// the idle poller it does not keep others from looking.)
     fn sleep(&self, until: Nanos, polls: bool) {
         if !polls || self.poller.is_slept_in() {
             self.bed.park_until(until);
@@ -155,7 +155,7 @@ impl Sysmon {
 }
 
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
-    aide::attend(sched, "sysmon", STACK_BYTES, |sched| Watch::new(sched).run())
+    helper::start_service_thread(sched, "sysmon", STACK_BYTES, |sched| Watch::new(sched).run())
 }
 
 /// One watcher.
@@ -272,30 +272,30 @@ impl<'a> Watch<'a> {
         }
         self.make_room(&mut scene);
         if scene.due && !all_busy {
-            sched.hurry_keeper();
+            sched.wake_idle_poller();
         }
         // Usually somebody looks already; in a hush nobody was woken for who waits.
-        let hushed = !all_busy && sched.idle.is_hushed();
-        if hushed && sched.all_ps().any(|p| !p.is_empty()) {
+        let suppressed = !all_busy && sched.idle.is_suppressed();
+        if suppressed && sched.all_ps().any(|p| !p.is_empty()) {
             sched.wake_after_push();
         }
-        if sched.look_after_strays(preempt::send) {
+        if sched.preempt_ms_without_p(preempt::send) {
             scene.next = scene.next.min(now + INSIST);
         }
         sched.poller.poll_neglected(POLL_EVERY).wake(None);
         if now - self.last_cpus >= CPUS_EVERY {
             self.last_cpus = now;
-            sched.aide.call(CHECK_CPUS);
+            sched.helper.call(CHECK_CPUS);
         }
         if scene.found_blocked {
             (self.pause, self.calm) = (SHORTEST, 0);
         } else {
             self.calm = self.calm.saturating_add(1);
             if self.calm > EAGER_LOOKS {
-                let longest = match (all_busy, hushed) {
+                let longest = match (all_busy, suppressed) {
                     _ if stopping => LONGEST_STOPPING,
                     (true, _) => LONGEST_BUSY,
-                    (_, true) => LONGEST_HUSHED,
+                    (_, true) => LONGEST_SUPPRESSED,
                     _ => LONGEST,
                 };
                 self.pause = (self.pause * 2).min(longest);
@@ -345,7 +345,8 @@ impl<'a> Watch<'a> {
         let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
         let limit = if leaves || stuck {
             SHORTEST
-        } else if (p.runs_tired() && !p.is_empty()) || (p.runs_fresh() && p.woken.ring_len() != 0) {
+        } else if (p.runs_expired() && !p.is_empty()) || (p.runs_fresh() && p.woken.ring_len() != 0)
+        {
             // Woken before fresh before expired.
             SHORT_SLICE.min(sched.config.slice)
         } else {
@@ -390,10 +391,10 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Many goroutines have ended: the aide gives their stacks back, in good time.
+/// Many goroutines have ended: the helper thread gives their stacks back, in good time.
 fn call_scavenger(sched: &Sched) {
     if mem::has_surplus() {
-        sched.aide.call(0);
+        sched.helper.call(0);
     }
 }
 
@@ -402,7 +403,7 @@ fn all_idle(sched: &Sched) -> bool {
     sched.idle.idle_ps() >= sched.procs() && sched.all_ps().all(|p| p.status() != PStatus::Running)
 }
 
-/// Sleeps while every P is idle. If nothing will ever change that by itself, asks the aide for a report: at
+/// Sleeps while every P is idle. If nothing will ever change that by itself, asks the helper thread for a report: at
 /// once it may be too early (a thread may be about to end), so again after a while, ever more rarely.
 /// Where somebody outside has woken a goroutine before the doubt, it may do so again: the next doubt comes later.
 fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
@@ -430,7 +431,7 @@ fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
             break;
         }
         if sched.is_asleep() {
-            sched.aide.call(CHECK_DEADLOCK);
+            sched.helper.call(CHECK_DEADLOCK);
         }
         patience = if patience < LAST_DOUBT { (8 * patience).min(LAST_DOUBT) } else { NEVER };
     }

@@ -4,15 +4,15 @@
 //! allocated unless the closure is large. On a plain thread: the same through the central lists, and
 //! into the global queue.
 
-use super::g::{self, G};
-use super::join::Detached;
-use super::m::Rt;
-use super::p::bump;
-use super::scope::ScopeData;
-use super::switch;
-use super::task::Typed;
-use super::{Sched, current_g};
 use crate::mem::{self, Stack};
+use crate::sched::g::{self, G};
+use crate::sched::goroutine::body::Typed;
+use crate::sched::goroutine::join::Detached;
+use crate::sched::goroutine::scope::ScopeData;
+use crate::sched::m::Rt;
+use crate::sched::p::bump;
+use crate::sched::switch;
+use crate::sched::{Sched, current_g};
 use std::io;
 use std::panic::Location;
 use std::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     };
     // SAFETY: the G is ours; the caller's contract on F and T.
     unsafe { Typed::<F, T>::put(g, closure, reserved) };
-    dress(g, id, sched, spec, own_stack);
+    init_g(g, id, sched, spec, own_stack);
     match rt {
         Some(rt) => {
             rt.p().push_next(rt.sched(), g);
@@ -119,7 +119,7 @@ pub(crate) fn spawn_in(
     type Boxed = Typed<Box<dyn FnOnce() + Send>, ()>;
     let (g, id, sched) = match take_g(rt, true) {
         Ok(taken) => taken,
-        Err(e) => super::fatal(format_args!(
+        Err(e) => crate::sched::fatal(format_args!(
             "no stack for the function of a timer: {}",
             io::Error::from(e)
         )),
@@ -133,7 +133,7 @@ pub(crate) fn spawn_in(
         scope: std::ptr::null(),
         created_at,
     };
-    dress(g, id, sched, spec, None);
+    init_g(g, id, sched, spec, None);
     let detached = g.join.detach();
     debug_assert_eq!(detached, Detached::Running, "it has not even started");
     rt.p().push_next(sched, g);
@@ -198,9 +198,9 @@ fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G,
 }
 
 /// Gives a G everything but its closure, and makes it runnable.
-fn dress(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<Stack>) {
+fn init_g(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<Stack>) {
     let parent = current_g().map_or(0, G::id);
-    g.baptise(id, parent, spec.name);
+    g.init_identity(id, parent, spec.name);
     g.sched.set(sched);
     g.scope.set(spec.scope);
     g.created_at.set(spec.created_at);

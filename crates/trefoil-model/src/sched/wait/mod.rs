@@ -1,8 +1,12 @@
 //! `sched/wait.rs` as seen from outside, with its claim word and its orderings: waits that several
 //! may end, each wait with a number.
 
-use super::reason::WaitReason;
-use super::{MAX_GOROUTINES, Rt, me};
+#[path = "../../../../trefoil/src/sched/wait/reason.rs"]
+pub(crate) mod reason;
+pub(crate) mod timers;
+
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{MAX_GOROUTINES, Rt, me};
 use crate::shim::{AtomicU64, Ordering, Part, is_broken};
 use crate::sys::clock::{NEVER, Nanos};
 use loom::sync::{Condvar, Mutex};

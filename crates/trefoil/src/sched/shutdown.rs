@@ -44,14 +44,14 @@
 //! unwound at exit either); stopping goroutines without a P only while the outputs are held (on a busy machine they are
 //! signalled in that time, and run after it: they computed for ever).
 
-use super::central::Central;
-use super::g::G;
-use super::m::M;
+use crate::sched::g::G;
+use crate::sched::m::M;
 #[cfg(feature = "std")]
-use super::m::Rt;
-use super::p::{P, PStatus, flag};
-use super::switch::pop_local;
-use super::{Sched, current_g};
+use crate::sched::m::Rt;
+use crate::sched::p::{P, PStatus, flag};
+use crate::sched::queues::central::Central;
+use crate::sched::switch::pop_local;
+use crate::sched::{Sched, current_g};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::probe::cpu_time;
@@ -206,16 +206,16 @@ fn is_ending() -> bool {
 /// runtime, so they do not stop it, and it may never wait.
 #[cfg(feature = "std")]
 pub(crate) fn is_to_be_left() -> bool {
-    is_ending() && is_astray() && !holds_lock()
+    is_ending() && is_without_p() && !holds_lock()
 }
 
 /// Whether this code runs on a goroutine that has lost its P.
 #[cfg(feature = "std")]
-pub(crate) fn is_astray() -> bool {
-    use super::m::LOST;
+pub(crate) fn is_without_p() -> bool {
+    use crate::sched::m::RETAKEN;
     // SAFETY: on a goroutine GS is an M, which is never freed.
     let m = current_g().and_then(|_| unsafe { crate::arch::inherited_m::<M>().as_ref() });
-    m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == LOST)
+    m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == RETAKEN)
 }
 
 /// A goroutine that holds a lock waits: while this lives it is counted, and goes on if its runtime ends.
@@ -322,7 +322,9 @@ impl Sched {
         let runs = |p: &P| p.status() == PStatus::Running;
         // Without preemption nothing stops a goroutine that makes no call.
         let stops_all = self.config.async_preempt;
-        while now() < limit && (self.all_ps().any(runs) || (stops_all && self.has_busy_strays())) {
+        while now() < limit
+            && (self.all_ps().any(runs) || (stops_all && self.has_computing_m_without_p()))
+        {
             self.sysmon.wake();
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -342,14 +344,14 @@ impl Sched {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
         // A P that waits for a thread would wait for ever.
-        self.adopt_none(&mut central);
+        self.return_ps_wanting_m(&mut central);
         while let Some(m) = central.pop_any_m() {
-            m.rouse();
+            m.wake();
         }
         self.publish_spares(&central);
         drop(central);
         self.sysmon.wake();
-        self.aide.call(0);
+        self.helper.call(0);
     }
 
     /// Returns whether the runtime ends, and no goroutine is to be resumed. Until a thread has left for that reason a waker
@@ -364,7 +366,7 @@ impl Sched {
     }
 
     /// Under the lock, by a thread that leaves if this is true: as [`is_stopped`](Sched::is_stopped), for ever.
-    pub(super) fn is_stopped_for_good(&self, _central: &mut Central) -> bool {
+    pub(crate) fn is_stopped_for_good(&self, _central: &mut Central) -> bool {
         let stopped = self.is_stopped();
         if stopped {
             self.ending.stopped.store(true, Ordering::Relaxed);
@@ -430,7 +432,7 @@ impl Sched {
     }
 
     /// Returns whether the running goroutine holds a lock, and is not stopped at a runtime call for that reason.
-    pub(super) fn must_go_on(&self) -> bool {
+    pub(crate) fn must_go_on(&self) -> bool {
         if !self.stopping.load(Ordering::Relaxed) {
             // An output is waited for when the runtime ends.
             return lock::c_locks_held() != 0 || std::thread::panicking();
@@ -440,7 +442,7 @@ impl Sched {
 
     /// In a runtime that ends, in a signal handler too: returns whether the running goroutine holds a lock of std's. For a
     /// goroutine of which that is not known there is a limit.
-    pub(super) fn must_not_be_left(&self) -> bool {
+    pub(crate) fn must_not_be_left(&self) -> bool {
         holds_lock_of_std() || (outputs::may_be_held_here() && self.may_take_its_time())
     }
 
@@ -452,7 +454,7 @@ impl Sched {
     /// On a goroutine without a P, in a runtime that ends: a P, with which it goes on until it holds no lock. None if it
     /// holds none, or there is no P within the limit.
     #[cold]
-    pub(super) fn p_for_holder(&self) -> Option<&'static P> {
+    pub(crate) fn p_for_holder(&self) -> Option<&'static P> {
         while holds_lock() && self.may_take_its_time() {
             let p = self.take_idle_p(&mut self.central.lock());
             if p.is_some() {
@@ -468,7 +470,7 @@ impl Sched {
 
     /// In a runtime that ends, in a signal handler: returns whether the goroutine that runs on `m` has used up its grace.
     /// The first call begins it, unless `take_last` has.
-    pub(super) fn grace_is_over(m: &M) -> bool {
+    pub(crate) fn grace_is_over(m: &M) -> bool {
         let used = time_used_by(m);
         if m.grace_until.get() == 0 {
             m.grace_until.set(used + GRACE);
@@ -483,12 +485,12 @@ impl Sched {
 
     /// While the runtime is stopping: the next goroutine that was stopped by a signal. The others are taken out of their
     /// queues on the way, and that is the last of them.
-    pub(super) fn take_last(&self, m: &M, p: &'static P) -> Option<&'static G> {
+    pub(crate) fn take_last(&self, m: &M, p: &'static P) -> Option<&'static G> {
         if self.is_stopped() {
             return None;
         }
         let local = || pop_local(p);
-        let global = || self.pop_tired().or_else(|| self.pop_global());
+        let global = || self.pop_expired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
         p.next_tick();
         m.grace_until.set(time_used_by(m) + GRACE);

@@ -1,17 +1,17 @@
-//! The aide: a thread without a P for everything that may wait.
+//! The helper thread: a thread without a P for everything that may wait.
 //!
 //! A goroutine may be preempted inside malloc, with an arena's lock in its hands, and needs a P to go on. So
 //! nobody who holds a P, nor sysmon, which gives the Ps out, may wait for that lock. What allocates or
 //! reads files is done here: starting threads, traces, reports, the cgroup's limit, giving back stacks.
 //!
-//! It sleeps until someone leaves a note ([`Aide::call`]).
+//! It sleeps until someone leaves a note ([`Helper::call`]).
 
-use super::Sched;
-use super::central::Central;
-#[cfg(feature = "std")]
-use super::deferred;
-use super::m::M;
 use crate::mem;
+use crate::sched::Sched;
+use crate::sched::m::M;
+use crate::sched::queues::central::Central;
+#[cfg(feature = "std")]
+use crate::sched::wait::deferred;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::parker::Parker;
 use crate::sys::{cpus, thread};
@@ -33,52 +33,52 @@ const RETRY_MAX_NANOS: Nanos = 500_000_000;
 /// Its own frames are small; dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
-/// How others reach the aide. Its memory is never freed, because a signal handler may know it, but a
+/// How others reach the helper thread. Its memory is never freed, because a signal handler may know it, but a
 /// later runtime uses it again.
-pub(crate) struct Aide {
+pub(crate) struct Helper {
     notes: AtomicU32,
     bed: Parker,
     /// A runtime has it.
     in_use: AtomicBool,
     /// The next one in [`ALL`]. Set before it is in that list.
-    next: AtomicPtr<Aide>,
+    next: AtomicPtr<Helper>,
     /// Its place in the list of `deferred.rs`.
     #[cfg(feature = "std")]
-    pub(super) deferred: deferred::Member,
+    pub(crate) deferred: deferred::Member,
 }
 
-/// Every aide ever made, newest first.
-static ALL: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
+/// Every helper ever made, newest first.
+static ALL: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 
-/// Aide threads that have started, or are about to, and will call [`Hooks::asked`](super::Hooks) once more.
+/// Helper threads that have started, or are about to, and will call [`Hooks::asked`](crate::sched::Hooks) once more.
 static SERVING: AtomicUsize = AtomicUsize::new(0);
 
-fn all() -> impl Iterator<Item = &'static Aide> {
-    // SAFETY: null, or an Aide; never freed.
-    let at = |link: &AtomicPtr<Aide>| unsafe { link.load(Ordering::Acquire).as_ref() };
-    std::iter::successors(at(&ALL), move |aide| at(&aide.next))
+fn all() -> impl Iterator<Item = &'static Helper> {
+    // SAFETY: null, or an Helper; never freed.
+    let at = |link: &AtomicPtr<Helper>| unsafe { link.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(at(&ALL), move |helper| at(&helper.next))
 }
 
-/// Wakes every aide, so that it calls `Hooks::asked`; returns false if there is none. Safe in a signal
+/// Wakes every helper, so that it calls `Hooks::asked`; returns false if there is none. Safe in a signal
 /// handler.
 ///
 /// What the caller has stored before (sequentially consistent) is seen by one of them if this returns true.
 pub(crate) fn call_all() -> bool {
-    all().filter(|aide| aide.in_use.load(Ordering::Relaxed)).for_each(|aide| aide.call(0));
+    all().filter(|helper| helper.in_use.load(Ordering::Relaxed)).for_each(|helper| helper.call(0));
     SERVING.load(Ordering::SeqCst) > 0
 }
 
-impl Aide {
+impl Helper {
     /// One for a new runtime: one that a runtime has given back, or a new one.
-    pub(crate) fn take() -> &'static Aide {
+    pub(crate) fn take() -> &'static Helper {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let mut unused = all()
-            .filter(|aide| aide.in_use.compare_exchange(false, true, acquire, relaxed).is_ok());
-        if let Some(aide) = unused.next() {
-            aide.notes.store(0, Ordering::Relaxed);
-            return aide;
+            .filter(|helper| helper.in_use.compare_exchange(false, true, acquire, relaxed).is_ok());
+        if let Some(helper) = unused.next() {
+            helper.notes.store(0, Ordering::Relaxed);
+            return helper;
         }
-        let aide: &'static Aide = Box::leak(Box::new(Aide {
+        let helper: &'static Helper = Box::leak(Box::new(Helper {
             notes: AtomicU32::new(0),
             bed: Parker::new(),
             in_use: AtomicBool::new(true),
@@ -86,17 +86,17 @@ impl Aide {
             #[cfg(feature = "std")]
             deferred: deferred::Member::new(),
         }));
-        let this = std::ptr::from_ref(aide).cast_mut();
+        let this = std::ptr::from_ref(helper).cast_mut();
         // Release: who finds it sees its `next`.
         let _ = ALL.fetch_update(Ordering::Release, Ordering::Relaxed, |first| {
-            aide.next.store(first, Ordering::Relaxed);
+            helper.next.store(first, Ordering::Relaxed);
             Some(this)
         });
-        aide
+        helper
     }
 
     /// Its runtime is gone, and its thread too.
-    pub(super) fn give_back(&self) {
+    pub(crate) fn give_back(&self) {
         self.in_use.store(false, Ordering::Release);
     }
 
@@ -109,27 +109,27 @@ impl Aide {
 
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
     SERVING.fetch_add(1, Ordering::SeqCst);
-    attend(sched, "aide", STACK_BYTES, help)
+    start_service_thread(sched, "helper", STACK_BYTES, help)
         .inspect_err(|_| _ = SERVING.fetch_sub(1, Ordering::SeqCst))
 }
 
-/// Aides and sysmons in the process.
-static ATTENDANTS: AtomicUsize = AtomicUsize::new(0);
+/// Helper threads and sysmons in the process.
+static SERVICE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads of all runtimes never have a P.
-pub(crate) fn attendants() -> usize {
-    ATTENDANTS.load(Ordering::Relaxed)
+pub(crate) fn service_threads() -> usize {
+    SERVICE_THREADS.load(Ordering::Relaxed)
 }
 
 /// Starts a thread that serves the runtime and never has a P.
-pub(super) fn attend(
+pub(crate) fn start_service_thread(
     sched: &Arc<Sched>,
     role: &str,
     stack_bytes: usize,
     serve: fn(&Arc<Sched>),
 ) -> io::Result<()> {
     let sched = sched.clone();
-    ATTENDANTS.fetch_add(1, Ordering::Relaxed);
+    SERVICE_THREADS.fetch_add(1, Ordering::Relaxed);
     let realtime = sched.realtime.map(|realtime| (realtime, Arc::new(Parker::new())));
     let started = realtime.clone().map(|(_, started)| started);
     let serving = move || {
@@ -139,11 +139,11 @@ pub(super) fn attend(
         }
         serve(&sched);
         drop(sched);
-        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
+        SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
     };
     let name = thread::Name::new(format_args!("trefoil-{role}"));
     thread::spawn(name, stack_bytes, serving).map_err(|e| {
-        ATTENDANTS.fetch_sub(1, Ordering::Relaxed);
+        SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
         io::Error::new(e.kind(), format!("cannot start the {role} thread: {e}"))
     })?;
     // Until it is above them, it would wait for goroutines that compute.
@@ -161,7 +161,7 @@ fn help(sched: &Arc<Sched>) {
     let mut scavenger = mem::Scavenger::new();
     let mut retry_nanos = RETRY_FIRST_NANOS;
     #[cfg(feature = "std")]
-    deferred::join(sched.aide);
+    deferred::join(sched.helper);
     while !sched.is_over() {
         #[cfg(feature = "std")]
         deferred::deliver();
@@ -173,7 +173,7 @@ fn help(sched: &Arc<Sched>) {
             retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
             now() + retry_nanos
         };
-        let notes = sched.aide.notes.swap(0, Ordering::Acquire);
+        let notes = sched.helper.notes.swap(0, Ordering::Acquire);
         if notes & CHECK_DEADLOCK != 0 {
             (hooks.all_asleep)(sched);
         }
@@ -186,10 +186,10 @@ fn help(sched: &Arc<Sched>) {
         }
         let next_stacks = scavenger.work(now);
         let next = next_trace.min(next_stacks).min(next_start);
-        sched.aide.bed.park_until(next);
+        sched.helper.bed.park_until(next);
     }
     #[cfg(feature = "std")]
-    deferred::leave(sched.aide);
+    deferred::leave(sched.helper);
     scavenger.finish();
     // In this order: see `call_all`.
     SERVING.fetch_sub(1, Ordering::SeqCst);
@@ -197,7 +197,7 @@ fn help(sched: &Arc<Sched>) {
 }
 
 /// Starts a thread for `sched`, whose lock the caller gives back with this.
-pub(super) fn start_thread(
+pub(crate) fn start_thread(
     sched: &Arc<Sched>,
     mut central: impl DerefMut<Target = Central>,
 ) -> io::Result<()> {
@@ -218,9 +218,9 @@ fn start_threads(sched: &Arc<Sched>) -> bool {
         }
         if let Err(e) = start_thread(sched, central) {
             let mut central = sched.central.lock();
-            let needed = central.has_orphans();
+            let needed = central.has_ps_wanting_m();
             // The Ms that run will do the work; or one that starts later, which takes an idle P if there is work.
-            sched.adopt_none(&mut central);
+            sched.return_ps_wanting_m(&mut central);
             drop(central);
             if needed {
                 sched.say_no_threads(&e);

@@ -2,34 +2,34 @@
 //!
 //! The lock is taken rarely: a P's own queue serves it 60 times of 61.
 //!
-//! # The keeper
-//! An M without a P is in the list of idle Ms, or it is the **keeper**: the one that sleeps only until
+//! # The idle poller
+//! An M without a P is in the list of idle Ms, or it is the **idle poller**: the one that sleeps only until
 //! the earliest timer of all Ps, then takes an idle P and runs what is due. If goroutines wait for
 //! descriptors, it sleeps in the poller. There is one as soon as an M goes idle while there are timers or
 //! such goroutines. If no P is idle when a timer is due, those who run look at the timers themselves
 //! (`switch.rs`), and so they do for descriptors.
 //!
-//! Who sets a new earliest timer hurries the keeper; the two barriers are in [`Sched::lie_down`] and
+//! Who sets a new earliest timer hurries the idle poller; the two barriers are in [`Sched::enter_idle`] and
 //! `timers.rs`.
 //!
 //! # Three global queues
 //! Goroutines that were woken (`woken`) take turns with those that were started or spilled (`global`): there may be
-//! thousands of the latter. Goroutines that used up their slice (`tired`) queue apart and rotate among themselves: one that was woken
+//! thousands of the latter. Goroutines that used up their slice (`expired`) queue apart and rotate among themselves: one that was woken
 //! does not stand behind them, nor does one whose descriptor became ready. So that nobody starves there, a look
-//! for fairness (`find.rs`) begins with `tired`.
+//! for fairness (`find.rs`) begins with `expired`.
 //!
 //! # Waking
 //! Under the lock it is decided who is woken, and he gets what he needs ([`Wake`]); the system call comes
-//! after the lock. A P for which there is no idle thread is an *orphan* until the aide has started one.
+//! after the lock. A P for which there is no idle thread is an *orphan* until the helper thread has started one.
 
-use super::aide::Aide;
-use super::g::{G, GList};
-use super::handoff::Strays;
-use super::m::M;
-use super::p::{P, PStatus};
-use super::runq::{Overflow, RunQueue};
-use super::sysmon::Sysmon;
-use super::{Sched, p};
+use crate::sched::g::{G, GList};
+use crate::sched::m::M;
+use crate::sched::monitor::handoff::MsWithoutP;
+use crate::sched::monitor::helper::Helper;
+use crate::sched::monitor::sysmon::Sysmon;
+use crate::sched::p::{P, PStatus};
+use crate::sched::queues::runq::{Overflow, RunQueue};
+use crate::sched::{Sched, p};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos};
 use std::ptr::NonNull;
@@ -43,19 +43,19 @@ pub(crate) struct Central {
     pub(crate) global: GList,
     /// Woken from outside, or back from a call that blocked: before those in `global`, turn and turn about.
     woken: GList,
-    pub(crate) tired: GList,
-    pub(crate) strays: Strays,
+    pub(crate) expired: GList,
+    pub(crate) without_p: MsWithoutP,
     /// Ps that wait for a new thread; those with a claim on spinning are marked.
-    orphans: Option<&'static P>,
-    orphan_count: u32,
+    ps_wanting_m: Option<&'static P>,
+    ps_wanting_m_count: u32,
     /// Ms that wait for their locked goroutine.
-    homes: Option<&'static M>,
+    locked_ms: Option<&'static M>,
     idle_ps: Option<&'static P>,
     idle_ms: Option<&'static M>,
     pub(crate) idle_m_count: u32,
-    /// Threads that the aide has started and that are not here yet.
+    /// Threads that the helper thread has started and that are not here yet.
     pub(crate) starting: u32,
-    keeper: Option<&'static M>,
+    idle_poller: Option<&'static M>,
 }
 
 impl Central {
@@ -63,16 +63,16 @@ impl Central {
         Central {
             global: GList::new(),
             woken: GList::new(),
-            tired: GList::new(),
-            strays: Strays::new(),
-            orphans: None,
-            orphan_count: 0,
-            homes: None,
+            expired: GList::new(),
+            without_p: MsWithoutP::new(),
+            ps_wanting_m: None,
+            ps_wanting_m_count: 0,
+            locked_ms: None,
             idle_ps: None,
             idle_ms: None,
             idle_m_count: 0,
             starting: 0,
-            keeper: None,
+            idle_poller: None,
         }
     }
 
@@ -100,26 +100,26 @@ impl Central {
         Some(m)
     }
 
-    /// Whether `m` is the keeper.
-    pub(crate) fn keeps(&self, m: &M) -> bool {
-        self.keeper.is_some_and(|keeper| std::ptr::eq(keeper, m))
+    /// Whether `m` is the idle poller.
+    pub(crate) fn is_idle_poller(&self, m: &M) -> bool {
+        self.idle_poller.is_some_and(|keeper| std::ptr::eq(keeper, m))
     }
 
     /// Whether nobody is.
-    pub(crate) fn has_no_keeper(&self) -> bool {
-        self.keeper.is_none()
+    pub(crate) fn has_no_idle_poller(&self) -> bool {
+        self.idle_poller.is_none()
     }
 
     /// Every M that waits for a P, one after the other.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
-        self.pop_idle_m().or_else(|| self.keeper.take()).or_else(|| {
-            let m = self.homes?;
-            self.remove_home(m);
+        self.pop_idle_m().or_else(|| self.idle_poller.take()).or_else(|| {
+            let m = self.locked_ms?;
+            self.remove_locked_m(m);
             Some(m)
         })
     }
 
-    /// `m` is tired of waiting: takes it out of the idle list. False: somebody has woken it.
+    /// `m` is expired of waiting: takes it out of the idle list. False: somebody has woken it.
     pub(crate) fn remove_idle_m(&mut self, m: &'static M) -> bool {
         let listed = unlink(&mut self.idle_ms, m);
         self.idle_m_count -= u32::from(listed);
@@ -127,38 +127,38 @@ impl Central {
     }
 
     /// `m` waits for its locked goroutine.
-    pub(crate) fn push_home(&mut self, m: &'static M) {
+    pub(crate) fn push_locked_m(&mut self, m: &'static M) {
         m.listed.set(true);
-        m.idle_link.set(self.homes.replace(m));
+        m.idle_link.set(self.locked_ms.replace(m));
     }
 
     /// It waits no longer, if it did.
-    pub(crate) fn remove_home(&mut self, m: &'static M) {
-        unlink(&mut self.homes, m);
+    pub(crate) fn remove_locked_m(&mut self, m: &'static M) {
+        unlink(&mut self.locked_ms, m);
     }
 
     /// `p` waits for a thread; a claim on spinning may go with it.
-    fn push_orphan(&mut self, p: &'static P, spinning: bool) {
-        p.orphan_spins.set(spinning);
-        p.idle_link.set(self.orphans.replace(p));
-        self.orphan_count += 1;
+    fn push_p_wanting_m(&mut self, p: &'static P, spinning: bool) {
+        p.wanted_m_spins.set(spinning);
+        p.idle_link.set(self.ps_wanting_m.replace(p));
+        self.ps_wanting_m_count += 1;
     }
 
     /// A P that waits for a thread, and whether a claim on spinning goes with it.
-    pub(crate) fn pop_orphan(&mut self) -> Option<(&'static P, bool)> {
-        let p = self.orphans?;
-        self.orphans = p.idle_link.take();
-        self.orphan_count -= 1;
-        Some((p, p.orphan_spins.get()))
+    pub(crate) fn pop_p_wanting_m(&mut self) -> Option<(&'static P, bool)> {
+        let p = self.ps_wanting_m?;
+        self.ps_wanting_m = p.idle_link.take();
+        self.ps_wanting_m_count -= 1;
+        Some((p, p.wanted_m_spins.get()))
     }
 
-    pub(crate) fn has_orphans(&self) -> bool {
-        self.orphans.is_some()
+    pub(crate) fn has_ps_wanting_m(&self) -> bool {
+        self.ps_wanting_m.is_some()
     }
 
     /// Threads that would take a P at once.
     pub(crate) fn spares(&self) -> u32 {
-        self.idle_m_count + u32::from(self.keeper.is_some())
+        self.idle_m_count + u32::from(self.idle_poller.is_some())
     }
 }
 
@@ -189,20 +189,20 @@ fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
 pub(crate) struct Wake {
     thread: Option<&'static M>,
     /// For another thread, if that was the last one to spare, or there was none.
-    aide: Option<&'static Aide>,
+    helper: Option<&'static Helper>,
     /// If it sleeps.
     sysmon: Option<&'static Sysmon>,
 }
 
 impl Wake {
-    pub(crate) const NOBODY: Wake = Wake { thread: None, aide: None, sysmon: None };
+    pub(crate) const NOBODY: Wake = Wake { thread: None, helper: None, sysmon: None };
 
     pub(crate) fn deliver(self) {
         if let Some(m) = self.thread {
-            m.rouse();
+            m.wake();
         }
-        if let Some(aide) = self.aide {
-            aide.call(0);
+        if let Some(helper) = self.helper {
+            helper.call(0);
         }
         if let Some(sysmon) = self.sysmon {
             sysmon.wake_if_asleep();
@@ -278,39 +278,39 @@ impl Sched {
         }
     }
 
-    /// Under the lock: `m`, without a P, becomes idle, or the keeper. Returns until when it sleeps.
-    pub(crate) fn lie_down(&self, central: &mut Central, m: &'static M) -> Nanos {
-        let until = self.lie_down_where(central, m);
+    /// Under the lock: `m`, without a P, becomes idle, or the idle poller. Returns until when it sleeps.
+    pub(crate) fn enter_idle(&self, central: &mut Central, m: &'static M) -> Nanos {
+        let until = self.enter_idle_list(central, m);
         self.publish_spares(central);
         until
     }
 
-    fn lie_down_where(&self, central: &mut Central, m: &'static M) -> Nanos {
-        let keeps = (central.keeper.is_none() || central.keeps(m)) && !m.listed.get();
+    fn enter_idle_list(&self, central: &mut Central, m: &'static M) -> Nanos {
+        let keeps = (central.idle_poller.is_none() || central.is_idle_poller(m)) && !m.listed.get();
         let first = self.next_timer();
         let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
         if keeps && (first != NEVER || polls) {
-            central.keeper = Some(m);
-            self.keeper_until.store(first, Ordering::Relaxed);
+            central.idle_poller = Some(m);
+            self.idle_poller_until.store(first, Ordering::Relaxed);
             // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
             // sets it sees the time above.
             full_fence();
             let first = self.next_timer();
-            self.keeper_until.store(first, Ordering::Relaxed);
+            self.idle_poller_until.store(first, Ordering::Relaxed);
             return first;
         }
         if keeps {
-            self.dismiss_keeper(central);
+            self.clear_idle_poller(central);
         }
         if !m.listed.get() {
             central.push_idle_m(m);
         }
         // It may have lain down when nobody waited for a descriptor, or before this timer.
-        if let Some(keeper) = central.keeper
-            && (first < self.keeper_until.load(Ordering::Relaxed)
-                || (polls && (!keeper.polling.is_used() || self.poller.has_unkept())))
+        if let Some(keeper) = central.idle_poller
+            && (first < self.idle_poller_until.load(Ordering::Relaxed)
+                || (polls && (!keeper.polling.is_used() || self.poller.has_unwatched_shard())))
         {
-            keeper.rouse();
+            keeper.wake();
         }
         NEVER
     }
@@ -324,7 +324,7 @@ impl Sched {
     /// Under the lock: whether there should be more threads: one for each P that waits for one, one in reserve for each
     /// goroutine that was stopped inside a library, and one to spare.
     pub(crate) fn wants_thread(&self, central: &Central) -> bool {
-        central.spares() + central.starting <= central.orphan_count + self.reserve()
+        central.spares() + central.starting <= central.ps_wanting_m_count + self.reserve()
     }
 
     /// Under the lock: idle threads came or went.
@@ -342,20 +342,21 @@ impl Sched {
     }
 
     /// Under the lock: nobody keeps the timers for now.
-    pub(crate) fn dismiss_keeper(&self, central: &mut Central) -> Option<&'static M> {
-        self.keeper_until.store(NEVER, Ordering::Relaxed);
-        let keeper = central.keeper.take();
+    pub(crate) fn clear_idle_poller(&self, central: &mut Central) -> Option<&'static M> {
+        self.idle_poller_until.store(NEVER, Ordering::Relaxed);
+        let keeper = central.idle_poller.take();
         self.publish_spares(central);
         keeper
     }
 
-    /// Whether a keeper knows of every timer, and of every shard that somebody waits in. For a look without the lock.
+    /// Whether an idle poller knows of every timer, and of every shard that somebody waits in. For a look without the lock.
     pub(crate) fn is_kept(&self) -> bool {
-        self.next_timer() >= self.keeper_until.load(Ordering::Relaxed) && !self.poller.has_unkept()
+        self.next_timer() >= self.idle_poller_until.load(Ordering::Relaxed)
+            && !self.poller.has_unwatched_shard()
     }
 
-    /// Whether there is an idle P, and something that a keeper would wait for.
-    pub(crate) fn needs_keeper(&self) -> bool {
+    /// Whether there is an idle P, and something that an idle poller would wait for.
+    pub(crate) fn needs_idle_poller(&self) -> bool {
         self.idle.idle_ps() != 0 && (self.poller.is_wanted() || self.next_timer() != NEVER)
     }
 
@@ -363,23 +364,23 @@ impl Sched {
     pub(crate) fn want_poller(&self) {
         full_fence();
         if self.idle.idle_ps() != 0 {
-            self.hurry_keeper();
+            self.wake_idle_poller();
         }
     }
 
-    /// There is a timer earlier than the keeper knows: it, or somebody, must see to it.
+    /// There is a timer earlier than the idle poller knows: it, or somebody, must see to it.
     #[cold]
-    pub(crate) fn hurry_keeper(&self) {
-        let keeper = self.central.lock().keeper;
+    pub(crate) fn wake_idle_poller(&self) {
+        let keeper = self.central.lock().idle_poller;
         match keeper {
             // Never freed, and a note too many does no harm.
-            Some(keeper) => keeper.rouse(),
+            Some(keeper) => keeper.wake(),
             None => self.wake(),
         }
     }
 
     fn publish_global_len(&self, central: &Central) {
-        let len = central.global.len() + central.woken.len() + central.tired.len();
+        let len = central.global.len() + central.woken.len() + central.expired.len();
         // Release: who sees the queue empty sees where its goroutines went.
         self.global_len.store(len as u32, Ordering::Release);
     }
@@ -404,9 +405,9 @@ impl Sched {
     }
 
     /// Appends to the queue of those that used up their slice. The caller then wakes someone.
-    pub(crate) fn push_tired(&self, g: &'static G) {
+    pub(crate) fn push_expired(&self, g: &'static G) {
         let mut central = self.central.lock();
-        central.tired.push_back(g);
+        central.expired.push_back(g);
         self.publish_global_len(&central);
     }
 
@@ -447,21 +448,21 @@ impl Sched {
     }
 
     /// One of those who used up their slice: each of them is a long turn.
-    pub(crate) fn pop_tired(&self) -> Option<&'static G> {
-        self.pop(|central| central.tired.pop_front())
+    pub(crate) fn pop_expired(&self) -> Option<&'static G> {
+        self.pop(|central| central.expired.pop_front())
     }
 
     /// The first of those that were stopped inside a library.
     pub(crate) fn pop_inside(&self) -> Option<&'static G> {
-        self.pop(|central| central.tired.remove_first(|g| g.inside.get()))
+        self.pop(|central| central.expired.remove_first(|g| g.inside.get()))
     }
 
     /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
     /// no local work, so the others are taken by the share.
     pub(crate) fn pop_fairly(&self, alone: bool) -> Option<&'static G> {
         self.pop(|central| {
-            let tired = central.tired.pop_front();
-            tired.or_else(|| if alone { None } else { central.pop_next(false) })
+            let expired = central.expired.pop_front();
+            expired.or_else(|| if alone { None } else { central.pop_next(false) })
         })
     }
 
@@ -559,29 +560,33 @@ impl Sched {
         if let Some(wake) = self.assign_idle(central, p, spinning) {
             return wake;
         }
-        central.push_orphan(p, spinning);
-        Wake { aide: Some(self.aide), ..Wake::NOBODY }
+        central.push_p_wanting_m(p, spinning);
+        Wake { helper: Some(self.helper), ..Wake::NOBODY }
     }
 
     fn assign_idle(&self, central: &mut Central, p: &'static P, spinning: bool) -> Option<Wake> {
-        let m = central.pop_idle_m().or_else(|| self.dismiss_keeper(central))?;
+        let m = central.pop_idle_m().or_else(|| self.clear_idle_poller(central))?;
         m.spinning.set(spinning);
         m.handed.set(Some(p));
         self.publish_spares(central);
-        let aide = self.wants_thread(central).then_some(self.aide);
-        Some(Wake { thread: Some(m), aide, sysmon: None })
+        let helper = self.wants_thread(central).then_some(self.helper);
+        Some(Wake { thread: Some(m), helper, sysmon: None })
     }
 
     /// Under the lock: `m`, without a P, takes one that waits for a thread.
-    pub(crate) fn adopt(&self, central: &mut Central, m: &'static M) -> Option<&'static P> {
-        let (p, spinning) = central.pop_orphan()?;
+    pub(crate) fn take_p_wanting_m(
+        &self,
+        central: &mut Central,
+        m: &'static M,
+    ) -> Option<&'static P> {
+        let (p, spinning) = central.pop_p_wanting_m()?;
         m.spinning.set(spinning);
         Some(p)
     }
 
     /// Under the lock: no thread can be had for those that wait.
-    pub(crate) fn adopt_none(&self, central: &mut Central) {
-        while let Some((p, spinning)) = central.pop_orphan() {
+    pub(crate) fn return_ps_wanting_m(&self, central: &mut Central) {
+        while let Some((p, spinning)) = central.pop_p_wanting_m() {
             self.return_p(central, p, spinning).deliver();
         }
     }

@@ -24,9 +24,9 @@
 //! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
 //!    freed or woken under them. A taken sleeper is woken after the lock is given back.
 
-use super::Rt;
-use super::reason::WaitReason;
-use super::wait::{self, Waiter};
+use crate::sched::Rt;
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos};
 #[cfg(feature = "std")]
 use crate::sys::frame_waiter::{ClockTime, FrameWaiter};
@@ -58,9 +58,9 @@ pub(crate) struct Node {
     /// Since when it wants it; 0 if nobody asks.
     pub(crate) since: Cell<Nanos>,
     /// Where the node is first of its queue (`table.rs`): the queue, its key, the next queue.
-    pub(super) queue: Cell<List>,
-    pub(super) key: Cell<usize>,
-    pub(super) chain: Cell<*const Node>,
+    pub(crate) queue: Cell<List>,
+    pub(crate) key: Cell<usize>,
+    pub(crate) chain: Cell<*const Node>,
 }
 
 /// How a [`Node::sleep`] ended.
@@ -270,7 +270,7 @@ impl List {
         self.len
     }
 
-    pub(super) fn first(&self) -> *const Node {
+    pub(crate) fn first(&self) -> *const Node {
         self.head
     }
 

@@ -22,11 +22,19 @@
 //! channel may try to claim a wait that ended long ago: the number differs, and it loses. So who
 //! keeps a Waiter may withdraw it after the wait has returned.
 
-use super::g::G;
-use super::m::Rt;
-use super::p::flag;
-use super::reason::WaitReason;
-use super::switch;
+#[cfg(feature = "std")]
+pub(crate) mod deferred;
+mod heap;
+pub(crate) mod list;
+pub(crate) mod reason;
+pub(crate) mod table;
+pub(crate) mod timers;
+
+use crate::sched::g::G;
+use crate::sched::m::Rt;
+use crate::sched::p::flag;
+use crate::sched::switch;
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{NEVER, Nanos, now};
 #[cfg(feature = "std")]
 use crate::sys::frame_waiter::FrameWaiter;
@@ -237,7 +245,7 @@ enum Sleeper {
 
 /// The sleeper that is a thread on `waiter`. Its frame must outlive the wait (`frame_waiter.rs`, invariant 2).
 #[cfg(feature = "std")]
-pub(super) fn frame_sleeper(waiter: &FrameWaiter) -> usize {
+pub(crate) fn frame_sleeper(waiter: &FrameWaiter) -> usize {
     std::ptr::from_ref(waiter) as usize | FRAME
 }
 
@@ -297,7 +305,7 @@ impl Waiter {
             Sleeper::Goroutine(g) => &g.claim,
             Sleeper::Thread(bed) => &bed.claim,
             #[cfg(feature = "std")]
-            Sleeper::Frame(_) => super::fatal(format_args!(
+            Sleeper::Frame(_) => crate::sched::fatal(format_args!(
                 "a sleeper in a frame has no claim word: a bug in trefoil"
             )),
         }
@@ -331,7 +339,7 @@ impl Waiter {
         }
     }
 
-    /// For a waiter that the caller has taken: see [`Sched::promise_run`](super::Sched::promise_run).
+    /// For a waiter that the caller has taken: see [`Sched::promise_run`](crate::sched::Sched::promise_run).
     #[cfg(feature = "std")]
     pub(crate) fn promise_run(self) -> bool {
         match decode(self.sleeper) {

@@ -17,14 +17,14 @@
 //!    `serving` and delivers once more; both sides are sequentially consistent, so the waker saw `serving` before it
 //!    was cleared, and the last delivery sees the bit, or the waker calls another member.
 //! 2. Nothing here is locked, allocated or freed on the waker's side.
-//! 3. Members are never freed (`aide.rs`), and the list only grows; one that a later runtime uses again is in it already.
+//! 3. Members are never freed (`helper.rs`), and the list only grows; one that a later runtime uses again is in it already.
 //!
 //! Rejected: a list of addresses (it can be full in a storm of signals; a bit per bucket cannot); sysmon (it holds the
 //! scheduler's lock for its probes, and has enough to do); one more thread.
 
-use super::aide::Aide;
-use super::pollable::Pollable;
-use super::table::{BUCKETS, FOREIGN, bucket_of};
+use crate::sched::monitor::helper::Helper;
+use crate::sched::netpoll::pollable::Pollable;
+use crate::sched::wait::table::{BUCKETS, FOREIGN, bucket_of};
 use crate::sys::lock;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -37,18 +37,18 @@ static BITS: [AtomicU64; BUCKETS / 64] = [const { AtomicU64::new(0) }; BUCKETS /
 /// Whether any bit may be set: a helper thread that has other work reads only this.
 static ANY: AtomicBool = AtomicBool::new(false);
 /// The members, newest first.
-static MEMBERS: AtomicPtr<Aide> = AtomicPtr::new(null_mut());
+static MEMBERS: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 
 /// A helper thread's part.
-pub(super) struct Member {
+pub(crate) struct Member {
     serving: AtomicBool,
     /// It is in the list.
     listed: AtomicBool,
-    next: AtomicPtr<Aide>,
+    next: AtomicPtr<Helper>,
 }
 
 impl Member {
-    pub(super) const fn new() -> Member {
+    pub(crate) const fn new() -> Member {
         Member {
             serving: AtomicBool::new(false),
             listed: AtomicBool::new(false),
@@ -58,16 +58,16 @@ impl Member {
 }
 
 /// A helper thread begins.
-pub(super) fn join(aide: &'static Aide) {
-    aide.deferred.serving.store(true, Ordering::SeqCst);
-    // Relaxed: only the thread that has the aide comes here.
-    if aide.deferred.listed.swap(true, Ordering::Relaxed) {
+pub(crate) fn join(helper: &'static Helper) {
+    helper.deferred.serving.store(true, Ordering::SeqCst);
+    // Relaxed: only the thread that has the helper thread comes here.
+    if helper.deferred.listed.swap(true, Ordering::Relaxed) {
         return;
     }
-    let this = std::ptr::from_ref(aide).cast_mut();
+    let this = std::ptr::from_ref(helper).cast_mut();
     let mut first = MEMBERS.load(Ordering::Relaxed);
     loop {
-        aide.deferred.next.store(first, Ordering::Relaxed);
+        helper.deferred.next.store(first, Ordering::Relaxed);
         // Release: who finds the member sees its `next`.
         match MEMBERS.compare_exchange(first, this, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => return,
@@ -77,8 +77,8 @@ pub(super) fn join(aide: &'static Aide) {
 }
 
 /// A helper thread ends (invariant 1).
-pub(super) fn leave(aide: &Aide) {
-    aide.deferred.serving.store(false, Ordering::SeqCst);
+pub(crate) fn leave(helper: &Helper) {
+    helper.deferred.serving.store(false, Ordering::SeqCst);
     deliver();
 }
 
@@ -91,22 +91,22 @@ pub(crate) fn wake_later(key: usize) {
 }
 
 /// Calls a helper thread for what was noted. Safe in a signal handler.
-pub(super) fn call_helper() {
+pub(crate) fn call_helper() {
     ANY.store(true, Ordering::SeqCst);
     let mut next = MEMBERS.load(Ordering::SeqCst);
     // SAFETY: members are never freed (invariant 3).
-    while let Some(aide) = unsafe { next.as_ref() } {
-        if aide.deferred.serving.load(Ordering::SeqCst) {
-            aide.call(0);
+    while let Some(helper) = unsafe { next.as_ref() } {
+        if helper.deferred.serving.load(Ordering::SeqCst) {
+            helper.call(0);
             return;
         }
-        next = aide.deferred.next.load(Ordering::Relaxed);
+        next = helper.deferred.next.load(Ordering::Relaxed);
     }
     // No runtime is left, so no goroutine can be resumed.
 }
 
 /// On a helper thread: wakes all whose bucket was noted.
-pub(super) fn deliver() {
+pub(crate) fn deliver() {
     debug_assert!(!lock::pinned());
     if !ANY.swap(false, Ordering::SeqCst) {
         return;

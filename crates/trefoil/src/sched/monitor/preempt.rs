@@ -24,10 +24,10 @@
 //!
 //! # Inside a library
 //! Who holds one of libc's locks and stops makes others wait, in the kernel, with their threads. Each of them loses its
-//! P to a thread that was to spare; and when none is, the aide must start one, which takes the same locks. So nobody
+//! P to a thread that was to spare; and when none is, the helper thread must start one, which takes the same locks. So nobody
 //! could resume the holder any more. Therefore those who were stopped there are counted, and
 //! 1. nobody is stopped there unless more threads are to spare than were stopped there already;
-//! 2. the aide keeps as many, and one more;
+//! 2. the helper thread keeps as many, and one more;
 //! 3. a thread that gets a P while fewer are to spare than were stopped there begins with one of those.
 //!
 //! So before the last thread is gone, all of them run, and one of them is the holder. Beyond [`RESERVE`] it is a matter
@@ -40,14 +40,14 @@
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
 //! a call that is entered between sysmon's look and its signal.
 
-use super::Sched;
-use super::g::G;
-use super::handoff;
-use super::m::{HELD, LOST, M, Rt};
-use super::p::P;
-use super::switch;
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
+use crate::sched::Sched;
+use crate::sched::g::G;
+use crate::sched::m::{M, OWNED, RETAKEN, Rt};
+use crate::sched::monitor::handoff;
+use crate::sched::p::P;
+use crate::sched::switch;
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
 use std::ops::Range;
@@ -98,7 +98,7 @@ pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), on_
         && sched.config.async_preempt
         && let Some(m) = p.holder()
         && m.in_runtime.load(Ordering::Relaxed) == 0
-        && m.hold.load(Ordering::Relaxed) == HELD
+        && m.hold.load(Ordering::Relaxed) == OWNED
     {
         sched.signals.fetch_add(1, Ordering::Relaxed);
         send(m);
@@ -196,7 +196,7 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
         return false;
     }
     let ends = m.sched().stopping.load(Ordering::Relaxed);
-    let lost = m.hold.load(Ordering::Relaxed) == LOST;
+    let lost = m.hold.load(Ordering::Relaxed) == RETAKEN;
     let asked = lost || m.p.get().is_some_and(P::is_asked_to_preempt);
     if !asked {
         return false;
@@ -242,12 +242,12 @@ unsafe extern "sysv64" fn preempted() {
         return;
     }
     sched.count_stop_by_signal(g);
-    if rt.m().hold.load(Ordering::Relaxed) == HELD {
+    if rt.m().hold.load(Ordering::Relaxed) == OWNED {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
         rt.m().put_off.store(0, Ordering::Relaxed);
-        handoff::come_back(rt);
+        handoff::reacquire_p(rt);
     }
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
@@ -261,7 +261,7 @@ unsafe extern "sysv64" fn preempted() {
 
 impl Sched {
     /// Threads that are kept for those who were stopped inside a library.
-    pub(super) fn reserve(&self) -> u32 {
+    pub(crate) fn reserve(&self) -> u32 {
         self.inside.load(Ordering::Relaxed).min(RESERVE)
     }
 
@@ -272,12 +272,12 @@ impl Sched {
 
     /// Whether there are as many threads as there may be. Then being short of them may last, and those who were stopped
     /// inside a library take turns with others.
-    pub(super) fn has_all_threads(&self) -> bool {
+    pub(crate) fn has_all_threads(&self) -> bool {
         self.threads() >= self.config.max_threads
     }
 
     /// Whether a thread that gets a P must begin with those.
-    pub(super) fn is_short_of_threads(&self) -> bool {
+    pub(crate) fn is_short_of_threads(&self) -> bool {
         self.spares.load(Ordering::Relaxed) < self.reserve()
     }
 
@@ -303,7 +303,7 @@ impl Sched {
         let wants_thread = self.wants_thread(&central);
         drop(central);
         if wants_thread {
-            self.aide.call(0);
+            self.helper.call(0);
         }
         true
     }

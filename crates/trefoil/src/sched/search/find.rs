@@ -17,14 +17,14 @@
 //! goroutines wait elsewhere. A select over four channels on two Ps takes 230 ns an item like this, and 600 if whatever
 //! lies there is taken; goroutines that only yield are spread as before.
 
-use super::Sched;
-use super::g::G;
-use super::m::Rt;
-use super::p::{P, PStatus, bump, flag};
-use super::pollable::Ready;
-use super::switch::{is_global_turn, pop_local};
-use super::sysmon::LONGEST_HUSHED;
-use super::timers;
+use crate::sched::Sched;
+use crate::sched::g::G;
+use crate::sched::m::Rt;
+use crate::sched::monitor::sysmon::LONGEST_SUPPRESSED;
+use crate::sched::netpoll::pollable::Ready;
+use crate::sched::p::{P, PStatus, bump, flag};
+use crate::sched::switch::{is_global_turn, pop_local};
+use crate::sched::wait::timers;
 use crate::shim::spin_hint;
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::ptr::NonNull;
@@ -65,7 +65,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             && !(sched.has_all_threads() && p.was_fair.replace(!p.was_fair.get()))
             && let Some(g) = sched.pop_inside()
         {
-            p.next_tired_tick();
+            p.next_expired_tick();
             stop_spinning(rt);
             return Some(g);
         }
@@ -119,7 +119,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
         timers::run_due(rt, &p.timers);
         let next = take_here(sched, p)
             .or_else(|| poll(rt, p, NEGLECTED))
-            .or_else(|| take_tired(rt, p))
+            .or_else(|| take_expired(rt, p))
             .or_else(|| search(rt, p));
         if let Some(g) = next {
             stop_spinning(rt);
@@ -138,13 +138,13 @@ fn take_fairly(sched: &Sched, p: &'static P) -> Option<&'static G> {
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
     let g = sched.pop_fairly(p.is_empty())?;
     p.was_fair.set(true);
-    p.next_tired_tick();
+    p.next_expired_tick();
     Some(g)
 }
 
 /// The time slice is over, for the goroutine that would inherit it too: `runnext` goes to the tail of a ring.
 fn end_slice(sched: &Sched, p: &'static P) {
-    p.fresh_turn.set(!p.runs_fresh() && !p.runs_tired());
+    p.fresh_turn.set(!p.runs_fresh() && !p.runs_expired());
     if let Some(next) = p.runq.steal_next() {
         // SAFETY: taken from the queue, so ours; Gs are never freed.
         p.push_back(sched, unsafe { &*next.as_ptr() });
@@ -180,7 +180,7 @@ fn take_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
 }
 
 /// One of those who used up their slice, unless others wait behind such a one elsewhere.
-fn take_tired(rt: Rt, p: &'static P) -> Option<&'static G> {
+fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     let sched = rt.sched();
     if !sched.has_global() {
         return None;
@@ -189,8 +189,8 @@ fn take_tired(rt: Rt, p: &'static P) -> Option<&'static G> {
         p.next_tick();
         return Some(g);
     }
-    let g = sched.pop_tired()?;
-    p.next_tired_tick();
+    let g = sched.pop_expired()?;
+    p.next_expired_tick();
     Some(g)
 }
 
@@ -225,7 +225,7 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
         }
         let other = take_global(sched, p)
             .or_else(|| poll(rt, p, if last { 0 } else { NEGLECTED }))
-            .or_else(|| take_tired(rt, p));
+            .or_else(|| take_expired(rt, p));
         if let Some(g) = other {
             _ = sched.idle.searched(true);
             return Some(g);
@@ -235,7 +235,7 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
         }
         if last {
             if sched.idle.searched(false) {
-                sched.sysmon.be_awake(now() + LONGEST_HUSHED);
+                sched.sysmon.be_awake(now() + LONGEST_SUPPRESSED);
             }
             return None;
         }
@@ -347,7 +347,7 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
 }
 
 /// Found somebody to run: no longer spinning. If that was the last spinner, someone else should look if there is more; and
-/// the keeper should know of every timer and every shard. (A goroutine that goes to sleep and leaves nobody to run tells
+/// the idle poller should know of every timer and every shard. (A goroutine that goes to sleep and leaves nobody to run tells
 /// nobody: `set_wait_timer`. If who finds another one has not even searched, it will be back soon; or sysmon looks.)
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
@@ -361,7 +361,7 @@ fn stop_spinning(rt: Rt) {
     if sched.has_work() {
         sched.wake();
     } else if !sched.is_kept() {
-        sched.hurry_keeper();
+        sched.wake_idle_poller();
     }
 }
 
@@ -395,13 +395,13 @@ fn give_up(rt: Rt, p: &'static P) {
 impl Sched {
     /// Whether somebody waits for a thread that looks for him. In a hush that is nobody who is alone in `runnext`.
     fn has_work(&self) -> bool {
-        let hushed = self.idle.is_hushed();
-        let has_work = |p: &P| if hushed { p.ring_len() != 0 } else { !p.is_empty() };
+        let suppressed = self.idle.is_suppressed();
+        let has_work = |p: &P| if suppressed { p.ring_len() != 0 } else { !p.is_empty() };
         self.has_global() || self.all_ps().any(has_work)
     }
 }
 
-/// The keeper has found descriptors that are ready: it takes an idle P and goes on with them; or they wait for
+/// The idle poller has found descriptors that are ready: it takes an idle P and goes on with them; or they wait for
 /// those who run. True: it has a P.
 fn wake_ready(rt: Rt, ready: Ready) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
@@ -410,8 +410,8 @@ fn wake_ready(rt: Rt, ready: Ready) -> bool {
     }
     let mut central = sched.central.lock();
     let handed = m.handed.take();
-    if handed.is_none() && central.keeps(m) {
-        sched.dismiss_keeper(&mut central);
+    if handed.is_none() && central.is_idle_poller(m) {
+        sched.clear_idle_poller(&mut central);
     }
     let p = handed.or_else(|| {
         let stopping = sched.stopping.load(Ordering::Relaxed);
@@ -441,8 +441,9 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         // From one moment to the next it is no longer expected, and idle or at work: never missing in between.
         central.starting -= u32::from(m.arriving.replace(false));
         if let Some(p) = m.handed.take() {
-            // It may have been the keeper. One that searches will wake the next, who becomes it.
-            let unkept = central.has_no_keeper() && !m.spinning.get() && sched.needs_keeper();
+            // It may have been the idle poller. One that searches will wake the next, who becomes it.
+            let unkept =
+                central.has_no_idle_poller() && !m.spinning.get() && sched.needs_idle_poller();
             drop(central);
             m.set_p(Some(p));
             if unkept {
@@ -456,10 +457,10 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             return None;
         }
         if !m.listed.get()
-            && let Some(p) = sched.adopt(&mut central, m)
+            && let Some(p) = sched.take_p_wanting_m(&mut central, m)
         {
-            if central.keeps(m) {
-                sched.dismiss_keeper(&mut central);
+            if central.is_idle_poller(m) {
+                sched.clear_idle_poller(&mut central);
             }
             drop(central);
             m.set_p(Some(p));
@@ -486,11 +487,11 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             continue;
         }
         // Work that someone wanted to wake a thread for, and could not.
-        let overlooked = sched.has_global() && !m.listed.get() && !central.keeps(m);
-        let until = if overlooked { 0 } else { sched.lie_down(&mut central, m) };
+        let overlooked = sched.has_global() && !m.listed.get() && !central.is_idle_poller(m);
+        let until = if overlooked { 0 } else { sched.enter_idle(&mut central, m) };
         if until <= now() {
-            if central.keeps(m) {
-                sched.dismiss_keeper(&mut central);
+            if central.is_idle_poller(m) {
+                sched.clear_idle_poller(&mut central);
             }
             if let Some(p) = sched.take_idle_p(&mut central) {
                 drop(central);
@@ -505,7 +506,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         }
         let until = if m.listed.get() { NEVER } else { until };
         let spare = m.listed.get() && central.idle_m_count > sched.procs();
-        let polls = central.keeps(m) && sched.poller.is_wanted();
+        let polls = central.is_idle_poller(m) && sched.poller.is_wanted();
         drop(central);
         if polls {
             let ready = m.sleep_polling(sched.poller, until);

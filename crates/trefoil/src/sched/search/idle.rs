@@ -21,7 +21,7 @@
 //!
 //! # Hush
 //! A goroutine in `runnext` is an exception: its waker is probably about to park and to run it itself, and a thread
-//! that is woken for it comes too late. When searches have found nothing [`HUSH`] times in a row, nobody is woken for
+//! that is woken for it comes too late. When searches have found nothing [`SUPPRESSION`] times in a row, nobody is woken for
 //! a goroutine that is alone in `runnext`, and it keeps nobody from sleeping. Its owner runs it at the next switch; if
 //! that computes instead, sysmon notices and wakes a thread. The first search that finds something ends the hush.
 //!
@@ -33,7 +33,7 @@
 use crate::shim::{AtomicU32, Ordering, full_fence};
 
 /// Searches in a row that found nothing, after which there is hush.
-const HUSH: u32 = 4;
+const SUPPRESSION: u32 = 4;
 
 /// The counters.
 pub(crate) struct Idle {
@@ -103,16 +103,16 @@ impl Idle {
         let before = self.fruitless.load(Ordering::Relaxed);
         let now = if found { 0 } else { before + 1 };
         // Threads may overwrite each other's count: it is a hint.
-        if now != before && now <= HUSH {
+        if now != before && now <= SUPPRESSION {
             self.fruitless.store(now, Ordering::Relaxed);
         }
-        now == HUSH && before != HUSH
+        now == SUPPRESSION && before != SUPPRESSION
     }
 
     /// Whether one that is alone in `runnext` is left to its owner.
     #[inline]
-    pub(crate) fn is_hushed(&self) -> bool {
-        self.fruitless.load(Ordering::Relaxed) >= HUSH
+    pub(crate) fn is_suppressed(&self) -> bool {
+        self.fruitless.load(Ordering::Relaxed) >= SUPPRESSION
     }
 
     pub(crate) fn idle_ps(&self) -> u32 {

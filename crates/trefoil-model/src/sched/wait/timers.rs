@@ -1,6 +1,6 @@
 //! `sched/timers.rs` as seen from outside: settings that may fire at any time after they were made.
 
-use super::Rt;
+use crate::sched::Rt;
 use crate::sys::clock::Nanos;
 use loom::sync::Mutex;
 use std::time::Instant;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   locked goroutine leaves ─▶ its thread's context: P away, sleep ([`wait_for_g`])
-//!   another thread takes it from a queue ─▶ P and goroutine to that thread ([`send_home`])
+//!   another thread takes it from a queue ─▶ P and goroutine to that thread ([`hand_to_locked_m`])
 //! ```
 //!
 //! `flag::LOCKED` on its P keeps the fast path of `switch.rs` away: a locked goroutine never switches to
@@ -15,11 +15,11 @@
 //! Invariant 1: `g.locked` and `m.locked` point at each other, are written by the goroutine itself, and
 //! outlive its parks.
 
-use super::Sched;
-use super::find::LAST_NAP;
-use super::g::G;
-use super::m::{M, Rt};
-use super::p::{P, flag};
+use crate::sched::Sched;
+use crate::sched::g::G;
+use crate::sched::m::{M, Rt};
+use crate::sched::p::{P, flag};
+use crate::sched::search::find::LAST_NAP;
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
@@ -69,10 +69,10 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
         let handed = m.handed.take();
         let over = ended || sched.is_stopped_for_good(&mut central);
         if over {
-            central.remove_home(m);
+            central.remove_locked_m(m);
         }
         if handed.is_none() && !over && !m.listed.get() {
-            central.push_home(m);
+            central.push_locked_m(m);
         }
         drop(central);
         if let Some(wake) = wake {
@@ -92,7 +92,7 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
 }
 
 /// `g`, taken from a queue, belongs to another thread: that one gets it, and our P.
-pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
+pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, home: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
     // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
@@ -102,16 +102,16 @@ pub(crate) fn send_home(rt: Rt, g: &'static G, home: &'static M) {
     }
     let Some(p) = m.p.take() else { return };
     p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
-    central.remove_home(home);
+    central.remove_locked_m(home);
     home.chosen.set(Some(g));
     home.handed.set(Some(p));
     drop(central);
-    home.rouse();
+    home.wake();
 }
 
 impl Sched {
     /// Whether `g` may run on `m`, or where else.
-    pub(crate) fn home_of(&self, g: &G, m: &M) -> Option<&'static M> {
+    pub(crate) fn locked_m_of(&self, g: &G, m: &M) -> Option<&'static M> {
         g.locked.get().filter(|home| !std::ptr::eq(*home, m))
     }
 }

@@ -4,9 +4,9 @@
 //! owner waits. The last access of an ending goroutine is the one that brings it to zero; waking the
 //! owner uses only the word read before.
 
-use super::m::Rt;
-use super::reason::WaitReason;
-use super::wait;
+use crate::sched::m::Rt;
+use crate::sched::wait;
+use crate::sched::wait::reason::WaitReason;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Set in `running` once the owner has entered its final wait; then `owner` is valid.

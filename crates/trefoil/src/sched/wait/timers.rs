@@ -2,7 +2,7 @@
 //!
 //! Timers are put into the heap of the P that runs the goroutine which sets them. They are run by
 //! whoever holds that P between goroutines, by thieves (also for idle Ps), and, when all threads sleep,
-//! by the **keeper**: the one idle thread that sleeps only until the earliest timer of all Ps
+//! by the **idle poller**: the one idle thread that sleeps only until the earliest timer of all Ps
 //! (`central.rs`).
 //!
 //! # Lazy deletion
@@ -17,10 +17,10 @@
 //! 1. `next` is the time of the heap's first entry (`NEVER` if empty), written under the lock.
 //! 2. Nothing under the lock allocates from malloc, wakes, or runs user code.
 
-use super::Sched;
-use super::heap::{Heap, Timed};
-use super::m::Rt;
-use super::wait::Waiter;
+use crate::sched::Sched;
+use crate::sched::m::Rt;
+use crate::sched::wait::Waiter;
+use crate::sched::wait::heap::{Heap, Timed};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::Lock;
@@ -222,12 +222,12 @@ impl Sched {
 
     /// A timer became the first of its P: some thread must be awake by then.
     fn see_to_timer(&self, when: Nanos) {
-        // The barrier pairs with those of the keeper and of sysmon: they see the timer, or we see their time.
+        // The barrier pairs with those of the idle poller and of sysmon: they see the timer, or we see their time.
         full_fence();
         if self.idle.idle_ps() == 0 {
             self.sysmon.see_to_timer(when);
-        } else if when < self.keeper_until.load(Ordering::Relaxed) {
-            self.hurry_keeper();
+        } else if when < self.idle_poller_until.load(Ordering::Relaxed) {
+            self.wake_idle_poller();
         }
     }
 

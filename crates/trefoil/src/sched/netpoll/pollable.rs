@@ -23,7 +23,7 @@
 //! for. A P without work looks into its own shard, so goroutines, their stacks and the kernel's sockets stay with
 //! one CPU; into others' shards only in a thief's last sweep (`find.rs`). With one instance for all, whoever looked
 //! first took everybody's goroutines: an echo on two Ps was 1.3 times as fast as on one, not 1.7 times.
-//! The keeper and sysmon wait for all shards at once.
+//! The idle poller and sysmon wait for all shards at once.
 //!
 //! Invariants:
 //! 1. The memory of a Pollable is never freed, only reused; `tag` is its generation, and every event carries
@@ -31,14 +31,14 @@
 //!    dropped.
 //! 2. Everything in `Inner` is behind the lock. Nobody is woken under it.
 //! 3. `waiters` of a [`Shard`] counts goroutines that sleep for its descriptors. While there are any and a P is idle,
-//!    the keeper is blocked there, or was called: by the first who waits, or, if no P was idle then, by whoever makes
-//!    one idle (`Sched::lie_down`, `Sched::hand_off`).
+//!    the idle poller is blocked there, or was called: by the first who waits, or, if no P was idle then, by whoever makes
+//!    one idle (`Sched::enter_idle`, `Sched::hand_off`).
 
-use super::Sched;
-use super::m::Rt;
-use super::queue::{Batch, List, Node, Slept};
-use super::reason::WaitReason;
-use super::sysmon::Sysmon;
+use crate::sched::Sched;
+use crate::sched::m::Rt;
+use crate::sched::monitor::sysmon::Sysmon;
+use crate::sched::wait::list::{Batch, List, Node, Slept};
+use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::{self, Epoll, Event};
 use crate::sys::lock::Lock;
@@ -68,7 +68,7 @@ pub(crate) struct Poller {
     /// Next in [`UNUSED`], under its lock.
     next_unused: AtomicPtr<Poller>,
     opening: Lock<()>,
-    /// The shards where the keeper is blocked in the kernel, a bit each: nobody else needs to look there.
+    /// The shards where the idle poller is blocked in the kernel, a bit each: nobody else needs to look there.
     blocked: AtomicU32,
 }
 
@@ -223,7 +223,7 @@ impl Poller {
         (0..SHARDS).filter(open).fold(0, |bits, i| bits | 1 << i)
     }
 
-    /// Whether the keeper is blocked in the kernel here.
+    /// Whether the idle poller is blocked in the kernel here.
     pub(crate) fn is_slept_in(&self) -> bool {
         self.blocked.load(Ordering::Relaxed) != 0
     }
@@ -278,12 +278,12 @@ impl Poller {
         ready
     }
 
-    /// Whether somebody waits in a shard where the keeper does not: it was opened after he fell asleep.
-    pub(crate) fn has_unkept(&self) -> bool {
+    /// Whether somebody waits in a shard where the idle poller does not: it was opened after he fell asleep.
+    pub(crate) fn has_unwatched_shard(&self) -> bool {
         self.shards.iter().any(|shard| shard.is_wanted() && !self.is_kept(shard))
     }
 
-    /// Whether the keeper will see what comes into `shard`.
+    /// Whether the idle poller will see what comes into `shard`.
     fn is_kept(&self, shard: &Shard) -> bool {
         self.blocked.load(Ordering::Relaxed) & self.bit_of(shard) != 0
     }
@@ -519,7 +519,7 @@ impl Pollable {
     #[cfg(feature = "std")]
     fn arm(&'static self, sched: &Sched, fd: RawFd, side: Side) -> io::Result<&'static Shard> {
         let shard = self.home_in(sched)?;
-        let known = super::queue::inside(|_| {
+        let known = crate::sched::wait::list::inside(|_| {
             // Under the lock: of two who arm, the second one knows of the first.
             let mut inner = self.inner.lock();
             inner.armed[side as usize] += 1;
@@ -536,7 +536,7 @@ impl Pollable {
 
     #[cfg(feature = "std")]
     fn disarm(&self, side: Side) {
-        super::queue::inside(|_| self.inner.lock().armed[side as usize] -= 1);
+        crate::sched::wait::list::inside(|_| self.inner.lock().armed[side as usize] -= 1);
     }
 
     /// The descriptor is about to be closed, or is closed: ends all waits. `here` is where the caller is.
@@ -576,12 +576,12 @@ impl Pollable {
             // Release: who takes it sees its `noted_next`.
             _ = NOTED.fetch_update(Ordering::Release, Ordering::Relaxed, push);
         }
-        super::deferred::call_helper();
+        crate::sched::wait::deferred::call_helper();
     }
 
     /// On a helper thread: interrupts those that were noted.
     #[cfg(feature = "std")]
-    pub(super) fn deliver_interrupts() {
+    pub(crate) fn deliver_interrupts() {
         if NOTED.load(Ordering::Relaxed).is_null() {
             return;
         }
@@ -670,7 +670,9 @@ impl Pollable {
         let poller = sched.poller;
         match self.home_of(poller) {
             Some(shard) => Ok(shard),
-            None => poller.open(super::queue::inside(|here| here.map_or(0, |rt| rt.p().id))),
+            None => {
+                poller.open(crate::sched::wait::list::inside(|here| here.map_or(0, |rt| rt.p().id)))
+            }
         }
     }
 
@@ -695,7 +697,7 @@ impl Pollable {
 
     /// Until when calls on this side may wait; those who wait look again.
     pub(crate) fn set_deadline(&self, side: Side, deadline: Nanos) {
-        super::queue::inside(|here| {
+        crate::sched::wait::list::inside(|here| {
             let woken = {
                 let mut inner = self.inner.lock();
                 self.sides[side as usize].deadline.store(deadline, Ordering::Relaxed);
@@ -707,7 +709,7 @@ impl Pollable {
 
     /// Those who wait look again.
     pub(crate) fn nudge(&self) {
-        super::queue::inside(|here| {
+        crate::sched::wait::list::inside(|here| {
             for side in [Side::Read, Side::Write] {
                 let woken = {
                     let mut inner = self.inner.lock();
@@ -729,7 +731,7 @@ impl Pollable {
 
     /// Everybody who waits gives up, now and in future.
     pub(crate) fn close(&self) {
-        super::queue::inside(|here| {
+        crate::sched::wait::list::inside(|here| {
             let (readers, writers) = {
                 let mut inner = self.inner.lock();
                 inner.closed = true;
@@ -775,7 +777,7 @@ pub(crate) fn wait_for_any(sched: &Sched, all: &[Watched], limit: Nanos) -> io::
         used.for_each(|(_, shard)| f(shard));
     };
     each_shard(&|shard| shard.count_waiter(sched));
-    super::queue::sleep_in_any(
+    crate::sched::wait::list::sleep_in_any(
         &nodes,
         WaitReason::IoWait,
         limit,

@@ -1,0 +1,3 @@
+//! Waiting for descriptors.
+
+pub(crate) mod pollable;

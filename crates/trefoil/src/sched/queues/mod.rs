@@ -1,0 +1,4 @@
+//! Where runnable goroutines wait.
+
+pub(crate) mod central;
+pub(crate) mod runq;
