@@ -1,8 +1,8 @@
 //! Checks of a channel (`chan/core.rs`, `queue.rs`, `buffer.rs`, `handle.rs`): sends, receives, closes and
 //! deadlines meet in every order.
 //!
-//! Cells of nodes, lists and buffers are loom's, so one that is touched outside of the lock, or read before
-//! the wake-up that publishes it, is reported as a data race. A lost wake-up is a deadlock.
+//! The cells of nodes, lists and buffers are loom's: loom reports a data race if one is used outside of
+//! the lock, or read before the wake-up that publishes it. A lost wake-up is a deadlock.
 
 use crate::chan::{Failed, Receiver, Sender, bounded, unbounded};
 use crate::explore::{Bound, explore, must_fail};
@@ -35,7 +35,7 @@ fn sends(number: usize, ends: &Ends, value: u32) -> loom::thread::JoinHandle<boo
     })
 }
 
-/// A send meets a receive: directly, through the buffer, or one waits for the other.
+/// A send meets a receive: directly, through the buffer, or after one has waited.
 pub fn send_against_recv() {
     for cap in [0, 1] {
         explore(Bound::All, move || {
@@ -43,12 +43,12 @@ pub fn send_against_recv() {
             let sender = sends(1, &ends, 7);
             assert_eq!(ends.1.recv(NEVER), Ok(7));
             assert!(sender.join().unwrap());
-            ends.1.nobody_waits();
+            ends.1.assert_no_waiters();
         });
     }
 }
 
-/// Two senders and a receiver of both; with one place in the buffer the second's value takes the first's.
+/// Two senders and one receiver, with and without a buffer.
 pub fn two_senders() {
     for cap in [0, 1] {
         explore(Bound::All, move || {
@@ -57,13 +57,13 @@ pub fn two_senders() {
             let got = [ends.1.recv(NEVER), ends.1.recv(NEVER)];
             assert!(got == [Ok(1), Ok(2)] || got == [Ok(2), Ok(1)], "{got:?}");
             assert!(senders.map(|s| s.join().unwrap()) == [true; 2]);
-            ends.1.nobody_waits();
+            ends.1.assert_no_waiters();
         });
     }
 }
 
-/// One sender's values come in their order, whoever waits for whom.
-pub fn order_of_a_sender() {
+/// The values of one sender arrive in their order, whichever side waits.
+pub fn values_of_one_sender_stay_in_order() {
     explore(Bound::All, || {
         let ends = channel(1);
         let sender = go(1, AsWritten, {
@@ -78,7 +78,7 @@ pub fn order_of_a_sender() {
 }
 
 /// A close comes between a send and a receive: the value is received or comes back, never both, never
-/// neither; and everybody is woken.
+/// neither; and all waiters are woken.
 pub fn close_against_send_and_recv() {
     for cap in [0, 1] {
         explore(Bound::All, move || {
@@ -92,17 +92,17 @@ pub fn close_against_send_and_recv() {
             let sent = sender.join().unwrap();
             closer.join().unwrap();
             if got.is_err() {
-                // The end is the end.
+                // A closed channel stays closed.
                 got = ends.1.recv(NEVER);
                 assert_eq!(got, Err(Failed::Closed));
             }
             assert_eq!(got.is_ok(), sent, "sent and lost, or refused and received");
-            ends.1.nobody_waits();
+            ends.1.assert_no_waiters();
         });
     }
 }
 
-/// A receiver's time is up while a sender comes.
+/// A receiver's deadline passes while a sender sends.
 pub fn deadline_against_send() {
     explore(Bound::Preemptions(3), || {
         let ends = channel(0);
@@ -111,7 +111,7 @@ pub fn deadline_against_send() {
             move || ends.0.try_send(7).is_ok()
         });
         let clock = go(2, AsWritten, time_passes);
-        // Comes for sure, if nobody else does.
+        // Ends the wait if neither the sender nor the deadline does.
         let closer = go(3, AsWritten, {
             let ends = ends.clone();
             move || ends.0.close()
@@ -121,12 +121,12 @@ pub fn deadline_against_send() {
         clock.join().unwrap();
         closer.join().unwrap();
         assert_eq!(got == Ok(7), sent, "sent and lost, or received without a sender");
-        ends.1.nobody_waits();
+        ends.1.assert_no_waiters();
     });
 }
 
-/// A deadline that belongs to a wait which is over does not end the next one.
-pub fn stale_deadline() {
+/// The deadline of a wait that has ended does not end the next wait.
+pub fn stale_deadline_ends_no_later_wait() {
     explore(Bound::All, || {
         let ends = channel(0);
         let sender = go(1, AsWritten, {
@@ -134,10 +134,10 @@ pub fn stale_deadline() {
             move || [7, 8].map(|n| ends.0.send(n, NEVER))
         });
         let first = ends.1.recv(SOON);
-        assert_eq!(first, Ok(7), "nobody has looked at the clock");
-        // The first wait is over, if it was one; from now on its deadline may pass at any time.
+        assert_eq!(first, Ok(7), "no deadline has passed yet");
+        // The first wait has ended; from now on its deadline may pass at any time.
         let late = go(2, AsWritten, time_passes);
-        // A limit again, so that this wait can be claimed, too.
+        // A select, so that this wait can be claimed as well.
         let second = crate::chan::select::run(
             [crate::chan::select::Case::Recv(&ends.1)],
             crate::chan::select::Wait::ForEver,
@@ -145,11 +145,11 @@ pub fn stale_deadline() {
         assert_eq!(second.value(), Some(8));
         late.join().unwrap();
         assert!(sender.join().unwrap().iter().all(Result::is_ok));
-        ends.1.nobody_waits();
+        ends.1.assert_no_waiters();
     });
 }
 
-/// `try_recv` says "closed" only when nothing is left.
+/// `try_recv` returns "closed" only when the buffer is empty.
 pub fn try_recv_against_close() {
     explore(Bound::All, || {
         let ends = channel(1);
@@ -170,9 +170,9 @@ pub fn try_recv_against_close() {
     });
 }
 
-/// The last ends of both sides are dropped at once, with a value on the way: it is dropped once, and the
-/// channel is freed once, by one who sees what the other did.
-pub fn last_ends_are_dropped() {
+/// The last handles of both sides are dropped at once, with a value in the channel. The value is dropped
+/// once, and the channel is freed once, by a thread that sees what the other did.
+pub fn last_handles_are_dropped_at_once() {
     for tx_rx in [bounded::<Arc<()>> as fn(usize) -> _, |_| unbounded::<Arc<()>>()] {
         explore(Bound::All, move || {
             i_am(0, AsWritten);
@@ -191,23 +191,26 @@ pub fn last_ends_are_dropped() {
     }
 }
 
-/// Teeth: a lock that lets everybody in.
-pub fn teeth_no_lock() {
+/// Mutation check: a lock that excludes no thread.
+pub fn detects_missing_lock() {
     must_fail(Mutation::Broken(Part::ChannelLock), send_against_recv);
 }
 
-/// Teeth: the deadline wins though a sender has.
-pub fn teeth_claimed_twice() {
+/// Mutation check: the deadline claims a wait that a sender has claimed.
+pub fn detects_double_claim() {
     must_fail(Mutation::Broken(Part::Claim), deadline_against_send);
 }
 
-/// Teeth: waits without numbers.
-pub fn teeth_stale_deadline() {
-    must_fail(Mutation::Broken(Part::WaitNumber), stale_deadline);
+/// Mutation check: waits without numbers.
+pub fn detects_stale_deadline() {
+    must_fail(Mutation::Broken(Part::WaitNumber), stale_deadline_ends_no_later_wait);
 }
 
-/// Teeth: without Release and Acquire between the last handles, the one that frees does not see what the
+/// Mutation check: without Release and Acquire between the last handles, the one that frees does not see what the
 /// other did.
-pub fn teeth_unordered_free() {
-    must_fail(Mutation::Everywhere("handle.rs", Op::Change, Half::Acquire), last_ends_are_dropped);
+pub fn detects_unordered_free() {
+    must_fail(
+        Mutation::Everywhere("handle.rs", Op::Change, Half::Acquire),
+        last_handles_are_dropped_at_once,
+    );
 }

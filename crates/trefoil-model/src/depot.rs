@@ -19,7 +19,7 @@ struct Stack {
     number: usize,
     next: UnsafeCell<Option<NonNull<Stack>>>,
     batch: UnsafeCell<Option<BatchLinks<Stack>>>,
-    /// What a goroutine writes there.
+    /// Memory that a goroutine writes to.
     memory: UnsafeCell<usize>,
 }
 
@@ -31,7 +31,7 @@ unsafe impl Send for Stack {}
 // SAFETY: getters return what setters stored.
 unsafe impl Node for Stack {
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: stacks live in a World that every thread keeps; loom checks the access.
+        // SAFETY: stacks live in a Model that every thread keeps; loom checks the access.
         unsafe { this.as_ref().next.with(|next| *next) }
     }
     unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>) {
@@ -48,19 +48,19 @@ unsafe impl Node for Stack {
     }
 }
 
-/// The most the depot may hold.
+/// The number of stacks that the pool may hold.
 const MAX: usize = 3;
 
-struct World {
+struct Model {
     depot: Depot<Stack>,
     stacks: Vec<Stack>,
-    /// The second choice: numbers from here on were never used.
+    /// Stacks from this number on were never used; the second choice.
     fresh: AtomicUsize,
 }
 
-impl World {
-    fn new(stacks: usize) -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new(stacks: usize) -> Arc<Model> {
+        Arc::new(Model {
             depot: Depot::new(Lock::new(Shelf::new())),
             stacks: (0..stacks)
                 .map(|number| Stack {
@@ -78,20 +78,20 @@ impl World {
     fn batch(&self, numbers: impl IntoIterator<Item = usize>) -> Batch<Stack> {
         let mut batch = Batch::new();
         for number in numbers {
-            // SAFETY: the caller's, as it says; loom checks.
+            // SAFETY: the caller owns these stacks; loom checks it.
             unsafe { batch.push(NonNull::from(&self.stacks[number])) };
         }
         batch
     }
 
-    /// A stack that was never used, if there is one left.
+    /// Takes a stack that was never used, if one is left.
     fn fresh(&self) -> Option<NonNull<Stack>> {
         let take = |n: usize| (n < self.stacks.len()).then_some(n + 1);
         let n = self.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(NonNull::from(&self.stacks[n]))
     }
 
-    /// Gives a batch to the depot, looking at its bound; returns what did not fit.
+    /// Gives a batch to the pool within its bound; returns what did not fit.
     fn give(&self, batch: Batch<Stack>) -> Batch<Stack> {
         let back = self.depot.put(batch, MAX).unwrap_or(Batch::new());
         assert!(self.depot.len() <= MAX, "over the bound");
@@ -101,14 +101,14 @@ impl World {
 
 /// Writes to the stack's memory, as its goroutine would. Returns its number.
 fn run_on(stack: NonNull<Stack>) -> usize {
-    // SAFETY: stacks live in a World that every thread keeps.
+    // SAFETY: stacks live in a Model that every thread keeps.
     let stack = unsafe { stack.as_ref() };
-    // SAFETY: loom checks that nobody else accesses it now.
+    // SAFETY: loom reports any concurrent access.
     stack.memory.with_mut(|memory| unsafe { *memory += 1 });
     stack.number
 }
 
-/// Uses every stack of a batch, and tells their numbers.
+/// Uses every stack of a batch and returns their numbers.
 fn numbers(batch: &mut Batch<Stack>) -> Vec<usize> {
     let len = batch.len();
     let numbers: Vec<_> = std::iter::from_fn(|| batch.pop()).map(run_on).collect();
@@ -116,66 +116,66 @@ fn numbers(batch: &mut Batch<Stack>) -> Vec<usize> {
     numbers
 }
 
-/// Two caches spill half of theirs and refill, the depot being too small for both.
+/// Two caches spill half of their stacks and refill; the pool is too small for both.
 ///
-/// Race: both put, both take, and one's batch goes back through the other's hands. No stack is
+/// Race: both put, both take, and a batch of one cache returns through the other. No stack is
 /// handed out twice (data race on its memory), none is lost, the bound holds at every moment.
 pub fn two_caches_trade_batches() {
     explore(Bound::All, || {
-        let world = World::new(6);
-        let trader = |world: &World, first: usize| {
-            let mut cache = world.batch(first..first + 3);
+        let model = Model::new(6);
+        let trader = |model: &Model, first: usize| {
+            let mut cache = model.batch(first..first + 3);
             let spilled = cache.split_off(1);
-            cache.append(world.give(spilled));
-            if let Ok(batch) = world.depot.take_or_else(2, || ()) {
+            cache.append(model.give(spilled));
+            if let Ok(batch) = model.depot.take_or_else(2, || ()) {
                 cache.append(batch);
             }
             numbers(&mut cache)
         };
         let other = thread::spawn({
-            let world = world.clone();
-            move || trader(&world, 3)
+            let model = model.clone();
+            move || trader(&model, 3)
         });
-        let mut all = trader(&world, 0);
+        let mut all = trader(&model, 0);
         all.extend(other.join().unwrap());
-        if let Ok(mut rest) = world.depot.take_or_else(usize::MAX, || ()) {
+        if let Ok(mut rest) = model.depot.take_or_else(usize::MAX, || ()) {
             all.extend(numbers(&mut rest));
         }
-        assert_eq!(world.depot.len(), 0);
+        assert_eq!(model.depot.len(), 0);
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2, 3, 4, 5], "lost or handed out twice");
     });
 }
 
-/// One takes single stacks out of a batch while the other takes and gives whole ones.
+/// One thread takes single stacks out of a batch while the other takes and gives whole batches.
 ///
 /// Race: `take_one` takes the head of a batch, and with it the batch's links, which move to the next
 /// node.
 pub fn single_stacks_and_batches() {
     explore(Bound::All, || {
-        let world = World::new(5);
-        let left = world.give(world.batch(0..3));
+        let model = Model::new(5);
+        let left = model.give(model.batch(0..3));
         assert!(left.is_empty());
         let other = thread::spawn({
-            let world = world.clone();
+            let model = model.clone();
             move || {
                 let mut taken = Vec::new();
                 for _ in 0..2 {
-                    taken.extend(world.depot.take_one_or_else(|| ()).ok().map(run_on));
+                    taken.extend(model.depot.take_one_or_else(|| ()).ok().map(run_on));
                 }
                 taken
             }
         });
-        let mut cache = world.batch(3..5);
-        if let Ok(batch) = world.depot.take_or_else(2, || ()) {
+        let mut cache = model.batch(3..5);
+        if let Ok(batch) = model.depot.take_or_else(2, || ()) {
             cache.append(batch);
         }
         let spilled = cache.split_off(1);
-        let mut back = world.give(spilled);
+        let mut back = model.give(spilled);
         let mut all = numbers(&mut cache);
         all.extend(numbers(&mut back));
         all.extend(other.join().unwrap());
-        if let Ok(mut rest) = world.depot.take_or_else(usize::MAX, || ()) {
+        if let Ok(mut rest) = model.depot.take_or_else(usize::MAX, || ()) {
             all.extend(numbers(&mut rest));
         }
         all.sort_unstable();
@@ -183,48 +183,48 @@ pub fn single_stacks_and_batches() {
     });
 }
 
-/// Uses a stack and gives it back. There are as many stacks as users, so there must be one.
-fn use_one(world: &World) {
-    let got = world.depot.take_one_or_else(|| world.fresh()).map_or_else(|fresh| fresh, Some);
-    let stack = got.expect("as many stacks as users, and none to be had");
+/// Uses a stack and gives it back. There are as many stacks as users, so one is available.
+fn use_one(model: &Model) {
+    let got = model.depot.take_one_or_else(|| model.fresh()).map_or_else(|fresh| fresh, Some);
+    let stack = got.expect("as many stacks as users, but none is available");
     run_on(stack);
     let mut batch = Batch::new();
-    // SAFETY: taken above, so ours.
+    // SAFETY: taken above, so this thread owns it.
     unsafe { batch.push(stack) };
-    assert!(world.give(batch).is_empty());
+    assert!(model.give(batch).is_empty());
 }
 
-/// A stack is in the depot or among the fresh ones; who looks at both finds it (invariant 4).
+/// A thread that checks the pool and the fresh stacks finds one (invariant 4).
 ///
-/// Race: the depot is empty when one looks; then another takes the last fresh stack, uses it and
-/// puts it into the depot; then there is no fresh one. Nobody may come away with nothing, because
-/// each has reserved a stack.
+/// Race: a thread finds the pool empty; then another takes the last fresh stack, uses it and puts it
+/// into the pool; then no fresh stack is left. Each thread has reserved a stack, so each must
+/// find one.
 pub fn reserved_stack_is_always_found() {
     explore(Bound::All, || {
-        let world = World::new(2);
+        let model = Model::new(2);
         let other = thread::spawn({
-            let world = world.clone();
+            let model = model.clone();
             move || {
-                use_one(&world);
-                use_one(&world);
+                use_one(&model);
+                use_one(&model);
             }
         });
-        use_one(&world);
+        use_one(&model);
         other.join().unwrap();
     });
 }
 
-/// Teeth: a batch that is used after it was given away.
-pub fn teeth_used_after_given() {
+/// Mutation check: a batch that is used after it was given away.
+pub fn detects_use_after_give() {
     let broken = || {
         explore(Bound::All, || {
-            let world = World::new(1);
+            let model = Model::new(1);
             let other = thread::spawn({
-                let world = world.clone();
-                move || world.depot.take_one_or_else(|| ()).ok().map(run_on)
+                let model = model.clone();
+                move || model.depot.take_one_or_else(|| ()).ok().map(run_on)
             });
-            assert!(world.give(world.batch([0])).is_empty());
-            run_on(NonNull::from(&world.stacks[0]));
+            assert!(model.give(model.batch([0])).is_empty());
+            run_on(NonNull::from(&model.stacks[0]));
             other.join().unwrap();
         });
     };

@@ -1,4 +1,4 @@
-//! How a check is run: through all interleavings, or until the first that fails.
+//! Runs a check through its interleavings, until the first that fails.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::shim::{Half, Mutation, Site, mutated, sites_of};
 
-/// How much is explored.
+/// Which interleavings are explored.
 #[derive(Clone, Copy)]
 pub(crate) enum Bound {
     /// Every interleaving.
     All,
-    /// Those with at most so many preemptions.
+    /// Those with at most this number of preemptions.
     Preemptions(usize),
 }
 
 /// Runs `model` in every interleaving within the bound; panics in the first that fails.
 pub(crate) fn explore(bound: Bound, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    // Ours, not the environment's: a run must mean the same everywhere.
+    // Do not read loom's environment variables: a run must mean the same everywhere.
     builder.preemption_bound = match bound {
         Bound::All => None,
         Bound::Preemptions(n) => Some(n),
@@ -39,27 +39,27 @@ pub(crate) fn explore(bound: Bound, model: impl Fn() + Sync + Send + 'static) {
     assert!(runs > 1, "nothing was concurrent");
 }
 
-/// Runs a check that is broken so, and panics unless it fails for a reason of the protocol.
+/// Runs a check with a mutation, and panics unless loom finds the defect.
 ///
 /// # Panics
 /// If the broken variant passes, or merely runs too long.
 pub(crate) fn must_fail(mutation: Mutation, check: impl FnOnce()) {
-    match fate(mutation, check) {
-        Ok(()) => panic!("{mutation:?} was not noticed: the check has no teeth"),
+    match outcome(mutation, check) {
+        Ok(()) => panic!("{mutation:?} was not detected"),
         Err(why) => {
-            println!("noticed: {why}");
+            println!("detected: {why}");
             assert!(!why.contains("exceeded"), "ran too long instead of failing: {why}");
         }
     }
 }
 
-fn fate(mutation: Mutation, check: impl FnOnce()) -> Result<(), String> {
+fn outcome(mutation: Mutation, check: impl FnOnce()) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| mutated(mutation, check))).map_err(|why| text(&*why))
 }
 
-/// Takes away half of each ordering in turn and prints which ones `check` notices.
+/// Takes away half of each ordering in turn and prints which of them `check` detects.
 ///
-/// One that goes unnoticed is stronger than this check needs. It is no proof that it is too strong.
+/// An ordering that survives is stronger than this check needs. That is no proof that it is too strong.
 pub(crate) fn sweep(check: fn()) {
     for site in sites_of(check) {
         for half in [Half::Acquire, Half::Release] {
@@ -67,9 +67,9 @@ pub(crate) fn sweep(check: fn()) {
             if !has(order, half) || !file.contains("trefoil/src") {
                 continue;
             }
-            let fate = fate(Mutation::At(site, half), check);
-            let noticed = if fate.is_err() { "NOTICED " } else { "survives" };
-            eprintln!("{noticed} {file}:{line} {op:?} {order:?} without {half:?}");
+            let outcome = outcome(Mutation::At(site, half), check);
+            let verdict = if outcome.is_err() { "DETECTED" } else { "survives" };
+            eprintln!("{verdict} {file}:{line} {op:?} {order:?} without {half:?}");
         }
     }
 }

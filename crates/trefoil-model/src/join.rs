@@ -1,7 +1,7 @@
-//! Checks of the join cell (`sched/join.rs`).
+//! Checks of the join cell (`sched/goroutine/join.rs`).
 //!
-//! The result is a loom cell, so a result read without its write being visible is reported as a
-//! data race; and so is a result that both parties believe to own.
+//! The result is a loom cell, so loom reports a data race if a result is read before its write is
+//! visible, or if both parties take it for theirs.
 
 use std::sync::Arc;
 
@@ -13,47 +13,48 @@ use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::join_rs::{Completed, Detached, JoinCell};
 use crate::shim::{Half, Mutation, Op};
 
-/// Any waiter; the cell does not look inside.
+/// Any waiter; the cell does not dereference it.
 const WAITER: usize = 0x1000;
 
-struct World {
+struct Model {
     cell: JoinCell,
     /// The result: its owner writes to it.
     result: UnsafeCell<u32>,
     /// The rest of the G's memory, likewise.
     g: UnsafeCell<u32>,
-    /// What the holder did before it waited or went away; the goroutine's end may rely on it.
+    /// What the handle's owner did before it waited or dropped the handle. The goroutine's end may rely on
+    /// it.
     before: UnsafeCell<u32>,
-    /// Where the holder sleeps: true when woken.
-    bed: Mutex<bool>,
+    /// Whether the sleeping owner of the handle was woken.
+    is_woken: Mutex<bool>,
     woken: Condvar,
 }
 
 // SAFETY: loom checks that accesses to the cell are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-impl World {
-    fn new() -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new() -> Arc<Model> {
+        Arc::new(Model {
             cell: JoinCell::new(),
             result: UnsafeCell::new(0),
             g: UnsafeCell::new(0),
             before: UnsafeCell::new(0),
-            bed: Mutex::new(false),
+            is_woken: Mutex::new(false),
             woken: Condvar::new(),
         })
     }
 
-    /// The goroutine: result, destructors, end, and what follows from it. Returns whether it owned the result, and
-    /// whether it owned the G in the end.
+    /// Runs the goroutine: result, destructors, end. Returns whether it owned the result, and whether it
+    /// owned the G at the end.
     fn run(&self) -> (bool, bool) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.result.with_mut(|r| unsafe { *r = 42 });
         let dropped = !self.cell.store_result();
         if dropped {
-            self.see_holder();
+            self.check_owner_is_visible();
             self.take_result();
         }
         self.use_g();
@@ -61,13 +62,13 @@ impl World {
             Completed::Kept => false,
             Completed::Wake(waiter) => {
                 assert_eq!(waiter, WAITER);
-                self.see_holder();
-                *self.bed.lock().unwrap() = true;
+                self.check_owner_is_visible();
+                *self.is_woken.lock().unwrap() = true;
                 self.woken.notify_one();
                 false
             }
             Completed::Unwanted => {
-                self.see_holder();
+                self.check_owner_is_visible();
                 self.use_g();
                 true
             }
@@ -75,13 +76,13 @@ impl World {
         (dropped, freed)
     }
 
-    /// The goroutine until its end, and then the owner of the G.
+    /// Uses the G's memory, as the goroutine does until its end and the owner of the G after it.
     fn use_g(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.g.with_mut(|g| unsafe { *g += 1 });
     }
 
-    /// The handle is dropped. Returns as `run` does.
+    /// Drops the handle. Returns the same as `run`.
     fn drop_handle(&self) -> (bool, bool) {
         self.do_before();
         match self.cell.detach() {
@@ -102,29 +103,29 @@ impl World {
         }
     }
 
-    /// The holder does something, and then waits or goes away.
+    /// What the handle's owner does before it waits or drops the handle.
     fn do_before(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.before.with_mut(|b| unsafe { *b = 1 });
     }
 
-    fn see_holder(&self) {
-        // SAFETY: loom checks that nobody writes it now.
+    fn check_owner_is_visible(&self) {
+        // SAFETY: loom reports any concurrent write.
         assert_eq!(self.before.with(|b| unsafe { *b }), 1);
     }
 
-    /// The owner takes the result.
+    /// Takes the result, as its owner.
     fn take_result(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         let result = self.result.with_mut(|r| unsafe { std::mem::take(&mut *r) });
         assert_eq!(result, 42, "no result, or taken twice");
     }
 
-    /// The holder joins.
+    /// Joins the goroutine.
     fn join(&self) {
         self.do_before();
         if self.cell.wait(WAITER) {
-            let mut woken = self.bed.lock().unwrap();
+            let mut woken = self.is_woken.lock().unwrap();
             while !*woken {
                 woken = self.woken.wait(woken).unwrap();
             }
@@ -135,18 +136,22 @@ impl World {
     }
 }
 
-/// The goroutine ends while the holder goes to sleep.
+/// The goroutine ends while the joining thread goes to sleep.
 ///
 /// Race: `complete` finds no waiter just before `wait` stores it. A lost wake-up is a deadlock.
 pub fn complete_against_wait() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let goroutine = thread::spawn({
-            let world = world.clone();
-            move || world.run()
+            let model = model.clone();
+            move || model.run()
         });
-        world.join();
-        assert_eq!(goroutine.join().unwrap(), (false, false), "the holder owns result and G");
+        model.join();
+        assert_eq!(
+            goroutine.join().unwrap(),
+            (false, false),
+            "the handle owns the result and the G"
+        );
     });
 }
 
@@ -155,44 +160,44 @@ pub fn complete_against_wait() {
 /// Race: both, or neither, believe that the other will free the result.
 pub fn complete_against_detach() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let goroutine = thread::spawn({
-            let world = world.clone();
-            move || world.run()
+            let model = model.clone();
+            move || model.run()
         });
-        let ours = world.drop_handle();
+        let ours = model.drop_handle();
         let its = goroutine.join().unwrap();
         assert!(ours.0 != its.0 && ours.1 != its.1, "exactly one owner: {ours:?} {its:?}");
     });
 }
 
-/// The holder polls, and takes the result when told that it is there.
+/// The handle's owner polls, and takes the result when `is_done` returns true.
 ///
-/// Race: `is_done` says yes before the result is visible.
+/// Race: `is_done` returns true before the result is visible.
 pub fn complete_against_is_done() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let goroutine = thread::spawn({
-            let world = world.clone();
-            move || world.run()
+            let model = model.clone();
+            move || model.run()
         });
-        if world.cell.is_done() {
-            world.take_result();
-            world.use_g();
+        if model.cell.is_done() {
+            model.take_result();
+            model.use_g();
         } else {
-            world.join();
+            model.join();
         }
         assert_eq!(goroutine.join().unwrap(), (false, false));
     });
 }
 
-/// Teeth: without Release in `complete` the holder reads a result that is not there.
-pub fn teeth_unpublished_result() {
+/// Mutation check: without Release in `complete` the handle's owner reads no result.
+pub fn detects_unpublished_result() {
     must_fail(Mutation::Everywhere("join.rs", Op::Change, Half::Release), complete_against_detach);
 }
 
-/// Teeth: without Acquire in a failed `wait`, likewise.
-pub fn teeth_unacquired_result() {
+/// Mutation check: without Acquire in a failed `wait` the handle's owner reads no result.
+pub fn detects_unacquired_result() {
     must_fail(Mutation::Everywhere("join.rs", Op::Load, Half::Acquire), complete_against_detach);
 }
 

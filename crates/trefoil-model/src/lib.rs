@@ -1,41 +1,47 @@
-//! Model checks: the runtime's lock-free protocols under every interleaving.
+//! Model checks of the runtime's lock-free protocols with loom.
 //!
-//! The protocol files of `trefoil` name atomics and locks only through `crate::shim`. Here the very
-//! same files are compiled against a shim of loom's types and tiny capacities, and loom runs
-//! each check once for every order of the threads' steps *and* for every value that the C11 memory
-//! model allows a load to return. That is more than x86 allows: an ordering that is missing in the
-//! source but supplied by the processor is found too.
+//! The protocol files of `trefoil` name atomics and locks only through `crate::shim`. This crate
+//! compiles the same files against a shim of loom's types and tiny capacities. loom then runs each
+//! check once for every order of the threads' steps *and* for every value that the C11 memory model
+//! allows a load to return. That is more than x86 allows: loom also finds an ordering that is missing
+//! in the source but supplied by the processor.
 //!
-//! | module | file under test | what |
+//! | module | file under test | property |
 //! |---|---|---|
-//! | [`runq`] | `sched/runq.rs` | owner, thieves, runnext, overflow |
-//! | [`wake`] | `sched/idle.rs` (and `runq.rs`) | nobody sleeps while work waits |
-//! | [`keeper`] | `sched/idle.rs`, and the steps of `central.rs` | no timer is forgotten |
-//! | [`join`] | `sched/join.rs` | a goroutine's end meets its handle |
-//! | [`park`] | `sched/state.rs` | a park meets its wake-up |
-//! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
+//! | [`runq`] | `sched/queues/runq.rs` | owner, thieves, runnext, overflow |
+//! | [`wake`] | `sched/search/idle.rs`, `runq.rs`; *restates* steps of `find.rs` and `queues/` | no M sleeps while work waits |
+//! | [`idle_poller`] | `sched/search/idle.rs`; *restates* steps of `netpoll/idle_poller.rs` and `find.rs` | an M always waits for the earliest timer |
+//! | [`join`] | `sched/goroutine/join.rs` | a goroutine's end meets its handle |
+//! | [`park`] | `sched/goroutine/state.rs` | a park meets its wake-up |
+//! | [`parker`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
 //! | [`depot`] | `mem/depot.rs` | the pool of stacks |
-//! | [`mutex`], [`rwlock`], [`once`] | `sync/{mutex,rwlock,once}_word.rs` | locking, handing over; running once |
+//! | [`mutex`], [`rwlock`], [`once`] | `sync/{mutex,rwlock,once}_word.rs`; *restates* the queues around them | mutual exclusion, hand-over, running once |
 //! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
 //! | [`select`] | `chan/select/passes.rs` (and those) | exactly one arm wins |
 //! | [`timer`] | `time/{slot,timer}.rs` (and those) | a stop or reset meets the firing |
 //!
-//! Each check is a public function; `tests/models.rs` lists them. A check that ends in
-//! `must_fail` runs a broken variant and is there to show that the others have
-//! teeth.
+//! **Restated** steps are copies, made by hand, of code that needs real threads, Ms or epoll and cannot be
+//! compiled here. They show that the protocol is right, not that the runtime follows it: a change of
+//! one of those files has to be repeated here. `sched/mod.rs`, `sched/wait/`, `chan/lock.rs` and
+//! `queued_waiter.rs` of this crate are restatements as well: they stand for the scheduler below the
+//! channels, timers and locks.
 //!
-//! What loom does not see: a load that returns a value which is stored *later* (load buffering; no
-//! x86 does that either). So it cannot tell whether a consumer's Release on `head`, which keeps its
-//! reads of the slots before the slots' reuse, is needed. And it never fails a weak exchange.
+//! Each check is a public function; `tests/models.rs` lists them. A *mutation check* (`detects_…`)
+//! breaks one ordering or one step and passes only if loom finds the defect: it shows that the
+//! other checks can fail.
 //!
-//! Bounds: where every interleaving is too many, a check says how many preemptions it allows. A
-//! preemption is a switch away from a thread that could go on; nearly every known bug needs two.
+//! loom does not model a load that returns a value which is stored *later* (load buffering; no
+//! x86 does that either). So it cannot show whether a consumer's Release on `head`, which keeps its
+//! reads of the slots before the slots' reuse, is needed. loom never fails a weak exchange without a reason.
+//!
+//! Bounds: where the interleavings are too many, a check says how many preemptions it allows. A
+//! preemption is a switch away from a thread that could go on; nearly every known bug needs at most two.
 
-// The shim gives more than each file uses, and the files more than the checks use.
+// The shim defines more than each file uses, and the files more than the checks use.
 #![allow(dead_code)]
 
 mod chan;
-mod nap;
+mod queued_waiter;
 mod runtime;
 mod sched;
 mod shim;
@@ -61,15 +67,15 @@ mod rwlock_word_rs;
 #[path = "../../trefoil/src/sched/goroutine/state.rs"]
 mod state_rs;
 
-pub mod bed;
 pub mod channel;
 pub mod depot;
 pub mod explore;
+pub mod idle_poller;
 pub mod join;
-pub mod keeper;
 pub mod mutex;
 pub mod once;
 pub mod park;
+pub mod parker;
 pub mod runq;
 pub mod rwlock;
 pub mod select;

@@ -1,8 +1,8 @@
 //! Checks of the mutex's word (`sync/mutex_word.rs`).
 //!
-//! The queue, its lock and the beds are loom's; the transitions between them are those of
-//! `sync/mutex.rs`. What the mutex guards is a loom cell: two holders at once, or a holder that does not
-//! see the work of the one before, are reported as a data race. A sleeper that is forgotten is a deadlock.
+//! The queue, its lock and the waits are loom's; the steps between them restate `sync/mutex.rs`. What
+//! the mutex guards is a loom cell: loom reports two holders at once, or a holder that does not see the
+//! work of the last one, as a data race. A forgotten waiter is a deadlock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::mutex_word_rs::{MutexWord, Next, Unlocked};
-use crate::nap::Nap;
+use crate::queued_waiter::QueuedWaiter;
 use crate::shim::{AtomicU32, Half, Mutation, Op, Part, is_broken};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,95 +23,112 @@ enum Word {
     TryUnannounced,
 }
 
-struct World {
+/// Whether the caller has a deadline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deadline {
+    Never,
+    /// It passes as soon as the caller is in the queue.
+    Passed,
+}
+
+/// Whether the caller spins, and says so, before it waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spins {
+    Yes,
+    No,
+}
+
+struct Model {
     word: MutexWord,
-    queue: Mutex<VecDeque<Arc<Nap<Word>>>>,
+    queue: Mutex<VecDeque<Arc<QueuedWaiter<Word>>>>,
     data: UnsafeCell<u32>,
-    /// Who loses once starves.
-    hungry: bool,
+    /// A goroutine that was woken and did not get the mutex starves.
+    starves: bool,
 }
 
 // SAFETY: loom checks that accesses to the cell are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-impl World {
-    fn new(hungry: bool) -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new(starves: bool) -> Arc<Model> {
+        Arc::new(Model {
             word: MutexWord(AtomicU32::new(0)),
             queue: Mutex::new(VecDeque::new()),
             data: UnsafeCell::new(0),
-            hungry,
+            starves,
         })
     }
 
-    /// `patient`: waits for as long as it takes. Else it gives up as soon as it is in the queue.
-    fn lock(&self, patient: bool, announce: bool) -> bool {
+    fn lock(&self, deadline: Deadline, spins: Spins) -> bool {
         if self.word.lock_fast() || self.word.try_lock(false) {
             return true;
         }
         let (mut woken, mut starving, mut again) = (false, false, false);
         loop {
-            if announce && !woken {
+            if spins == Spins::Yes && !woken {
                 woken = self.word.announce();
             }
             if self.word.try_lock(woken) {
                 return true;
             }
-            let bed = Nap::new();
+            let waiter = QueuedWaiter::new();
             {
                 let mut queue = self.queue.lock().unwrap();
                 if !self.word.join_queue(woken, starving) {
                     continue;
                 }
                 if again {
-                    queue.push_front(bed.clone());
+                    queue.push_front(waiter.clone());
                 } else {
-                    queue.push_back(bed.clone());
+                    queue.push_back(waiter.clone());
                 }
             }
-            if !patient && bed.claim() {
-                self.withdraw(&bed);
+            if deadline == Deadline::Passed && waiter.claim() {
+                self.withdraw(&waiter);
                 return false;
             }
-            // Taken, if it was impatient: the wake-up is on its way.
+            // If its deadline has passed, a waker has claimed it: the wake-up will come.
             again = true;
-            match bed.sleep() {
+            match waiter.sleep() {
                 Word::Yours => return true,
                 word => {
                     woken = word == Word::Try;
-                    starving = self.hungry;
+                    starving = self.starves;
                 }
             }
         }
     }
 
-    fn withdraw(&self, bed: &Arc<Nap<Word>>) {
+    fn withdraw(&self, waiter: &Arc<QueuedWaiter<Word>>) {
         let mut queue = self.queue.lock().unwrap();
         let before = queue.len();
-        queue.retain(|b| !Arc::ptr_eq(b, bed));
+        queue.retain(|other| !Arc::ptr_eq(other, waiter));
         if queue.len() < before && queue.is_empty() {
             self.deserted();
         }
     }
 
     fn deserted(&self) {
-        if !is_broken(Part::Desertion) {
+        if !is_broken(Part::EmptyQueue) {
             self.word.deserted();
         }
     }
 
-    /// Those whose deadline has passed are dropped on the way.
-    fn take_first(&self, queue: &mut VecDeque<Arc<Nap<Word>>>) -> Option<Arc<Nap<Word>>> {
-        let first = std::iter::from_fn(|| queue.pop_front()).find(|bed| bed.claim());
+    /// Takes the first waiter that can be claimed; drops those whose deadline has passed.
+    fn take_first(
+        &self,
+        queue: &mut VecDeque<Arc<QueuedWaiter<Word>>>,
+    ) -> Option<Arc<QueuedWaiter<Word>>> {
+        let first = std::iter::from_fn(|| queue.pop_front()).find(|waiter| waiter.claim());
         if first.is_none() {
             self.deserted();
         }
         first
     }
 
-    fn take_next(&self) -> Option<(Arc<Nap<Word>>, Word)> {
+    fn take_next(&self) -> Option<(Arc<QueuedWaiter<Word>>, Word)> {
         let mut queue = self.queue.lock().unwrap();
         match self.word.next() {
             Next::Nobody => None,
@@ -126,7 +143,7 @@ impl World {
                     return None;
                 };
                 let rest = !queue.is_empty();
-                self.word.handed_over(rest, rest && self.hungry);
+                self.word.handed_over(rest, rest && self.starves);
                 let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
                 Some((first, word))
             }
@@ -137,24 +154,24 @@ impl World {
         if self.word.unlock() == Unlocked::Done {
             return;
         }
-        if let Some((bed, word)) = self.take_next() {
-            bed.wake(word);
+        if let Some((waiter, word)) = self.take_next() {
+            waiter.wake(word);
         }
     }
 
-    /// The section: loom sees if two are in it, or one does not see the other's work.
+    /// The critical section. loom reports two threads in it, and one that does not see the other's work.
     fn work(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.data.with_mut(|n| unsafe { *n += 1 });
     }
 
     fn round(&self) {
-        assert!(self.lock(true, false));
+        assert!(self.lock(Deadline::Never, Spins::No));
         self.work();
         self.unlock();
     }
 
-    /// Afterwards: free, nobody queued, everybody's work seen.
+    /// Asserts at the end that the mutex is free, the queue empty and all work visible.
     fn check(&self, n: u32) {
         assert!(self.queue.lock().unwrap().is_empty());
         assert!(self.word.try_lock(false), "still locked, or starving");
@@ -165,130 +182,130 @@ impl World {
     }
 }
 
-fn run(bound: Bound, hungry: bool, threads: u32, rounds: u32) {
+fn run(bound: Bound, starves: bool, threads: u32, rounds: u32) {
     explore(bound, move || {
-        let world = World::new(hungry);
+        let model = Model::new(starves);
         let others: Vec<_> = (1..threads)
             .map(|_| {
-                let world = world.clone();
-                thread::spawn(move || (0..rounds).for_each(|_| world.round()))
+                let model = model.clone();
+                thread::spawn(move || (0..rounds).for_each(|_| model.round()))
             })
             .collect();
-        (0..rounds).for_each(|_| world.round());
+        (0..rounds).for_each(|_| model.round());
         others.into_iter().for_each(|t| t.join().unwrap());
-        world.check(threads * rounds);
+        model.check(threads * rounds);
     });
 }
 
-/// One exchange each, or a sleep and a wake-up.
+/// Two goroutines lock once: one exchange each, or a wait and a wake-up.
 pub fn two_lock_and_unlock() {
     run(Bound::All, false, 2, 1);
 }
 
-/// The one that was woken meets a newcomer.
+/// A woken goroutine competes with a newcomer.
 pub fn two_lock_twice() {
     run(Bound::Preemptions(3), false, 2, 2);
 }
 
-/// A queue of two.
+/// Two goroutines wait in the queue.
 pub fn three_lock() {
     run(Bound::Preemptions(3), false, 3, 1);
 }
 
-/// Who loses once gets it from hand to hand.
+/// A starving goroutine gets the mutex handed over.
 pub fn starving_two_lock_twice() {
     run(Bound::Preemptions(3), true, 2, 2);
 }
 
-/// The same, with others in the queue, and newcomers in the instant of the handover.
+/// The same with another waiter in the queue and a newcomer at the moment of the hand-over.
 pub fn starving_three() {
     run(Bound::Preemptions(3), true, 3, 1);
 }
 
-fn with_impatient(hungry: bool) {
+fn with_deadline(starves: bool) {
     explore(Bound::Preemptions(3), move || {
-        let world = World::new(hungry);
-        let impatient = thread::spawn({
-            let world = world.clone();
+        let model = Model::new(starves);
+        let limited = thread::spawn({
+            let model = model.clone();
             move || {
-                let got = world.lock(false, false);
+                let got = model.lock(Deadline::Passed, Spins::No);
                 if got {
-                    world.work();
-                    world.unlock();
+                    model.work();
+                    model.unlock();
                 }
                 u32::from(got)
             }
         });
         let other = thread::spawn({
-            let world = world.clone();
-            move || world.round()
+            let model = model.clone();
+            move || model.round()
         });
-        world.round();
+        model.round();
         other.join().unwrap();
-        let got = impatient.join().unwrap();
-        world.check(2 + got);
+        let got = limited.join().unwrap();
+        model.check(2 + got);
     });
 }
 
-/// Leaves the queue while somebody looks for it there.
+/// A waiter leaves the queue at its deadline while an unlock searches the queue.
 pub fn withdrawn_against_unlock() {
-    with_impatient(false);
+    with_deadline(false);
 }
 
-/// The same while it is handed over.
+/// The same while the mutex is handed over.
 pub fn withdrawn_against_handover() {
-    with_impatient(true);
+    with_deadline(true);
 }
 
-/// A spinner owns `WOKEN` without having been in the queue.
+/// A spinning goroutine owns `WOKEN` without having been in the queue.
 pub fn spinner_announces() {
-    for hungry in [false, true] {
+    for starves in [false, true] {
         explore(Bound::Preemptions(2), move || {
-            let world = World::new(hungry);
+            let model = Model::new(starves);
             let spinner = thread::spawn({
-                let world = world.clone();
+                let model = model.clone();
                 move || {
-                    assert!(world.lock(true, true));
-                    world.work();
-                    world.unlock();
+                    assert!(model.lock(Deadline::Never, Spins::Yes));
+                    model.work();
+                    model.unlock();
                 }
             });
             let other = thread::spawn({
-                let world = world.clone();
-                move || world.round()
+                let model = model.clone();
+                move || model.round()
             });
-            world.round();
+            model.round();
             spinner.join().unwrap();
             other.join().unwrap();
-            world.check(3);
+            model.check(3);
         });
     }
 }
 
-/// Teeth: without Release in `unlock` the next holder does not see the work.
-pub fn teeth_unreleased_unlock() {
+/// Mutation check: without Release in `unlock` the next holder does not see the work.
+pub fn detects_unreleased_unlock() {
     must_fail(
         Mutation::Everywhere("mutex_word.rs", Op::Change, Half::Release),
         two_lock_and_unlock,
     );
 }
 
-/// Teeth: without Acquire in `lock`, likewise.
-pub fn teeth_unacquired_lock() {
+/// Mutation check: without Acquire in `lock` the next holder does not see the work.
+pub fn detects_unacquired_lock() {
     must_fail(
         Mutation::Everywhere("mutex_word.rs", Op::Change, Half::Acquire),
         two_lock_and_unlock,
     );
 }
 
-/// Teeth: who is handed the mutex is not told.
-pub fn teeth_not_handed_over() {
+/// Mutation check: the goroutine that is handed the mutex is not told.
+pub fn detects_handover_not_reported() {
     must_fail(Mutation::Broken(Part::HandOver), starving_two_lock_twice);
 }
 
-/// Teeth: the last one leaves the queue and does not say so, while the mutex goes from hand to hand.
-pub fn teeth_desertion_unsaid() {
-    must_fail(Mutation::Broken(Part::Desertion), withdrawn_against_handover);
+/// Mutation check: the last waiter leaves without reporting the empty queue, in starvation mode.
+pub fn detects_empty_queue_not_reported() {
+    must_fail(Mutation::Broken(Part::EmptyQueue), withdrawn_against_handover);
 }
 
 /// Which orderings of `mutex_word.rs` do the checks need? Prints a table.

@@ -10,28 +10,28 @@ use crate::explore::{Bound, explore, must_fail};
 use crate::once_word_rs::{Begin, OnceWord};
 use crate::shim::{AtomicUsize, Half, Mutation, Op};
 
-/// Sleepers; place `(i + 1) * 4` is bed `i`.
-const BEDS: usize = 3;
+/// The number of waiters; place `(i + 1) * 4` belongs to waiter `i`.
+const WAITERS: usize = 3;
 
-struct World {
+struct Model {
     word: OnceWord,
     effect: UnsafeCell<u32>,
-    before: [UnsafeCell<usize>; BEDS],
-    beds: [(Mutex<bool>, Condvar); BEDS],
+    before: [UnsafeCell<usize>; WAITERS],
+    waiters: [(Mutex<bool>, Condvar); WAITERS],
 }
 
 // SAFETY: loom checks that accesses to the cells are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-impl World {
-    fn new() -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new() -> Arc<Model> {
+        Arc::new(Model {
             word: OnceWord(AtomicUsize::new(0)),
             effect: UnsafeCell::new(0),
             before: std::array::from_fn(|_| UnsafeCell::new(0)),
-            beds: std::array::from_fn(|_| (Mutex::new(false), Condvar::new())),
+            waiters: std::array::from_fn(|_| (Mutex::new(false), Condvar::new())),
         })
     }
 
@@ -40,20 +40,20 @@ impl World {
             let i = place / 4 - 1;
             // SAFETY: loom checks that the sleeper's write is visible.
             let before = self.before[i].with(|b| unsafe { *b });
-            *self.beds[i].0.lock().unwrap() = true;
-            self.beds[i].1.notify_one();
+            *self.waiters[i].0.lock().unwrap() = true;
+            self.waiters[i].1.notify_one();
             place = before;
         }
     }
 
-    /// Caller `me`; true: it ran the initialiser. `fails`: its attempt gives up.
+    /// Runs caller `me`; returns true if it ran the initialiser. With `fails` its attempt gives up.
     fn call(&self, me: usize, fails: bool) -> bool {
         loop {
             match self.word.begin() {
                 Begin::Done => break,
                 Begin::Run => {
                     if !fails {
-                        // SAFETY: loom checks that nobody else accesses it now.
+                        // SAFETY: loom reports any concurrent access.
                         self.effect.with_mut(|e| unsafe { *e += 1 });
                     }
                     self.wake(self.word.finish(fails));
@@ -63,12 +63,12 @@ impl World {
                     return true;
                 }
                 Begin::Wait => {
-                    // SAFETY: the place is ours until it is published.
+                    // SAFETY: this caller owns the place until it is published.
                     let chain = |b| self.before[me].with_mut(|before| unsafe { *before = b });
                     if self.word.wait((me + 1) * 4, chain) {
-                        let mut woken = self.beds[me].0.lock().unwrap();
+                        let mut woken = self.waiters[me].0.lock().unwrap();
                         while !*woken {
-                            woken = self.beds[me].1.wait(woken).unwrap();
+                            woken = self.waiters[me].1.wait(woken).unwrap();
                         }
                         *woken = false;
                     }
@@ -84,40 +84,40 @@ impl World {
 
 fn run(bound: Bound, callers: usize, fails: fn(usize) -> bool) {
     explore(bound, move || {
-        let world = World::new();
+        let model = Model::new();
         let others: Vec<_> = (1..callers)
             .map(|me| {
-                let world = world.clone();
-                thread::spawn(move || world.call(me, fails(me)))
+                let model = model.clone();
+                thread::spawn(move || model.call(me, fails(me)))
             })
             .collect();
-        let mut ran = usize::from(world.call(0, fails(0)));
+        let mut ran = usize::from(model.call(0, fails(0)));
         ran += others.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>();
         assert_eq!(ran, 1, "runs exactly once");
     });
 }
 
-/// One runs it, the other waits, or comes too late.
+/// One caller runs the initialiser; the other waits, or comes later.
 pub fn two_callers() {
     run(Bound::All, 2, |_| false);
 }
 
-/// A chain of two sleepers.
+/// Two callers wait.
 pub fn three_callers() {
     run(Bound::Preemptions(3), 3, |_| false);
 }
 
-/// The first to run gives up: one of those who wait runs it.
-pub fn gives_up_and_the_other_runs() {
+/// The first attempt gives up: one of the waiters runs the initialiser.
+pub fn failed_initialiser_is_run_by_a_waiter() {
     run(Bound::Preemptions(3), 3, |me| me == 1);
 }
 
-/// Teeth: without Release in `finish` nobody sees the effect.
-pub fn teeth_unpublished_effect() {
+/// Mutation check: without Release in `finish` no other caller sees the effect.
+pub fn detects_unpublished_effect() {
     must_fail(Mutation::Everywhere("once_word.rs", Op::Change, Half::Release), two_callers);
 }
 
-/// Teeth: without Acquire in `is_done`, likewise.
-pub fn teeth_unacquired_done() {
+/// Mutation check: without Acquire in `is_done` a caller does not see the effect.
+pub fn detects_unacquired_done() {
     must_fail(Mutation::Everywhere("once_word.rs", Op::Load, Half::Acquire), two_callers);
 }

@@ -1,7 +1,7 @@
-//! Checks of a goroutine's state word (`sched/state.rs`): a park meets its wake-up.
+//! Checks of a goroutine's state word (`sched/goroutine/state.rs`): a park meets its wake-up.
 //!
-//! The saved registers and the waker's message are loom cells, so a goroutine that is resumed before
-//! its registers are saved, or twice, or without seeing what its waker did, is a reported data race.
+//! The saved registers and the waker's message are loom cells, so loom reports a data race if a goroutine is
+//! resumed before its registers are saved, or twice, or without seeing what its waker did.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::shim::{Half, Mutation, Op};
 use crate::state_rs::{Notify, ParkOutcome, State};
 
-/// A queue with room for one, on which a taker sleeps.
-struct Slot {
+/// A queue with room for one item; a taker sleeps until it is full.
+struct OneSlotQueue {
     full: Mutex<bool>,
     filled: Condvar,
 }
 
-impl Slot {
+impl OneSlotQueue {
     fn new() -> Self {
-        Slot { full: Mutex::new(false), filled: Condvar::new() }
+        OneSlotQueue { full: Mutex::new(false), filled: Condvar::new() }
     }
 
     fn put(&self) {
@@ -40,69 +40,69 @@ impl Slot {
     }
 }
 
-/// A goroutine and the thing it waits for.
-struct World {
+/// A goroutine and the object that it waits for.
+struct Model {
     state: State,
     /// Which wait the registers were saved for.
     registers: UnsafeCell<u32>,
-    /// What the waker tells.
+    /// The waker's message.
     message: UnsafeCell<u32>,
-    /// The waiter list, with room for one: the right to wake. Only the goroutine puts something in,
-    /// so nothing comes back to it this way.
-    waiter: Slot,
-    /// The run queue, with room for one.
-    queue: Slot,
+    /// The waiter list: taking from it is the right to wake. Only the goroutine puts itself in, so it
+    /// learns nothing from it.
+    waiter: OneSlotQueue,
+    /// The run queue.
+    queue: OneSlotQueue,
 }
 
 // SAFETY: loom checks that accesses to the cells are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-impl World {
-    fn new() -> Arc<World> {
-        let world = World {
+impl Model {
+    fn new() -> Arc<Model> {
+        let model = Model {
             state: State::new(),
             registers: UnsafeCell::new(0),
             message: UnsafeCell::new(0),
-            waiter: Slot::new(),
-            queue: Slot::new(),
+            waiter: OneSlotQueue::new(),
+            queue: OneSlotQueue::new(),
         };
-        world.state.set_runnable();
-        world.state.set_running();
-        Arc::new(world)
+        model.state.set_runnable();
+        model.state.set_running();
+        Arc::new(model)
     }
 
-    /// Some thread takes the goroutine from the queue and resumes it.
+    /// A thread takes the goroutine from the queue and resumes it.
     fn resume(&self, wait: u32) {
         self.queue.take();
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         let saved = self.registers.with_mut(|r| unsafe { std::mem::replace(&mut *r, 0) });
         assert_eq!(saved, wait, "resumed without its registers");
         self.state.set_running();
     }
 
-    /// The goroutine, on whatever thread: waits for the `wait`-th time, is resumed, reads.
+    /// The goroutine, on any thread, waits for the `wait`-th time, is resumed and reads the message.
     fn wait(&self, wait: u32) {
         self.waiter.put();
         if !self.state.take_notice() {
-            // The switch; what follows is the successor's.
-            // SAFETY: loom checks that nobody else accesses it now.
+            // The switch. The next context on the M does what follows.
+            // SAFETY: loom reports any concurrent access.
             self.registers.with_mut(|r| unsafe { *r = wait });
             if self.state.commit_park() == ParkOutcome::AlreadyNotified {
                 self.queue.put();
             }
             self.resume(wait);
         }
-        // SAFETY: loom checks that nobody writes it now.
+        // SAFETY: loom reports any concurrent write.
         let message = self.message.with(|m| unsafe { *m });
         assert_eq!(message, wait, "woken without its message");
     }
 
-    /// The waker: finds the waiter, and wakes it with a message.
+    /// The waker takes the waiter and wakes it with a message.
     fn wake(&self, wait: u32) {
         self.waiter.take();
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.message.with_mut(|m| unsafe { *m = wait });
         self.notify();
     }
@@ -116,19 +116,19 @@ impl World {
     }
 }
 
-/// A goroutine parks while its waker comes, in all orders.
+/// A goroutine parks while its waker wakes it, in all orders.
 ///
 /// Races: the wake-up comes before the park begins (`take_notice`), between it and the saving of the
 /// registers (`Notified` at the commit), or after (`Waiting`). In each it is resumed once, with its
 /// registers and the waker's message visible. A lost wake-up is a deadlock.
 pub fn park_against_wake() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let waker = thread::spawn({
-            let world = world.clone();
-            move || world.wake(1)
+            let model = model.clone();
+            move || model.wake(1)
         });
-        world.wait(1);
+        model.wait(1);
         waker.join().unwrap();
     });
 }
@@ -139,17 +139,17 @@ pub fn park_against_wake() {
 /// (a stale `Runnable` would be "woken twice"). Bounded to three preemptions.
 pub fn park_twice() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new();
+        let model = Model::new();
         let first = thread::spawn({
-            let world = world.clone();
-            move || world.wake(1)
+            let model = model.clone();
+            move || model.wake(1)
         });
-        world.wait(1);
+        model.wait(1);
         let second = thread::spawn({
-            let world = world.clone();
-            move || world.wake(2)
+            let model = model.clone();
+            move || model.wake(2)
         });
-        world.wait(2);
+        model.wait(2);
         first.join().unwrap();
         second.join().unwrap();
     });
@@ -161,53 +161,53 @@ pub fn park_twice() {
 /// through nothing but the state word.
 pub fn resumed_elsewhere() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let parker = thread::spawn({
-            let world = world.clone();
+            let model = model.clone();
             move || {
-                // SAFETY: loom checks that nobody else accesses it now.
-                world.registers.with_mut(|r| unsafe { *r = 1 });
-                world.state.commit_park() == ParkOutcome::AlreadyNotified
+                // SAFETY: loom reports any concurrent access.
+                model.registers.with_mut(|r| unsafe { *r = 1 });
+                model.state.commit_park() == ParkOutcome::AlreadyNotified
             }
         });
-        let ours = world.state.notify() == Notify::Enqueue;
+        let ours = model.state.notify() == Notify::Enqueue;
         if ours {
-            // SAFETY: loom checks that nobody else accesses it now.
-            let saved = world.registers.with_mut(|r| unsafe { std::mem::take(&mut *r) });
+            // SAFETY: loom reports any concurrent access.
+            let saved = model.registers.with_mut(|r| unsafe { std::mem::take(&mut *r) });
             assert_eq!(saved, 1, "resumed without its registers");
-            world.state.set_running();
+            model.state.set_running();
         }
         assert!(ours != parker.join().unwrap(), "enqueued by exactly one");
     });
 }
 
-/// Teeth: without Release in `commit_park` the resumer finds no registers.
-pub fn teeth_unpublished_registers() {
+/// Mutation check: without Release in `commit_park` the resumer finds no registers.
+pub fn detects_unpublished_registers() {
     must_fail(Mutation::Everywhere("state.rs", Op::Change, Half::Release), resumed_elsewhere);
 }
 
-/// Teeth: without Acquire in `take_notice` the goroutine goes on without its waker's message.
-pub fn teeth_unacquired_notice() {
+/// Mutation check: without Acquire in `take_notice` the goroutine goes on without its waker's message.
+pub fn detects_unacquired_notice() {
     must_fail(Mutation::Everywhere("state.rs", Op::Load, Half::Acquire), park_against_wake);
 }
 
-/// Teeth: a goroutine that announces its own park, before its registers are saved.
-pub fn teeth_commit_before_save() {
+/// Mutation check: a goroutine that announces its own park, before its registers are saved.
+pub fn detects_commit_before_save() {
     let broken = || {
         explore(Bound::All, || {
-            let world = World::new();
+            let model = Model::new();
             let waker = thread::spawn({
-                let world = world.clone();
+                let model = model.clone();
                 move || {
-                    world.notify();
-                    world.resume(1);
+                    model.notify();
+                    model.resume(1);
                 }
             });
-            if world.state.commit_park() == ParkOutcome::AlreadyNotified {
-                world.queue.put();
+            if model.state.commit_park() == ParkOutcome::AlreadyNotified {
+                model.queue.put();
             }
-            // SAFETY: loom checks that nobody else accesses it now; and somebody does.
-            world.registers.with_mut(|r| unsafe { *r = 1 });
+            // SAFETY: loom reports the concurrent access, which this check provokes.
+            model.registers.with_mut(|r| unsafe { *r = 1 });
             waker.join().unwrap();
         });
     };

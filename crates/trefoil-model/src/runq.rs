@@ -1,8 +1,8 @@
-//! Checks of the local run queue (`sched/runq.rs`).
+//! Checks of the local run queue (`sched/queues/runq.rs`).
 //!
-//! Every taker writes to the item it took, in a loom cell. So an item that was given to two takers,
-//! or whose contents were not published to its taker, is a data race that loom reports; and at the
-//! end all takers' items together must be exactly the pushed ones.
+//! Every taker writes to the item that it took, in a loom cell. So loom reports a data race if an item
+//! was given to two takers, or if its contents were not published to its taker. At the end all takers
+//! together must have exactly the pushed items.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ unsafe impl Send for Item {}
 const UNMADE: usize = usize::MAX;
 const TAKEN: usize = usize::MAX - 1;
 
-/// A queue under test and what goes through it.
-struct World {
+/// The queue under test and the items that go through it.
+struct Model {
     queue: RunQueue<Item>,
-    /// What a thief steals into.
+    /// The queues that the thieves steal into.
     thieves: [RunQueue<Item>; 2],
     items: Vec<Item>,
 }
 
-impl World {
-    fn new(items: usize) -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new(items: usize) -> Arc<Model> {
+        Arc::new(Model {
             queue: RunQueue::new(),
             thieves: [RunQueue::new(), RunQueue::new()],
             items: (0..items).map(|_| Item(UnsafeCell::new(UNMADE))).collect(),
@@ -45,7 +45,7 @@ impl World {
     /// Writes item `n`, as a spawner does before it pushes.
     fn make(&self, n: usize) -> NonNull<Item> {
         let item = &self.items[n];
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         item.0.with_mut(|value| unsafe { *value = n });
         NonNull::from(item)
     }
@@ -82,7 +82,7 @@ impl World {
     fn steal(&self, t: usize) -> Vec<usize> {
         let mine = &self.thieves[t];
         let Some(first) = self.queue.steal_into(mine) else { return Vec::new() };
-        // It runs the newest first and has the older ones in its ring; told here in their order.
+        // The thief runs the newest first and has the older ones in its ring; listed here in their order.
         let mut taken: Vec<_> = std::iter::from_fn(|| mine.pop_ring()).map(take).collect();
         taken.push(take(first));
         taken
@@ -91,9 +91,9 @@ impl World {
 
 /// The taker's access. Returns the item's number.
 fn take(item: NonNull<Item>) -> usize {
-    // SAFETY: items live in a World that every thread keeps.
+    // SAFETY: items live in a Model that every thread keeps.
     let cell = unsafe { &item.as_ref().0 };
-    // SAFETY: loom checks that nobody else accesses it now.
+    // SAFETY: loom reports any concurrent access.
     let number = cell.with_mut(|value| unsafe { std::mem::replace(&mut *value, TAKEN) });
     assert!(number < TAKEN, "an item without contents, or taken twice");
     number
@@ -112,88 +112,88 @@ fn assert_all_once(n: usize, lists: &[&[usize]]) {
 /// that publishes them. Each side's items are in order (FIFO).
 pub fn owner_against_one_thief() {
     explore(Bound::All, || {
-        let world = World::new(3);
+        let model = Model::new(3);
         let thief = thread::spawn({
-            let world = world.clone();
-            move || world.steal(0)
+            let model = model.clone();
+            move || model.steal(0)
         });
         let mut owner = Vec::new();
-        world.push(0, &mut owner);
-        world.push(1, &mut owner);
-        owner.extend(world.queue.pop().map(take));
-        world.push(2, &mut owner);
-        owner.extend(world.pop_all());
+        model.push(0, &mut owner);
+        model.push(1, &mut owner);
+        owner.extend(model.queue.pop().map(take));
+        model.push(2, &mut owner);
+        owner.extend(model.pop_all());
         let stolen = thief.join().unwrap();
         assert!(owner.is_sorted() && stolen.is_sorted(), "FIFO: {owner:?} {stolen:?}");
         assert_all_once(3, &[&owner, &stolen]);
     });
 }
 
-/// Two thieves and the owner want the same items.
+/// Two thieves and the owner take the same items.
 ///
 /// Race: thieves' CAS against each other, each having copied the same slots into its own ring.
 /// Bounded to three preemptions.
 pub fn owner_against_two_thieves() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new(3);
+        let model = Model::new(3);
         let mut owner = Vec::new();
-        world.push(0, &mut owner);
-        world.push(1, &mut owner);
+        model.push(0, &mut owner);
+        model.push(1, &mut owner);
         let thieves = [0, 1].map(|t| {
-            let world = world.clone();
-            thread::spawn(move || world.steal(t))
+            let model = model.clone();
+            thread::spawn(move || model.steal(t))
         });
-        world.push(2, &mut owner);
-        owner.extend(world.pop_all());
+        model.push(2, &mut owner);
+        owner.extend(model.pop_all());
         let [a, b] = thieves.map(|thief| thief.join().unwrap());
         assert!(owner.is_sorted() && a.is_sorted() && b.is_sorted());
         assert_all_once(3, &[&owner, &a, &b]);
     });
 }
 
-/// `runnext` is filled, displaced by the next one and popped while a thief wants it.
+/// `runnext` is filled, displaced by the next one and popped while a thief tries to take it.
 ///
-/// Race: pop's and push_next's exchange of `next` against the thief's; and (ABA) the thief must not
+/// Race: the exchanges of `next` by pop and push_next against the thief's; and (ABA) the thief must not
 /// take a `next` that was emptied and filled again with another item than the one it saw.
 pub fn runnext_pushed_displaced_and_stolen() {
     explore(Bound::All, || {
-        let world = World::new(3);
+        let model = Model::new(3);
         let thief = thread::spawn({
-            let world = world.clone();
+            let model = model.clone();
             move || {
-                let mut taken = world.steal(0);
-                if world.queue.has_next() {
-                    taken.extend(world.queue.steal_next().map(take));
+                let mut taken = model.steal(0);
+                if model.queue.has_next() {
+                    taken.extend(model.queue.steal_next().map(take));
                 }
                 taken
             }
         });
         let mut owner = Vec::new();
-        world.push_next(0, &mut owner);
-        world.push_next(1, &mut owner);
-        owner.extend(world.queue.pop().map(take));
-        world.push_next(2, &mut owner);
-        owner.extend(world.pop_all());
+        model.push_next(0, &mut owner);
+        model.push_next(1, &mut owner);
+        owner.extend(model.queue.pop().map(take));
+        model.push_next(2, &mut owner);
+        owner.extend(model.pop_all());
         let stolen = thief.join().unwrap();
         assert_all_once(3, &[&owner, &stolen]);
     });
 }
 
-/// Two thieves want the same `runnext`, which the owner replaces.
+/// Two thieves try to take the same `runnext`, which the owner replaces.
 ///
 /// Race: two exchanges of one item; and a thief's exchange that meets the *next* runnext. Bounded to
 /// three preemptions.
 pub fn runnext_against_two_thieves() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new(2);
+        let model = Model::new(2);
         let mut owner = Vec::new();
-        world.push_next(0, &mut owner);
+        model.push_next(0, &mut owner);
         let thieves = [0, 1].map(|_| {
-            let world = world.clone();
-            thread::spawn(move || world.queue.steal_next().map(take))
+            let model = model.clone();
+            thread::spawn(move || model.queue.steal_next().map(take))
         });
-        world.push_next(1, &mut owner);
-        owner.extend(world.pop_all());
+        model.push_next(1, &mut owner);
+        owner.extend(model.pop_all());
         let [a, b] = thieves.map(|thief| thief.join().unwrap());
         assert_all_once(2, &[&owner, a.as_slice(), b.as_slice()]);
     });
@@ -205,17 +205,17 @@ pub fn runnext_against_two_thieves() {
 /// while a thief that lost still copies them. Bounded to three preemptions.
 pub fn overflow_against_thieves() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new(RING + 1);
+        let model = Model::new(RING + 1);
         let mut owner = Vec::new();
         for n in 0..RING {
-            world.push(n, &mut owner);
+            model.push(n, &mut owner);
         }
         let thieves = [0, 1].map(|t| {
-            let world = world.clone();
-            thread::spawn(move || world.steal(t))
+            let model = model.clone();
+            thread::spawn(move || model.steal(t))
         });
-        world.push(RING, &mut owner);
-        owner.extend(world.pop_all());
+        model.push(RING, &mut owner);
+        owner.extend(model.pop_all());
         let [a, b] = thieves.map(|thief| thief.join().unwrap());
         assert!(a.is_sorted() && b.is_sorted());
         assert_all_once(RING + 1, &[&owner, &a, &b]);
@@ -228,21 +228,21 @@ pub fn overflow_against_thieves() {
 /// value: then its CAS must fail. Bounded to three preemptions.
 pub fn wrap_around_under_a_thief() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new(RING + 2);
+        let model = Model::new(RING + 2);
         let mut owner = Vec::new();
         for n in 0..RING {
-            world.push(n, &mut owner);
+            model.push(n, &mut owner);
         }
         let thief = thread::spawn({
-            let world = world.clone();
-            move || world.steal(0)
+            let model = model.clone();
+            move || model.steal(0)
         });
         // Both slots that the thief copies are given new contents.
-        owner.extend(world.queue.pop_ring().map(take));
-        owner.extend(world.queue.pop_ring().map(take));
-        world.push(RING, &mut owner);
-        world.push(RING + 1, &mut owner);
-        owner.extend(world.pop_all());
+        owner.extend(model.queue.pop_ring().map(take));
+        owner.extend(model.queue.pop_ring().map(take));
+        model.push(RING, &mut owner);
+        model.push(RING + 1, &mut owner);
+        owner.extend(model.pop_all());
         let stolen = thief.join().unwrap();
         assert!(stolen.is_sorted());
         assert_all_once(RING + 2, &[&owner, &stolen]);
@@ -255,39 +255,39 @@ pub fn wrap_around_under_a_thief() {
 /// of Releases: `tail`, the first thief's copy, its own `tail`.
 pub fn stolen_from_a_thief() {
     explore(Bound::All, || {
-        let world = World::new(RING);
+        let model = Model::new(RING);
         let mut owner = Vec::new();
         for n in 0..RING {
-            world.push(n, &mut owner);
+            model.push(n, &mut owner);
         }
         let [first, second] = [0, 1].map(|t| {
-            let world = world.clone();
+            let model = model.clone();
             thread::spawn(move || match t {
-                0 => world.steal(0),
-                _ => world.thieves[0].steal_into(&world.thieves[1]).map(take).into_iter().collect(),
+                0 => model.steal(0),
+                _ => model.thieves[0].steal_into(&model.thieves[1]).map(take).into_iter().collect(),
             })
         });
         let (first, second) = (first.join().unwrap(), second.join().unwrap());
-        owner.extend(world.pop_all());
+        owner.extend(model.pop_all());
         assert_all_once(RING, &[&owner, &first, &second]);
     });
 }
 
 /// `is_empty` while the owner kicks an item from `runnext` to the ring and empties `runnext`.
 ///
-/// Race (Go's, in runqempty): the look finds an empty ring; then A moves there and B leaves
-/// `runnext`; then the look finds no `runnext`. There was an item all the time.
+/// Race (Go's, in runqempty): the check finds an empty ring; then A moves there and B leaves
+/// `runnext`; then the check finds no `runnext`. There was an item all the time.
 pub fn never_falsely_empty_when_runnext_is_kicked() {
     explore(Bound::All, || {
-        let world = World::new(2);
+        let model = Model::new(2);
         let mut owner = Vec::new();
-        world.push_next(0, &mut owner);
+        model.push_next(0, &mut owner);
         let other = thread::spawn({
-            let world = world.clone();
-            move || assert!(!world.queue.is_empty(), "item 0 was there all the time")
+            let model = model.clone();
+            move || assert!(!model.queue.is_empty(), "item 0 was there all the time")
         });
-        world.push_next(1, &mut owner);
-        owner.extend(world.queue.pop().map(take));
+        model.push_next(1, &mut owner);
+        owner.extend(model.queue.pop().map(take));
         assert_eq!(owner, [1]);
         other.join().unwrap();
     });
@@ -295,47 +295,47 @@ pub fn never_falsely_empty_when_runnext_is_kicked() {
 
 /// `is_empty` while the owner kicks an item to the ring and takes it from there.
 ///
-/// Race: the ring fills and empties again under the look, which must then see `runnext`.
+/// Race: the ring fills and empties again during the check, which must then see `runnext`.
 pub fn never_falsely_empty_when_the_ring_is_popped() {
     explore(Bound::All, || {
-        let world = World::new(2);
+        let model = Model::new(2);
         let mut owner = Vec::new();
-        world.push_next(0, &mut owner);
+        model.push_next(0, &mut owner);
         let other = thread::spawn({
-            let world = world.clone();
-            move || assert!(!world.queue.is_empty(), "runnext was there all the time")
+            let model = model.clone();
+            move || assert!(!model.queue.is_empty(), "runnext was there all the time")
         });
-        world.push_next(1, &mut owner);
-        owner.extend(world.queue.pop_ring().map(take));
+        model.push_next(1, &mut owner);
+        owner.extend(model.queue.pop_ring().map(take));
         assert_eq!(owner, [0]);
         other.join().unwrap();
     });
 }
 
-/// Teeth: without Release on `tail` a thief takes an item whose contents it does not see.
-pub fn teeth_unpublished_tail() {
+/// Mutation check: without Release on `tail` a thief takes an item whose contents it does not see.
+pub fn detects_unpublished_tail() {
     must_fail(Mutation::Everywhere("runq.rs", Op::Store, Half::Release), owner_against_one_thief);
 }
 
-/// Teeth: without Acquire on the loads of `tail` and `next`, a look misses an item that moves.
-pub fn teeth_unacquired_loads() {
+/// Mutation check: without Acquire on the loads of `tail` and `next`, a check misses an item that moves.
+pub fn detects_unacquired_loads() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Load, Half::Acquire),
         never_falsely_empty_when_runnext_is_kicked,
     );
 }
 
-/// Teeth: without Release on the exchange that empties `runnext`, a look that sees it gone may miss
+/// Mutation check: without Release on the exchange that empties `runnext`, a check that sees it empty may miss
 /// what was moved to the ring before.
-pub fn teeth_unreleased_pop() {
+pub fn detects_unreleased_pop() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Change, Half::Release),
         never_falsely_empty_when_runnext_is_kicked,
     );
 }
 
-/// Teeth: without Release on the change of `runnext`, its taker does not see the item's contents.
-pub fn teeth_unpublished_runnext() {
+/// Mutation check: without Release on the change of `runnext`, its taker does not see the item's contents.
+pub fn detects_unpublished_runnext() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Change, Half::Release),
         runnext_pushed_displaced_and_stolen,

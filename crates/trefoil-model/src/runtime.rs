@@ -1,4 +1,4 @@
-//! The runtime that one is in.
+//! The caller's runtime: every model has one.
 
 use crate::sched::wait::timers::Sched;
 

@@ -1,8 +1,8 @@
 //! Checks of the read-write lock's word (`sync/rwlock_word.rs`).
 //!
-//! The queues, their locks and the mutex of the writers are loom's; the steps between them are those of `sync/rwlock.rs`.
-//! What the lock guards is a loom cell: a writer beside anybody, or somebody who does not see what the last one did, is
-//! reported as a data race. A sleeper that is forgotten is a deadlock.
+//! The queues, their locks and the mutex of the writers are loom's; the steps between them restate
+//! `sync/rwlock.rs`. What the lock guards is a loom cell: loom reports a writer beside another holder, or
+//! a holder that does not see the last holder's work, as a data race. A forgotten waiter is a deadlock.
 
 use std::sync::Arc;
 
@@ -11,113 +11,121 @@ use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::nap::Nap;
+use crate::queued_waiter::QueuedWaiter;
 use crate::rwlock_word_rs::{Left, RwLockWord};
 use crate::shim::{AtomicU32, Half, Mutation, Op};
 
-type Queue = Mutex<Vec<Arc<Nap<()>>>>;
+type Queue = Mutex<Vec<Arc<QueuedWaiter<()>>>>;
 
-/// What is done wrong.
+/// The step that a mutation check leaves out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flaw {
+enum StepMutation {
     None,
     /// The last reader does not wake the writer.
     SilentReader,
-    /// A writer that gives up leaves the door closed.
-    LockedOut,
+    /// A writer whose deadline passes leaves the lock closed for readers.
+    StaysClosed,
 }
 
-struct World {
+/// Whether the caller has a deadline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deadline {
+    Never,
+    /// It passes as soon as the caller is in the queue.
+    Passed,
+}
+
+struct Model {
     word: RwLockWord,
     writers: Mutex<()>,
-    at_door: Queue,
+    readers: Queue,
     writer: Queue,
     data: UnsafeCell<u32>,
-    flaw: Flaw,
+    mutation: StepMutation,
 }
 
 // SAFETY: loom checks that accesses to the cell are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-fn queue(of: &Queue) -> MutexGuard<'_, Vec<Arc<Nap<()>>>> {
+fn queue(of: &Queue) -> MutexGuard<'_, Vec<Arc<QueuedWaiter<()>>>> {
     of.lock().expect("a panic ends the model")
 }
 
-fn withdraw(from: &Queue, nap: &Arc<Nap<()>>) {
-    queue(from).retain(|other| !Arc::ptr_eq(other, nap));
+fn withdraw(from: &Queue, waiter: &Arc<QueuedWaiter<()>>) {
+    queue(from).retain(|other| !Arc::ptr_eq(other, waiter));
 }
 
-impl World {
-    fn new(flaw: Flaw) -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new(mutation: StepMutation) -> Arc<Model> {
+        Arc::new(Model {
             word: RwLockWord(AtomicU32::new(0)),
             writers: Mutex::new(()),
-            at_door: Mutex::new(Vec::new()),
+            readers: Mutex::new(Vec::new()),
             writer: Mutex::new(Vec::new()),
             data: UnsafeCell::new(0),
-            flaw,
+            mutation,
         })
     }
 
-    /// `patient`: waits for as long as it takes. Else it gives up as soon as it is in the queue.
-    fn read(&self, patient: bool) -> bool {
+    /// Enters as a reader. Returns false if the deadline passed.
+    fn read(&self, deadline: Deadline) -> bool {
         while !self.word.enter() {
-            let nap = Nap::new();
+            let waiter = QueuedWaiter::new();
             {
-                let mut queue = queue(&self.at_door);
+                let mut queue = queue(&self.readers);
                 if !self.word.wait_at_door() {
                     continue;
                 }
-                queue.push(nap.clone());
+                queue.push(waiter.clone());
             }
-            if !patient && nap.claim() {
-                withdraw(&self.at_door, &nap);
+            if deadline == Deadline::Passed && waiter.claim() {
+                withdraw(&self.readers, &waiter);
                 return false;
             }
-            nap.sleep();
-            return true; // counted by who opened
+            waiter.sleep();
+            return true; // The writer that opened the lock has counted this reader.
         }
         true
     }
 
     fn read_end(&self) {
-        if self.word.leave() == Left::Done || self.flaw == Flaw::SilentReader {
+        if self.word.leave() == Left::Done || self.mutation == StepMutation::SilentReader {
             return;
         }
         let writer = {
             let mut queue = queue(&self.writer);
             let take = !self.word.has_readers();
-            take.then(|| queue.drain(..).find(|nap| nap.claim())).flatten()
+            take.then(|| queue.drain(..).find(|waiter| waiter.claim())).flatten()
         };
         if let Some(writer) = writer {
             writer.wake(());
         }
     }
 
-    /// As `read`. With success the mutex of the writers is held.
-    fn write(&self, patient: bool) -> Option<MutexGuard<'_, ()>> {
+    /// Enters as a writer, which holds the mutex of the writers. Returns None if the deadline passed.
+    fn write(&self, deadline: Deadline) -> Option<MutexGuard<'_, ()>> {
         let guard = self.writers.lock().expect("a panic ends the model");
         if self.word.close() {
             return Some(guard);
         }
-        let nap = Nap::new();
+        let waiter = QueuedWaiter::new();
         {
             let mut queue = queue(&self.writer);
             if !self.word.has_readers() {
                 return Some(guard);
             }
-            queue.push(nap.clone());
+            queue.push(waiter.clone());
         }
-        if !patient && nap.claim() {
-            withdraw(&self.writer, &nap);
-            if self.flaw != Flaw::LockedOut {
+        if deadline == Deadline::Passed && waiter.claim() {
+            withdraw(&self.writer, &waiter);
+            if self.mutation != StepMutation::StaysClosed {
                 self.open_slow(0);
             }
             return None;
         }
-        nap.sleep();
+        waiter.sleep();
         assert!(!self.word.has_readers(), "a writer woken among readers");
         Some(guard)
     }
@@ -131,153 +139,154 @@ impl World {
 
     fn open_slow(&self, stay: u32) {
         let readers: Vec<_> = {
-            let mut queue = queue(&self.at_door);
-            let readers: Vec<_> = queue.drain(..).filter(|nap| nap.claim()).collect();
+            let mut queue = queue(&self.readers);
+            let readers: Vec<_> = queue.drain(..).filter(|waiter| waiter.claim()).collect();
             self.word.open(stay + readers.len() as u32);
             readers
         };
         readers.iter().for_each(|reader| reader.wake(()));
     }
 
-    fn look(&self) -> u32 {
-        // SAFETY: loom checks that nobody writes now.
+    fn value(&self) -> u32 {
+        // SAFETY: loom reports any concurrent write.
         self.data.with(|n| unsafe { *n })
     }
 
-    fn reader(&self, patient: bool) {
-        if self.read(patient) {
-            self.look();
+    fn reader(&self, deadline: Deadline) {
+        if self.read(deadline) {
+            self.value();
             self.read_end();
         }
     }
 
-    /// Whether it was in. `stay`: it goes on as a reader, and sees its own work.
-    fn writer(&self, patient: bool, stay: bool) -> bool {
-        let Some(guard) = self.write(patient) else { return false };
-        // SAFETY: loom checks that nobody else accesses it now.
+    /// Writes once; returns false if the deadline passed. With `stay` it goes on as a reader and must see
+    /// its own work.
+    fn writer(&self, deadline: Deadline, stay: bool) -> bool {
+        let Some(guard) = self.write(deadline) else { return false };
+        // SAFETY: loom reports any concurrent access.
         let mine = self.data.with_mut(|n| unsafe {
             *n += 1;
             *n
         });
         self.write_end(guard, stay.into());
         if stay {
-            assert_eq!(self.look(), mine, "a writer beside a reader");
+            assert_eq!(self.value(), mine, "a writer beside a reader");
             self.read_end();
         }
         true
     }
 }
 
-/// What one thread does; how often it wrote.
-type Part = fn(&World) -> u32;
+/// What one thread does; returns how often it wrote.
+type Part = fn(&Model) -> u32;
 
-fn check(bound: Bound, flaw: Flaw, parts: &'static [Part]) {
+fn check(bound: Bound, mutation: StepMutation, parts: &'static [Part]) {
     explore(bound, move || {
-        let world = World::new(flaw);
+        let model = Model::new(mutation);
         let threads: Vec<_> = parts[1..]
             .iter()
             .map(|part| {
-                let world = world.clone();
-                thread::spawn(move || part(&world))
+                let model = model.clone();
+                thread::spawn(move || part(&model))
             })
             .collect();
-        let mut wrote = parts[0](&world);
+        let mut wrote = parts[0](&model);
         for thread in threads {
             wrote += thread.join().expect("a panic ends the model");
         }
-        // Free, nobody queued, everybody's work seen.
-        assert_eq!(world.word.look(), (0, false));
-        assert!(queue(&world.at_door).is_empty() && queue(&world.writer).is_empty());
-        assert!(world.word.try_close());
-        assert_eq!(world.look(), wrote);
+        // The lock is free, the queues are empty, all work is visible.
+        assert_eq!(model.word.look(), (0, false));
+        assert!(queue(&model.readers).is_empty() && queue(&model.writer).is_empty());
+        assert!(model.word.try_close());
+        assert_eq!(model.value(), wrote);
     });
 }
 
-fn reads(world: &World) -> u32 {
-    world.reader(true);
+fn reads(model: &Model) -> u32 {
+    model.reader(Deadline::Never);
     0
 }
 
-fn reads_twice(world: &World) -> u32 {
-    world.reader(true);
-    world.reader(true);
+fn reads_twice(model: &Model) -> u32 {
+    model.reader(Deadline::Never);
+    model.reader(Deadline::Never);
     0
 }
 
-fn reads_or_not(world: &World) -> u32 {
-    world.reader(false);
+fn reads_or_not(model: &Model) -> u32 {
+    model.reader(Deadline::Passed);
     0
 }
 
-fn writes(world: &World) -> u32 {
-    world.writer(true, false).into()
+fn writes(model: &Model) -> u32 {
+    model.writer(Deadline::Never, false).into()
 }
 
-fn writes_and_stays(world: &World) -> u32 {
-    world.writer(true, true).into()
+fn writes_and_stays(model: &Model) -> u32 {
+    model.writer(Deadline::Never, true).into()
 }
 
-fn writes_or_not(world: &World) -> u32 {
-    world.writer(false, false).into()
+fn writes_or_not(model: &Model) -> u32 {
+    model.writer(Deadline::Passed, false).into()
 }
 
-/// A reader meets a writer, twice: at the door and on the way out.
+/// A reader meets a writer twice: when it enters and when it leaves.
 pub fn reader_against_writer() {
-    check(Bound::All, Flaw::None, &[reads_twice, writes]);
+    check(Bound::All, StepMutation::None, &[reads_twice, writes]);
 }
 
 /// Two readers: the last of them wakes the writer, and one may come back before that. Bounded to three preemptions.
 pub fn two_readers_against_a_writer() {
-    check(Bound::Preemptions(3), Flaw::None, &[reads_twice, reads, writes]);
+    check(Bound::Preemptions(3), StepMutation::None, &[reads_twice, reads, writes]);
 }
 
 /// Two writers: a late wake-up by a reader meets the next one. Bounded to three preemptions.
 pub fn reader_against_two_writers() {
-    check(Bound::Preemptions(3), Flaw::None, &[reads_twice, writes, writes]);
+    check(Bound::Preemptions(3), StepMutation::None, &[reads_twice, writes, writes]);
 }
 
-/// The writer becomes a reader when it opens the door. Bounded to three preemptions.
-pub fn writer_that_stays() {
-    check(Bound::Preemptions(3), Flaw::None, &[writes_and_stays, reads, writes]);
+/// The writer becomes a reader when it opens the lock. Bounded to three preemptions.
+pub fn writer_downgrades_to_reader() {
+    check(Bound::Preemptions(3), StepMutation::None, &[writes_and_stays, reads, writes]);
 }
 
 /// Deadlines of both sides pass at the worst moments. Bounded to three preemptions.
-pub fn impatient_ones() {
-    check(Bound::Preemptions(3), Flaw::None, &[reads, writes_or_not, reads_or_not]);
+pub fn deadlines_on_both_sides() {
+    check(Bound::Preemptions(3), StepMutation::None, &[reads, writes_or_not, reads_or_not]);
 }
 
-/// A writer gives up while a reader waits behind it. Bounded to three preemptions.
+/// A writer's deadline passes while a reader waits for it. Bounded to three preemptions.
 pub fn writer_gives_up_before_a_reader() {
-    check(Bound::Preemptions(3), Flaw::None, &[reads, reads, writes_or_not]);
+    check(Bound::Preemptions(3), StepMutation::None, &[reads, reads, writes_or_not]);
 }
 
-/// Teeth: a reader's end, or a writer's, that publishes nothing.
-pub fn teeth_unreleased() {
+/// Mutation check: an unlock that publishes nothing.
+pub fn detects_unreleased_change() {
     let mutation = Mutation::Everywhere("rwlock_word.rs", Op::Change, Half::Release);
     must_fail(mutation, reader_against_writer);
 }
 
-/// Teeth: who comes in does not see what was done before.
-pub fn teeth_unacquired() {
+/// Mutation check: a holder that does not see the work of the last one.
+pub fn detects_unacquired_change() {
     let mutation = Mutation::Everywhere("rwlock_word.rs", Op::Change, Half::Acquire);
     must_fail(mutation, reader_against_writer);
 }
 
-/// Teeth: the writer that waited does not see what the readers did.
-pub fn teeth_unacquired_look() {
+/// Mutation check: the writer that waited does not see what the readers did.
+pub fn detects_unacquired_load() {
     let mutation = Mutation::Everywhere("rwlock_word.rs", Op::Load, Half::Acquire);
     must_fail(mutation, reader_against_writer);
 }
 
-/// Teeth: the last reader goes without a word.
-pub fn teeth_silent_reader() {
-    must_fail(Mutation::None, || check(Bound::All, Flaw::SilentReader, &[reads, writes]));
+/// Mutation check: the last reader does not wake the writer.
+pub fn detects_last_reader_not_waking() {
+    must_fail(Mutation::None, || check(Bound::All, StepMutation::SilentReader, &[reads, writes]));
 }
 
-/// Teeth: a writer that gives up and leaves the door closed.
-pub fn teeth_locked_out() {
+/// Mutation check: a writer whose deadline passes leaves the lock closed.
+pub fn detects_writer_leaving_lock_closed() {
     must_fail(Mutation::None, || {
-        check(Bound::Preemptions(3), Flaw::LockedOut, &[reads, reads, writes_or_not]);
+        check(Bound::Preemptions(3), StepMutation::StaysClosed, &[reads, reads, writes_or_not]);
     });
 }
 

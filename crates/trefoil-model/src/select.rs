@@ -28,9 +28,9 @@ fn two(cap: usize) -> Arc<Two> {
 }
 
 impl Two {
-    fn nobody_waits(&self) {
-        self.a.1.nobody_waits();
-        self.b.1.nobody_waits();
+    fn assert_no_waiters(&self) {
+        self.a.1.assert_no_waiters();
+        self.b.1.assert_no_waiters();
     }
 
     fn receives(self: &Arc<Two>, number: usize, order: Order) -> JoinHandle<Chose> {
@@ -47,7 +47,7 @@ impl Two {
     }
 }
 
-/// What a select {send a, send b} has sent.
+/// Returns what a select {send a, send b} has sent.
 fn sent(chose: Chose, values: [u32; 2]) -> u32 {
     match chose {
         Chose::Sent(i) => values[i],
@@ -55,7 +55,7 @@ fn sent(chose: Chose, values: [u32; 2]) -> u32 {
     }
 }
 
-/// A select meets two senders: one wins, the other's value is not lost.
+/// A select meets two senders: one wins, and the value of the other is not lost.
 pub fn against_two_senders() {
     for order in [AsWritten, LastFirst] {
         explore(Bound::Preemptions(4), move || {
@@ -77,13 +77,13 @@ pub fn against_two_senders() {
                 }
             }
             other.join().unwrap();
-            two.nobody_waits();
+            two.assert_no_waiters();
         });
     }
 }
 
-/// Two selects meet, enlisting in the same order and in opposite ones: they find each other, by one
-/// channel, and do not keep each other from it: one mutual abort, and one for a late look.
+/// Two selects meet that register in the same order or in opposite orders. They match at one channel.
+/// Each retries at most twice: once after a mutual abort, once because of a late check.
 pub fn against_select() {
     for order in [AsWritten, LastFirst] {
         explore(Bound::Preemptions(6), move || {
@@ -93,12 +93,13 @@ pub fn against_select() {
             let got = receiving.join().unwrap();
             assert_eq!(got.value(), Some(sent(sending, [1, 2])));
             assert!(waits_of(0) <= 3 && waits_of(1) <= 3, "{} {}", waits_of(0), waits_of(1));
-            two.nobody_waits();
+            two.assert_no_waiters();
         });
     }
 }
 
-/// Three selects: two that send, one that receives twice. Who loses the first time is not forgotten.
+/// Three selects: two send, one receives twice. The one that loses the first time is served the second
+/// time.
 pub fn against_two_selects() {
     explore(Bound::Preemptions(2), || {
         let two = two(0);
@@ -112,12 +113,12 @@ pub fn against_two_selects() {
             all.swap(0, 1);
         }
         assert_eq!(all, got, "what was sent is what was received");
-        two.nobody_waits();
+        two.assert_no_waiters();
     });
 }
 
-/// Two that both send and receive on the same channel: never one's own value.
-pub fn never_meets_itself() {
+/// Two selects that send and receive on the same channel never receive their own value.
+pub fn select_never_matches_itself() {
     for cap in [0, 1] {
         explore(Bound::All, move || {
             let two = two(cap);
@@ -138,7 +139,7 @@ pub fn never_meets_itself() {
                     "{outcomes:?}"
                 );
             }
-            two.nobody_waits();
+            two.assert_no_waiters();
         });
     }
 }
@@ -161,11 +162,11 @@ pub fn against_close() {
             true => assert_eq!(chose, Chose::Received(1, 7)),
             false => assert_eq!(chose, Chose::Closed(0)),
         }
-        two.nobody_waits();
+        two.assert_no_waiters();
     });
 }
 
-/// A select's time is up while a sender comes; the close comes for sure.
+/// A select's deadline passes while a sender sends; the channel is closed in any case.
 pub fn against_deadline() {
     explore(Bound::Preemptions(3), || {
         let two = two(0);
@@ -182,11 +183,12 @@ pub fn against_deadline() {
         clock.join().unwrap();
         let sent = sender.join().unwrap();
         assert_eq!(chose == Chose::Received(1, 7), sent, "{chose:?}");
-        two.nobody_waits();
+        two.assert_no_waiters();
     });
 }
 
-/// `default` while one channel or the other is ready all the time. `by_one`: looks at them one by one.
+/// `default` while one channel or the other is ready at every moment. With `by_one` the select checks
+/// them one after the other.
 fn default_beside_a_change(by_one: bool) {
     explore(Bound::All, move || {
         let two = two(1);
@@ -212,22 +214,22 @@ fn default_beside_a_change(by_one: bool) {
     });
 }
 
-/// "Nothing can go on" is said of one moment.
-pub fn default_is_true_of_one_moment() {
+/// `default` is taken only if no arm was ready at one moment.
+pub fn default_holds_at_one_moment() {
     default_beside_a_change(false);
 }
 
-/// Teeth: one by one is not one moment.
-pub fn teeth_default_by_one() {
+/// Mutation check: arms that are checked one after the other.
+pub fn detects_default_arm_by_arm() {
     must_fail(Mutation::None, || default_beside_a_change(true));
 }
 
-/// Teeth: both partners think that they have the select.
-pub fn teeth_claimed_twice() {
+/// Mutation check: two partners claim the same select.
+pub fn detects_double_claim() {
     must_fail(Mutation::Broken(Part::Claim), against_two_selects);
 }
 
-/// Teeth: a select that finds an arm ready while others can see its first one.
-pub fn teeth_own_wait_not_claimed() {
+/// Mutation check: a select that takes a ready arm without claiming its own wait.
+pub fn detects_own_wait_not_claimed() {
     must_fail(Mutation::Broken(Part::OwnClaim), against_select);
 }

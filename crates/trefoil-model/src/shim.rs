@@ -1,7 +1,7 @@
 //! `trefoil`'s shim, made of loom's types, with knobs to break it.
 //!
 //! The same names as `crates/trefoil/src/shim.rs`. The atomics are thin wrappers around loom's that
-//! ask the current [`Mutation`] which ordering to use really: so a check can be run against a
+//! ask the current [`Mutation`] which ordering to use. So a check can be run against a
 //! protocol file with one ordering weakened, without a copy of the file.
 //!
 //! The mutation is in a plain `thread_local`: loom runs all threads of a model as coroutines on the
@@ -16,7 +16,7 @@ use loom::sync::{Condvar, Mutex, MutexGuard, atomic as loomed};
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Slots in a run queue: the least for which "half" and "a ring not full" differ.
+/// Slots in a run queue: the smallest number for which "half" and "a ring not full" differ.
 pub(crate) const RING: usize = 4;
 
 /// What an operation does with its cell.
@@ -44,46 +44,46 @@ pub(crate) struct Site {
     pub(crate) order: Ordering,
 }
 
-/// How the protocol is broken.
+/// How a mutation check breaks the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Mutation {
-    /// It is not.
+    /// Not at all.
     #[default]
     None,
     /// [`full_fence`] does nothing, and [`swap_full`] is an ordinary swap.
     NoFullFence,
-    /// All operations of this kind, in the file whose name ends so, lose half of their ordering.
+    /// All operations of this kind in this file lose half of their ordering.
     Everywhere(&'static str, Op, Half),
     /// One place loses half of its ordering.
     At(Site, Half),
-    /// Something in the model itself does not do its job.
+    /// A part of the model itself is broken.
     Broken(Part),
 }
 
-/// What of a model can be broken; see the places that ask for it.
+/// A part of a model that can be broken; see the callers of [`is_broken`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    /// A channel's lock lets everybody in.
+    /// A channel's lock excludes no thread.
     ChannelLock,
-    /// Who wants to end a wait takes it for his, whoever else has claimed it.
+    /// A claim of a wait succeeds although another waker has claimed it.
     Claim,
-    /// A select that finds an arm ready while it is enlisting does not claim its own wait first.
+    /// A select that finds an arm ready while it registers does not claim its own wait first.
     OwnClaim,
-    /// A wait that a claim was made for has no number of its own: an old claim fits the next wait.
+    /// Waits have no numbers: a claim of an earlier wait fits the next one.
     WaitNumber,
-    /// A goroutine that is handed the mutex is told to try its luck.
+    /// A goroutine that is handed the mutex is told to compete for it.
     HandOver,
-    /// Who leaves the mutex's queue as the last one does not say so.
-    Desertion,
+    /// The last waiter that leaves the mutex's queue does not report it empty.
+    EmptyQueue,
 }
 
 thread_local! {
     static MUTATION: Cell<Mutation> = const { Cell::new(Mutation::None) };
-    /// Places seen, while someone wants to know.
+    /// The places passed so far, while [`sites_of`] runs.
     static SITES: RefCell<Option<Vec<Site>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` with the protocols broken so.
+/// Runs `f` with this mutation.
 pub(crate) fn mutated<R>(mutation: Mutation, f: impl FnOnce() -> R) -> R {
     struct Restore(Mutation);
     impl Drop for Restore {
@@ -95,19 +95,19 @@ pub(crate) fn mutated<R>(mutation: Mutation, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether this part is broken now.
+/// Returns whether this part is broken now.
 pub(crate) fn is_broken(part: Part) -> bool {
     MUTATION.get() == Mutation::Broken(part)
 }
 
-/// Runs `f` and tells which places it passed.
+/// Runs `f` and returns the places that it passed.
 pub(crate) fn sites_of(f: impl FnOnce()) -> Vec<Site> {
     SITES.set(Some(Vec::new()));
     f();
     SITES.take().unwrap_or_default()
 }
 
-/// The ordering to use at `at`, where the source says `order`.
+/// Returns the ordering to use at `at`, where the source says `order`.
 fn actual(op: Op, order: Ordering, at: &'static Location<'static>) -> Ordering {
     let site = Site { file: at.file(), line: at.line(), op, order };
     SITES.with_borrow_mut(|seen| {
@@ -180,7 +180,7 @@ macro_rules! atomic {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
-                // loom never fails one for no reason; the protocols' loops do not care.
+                // loom never fails a weak exchange without a reason.
                 self.compare_exchange(current, new, success, failure)
             }
         }
@@ -232,12 +232,12 @@ pub(crate) fn swap_full<T>(cell: &AtomicPtr<T>, value: *mut T) -> *mut T {
     old
 }
 
-/// What a spinning thread does between two looks.
+/// What a spinning thread does between two loads.
 pub(crate) fn spin_hint() {
     loom::thread::yield_now();
 }
 
-/// A value behind a lock: `sys/lock.rs` as seen from outside.
+/// A value behind a lock, with the interface of `sys/lock.rs`.
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
@@ -255,7 +255,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// The kernel's side of all futexes: who sleeps on which address, and whether it was woken.
+/// The kernel's side of all futexes: for each sleeper its address and whether it was woken.
 struct Futexes {
     sleepers: Mutex<Vec<(usize, bool)>>,
     woken: Condvar,
@@ -266,8 +266,8 @@ loom::lazy_static! {
         Futexes { sleepers: Mutex::new(Vec::new()), woken: Condvar::new() };
 }
 
-/// Sleeps if the word has this value, until [`futex_wake`]. A limit is always over at once: the
-/// shortest sleep is the one with the most races.
+/// Sleeps if the word has this value, until [`futex_wake`]. A limit passes at once: the shortest sleep
+/// has the most races.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) {
     let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
     if word.0.load(Ordering::Relaxed) != value || limit.is_some() {
@@ -280,7 +280,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) 
     }
 }
 
-/// Wakes at most so many who sleep on the word.
+/// Wakes at most `how_many` sleepers of the word.
 pub(crate) fn futex_wake(word: &AtomicU32, how_many: u32) {
     let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
     let key = std::ptr::from_ref(word) as usize;

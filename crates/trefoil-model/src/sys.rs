@@ -1,4 +1,4 @@
-//! The clock: it stands still.
+//! A clock that stands still.
 
 pub(crate) mod clock {
     use std::time::Duration;
@@ -11,7 +11,7 @@ pub(crate) mod clock {
         0
     }
 
-    /// In the future.
+    /// Returns the time `d` from now.
     pub(crate) fn after(d: Duration) -> Nanos {
         d.as_nanos() as Nanos
     }

@@ -1,13 +1,13 @@
 //! Checks of timers (`time/slot.rs`, `time/timer.rs`): a stop or a reset meets the firing.
 //!
-//! The heap is a list whose entries may come up at any moment; then it is their time. The channel is the real one.
+//! The heap is a list whose entries may become due at any moment. The channel is the real one.
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::AsWritten;
 use crate::sched::wait::timers::{fire, sweep, take_entries};
 use crate::sched::{go, i_am};
 use crate::shim::{AtomicU32, Mutation, Ordering};
-use crate::time::{Backwards, Ticker, Timer, after_func};
+use crate::time::{DrainsFirst, Ticker, Timer, after_func};
 use loom::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,24 +24,24 @@ fn timer() -> Arc<Timer> {
     timer_of(SOON)
 }
 
-/// The time of what is set now comes, at some moment.
+/// A goroutine that fires the timers that are set now.
 fn clock(number: usize) -> JoinHandle<()> {
     wrong_clock(number, 0)
 }
 
-/// The same; but it says that it is later.
+/// The same with a clock that is `by` nanoseconds fast.
 fn wrong_clock(number: usize, by: u64) -> JoinHandle<()> {
     let entries = take_entries();
     assert!(!entries.is_empty());
     go(number, AsWritten, move || fire(entries, by))
 }
 
-/// After `stop` there is no value, and none comes. Nobody receives, so it was in time.
+/// After `stop` the channel is empty and stays empty. No receiver took the value, so `stop` was in time.
 pub fn stop_against_fire() {
     explore(Bound::All, || {
         let timer = timer();
         let clock = clock(1);
-        assert!(timer.stop(), "nobody has received the value");
+        assert!(timer.stop(), "no receiver took the value");
         assert!(timer.chan().try_recv().is_err(), "a stale value");
         clock.join().unwrap();
         assert!(timer.chan().try_recv().is_err(), "a value came after stop");
@@ -49,7 +49,7 @@ pub fn stop_against_fire() {
     });
 }
 
-/// After `reset` there is no value of the earlier setting, and none comes; the new one fires.
+/// After `reset` no value of the earlier setting is or arrives in the channel, and the new setting fires.
 fn reset_against(first: Duration, second: Duration, clock: impl FnOnce() -> JoinHandle<()>) {
     let timer = timer_of(first);
     let clock = clock();
@@ -63,12 +63,12 @@ fn reset_against(first: Duration, second: Duration, clock: impl FnOnce() -> Join
     assert!(timer.chan().try_recv().is_err(), "it fired twice");
 }
 
-/// It is set for later: its entry stays, comes up too early, and goes back.
+/// A timer is set for later: its entry stays in the heap, becomes due too early, and is put back.
 pub fn reset_later_against_fire() {
     explore(Bound::All, || reset_against(SOON, LATER, || clock(1)));
 }
 
-/// It is set for earlier: there are two entries, of which one counts.
+/// A timer is set for earlier: of its two entries one counts.
 pub fn reset_earlier_against_fire() {
     explore(Bound::All, || reset_against(LATER, SOON, || clock(1)));
 }
@@ -87,7 +87,8 @@ fn sweep_against_reset(secretly: bool) {
     });
 }
 
-/// The heap is swept, which drops a stopped timer's entry, while the timer is set again and counts on that entry.
+/// A sweep of the heap drops a stopped timer's entry, while the timer is set again and relies on that
+/// entry.
 pub fn sweep_against_reset_later() {
     sweep_against_reset(false);
 }
@@ -107,7 +108,7 @@ pub fn stop_against_recv() {
     });
 }
 
-/// Two stop it: one of them was in time.
+/// Two goroutines stop a timer: one of them was in time.
 pub fn two_stops() {
     explore(Bound::All, || {
         let timer = timer();
@@ -124,7 +125,7 @@ pub fn two_stops() {
     });
 }
 
-/// A ticker sets itself anew while it fires. After `stop` that is over.
+/// A ticker sets itself again when it fires, but not after `stop`.
 pub fn ticker_stop_against_fire() {
     explore(Bound::All, || {
         i_am(0, AsWritten);
@@ -141,7 +142,7 @@ pub fn ticker_stop_against_fire() {
     });
 }
 
-/// A function is called, or `stop` was in time.
+/// Either the function is called, or `stop` was in time.
 pub fn function_against_stop() {
     explore(Bound::All, || {
         i_am(0, AsWritten);
@@ -158,12 +159,12 @@ pub fn function_against_stop() {
     });
 }
 
-/// Teeth: who takes the value out first and stops the timer then.
-pub fn teeth_drained_before_stopped() {
+/// Mutation check: a `stop` that drains the channel before it stops the timer.
+pub fn detects_drain_before_stop() {
     must_fail(Mutation::None, || {
         explore(Bound::All, || {
             i_am(0, AsWritten);
-            let timer = Backwards::new();
+            let timer = DrainsFirst::new();
             let clock = clock(1);
             timer.stop();
             assert!(timer.receiver.try_recv().is_err(), "a stale value");
@@ -172,14 +173,14 @@ pub fn teeth_drained_before_stopped() {
     });
 }
 
-/// Teeth: an entry that comes up, and it is not looked at what time it is.
-pub fn teeth_fires_at_any_time() {
+/// Mutation check: an entry fires although its timer was set for later.
+pub fn detects_firing_without_time_check() {
     must_fail(Mutation::None, || {
         explore(Bound::All, || reset_against(SOON, LATER, || wrong_clock(1, 9)));
     });
 }
 
-/// Teeth: a sweep that drops an entry and does not say so.
-pub fn teeth_swept_secretly() {
+/// Mutation check: a sweep that drops an entry without telling the timer.
+pub fn detects_unreported_sweep() {
     must_fail(Mutation::None, || sweep_against_reset(true));
 }

@@ -1,10 +1,10 @@
-//! Checks of the wake/sleep protocol (`sched/idle.rs`): nobody sleeps while work waits.
+//! Checks of the wake/sleep protocol (`sched/search/idle.rs`): no worker sleeps while work waits.
 //!
-//! A small scheduler around the real counters and the real run queue: what `find.rs` and
-//! `central.rs` do, step for step and with the same orderings, without the goroutines. Every P has
-//! a worker. Work that a submitter publishes must be done by a worker; the worker that does the last
-//! one sends the others home. So a lost wake-up leaves a worker asleep for ever, which loom reports
-//! as a deadlock.
+//! The counters and the run queue are the real files. Around them is a small scheduler that restates
+//! the steps of `sched/search/find.rs` and `sched/queues/`, with the same orderings and without
+//! goroutines. Every P has a worker. A worker must run what a submitter publishes; the worker that
+//! runs the last item lets the others end. A lost wake-up leaves a worker asleep for ever, which
+//! loom reports as a deadlock.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::idle_rs::Idle;
 use crate::runq_rs::RunQueue;
 use crate::shim::{AtomicU32, Mutation, Ordering, full_fence};
 
-/// What is done wrong.
+/// The step that a mutation check leaves out or moves.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flaw {
+enum StepMutation {
     None,
-    /// A worker goes to bed without a second look.
-    NoSecondLook,
-    /// A worker looks again before it has given up.
-    LooksTooEarly,
-    /// A worker that has found work looks for more without a barrier.
+    /// A worker sleeps without checking the queues again.
+    NoRecheck,
+    /// A worker checks the queues again before it has given its P back.
+    RecheckTooEarly,
+    /// A worker that has found work checks for more without a barrier.
     NoBarrierAfterFind,
-    /// It does not look at all.
-    FindsAndIsGone,
+    /// A worker that has found work does not check for more.
+    NoRecheckAfterFind,
     /// A submitter has no barrier after it moved the displaced `runnext` to the ring.
     DisplacedAfterBarrier,
 }
@@ -36,39 +36,39 @@ enum Flaw {
 /// Behind the scheduler's lock.
 struct Central {
     idle_ps: u32,
-    /// Workers in bed.
+    /// Sleeping workers.
     idle_ms: Vec<usize>,
-    /// Who was handed a P.
+    /// Whether each worker was handed a P.
     handed: [bool; 2],
-    /// P's for whom no worker was in bed. The runtime starts a thread for each; here a worker that
-    /// is on its way to bed plays the new thread.
+    /// Ps for which no worker was asleep. The runtime starts a thread for each; here a worker that
+    /// is about to sleep takes the part of the new thread.
     new_threads: u32,
-    /// Work not done yet.
+    /// Items that no worker has run yet.
     left: u32,
 }
 
-struct World {
+struct Model {
     idle: Idle,
-    /// The global queue's length, one for each submitter: written by one, so that it can be a plain
-    /// store as in the runtime.
+    /// The global queue's length, one per submitter. Each has one writer, so it is a plain store as
+    /// in the runtime.
     global: [AtomicU32; 2],
     /// The queue of a P whose goroutine submits and never ends.
     busy: RunQueue<u8>,
     central: Mutex<Central>,
-    beds: [Condvar; 2],
-    flaw: Flaw,
-    /// Work never ends: who took some is gone.
+    woken: [Condvar; 2],
+    mutation: StepMutation,
+    /// A worker that takes an item runs it for ever.
     endless: bool,
 }
 
-impl World {
-    /// Workers own a P each and search.
-    fn new(workers: usize, work: u32, flaw: Flaw, endless: bool) -> Arc<World> {
+impl Model {
+    /// Each worker owns a P and searches.
+    fn new(workers: usize, work: u32, mutation: StepMutation, endless: bool) -> Arc<Model> {
         let idle = Idle::new();
         for _ in 0..workers {
             idle.start_spinning();
         }
-        Arc::new(World {
+        Arc::new(Model {
             idle,
             global: [AtomicU32::new(0), AtomicU32::new(0)],
             busy: RunQueue::new(),
@@ -79,16 +79,16 @@ impl World {
                 new_threads: 0,
                 left: work,
             }),
-            beds: [Condvar::new(), Condvar::new()],
-            flaw,
+            woken: [Condvar::new(), Condvar::new()],
+            mutation,
             endless,
         })
     }
 
     /// A plain thread submits: `push_global`, `wake_after_push`.
-    fn submit(&self, who: usize) {
+    fn submit(&self, submitter: usize) {
         // Relaxed: as `publish_global_len`.
-        self.global[who].store(1, Ordering::Relaxed);
+        self.global[submitter].store(1, Ordering::Relaxed);
         self.wake_after_push();
     }
 
@@ -97,7 +97,7 @@ impl World {
         if let Some(displaced) = self.busy.push_next(NonNull::dangling()) {
             assert!(self.busy.push_back(displaced).is_ok());
             // The swap's barrier was before this publication.
-            if self.flaw != Flaw::DisplacedAfterBarrier {
+            if self.mutation != StepMutation::DisplacedAfterBarrier {
                 full_fence();
             }
         }
@@ -125,7 +125,7 @@ impl World {
         match central.idle_ms.pop() {
             Some(m) => {
                 central.handed[m] = true;
-                self.beds[m].notify_one();
+                self.woken[m].notify_one();
             }
             None => central.new_threads += 1,
         }
@@ -136,14 +136,14 @@ impl World {
         self.idle.p_taken();
     }
 
-    /// A worker, from its first search to the end. Returns how much it did.
+    /// Runs a worker from its first search to the end. Returns the number of items that it ran.
     fn work(&self, me: usize) -> u32 {
         let mut done = 0;
         let mut spinning = true;
         loop {
             if self.search() {
                 if std::mem::take(&mut spinning) && self.idle.stop_spinning() {
-                    self.look_for_more();
+                    self.check_for_more();
                 }
                 done += 1;
                 if self.did_one() || self.endless {
@@ -159,12 +159,12 @@ impl World {
         }
     }
 
-    /// The last who searched has found work: `find::stop_spinning`.
-    fn look_for_more(&self) {
-        if self.flaw == Flaw::FindsAndIsGone {
+    /// The last spinning worker has found work: `find::stop_spinning`.
+    fn check_for_more(&self) {
+        if self.mutation == StepMutation::NoRecheckAfterFind {
             return;
         }
-        if self.flaw != Flaw::NoBarrierAfterFind {
+        if self.mutation != StepMutation::NoBarrierAfterFind {
             self.idle.before_second_look();
         }
         if self.idle.idle_ps() != 0 && self.has_work() {
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// Takes one piece of work, wherever it is.
+    /// Takes one item from any queue.
     fn search(&self) -> bool {
         let global = self.global.iter().any(|g| {
             // The runtime takes under the lock; here it is an exchange.
@@ -190,21 +190,22 @@ impl World {
         self.global.iter().any(|g| g.load(Ordering::Relaxed) != 0) || !self.busy.is_empty()
     }
 
-    /// True: that was the last, and everybody goes home.
+    /// Returns true if that was the last item; then all workers end.
     fn did_one(&self) -> bool {
         let mut central = self.central.lock().unwrap();
         central.left -= 1;
         if central.left == 0 {
-            for bed in &self.beds {
-                bed.notify_one();
+            for worker in &self.woken {
+                worker.notify_one();
             }
         }
         central.left == 0
     }
 
-    /// Gives the P back and looks again. True: there is work, and it has a P again.
+    /// Gives the P back and checks the queues again. Returns true if there is work and the worker has
+    /// taken a P again.
     fn give_up(&self, spinning: &mut bool) -> bool {
-        let early = self.flaw == Flaw::LooksTooEarly && self.has_work();
+        let early = self.mutation == StepMutation::RecheckTooEarly && self.has_work();
         {
             let mut central = self.central.lock().unwrap();
             central.idle_ps += 1;
@@ -213,9 +214,9 @@ impl World {
         if std::mem::take(spinning) {
             self.idle.stop_spinning();
         }
-        let found = match self.flaw {
-            Flaw::NoSecondLook => false,
-            Flaw::LooksTooEarly => early,
+        let found = match self.mutation {
+            StepMutation::NoRecheck => false,
+            StepMutation::RecheckTooEarly => early,
             _ => {
                 self.idle.before_second_look();
                 self.has_work()
@@ -233,7 +234,7 @@ impl World {
         false
     }
 
-    /// Sleeps until someone hands over a P. False: all work is done.
+    /// Sleeps until a waker hands over a P. Returns false if all items were run.
     fn wait_for_p(&self, me: usize) -> bool {
         let mut central = self.central.lock().unwrap();
         if central.new_threads > 0 {
@@ -248,29 +249,29 @@ impl World {
             if central.left == 0 {
                 return false;
             }
-            central = self.beds[me].wait(central).unwrap();
+            central = self.woken[me].wait(central).unwrap();
         }
     }
 }
 
-/// One submitter of the global queue, and so many workers.
-fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, flaw: Flaw) {
+/// Submitters of the global queue against `workers` workers.
+fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, mutation: StepMutation) {
     explore(bound, move || {
-        let world = World::new(workers, submitters as u32, flaw, false);
+        let model = Model::new(workers, submitters as u32, mutation, false);
         let mut threads: Vec<_> = (0..workers)
             .map(|me| {
-                let world = world.clone();
-                thread::spawn(move || world.work(me))
+                let model = model.clone();
+                thread::spawn(move || model.work(me))
             })
             .collect();
-        for who in 1..submitters {
-            let world = world.clone();
+        for submitter in 1..submitters {
+            let model = model.clone();
             threads.push(thread::spawn(move || {
-                world.submit(who);
+                model.submit(submitter);
                 0
             }));
         }
-        world.submit(0);
+        model.submit(0);
         let done: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(done, submitters as u32);
     });
@@ -278,9 +279,9 @@ fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, flaw: Flaw
 
 /// A worker goes to sleep while a plain thread submits.
 ///
-/// Race: the submitter sees nobody idle (or somebody who spins), the worker sees no work.
+/// Race: the submitter sees no idle P (or a spinning worker), the worker sees no work.
 pub fn one_submitter_one_worker() {
-    submit_to_workers(Bound::All, 1, 1, Flaw::None);
+    submit_to_workers(Bound::All, 1, 1, StepMutation::None);
 }
 
 /// Two workers go to sleep while a plain thread submits.
@@ -288,7 +289,7 @@ pub fn one_submitter_one_worker() {
 /// Race: the submitter relies on the spinner that is about to stop; the first to give up leaves it
 /// to the second. Bounded to three preemptions.
 pub fn one_submitter_two_workers() {
-    submit_to_workers(Bound::Preemptions(3), 2, 1, Flaw::None);
+    submit_to_workers(Bound::Preemptions(3), 2, 1, StepMutation::None);
 }
 
 /// A worker goes to sleep while two plain threads submit.
@@ -296,23 +297,23 @@ pub fn one_submitter_two_workers() {
 /// Race: the second submitter relies on the first one's claim, which may end without a wake-up
 /// because the P was taken meanwhile. Bounded to three preemptions.
 pub fn two_submitters_one_worker() {
-    submit_to_workers(Bound::Preemptions(3), 1, 2, Flaw::None);
+    submit_to_workers(Bound::Preemptions(3), 1, 2, StepMutation::None);
 }
 
-fn submit_next_to_workers(bound: Bound, workers: usize, work: u32, flaw: Flaw) {
+fn submit_next_to_workers(bound: Bound, workers: usize, work: u32, mutation: StepMutation) {
     explore(bound, move || {
-        let world = World::new(workers, work, flaw, true);
+        let model = Model::new(workers, work, mutation, true);
         // All but the last are there when the workers begin to search: fewer interleavings.
         for _ in 1..work {
-            world.submit_next();
+            model.submit_next();
         }
         let threads: Vec<_> = (0..workers)
             .map(|me| {
-                let world = world.clone();
-                thread::spawn(move || world.work(me))
+                let model = model.clone();
+                thread::spawn(move || model.work(me))
             })
             .collect();
-        world.submit_next();
+        model.submit_next();
         let done: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(done, work);
     });
@@ -322,7 +323,7 @@ fn submit_next_to_workers(bound: Bound, workers: usize, work: u32, flaw: Flaw) {
 ///
 /// Race: as [`one_submitter_one_worker`], with the barrier that is part of `push_next`'s swap.
 pub fn goroutine_submits_to_its_own_queue() {
-    submit_next_to_workers(Bound::All, 1, 1, Flaw::None);
+    submit_next_to_workers(Bound::All, 1, 1, StepMutation::None);
 }
 
 /// A goroutine that never ends has started one that never ends either, starts another, and two
@@ -333,61 +334,64 @@ pub fn goroutine_submits_to_its_own_queue() {
 /// `runnext` empty and the ring not filled yet. So a displacing push needs a barrier of its own.
 /// Bounded to three preemptions.
 pub fn displaced_runnext_is_found() {
-    submit_next_to_workers(Bound::Preemptions(3), 2, 2, Flaw::None);
+    submit_next_to_workers(Bound::Preemptions(3), 2, 2, StepMutation::None);
 }
 
-/// Teeth: without the two barriers each side may miss the other.
-pub fn teeth_no_barrier() {
+/// Mutation check: without the two barriers each side may miss the other's store.
+pub fn detects_missing_barrier() {
     must_fail(Mutation::NoFullFence, one_submitter_one_worker);
 }
 
-/// Teeth: a displaced `runnext` that is published after the only barrier.
-pub fn teeth_displaced_after_the_barrier() {
+/// Mutation check: a displaced `runnext` that is published after the only barrier.
+pub fn detects_displaced_runnext_after_barrier() {
     must_fail(Mutation::None, || {
-        submit_next_to_workers(Bound::Preemptions(3), 2, 2, Flaw::DisplacedAfterBarrier);
+        submit_next_to_workers(Bound::Preemptions(3), 2, 2, StepMutation::DisplacedAfterBarrier);
     });
 }
 
-/// Teeth: a worker that does not look again.
-pub fn teeth_no_second_look() {
-    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Flaw::NoSecondLook));
+/// Mutation check: a worker that does not check the queues again.
+pub fn detects_missing_recheck() {
+    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, StepMutation::NoRecheck));
 }
 
-/// Teeth: a worker that looks again before it is seen to be idle.
-pub fn teeth_second_look_too_early() {
-    must_fail(Mutation::None, || submit_to_workers(Bound::All, 1, 1, Flaw::LooksTooEarly));
+/// Mutation check: a worker that checks the queues again before others see its P as idle.
+pub fn detects_recheck_before_idle() {
+    must_fail(Mutation::None, || {
+        submit_to_workers(Bound::All, 1, 1, StepMutation::RecheckTooEarly)
+    });
 }
 
-/// A worker takes what one plain thread submits and never ends; another worker goes to sleep; a second thread submits.
+/// A worker takes an item that never ends, another worker goes to sleep, and a plain thread submits
+/// a second item.
 ///
-/// Race: the second submitter relies on the worker that has just found something, and whose second look comes too
-/// early. Bounded to three preemptions.
-pub fn the_one_who_finds_looks_for_more() {
-    submit_endless(Flaw::None);
+/// Race: the submitter relies on the worker that has just found the first item, whose check for more
+/// comes too early. Bounded to three preemptions.
+pub fn finder_checks_for_more_work() {
+    submit_endless(StepMutation::None);
 }
 
-fn submit_endless(flaw: Flaw) {
+fn submit_endless(mutation: StepMutation) {
     explore(Bound::Preemptions(3), move || {
-        let world = World::new(2, 2, flaw, true);
+        let model = Model::new(2, 2, mutation, true);
         let threads = [0, 1].map(|me| {
-            let world = world.clone();
-            thread::spawn(move || world.work(me))
+            let model = model.clone();
+            thread::spawn(move || model.work(me))
         });
-        world.submit(0);
-        world.submit(1);
+        model.submit(0);
+        model.submit(1);
         let done: u32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(done, 2);
     });
 }
 
-/// Teeth: who has found something looks for more without a barrier.
-pub fn teeth_no_barrier_after_a_find() {
-    must_fail(Mutation::None, || submit_endless(Flaw::NoBarrierAfterFind));
+/// Mutation check: a worker that has found work checks for more without a barrier.
+pub fn detects_missing_barrier_after_find() {
+    must_fail(Mutation::None, || submit_endless(StepMutation::NoBarrierAfterFind));
 }
 
-/// Teeth: or does not look at all.
-pub fn teeth_finds_and_is_gone() {
-    must_fail(Mutation::None, || submit_endless(Flaw::FindsAndIsGone));
+/// Mutation check: a worker that has found work does not check for more.
+pub fn detects_missing_recheck_after_find() {
+    must_fail(Mutation::None, || submit_endless(StepMutation::NoRecheckAfterFind));
 }
 
 /// Which orderings of `idle.rs` do the checks need? Prints a table.

@@ -1,4 +1,4 @@
-//! The list of checks. What each looks for is said where it is written.
+//! The list of checks. Each is described where it is defined.
 
 /// A test for each check of a module.
 macro_rules! checks {
@@ -24,43 +24,43 @@ checks! { runq:
     stolen_from_a_thief
     never_falsely_empty_when_runnext_is_kicked
     never_falsely_empty_when_the_ring_is_popped
-    teeth_unpublished_tail
-    teeth_unacquired_loads
-    teeth_unpublished_runnext
-    teeth_unreleased_pop
+    detects_unpublished_tail
+    detects_unacquired_loads
+    detects_unpublished_runnext
+    detects_unreleased_pop
 }
 
 checks! { join:
     complete_against_wait
     complete_against_detach
     complete_against_is_done
-    teeth_unpublished_result
-    teeth_unacquired_result
+    detects_unpublished_result
+    detects_unacquired_result
 }
 
 checks! { park:
     park_against_wake
     park_twice
     resumed_elsewhere
-    teeth_unpublished_registers
-    teeth_unacquired_notice
-    teeth_commit_before_save
+    detects_unpublished_registers
+    detects_unacquired_notice
+    detects_commit_before_save
 }
 
 checks! { depot:
     two_caches_trade_batches
     single_stacks_and_batches
     reserved_stack_is_always_found
-    teeth_used_after_given
+    detects_use_after_give
 }
 
-checks! { bed:
+checks! { parker:
     park_against_unpark
-    note_at_the_last_moment
-    two_wakers
-    teeth_unpublished_note
-    teeth_unacquired_note
-    teeth_note_overwritten
+    token_at_the_deadline_is_kept
+    both_wakers_are_seen
+    detects_unpublished_token
+    detects_unacquired_token
+    detects_overwritten_token
 }
 
 checks! { wake:
@@ -69,35 +69,35 @@ checks! { wake:
     two_submitters_one_worker
     goroutine_submits_to_its_own_queue
     displaced_runnext_is_found
-    the_one_who_finds_looks_for_more
-    teeth_no_barrier
-    teeth_no_barrier_after_a_find
-    teeth_finds_and_is_gone
-    teeth_displaced_after_the_barrier
-    teeth_no_second_look
-    teeth_second_look_too_early
+    finder_checks_for_more_work
+    detects_missing_barrier
+    detects_missing_barrier_after_find
+    detects_missing_recheck_after_find
+    detects_displaced_runnext_after_barrier
+    detects_missing_recheck
+    detects_recheck_before_idle
 }
 
-checks! { keeper:
+checks! { idle_poller:
     timer_against_sleep
-    earlier_timer_against_the_keeper
+    earlier_timer_against_idle_poller
     timer_then_work
     work_then_earlier_timer
     unannounced_timer_then_work
-    teeth_any_keeper_will_do
-    teeth_unkept_timers
-    teeth_hurries_nobody
-    teeth_no_barrier
+    detects_idle_poller_with_later_deadline
+    detects_unwatched_timer
+    detects_idle_poller_not_woken
+    detects_missing_barrier
 }
 
-/// Tables for those who change an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
+/// Tables for a change of an ordering: `cargo test -p trefoil-model -- --ignored --nocapture`.
 mod sweeps {
     #[test]
     #[ignore = "prints which orderings the checks need; minutes"]
-    fn orderings() {
+    fn print_which_orderings_are_needed() {
         trefoil_model::join::sweep_orderings();
         trefoil_model::park::sweep_orderings();
-        trefoil_model::bed::sweep_orderings();
+        trefoil_model::parker::sweep_orderings();
         trefoil_model::wake::sweep_orderings();
         trefoil_model::rwlock::sweep_orderings();
         trefoil_model::runq::sweep_orderings();
@@ -113,60 +113,60 @@ checks! { mutex:
     withdrawn_against_unlock
     withdrawn_against_handover
     spinner_announces
-    teeth_unreleased_unlock
-    teeth_unacquired_lock
-    teeth_not_handed_over
-    teeth_desertion_unsaid
+    detects_unreleased_unlock
+    detects_unacquired_lock
+    detects_handover_not_reported
+    detects_empty_queue_not_reported
 }
 
 checks! { rwlock:
     reader_against_writer
     two_readers_against_a_writer
     reader_against_two_writers
-    writer_that_stays
-    impatient_ones
+    writer_downgrades_to_reader
+    deadlines_on_both_sides
     writer_gives_up_before_a_reader
-    teeth_unreleased
-    teeth_unacquired
-    teeth_unacquired_look
-    teeth_silent_reader
-    teeth_locked_out
+    detects_unreleased_change
+    detects_unacquired_change
+    detects_unacquired_load
+    detects_last_reader_not_waking
+    detects_writer_leaving_lock_closed
 }
 
 checks! { once:
     two_callers
     three_callers
-    gives_up_and_the_other_runs
-    teeth_unpublished_effect
-    teeth_unacquired_done
+    failed_initialiser_is_run_by_a_waiter
+    detects_unpublished_effect
+    detects_unacquired_done
 }
 
 checks! { channel:
     send_against_recv
     two_senders
-    order_of_a_sender
+    values_of_one_sender_stay_in_order
     close_against_send_and_recv
     deadline_against_send
-    stale_deadline
+    stale_deadline_ends_no_later_wait
     try_recv_against_close
-    last_ends_are_dropped
-    teeth_no_lock
-    teeth_claimed_twice
-    teeth_stale_deadline
-    teeth_unordered_free
+    last_handles_are_dropped_at_once
+    detects_missing_lock
+    detects_double_claim
+    detects_stale_deadline
+    detects_unordered_free
 }
 
 checks! { select:
     against_two_senders
     against_select
     against_two_selects
-    never_meets_itself
+    select_never_matches_itself
     against_close
     against_deadline
-    default_is_true_of_one_moment
-    teeth_default_by_one
-    teeth_claimed_twice
-    teeth_own_wait_not_claimed
+    default_holds_at_one_moment
+    detects_default_arm_by_arm
+    detects_double_claim
+    detects_own_wait_not_claimed
 }
 
 checks! { timer:
@@ -178,7 +178,7 @@ checks! { timer:
     two_stops
     ticker_stop_against_fire
     function_against_stop
-    teeth_drained_before_stopped
-    teeth_fires_at_any_time
-    teeth_swept_secretly
+    detects_drain_before_stop
+    detects_firing_without_time_check
+    detects_unreported_sweep
 }

@@ -3,7 +3,7 @@
 pub(crate) use crate::shim::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use loom::cell::UnsafeCell;
 
-/// A cell whose every access is looked at: one that is not ordered with the others is reported.
+/// A cell that loom checks: it reports an access that is not ordered with the others.
 pub(crate) struct Cell<T>(UnsafeCell<T>);
 
 impl<T> Cell<T> {
@@ -19,7 +19,7 @@ impl<T> Cell<T> {
 
     #[track_caller]
     pub(crate) fn replace(&self, value: T) -> T {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.0.with_mut(|place| unsafe { std::mem::replace(&mut *place, value) })
     }
 }
@@ -27,7 +27,7 @@ impl<T> Cell<T> {
 impl<T: Copy> Cell<T> {
     #[track_caller]
     pub(crate) fn get(&self) -> T {
-        // SAFETY: loom checks that nobody writes it now.
+        // SAFETY: loom reports any concurrent write.
         self.0.with(|place| unsafe { *place })
     }
 

@@ -1,13 +1,13 @@
-//! A channel's lock as seen from outside.
+//! A channel's lock, with the interface of `chan/lock.rs`.
 
 use crate::shim::{Part, is_broken};
 use loom::sync::{Mutex, MutexGuard};
 use std::cell::UnsafeCell;
 
-/// See the head of the file.
+/// A lock without a guard, made of loom's mutex.
 pub(super) struct ChanLock {
     mutex: Mutex<()>,
-    /// Held for who is in.
+    /// The guard of the thread that holds the lock.
     guard: UnsafeCell<Option<MutexGuard<'static, ()>>>,
 }
 
@@ -22,8 +22,8 @@ impl ChanLock {
             return;
         }
         let guard = self.mutex.lock().expect("a panic ends the model");
-        // SAFETY: we are in, so the place is ours; the guard is gone before the mutex is, by
-        // `unlock`.
+        // SAFETY: this thread holds the lock, so the cell is its own. `unlock` drops the guard before the
+        // mutex is dropped.
         unsafe {
             *self.guard.get() =
                 Some(std::mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard))
@@ -31,7 +31,7 @@ impl ChanLock {
     }
 
     pub(super) fn unlock(&self) {
-        // SAFETY: we are in, so the place is ours.
+        // SAFETY: this thread holds the lock, so the cell is its own.
         let guard = unsafe { (*self.guard.get()).take() };
         drop(guard);
     }

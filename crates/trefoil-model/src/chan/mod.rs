@@ -46,7 +46,7 @@ pub(crate) struct Sender<T>(ManuallyDrop<Handle<T, true>>);
 /// As in `trefoil`; None: nothing ever comes.
 pub(crate) struct Receiver<T>(ManuallyDrop<Option<Handle<T, false>>>);
 
-// A model that has failed is left as it is: its channels may be broken.
+// A model that has failed is not cleaned up: its channels may be broken.
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -155,7 +155,7 @@ impl<T> Receiver<T> {
 
     /// Waits until `deadline`.
     pub(crate) fn recv(&self, deadline: u64) -> Result<T, Failed> {
-        let core = self.core().expect("nobody waits for what never comes");
+        let core = self.core().expect("a channel that never sends has no receive");
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for one, and holds one if this is `Done`.
@@ -188,9 +188,9 @@ impl<T> Receiver<T> {
         self.core().is_some_and(|core| core.discard_in::<T>(here))
     }
 
-    /// Nobody is in the channel's lists.
-    pub(crate) fn nobody_waits(&self) {
+    /// Asserts that the channel's lists are empty.
+    pub(crate) fn assert_no_waiters(&self) {
         let waiters = self.core().map_or((0, 0), Core::waiters);
-        assert_eq!(waiters, (0, 0), "somebody is left in a list");
+        assert_eq!(waiters, (0, 0), "a waiter is left in a list");
     }
 }

@@ -15,13 +15,13 @@ pub(crate) enum Case<'a> {
     Recv(&'a Receiver<u32>),
 }
 
-/// What a select came to.
+/// The outcome of a select.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Chose {
     Sent(usize),
     Received(usize, u32),
     Closed(usize),
-    /// `default`, or the time was up.
+    /// `default`, or the deadline has passed.
     Nothing,
 }
 
@@ -34,16 +34,16 @@ impl Chose {
     }
 }
 
-/// Whether it waits.
+/// Whether the select waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
-    /// Until the clock says that the time is up ([`crate::sched::wait::time_passes`]).
+    /// Until its deadline passes ([`crate::sched::wait::time_passes`]).
     ForATime,
     ForEver,
 }
 
-/// A whole select.
+/// Runs one select.
 pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     let mut values = cases.each_ref().map(|case| match case {
         Case::Send(_, value) => *value,

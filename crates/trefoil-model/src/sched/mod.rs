@@ -1,5 +1,5 @@
-//! As much of a scheduler as the files of channels and timers ask for: every thread of a model is a
-//! goroutine that is inside the runtime.
+//! Restates the part of the scheduler that the files of channels and timers use. Every thread of a
+//! model is a goroutine that is inside the runtime.
 
 pub(crate) mod wait;
 
@@ -7,7 +7,7 @@ pub(crate) use wait::timers::{RuntimeId, Sched};
 
 use std::cell::Cell;
 
-/// Goroutines of a model.
+/// The number of goroutines in a model.
 pub(crate) const MAX_GOROUTINES: usize = 4;
 
 loom::thread_local! {
@@ -15,15 +15,15 @@ loom::thread_local! {
     static RANDOM: Cell<u64> = Cell::new(0);
 }
 
-/// In which order a goroutine's selects look at their arms.
+/// The order in which a goroutine's selects check their arms.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     AsWritten,
-    /// The last first. Two selects that enlist in opposite orders meet in every way there is.
+    /// The last arm first. Two selects that register in opposite orders meet in all ways.
     LastFirst,
 }
 
-/// This thread is goroutine `number` from now on. Number 0 is the one that runs the model.
+/// Makes this thread goroutine `number`. Number 0 runs the model.
 pub(crate) fn i_am(number: usize, order: Order) {
     assert!(number < MAX_GOROUTINES);
     ME.with(|me| me.set(number));
@@ -43,16 +43,16 @@ pub(crate) fn go<T: 'static>(
     })
 }
 
-/// Which goroutine runs this.
+/// Returns the number of the current goroutine.
 fn me() -> usize {
     ME.with(Cell::get)
 }
 
-/// Being inside the runtime, as goroutine so-and-so.
+/// The current goroutine is inside the runtime.
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 
-/// A P, of which only the random numbers are asked for.
+/// A P, reduced to its random numbers.
 pub(crate) struct P;
 
 pub(crate) struct Local {
@@ -84,7 +84,7 @@ impl Rt {
 
 impl P {
     /// # Safety
-    /// None is needed; the real one wants the P to be ours.
+    /// None here. The real function needs the P to be the caller's.
     pub(crate) unsafe fn local(&self) -> Local {
         Local { rng: Rng }
     }
@@ -96,12 +96,12 @@ pub(crate) fn fatal(why: std::fmt::Arguments<'_>) -> ! {
 
 pub(crate) mod goroutine {
     pub(crate) mod spawn {
-        //! Functions of timers.
+        //! Timer callbacks that start a goroutine.
 
         use crate::sched::Rt;
         use std::panic::Location;
 
-        /// Calls it: as good as a goroutine of its own.
+        /// Calls `f` here, which a goroutine of its own could do as well.
         pub(crate) fn spawn_in(_: Rt, f: Box<dyn FnOnce() + Send>, _: &'static Location<'static>) {
             f();
         }

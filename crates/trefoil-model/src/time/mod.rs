@@ -13,18 +13,18 @@ use crate::chan::{Receiver, bounded};
 use slot::{Job, Slot};
 use std::time::Instant;
 
-/// A timer whose `stop` does the right things in the wrong order.
-pub(crate) struct Backwards {
+/// A timer whose `stop` drains the channel first.
+pub(crate) struct DrainsFirst {
     slot: &'static Slot,
     pub(crate) receiver: Receiver<Instant>,
 }
 
-impl Backwards {
-    pub(crate) fn new() -> Backwards {
+impl DrainsFirst {
+    pub(crate) fn new() -> DrainsFirst {
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
         slot.start(Job::send(sender), 1, 0, false);
-        Backwards { slot, receiver }
+        DrainsFirst { slot, receiver }
     }
 
     pub(crate) fn stop(&self) -> bool {

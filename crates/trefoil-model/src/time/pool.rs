@@ -1,10 +1,10 @@
-//! Slots, kept until the end of a run of the model.
+//! Slots that live until the end of a run of the model.
 
 use super::slot::Slot;
 use crate::sched::Rt;
 use loom::sync::Mutex;
 
-/// Boxed, because it is referred to while the list grows.
+/// Boxed, because references to it stay valid while the list grows.
 struct Kept(#[allow(dead_code)] Box<Slot>);
 
 loom::lazy_static! {

@@ -1,5 +1,5 @@
-//! `sched/wait.rs` as seen from outside, with its claim word and its orderings: waits that several
-//! may end, each wait with a number.
+//! Restates `sched/wait/mod.rs`, with its claim word and its orderings: waits that several wakers may
+//! end, each wait with a number.
 
 #[path = "../../../../trefoil/src/sched/wait/reason.rs"]
 pub(crate) mod reason;
@@ -15,44 +15,44 @@ const WINNER_BITS: u32 = 16;
 const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
 
 /// Where a goroutine sleeps.
-struct Bed {
+struct Sleeper {
     claim: AtomicU64,
     woken: Mutex<bool>,
-    rung: Condvar,
+    wake: Condvar,
 }
 
 loom::lazy_static! {
-    static ref BEDS: Vec<Bed> = (0..MAX_GOROUTINES)
-        .map(|_| Bed {
+    static ref SLEEPERS: Vec<Sleeper> = (0..MAX_GOROUTINES)
+        .map(|_| Sleeper {
             claim: AtomicU64::new(0),
             woken: Mutex::new(false),
-            rung: Condvar::new(),
+            wake: Condvar::new(),
         })
         .collect();
-    /// Deadlines that are still in the heap, those of waits that are over included.
+    /// Deadlines that are still in the heap, including those of waits that have ended.
     static ref DEADLINES: Mutex<Vec<Waiter>> = Mutex::new(Vec::new());
 }
 
-/// Sleepers are numbers from 1 on.
-fn bed(sleeper: usize) -> &'static Bed {
-    &BEDS[sleeper - 1]
+/// Sleepers are numbered from 1.
+fn slot(sleeper: usize) -> &'static Sleeper {
+    &SLEEPERS[sleeper - 1]
 }
 
 fn park(rt: Rt) {
-    let bed = &BEDS[rt.0];
-    let mut woken = bed.woken.lock().expect("a panic ends the model");
+    let slot = &SLEEPERS[rt.0];
+    let mut woken = slot.woken.lock().expect("a panic ends the model");
     while !*woken {
-        woken = bed.rung.wait(woken).expect("a panic ends the model");
+        woken = slot.wake.wait(woken).expect("a panic ends the model");
     }
     *woken = false;
 }
 
 pub(crate) fn wake_here(_: Option<Rt>, sleeper: usize) {
-    let bed = bed(sleeper);
-    let mut woken = bed.woken.lock().expect("a panic ends the model");
+    let slot = slot(sleeper);
+    let mut woken = slot.woken.lock().expect("a panic ends the model");
     assert!(!*woken, "woken twice");
     *woken = true;
-    bed.rung.notify_one();
+    slot.wake.notify_one();
 }
 
 pub(crate) fn leave(_: Option<Rt>) {}
@@ -97,7 +97,7 @@ impl Waiter {
         if self.number == Waiter::SOLE || (is_broken(Part::OwnClaim) && own) {
             return true;
         }
-        let word = &bed(self.sleeper).claim;
+        let word = &slot(self.sleeper).claim;
         let open = self.number << WINNER_BITS;
         let won = open | u64::from(winner);
         if is_broken(Part::Claim) {
@@ -115,7 +115,7 @@ pub(crate) fn wait_in(
     register: impl FnOnce(Waiter) -> bool,
 ) -> (Option<u16>, Option<Rt>) {
     let rt = here.expect("goroutines only");
-    let claim = &BEDS[rt.0].claim;
+    let claim = &SLEEPERS[rt.0].claim;
     let before = claim.load(Ordering::Relaxed) >> WINNER_BITS;
     let number = if is_broken(Part::WaitNumber) { 1 } else { before + 1 };
     claim.store(number << WINNER_BITS, Ordering::Release);
@@ -128,16 +128,16 @@ pub(crate) fn wait_in(
     }
     park(rt);
     let winner = (claim.load(Ordering::Relaxed) & WINNER_MASK) as u16;
-    assert!(winner != 0, "woken by nobody");
+    assert!(winner != 0, "woken without a winner");
     (Some(winner), here)
 }
 
-/// How many waits this goroutine has begun. Only when it does not wait.
+/// Returns how many waits this goroutine has begun. It must not be waiting.
 pub(crate) fn waits_of(goroutine: usize) -> u64 {
-    BEDS[goroutine].claim.load(Ordering::Relaxed) >> WINNER_BITS
+    SLEEPERS[goroutine].claim.load(Ordering::Relaxed) >> WINNER_BITS
 }
 
-/// All deadlines that are set now have passed.
+/// Lets all deadlines that are set now pass.
 pub(crate) fn time_passes() {
     let due = std::mem::take(&mut *DEADLINES.lock().expect("a panic ends the model"));
     for waiter in due {

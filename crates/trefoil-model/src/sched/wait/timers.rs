@@ -1,4 +1,4 @@
-//! `sched/timers.rs` as seen from outside: settings that may fire at any time after they were made.
+//! Restates `sched/wait/timers.rs`: timers may fire at any time after they were set.
 
 use crate::sched::Rt;
 use crate::sys::clock::Nanos;
@@ -49,12 +49,12 @@ impl Sched {
     }
 }
 
-/// Takes what is in the heap.
+/// Takes all entries of the heap.
 pub(crate) fn take_entries() -> Vec<Entry> {
     std::mem::take(&mut *HEAP.lock().expect("a panic ends the model"))
 }
 
-/// The time of all of these has come: as it should, one after the other; or it is later than their time, by mistake.
+/// Fires these entries one after the other. The clock shows each entry's time plus `mistake`.
 pub(crate) fn fire(entries: Vec<Entry>, mistake: Nanos) {
     let rt = Rt::enter().expect("goroutines only");
     for Entry { alarm, seq, when } in entries {
@@ -62,7 +62,8 @@ pub(crate) fn fire(entries: Vec<Entry>, mistake: Nanos) {
     }
 }
 
-/// The heap is swept, with its lock held: what means nothing goes. `secretly`: without a word to its timer.
+/// Drops the entries of stopped timers, with the heap's lock held. With `secretly` the timers are not
+/// told.
 pub(crate) fn sweep(secretly: bool) {
     let mut heap = HEAP.lock().expect("a panic ends the model");
     heap.retain(|entry| !secretly && !entry.alarm.forget_if_idle(entry.seq));

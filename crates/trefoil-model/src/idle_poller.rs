@@ -1,9 +1,10 @@
-//! Checks of the idle poller (`sched/central.rs`, `sched/find.rs`): no timer is forgotten while a P is idle.
+//! Checks of the idle poller: while a P is idle, an M sleeps until the earliest timer.
 //!
-//! A small scheduler around the real counters, as in [`wake`](crate::wake): what `wait_for_p`, `enter_idle`, `see_to_timer`
-//! and `stop_spinning` do, step for step and with the same barriers. A timer is set from outside. Who searches comes too
-//! early for it; only an idle thread that sleeps until its time (the idle poller) lets it fire, and sends the others home. So
-//! a timer that nobody keeps leaves everybody asleep, which loom reports as a deadlock.
+//! The counters (`sched/search/idle.rs`) are the real file. Around them, as in [`wake`](crate::wake), a
+//! small scheduler restates `wait_for_p`, `enter_idle`, `see_to_timer` and `stop_spinning` step by step,
+//! with the same barriers. A timer is set from outside. An M that searches comes too early for it. Only
+//! the idle poller, the idle M that sleeps until the timer's time, lets it fire; then all threads end.
+//! A timer for which no M waits leaves all threads asleep, which loom reports as a deadlock.
 
 use std::sync::Arc;
 
@@ -15,20 +16,20 @@ use crate::idle_rs::Idle;
 use crate::shim::{AtomicU32, AtomicU64, Mutation, Ordering, full_fence};
 use crate::sys::clock::NEVER;
 
-/// The time of the timer, which comes; and one that does not within a run of the model.
+/// The time of the timer, and a time that does not come within a run of the model.
 const SOON: u64 = 1;
 const LATER: u64 = 2;
 
-/// What is done wrong.
+/// The step that a mutation check leaves out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flaw {
+enum StepMutation {
     None,
-    /// Who finds work looks for more work, but not whether somebody keeps the timers.
-    LeavesTimersUnkept,
-    /// It looks only whether there is an idle poller, not whether he knows of this timer.
-    AnyKeeperWillDo,
-    /// Who sets a timer does not hurry the idle poller.
-    HurriesNobody,
+    /// An M that finds work checks for more work, but not whether an M waits for the timers.
+    IgnoresTimers,
+    /// It checks only whether there is an idle poller, not until when that sleeps.
+    IgnoresDeadline,
+    /// The thread that sets a timer does not wake the idle poller.
+    WakesNoM,
 }
 
 /// Behind the scheduler's lock.
@@ -37,16 +38,16 @@ struct Central {
     idle_ps: u32,
     idle_ms: Vec<usize>,
     idle_poller: Option<usize>,
-    /// Who was handed a P, with a claim on spinning.
+    /// Whether each M was handed a P, with a claim on spinning.
     handed: [bool; 2],
-    /// Notes in the threads' beds.
-    noted: [bool; 2],
-    /// Ps for which no thread was in bed: the next that comes by takes one.
-    orphans: u32,
+    /// Whether each M's parker holds a token.
+    token: [bool; 2],
+    /// Ps for which no M was asleep: the next M that is about to sleep takes one.
+    ps_wanting_m: u32,
     fired: bool,
 }
 
-struct World {
+struct Model {
     idle: Idle,
     /// The earliest of all timers.
     timer: AtomicU64,
@@ -55,23 +56,23 @@ struct World {
     /// Goroutines in the global queue. They never end.
     work: AtomicU32,
     central: Mutex<Central>,
-    beds: [Condvar; 2],
-    flaw: Flaw,
+    woken: [Condvar; 2],
+    mutation: StepMutation,
 }
 
-impl World {
-    fn new(first: u64, flaw: Flaw) -> Arc<World> {
+impl Model {
+    fn new(first: u64, mutation: StepMutation) -> Arc<Model> {
         let idle = Idle::new();
         idle.start_spinning();
         idle.start_spinning();
-        Arc::new(World {
+        Arc::new(Model {
             idle,
             timer: AtomicU64::new(first),
             idle_poller_until: AtomicU64::new(NEVER),
             work: AtomicU32::new(0),
             central: Mutex::new(Central::default()),
-            beds: [Condvar::new(), Condvar::new()],
-            flaw,
+            woken: [Condvar::new(), Condvar::new()],
+            mutation,
         })
     }
 
@@ -82,23 +83,23 @@ impl World {
     /// A plain thread sets the timer: `set_alarm`, `see_to_timer`.
     fn set_timer(&self) {
         self.timer.store(SOON, Ordering::Relaxed);
-        if self.flaw != Flaw::HurriesNobody {
+        if self.mutation != StepMutation::WakesNoM {
             self.see_to_timer();
         }
     }
 
     fn see_to_timer(&self) {
         full_fence();
-        // With no idle P sysmon sees to it, until there is one: then its thread lies down.
+        // Without an idle P sysmon watches the timers. An M that becomes idle reads them itself.
         if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {
             self.wake_idle_poller();
         }
     }
 
     fn wake_idle_poller(&self) {
-        let keeper = self.central().idle_poller;
-        match keeper {
-            Some(m) => self.rouse(&mut self.central(), m),
+        let idle_poller = self.central().idle_poller;
+        match idle_poller {
+            Some(m) => self.unpark(&mut self.central(), m),
             None => self.wake(),
         }
     }
@@ -110,9 +111,9 @@ impl World {
         self.wake();
     }
 
-    fn rouse(&self, central: &mut Central, m: usize) {
-        central.noted[m] = true;
-        self.beds[m].notify_one();
+    fn unpark(&self, central: &mut Central, m: usize) {
+        central.token[m] = true;
+        self.woken[m].notify_one();
     }
 
     fn wake(&self) {
@@ -127,9 +128,9 @@ impl World {
         match central.idle_ms.pop().or_else(|| self.clear_idle_poller(&mut central)) {
             Some(m) => {
                 central.handed[m] = true;
-                self.rouse(&mut central, m);
+                self.unpark(&mut central, m);
             }
-            None => central.orphans += 1,
+            None => central.ps_wanting_m += 1,
         }
     }
 
@@ -147,8 +148,8 @@ impl World {
         central.idle_poller.take()
     }
 
-    /// A thread that holds a P and searches, from then on: `find_work`. `sleeper`: a goroutine has just gone to sleep
-    /// here, and told nobody.
+    /// Runs an M that holds a P and searches: `find_work`. With `sleeper` a goroutine of this M has just
+    /// set the timer without waking the idle poller.
     fn thread_main(&self, me: usize, sleeper: bool) {
         if sleeper {
             self.timer.store(SOON, Ordering::Relaxed);
@@ -156,7 +157,7 @@ impl World {
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.stop_spinning();
-                return; // and never comes back
+                return; // It runs for ever.
             }
             if !self.give_up() && !self.wait_for_p(me) {
                 return;
@@ -174,14 +175,14 @@ impl World {
         }
         let (timer, until) =
             (self.timer.load(Ordering::Relaxed), self.idle_poller_until.load(Ordering::Relaxed));
-        let is_kept = match self.flaw {
-            Flaw::LeavesTimersUnkept => true,
-            Flaw::AnyKeeperWillDo => until != NEVER || timer == NEVER,
+        let is_watched = match self.mutation {
+            StepMutation::IgnoresTimers => true,
+            StepMutation::IgnoresDeadline => until != NEVER || timer == NEVER,
             _ => timer >= until,
         };
         if self.has_work() {
             self.wake();
-        } else if !is_kept {
+        } else if !is_watched {
             self.wake_idle_poller();
         }
     }
@@ -190,7 +191,7 @@ impl World {
         self.work.load(Ordering::Acquire) != 0
     }
 
-    /// True: there is work, and it has a P again.
+    /// Gives the P back. Returns true if there is work and the M has taken a P again.
     fn give_up(&self) -> bool {
         {
             let mut central = self.central();
@@ -206,7 +207,7 @@ impl World {
         found
     }
 
-    /// False: the timer has fired, by whomever.
+    /// Sleeps until the M gets a P. Returns false if the timer has fired.
     fn wait_for_p(&self, me: usize) -> bool {
         let mut central = self.central();
         let mut slept = false;
@@ -218,8 +219,8 @@ impl World {
                 return false;
             }
             let listed = central.idle_ms.contains(&me);
-            if !listed && central.orphans != 0 {
-                central.orphans -= 1;
+            if !listed && central.ps_wanting_m != 0 {
+                central.ps_wanting_m -= 1;
                 if central.idle_poller == Some(me) {
                     self.clear_idle_poller(&mut central);
                 }
@@ -228,16 +229,16 @@ impl World {
             let until = self.enter_idle(&mut central, me, listed);
             if until == SOON {
                 if slept {
-                    // Its time has come.
+                    // The timer is due.
                     self.clear_idle_poller(&mut central);
                     if self.take_idle_p(&mut central) {
                         central.fired = true;
-                        self.beds.iter().for_each(Condvar::notify_one);
+                        self.woken.iter().for_each(Condvar::notify_one);
                         return false;
                     }
                     central.idle_ms.push(me);
                 } else {
-                    // It sleeps as long as it must; meanwhile anything may happen.
+                    // It sleeps until the timer's time; meanwhile the other threads run.
                     slept = true;
                     drop(central);
                     thread::yield_now();
@@ -245,16 +246,16 @@ impl World {
                     continue;
                 }
             }
-            while !std::mem::take(&mut central.noted[me]) && !central.fired {
-                central = self.beds[me].wait(central).expect("a panic ends the model");
+            while !std::mem::take(&mut central.token[me]) && !central.fired {
+                central = self.woken[me].wait(central).expect("a panic ends the model");
             }
         }
     }
 
     fn enter_idle(&self, central: &mut Central, me: usize, listed: bool) -> u64 {
-        let keeps = central.idle_poller.is_none_or(|keeper| keeper == me) && !listed;
+        let is_idle_poller = central.idle_poller.is_none_or(|m| m == me) && !listed;
         let first = self.timer.load(Ordering::Relaxed);
-        if keeps && first != NEVER {
+        if is_idle_poller && first != NEVER {
             central.idle_poller = Some(me);
             self.idle_poller_until.store(first, Ordering::Relaxed);
             full_fence();
@@ -265,90 +266,91 @@ impl World {
         if !listed {
             central.idle_ms.push(me);
         }
-        if let Some(keeper) = central.idle_poller
+        if let Some(idle_poller) = central.idle_poller
             && first < self.idle_poller_until.load(Ordering::Relaxed)
         {
-            self.rouse(central, keeper);
+            self.unpark(central, idle_poller);
         }
         NEVER
     }
 }
 
-/// Two threads that search, and what happens outside meanwhile.
-fn check(first: u64, flaw: Flaw, outside: fn(&World)) {
-    check_with(first, flaw, false, outside);
+/// Two Ms search while `outside` runs on a plain thread.
+fn check(first: u64, mutation: StepMutation, outside: fn(&Model)) {
+    check_with(first, mutation, false, outside);
 }
 
-fn check_with(first: u64, flaw: Flaw, sleeper: bool, outside: fn(&World)) {
+fn check_with(first: u64, mutation: StepMutation, sleeper: bool, outside: fn(&Model)) {
     explore(Bound::Preemptions(3), move || {
-        let world = World::new(first, flaw);
+        let model = Model::new(first, mutation);
         let threads = [0, 1].map(|me| {
-            let world = world.clone();
-            thread::spawn(move || world.thread_main(me, sleeper && me == 0))
+            let model = model.clone();
+            thread::spawn(move || model.thread_main(me, sleeper && me == 0))
         });
-        outside(&world);
+        outside(&model);
         for thread in threads {
             thread.join().expect("a panic ends the model");
         }
-        assert!(world.central().fired);
+        assert!(model.central().fired);
     });
 }
 
-/// Two threads go to sleep while a timer is set.
+/// Two Ms go to sleep while a timer is set.
 pub fn timer_against_sleep() {
-    check(NEVER, Flaw::None, World::set_timer);
+    check(NEVER, StepMutation::None, Model::set_timer);
 }
 
-/// There is a later timer already, and maybe an idle poller who sleeps for it.
-pub fn earlier_timer_against_the_keeper() {
-    check(LATER, Flaw::None, World::set_timer);
+/// A later timer exists, and an idle poller may already sleep until its time.
+pub fn earlier_timer_against_idle_poller() {
+    check(LATER, StepMutation::None, Model::set_timer);
 }
 
-/// A timer is set and somebody searches: he will see to it. But he finds a goroutine that never ends.
+/// A timer is set while an M spins, so no M is woken. The spinning M then finds a goroutine that never
+/// ends.
 pub fn timer_then_work() {
-    check(NEVER, Flaw::None, |world| {
-        world.set_timer();
-        world.submit();
+    check(NEVER, StepMutation::None, |model| {
+        model.set_timer();
+        model.submit();
     });
 }
 
-/// The same in the other order; the idle poller of a later timer may be the one who is woken for the work.
+/// The same in the other order. The M that is woken for the work may be the idle poller.
 pub fn work_then_earlier_timer() {
-    check(LATER, Flaw::None, |world| {
-        world.submit();
-        world.set_timer();
+    check(LATER, StepMutation::None, |model| {
+        model.submit();
+        model.set_timer();
     });
 }
 
-/// A goroutine goes to sleep, and its thread tells nobody: it will look itself. But it finds a goroutine that never ends,
-/// while the idle poller sleeps for a later timer.
+/// A goroutine sets a timer, and its M wakes no other M, because it will check the timers itself. Then
+/// it finds a goroutine that never ends, while the idle poller sleeps until a later time.
 pub fn unannounced_timer_then_work() {
-    check_with(LATER, Flaw::None, true, World::submit);
+    check_with(LATER, StepMutation::None, true, Model::submit);
 }
 
-/// Teeth: who finds work is content with an idle poller that does not know.
-pub fn teeth_any_keeper_will_do() {
+/// Mutation check: an M that finds work relies on an idle poller that sleeps too long.
+pub fn detects_idle_poller_with_later_deadline() {
     must_fail(Mutation::None, || {
-        check_with(LATER, Flaw::AnyKeeperWillDo, true, World::submit);
+        check_with(LATER, StepMutation::IgnoresDeadline, true, Model::submit);
     });
 }
 
-/// Teeth: who finds work leaves the timers to nobody.
-pub fn teeth_unkept_timers() {
+/// Mutation check: an M that finds work does not check whether an M waits for the timers.
+pub fn detects_unwatched_timer() {
     must_fail(Mutation::None, || {
-        check(NEVER, Flaw::LeavesTimersUnkept, |world| {
-            world.set_timer();
-            world.submit();
+        check(NEVER, StepMutation::IgnoresTimers, |model| {
+            model.set_timer();
+            model.submit();
         });
     });
 }
 
-/// Teeth: an idle poller that is not told of an earlier timer.
-pub fn teeth_hurries_nobody() {
-    must_fail(Mutation::None, || check(LATER, Flaw::HurriesNobody, World::set_timer));
+/// Mutation check: the idle poller is not woken for an earlier timer.
+pub fn detects_idle_poller_not_woken() {
+    must_fail(Mutation::None, || check(LATER, StepMutation::WakesNoM, Model::set_timer));
 }
 
-/// Teeth: without the barriers one may miss the other.
-pub fn teeth_no_barrier() {
-    must_fail(Mutation::NoFullFence, || check(NEVER, Flaw::None, World::set_timer));
+/// Mutation check: without the barriers each side may miss the other's store.
+pub fn detects_missing_barrier() {
+    must_fail(Mutation::NoFullFence, || check(NEVER, StepMutation::None, Model::set_timer));
 }

@@ -1,6 +1,6 @@
-//! Checks of a thread's bed (`sys/parker.rs`), with a stand-in for the kernel's futex.
+//! Checks of a thread's parker (`sys/parker.rs`), with a stand-in for the kernel's futex.
 //!
-//! A lost note leaves the sleeper in bed for ever, which loom reports as a deadlock.
+//! A lost token leaves the sleeper asleep for ever, which loom reports as a deadlock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::parker_rs::Parker;
 use crate::shim::{AtomicU32, Half, Mutation, Op, Ordering, futex_wait, futex_wake};
 
-struct World {
+struct Model {
     parker: Parker,
     /// What the waker hands over.
     handed: UnsafeCell<u32>,
@@ -21,13 +21,13 @@ struct World {
 }
 
 // SAFETY: loom checks that accesses to the cell are ordered; that is the point.
-unsafe impl Sync for World {}
+unsafe impl Sync for Model {}
 // SAFETY: as above.
-unsafe impl Send for World {}
+unsafe impl Send for Model {}
 
-impl World {
-    fn new() -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new() -> Arc<Model> {
+        Arc::new(Model {
             parker: Parker::new(),
             handed: UnsafeCell::new(0),
             news: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -35,70 +35,70 @@ impl World {
     }
 
     fn hand_over(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         self.handed.with_mut(|h| unsafe { *h = 1 });
         self.parker.unpark();
     }
 
     fn take(&self) {
-        // SAFETY: loom checks that nobody else accesses it now.
+        // SAFETY: loom reports any concurrent access.
         let handed = self.handed.with_mut(|h| unsafe { std::mem::take(&mut *h) });
-        assert_eq!(handed, 1, "woken with nothing in hand");
+        assert_eq!(handed, 1, "woken before anything was handed over");
     }
 }
 
-/// A thread goes to bed while its waker comes, as an idle M does.
+/// A thread parks while its waker unparks it, as an idle M does.
 ///
-/// Race: the note comes before, between and after the steps into the kernel. What the waker handed
-/// over is visible to the woken.
+/// Race: the token arrives before, between and after the steps into the kernel. The woken thread sees
+/// what the waker handed over.
 pub fn park_against_unpark() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let waker = thread::spawn({
-            let world = world.clone();
-            move || world.hand_over()
+            let model = model.clone();
+            move || model.hand_over()
         });
-        world.parker.park();
-        world.take();
+        model.parker.park();
+        model.take();
         waker.join().unwrap();
     });
 }
 
-/// The bed is used twice, first by one whose note comes when its time is up.
+/// The thread parks twice; the first time the token arrives when the limit has passed.
 ///
-/// Race: the note at the last moment is either reported or kept for the next `park`.
-pub fn note_at_the_last_moment() {
+/// Race: the token is either reported or kept for the next `park`.
+pub fn token_at_the_deadline_is_kept() {
     explore(Bound::All, || {
-        let world = World::new();
+        let model = Model::new();
         let waker = thread::spawn({
-            let world = world.clone();
-            move || world.hand_over()
+            let model = model.clone();
+            move || model.hand_over()
         });
-        if !world.parker.park_timeout(Duration::ZERO) {
-            world.parker.park();
+        if !model.parker.park_timeout(Duration::ZERO) {
+            model.parker.park();
         }
-        world.take();
+        model.take();
         waker.join().unwrap();
     });
 }
 
-/// Two wakers, and a sleeper that goes back to bed until it has seen the news of both: sysmon, woken
-/// because a P was taken and because the runtime stops.
+/// Two wakers, and a sleeper that parks until it has seen the news of both: sysmon, woken because a P
+/// was taken and because the runtime ends.
 ///
-/// Race: the second note comes while the first is being consumed. Then its news must be seen.
+/// Race: the second token arrives while the first is being consumed. Its news must be seen.
 /// Bounded to three preemptions.
-pub fn two_wakers() {
+pub fn both_wakers_are_seen() {
     explore(Bound::Preemptions(3), || {
-        let world = World::new();
+        let model = Model::new();
         let wakers = [0, 1].map(|w| {
-            let world = world.clone();
+            let model = model.clone();
             thread::spawn(move || {
-                world.news[w].store(1, Ordering::Relaxed);
-                world.parker.unpark();
+                model.news[w].store(1, Ordering::Relaxed);
+                model.parker.unpark();
             })
         });
-        while world.news.iter().any(|news| news.load(Ordering::Relaxed) == 0) {
-            world.parker.park();
+        while model.news.iter().any(|news| news.load(Ordering::Relaxed) == 0) {
+            model.parker.park();
         }
         for waker in wakers {
             waker.join().unwrap();
@@ -106,20 +106,20 @@ pub fn two_wakers() {
     });
 }
 
-/// Teeth: without Release in `unpark` the woken one has nothing in hand.
-pub fn teeth_unpublished_note() {
+/// Mutation check: without Release in `unpark` the woken thread does not see what was handed over.
+pub fn detects_unpublished_token() {
     must_fail(Mutation::Everywhere("parker.rs", Op::Change, Half::Release), park_against_unpark);
 }
 
-/// Teeth: without Acquire in `park`, a consumed note's news is not seen.
-pub fn teeth_unacquired_note() {
-    must_fail(Mutation::Everywhere("parker.rs", Op::Change, Half::Acquire), two_wakers);
+/// Mutation check: without Acquire in `park` the news of a consumed token is not seen.
+pub fn detects_unacquired_token() {
+    must_fail(Mutation::Everywhere("parker.rs", Op::Change, Half::Acquire), both_wakers_are_seen);
 }
 
-/// Teeth: a bed that consumes its note with a plain store.
-pub fn teeth_note_overwritten() {
+/// Mutation check: a parker that consumes its token with a plain store.
+pub fn detects_overwritten_token() {
     const EMPTY: u32 = 0;
-    const NOTED: u32 = 1;
+    const TOKEN: u32 = 1;
     const ASLEEP: u32 = 2;
     let broken = || {
         explore(Bound::Preemptions(3), || {
@@ -128,20 +128,20 @@ pub fn teeth_note_overwritten() {
                 let word = word.clone();
                 thread::spawn(move || {
                     word[w].store(1, Ordering::Relaxed);
-                    if word[2].swap(NOTED, Ordering::Release) == ASLEEP {
+                    if word[2].swap(TOKEN, Ordering::Release) == ASLEEP {
                         futex_wake(&word[2], 1);
                     }
                 })
             });
             while word[..2].iter().any(|news| news.load(Ordering::Relaxed) == 0) {
-                if word[2].swap(ASLEEP, Ordering::Acquire) == NOTED {
+                if word[2].swap(ASLEEP, Ordering::Acquire) == TOKEN {
                     word[2].store(EMPTY, Ordering::Relaxed);
                     continue;
                 }
                 loop {
                     futex_wait(&word[2], ASLEEP, None);
                     let taken = word[2].compare_exchange(
-                        NOTED,
+                        TOKEN,
                         EMPTY,
                         Ordering::Acquire,
                         Ordering::Relaxed,
@@ -161,7 +161,7 @@ pub fn teeth_note_overwritten() {
 
 /// Which orderings of `parker.rs` do the checks need? Prints a table.
 pub fn sweep_orderings() {
-    for check in [park_against_unpark, note_at_the_last_moment, two_wakers] {
+    for check in [park_against_unpark, token_at_the_deadline_is_kept, both_wakers_are_seen] {
         sweep(check);
     }
 }

@@ -1,4 +1,4 @@
-//! One sleep of one who waits, for models of locks: `sched/queue.rs` as seen from outside.
+//! One wait of one waiter, for models of locks. Restates what `sched/wait/list.rs` does for its users.
 
 use std::sync::Arc;
 
@@ -6,21 +6,25 @@ use loom::sync::{Condvar, Mutex};
 
 use crate::shim::{AtomicU32, Ordering};
 
-/// It ends by a taker, who leaves a word, or by its deadline, whoever claims it first.
-pub(crate) struct Nap<W> {
+/// A waker that leaves a word, or the deadline, ends the wait: the first that claims it.
+pub(crate) struct QueuedWaiter<W> {
     claimed: AtomicU32,
     word: Mutex<Option<W>>,
     woken: Condvar,
 }
 
-impl<W> Nap<W> {
-    pub(crate) fn new() -> Arc<Nap<W>> {
-        Arc::new(Nap { claimed: AtomicU32::new(0), word: Mutex::new(None), woken: Condvar::new() })
+impl<W> QueuedWaiter<W> {
+    pub(crate) fn new() -> Arc<QueuedWaiter<W>> {
+        Arc::new(QueuedWaiter {
+            claimed: AtomicU32::new(0),
+            word: Mutex::new(None),
+            woken: Condvar::new(),
+        })
     }
 
     #[must_use]
     pub(crate) fn claim(&self) -> bool {
-        // As in `sched/wait.rs`.
+        // As in `sched/wait/mod.rs`.
         self.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
