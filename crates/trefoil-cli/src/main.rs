@@ -1,20 +1,20 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints what it measures
-//! beside what is promised.
+//! Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
+//! measurements beside what is promised.
 //!
 //! | exit code | meaning |
 //! |---|---|
 //! | 0 | every promise was kept |
-//! | 1 | one was not, or a scene took too long |
-//! | 2 | the arguments make no sense |
-//! | 130, 141, 143 | Ctrl-C, nobody reads the output any more, SIGTERM |
+//! | 1 | a promise was broken, or a scene exceeded its time limit |
+//! | 2 | invalid arguments |
+//! | 130, 141, 143 | Ctrl-C, the reader has closed the output, SIGTERM |
 
-mod curtain;
-mod ledger;
+mod exit;
 mod proc;
+mod report;
+mod results;
 mod scenes;
-mod stage;
 
 use std::io::{self, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,19 +22,19 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use report::{Report, grouped, print_line};
 use scenes::SCENES;
-use stage::{Stage, grouped, say};
 
-/// Goroutines that can be asked for. The runtime's arena holds 65,536 chunks of 256 stacks, 16.7 million, less
-/// what main goroutines and each P's cache take.
+/// The most goroutines that a user can ask for. The runtime's arena holds 65,536 chunks of 256 stacks,
+/// 16.7 million, less what main goroutines and each P's cache take.
 const GOROUTINES_MAX: u64 = 16_000_000;
 
-/// Seconds that a scene has: so many, and as many again for each million goroutines asked for.
+/// The time limit of a scene in seconds; it grows by as much for each million goroutines.
 const SCENE_SECONDS: u64 = 30;
 
 /// Goroutines for Rust: the scheduler at work.
 ///
-/// Without a command: plays the tour, all scenes one after the other.
+/// Without a command, plays the tour: all scenes, one after the other.
 #[derive(Parser)]
 #[command(name = "trefoil", version)]
 struct Cli {
@@ -46,14 +46,14 @@ struct Cli {
 
 #[derive(Args)]
 struct Show {
-    /// No bars and no colours, as where the output is not a terminal or NO_COLOR is set.
+    /// Print no bars and no colours. Default if the output is not a terminal or NO_COLOR is set.
     #[arg(long, global = true)]
     plain: bool,
-    /// How many goroutines a scene that counts them starts.
+    /// Number of goroutines that the scene `million` starts.
     #[arg(long, global = true, value_name = "N", default_value_t = 1_000_000)]
     #[arg(value_parser = goroutines)]
     goroutines: u64,
-    /// Seconds after which a scene is given up; 30, and 30 more for each million goroutines, if not said.
+    /// Time limit of a scene in seconds. Defaults to 30, and 30 more for each million goroutines.
     #[arg(long, global = true, value_name = "SECONDS")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     limit: Option<u32>,
@@ -68,11 +68,11 @@ impl Show {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plays the scenes, or one of them.
+    /// Play the scenes, or one of them.
     Tour {
-        /// The scene's name; all, one after the other, if there is none.
+        /// The scene's name. Defaults to all scenes, one after the other.
         scene: Option<String>,
-        /// Only lists the scenes.
+        /// Only list the scenes.
         #[arg(long)]
         list: bool,
     },
@@ -82,7 +82,7 @@ fn goroutines(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("at least one is needed".into()),
         Ok(n) if n > GOROUTINES_MAX => Err(format!(
-            "at most {}: there are no addresses for the stacks of more",
+            "at most {}: the address space has no room for more stacks",
             grouped(GOROUTINES_MAX)
         )),
         Ok(n) => Ok(n),
@@ -103,44 +103,44 @@ fn main() -> ExitCode {
     if let Some(name) = &chosen
         && !SCENES.iter().any(|scene| scene.name == name)
     {
-        complain(format_args!("no such scene: {name}. There are:\n{}", list_of_scenes()));
+        print_error(format_args!("no such scene: {name}. There are:\n{}", list_of_scenes()));
         return ExitCode::from(2);
     }
     if list {
-        say(list_of_scenes());
+        print_line(list_of_scenes());
         return ExitCode::SUCCESS;
     }
-    // Settings in the environment may be nonsense, too.
+    // Settings in the environment may be invalid as well.
     if let Err(error) = trefoil::Runtime::builder().build() {
-        complain(format_args!("the runtime does not start: {error}"));
+        print_error(format_args!("the runtime does not start: {error}"));
         return ExitCode::FAILURE;
     }
     let plain = cli.show.plain || !can_draw();
-    curtain::hang(!plain);
-    if play(&Stage::new(plain, cli.show.goroutines), chosen.as_deref(), cli.show.seconds()) {
+    exit::install_handlers(!plain);
+    if play(&Report::new(plain, cli.show.goroutines), chosen.as_deref(), cli.show.seconds()) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
-/// Plays the scene of that name, or all; whether every promise was kept.
-fn play(stage: &Stage, chosen: Option<&str>, seconds: u32) -> bool {
+/// Plays the chosen scene or all; returns whether every promise was kept.
+fn play(report: &Report, chosen: Option<&str>, seconds: u32) -> bool {
     let wanted = |name| chosen.is_none_or(|chosen| chosen == name);
     for (i, scene) in SCENES.iter().enumerate().filter(|(_, scene)| wanted(scene.name)) {
         if chosen.is_none() && i > 0 {
-            say("");
+            print_line("");
         }
-        curtain::watch(i, seconds);
-        stage.title(scene.name, scene.line);
-        match catch_unwind(AssertUnwindSafe(|| (scene.play)(stage))) {
+        exit::start_limit(i, seconds);
+        report.title(scene.name, scene.line);
+        match catch_unwind(AssertUnwindSafe(|| (scene.play)(report))) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => stage.failed(error),
-            Err(_) => stage.failed("the scene panicked"),
+            Ok(Err(error)) => report.failed(error),
+            Err(_) => report.failed("the scene panicked"),
         }
     }
-    curtain::unwatch();
-    stage.sum_up()
+    exit::clear_limit();
+    report.sum_up()
 }
 
 fn list_of_scenes() -> String {
@@ -148,12 +148,12 @@ fn list_of_scenes() -> String {
     rows.collect::<Vec<_>>().join("\n")
 }
 
-/// On standard error, whether somebody reads it or not.
-fn complain(text: impl std::fmt::Display) {
+/// Prints an error to standard error; ignores a failed write.
+fn print_error(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "trefoil: {text}");
 }
 
-/// Whether bars and colours are welcome: both outputs are a terminal, and `NO_COLOR` is not set.
+/// Returns whether to draw bars and colours: both outputs are terminals and `NO_COLOR` is not set.
 fn can_draw() -> bool {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal() && io::stderr().is_terminal() && !no_color

@@ -1,9 +1,9 @@
-//! What the process costs, as the kernel counts it: memory, threads, CPU time.
+//! Memory, threads and CPU time of the process, as the kernel counts them.
 //!
 //! Read from /proc. A figure that cannot be read is 0.
 //!
-//! How busy threads are is asked in a way that does not depend on who else uses the machine: a thread counts
-//! when it is on a CPU *or in line for one*. So two threads at work are two, also on one CPU.
+//! The measure of busy threads does not depend on other processes: a thread counts while it is on a CPU
+//! *or waits for one*. So two busy threads count as two, also on one CPU.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn field(text: &str, name: &str) -> u64 {
 
 /// Bytes that the process may still take: what the machine has, or its cgroup if that is less.
 ///
-/// Looks at the cgroup only where a container sees its own, which is where it matters.
+/// Reads the cgroup only where a container sees its own.
 pub(crate) fn memory_available() -> u64 {
     let machine = field(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable");
     let cgroup = [
@@ -60,7 +60,7 @@ fn number(cgroup_file: &str) -> Option<u64> {
 /// Raises the limit of open descriptors as far as it goes without root; returns it.
 pub(crate) fn allow_files() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: reads and writes one rlimit of ours.
+    // SAFETY: reads and writes one local rlimit.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
             return 0;
@@ -76,7 +76,7 @@ pub(crate) fn allow_files() -> u64 {
 /// CPU time of the process, with that of threads that have ended.
 pub(crate) fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec of ours.
+    // SAFETY: writes one local timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -86,14 +86,14 @@ pub(crate) fn cpu_time() -> Duration {
 pub(crate) struct ThreadTime {
     pub(crate) id: u64,
     pub(crate) cpu: Duration,
-    /// In line for a CPU.
+    /// Waiting for a CPU.
     pub(crate) queued: Duration,
-    /// How often it got one.
+    /// How often it got a CPU.
     pub(crate) slices: u64,
 }
 
 impl ThreadTime {
-    /// How long it stood in line each time.
+    /// Returns the mean time that it waited for a CPU.
     pub(crate) fn mean_wait(&self) -> Duration {
         self.queued.div_f64(self.slices.max(1) as f64)
     }
@@ -106,7 +106,7 @@ pub(crate) fn thread_times() -> Vec<ThreadTime> {
     times
 }
 
-/// Nanoseconds on CPU, nanoseconds in line, slices.
+/// Parses nanoseconds on CPU, nanoseconds waiting, number of slices.
 fn parse_time((id, text): (u64, String)) -> Option<ThreadTime> {
     let mut fields = text.split_whitespace().map(|field| field.parse().ok());
     let mut next = || fields.next()?;
@@ -127,7 +127,7 @@ pub(crate) fn used_since(before: &[ThreadTime], now: Vec<ThreadTime>) -> Vec<Thr
         .collect()
 }
 
-/// Threads that are on a CPU or in line for one at this moment, the caller left out.
+/// Returns the number of threads on a CPU or waiting for one, without the caller.
 pub(crate) fn busy_threads() -> usize {
     // SAFETY: no arguments, touches no memory.
     let own = unsafe { libc::gettid() } as u64;
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_this_process() {
+    fn figures_of_this_process_are_not_zero() {
         let status = status();
         assert!(status.memory > 0 && status.threads > 0);
         assert!(memory_available() > 0);
@@ -161,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn parses() {
+    fn status_lines_are_parsed() {
         let text = "VmRSS:\t    100 kB\nVmPTE:\t 4 kB\nThreads:\t3\n";
         assert_eq!(parse_status(text), Status { memory: 104 * 1024, threads: 3 });
         assert_eq!(parse_status("VmRSS:\nThreads: many\nVm"), Status::default());
     }
 
     #[test]
-    fn parses_threads() {
+    fn thread_files_are_parsed() {
         assert!(is_runnable("7 (a) b) R 1 2 3"));
         assert!(!is_runnable("7 (R) S 1 2 3") && !is_runnable(""));
         let [cpu, queued] = [5, 8].map(Duration::from_nanos);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn differences() {
+    fn used_since_omits_idle_threads() {
         let time = |id, ms| {
             let cpu = Duration::from_millis(ms);
             ThreadTime { id, cpu, queued: 2 * cpu, slices: 3 * ms }

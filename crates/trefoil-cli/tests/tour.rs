@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The command, without what the caller's environment may say about the runtime or colours.
+/// The command, without the caller's settings of the runtime and of colours.
 fn trefoil(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
     command.args(args).stdin(Stdio::null());
@@ -25,7 +25,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
 }
 
-/// The names of the scenes, as `--list` tells them.
+/// Returns the names of the scenes from `--list`.
 fn scenes() -> Vec<String> {
     let out = output(&["tour", "--list"]);
     assert_eq!(out.status.code(), Some(0));
@@ -57,7 +57,7 @@ fn the_whole_tour_keeps_its_promises() {
 }
 
 #[test]
-fn one_scene_and_no_terminal() {
+fn one_scene_without_a_terminal_prints_no_colours() {
     let out = output(&["tour", "deadlock"]);
     let shown = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{shown}");
@@ -68,7 +68,7 @@ fn one_scene_and_no_terminal() {
 }
 
 #[test]
-fn an_unknown_scene() {
+fn an_unknown_scene_lists_the_scenes() {
     let out = output(&["tour", "nonsense"]);
     assert_eq!(out.status.code(), Some(2));
     let said = text(&out.stderr);
@@ -79,7 +79,7 @@ fn an_unknown_scene() {
 }
 
 #[test]
-fn nonsense() {
+fn invalid_arguments_exit_with_2() {
     let whole = "not a whole number from 1 to 16,000,000";
     for (args, words) in [
         (&["--goroutines", "0"][..], "at least one"),
@@ -101,7 +101,7 @@ fn nonsense() {
 }
 
 #[test]
-fn a_nonsensical_environment() {
+fn an_invalid_environment_exits_with_1() {
     let out = trefoil(&["tour", "million"]).env("TREFOIL_PROCS", "many").output().unwrap();
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
@@ -109,8 +109,8 @@ fn a_nonsensical_environment() {
 }
 
 #[test]
-fn a_broken_promise() {
-    // Without the signal nobody stops a loop: two of five run at most, until they are told to end.
+fn a_broken_promise_exits_with_1() {
+    // Without the signal no loop is preempted: at most two of five run until the end.
     let mut timeline = trefoil(&["tour", "timeline"]);
     let out = timeline.env("TREFOIL_DEBUG", "asyncpreemptoff=1").output().unwrap();
     let shown = text(&out.stdout);
@@ -120,16 +120,16 @@ fn a_broken_promise() {
 }
 
 #[test]
-fn a_scene_that_hangs() {
-    // The same, and this scene's loops never end: the goroutine beside them has no turn.
+fn a_scene_that_hangs_exits_at_its_limit() {
+    // Without the signal this scene's loops never end, and the goroutine beside them never runs.
     let mut hogs = trefoil(&["tour", "hogs", "--limit", "2"]);
     let out = hogs.env("TREFOIL_DEBUG", "asyncpreemptoff=1").output().unwrap();
     assert_eq!(out.status.code(), Some(1), "{}", out.status);
-    assert_eq!(text(&out.stderr), "trefoil: hogs: not over after 2 s, the tour ends here\n");
+    assert_eq!(text(&out.stderr), "trefoil: hogs: exceeded its limit of 2 s; the tour ends here\n");
 }
 
 #[test]
-fn a_reader_that_goes_away() {
+fn a_closed_output_ends_the_tour_like_sigpipe() {
     // A list may be written before the pipe is closed; a million goroutines are not.
     for (scene, codes) in [("--list", &[Some(0), Some(141)][..]), ("million", &[Some(141)])] {
         let mut command = trefoil(&["tour", scene]);
@@ -145,7 +145,7 @@ fn a_reader_that_goes_away() {
 }
 
 #[test]
-fn ctrl_c_puts_the_terminal_back() {
+fn ctrl_c_resets_the_terminal() {
     let mut pty = pty::Pty::open();
     let mut child = pty.spawn(trefoil(&["tour", "million", "--goroutines", "16000000"]));
     // Once a bar has been drawn:

@@ -1,15 +1,16 @@
-//! A deadlock, explained: Go's words, and every stack.
+//! A deadlock report: Go's message and every stack.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::stage::Stage;
+use crate::report::Report;
 
 /// Set in the process that is to deadlock.
 pub(crate) const CHILD: &str = "TREFOIL_TOUR_DEADLOCK";
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The child must have ended by then.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// The child's part: two goroutines that wait for each other.
 pub(crate) fn deadlock_now() {
@@ -27,10 +28,10 @@ pub(crate) fn deadlock_now() {
     });
 }
 
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    stage.part("two goroutines that wait for each other (in a process of its own)");
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    report.part("two goroutines that wait for each other (in a process of its own)");
     let start = Instant::now();
-    // Not by its name: the program may have been built anew meanwhile.
+    // Not by its path: the file may have been rebuilt meanwhile.
     let mut child = Command::new("/proc/self/exe")
         .env(CHILD, "1")
         .stdin(Stdio::null())
@@ -43,32 +44,32 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
     if let Some(mut stderr) = child.stderr.take() {
         stderr.read_to_string(&mut text).map_err(|e| e.to_string())?;
     }
-    stage.quote(&text);
-    stage.promise(
-        "noticed",
+    report.quote(&text);
+    report.promise(
+        "detected",
         format_args!("after {time:.1?}"),
-        format_args!("within {PATIENCE:?}"),
+        format_args!("within {LIMIT:?}"),
         status.is_some(),
     );
     let code = status.and_then(|status| status.code());
     let shown = code.map_or("none".into(), |code| code.to_string());
-    stage.promise("exit code", shown, "2, as in Go", code == Some(2));
+    report.promise("exit code", shown, "2, as in Go", code == Some(2));
     for (label, words) in [
-        ("it says what", "all goroutines are asleep - deadlock!"),
-        ("who", "goroutine 1 \"main\" [chan receive]"),
-        ("and who else", "goroutine 2 \"left\" [chan receive]"),
-        ("where", "scenes/deadlock.rs:"),
+        ("message", "all goroutines are asleep - deadlock!"),
+        ("first goroutine", "goroutine 1 \"main\" [chan receive]"),
+        ("second goroutine", "goroutine 2 \"left\" [chan receive]"),
+        ("source line", "scenes/deadlock.rs:"),
     ] {
-        let said = text.contains(words);
-        stage.promise(label, if said { "said" } else { "NOT said" }, words, said);
+        let found = text.contains(words);
+        report.promise(label, if found { "found" } else { "NOT found" }, words, found);
     }
     Ok(())
 }
 
-/// None: it had to be killed. Its report is short, so that it fits into the pipe.
+/// Returns None if the child had to be killed. Its output is short enough for the pipe's buffer.
 fn wait(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < LIMIT {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }

@@ -1,18 +1,18 @@
-//! `thread_local!` belongs to the goroutine, on whatever thread it goes on.
+//! `thread_local!` belongs to the goroutine, whichever thread runs it.
 
 use std::cell::RefCell;
 use std::hint::black_box;
 
 use super::join;
-use crate::stage::{Stage, grouped};
+use crate::report::{Report, grouped};
 
 const GOROUTINES: u64 = 1_000;
 const NOTES_EACH: usize = 100;
-/// Steps between two yields, a microsecond or so: the other Ps need time to come and steal.
+/// Steps between two yields, about a microsecond: the other Ps need time to steal.
 const STEPS: u64 = 1_000;
 
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    stage.part(format_args!(
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    report.part(format_args!(
         "{GOROUTINES} goroutines on four Ps, each with a thread_local! of its own, held over {NOTES_EACH} yields"
     ));
     let runtime = trefoil::Runtime::builder().procs(4).build().map_err(|e| e.to_string())?;
@@ -22,12 +22,12 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
             .map(join)
             .fold((0, 0), |sums, (mine, moved)| (sums.0 + u64::from(mine), sums.1 + moved))
     });
-    stage.promise("moved", format_args!("{} times", grouped(moved)), "now and then", moved > 0);
-    stage.promise("kept their notes", grouped(right), grouped(GOROUTINES), right == GOROUTINES);
+    report.promise("moved", format_args!("{} times", grouped(moved)), "at least once", moved > 0);
+    report.promise("kept their notes", grouped(right), grouped(GOROUTINES), right == GOROUTINES);
     Ok(())
 }
 
-/// Whether all notes were the goroutine's own, and how often it found itself on another thread.
+/// Returns whether all notes were the goroutine's own, and how often it had moved to another thread.
 fn take_notes() -> (bool, u64) {
     thread_local!(static NOTES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
     // SAFETY: no arguments, touches no memory.

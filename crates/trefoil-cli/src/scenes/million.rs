@@ -1,6 +1,6 @@
 //! A million goroutines, twice: started and joined, and alive at once.
 //!
-//! Each part is a `trefoil::run` of its own. Goroutines that were lost or ran twice would show in the sums.
+//! Each part is a `trefoil::run` of its own. The sums would show a goroutine that was lost or ran twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,29 +10,28 @@ use trefoil::JoinHandle;
 
 use super::{join, promise_few_threads};
 use crate::proc::{self, Status};
-use crate::stage::{Progress, Stage, each, grouped};
+use crate::report::{Progress, Report, each, grouped};
 
 /// Goroutines that a spawner starts before it joins them: as many as a P's local queue holds.
 const BATCH: u64 = 256;
 
-/// Memory of each goroutine that is alive, at most: two pages, and some for the rest; frames of a debug build need
-/// one page more …
+/// The most memory per live goroutine: two pages and a reserve; frames of a debug build need one page more.
 const BYTES_EACH: u64 = if cfg!(debug_assertions) { 14 << 10 } else { 10 << 10 };
 
-/// … and what is taken whatever their number: a hot stack cache for each P, tables.
+/// Memory that does not depend on their number: a stack cache per P, tables.
 const BYTES_ONCE: u64 = 8 << 20;
 
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    stage.fact(
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    report.fact(
         "CPUs, Ps",
         trefoil::run(|| format!("{}, {}", trefoil::num_cpus(), trefoil::procs())),
     );
-    start_and_join(stage, stage.goroutines());
-    alive_at_once(stage, stage.goroutines());
+    start_and_join(report, report.goroutines());
+    alive_at_once(report, report.goroutines());
     Ok(())
 }
 
-/// Splits `n` over one spawner for each P, as evenly as it goes.
+/// Splits `n` evenly over one spawner per P.
 fn shares(n: u64) -> impl Iterator<Item = u64> {
     let spawners = trefoil::procs() as u64;
     (0..spawners).map(move |i| n / spawners + u64::from(i < n % spawners))
@@ -40,11 +39,11 @@ fn shares(n: u64) -> impl Iterator<Item = u64> {
 
 // --- Part one: start and join ------------------------------------------------------------------
 
-fn start_and_join(stage: &Stage, n: u64) {
-    stage.part(format_args!("{} started and joined, {BATCH} at a time", grouped(n)));
+fn start_and_join(report: &Report, n: u64) {
+    report.part(format_args!("{} started and joined, {BATCH} at a time", grouped(n)));
     let progress = Progress::default();
     let counter = progress.clone();
-    let (sum, time) = stage.watch(&progress, n, || {
+    let (sum, time) = report.watch(&progress, n, || {
         trefoil::run(move || {
             let start = Instant::now();
             let spawners: Vec<_> = shares(n)
@@ -57,8 +56,8 @@ fn start_and_join(stage: &Stage, n: u64) {
             (sum, start.elapsed())
         })
     });
-    stage.fact("time", format_args!("{time:.2?}, {}", each(time, n)));
-    stage.promise("ran", grouped(sum), grouped(n), sum == n);
+    report.fact("time", format_args!("{time:.2?}, {}", each(time, n)));
+    report.promise("ran", grouped(sum), grouped(n), sum == n);
 }
 
 /// Starts and joins `n` goroutines; returns how many ran.
@@ -78,37 +77,37 @@ fn spawn_batches(n: u64, progress: &Progress) -> u64 {
 
 // --- Part two: alive at once -------------------------------------------------------------------
 
-fn alive_at_once(stage: &Stage, asked: u64) {
-    // Not all that there is: others need some, too.
+fn alive_at_once(report: &Report, asked: u64) {
+    // Leave memory for other processes.
     let n = asked.min(proc::memory_available() / 4 * 3 / BYTES_EACH).max(1);
-    stage.part(format_args!("{} alive at once, each waiting for the one before it", grouped(n)));
+    report.part(format_args!("{} alive at once, each waiting for its predecessor", grouped(n)));
     if n < asked {
-        stage.fact("memory is short", format_args!("{} were asked for", grouped(asked)));
+        report.fact("memory is short", format_args!("{} were asked for", grouped(asked)));
     }
     let progress = Progress::default();
     let counter = progress.clone();
-    let alive = stage.watch(&progress, n, || trefoil::run(move || chains(n, &counter)));
+    let alive = report.watch(&progress, n, || trefoil::run(move || chains(n, &counter)));
 
-    stage.fact("start until all wait", format_args!("{:.2?}, {}", alive.up, each(alive.up, n)));
-    stage.fact(
+    report.fact("start until all wait", format_args!("{:.2?}, {}", alive.up, each(alive.up, n)));
+    report.fact(
         "release until all ended",
         format_args!("{:.2?}, {}", alive.down, each(alive.down, n)),
     );
     // The main goroutine is one more.
     let others = alive.goroutines.saturating_sub(1);
-    stage.promise("alive at once", grouped(others), grouped(n), others >= n);
-    stage.promise("ran", grouped(alive.sum), grouped(n), alive.sum == n);
+    report.promise("alive at once", grouped(others), grouped(n), others >= n);
+    report.promise("ran", grouped(alive.sum), grouped(n), alive.sum == n);
     let grown = alive.after.memory.saturating_sub(alive.before.memory);
-    stage.promise(
+    report.promise(
         "memory",
         format_args!("{} MiB, {} bytes each", grouped(grown >> 20), grouped(grown / n)),
         format_args!("at most {} KiB each, and {} MiB", BYTES_EACH >> 10, BYTES_ONCE >> 20),
         grown <= n * BYTES_EACH + BYTES_ONCE,
     );
-    promise_few_threads(stage, alive.after.threads, alive.procs);
+    promise_few_threads(report, alive.after.threads, alive.procs);
 }
 
-/// What part two saw.
+/// The measurements of part two.
 struct Alive {
     sum: u64,
     goroutines: u64,

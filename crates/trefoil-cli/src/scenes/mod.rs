@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use trefoil::JoinHandle;
 use trefoil::debug::{Stats, stats};
 
-use crate::stage::Stage;
+use crate::report::Report;
 
 /// Something that the runtime does, played in a few seconds.
 pub(crate) struct Scene {
@@ -23,8 +23,8 @@ pub(crate) struct Scene {
     pub(crate) name: &'static str,
     /// What is shown, in one line.
     pub(crate) line: &'static str,
-    /// Runs on a plain thread. Makes promises to the stage; an error says why it could not go on.
-    pub(crate) play: fn(&Stage) -> Result<(), String>,
+    /// Runs on a plain thread and reports promises; an error says why it could not continue.
+    pub(crate) play: fn(&Report) -> Result<(), String>,
 }
 
 /// All scenes, in the order of the tour.
@@ -35,20 +35,28 @@ pub(crate) const SCENES: &[Scene] = &[
         play: million::play,
     },
     Scene { name: "stealing", line: "work is shared out by stealing", play: stealing::play },
-    Scene { name: "hogs", line: "endless loops stop nobody", play: stalls::hogs },
+    Scene { name: "hogs", line: "endless loops do not stall other goroutines", play: stalls::hogs },
     Scene {
         name: "timeline",
-        line: "who runs where: loops take turns of 10 ms",
+        line: "which goroutine runs where: loops take turns of 10 ms",
         play: timeline::play,
     },
-    Scene { name: "blocking", line: "blocking calls stop nobody", play: stalls::blocking },
+    Scene {
+        name: "blocking",
+        line: "blocking calls do not stall other goroutines",
+        play: stalls::blocking,
+    },
     Scene { name: "locals", line: "thread-locals travel with their goroutine", play: locals::play },
     Scene {
         name: "std",
         line: "std's locks and sleeps park the goroutine, not the thread",
         play: std_works::play,
     },
-    Scene { name: "network", line: "std::net, a goroutine a connection", play: network::network },
+    Scene {
+        name: "network",
+        line: "std::net, one goroutine per connection",
+        play: network::network,
+    },
     Scene {
         name: "connections",
         line: "ten thousand connections, open and in use at once",
@@ -58,20 +66,20 @@ pub(crate) const SCENES: &[Scene] = &[
     Scene { name: "deadlock", line: "a deadlock is named, with every stack", play: deadlock::play },
 ];
 
-/// The result of a goroutine that does not panic; or its panic.
+/// Returns the goroutine's result, or resumes its panic.
 fn join<T>(handle: JoinHandle<T>) -> T {
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Waits, on a goroutine, until it is so; for ten seconds at most.
-fn wait_until(mut is_so: impl FnMut() -> bool) {
+/// Waits on a goroutine until the condition holds, for at most ten seconds.
+fn wait_until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !is_so() && start.elapsed() < Duration::from_secs(10) {
+    while !condition() && start.elapsed() < Duration::from_secs(10) {
         trefoil::time::sleep(Duration::from_millis(2));
     }
 }
 
-/// What the runtime looks like once every goroutine but the caller waits.
+/// Returns the stats once every goroutine except the caller waits.
 fn at_rest() -> Stats {
     let mut now = stats();
     wait_until(|| {
@@ -83,9 +91,9 @@ fn at_rest() -> Stats {
     now
 }
 
-/// OS threads do not multiply with goroutines. Each P has one at work; some watch, draw, or are to spare; and one more
-/// is started whenever a thread was found asleep in the kernel, which the kernel decides.
-fn promise_few_threads(stage: &Stage, threads: u64, procs: usize) {
+/// The number of OS threads does not grow with the goroutines. Each P has one; some monitor, draw, or are
+/// spare; and the runtime starts another when a thread was found asleep in the kernel.
+fn promise_few_threads(report: &Report, threads: u64, procs: usize) {
     let most = 2 * procs as u64 + 60;
-    stage.promise("threads", threads, format_args!("at most {most}"), threads <= most);
+    report.promise("threads", threads, format_args!("at most {most}"), threads <= most);
 }

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::proc;
-use crate::stage::Stage;
+use crate::report::Report;
 
 const HOGS: usize = 6;
 
-/// Looks at the threads in a row, whose median counts.
+/// Samples of the threads per change; the median counts.
 const LOOKS: usize = 21;
 const EVERY: Duration = Duration::from_millis(3);
 
-/// A change is done when a P's goroutine comes to its end or its slice, and a new thread has started; on a
-/// machine that others use, too, that takes as long as the kernel lets them wait.
+/// A change takes effect at the end of each running goroutine's slice, and when new threads have started. On a
+/// busy machine that takes as long as the threads wait for a CPU.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Seen from outside, by a plain thread: how many threads are at work, and which loops go on.
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    stage.part(format_args!("{HOGS} goroutines that never stop, and set_procs beside them"));
+/// A plain thread observes how many threads are busy and which loops advance.
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    report.part(format_args!("{HOGS} goroutines that never stop, and set_procs beside them"));
     let runtime = trefoil::Runtime::builder().build().map_err(|e| e.to_string())?;
     let counts: Arc<[AtomicUsize]> = (0..HOGS).map(|_| AtomicUsize::new(0)).collect();
     for i in 0..HOGS {
@@ -39,17 +39,17 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
             busy = median_busy();
         }
         let advanced = advanced(&counts);
-        stage.promise(
+        report.promise(
             &format!("{was} → {n}"),
-            format_args!("{busy} at work, {advanced} go on"),
-            format_args!("{n} at work, {HOGS} go on"),
+            format_args!("{busy} busy, {advanced} advance"),
+            format_args!("{n} busy, {HOGS} advance"),
             (busy, advanced) == (n, HOGS),
         );
     }
     Ok(())
 }
 
-/// Now and then sysmon is at work as well: hence the median.
+/// Returns the median, because sysmon is busy at times as well.
 fn median_busy() -> usize {
     let mut looks = [0; LOOKS];
     for look in &mut looks {
@@ -60,7 +60,7 @@ fn median_busy() -> usize {
     looks[LOOKS / 2]
 }
 
-/// How many counters move: with one P each waits for all the others' slices.
+/// Returns how many counters move. With one P each loop waits for the slices of all others.
 fn advanced(counts: &[AtomicUsize]) -> usize {
     let read = || counts.iter().map(|count| count.load(Ordering::Relaxed));
     let before: Vec<usize> = read().collect();

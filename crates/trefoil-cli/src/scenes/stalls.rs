@@ -1,4 +1,4 @@
-//! Nobody stalls: endless loops and blocking calls beside a goroutine that wants to wake up every millisecond.
+//! Endless loops and blocking calls beside a goroutine that wakes up every millisecond.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::join;
 use crate::proc::{self, ThreadTime};
-use crate::stage::Stage;
+use crate::report::Report;
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Takes `n` naps, or three seconds: how much the median one was longer than it should be.
+/// Sleeps `n` times, for at most three seconds in all; returns the median lateness.
 fn median_late(n: usize) -> Duration {
     let start = Instant::now();
     let mut late = Vec::new();
@@ -27,13 +27,13 @@ fn median_late(n: usize) -> Duration {
 }
 
 /// Twice as many endless loops as Ps.
-pub(crate) fn hogs(stage: &Stage) -> Result<(), String> {
-    /// Who had to wait until loops have used up their slices, of 10 ms, would be later.
+pub(crate) fn hogs(report: &Report) -> Result<(), String> {
+    /// A goroutine that waited for loops to use up their slices of 10 ms would be later.
     const LATE: Duration = Duration::from_millis(2);
     trefoil::run(|| {
         let procs = trefoil::procs();
         let n = 2 * procs;
-        stage.part(format_args!("{n} endless loops, and one that wakes up every millisecond"));
+        report.part(format_args!("{n} endless loops, and one that wakes up every millisecond"));
         for _ in 0..n {
             trefoil::go(|| {
                 let mut x = 0u64;
@@ -44,38 +44,38 @@ pub(crate) fn hogs(stage: &Stage) -> Result<(), String> {
         }
         let before = proc::thread_times();
         let late = median_late(300);
-        // A loop gives way once its thread has a CPU, and the kernel may have others to serve, some times over:
-        // sysmon first, then the thread.
+        // A loop is preempted once its thread has a CPU. Other processes may delay sysmon first, then
+        // that thread.
         let used = proc::used_since(&before, proc::thread_times());
         let busiest = used.iter().max_by_key(|thread| thread.cpu);
         let wait = busiest.map_or(Duration::ZERO, ThreadTime::mean_wait);
-        stage.promise(
+        report.promise(
             "late by",
             format_args!("{late:.2?} (median)"),
-            format_args!("at most {LATE:?}, and 4 × {wait:.2?} in line for a CPU"),
+            format_args!("at most {LATE:?}, and 4 × {wait:.2?} waiting for a CPU"),
             late <= LATE + 4 * wait,
         );
         let stats = trefoil::debug::stats();
-        stage.promise(
+        report.promise(
             "stopped by a signal",
             format_args!("{} times", stats.preemptions),
             "some",
             stats.preemptions > 0,
         );
-        // Each loop gives way on its own stack; none keeps a thread.
+        // A preempted loop waits on its own stack; it holds no thread.
         let (threads, most) = (stats.threads, procs + 2);
-        stage.promise("threads", threads, format_args!("at most {most}"), threads <= most);
+        report.promise("threads", threads, format_args!("at most {most}"), threads <= most);
     });
-    promise_quiet(stage);
+    promise_quiet(report);
     Ok(())
 }
 
-/// Main has returned, and the loops are to be gone with it: the process uses no CPU any more.
-fn promise_quiet(stage: &Stage) {
+/// Checks that the loops have ended with main: the process uses no CPU any more.
+fn promise_quiet(report: &Report) {
     const WINDOW: Duration = Duration::from_millis(200);
     const WINDOWS: usize = 15;
     const MOST: f64 = 0.05;
-    // A loop is stopped only when the kernel lets its thread have a CPU: that may take a few windows.
+    // A loop is stopped only when its thread gets a CPU: that may take a few windows.
     let mut used = f64::MAX;
     for _ in 0..WINDOWS {
         let (start, before) = (Instant::now(), proc::cpu_time());
@@ -85,7 +85,7 @@ fn promise_quiet(stage: &Stage) {
             break;
         }
     }
-    stage.promise(
+    report.promise(
         "CPU after main returned",
         format_args!("{:.1} %", used * 100.0),
         format_args!("at most {:.0} %", MOST * 100.0),
@@ -93,7 +93,7 @@ fn promise_quiet(stage: &Stage) {
     );
 }
 
-/// A system call that nobody can intercept: the kernel sleeps, the runtime must notice.
+/// Sleeps by a raw system call, which cannot be interposed: the runtime must detect it.
 fn sleep_in_the_kernel(time: Duration) {
     let request = [time.as_secs(), u64::from(time.subsec_nanos())];
     // SAFETY: nanosleep reads the two words; it may end early, which does no harm here.
@@ -103,16 +103,16 @@ fn sleep_in_the_kernel(time: Duration) {
     }
 }
 
-/// Many threads' worth of blocking calls on two Ps.
-pub(crate) fn blocking(stage: &Stage) -> Result<(), String> {
+/// Blocking calls of many goroutines on two Ps.
+pub(crate) fn blocking(report: &Report) -> Result<(), String> {
     const PROCS: u32 = 2;
     const GOROUTINES: u32 = 64;
     const CALLS: u32 = 20;
     const EACH: Duration = Duration::from_millis(5);
     const TWO_AT_A_TIME: Duration = EACH.saturating_mul(GOROUTINES * CALLS / PROCS);
-    /// Who had to wait for one of them would be later.
+    /// A goroutine that waited for one of the calls would be later.
     const LATE: Duration = Duration::from_millis(20);
-    stage.part(format_args!(
+    report.part(format_args!(
         "{GOROUTINES} goroutines, each {CALLS} × {EACH:?} blocked in the kernel, on {PROCS} Ps"
     ));
     let runtime = trefoil::Runtime::builder().procs(PROCS as usize).build();
@@ -138,22 +138,22 @@ pub(crate) fn blocking(stage: &Stage) -> Result<(), String> {
         let time = start.elapsed();
         stop.store(true, Ordering::Relaxed);
         let most = TWO_AT_A_TIME / 3;
-        stage.promise(
+        report.promise(
             "time",
             format_args!("{time:.0?}"),
             format_args!("at most {most:.1?}, a third of two at a time"),
             time <= most,
         );
         let late = join(ticker);
-        stage.promise(
+        report.promise(
             "late by",
             format_args!("{late:.2?} (median)"),
             format_args!("at most {LATE:?}"),
             late <= LATE,
         );
         let stats = trefoil::debug::stats();
-        stage.promise("Ps taken from threads", stats.retakes, "some", stats.retakes > 0);
-        stage.fact("threads", stats.threads);
+        report.promise("Ps taken from threads", stats.retakes, "some", stats.retakes > 0);
+        report.fact("threads", stats.threads);
     });
     Ok(())
 }

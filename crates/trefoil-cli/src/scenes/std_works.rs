@@ -5,20 +5,20 @@ use std::time::{Duration, Instant};
 
 use super::{at_rest, join, promise_few_threads};
 use crate::proc;
-use crate::stage::{Stage, grouped};
+use crate::report::{Report, grouped};
 
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    barrier_and_sleep(stage);
-    mutex(stage);
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    barrier_and_sleep(report);
+    mutex(report);
     Ok(())
 }
 
-fn barrier_and_sleep(stage: &Stage) {
+fn barrier_and_sleep(report: &Report) {
     const SLEEPERS: u64 = 20_000;
     const SLEEP: Duration = Duration::from_millis(500);
     /// A thousandth of what they would take one after the other.
     const LATE: Duration = Duration::from_secs(SLEEPERS / 2 / 1000);
-    stage.part(format_args!(
+    report.part(format_args!(
         "{} goroutines at one std::sync::Barrier, then in std::thread::sleep({SLEEP:?})",
         grouped(SLEEPERS)
     ));
@@ -33,16 +33,16 @@ fn barrier_and_sleep(stage: &Stage) {
                 })
             })
             .collect();
-        // This one is still missing at the barrier.
+        // The main goroutine has not reached the barrier yet.
         let waiting = at_rest().goroutines as u64 - 1;
         let threads = proc::status().threads;
         let start = Instant::now();
         barrier.wait();
         sleepers.into_iter().for_each(join);
         let time = start.elapsed();
-        stage.promise("wait at once", grouped(waiting), grouped(SLEEPERS), waiting == SLEEPERS);
-        promise_few_threads(stage, threads, trefoil::procs());
-        stage.promise(
+        report.promise("wait at once", grouped(waiting), grouped(SLEEPERS), waiting == SLEEPERS);
+        promise_few_threads(report, threads, trefoil::procs());
+        report.promise(
             "until the last woke up",
             format_args!("{time:.2?}"),
             format_args!("{SLEEP:?} and at most {LATE:?}"),
@@ -51,24 +51,24 @@ fn barrier_and_sleep(stage: &Stage) {
     });
 }
 
-fn mutex(stage: &Stage) {
+fn mutex(report: &Report) {
     const AT_ONCE: usize = 1_000;
-    stage.part(format_args!("{AT_ONCE} goroutines at one std::sync::Mutex, held over a yield"));
+    report.part(format_args!("{AT_ONCE} goroutines at one std::sync::Mutex, held over a yield"));
     let sum = trefoil::run(|| {
         let start = Instant::now();
         let sum = Mutex::new(0usize);
         trefoil::scope(|scope| {
             for _ in 0..AT_ONCE {
                 scope.go(|| {
-                    let mut sum = sum.lock().expect("nobody panics");
+                    let mut sum = sum.lock().expect("no goroutine panics");
                     let before = *sum;
                     trefoil::yield_now();
                     *sum = before + 1;
                 });
             }
         });
-        stage.fact("time", format_args!("{:.2?}", start.elapsed()));
+        report.fact("time", format_args!("{:.2?}", start.elapsed()));
         sum.into_inner().unwrap_or(0)
     });
-    stage.promise("came through", sum, AT_ONCE, sum == AT_ONCE);
+    report.promise("came through", sum, AT_ONCE, sum == AT_ONCE);
 }

@@ -1,52 +1,52 @@
-//! A lopsided load: one goroutine starts all the work, on its own P; whoever else is to help has to steal.
+//! An unbalanced load: one goroutine starts all the work on its own P; the other Ps have to steal.
 
 use std::time::{Duration, Instant};
 
 use super::join;
 use crate::proc::{self, ThreadTime};
-use crate::stage::{Progress, Stage, grouped};
+use crate::report::{Progress, Report, grouped};
 
-/// Primes below this are counted, about a second of CPU time …
+/// Primes below this are counted, which takes about a second of CPU time.
 const PRIMES_BELOW: u32 = 4_000_000;
 
-/// … and this is how many there are.
+/// The number of primes below `PRIMES_BELOW`.
 const PRIMES: u32 = 283_146;
 
-/// Numbers that one goroutine looks at. So large that there are fewer goroutines than a P's queue holds: what does
-/// not fit goes to the global queue, and is had without stealing.
+/// Numbers that one goroutine tests. So large that all goroutines fit into one P's queue: the overflow would
+/// go to the global queue and could be taken without stealing.
 const CHUNK: u32 = 20_000;
 
-/// How busy each P is to be, at least, from the start of the first to the end of the last.
+/// How busy each P must be, from the start of the first goroutine to the end of the last.
 const BUSY: f64 = 0.7;
 
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    // With one P there is nobody to steal from.
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    // With one P there is no other P to steal from.
     let procs = trefoil::run(trefoil::procs).max(2);
     let chunks = PRIMES_BELOW.div_ceil(CHUNK);
-    stage.part(format_args!(
+    report.part(format_args!(
         "{} goroutines of work, all started by one: the other of {procs} Ps steal",
         grouped(chunks.into())
     ));
     let runtime = trefoil::Runtime::builder().procs(procs).build().map_err(|e| e.to_string())?;
     let progress = Progress::default();
     let counter = progress.clone();
-    let load = stage.watch(&progress, chunks.into(), || runtime.run(move || balance(&counter)));
+    let load = report.watch(&progress, chunks.into(), || runtime.run(move || balance(&counter)));
 
-    stage.fact("time", format_args!("{:.2?}", load.time));
+    report.fact("time", format_args!("{:.2?}", load.time));
     let of_wall = |time: Duration| time.as_secs_f64() / load.time.as_secs_f64();
-    stage.fact("CPU time", format_args!("{:.2?}: {:.2} CPUs", load.cpu, of_wall(load.cpu)));
-    // The drawing thread, sysmon and the like use next to nothing: no row for them.
+    report.fact("CPU time", format_args!("{:.2?}: {:.2} CPUs", load.cpu, of_wall(load.cpu)));
+    // The drawing thread, sysmon and the helper thread use almost no CPU: no row for them.
     let busy = load.threads.iter().filter(|thread| of_wall(thread.cpu) >= 0.01);
     for (i, thread) in busy.enumerate() {
-        stage.bar(&format!("thread {i}"), of_wall(thread.cpu), format_args!("{:.2?}", thread.cpu));
+        report.bar(&format!("thread {i}"), of_wall(thread.cpu), format_args!("{:.2?}", thread.cpu));
     }
     let found = load.primes;
-    stage.promise("primes", grouped(found.into()), grouped(PRIMES.into()), found == PRIMES);
-    stage.promise("stolen", grouped(load.stolen), "some", load.stolen > 0);
-    // On a CPU or in line for one: what others on this machine take is not the scheduler's fault.
+    report.promise("primes", grouped(found.into()), grouped(PRIMES.into()), found == PRIMES);
+    report.promise("stolen", grouped(load.stolen), "some", load.stolen > 0);
+    // On a CPU or waiting for one: other processes must not count against the scheduler.
     let at_work: Duration = load.threads.iter().map(|thread| thread.cpu + thread.queued).sum();
     let (at_work, least) = (of_wall(at_work), BUSY * procs as f64);
-    stage.promise(
+    report.promise(
         "threads at work",
         format_args!("{at_work:.2} on average"),
         format_args!("{least:.1} of {procs} at least"),
@@ -55,7 +55,7 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
     Ok(())
 }
 
-/// What was seen.
+/// The measurements.
 struct Load {
     primes: u32,
     stolen: u64,
@@ -91,7 +91,7 @@ fn balance(progress: &Progress) -> Load {
     }
 }
 
-/// By trial division: the point is to be busy. A plain loop, so that it is as busy in a debug build.
+/// Trial division in a plain loop: it has to be slow, also in a debug build.
 fn is_prime(n: u32) -> bool {
     let mut d = 2;
     while d * d <= n {

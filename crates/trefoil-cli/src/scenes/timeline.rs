@@ -1,8 +1,8 @@
-//! Who runs where: a lane for each OS thread, a column for every few milliseconds.
+//! Which goroutine runs where: a lane per OS thread, a column per few milliseconds.
 //!
-//! Each goroutine computes and leaves its letter in its thread's lane; a plain thread takes a picture of the lanes
-//! at intervals. So what is shown is what really ran, not what the scheduler says. How long a turn is, the loops
-//! find out themselves: one that finds another's letter in its lane notes the time.
+//! Each goroutine computes and writes its letter into its thread's lane; a plain thread samples the lanes at
+//! intervals. So the picture shows what ran, not what the scheduler reports. The loops also measure the
+//! length of a turn: a loop that finds another letter in its lane records the time.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -10,30 +10,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::stage::Stage;
+use crate::report::Report;
 
-/// More threads than Ps may appear: one may lose its P and come back without.
+/// More threads than Ps may appear: a thread may lose its P and go on without one.
 const LANES: usize = 16;
 const COLUMNS: usize = 60;
 const EVERY: Duration = Duration::from_millis(4);
-const NOBODY: u8 = b'.';
+const NONE: u8 = b'.';
 const LETTERS: [u8; 5] = *b"ABCDE";
-/// Between two signatures, some ten microseconds. A loop that is stopped just when it has found its lane signs in that
-/// of a thread it has left; so it had better be busy with something else most of the time.
+/// Steps between two letters, about ten microseconds. A loop that is preempted between finding its lane and
+/// writing there writes into the lane of a thread that it has left; long pauses make that rare.
 const STEPS: u32 = 10_000;
 
-/// A slice is 10 ms, counted by sysmon, which may come a little late; and a thread that waits for a CPU
-/// cannot change its goroutine.
+/// A slice is 10 ms, measured by sysmon, which may be a little late; and a thread that waits for a CPU cannot
+/// switch goroutines.
 const TURN_MS: std::ops::RangeInclusive<u128> = 5..=40;
 
-/// One thread: its id, and who ran there.
+/// One thread: its id, and the goroutines that ran there.
 struct Lane {
     tid: AtomicI32,
-    /// Since the last picture.
+    /// The last letter since the last sample.
     letter: AtomicU8,
-    /// At last.
+    /// The last letter.
     owner: AtomicU8,
-    /// When turns began, in nanoseconds; 0: not yet.
+    /// When each turn began, in nanoseconds; 0 if it has not.
     turns: [AtomicU64; 256],
     turn: AtomicUsize,
 }
@@ -42,14 +42,14 @@ impl Lane {
     fn new() -> Lane {
         Lane {
             tid: AtomicI32::new(0),
-            letter: AtomicU8::new(NOBODY),
-            owner: AtomicU8::new(NOBODY),
+            letter: AtomicU8::new(NONE),
+            owner: AtomicU8::new(NONE),
             turns: [const { AtomicU64::new(0) }; 256],
             turn: AtomicUsize::new(0),
         }
     }
 
-    /// The lane of this thread; the first free one if it has none yet.
+    /// Returns the lane of this thread; takes the first free one if it has none yet.
     fn mine(lanes: &[Lane]) -> Option<&Lane> {
         // SAFETY: no arguments, touches no memory.
         let tid = unsafe { libc::gettid() };
@@ -70,7 +70,7 @@ impl Lane {
         }
     }
 
-    /// The turns that are over.
+    /// Returns the lengths of the completed turns.
     fn turns(&self) -> Vec<Duration> {
         let begun = self.turns.iter().map(|began| began.load(Ordering::Relaxed));
         let begun: Vec<u64> = begun.take_while(|&began| began > 0).collect();
@@ -79,8 +79,8 @@ impl Lane {
 }
 
 /// Five goroutines that never pause, on two Ps.
-pub(crate) fn play(stage: &Stage) -> Result<(), String> {
-    stage
+pub(crate) fn play(report: &Report) -> Result<(), String> {
+    report
         .part(format_args!("five endless loops on two Ps; a column is {EVERY:?}, a line a thread"));
     let lanes: Arc<[Lane]> = (0..LANES).map(|_| Lane::new()).collect();
     let stop = Arc::new(AtomicBool::new(false));
@@ -100,7 +100,7 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
     }
     let mut pictures = Vec::new();
     for _ in 0..COLUMNS {
-        lanes.iter().for_each(|lane| lane.letter.store(NOBODY, Ordering::Relaxed));
+        lanes.iter().for_each(|lane| lane.letter.store(NONE, Ordering::Relaxed));
         std::thread::sleep(EVERY);
         let picture: Vec<u8> =
             lanes.iter().map(|lane| lane.letter.load(Ordering::Relaxed)).collect();
@@ -111,17 +111,17 @@ pub(crate) fn play(stage: &Stage) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for (i, lane) in lanes.iter().enumerate() {
         let line: Vec<u8> = pictures.iter().map(|picture| picture[i]).collect();
-        seen.extend(line.iter().copied().filter(|&letter| letter != NOBODY));
-        if line.iter().any(|&letter| letter != NOBODY) {
+        seen.extend(line.iter().copied().filter(|&letter| letter != NONE));
+        if line.iter().any(|&letter| letter != NONE) {
             let tid = lane.tid.load(Ordering::Relaxed);
-            stage.fact(&format!("thread {tid}"), String::from_utf8_lossy(&line));
+            report.fact(&format!("thread {tid}"), String::from_utf8_lossy(&line));
         }
     }
-    stage.promise("had turns", seen.len(), LETTERS.len(), seen.len() == LETTERS.len());
+    report.promise("had turns", seen.len(), LETTERS.len(), seen.len() == LETTERS.len());
     let mut turns: Vec<Duration> = lanes.iter().flat_map(Lane::turns).collect();
     turns.sort_unstable();
     let median = turns.get(turns.len() / 2).copied().unwrap_or_default();
-    stage.promise(
+    report.promise(
         "a turn",
         format_args!("{median:.1?} (median of {})", turns.len()),
         format_args!("{} to {} ms", TURN_MS.start(), TURN_MS.end()),

@@ -1,4 +1,4 @@
-//! A terminal to run a command in: what is typed into it becomes signals, as in a real one.
+//! A pseudo-terminal that runs a command and turns typed characters into signals.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::process::{Child, Command};
 
 pub(crate) struct Pty {
     ours: File,
-    /// The side of the command; its own copies are all there are once it runs.
+    /// The command's side; closed here once the command runs.
     theirs: Option<OwnedFd>,
 }
 
@@ -61,7 +61,7 @@ impl Pty {
         self.ours.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Everything up to these words, and a little more perhaps.
+    /// Reads up to these words, and perhaps a little more.
     pub(crate) fn read_until(&mut self, words: &str) -> String {
         let mut shown = String::new();
         while !shown.contains(words) {
@@ -76,7 +76,7 @@ impl Pty {
         std::iter::from_fn(|| Some(self.read()).filter(|more| !more.is_empty())).collect()
     }
 
-    /// Empty at the end: a terminal that nobody holds any more is an error to read from.
+    /// Returns an empty string at the end: reading from a terminal that no process has open is an error.
     fn read(&mut self) -> String {
         let mut bytes = [0; 4096];
         let n = self.ours.read(&mut bytes).unwrap_or(0);

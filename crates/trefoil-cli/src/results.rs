@@ -1,18 +1,18 @@
-//! The promises of a tour: how many there were, and which were not kept.
+//! The results of a tour: how many promises there were, and which were broken.
 
 use std::fmt;
 
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub(crate) struct Results {
     scene: &'static str,
     scenes: usize,
     promises: usize,
     broken: Vec<String>,
 }
 
-impl Ledger {
-    /// What follows belongs to this scene.
-    pub(crate) fn open(&mut self, scene: &'static str) {
+impl Results {
+    /// Starts the results of a scene.
+    pub(crate) fn begin_scene(&mut self, scene: &'static str) {
         self.scene = scene;
         self.scenes += 1;
     }
@@ -21,7 +21,7 @@ impl Ledger {
         self.promises += 1;
     }
 
-    /// A promise that was not kept, in words.
+    /// Counts a broken promise, described by `what`.
     pub(crate) fn broken(&mut self, what: impl fmt::Display) {
         self.promises += 1;
         self.broken.push(format!("{}: {what}", self.scene));
@@ -32,7 +32,7 @@ impl Ledger {
     }
 }
 
-impl fmt::Display for Ledger {
+impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |n, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         write!(f, "{}, {}, ", count(self.scenes, "scene"), count(self.promises, "promise"))?;
@@ -49,15 +49,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_up() {
-        let mut ledger = Ledger::default();
-        ledger.open("first");
-        ledger.kept();
-        assert_eq!(ledger.to_string(), "1 scene, 1 promise, all kept");
-        ledger.open("second");
-        ledger.broken("late by 1 s");
-        assert!(!ledger.all_kept());
+    fn display_counts_and_lists_broken_promises() {
+        let mut results = Results::default();
+        results.begin_scene("first");
+        results.kept();
+        assert_eq!(results.to_string(), "1 scene, 1 promise, all kept");
+        results.begin_scene("second");
+        results.broken("late by 1 s");
+        assert!(!results.all_kept());
         let text = "2 scenes, 2 promises, 1 NOT kept:\n  second: late by 1 s";
-        assert_eq!(ledger.to_string(), text);
+        assert_eq!(results.to_string(), text);
     }
 }

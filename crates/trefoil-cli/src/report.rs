@@ -1,7 +1,8 @@
-//! What a scene prints with: headings, facts, promises, bars.
+//! The output of a scene: headings, facts, promises, bars.
 //!
-//! A fact is only shown; a promise is measured, and the tour fails if it was not kept. Both go to standard output. Progress bars are drawn on standard error by an OS thread of their
-//! own which only reads a counter, so that watching does not disturb what is watched.
+//! A fact is only shown. A promise is measured, and the tour fails if it is broken. Both go to standard
+//! output. An OS thread draws progress bars on standard error; it only reads a counter, so it does not
+//! disturb the measurement.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::curtain;
-use crate::ledger::Ledger;
+use crate::exit;
+use crate::results::Results;
 
 /// Time from one drawing of a progress bar to the next.
 const REDRAW: Duration = Duration::from_millis(80);
@@ -20,27 +21,27 @@ const REDRAW: Duration = Duration::from_millis(80);
 /// Characters of a full bar.
 const BAR_WIDTH: usize = 32;
 
-/// How a scene is to be shown.
-pub(crate) struct Stage {
+/// Where a scene reports to, and how it is shown.
+pub(crate) struct Report {
     plain: bool,
     goroutines: u64,
-    ledger: Mutex<Ledger>,
+    results: Mutex<Results>,
 }
 
-/// A line on standard output. Not `println!`, which panics when nobody reads any more.
-pub(crate) fn say(line: impl Display) {
+/// Prints a line to standard output. `println!` would panic if the reader has closed it.
+pub(crate) fn print_line(line: impl Display) {
     if let Err(error) = writeln!(io::stdout(), "{line}") {
-        curtain::unheard(&error);
+        exit::write_failed(&error);
     }
 }
 
-/// How far a part has come. The scene counts, the stage draws.
+/// How far a part has come. The scene counts; the report draws.
 #[derive(Clone, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 
 impl Progress {
     pub(crate) fn add(&self, n: u64) {
-        // Relaxed: a number to look at; nothing else is published with it.
+        // Relaxed: a number to show; it publishes nothing else.
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
@@ -49,33 +50,33 @@ impl Progress {
     }
 }
 
-impl Stage {
-    pub(crate) fn new(plain: bool, goroutines: u64) -> Stage {
-        Stage { plain, goroutines, ledger: Mutex::default() }
+impl Report {
+    pub(crate) fn new(plain: bool, goroutines: u64) -> Report {
+        Report { plain, goroutines, results: Mutex::default() }
     }
 
-    /// How many goroutines the user asked for.
+    /// Returns how many goroutines the user asked for.
     pub(crate) fn goroutines(&self) -> u64 {
         self.goroutines
     }
 
-    /// Opens a scene.
+    /// Prints a scene's heading.
     pub(crate) fn title(&self, name: &'static str, line: &str) {
-        self.ledger().open(name);
-        say(format_args!("{}  {line}", self.style("1;32", name)));
+        self.results().begin_scene(name);
+        print_line(format_args!("{}  {line}", self.style("1;32", name)));
     }
 
-    /// Opens a part of a scene.
+    /// Prints the heading of a part of a scene.
     pub(crate) fn part(&self, text: impl Display) {
-        say(format_args!("\n{}", self.style("1", &text.to_string())));
+        print_line(format_args!("\n{}", self.style("1", &text.to_string())));
     }
 
-    /// One result: a label and its value.
+    /// Prints one result: a label and its value.
     pub(crate) fn fact(&self, label: &str, value: impl Display) {
-        say(format_args!("  {label:<24} {value}"));
+        print_line(format_args!("  {label:<24} {value}"));
     }
 
-    /// One result beside what was promised, and whether the two agree.
+    /// Prints one result beside what was promised, and counts whether the promise was kept.
     pub(crate) fn promise(
         &self,
         label: &str,
@@ -85,48 +86,48 @@ impl Stage {
     ) {
         let mark = if ok { self.style("32", "✓") } else { self.style("1;31", "✗") };
         let measured = measured.to_string();
-        say(format_args!("{mark} {label:<24} {measured:<28} promised: {promised}"));
+        print_line(format_args!("{mark} {label:<24} {measured:<28} promised: {promised}"));
         if ok {
-            self.ledger().kept();
+            self.results().kept();
         } else {
-            self.ledger().broken(format_args!("{label}: {measured}, promised: {promised}"));
+            self.results().broken(format_args!("{label}: {measured}, promised: {promised}"));
         }
     }
 
-    /// The scene could not be played to its end.
+    /// Reports that the scene could not be completed.
     pub(crate) fn failed(&self, why: impl Display) {
-        say(format_args!("{} {why}", self.style("1;31", "✗")));
-        self.ledger().broken(why);
+        print_line(format_args!("{} {why}", self.style("1;31", "✗")));
+        self.results().broken(why);
     }
 
-    /// Lines of others, indented.
+    /// Prints the output of another program, indented.
     pub(crate) fn quote(&self, text: &str) {
         for line in text.trim_end().lines() {
-            say(format_args!("    {line}"));
+            print_line(format_args!("    {line}"));
         }
     }
 
-    /// Closes the tour; whether every promise was kept.
+    /// Prints the summary; returns whether every promise was kept.
     pub(crate) fn sum_up(&self) -> bool {
-        let ledger = self.ledger();
-        let code = if ledger.all_kept() { "1;32" } else { "1;31" };
-        say(format_args!("\n{}", self.style(code, &ledger.to_string())));
-        ledger.all_kept()
+        let results = self.results();
+        let code = if results.all_kept() { "1;32" } else { "1;31" };
+        print_line(format_args!("\n{}", self.style(code, &results.to_string())));
+        results.all_kept()
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One row of a chart; `share` from 0 to 1.
+    /// Prints one row of a chart; `share` from 0 to 1.
     pub(crate) fn bar(&self, label: &str, share: f64, value: impl Display) {
         let full = (share.clamp(0.0, 1.0) * BAR_WIDTH as f64).round() as usize;
         let (on, off) = if self.plain { ("#", ".") } else { ("█", "░") };
         let bar = format!("{}{}", on.repeat(full), off.repeat(BAR_WIDTH - full));
-        say(format_args!("  {label:<24} {} {value}", self.style("32", &bar)));
+        print_line(format_args!("  {label:<24} {} {value}", self.style("32", &bar)));
     }
 
-    /// Does the work while a bar shows how far `progress` has come to `total`.
+    /// Runs `work` while a bar shows `progress` out of `total`.
     pub(crate) fn watch<T>(&self, progress: &Progress, total: u64, work: impl FnOnce() -> T) -> T {
         if self.plain {
             return work();
@@ -134,7 +135,7 @@ impl Stage {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let drawer = scope.spawn(|| draw(progress, total, &done));
-            // Also when the work panics: the scope waits for the drawer.
+            // Also if `work` panics: the scope waits for the drawing thread.
             let _end = OnDrop(|| {
                 done.store(true, Ordering::Relaxed);
                 drawer.thread().unpark();
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn numbers_are_grouped_and_durations_divided() {
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(n), text);
         }
@@ -207,11 +208,11 @@ mod tests {
     }
 
     #[test]
-    fn the_drawer_ends_with_the_work() {
-        let stage = Stage::new(false, 1);
-        assert_eq!(stage.watch(&Progress::default(), 1, || 7), 7);
+    fn the_drawing_thread_ends_with_the_work() {
+        let report = Report::new(false, 1);
+        assert_eq!(report.watch(&Progress::default(), 1, || 7), 7);
         let panic = std::panic::catch_unwind(|| {
-            stage
+            report
                 .watch(&Progress::default(), 1, || -> () { std::panic::resume_unwind(Box::new(0)) })
         });
         assert!(panic.is_err());
