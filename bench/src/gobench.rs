@@ -12,11 +12,12 @@ use crate::sample::{self, DISTURBED, Launch};
 use crate::stats::Summary;
 
 pub const NAME: &str = "gobench";
-pub const WHAT: &str = "Go's own benchmarks of channels, goroutines, locks and timers; time of one";
+pub const WHAT: &str =
+    "Go's own benchmarks of channels, goroutines, locks and timers; time per operation";
 
 const PROCS: usize = 2;
 
-/// The two who take part, in the order of `Line::samples`.
+/// The two runtimes that take part, in the order of `Line::samples`.
 pub const PEERS: [&str; 2] = ["trefoil", "go"];
 
 #[derive(Default)]

@@ -59,13 +59,13 @@ pub fn busy() -> Result<Duration> {
     Ok(TICK * busy)
 }
 
-/// Returns when the machine has been idle for a moment, or when patience is at its end.
-pub fn wait_until_idle(patience: Duration) -> Result<()> {
+/// Waits until the machine has been idle for a moment, for at most `limit`.
+pub fn wait_until_idle(limit: Duration) -> Result<()> {
     const MOMENT: Duration = Duration::from_millis(300);
-    /// Of one core, in that moment: three ticks.
+    /// Ticks of one core that count as idle in that moment.
     const IDLE: Duration = Duration::from_millis(30);
     let start = Instant::now();
-    while start.elapsed() < patience {
+    while start.elapsed() < limit {
         let before = busy()?;
         sleep(MOMENT);
         if busy()?.saturating_sub(before) <= IDLE {

@@ -1,4 +1,4 @@
-//! The benchmark's driver: builds the workers, launches them in turn, and tells how trefoil
+//! The benchmark's driver: builds the workers, launches them in turn, and reports how trefoil
 //! compares with Go and others. See README.md.
 //!
 //! | file | job |
@@ -55,11 +55,11 @@ struct Options {
     #[arg(long)]
     quick: bool,
 
-    /// Before each sample, wait up to this long for other programs to leave the machine alone
+    /// Before each sample, wait up to this many seconds until the machine is idle
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    patience: u64,
+    wait_idle: u64,
 
-    /// List the workloads and leave
+    /// List the workloads and exit
     #[arg(long)]
     list: bool,
 
@@ -67,7 +67,7 @@ struct Options {
     #[arg(long, value_name = "PATH")]
     markdown: Option<PathBuf>,
 
-    /// A word on this run, kept in the report and in history.jsonl
+    /// A note on this run, kept in the report and in history.jsonl
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
 }
@@ -112,7 +112,7 @@ fn main() -> Result<()> {
     let results = measure(&options, &workshop, &workloads, &workers, &mut notes)?;
     let gobench = measure_gobench(&options, &workshop, &workers, &mut notes)?;
     if results.is_empty() && gobench.lines.is_empty() {
-        bail!("nothing to tell: {}", notes.join("; "));
+        bail!("nothing was measured: {}", notes.join("; "));
     }
 
     let run = Run {
@@ -197,8 +197,8 @@ fn choose(options: &Options, machine: &Machine, notes: &mut Vec<String>) -> Vec<
     chosen
 }
 
-/// One launch of every worker for every workload, and that again for each repeat: what drifts on
-/// the machine (clock speed, neighbours) meets all runtimes alike. Who goes first rotates.
+/// One launch of every worker for every workload, and that again for each repeat: a drift of
+/// the machine (clock speed, neighbours) affects all runtimes alike. The order rotates.
 fn measure(
     options: &Options,
     workshop: &Workshop,
@@ -229,7 +229,7 @@ fn measure(
                     continue;
                 }
                 progress.start(&what);
-                machine::wait_until_idle(Duration::from_secs(options.patience))?;
+                machine::wait_until_idle(Duration::from_secs(options.wait_idle))?;
                 match sample::take(workload, worker, options.quick, &workshop.target) {
                     Ok(sample) => {
                         let shown = sample.show(&workload.metrics[0]);
@@ -249,7 +249,7 @@ fn measure(
     Ok(results)
 }
 
-/// The same for Go's own benchmarks, whose program in Go is another than the worker.
+/// The same for Go's own benchmarks, which are a program of their own in Go.
 fn measure_gobench(
     options: &Options,
     workshop: &Workshop,
@@ -274,7 +274,7 @@ fn measure_gobench(
         for worker in &turn {
             let what = format!("{} {} {}/{repeats}", gobench::NAME, worker.peer, repeat + 1);
             progress.start(&what);
-            machine::wait_until_idle(Duration::from_secs(options.patience))?;
+            machine::wait_until_idle(Duration::from_secs(options.wait_idle))?;
             match table.add(worker, options.quick, &workshop.target) {
                 Ok(()) => progress.step(&what),
                 Err(error) => {

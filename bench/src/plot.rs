@@ -114,7 +114,7 @@ fn dot(svg: &mut String, x: f64, y: f64, r: f64, mark: &Mark) {
     );
 }
 
-/// Those who have a mark.
+/// The runtimes that have a mark.
 fn legend(svg: &mut String, rows: &[Row]) {
     let mut x = 12.0;
     for &(peer, colour) in COLOURS {

@@ -1,4 +1,4 @@
-//! What is measured: one row a workload. A new one is a row here and a function in each worker
+//! What is measured: one row per workload. A new one is a row here and a function in each worker
 //! that is named under `peers`.
 
 pub struct Workload {
@@ -8,13 +8,13 @@ pub struct Workload {
     pub what: &'static str,
     /// How many processors (Go's P) the runtime gets.
     pub procs: usize,
-    /// `KEY=VALUE` words for the worker: `ms` is the time to measure for (500 unless told).
+    /// `KEY=VALUE` words for the worker: `ms` is the time to measure for (default 500).
     pub args: &'static [&'static str],
     pub quick_args: &'static [&'static str],
     /// The first one is shown while it runs.
     pub metrics: &'static [Metric],
     pub peers: &'static [&'static str],
-    /// Who cannot take part, and why; goes into the report.
+    /// The runtimes that cannot take part, and why; goes into the report.
     pub absent: &'static [(&'static str, &'static str)],
     /// Memory that must be free, at full size.
     pub needs_gib: u64,
@@ -23,7 +23,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The workload's name in the workers: its own unless told.
+    /// The workload's name in the workers: defaults to its own.
     pub fn asks_for(&self) -> &'static str {
         if self.function.is_empty() { self.name } else { self.function }
     }
@@ -75,7 +75,7 @@ const ROW: Workload = Workload {
     needs_program: "",
 };
 
-/// Quantiles of how late, or how long, each of many was.
+/// Quantiles of lateness or duration.
 const fn p50(goal: Goal) -> Metric {
     metric("p50_us", "µs, p50", goal)
 }
@@ -123,19 +123,19 @@ const fn http_row(name: &'static str, what: &'static str) -> Workload {
     Workload { name, what, metrics: METRICS, peers, needs_program: "wrk", ..ROW }
 }
 
-/// All who have goroutines, or tasks in their place.
+/// All runtimes with goroutines or tasks.
 const ALL: &[&str] = &["trefoil", "go", "tokio", "may", "smol"];
 
 const NO_BOUND: &str = "its channels have no bound";
 const ONE_SLOT: &str = "its smallest channel has one slot";
-const NO_SELECT: &str = "it has no select of its own";
+const NO_SELECT: &str = "it has no select";
 const NO_MPMC: &str = "its queues have one receiver";
 const OUT_OF_MAPS: &str = "a mapping for each stack; it fails at about 32,700 coroutines";
 
 pub static WORKLOADS: &[Workload] = &[
     Workload {
         name: "spawn_join",
-        what: "spawn 1000 trivial goroutines, join all; time of one",
+        what: "spawn 1000 trivial goroutines, join all; time per goroutine",
         metrics: &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
         peers: &["trefoil", "go", "tokio", "may", "smol", "threads"],
         ..ROW
@@ -145,14 +145,14 @@ pub static WORKLOADS: &[Workload] = &[
     spawn_row("spawn_procs_64", "spawn_join on 64 procs", 64),
     Workload {
         name: "yield",
-        what: "4 goroutines on 2 procs that only yield; time of a yield",
+        what: "4 goroutines on 2 procs that only yield; time per yield",
         metrics: &[metric("ns_per_op", "ns", Goal::Ratio(0.1)), CORES],
         peers: &["trefoil", "go", "tokio", "may", "smol", "threads"],
         ..ROW
     },
     Workload {
         name: "fib",
-        what: "fib(27): each call spawns its left branch, computes the right, joins; time of a spawn",
+        what: "fib(27): each call spawns its left branch, computes the right, joins; time per spawn",
         args: &["ms=1000"],
         metrics: &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
         peers: &["trefoil", "go", "tokio", "smol"],
@@ -161,7 +161,7 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "skynet",
-        what: "a tree with 1 M leaves, each node spawns 10 and sums them; time of a leaf",
+        what: "a tree with 1 M leaves, each node spawns 10 and sums them; time per leaf",
         args: &["ms=1000"],
         metrics: &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
         peers: &["trefoil", "go", "tokio", "smol"],
@@ -178,7 +178,7 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "live1m",
-        what: "1,000,000 goroutines parked at once: made, measured, released, ended; of one",
+        what: "1,000,000 goroutines parked at once: made, measured, released, ended; per goroutine",
         quick_args: &["n=100000"],
         metrics: &[
             metric("total_us", "µs, made + ended", Goal::Ratio(0.8)),
@@ -209,7 +209,7 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "switch",
-        what: "2 goroutines on 1 proc that yield to each other; time of a switch",
+        what: "2 goroutines on 1 proc that yield to each other; time per switch",
         procs: 1,
         metrics: &[metric("ns_per_op", "ns", Goal::Report)],
         peers: &["trefoil", "go", "tokio", "may", "smol", "corosensei"],
@@ -220,7 +220,7 @@ pub static WORKLOADS: &[Workload] = &[
         peers: ALL,
         ..chan_row(
             "pingpong_1p",
-            "there and back between 2 goroutines by unbuffered channels; time of a round trip",
+            "there and back between 2 goroutines by unbuffered channels; time per round trip",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.3)), CORES],
         )
     },
@@ -237,7 +237,7 @@ pub static WORKLOADS: &[Workload] = &[
         absent: &[("may", NO_BOUND)],
         ..chan_row(
             "spsc_128",
-            "1 sender, 1 receiver, a channel with 128 slots; time of an item",
+            "1 sender, 1 receiver, a channel with 128 slots; time per item",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
         )
     },
@@ -246,7 +246,7 @@ pub static WORKLOADS: &[Workload] = &[
         absent: &[("tokio", NO_MPMC), ("may", NO_BOUND)],
         ..chan_row(
             "mpmc_4x4_128",
-            "4 senders, 4 receivers, a channel with 128 slots; time of an item",
+            "4 senders, 4 receivers, a channel with 128 slots; time per item",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.7)), CORES],
         )
     },
@@ -254,7 +254,7 @@ pub static WORKLOADS: &[Workload] = &[
         absent: &[("tokio", ONE_SLOT), ("may", NO_BOUND), ("smol", ONE_SLOT)],
         ..chan_row(
             "select_unbuf",
-            "a select over 4 unbuffered channels, a sender each; time of an item",
+            "a select over 4 unbuffered channels, a sender each; time per item",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.45)), CORES],
         )
     },
@@ -263,7 +263,7 @@ pub static WORKLOADS: &[Workload] = &[
         absent: &[("may", NO_BOUND), ("smol", NO_SELECT)],
         ..chan_row(
             "select_128",
-            "a select over 4 channels with 128 slots, a sender each; time of an item",
+            "a select over 4 channels with 128 slots, a sender each; time per item",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.4)), CORES],
         )
     },
@@ -272,7 +272,7 @@ pub static WORKLOADS: &[Workload] = &[
         needs_gib: 6,
         ..chan_row(
             "skynet_chan",
-            "skynet, the sums come by unbuffered channels; time of a leaf",
+            "skynet, the sums come by unbuffered channels; time per leaf",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.5)), CORES],
         )
     },
@@ -280,7 +280,7 @@ pub static WORKLOADS: &[Workload] = &[
         peers: ALL,
         ..chan_row(
             "ring_1000",
-            "a token goes round 1000 goroutines by unbuffered channels; time of a hop",
+            "a token goes round 1000 goroutines by unbuffered channels; time per hop",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.35)), CORES],
         )
     },
@@ -306,7 +306,7 @@ pub static WORKLOADS: &[Workload] = &[
         peers: ALL,
         ..chan_row(
             "mutex_8",
-            "8 goroutines that lock, count, unlock; time of one",
+            "8 goroutines that lock, count, unlock; time per operation",
             &[metric("ns_per_op", "ns", Goal::Ratio(0.6)), CORES],
         )
     },
@@ -441,7 +441,7 @@ pub static WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "idle_conns",
-        what: "5000 connections, each with a goroutine that waits to read; memory of one",
+        what: "5000 connections, each with a goroutine that waits to read; memory per connection",
         quick_args: &["n=1000"],
         metrics: &[
             metric("rss_bytes", "B resident", Goal::Ratio(2.0)),

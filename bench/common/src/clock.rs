@@ -12,7 +12,7 @@ pub fn sleep_time(i: usize, k: usize) -> Duration {
     Duration::from_micros(1_000 + ((i * 7_919 + k * 104_729) % 99_000) as u64)
 }
 
-/// One every millisecond, and how late each was. What was missed is left out, as a ticker does.
+/// One tick per millisecond, and how late each was. Missed ticks are left out, as by a ticker.
 pub struct Ticks {
     next: Instant,
     late: Vec<Duration>,
@@ -24,12 +24,12 @@ impl Ticks {
         Ticks { next: Instant::now() + size::TICK, late: Vec::new() }
     }
 
-    /// When to wake.
+    /// Returns when to wake.
     pub fn next(&self) -> Instant {
         self.next
     }
 
-    /// To be called upon waking.
+    /// Records a wake-up.
     pub fn woke(&mut self) {
         self.late.push(self.next.elapsed());
         self.next += size::TICK;
@@ -49,7 +49,7 @@ impl Ticks {
 #[repr(align(64))]
 struct Padded(AtomicU64);
 
-/// Those who only compute, and the work that each has done.
+/// Goroutines that only compute, and the work that each has done.
 #[derive(Default)]
 pub struct Hogs {
     stop: AtomicBool,
@@ -57,7 +57,7 @@ pub struct Hogs {
 }
 
 impl Hogs {
-    /// What one of them does until all are told to stop.
+    /// Computes until all hogs are told to stop.
     pub fn compute(&self, hog: usize) {
         let mut x = hog as u64;
         while !self.stop.load(Ordering::Relaxed) {
@@ -71,8 +71,8 @@ impl Hogs {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// For runtimes that cannot take the processor away from a hog: whoever would stop it may
-    /// never run, so a thread does.
+    /// For runtimes that cannot preempt a hog: a goroutine that would stop it may never run, so a
+    /// thread does.
     pub fn stop_after(self: &Arc<Hogs>, time: Duration) {
         let hogs = self.clone();
         std::thread::spawn(move || {

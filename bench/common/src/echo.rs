@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::{Report, cpu_time, size};
 
-/// Tells the clients how far it is: they warm up, are measured, end.
+/// The phase of a run: the clients warm up, are measured, end.
 pub struct Echo(AtomicU8);
 
 const WARMING_UP: u8 = 0;
@@ -26,7 +26,7 @@ impl Echo {
         Echo(AtomicU8::new(WARMING_UP))
     }
 
-    /// Asked by a client before each request: does its time count? None: it is over.
+    /// Returns whether the next request's time counts; None once the run is over.
     pub fn counts(&self) -> Option<bool> {
         match self.0.load(Ordering::Relaxed) {
             ENDING => None,
@@ -60,7 +60,7 @@ pub fn serve(mut stream: impl Read + Write) {
     }
 }
 
-/// One client there; how long each of its requests took.
+/// Runs one client there; returns how long each of its requests took.
 pub fn ask(mut stream: impl Read + Write, echo: &Echo) -> Vec<Duration> {
     let mut message = [0; size::ECHO_BYTES];
     let mut took = Vec::new();

@@ -1,4 +1,4 @@
-//! HTTP under `wrk`, a program of its own: it asks, and tells how it went.
+//! HTTP under `wrk`, a load generator that reports rates and latencies.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,8 +10,8 @@ use crate::{Args, Report, cpu_time, size};
 /// What the servers answer.
 pub const HELLO: &str = "hello";
 
-/// Asks the server at `address` for as long as the arguments say. Blocks its thread, so it wants
-/// one of its own beside the server's.
+/// Loads the server at `address` for as long as the arguments say. Blocks its thread, so it needs
+/// one of its own.
 pub fn ask(args: &Args, address: SocketAddr, connections: usize) -> Report {
     check(address);
     wrk(address, connections, size::HTTP_WARM_UP);
@@ -31,7 +31,7 @@ fn check(address: SocketAddr) {
 }
 
 fn wrk(address: SocketAddr, connections: usize, time: Duration) -> String {
-    // It counts in whole seconds.
+    // wrk takes whole seconds.
     let seconds = time.as_secs().max(1);
     let threads = format!("-t{}", size::HTTP_THREADS);
     let done = Command::new("wrk")
@@ -40,7 +40,7 @@ fn wrk(address: SocketAddr, connections: usize, time: Duration) -> String {
         .output()
         .expect("wrk");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).expect("wrk speaks UTF-8")
+    String::from_utf8(done.stdout).expect("wrk prints UTF-8")
 }
 
 /// Reads wrk's figures; none where they are missing or requests failed.

@@ -68,8 +68,7 @@ fn fail(why: &str) -> ! {
     exit(2)
 }
 
-/// Counts rounds of `ops` operations: warms up for a quarter of the budget (`ms=`, 500 unless
-/// told), then measures for the budget; at least one round of each.
+/// Counts rounds of `ops` operations: warms up for a quarter of the budget (`ms=`, default 500), then measures for the budget; at least one round of each.
 ///
 /// ```ignore
 /// let mut meter = Meter::new(&args, 1000);
@@ -124,7 +123,7 @@ impl Meter {
         self.wall = Instant::now();
     }
 
-    /// To be called right after [`Meter::another_round`] said no.
+    /// Call this right after [`Meter::another_round`] returned false.
     pub fn report(self) -> Report {
         let wall = self.wall.elapsed().as_secs_f64();
         let cpu = (cpu_time() - self.cpu).as_secs_f64();
@@ -158,7 +157,7 @@ impl Report {
         self
     }
 
-    /// Adds quantiles of how late, or how long, each of many was.
+    /// Adds quantiles of lateness or duration.
     pub fn with_lateness(self, mut late: Vec<Duration>) -> Report {
         late.sort_unstable();
         let last = late.len().checked_sub(1).expect("something was measured");
@@ -169,7 +168,7 @@ impl Report {
             .with("p99_ms", us(0.99) / 1e3)
     }
 
-    /// Adds what each of `n` took of the memory.
+    /// Adds the memory per goroutine.
     pub fn with_memory(self, n: usize, before: Memory, full: Memory) -> Report {
         self.with("rss_bytes", (full.rss - before.rss) / n as f64)
             .with("pte_bytes", (full.pte - before.pte) / n as f64)
@@ -243,7 +242,7 @@ pub mod size {
     pub const CHUNKS: u64 = 10_000;
     pub const LIVE: usize = 1_000_000;
 
-    /// Round trips a round.
+    /// Round trips per round.
     pub const TRIPS: u64 = 10_000;
     pub const ITEMS: u64 = 100_000;
     pub const ITEMS_SUM: u64 = ITEMS * (ITEMS - 1) / 2;

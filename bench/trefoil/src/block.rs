@@ -32,7 +32,7 @@ pub fn block_std(args: &Args) -> Report {
     measure(args, || std::thread::sleep(size::BLOCK))
 }
 
-/// Nobody but the kernel knows of this call.
+/// A raw system call, which cannot be interposed.
 pub fn block_raw(args: &Args) -> Report {
     static STOP: AtomicBool = AtomicBool::new(false);
     let ticker = go(|| ticking(|| STOP.load(Ordering::Relaxed)));

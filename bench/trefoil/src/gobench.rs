@@ -106,7 +106,7 @@ impl B {
         self.took = Some(self.start.elapsed());
     }
 
-    /// `each` goroutines a P share the rounds.
+    /// `each` goroutines per P share the rounds.
     fn run_parallel(&self, each: usize, body: impl Fn(&mut Rounds<'_>) + Sync) {
         let claimed = AtomicUsize::new(0);
         scope(|s| {
@@ -394,7 +394,7 @@ fn mutex_uncontended(b: &mut B) {
     });
 }
 
-/// `each` goroutines a P at one lock, with arithmetic in between or not.
+/// `each` goroutines per P at one lock, with arithmetic in between or not.
 fn locking(b: &mut B, each: usize, working: bool) {
     let lock = Mutex::new(());
     b.run_parallel(each, |rounds| {

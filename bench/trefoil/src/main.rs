@@ -171,7 +171,7 @@ fn live(args: &Args) -> Report {
     ready.wait();
     let create = start.elapsed();
 
-    // Those that counted themselves may not be parked yet.
+    // Goroutines that have counted themselves may not be parked yet.
     sleep(SETTLE);
     let full = Memory::now();
 

@@ -10,7 +10,7 @@ use crate::report::Report;
 const HOGS: usize = 6;
 
 /// Samples of the threads per change; the median counts.
-const LOOKS: usize = 21;
+const SAMPLES: usize = 21;
 const EVERY: Duration = Duration::from_millis(3);
 
 /// A change takes effect at the end of each running goroutine's slice, and when new threads have started. On a
@@ -51,13 +51,13 @@ pub(crate) fn play(report: &Report) -> Result<(), String> {
 
 /// Returns the median, because sysmon is busy at times as well.
 fn median_busy() -> usize {
-    let mut looks = [0; LOOKS];
-    for look in &mut looks {
+    let mut samples = [0; SAMPLES];
+    for sample in &mut samples {
         std::thread::sleep(EVERY);
-        *look = proc::busy_threads();
+        *sample = proc::busy_threads();
     }
-    looks.sort_unstable();
-    looks[LOOKS / 2]
+    samples.sort_unstable();
+    samples[SAMPLES / 2]
 }
 
 /// Returns how many counters move. With one P each loop waits for the slices of all others.
