@@ -1,6 +1,6 @@
 //! Checks of the idle poller (`sched/central.rs`, `sched/find.rs`): no timer is forgotten while a P is idle.
 //!
-//! A small scheduler around the real counters, as in [`wake`](crate::wake): what `wait_for_p`, `enter_idle`, `see_to_timer`
+//! A small scheduler around the real counters, as in [`wake`](crate::wake): what `wait_for_p`, `enter_idle`, `arrange_timer_wakeup`
 //! and `stop_spinning` do, step for step and with the same barriers. A timer is set from outside. Who searches comes too
 //! early for it; only an idle thread that sleeps until its time (the idle poller) lets it fire, and sends the others home. So
 //! a timer that nobody keeps leaves everybody asleep, which loom reports as a deadlock.
@@ -79,15 +79,15 @@ impl World {
         self.central.lock().expect("a panic ends the model")
     }
 
-    /// A plain thread sets the timer: `set_alarm`, `see_to_timer`.
+    /// A plain thread sets the timer: `set_callback_timer`, `arrange_timer_wakeup`.
     fn set_timer(&self) {
         self.timer.store(SOON, Ordering::Relaxed);
         if self.flaw != Flaw::HurriesNobody {
-            self.see_to_timer();
+            self.arrange_timer_wakeup();
         }
     }
 
-    fn see_to_timer(&self) {
+    fn arrange_timer_wakeup(&self) {
         full_fence();
         // With no idle P sysmon sees to it, until there is one: then its thread lies down.
         if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {
