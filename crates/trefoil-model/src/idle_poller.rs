@@ -1,7 +1,7 @@
 //! Checks of the idle poller: while a P is idle, an M sleeps until the earliest timer.
 //!
 //! The counters (`sched/search/idle.rs`) are the real file. Around them, as in [`wake`](crate::wake), a
-//! small scheduler restates `wait_for_p`, `enter_idle`, `see_to_timer` and `stop_spinning` step by step,
+//! small scheduler restates `wait_for_p`, `enter_idle`, `arrange_timer_wakeup` and `stop_spinning` step by step,
 //! with the same barriers. A timer is set from outside. An M that searches comes too early for it. Only
 //! the idle poller, the idle M that sleeps until the timer's time, lets it fire; then all threads end.
 //! A timer for which no M waits leaves all threads asleep, which loom reports as a deadlock.
@@ -80,15 +80,15 @@ impl Model {
         self.central.lock().expect("a panic ends the model")
     }
 
-    /// A plain thread sets the timer: `set_alarm`, `see_to_timer`.
+    /// A plain thread sets the timer: `set_callback_timer`, `arrange_timer_wakeup`.
     fn set_timer(&self) {
         self.timer.store(SOON, Ordering::Relaxed);
         if self.mutation != StepMutation::WakesNoM {
-            self.see_to_timer();
+            self.arrange_timer_wakeup();
         }
     }
 
-    fn see_to_timer(&self) {
+    fn arrange_timer_wakeup(&self) {
         full_fence();
         // Without an idle P sysmon watches the timers. An M that becomes idle reads them itself.
         if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {

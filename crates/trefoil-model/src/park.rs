@@ -11,7 +11,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::shim::{Half, Mutation, Op};
-use crate::state_rs::{Notify, ParkOutcome, State};
+use crate::state_rs::{GoroutineState, Notify, ParkOutcome};
 
 /// A queue with room for one item; a taker sleeps until it is full.
 struct OneSlotQueue {
@@ -42,7 +42,7 @@ impl OneSlotQueue {
 
 /// A goroutine and the object that it waits for.
 struct Model {
-    state: State,
+    state: GoroutineState,
     /// Which wait the registers were saved for.
     registers: UnsafeCell<u32>,
     /// The waker's message.
@@ -62,7 +62,7 @@ unsafe impl Send for Model {}
 impl Model {
     fn new() -> Arc<Model> {
         let model = Model {
-            state: State::new(),
+            state: GoroutineState::new(),
             registers: UnsafeCell::new(0),
             message: UnsafeCell::new(0),
             waiter: OneSlotQueue::new(),
@@ -85,7 +85,7 @@ impl Model {
     /// The goroutine, on any thread, waits for the `wait`-th time, is resumed and reads the message.
     fn wait(&self, wait: u32) {
         self.waiter.put();
-        if !self.state.take_notice() {
+        if !self.state.take_notification() {
             // The switch. The next context on the M does what follows.
             // SAFETY: loom reports any concurrent access.
             self.registers.with_mut(|r| unsafe { *r = wait });
@@ -118,7 +118,7 @@ impl Model {
 
 /// A goroutine parks while its waker wakes it, in all orders.
 ///
-/// Races: the wake-up comes before the park begins (`take_notice`), between it and the saving of the
+/// Races: the wake-up comes before the park begins (`take_notification`), between it and the saving of the
 /// registers (`Notified` at the commit), or after (`Waiting`). In each it is resumed once, with its
 /// registers and the waker's message visible. A lost wake-up is a deadlock.
 pub fn park_against_wake() {
@@ -186,7 +186,7 @@ pub fn detects_unpublished_registers() {
     must_fail(Mutation::Everywhere("state.rs", Op::Change, Half::Release), resumed_elsewhere);
 }
 
-/// Mutation check: without Acquire in `take_notice` the goroutine goes on without its waker's message.
+/// Mutation check: without Acquire in `take_notification` the goroutine goes on without its waker's message.
 pub fn detects_unacquired_notice() {
     must_fail(Mutation::Everywhere("state.rs", Op::Load, Half::Acquire), park_against_wake);
 }

@@ -37,7 +37,7 @@ pub fn blocking<T>(f: impl FnOnce() -> T) -> T {
     }
     match Rt::enter() {
         Some(rt) => {
-            handoff::give_p_away(rt);
+            handoff::release_p_before_blocking(rt);
             let _back = Back;
             f()
         }

@@ -4,7 +4,7 @@ use crate::runtime;
 use crate::sched::g::G;
 use crate::sched::goroutine::body::Body;
 use crate::sched::goroutine::join::Detached;
-use crate::sched::goroutine::spawn::{Place, Spec, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Rt, current_g, switch, wait};
 use std::fmt;
@@ -41,7 +41,7 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
-    match start(Spec::plain(), f) {
+    match start(SpawnOptions::plain(), f) {
         Ok(handle) => handle,
         Err(e) => cannot_start(&e),
     }
@@ -54,7 +54,7 @@ fn cannot_start(e: &io::Error) -> ! {
 }
 
 #[inline]
-fn start<F, T>(spec: Spec, f: F) -> io::Result<JoinHandle<T>>
+fn start<F, T>(spec: SpawnOptions, f: F) -> io::Result<JoinHandle<T>>
 where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
@@ -62,9 +62,9 @@ where
     // SAFETY: F and T are Send and 'static.
     let g = unsafe {
         if current_g().is_some() {
-            spawn(Place::Here, spec, f)?
+            spawn(SpawnTarget::Current, spec, f)?
         } else {
-            spawn(Place::In(runtime::default_sched()?), spec, f)?
+            spawn(SpawnTarget::Runtime(runtime::default_sched()?), spec, f)?
         }
     };
     // SAFETY: the fresh goroutine's join cell has one side for a handle, and T is its result.
@@ -156,13 +156,13 @@ impl Builder {
         self
     }
 
-    fn spec(self, created_at: &'static Location<'static>) -> Spec {
-        Spec {
+    fn spec(self, created_at: &'static Location<'static>) -> SpawnOptions {
+        SpawnOptions {
             name: self.name,
             stack_size: self.stack_size,
             abort_on_panic: self.panic.map(|p| p == PanicMode::Abort),
             created_at,
-            ..Spec::plain()
+            ..SpawnOptions::plain()
         }
     }
 

@@ -49,7 +49,7 @@
 use crate::blocking;
 use crate::net::PipeReader;
 use crate::net::fd::Fd;
-use crate::sched::netpoll::pollable::Side;
+use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER, Nanos};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, Read};
@@ -132,11 +132,11 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
     };
     let call = fd.call()?;
     loop {
-        let seen = fd.edges(Side::Read);
+        let seen = fd.edges(Direction::Read);
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        match fd.wait_for(&call, Side::Read, deadline, seen) {
+        match fd.wait_for(&call, Direction::Read, deadline, seen) {
             Err(e) if e.kind() == io::ErrorKind::TimedOut => return child.try_wait(),
             other => other?,
         }

@@ -1,8 +1,8 @@
 //! Runtimes: `run`, `Runtime`, and the questions one asks of the runtime one is in.
 
 use crate::goroutine::{Join, PanicMode};
-use crate::sched::goroutine::spawn::{Place, Spec, spawn};
-use crate::sched::monitor::sysmon::SLICE;
+use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::monitor::sysmon::SLICE_NANOS;
 use crate::sched::{Config, Hooks, MAX_THREADS, Rt, Sched, current_g, switch};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
@@ -139,11 +139,14 @@ impl Runtime {
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        let spec =
-            Spec { name: Some("main".into()), stack_size: Some(MAIN_STACK_BYTES), ..Spec::plain() };
+        let spec = SpawnOptions {
+            name: Some("main".into()),
+            stack_size: Some(MAIN_STACK_BYTES),
+            ..SpawnOptions::plain()
+        };
         // SAFETY: F and T are Send; what they borrow outlives this call, which returns only after the
         // goroutine has ended.
-        let spawned = unsafe { spawn(Place::In(&self.sched), spec, f) };
+        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), spec, f) };
         let main = match spawned {
             // SAFETY: just spawned, with result type T.
             Ok(g) => unsafe { Join::new(g) },
@@ -177,7 +180,7 @@ impl Runtime {
     {
         // SAFETY: F and T are Send and 'static; and T is the result's type.
         unsafe {
-            let g = spawn(Place::In(&self.sched), Spec::plain(), f)?;
+            let g = spawn(SpawnTarget::Runtime(&self.sched), SpawnOptions::plain(), f)?;
             Ok(crate::JoinHandle::from_join(Join::new(g)))
         }
     }
@@ -185,7 +188,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        self.sched.part();
+        self.sched.shut_down();
     }
 }
 
@@ -344,7 +347,7 @@ impl RuntimeBuilder {
             first_id: 1,
             max_threads,
             async_preempt: signal,
-            slice: env.slice_us.map_or(SLICE, |us| us * 1_000),
+            slice: env.slice_us.map_or(SLICE_NANOS, |us| us * 1_000),
             follow_cpus: said.is_none(),
             hooks: Hooks {
                 trace: observe::schedtrace::print,

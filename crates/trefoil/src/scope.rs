@@ -4,7 +4,7 @@ use crate::goroutine::Join;
 use crate::runtime;
 use crate::sched::current_g;
 use crate::sched::goroutine::scope::ScopeData;
-use crate::sched::goroutine::spawn::{Place, Spec, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
@@ -93,7 +93,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         F: FnOnce() -> T + Send + 'scope,
         T: Send + 'scope,
     {
-        match self.start(Spec::plain(), f) {
+        match self.start(SpawnOptions::plain(), f) {
             Ok(handle) => handle,
             Err(e) => panic!("cannot start a goroutine: {e}"),
         }
@@ -101,22 +101,23 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 
     pub(crate) fn start<F, T>(
         &'scope self,
-        spec: Spec,
+        spec: SpawnOptions,
         f: F,
     ) -> io::Result<ScopedJoinHandle<'scope, T>>
     where
         F: FnOnce() -> T + Send + 'scope,
         T: Send + 'scope,
     {
-        let spec = Spec { scope: &raw const self.data, ..spec };
-        self.data.one_more();
+        let spec = SpawnOptions { scope: &raw const self.data, ..spec };
+        self.data.add();
         // SAFETY: F and T are Send; what they borrow outlives 'scope, and `scope` does not return before
         // the count is back at zero.
         let spawned = unsafe {
             if current_g().is_some() {
-                spawn(Place::Here, spec, f)
+                spawn(SpawnTarget::Current, spec, f)
             } else {
-                runtime::default_sched().and_then(|sched| spawn(Place::In(sched), spec, f))
+                runtime::default_sched()
+                    .and_then(|sched| spawn(SpawnTarget::Runtime(sched), spec, f))
             }
         };
         match spawned {
@@ -126,7 +127,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
                 data: &self.data,
             }),
             Err(e) => {
-                self.data.one_less();
+                self.data.cancel_add();
                 Err(e)
             }
         }

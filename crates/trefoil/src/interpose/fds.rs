@@ -209,7 +209,7 @@ pub(super) fn closed(fd: RawFd) {
     slot.forget();
     // SAFETY: as above.
     if let Some(pollable) = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() } {
-        interrupt(pollable, fd, Interrupt::LookAgain);
+        interrupt(pollable, fd, Interrupt::Retry);
     }
 }
 

@@ -20,7 +20,7 @@
 use super::sleep::nanos;
 use super::waking::WakeContext;
 use super::{FORKED, Next, begin_wait};
-use crate::sched::is_to_be_left;
+use crate::sched::is_to_be_orphaned;
 use crate::sched::wait::deferred::{key_of, wake_later};
 use crate::sched::wait::list::{self, Batch, Node, Slept};
 use crate::sched::wait::reason::WaitReason;
@@ -385,7 +385,7 @@ fn wake(word: *const AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> 
             kernel(wanted)
         }
     };
-    if (starved || is_to_be_left())
+    if (starved || is_to_be_orphaned())
         && let Some(_wait) = begin_wait()
     {
         crate::yield_now();

@@ -15,7 +15,7 @@
 use super::fds::{self, PLAIN, SOCKET, Slot};
 use super::{Next, begin_wait};
 use crate::runtime;
-use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side, Waited};
+use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction, IoWait};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::outputs;
 use crate::sys::raw::syscall;
@@ -35,8 +35,8 @@ const NOT_SUPPORTED: isize = -(libc::EOPNOTSUPP as isize);
 const RWF_NOWAIT: usize = 8;
 
 /// Until when a blocking call on this side may wait: SO_RCVTIMEO, SO_SNDTIMEO.
-fn limit(fd: c_int, side: Side) -> Nanos {
-    let option = if side == Side::Read { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
+fn limit(fd: c_int, side: Direction) -> Nanos {
+    let option = if side == Direction::Read { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
     let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>();
     // SAFETY: the kernel writes a timeval and its length.
@@ -70,7 +70,7 @@ pub(super) enum Then {
 /// One call's waits: its limit counts from the first.
 struct Waits {
     fd: c_int,
-    side: Side,
+    side: Direction,
     until: Option<Nanos>,
     slot: Option<&'static Slot>,
     /// The slot's closes before the last attempt.
@@ -87,7 +87,7 @@ const CHANCE_FAILURES: u32 = 2;
 
 impl Waits {
     #[inline]
-    fn new(fd: c_int, side: Side) -> Waits {
+    fn new(fd: c_int, side: Direction) -> Waits {
         Waits { fd, side, until: None, slot: fds::slot(fd), closes: 0, failures: 0, pauses: 0 }
     }
 
@@ -116,7 +116,11 @@ impl Waits {
                         _ = slot.is_calm(|| {
                             answer = ask();
                             // What is kept is kept for both directions.
-                            let other = if side == Side::Read { Side::Write } else { Side::Read };
+                            let other = if side == Direction::Read {
+                                Direction::Write
+                            } else {
+                                Direction::Read
+                            };
                             answer == Ok(NEVER) && limit(fd, other) == NEVER
                         })
                     }
@@ -156,12 +160,12 @@ impl Waits {
         self.pauses += 1;
         let end = start.saturating_add(pause).min(until);
         match self.side {
-            Side::Write => sleep_until_nanos(end),
-            Side::Read => {
+            Direction::Write => sleep_until_nanos(end),
+            Direction::Read => {
                 let pollable = slot.pollable();
-                let seen = pollable.edges(Side::Read);
+                let seen = pollable.edges(Direction::Read);
                 // However it ends, the call is tried again.
-                _ = pollable.wait(sched, self.fd, Side::Read, end, seen);
+                _ = pollable.wait(sched, self.fd, Direction::Read, end, seen);
             }
         }
         if slot.closes() == self.closes { Then::TryAgain } else { Then::Return(EBADF) }
@@ -170,7 +174,7 @@ impl Waits {
 
 /// Waits in the poller, until `until`. If the descriptor's slot has seen more than `closes`, there is nothing to
 /// wait for.
-pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32>) -> Then {
+pub(super) fn wait_ready(fd: c_int, side: Direction, until: Nanos, closes: Option<u32>) -> Then {
     let (Some(_wait), Some(slot), Ok(sched)) =
         (begin_wait(), fds::slot(fd), runtime::current_sched())
     else {
@@ -183,9 +187,9 @@ pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32
         return Then::TryAgain;
     }
     match pollable.wait_armed(sched, fd, side, until, seen) {
-        Ok(Waited::Ready) => Then::TryAgain,
-        Ok(Waited::TimedOut) => Then::Return(EAGAIN),
-        Ok(Waited::Closed) => Then::Return(EBADF),
+        Ok(IoWait::Ready) => Then::TryAgain,
+        Ok(IoWait::TimedOut) => Then::Return(EAGAIN),
+        Ok(IoWait::Closed) => Then::Return(EBADF),
         Err(_) => Then::Block,
     }
 }
@@ -193,7 +197,7 @@ pub(super) fn wait_ready(fd: c_int, side: Side, until: Nanos, closes: Option<u32
 /// Tries `attempt` until it has an answer; `real` is the blocking call.
 fn patiently(
     fd: c_int,
-    side: Side,
+    side: Direction,
     attempt: impl FnMut() -> isize,
     real: impl FnOnce() -> isize,
 ) -> isize {
@@ -300,7 +304,7 @@ fn write_whole(
 ) -> isize {
     let mut part = Part::Whole;
     // One limit for all of it, as the kernel has.
-    let mut waits = Waits::new(fd, Side::Write);
+    let mut waits = Waits::new(fd, Direction::Write);
     loop {
         let written = part.start();
         let try_now = || match part {
@@ -432,7 +436,7 @@ fn low_water_slow(fd: c_int, len: usize) -> ReadCall {
     {
         return ReadCall::Usual;
     }
-    let until = limit(fd, Side::Read);
+    let until = limit(fd, Direction::Read);
     loop {
         let mut there: c_int = 0;
         let args = [fd as usize, libc::FIONREAD as usize, &raw mut there as usize];
@@ -442,7 +446,7 @@ fn low_water_slow(fd: c_int, len: usize) -> ReadCall {
         if rc != 0 || there as usize >= mark.min(len) || is_ready(fd, libc::POLLIN) {
             return ReadCall::AsItIs;
         }
-        match wait_ready(fd, Side::Read, until, None) {
+        match wait_ready(fd, Direction::Read, until, None) {
             Then::TryAgain => {}
             Then::Return(EAGAIN) => return ReadCall::Once,
             Then::Return(result) => return ReadCall::Return(result),
@@ -482,7 +486,7 @@ unsafe fn recv_from(
     }
     match low_water(fd, || len) {
         ReadCall::Usual => {
-            patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+            patiently(fd, Direction::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
         }
         ReadCall::AsItIs => go(flags),
         ReadCall::Once => go(flags | libc::MSG_DONTWAIT),
@@ -500,7 +504,7 @@ door! {
         } else {
             match low_water(fd, || total_of((*msg).msg_iov, (*msg).msg_iovlen)) {
                 ReadCall::Usual => {
-                    patiently(fd, Side::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
+                    patiently(fd, Direction::Read, || go(flags | libc::MSG_DONTWAIT), || go(flags))
                 }
                 ReadCall::AsItIs => go(flags),
                 ReadCall::Once => go(flags | libc::MSG_DONTWAIT),
@@ -592,7 +596,7 @@ fn is_socket(fd: c_int) -> bool {
 
 /// For what knows no RWF_NOWAIT (terminals, some devices): a look first, then the blocking call. Another reader
 /// may be faster: then the thread blocks.
-fn look_first(fd: c_int, side: Side, real: impl Fn() -> isize) -> isize {
+fn look_first(fd: c_int, side: Direction, real: impl Fn() -> isize) -> isize {
     if is_nonblocking(fd) != Ok(false) {
         return real();
     }
@@ -622,7 +626,7 @@ door! {
             let one = iovec { iov_base: buf, iov_len: len };
             let at = &raw const one as usize;
             let attempt = || vectored(libc::SYS_preadv2, fd, at, 1);
-            patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
+            patiently(fd, Direction::Read, attempt, || look_first(fd, Direction::Read, real))
         }
     }
 }
@@ -669,7 +673,7 @@ unsafe fn write_vectors(
         }
         // SAFETY: the caller's vectors.
         (_, May::NotBlock) => unsafe { vectored(libc::SYS_pwritev2, fd, vectors as usize, count) },
-        (_, May::Block) => look_first(fd, Side::Write, || real(vectors, count)),
+        (_, May::Block) => look_first(fd, Direction::Write, || real(vectors, count)),
     };
     let attempt = |part: Part, may: May| match part {
         Part::Whole => call(part, may, vectors, count),
@@ -697,7 +701,7 @@ door! {
         } else {
             match if is_socket(fd) { low_water(fd, total) } else { ReadCall::Usual } {
                 ReadCall::Usual => {
-                    patiently(fd, Side::Read, attempt, || look_first(fd, Side::Read, real))
+                    patiently(fd, Direction::Read, attempt, || look_first(fd, Direction::Read, real))
                 }
                 ReadCall::AsItIs => real(),
                 ReadCall::Once => attempt(),
@@ -754,7 +758,7 @@ unsafe fn accept_patiently(
         let waits = !is_ready(fd, libc::POLLIN) && option(fd, libc::SO_ACCEPTCONN) == Some(1);
         if waits { EAGAIN } else { real() }
     };
-    patiently(fd, Side::Read, attempt, real)
+    patiently(fd, Direction::Read, attempt, real)
 }
 
 door! {
@@ -794,9 +798,9 @@ door! {
 
 /// Waits until a connection under way is made or has failed: 0, or the error that ended the wait.
 fn wait_connected(fd: c_int) -> isize {
-    let until = limit(fd, Side::Write);
+    let until = limit(fd, Direction::Write);
     while !is_ready(fd, libc::POLLOUT) {
-        match wait_ready(fd, Side::Write, until, None) {
+        match wait_ready(fd, Direction::Write, until, None) {
             Then::TryAgain => {}
             Then::Return(EAGAIN) => return EINPROGRESS,
             Then::Return(result) => return result,

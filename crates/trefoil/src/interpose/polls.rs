@@ -9,7 +9,8 @@ use super::io::{Then, poll_now, wait_ready};
 use super::sleep::nanos;
 use super::{begin_wait, fds, may_park};
 use crate::runtime;
-use crate::sched::netpoll::pollable::{Side, Watched, wait_for_any};
+use crate::sched::netpoll::pollable::Direction;
+use crate::sched::netpoll::wait_any::{Watched, wait_for_any};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use crate::sys::raw::syscall;
 use crate::time::sleep_until_nanos;
@@ -98,10 +99,10 @@ unsafe fn poll_until(list: *mut pollfd, count: usize, until: Nanos, at_once: boo
     loop {
         let then = match &several {
             Err(all) => match all[..] {
-                [Watched { fd, side, .. }] => wait_ready(fd, side, until, None),
+                [Watched { fd, direction, .. }] => wait_ready(fd, direction, until, None),
                 _ => wait_ready_any(all, until),
             },
-            Ok(several) => wait_ready(several.0, Side::Read, until, None),
+            Ok(several) => wait_ready(several.0, Direction::Read, until, None),
         };
         match then {
             Then::TryAgain => {}
@@ -130,9 +131,9 @@ fn watched(entries: &[pollfd]) -> Option<Vec<Watched>> {
             return None;
         }
         let pollable = fds::slot(fd)?.pollable();
-        let sides = [(read, Side::Read), (write, Side::Write)];
+        let sides = [(read, Direction::Read), (write, Direction::Write)];
         let asked = sides.into_iter().filter(|(is, _)| *is);
-        all.extend(asked.map(|(_, side)| Watched { pollable, fd, side }));
+        all.extend(asked.map(|(_, direction)| Watched { pollable, fd, direction }));
     }
     (!all.is_empty()).then_some(all)
 }
@@ -229,7 +230,7 @@ unsafe fn epoll_until(
     };
     loop {
         match look(0) {
-            0 if !at_once => match wait_ready(fd, Side::Read, until, None) {
+            0 if !at_once => match wait_ready(fd, Direction::Read, until, None) {
                 Then::TryAgain => {}
                 Then::Return(_) => return look(0),
                 Then::Block => return look(left_ms(until)),

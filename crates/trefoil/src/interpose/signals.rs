@@ -182,7 +182,7 @@ pub(crate) fn install_preemption(signal: Option<c_int>) -> bool {
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's pointers; on the alternate stack (SA_ONSTACK).
     unsafe {
-        if !preempt::is_ours(&*info) {
+        if !preempt::is_own_signal(&*info) {
             pass_on(signal, info, context);
         }
         preempt::on_signal(&mut *context.cast::<libc::ucontext_t>());

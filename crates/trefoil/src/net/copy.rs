@@ -5,7 +5,7 @@
 
 use super::fd::Fd;
 use super::{PipeReader, PipeWriter, TcpStream, UnixStream};
-use crate::sched::netpoll::pollable::Side;
+use crate::sched::netpoll::pollable::Direction;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use std::io;
@@ -109,7 +109,7 @@ pub fn copy(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
     let mut buffer = vec![0; BUFFER];
     let mut total = 0;
     while total < MUCH {
-        let n = from.io(Side::Read, |fd| rustix::io::read(fd, &mut buffer[..]))?;
+        let n = from.io(Direction::Read, |fd| rustix::io::read(fd, &mut buffer[..]))?;
         if n == 0 {
             return Ok(total);
         }
@@ -121,7 +121,7 @@ pub fn copy(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
 
 fn write_all(to: &Fd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let n = to.io(Side::Write, |fd| rustix::io::write(fd, bytes))?;
+        let n = to.io(Direction::Write, |fd| rustix::io::write(fd, bytes))?;
         bytes = &bytes[n..];
     }
     Ok(())
@@ -132,13 +132,13 @@ fn splice_all(from: &Fd, to: &Fd, buffer: &mut [u8]) -> io::Result<u64> {
     let mut total = 0;
     loop {
         let n = match &pipe {
-            Ok((out, into)) => match from.io(Side::Read, |fd| pull(fd, into.as_fd(), PIPE)) {
+            Ok((out, into)) => match from.io(Direction::Read, |fd| pull(fd, into.as_fd(), PIPE)) {
                 Err(e) if e.raw_os_error() == Some(libc::EINVAL) => relay(from, to, buffer)?,
                 Err(e) => return Err(e),
                 Ok(n) => {
                     let mut left = n;
                     while left != 0 {
-                        left -= to.io(Side::Write, |fd| pull(out.as_fd(), fd, left))?;
+                        left -= to.io(Direction::Write, |fd| pull(out.as_fd(), fd, left))?;
                     }
                     n
                 }
@@ -159,7 +159,7 @@ fn pull(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: usize) -> Result<usize, 
 
 /// One read, written. The kernel cannot splice these two.
 fn relay(from: &Fd, to: &Fd, buffer: &mut [u8]) -> io::Result<usize> {
-    let n = from.io(Side::Read, |fd| rustix::io::read(fd, &mut *buffer))?;
+    let n = from.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buffer))?;
     write_all(to, &buffer[..n])?;
     Ok(n)
 }

@@ -15,7 +15,7 @@
 
 use crate::context::ContextError;
 use crate::runtime;
-use crate::sched::netpoll::pollable::{Pollable, Side, Waited};
+use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
 use crate::sys::clock::{self, NEVER, Nanos};
 use socket2::SockRef;
 use std::io;
@@ -108,13 +108,13 @@ impl Fd {
     #[inline]
     pub(crate) fn io<T>(
         &self,
-        side: Side,
+        side: Direction,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         let call = self.call()?;
         let mut limit = None;
         loop {
-            if self.pollable.is_late(side) {
+            if self.pollable.is_past_deadline(side) {
                 return Err(timed_out());
             }
             let seen = self.pollable.edges(side);
@@ -136,7 +136,7 @@ impl Fd {
         let count = &self.cancelled[usize::from(why == ContextError::DeadlineExceeded)];
         if is {
             count.fetch_add(1, Ordering::Relaxed);
-            self.pollable.nudge();
+            self.pollable.wake_all_to_retry();
         } else {
             count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -156,7 +156,7 @@ impl Fd {
     }
 
     /// Until when a call that begins to wait now may wait, by the timeout for each call.
-    pub(crate) fn limit(&self, side: Side) -> Nanos {
+    pub(crate) fn limit(&self, side: Direction) -> Nanos {
         match self.timeouts[side as usize].load(Ordering::Relaxed) {
             0 => NEVER,
             timeout => clock::now().saturating_add(timeout),
@@ -164,18 +164,18 @@ impl Fd {
     }
 
     /// For a call that waits without the poller: whether it may go on.
-    pub(crate) fn check(&self, side: Side, limit: Nanos) -> io::Result<()> {
+    pub(crate) fn check(&self, side: Direction, limit: Nanos) -> io::Result<()> {
         if self.state.load(Ordering::Acquire) & CLOSED != 0 {
             return Err(closed());
         }
-        if self.pollable.is_late(side) || (limit != NEVER && limit <= clock::now()) {
+        if self.pollable.is_past_deadline(side) || (limit != NEVER && limit <= clock::now()) {
             return Err(timed_out());
         }
         self.check_contexts()
     }
 
     /// How often `side` was reported to be ready: for [`Fd::wait_for`] after an attempt.
-    pub(crate) fn edges(&self, side: Side) -> u32 {
+    pub(crate) fn edges(&self, side: Direction) -> u32 {
         self.pollable.edges(side)
     }
 
@@ -183,15 +183,15 @@ impl Fd {
     pub(crate) fn wait_for(
         &self,
         _: &Call<'_>,
-        side: Side,
+        side: Direction,
         limit: Nanos,
         seen: u32,
     ) -> io::Result<()> {
         let sched = runtime::current_sched()?;
         match self.pollable.wait(sched, self.raw, side, limit, seen)? {
-            Waited::Ready => Ok(()),
-            Waited::TimedOut => Err(timed_out()),
-            Waited::Closed => Err(closed()),
+            IoWait::Ready => Ok(()),
+            IoWait::TimedOut => Err(timed_out()),
+            IoWait::Closed => Err(closed()),
         }
     }
 
@@ -210,13 +210,17 @@ impl Fd {
     /// The last user gives it to the kernel.
     fn give_back(&self) {
         // The kernel forgets closed files by itself, but not while a clone keeps the file open.
-        self.pollable.forget(self.raw);
+        self.pollable.unregister(self.raw);
         self.pollable.free();
         // SAFETY: ours, and nobody uses it any more.
         drop(unsafe { OwnedFd::from_raw_fd(self.raw) });
     }
 
-    pub(crate) fn set_deadline(&self, side: Side, deadline: Option<Instant>) -> io::Result<()> {
+    pub(crate) fn set_deadline(
+        &self,
+        side: Direction,
+        deadline: Option<Instant>,
+    ) -> io::Result<()> {
         let _call = self.call()?;
         let deadline = deadline.map_or(NEVER, |t| clock::at(t).min(NEVER - 1));
         self.pollable.set_deadline(side, deadline);
@@ -224,7 +228,7 @@ impl Fd {
     }
 
     /// What each call may wait, from when it begins to. A zero is std's error.
-    pub(crate) fn set_timeout(&self, side: Side, timeout: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn set_timeout(&self, side: Direction, timeout: Option<Duration>) -> io::Result<()> {
         let _call = self.call()?;
         let nanos = match timeout {
             None => 0,
@@ -238,7 +242,7 @@ impl Fd {
         Ok(())
     }
 
-    pub(crate) fn timeout(&self, side: Side) -> Option<Duration> {
+    pub(crate) fn timeout(&self, side: Direction) -> Option<Duration> {
         match self.timeouts[side as usize].load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(Duration::from_nanos(nanos)),
@@ -251,7 +255,7 @@ impl Fd {
         if this.state.load(Ordering::Acquire) & CLOSED != 0 {
             return Err(closed());
         }
-        this.pollable.forget(this.raw);
+        this.pollable.unregister(this.raw);
         this.pollable.free();
         // SAFETY: ours alone (`self`), and handed over.
         Ok(unsafe { OwnedFd::from_raw_fd(this.raw) })

@@ -378,7 +378,7 @@ macro_rules! deadlines {
             /// });
             /// ```
             pub fn set_read_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
-                self.fd.set_deadline(Side::Read, deadline)
+                self.fd.set_deadline(Direction::Read, deadline)
             }
 
             /// Sets the time at which writes and sends fail.
@@ -403,7 +403,7 @@ macro_rules! deadlines {
             /// });
             /// ```
             pub fn set_write_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
-                self.fd.set_deadline(Side::Write, deadline)
+                self.fd.set_deadline(Direction::Write, deadline)
             }
 
             /// Sets how long each read or receive may wait.
@@ -434,7 +434,7 @@ macro_rules! deadlines {
             /// });
             /// ```
             pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.fd.set_timeout(Side::Read, timeout)
+                self.fd.set_timeout(Direction::Read, timeout)
             }
 
             /// Sets how long each write or send may wait.
@@ -465,7 +465,7 @@ macro_rules! deadlines {
             /// });
             /// ```
             pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.fd.set_timeout(Side::Write, timeout)
+                self.fd.set_timeout(Direction::Write, timeout)
             }
 
             /// Returns the timeout that [`set_read_timeout`](Self::set_read_timeout) has set.
@@ -473,7 +473,7 @@ macro_rules! deadlines {
             /// # Errors
             /// Never fails; the signature is std's.
             pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
-                Ok(self.fd.timeout(Side::Read))
+                Ok(self.fd.timeout(Direction::Read))
             }
 
             /// Returns the timeout that [`set_write_timeout`](Self::set_write_timeout) has set.
@@ -481,7 +481,7 @@ macro_rules! deadlines {
             /// # Errors
             /// Never fails; the signature is std's.
             pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
-                Ok(self.fd.timeout(Side::Write))
+                Ok(self.fd.timeout(Direction::Write))
             }
         }
     };
@@ -502,11 +502,11 @@ macro_rules! streams {
             /// the other side has reset the connection.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                    self.fd.io(Side::Read, |fd| rustix::io::read(fd, &mut *buf))
+                    self.fd.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buf))
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    self.fd.io(Side::Read, |fd| rustix::io::readv(fd, bufs))
+                    self.fd.io(Direction::Read, |fd| rustix::io::readv(fd, bufs))
                 }
             }
 
@@ -522,13 +522,13 @@ macro_rules! streams {
             /// any more. No write raises SIGPIPE.
             impl Write for $name {
                 fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-                    self.fd.io(Side::Write, |fd| {
+                    self.fd.io(Direction::Write, |fd| {
                         rustix::net::send(fd, buf, rustix::net::SendFlags::NOSIGNAL)
                     })
                 }
 
                 fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-                    self.fd.io(Side::Write, |fd| {
+                    self.fd.io(Direction::Write, |fd| {
                         let mut nothing = rustix::net::SendAncillaryBuffer::default();
                         let flags = rustix::net::SendFlags::NOSIGNAL;
                         rustix::net::sendmsg(fd, bufs, &mut nothing, flags)

@@ -1,7 +1,7 @@
 //! Pipes: `PipeReader`, `PipeWriter`, as std's.
 
 use super::fd::Fd;
-use crate::sched::netpoll::pollable::Side;
+use crate::sched::netpoll::pollable::Direction;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::fmt;
@@ -232,8 +232,8 @@ macro_rules! pipe_end {
     };
 }
 
-pipe_end!(PipeReader, Side::Read, set_read_deadline);
-pipe_end!(PipeWriter, Side::Write, set_write_deadline);
+pipe_end!(PipeReader, Direction::Read, set_read_deadline);
+pipe_end!(PipeWriter, Direction::Write, set_write_deadline);
 
 macro_rules! read {
     ($($name:ty),+) => {
@@ -246,11 +246,11 @@ macro_rules! read {
             /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                    self.fd.io(Side::Read, |fd| rustix::io::read(fd, &mut *buf))
+                    self.fd.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buf))
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    self.fd.io(Side::Read, |fd| rustix::io::readv(fd, bufs))
+                    self.fd.io(Direction::Read, |fd| rustix::io::readv(fd, bufs))
                 }
             }
         )+
@@ -270,11 +270,11 @@ macro_rules! write {
             /// SIGPIPE when all readers are gone; Rust programs ignore that signal by default.
             impl Write for $name {
                 fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-                    self.fd.io(Side::Write, |fd| rustix::io::write(fd, buf))
+                    self.fd.io(Direction::Write, |fd| rustix::io::write(fd, buf))
                 }
 
                 fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-                    self.fd.io(Side::Write, |fd| rustix::io::writev(fd, bufs))
+                    self.fd.io(Direction::Write, |fd| rustix::io::writev(fd, bufs))
                 }
 
                 fn flush(&mut self) -> io::Result<()> {

@@ -4,7 +4,7 @@ use super::fd::Fd;
 use super::{deadlines, halves, no_address, resolve, socket, streams};
 use crate::chan;
 use crate::sched::current_g;
-use crate::sched::netpoll::pollable::Side;
+use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER, Nanos};
 use rustix::net::{RecvFlags, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -202,7 +202,7 @@ impl TcpStream {
         {
             let call = stream.fd.call()?;
             loop {
-                let seen = stream.fd.edges(Side::Write);
+                let seen = stream.fd.edges(Direction::Write);
                 let socket = SockRef::from(&stream);
                 if let Some(e) = socket.take_error()? {
                     return Err(e);
@@ -212,7 +212,7 @@ impl TcpStream {
                     Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
                     Err(e) => return Err(e),
                 }
-                stream.fd.wait_for(&call, Side::Write, deadline, seen)?;
+                stream.fd.wait_for(&call, Direction::Write, deadline, seen)?;
             }
         }
         Ok(stream)
@@ -308,8 +308,9 @@ impl TcpStream {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd
-            .io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n))
+        self.fd.io(Direction::Read, |fd| {
+            rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
+        })
     }
 
     /// Returns whether small writes are sent at once (`TCP_NODELAY`). The default is `false`.
@@ -496,7 +497,7 @@ impl TcpListener {
     /// ```
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (fd, addr) = self.fd.io(Side::Read, |fd| {
+        let (fd, addr) = self.fd.io(Direction::Read, |fd| {
             loop {
                 match rustix::net::acceptfrom_with(fd, flags) {
                     // The other side is gone already: the next one.
@@ -577,7 +578,7 @@ impl TcpListener {
     /// });
     /// ```
     pub fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
-        self.fd.set_deadline(Side::Read, deadline)
+        self.fd.set_deadline(Direction::Read, deadline)
     }
 }
 

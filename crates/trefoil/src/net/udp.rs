@@ -3,7 +3,7 @@
 use super::fd::Fd;
 use super::tcp::std_addr;
 use super::{deadlines, no_address, resolve, socket};
-use crate::sched::netpoll::pollable::Side;
+use crate::sched::netpoll::pollable::Direction;
 use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fmt;
@@ -270,7 +270,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        self.fd.io(Side::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        self.fd.io(Direction::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
     }
 
     /// Sends a datagram to `addr`, and returns its length.
@@ -304,7 +304,7 @@ impl UdpSocket {
     /// ```
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let addr = *resolve(addr)?.first().ok_or_else(no_address)?;
-        self.fd.io(Side::Write, |fd| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr))
+        self.fd.io(Direction::Write, |fd| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr))
     }
 
     /// Waits for a datagram and returns its length.
@@ -408,11 +408,11 @@ impl UdpSocket {
     }
 
     fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
-        self.fd.io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n))
+        self.fd.io(Direction::Read, |fd| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n))
     }
 
     fn receive_from(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<(usize, SocketAddr)> {
-        let (n, from) = self.fd.io(Side::Read, |fd| {
+        let (n, from) = self.fd.io(Direction::Read, |fd| {
             rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
         })?;
         let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;

@@ -6,7 +6,7 @@
 use super::fd::{Call, Fd};
 use super::{deadlines, halves, socket, streams};
 use crate::blocking;
-use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
+use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction};
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
@@ -280,8 +280,9 @@ impl UnixStream {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd
-            .io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n))
+        self.fd.io(Direction::Read, |fd| {
+            rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
+        })
     }
 }
 
@@ -398,7 +399,7 @@ impl UnixListener {
     /// ```
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let fd = self.fd.io(Side::Read, |fd| rustix::net::accept_with(fd, flags))?;
+        let fd = self.fd.io(Direction::Read, |fd| rustix::net::accept_with(fd, flags))?;
         let stream = UnixStream { fd: Arc::new(Fd::new(fd)) };
         let addr = stream.peer_addr()?;
         Ok((stream, addr))
@@ -476,7 +477,7 @@ impl UnixListener {
     /// });
     /// ```
     pub fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
-        self.fd.set_deadline(Side::Read, deadline)
+        self.fd.set_deadline(Direction::Read, deadline)
     }
 }
 
@@ -735,7 +736,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        self.fd.io(Side::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        self.fd.io(Direction::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
     }
 
     /// Sends a datagram to the socket at a path, and returns its length.
@@ -816,12 +817,12 @@ impl UnixDatagram {
             Err(rustix::io::Errno::AGAIN) => {}
             result => return Ok(result?),
         }
-        let limit = self.fd.limit(Side::Write);
+        let limit = self.fd.limit(Direction::Write);
         let mut pause = BACK_OFF_MIN_NANOS;
         loop {
             crate::time::sleep(Duration::from_nanos(pause));
             pause = (pause * 2).min(BACK_OFF_MAX_NANOS);
-            self.fd.check(Side::Write, limit)?;
+            self.fd.check(Direction::Write, limit)?;
             match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, to) {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 result => return Ok(result?),
@@ -851,7 +852,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd.io(Side::Read, |fd| {
+        self.fd.io(Direction::Read, |fd| {
             rustix::net::recv(fd, &mut *buf, RecvFlags::empty()).map(|(n, _)| n)
         })
     }
@@ -874,8 +875,9 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd
-            .io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n))
+        self.fd.io(Direction::Read, |fd| {
+            rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
+        })
     }
 
     /// Waits for a datagram and returns its length and the address of its sender.
@@ -901,7 +903,7 @@ impl UnixDatagram {
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let call = self.fd.call()?;
         let socket = as_std::<std_unix::UnixDatagram>(&call);
-        self.fd.io(Side::Read, |_| {
+        self.fd.io(Direction::Read, |_| {
             socket.recv_from(buf).map_err(|e| {
                 rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::INVAL)
             })

@@ -34,11 +34,11 @@ pub(crate) fn check(_: &Sched) {
     // What is left of a runtime that was dropped counts only while its threads end.
     all.retain(|sched| !sched.stopping.load(Ordering::Relaxed) || sched.threads() > 0);
     let Some(runs) = runs_if_asleep(&all) else { return };
-    let blocked = wait::blocked_threads();
+    let blocked = wait::thread_waiter::blocked_threads();
     let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
     let threads = crate::sys::cpus::num_threads();
     if threads > ms + helper::service_threads() + blocked.count
-        || wait::blocked_threads() != blocked
+        || wait::thread_waiter::blocked_threads() != blocked
         || runs_if_asleep(&all) != Some(runs)
     {
         return;

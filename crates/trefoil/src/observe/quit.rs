@@ -41,7 +41,7 @@ extern "C" fn on_quit(signal: c_int) {
         return raise_default(signal);
     }
     ASKED.store(true, Ordering::SeqCst);
-    if !helper::call_all() {
+    if !helper::wake_all() {
         // The last runtime is gone.
         raise_default(signal);
     }

@@ -15,7 +15,7 @@
 use crate::mem::Stack;
 use crate::sched::goroutine::body::Body;
 use crate::sched::goroutine::join::JoinCell;
-use crate::sched::goroutine::state::{Notify, Phase, State};
+use crate::sched::goroutine::state::{GoroutineState, Notify, StateSnapshot};
 use crate::sched::m::{M, Rt};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, goroutine::scope::ScopeData};
@@ -48,11 +48,11 @@ pub(crate) struct G {
     /// Thread pointer: its TLS block.
     pub(crate) tp: Cell<*mut u8>,
     /// What it is doing; see `state.rs`.
-    pub(crate) state: State,
+    pub(crate) state: GoroutineState,
     reason: AtomicU8,
     pub(crate) abort_on_panic: Cell<bool>,
     /// It was stopped by a signal inside libc or the loader, and may have one of their locks (`stop.rs`).
-    pub(crate) inside: Cell<bool>,
+    pub(crate) stopped_in_libc: Cell<bool>,
     /// It was stopped by a signal, at any instruction, and may hold locks of the whole process (`stop.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
     /// It waits, for a lock or a P, and may hold a lock of the whole process (`stop.rs`).
@@ -106,10 +106,10 @@ impl G {
         G {
             sp: Cell::new(null_mut()),
             tp: Cell::new(null_mut()),
-            state: State::new(),
+            state: GoroutineState::new(),
             reason: AtomicU8::new(0),
             abort_on_panic: Cell::new(false),
-            inside: Cell::new(false),
+            stopped_in_libc: Cell::new(false),
             stopped_by_signal: Cell::new(false),
             waits_as_holder: AtomicBool::new(false),
             promised: AtomicBool::new(false),
@@ -150,7 +150,7 @@ impl G {
 
     /// Dead → owned by a spawner: identity for a new life.
     pub(crate) fn init_identity(&self, id: u64, parent: u64, name: Option<Box<str>>) {
-        debug_assert_eq!(self.state.phase(), Phase::Dead);
+        debug_assert_eq!(self.state.snapshot(), StateSnapshot::Dead);
         self.id.store(id, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
         // SAFETY: the spawner took this G from a free list and owns it (invariant 2). A dump skips dead
@@ -182,11 +182,11 @@ impl G {
     }
 
     pub(crate) fn status(&self) -> Status {
-        match self.state.phase() {
-            Phase::Dead => Status::Dead,
-            Phase::Runnable => Status::Runnable,
-            Phase::Running => Status::Running,
-            Phase::Waiting => Status::Waiting(self.reason()),
+        match self.state.snapshot() {
+            StateSnapshot::Dead => Status::Dead,
+            StateSnapshot::Runnable => Status::Runnable,
+            StateSnapshot::Running => Status::Running,
+            StateSnapshot::Waiting => Status::Waiting(self.reason()),
         }
     }
 

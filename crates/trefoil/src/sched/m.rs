@@ -32,7 +32,7 @@ use crate::arch;
 use crate::mem::Stack;
 use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
 use crate::sched::g::G;
-use crate::sched::netpoll::pollable::{Poller, Ready};
+use crate::sched::netpoll::poller::{Poller, ReadyBatch};
 use crate::sched::p::{P, flag};
 use crate::sched::{Sched, current_g, monitor::handoff, switch};
 use crate::shim::full_fence;
@@ -66,9 +66,9 @@ pub(crate) struct M {
     pub(crate) hold: AtomicU8,
     pub(crate) spinning: Cell<bool>,
     /// How often a preemption was put off because the goroutine was inside libc.
-    pub(crate) put_off: AtomicU32,
+    pub(crate) preempt_deferrals: AtomicU32,
     /// The tick of those.
-    pub(crate) put_off_tick: Cell<u32>,
+    pub(crate) deferrals_tick: Cell<u32>,
     /// In a runtime that ends: the thread's CPU time from which on the running goroutine may be stopped by a signal, 0 at
     /// first (`stop.rs`).
     pub(crate) grace_until: Cell<Nanos>,
@@ -152,8 +152,8 @@ impl M {
                 in_runtime: AtomicU8::new(1),
                 hold: AtomicU8::new(OWNED),
                 spinning: Cell::new(false),
-                put_off: AtomicU32::new(0),
-                put_off_tick: Cell::new(0),
+                preempt_deferrals: AtomicU32::new(0),
+                deferrals_tick: Cell::new(0),
                 grace_until: Cell::new(0),
                 in_allocator: AtomicBool::new(false),
                 arriving: Cell::new(true),
@@ -181,7 +181,7 @@ impl M {
         m.in_runtime.store(1, Ordering::Relaxed);
         m.hold.store(OWNED, Ordering::Relaxed);
         m.spinning.set(false);
-        m.put_off.store(0, Ordering::Relaxed);
+        m.preempt_deferrals.store(0, Ordering::Relaxed);
         m.grace_until.set(0);
         m.arriving.set(true);
         m.p.set(None);
@@ -211,9 +211,9 @@ impl M {
     }
 
     /// Sleeps until `until`, a wake, or until descriptors are ready.
-    pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> Ready {
-        self.polling.lie(poller.door(), || {
-            poller.keep(if self.parker.take_note() { 0 } else { until.max(1) })
+    pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> ReadyBatch {
+        self.polling.lie(poller.wakeup_epoll(), || {
+            poller.sleep_as_idle_poller(if self.parker.take_note() { 0 } else { until.max(1) })
         })
     }
 
@@ -269,7 +269,7 @@ impl M {
 
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
-        self.signal_mask.set(crate::sched::monitor::preempt::ready_thread());
+        self.signal_mask.set(crate::sched::monitor::preempt::init_signal_mask());
         if let Some(realtime) = self.sched().realtime {
             // The helper thread that started it is above it.
             realtime.apply();

@@ -48,13 +48,14 @@ use crate::sys::realtime::Realtime;
 use g::G;
 pub(crate) use m::Rt;
 use monitor::{helper, sysmon};
-use netpoll::pollable;
+use netpoll::poller;
 use p::P;
 use queues::central::Central;
 use search::idle::Idle;
 #[cfg(feature = "std")]
 pub(crate) use shutdown::{
-    WaitingHolder, has_runtime_ended, holds_lock, holds_lock_of_std, is_to_be_left, is_without_p,
+    WaitingHolder, holds_lock, holds_lock_of_std, is_runtime_drained, is_to_be_orphaned,
+    is_without_p,
 };
 use std::cell::Cell;
 use std::io;
@@ -143,7 +144,7 @@ pub(crate) struct Sched {
     pub(crate) idle_poller_until: AtomicU64,
     /// The runtime ends; the rest of it is in `ending` (`stop.rs`).
     pub(crate) stopping: AtomicBool,
-    pub(crate) ending: shutdown::Ending,
+    pub(crate) ending: shutdown::ShutdownState,
     next_id: AtomicU64,
     /// Goroutines started and ended on no P (by plain threads).
     pub(crate) spawned_outside: AtomicU64,
@@ -154,7 +155,7 @@ pub(crate) struct Sched {
     /// Idle threads, for a look without the lock. Written under it.
     pub(crate) spares: AtomicU32,
     /// Goroutines that were stopped inside a library (`preempt.rs`). Written under the lock.
-    pub(crate) inside: AtomicU32,
+    pub(crate) stopped_in_libc: AtomicU32,
     /// Goroutines that were stopped by a signal and have not gone on since. Raised under the lock.
     pub(crate) stopped_by_signal: AtomicU32,
     /// Goroutines that wait and may hold a lock of the whole process. Raised under the lock.
@@ -170,7 +171,7 @@ pub(crate) struct Sched {
     pub(crate) signals: AtomicU64,
     pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
-    pub(crate) poller: &'static pollable::Poller,
+    pub(crate) poller: &'static poller::Poller,
     /// Never freed, but given back: a signal handler may know it.
     pub(crate) helper: &'static helper::Helper,
     /// If its threads are real-time ones (`sys/realtime.rs`).
@@ -188,7 +189,7 @@ pub(crate) struct Sched {
 impl Sched {
     /// A scheduler with `procs` Ps and its first thread.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
-        let poller = pollable::Poller::take();
+        let poller = poller::Poller::take();
         let (started, started_at) = clock::now_on_both();
         let sched = Arc::new(Sched {
             id: RuntimeId::new(),
@@ -200,14 +201,14 @@ impl Sched {
             procs: AtomicU32::new(0),
             idle_poller_until: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
-            ending: shutdown::Ending::new(),
+            ending: shutdown::ShutdownState::new(),
             next_id: AtomicU64::new(config.first_id),
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
             spares: AtomicU32::new(0),
-            inside: AtomicU32::new(0),
+            stopped_in_libc: AtomicU32::new(0),
             stopped_by_signal: AtomicU32::new(0),
             promised: AtomicU32::new(0),
             waiting_holders: AtomicU32::new(0),
@@ -235,10 +236,10 @@ impl Sched {
         // alive. Otherwise it stays: a goroutine that is never resumed keeps its runtime.
         std::mem::forget(sched.clone());
         if let Err(e) = helper::start(&sched).and_then(|()| sysmon::start(&sched)) {
-            sched.stop();
+            sched.begin_shutdown();
             return Err(e);
         }
-        sched.helper.call(0);
+        sched.helper.wake();
         Ok(sched)
     }
 
@@ -279,7 +280,7 @@ impl Sched {
         let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
         if last {
             self.sysmon.wake();
-            self.helper.call(0);
+            self.helper.wake();
         }
         if last
             && self.stopping.load(Ordering::Acquire)
@@ -320,7 +321,7 @@ impl Sched {
         self.idle.idle_ps() >= self.procs()
             && self.ms_without_p.load(Ordering::Relaxed) == 0
             && !self.has_global()
-            && !self.poller.is_wanted()
+            && !self.poller.has_waiters()
             && self.next_timer() == NEVER
             && !signal_may_wake()
     }

@@ -1,48 +1,65 @@
-//! The end of a runtime: what becomes of the goroutines that are left.
+//! Shutdown of a runtime, and what becomes of the goroutines that are left.
 //!
-//! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked. But the process goes on,
-//! and some locks belong to all of it: libc's (malloc's above all), those of std's standard output and error, the panic
-//! hook's. With one of them lost, the next `free`, `println!` or `panic!` anywhere waits for ever. Therefore a goroutine
-//! that holds such a lock is not left: it goes on until it holds none.
+//! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked: it is
+//! *orphaned*. But the process goes on, and some locks belong to all of it: libc's (above all
+//! malloc's), those of std's standard output and error, and the panic hook's. If an orphaned
+//! goroutine held one of them, the next `free`, `println!` or `panic!` anywhere would wait for
+//! ever. Therefore a goroutine that holds such a lock goes on until it holds none.
 //!
-//! | a goroutine that | is left | unless |
+//! | a goroutine that | is orphaned | unless |
 //! |---|---|---|
-//! | waits in an interposed call | where it is | it holds a C lock or an output, or panics: then it goes on when it is woken; or it was woken for something of the whole process (a futex, a C lock): then it runs to its next runtime call |
+//! | waits in an interposed call | where it is | (1), (2) |
 //! | waits in a call of this crate | where it is | |
-//! | runs, or is queued after a signal has stopped it | at its next runtime call, or by a signal after [`GRACE`] | it holds a C lock or an output, or panics |
-//! | is blocked in the kernel, without a P | when its call has returned: as above | |
+//! | runs | at its next runtime call, or by a signal after [`GRACE_NANOS`] | (1) |
+//! | is queued after a signal has stopped it | as above | (1) |
+//! | is blocked in the kernel, without a P | when its call has returned: as above | (1) |
 //!
-//! What it holds is known in three ways: C locks are counted (`sys/lock.rs`), std says whether a goroutine panics, and
-//! the owner of an output is found in std's lock (`sys/outputs.rs`). A goroutine that a signal stops may be anywhere, so
-//! it gets [`GRACE`] first: at a runtime call it hardly ever holds a lock that nobody knows of.
+//! 1. It holds a C lock or an output, or panics. Then it goes on; if it waits, when it is woken.
+//! 2. It was woken for something that the whole process shares (a futex, a C lock). Then it runs to
+//!    its next runtime call.
 //!
-//! A runtime ends in three steps:
+//! The runtime knows what a goroutine holds in three ways: C locks are counted (`sys/lock.rs`), std
+//! says whether a goroutine panics, and the owner of an output is found in std's lock
+//! (`sys/outputs.rs`). A goroutine that a signal stops may be anywhere, so it gets [`GRACE_NANOS`]
+//! first: at a runtime call it hardly ever holds a lock that the runtime does not know of.
 //!
-//! | step | what happens |
-//! |---|---|
-//! | parting | two threads take std's outputs; goroutines run as ever, and those that hold an output give it back, also those that wait with it |
-//! | stopping | goroutines are left, by the first table |
-//! | stopped | threads leave |
+//! # Protocol
+//! 1. The runtime's handle is dropped: [`Sched::shut_down`]. If there are no goroutines, it
+//!    continues with step 4 at once.
+//! 2. Runtimes end one at a time ([`HeldOutputs::wait_for_turn`]).
+//! 3. **Quiesce** ([`Sched::quiesce`]): two threads lock std's outputs. Goroutines run as before,
+//!    and those that hold an output release it, also those that wait while they hold it.
+//! 4. **Shutdown** ([`Sched::begin_shutdown`]): sets `stopping` and `flag::STOP` on every P, and
+//!    wakes all Ms. From now on goroutines are orphaned by the table above.
+//! 5. The caller waits until no goroutine runs ([`Sched::wait_until_none_runs`]), and releases the
+//!    outputs ([`HeldOutputs::release`]).
+//! 6. **Drain**: the Ms run the goroutines that must go on ([`Sched::next_to_drain`]), until there
+//!    are none left, or until the limit ([`Sched::is_drained`]).
+//! 7. Each M ends, after it has recorded that ([`Sched::commit_drained`]). After the last M, sysmon
+//!    and the helper thread end ([`Sched::is_terminated`]).
 //!
-//! Each step has a limit: a goroutine may keep standard output for ever, and a loop around `memset` is always inside
-//! libc, without a lock. If no goroutine is left there are no such steps.
+//! Each phase has a limit: a goroutine may hold standard output for ever, and a loop around
+//! `memset` is always inside libc, without a lock.
 //!
-//! Not cared for: a lock of the program's own, or of std's that is none of the above, in the hands of a goroutine that
-//! computes for longer than [`GRACE`] without a runtime call; a goroutine that is stopped in its own code which libc has
-//! called, under the loader's lock say (`dl_iterate_phdr`).
+//! Not handled: a lock of the program, or one of std's that is not named above, held by a goroutine
+//! that computes for longer than [`GRACE_NANOS`] without a runtime call; and a goroutine that is
+//! stopped in its own code that libc has called, for example under the loader's lock
+//! (`dl_iterate_phdr`).
 //!
 //! Invariants:
-//! 1. Once the runtime is stopping, no goroutine is stopped inside a library and counted (`preempt.rs`): both are decided
-//!    under the scheduler's lock.
-//! 2. A thread leaves only after it has set `Ending::stopped`, under that lock, and only while no goroutine is counted that
-//!    is to go on, or after the limit. From then on none is counted ([`Sched::promise_run`],
-//!    [`Sched::count_waiting_holder`]): its waker passes it over, or it waits in the kernel.
+//! 1. Once the runtime is stopping, no goroutine is stopped inside a library and counted
+//!    (`preempt.rs`): both are decided under the scheduler's lock.
+//! 2. An M ends only after it has set `ShutdownState::drained` under that lock, and only while no
+//!    goroutine that must go on is counted, or after the limit. From then on none is counted
+//!    ([`Sched::promise_run`], [`Sched::count_waiting_holder`]): its waker passes it over, or it
+//!    waits in the kernel.
 //!
-//! Rejected: one thread for both outputs (a goroutine that holds one and wants the other would wait for ever); the
-//! helper thread (a P may need a thread meanwhile); waiting for the threads (the runtime may be dropped on one of its own
-//! goroutines); unwinding the goroutines that are left (a destructor may wait for another of them; threads are not
-//! unwound at exit either); stopping goroutines without a P only while the outputs are held (on a busy machine they are
-//! signalled in that time, and run after it: they computed for ever).
+//! Rejected: one thread for both outputs (a goroutine that holds one and wants the other would wait
+//! for ever); the helper thread (a P may need it to start an M meanwhile); waiting for the Ms to
+//! end (the runtime may be dropped on one of its own goroutines); unwinding orphaned goroutines (a
+//! destructor may wait for another of them; threads are not unwound at exit either); stopping
+//! goroutines without a P only while the outputs are held (on a busy machine they are signalled in
+//! that time, and run after it: they computed for ever).
 
 use crate::sched::g::G;
 use crate::sched::m::M;
@@ -61,68 +78,77 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// How long the end of a runtime waits for another end, and for goroutines that run to stop: each time.
-const PARTING: Nanos = 100_000_000;
+/// How long a shutdown waits for that of another runtime, and for running goroutines to stop: each
+/// time.
+const STOP_WAIT_NANOS: Nanos = 100_000_000;
 /// How long it waits for std's outputs.
-const OUTPUT_WAIT: Nanos = 1_000_000_000;
-const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// How long the threads stay for goroutines that are to go on: enough for a short section on a busy machine.
-const DRAINING: Nanos = 10_000_000_000;
-/// In a runtime that ends: CPU time that a goroutine may use to reach a runtime call before it is stopped by a signal.
-const GRACE: Nanos = 2_000_000;
+const OUTPUT_WAIT_NANOS: Nanos = 1_000_000_000;
+/// The pause between two checks of a condition that no wake-up reports.
+const RECHECK_INTERVAL: Duration = Duration::from_micros(50);
+/// How long the Ms stay for goroutines that must go on: enough for a short critical section on a
+/// busy machine.
+const DRAIN_LIMIT_NANOS: Nanos = 10_000_000_000;
+/// CPU time that a goroutine may use to reach a runtime call before a signal stops it for ever.
+const GRACE_NANOS: Nanos = 2_000_000;
 /// Stack of a thread that holds one of std's locks.
 const HOLDER_STACK_BYTES: usize = 128 << 10;
 
-/// A runtime's end.
-pub(crate) struct Ending {
-    /// When the threads leave all the same.
-    until: AtomicU64,
-    /// A thread has left, so no goroutine is resumed any more. Set under the lock.
-    stopped: AtomicBool,
+/// The state of a runtime's shutdown.
+pub(crate) struct ShutdownState {
+    /// When the Ms end, even if goroutines must go on.
+    drain_until: AtomicU64,
+    /// An M has ended, so no goroutine is resumed any more. Set under the scheduler's lock.
+    drained: AtomicBool,
 }
 
-impl Ending {
-    pub(crate) fn new() -> Ending {
-        Ending { until: AtomicU64::new(0), stopped: AtomicBool::new(false) }
+impl ShutdownState {
+    pub(crate) fn new() -> ShutdownState {
+        ShutdownState { drain_until: AtomicU64::new(0), drained: AtomicBool::new(false) }
     }
 }
 
-/// Returns whether the running goroutine holds a lock of std's that the whole process needs: it panics, or holds an
-/// output. Safe in a signal handler.
+/// Returns whether the running goroutine holds a lock of std that the whole process needs: it
+/// panics, or holds an output. Async-signal-safe.
 pub(crate) fn holds_lock_of_std() -> bool {
-    // The hook runs under a lock, and prints a backtrace under another.
+    // The panic hook runs under a lock, and prints a backtrace under another.
     std::thread::panicking() || outputs::is_held_here()
 }
 
-/// Returns whether the running goroutine holds a lock of C code, or one of those.
+/// Returns whether the running goroutine holds a lock of C code, or one of std that the whole
+/// process needs.
 pub(crate) fn holds_lock() -> bool {
     lock::c_locks_held() != 0 || holds_lock_of_std()
 }
 
-/// One at a time: of two that want both outputs, each would get one.
+/// Held while a runtime holds the outputs: if two runtimes locked them, each could get one.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Whether a thread waits for an output.
-static WAITING: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+/// True while a thread waits for the output.
+static HAS_WAITER: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
-/// Two threads that hold std's standard output and error, each one of them.
-struct Outputs {
-    /// How many have their lock, or had it; and how many of those have given it back.
-    held: AtomicU32,
-    back: AtomicU32,
-    /// They are to give them back.
-    over: AtomicBool,
-    beds: [Parker; 2],
-    /// Where the one who wants them held waits.
-    bed: Parker,
+/// Two threads that hold std's standard output and standard error, one each.
+struct HeldOutputs {
+    /// The number of threads that have locked their output, whether or not they have released it.
+    locked: AtomicU32,
+    /// The number of threads that have released their output.
+    released: AtomicU32,
+    /// The threads must release their outputs.
+    release: AtomicBool,
+    /// Where each of the two threads waits.
+    holders: [Parker; 2],
+    /// Where the thread that shuts the runtime down waits.
+    owner: Parker,
 }
 
-impl Outputs {
-    /// Waits for one's turn until `limit`: whoever has it may be a goroutine, left by its own runtime.
-    fn turn(limit: Nanos) -> Option<MutexGuard<'static, ()>> {
+impl HeldOutputs {
+    /// Waits for the turn of this runtime until `limit`. Without a limit it could wait for ever:
+    /// the thread that has the turn may be a goroutine that was orphaned by its own runtime.
+    fn wait_for_turn(limit: Nanos) -> Option<MutexGuard<'static, ()>> {
         loop {
             match TURN.try_lock() {
-                Err(TryLockError::WouldBlock) if now() < limit => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) if now() < limit => {
+                    std::thread::sleep(RECHECK_INTERVAL);
+                }
                 Err(TryLockError::WouldBlock) => return None,
                 Err(TryLockError::Poisoned(turn)) => return Some(turn.into_inner()),
                 Ok(turn) => return Some(turn),
@@ -130,86 +156,87 @@ impl Outputs {
         }
     }
 
-    /// Waits until both are held, or `limit`.
-    fn hold(with: fn(usize, &mut dyn FnMut()), limit: Nanos) -> Arc<Outputs> {
-        let outputs = Arc::new(Outputs {
-            held: AtomicU32::new(0),
-            back: AtomicU32::new(0),
-            over: AtomicBool::new(false),
-            beds: [Parker::new(), Parker::new()],
-            bed: Parker::new(),
+    /// Locks both outputs, each on a thread of its own with `with_output`. Waits until both are
+    /// locked, or until `limit`.
+    fn lock(with_output: fn(usize, &mut dyn FnMut()), limit: Nanos) -> Arc<HeldOutputs> {
+        let outputs = Arc::new(HeldOutputs {
+            locked: AtomicU32::new(0),
+            released: AtomicU32::new(0),
+            release: AtomicBool::new(false),
+            holders: [Parker::new(), Parker::new()],
+            owner: Parker::new(),
         });
-        for (which, waiting) in WAITING.iter().enumerate() {
-            if waiting.swap(true, Ordering::Relaxed) {
-                // Somebody has kept it since another runtime's end: one that waits is enough.
+        for (which, has_waiter) in HAS_WAITER.iter().enumerate() {
+            if has_waiter.swap(true, Ordering::Relaxed) {
+                // A goroutine has held the output since another runtime's shutdown, whose thread
+                // still waits for it. One waiting thread is enough.
                 return outputs;
             }
-            let these = outputs.clone();
-            let hold = move || these.hold_one(which, with);
-            if thread::spawn(
-                thread::Name::new(format_args!("trefoil-end")),
-                HOLDER_STACK_BYTES,
-                hold,
-            )
-            .is_err()
-            {
-                waiting.store(false, Ordering::Relaxed);
+            let shared = outputs.clone();
+            if spawn_shutdown_thread(move || shared.hold(which, with_output)).is_err() {
+                has_waiter.store(false, Ordering::Relaxed);
                 return outputs;
             }
         }
-        while !outputs.are_held() && now() < limit {
-            outputs.bed.park_until(limit);
+        while !outputs.are_locked() && now() < limit {
+            outputs.owner.park_until(limit);
         }
         outputs
     }
 
-    fn are_held(&self) -> bool {
-        self.held.load(Ordering::Acquire) == 2
+    fn are_locked(&self) -> bool {
+        self.locked.load(Ordering::Acquire) == 2
     }
 
-    fn hold_one(&self, which: usize, with: fn(usize, &mut dyn FnMut())) {
-        with(which, &mut || {
+    /// Holds the output `which` until it is to be released. Runs on a thread of its own.
+    fn hold(&self, which: usize, with_output: fn(usize, &mut dyn FnMut())) {
+        with_output(which, &mut || {
             outputs::learn(which);
-            WAITING[which].store(false, Ordering::Relaxed);
-            self.held.fetch_add(1, Ordering::Release);
-            self.bed.unpark();
-            // Whoever wants it held may be a goroutine that is left itself.
-            let limit = now() + OUTPUT_WAIT + 2 * PARTING;
-            while !self.over.load(Ordering::Acquire) && now() < limit {
-                self.beds[which].park_until(limit);
+            HAS_WAITER[which].store(false, Ordering::Relaxed);
+            self.locked.fetch_add(1, Ordering::Release);
+            self.owner.unpark();
+            // The owner may be a goroutine that is orphaned itself: do not wait for ever.
+            let limit = now() + OUTPUT_WAIT_NANOS + 2 * STOP_WAIT_NANOS;
+            while !self.release.load(Ordering::Acquire) && now() < limit {
+                self.holders[which].park_until(limit);
             }
         });
-        self.back.fetch_add(1, Ordering::Release);
-        self.bed.unpark();
+        self.released.fetch_add(1, Ordering::Release);
+        self.owner.unpark();
     }
 
-    /// Gives back what is held, and waits for that: std writes what is buffered at exit only if it finds them free.
-    fn give_back(&self) {
-        self.over.store(true, Ordering::Release);
-        self.beds.iter().for_each(Parker::unpark);
-        while self.back.load(Ordering::Acquire) < self.held.load(Ordering::Acquire) {
-            self.bed.park_until(NEVER);
+    /// Releases the outputs, and waits until that is done: at exit, std writes buffered output only
+    /// if it finds the locks free.
+    fn release(&self) {
+        self.release.store(true, Ordering::Release);
+        self.holders.iter().for_each(Parker::unpark);
+        while self.released.load(Ordering::Acquire) < self.locked.load(Ordering::Acquire) {
+            self.owner.park_until(NEVER);
         }
     }
 }
 
-/// Returns whether the running goroutine's runtime ends.
+fn spawn_shutdown_thread(f: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    thread::spawn(thread::Name::new(format_args!("trefoil-end")), HOLDER_STACK_BYTES, f)
+}
+
+/// Returns whether the running goroutine's runtime shuts down.
 #[cfg(feature = "std")]
 #[inline]
-fn is_ending() -> bool {
+fn is_stopping() -> bool {
     // SAFETY: a goroutine that runs keeps its runtime.
-    let ends = |g: &'static G| unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) };
-    current_g().is_some_and(ends)
+    let stopping = |g: &'static G| unsafe { (*g.sched.get()).stopping.load(Ordering::Relaxed) };
+    current_g().is_some_and(stopping)
 }
 
-/// Returns whether the running goroutine, without a P, is to be left here: its wake-ups are made from outside the
-/// runtime, so they do not stop it, and it may never wait.
+/// Returns whether the running goroutine, which has no P, is to be orphaned here. Its wake-ups are
+/// made from outside the runtime, so they do not stop it, and it may never wait.
 #[cfg(feature = "std")]
-pub(crate) fn is_to_be_left() -> bool {
-    is_ending() && is_without_p() && !holds_lock()
+pub(crate) fn is_to_be_orphaned() -> bool {
+    is_stopping() && is_without_p() && !holds_lock()
 }
 
-/// Whether this code runs on a goroutine that has lost its P.
+/// Returns whether this code runs on a goroutine that has lost its P.
 #[cfg(feature = "std")]
 pub(crate) fn is_without_p() -> bool {
     use crate::sched::m::RETAKEN;
@@ -218,24 +245,26 @@ pub(crate) fn is_without_p() -> bool {
     m.is_some_and(|m| m.hold.load(Ordering::Relaxed) == RETAKEN)
 }
 
-/// A goroutine that holds a lock waits: while this lives it is counted, and goes on if its runtime ends.
+/// Marks the running goroutine, which holds a lock of the whole process, as waiting. While it is
+/// marked, it goes on if its runtime shuts down.
 #[cfg(feature = "std")]
 pub(crate) struct WaitingHolder {
-    /// Another one counts it.
+    /// An outer `WaitingHolder` counts the goroutine already.
     nested: bool,
 }
 
 #[cfg(feature = "std")]
 impl WaitingHolder {
-    /// On a goroutine that may park. Returns None if its runtime has ended: it would be left with its lock.
+    /// Counts the running goroutine, which may park. Returns None if its runtime is drained: then
+    /// the goroutine would be orphaned while it holds its lock.
     pub(crate) fn new() -> Option<WaitingHolder> {
         let rt = Rt::enter()?;
         let counted = rt.sched().count_waiting_holder(rt.g());
         rt.leave_now();
         match counted {
-            Counted::Now => Some(WaitingHolder { nested: false }),
-            Counted::Before => Some(WaitingHolder { nested: true }),
-            Counted::TooLate => None,
+            HolderCount::Counted => Some(WaitingHolder { nested: false }),
+            HolderCount::AlreadyCounted => Some(WaitingHolder { nested: true }),
+            HolderCount::Drained => None,
         }
     }
 }
@@ -252,24 +281,24 @@ impl Drop for WaitingHolder {
     }
 }
 
-/// See [`Sched::count_waiting_holder`].
+/// The result of [`Sched::count_waiting_holder`].
 #[derive(PartialEq, Eq)]
-pub(crate) enum Counted {
-    Now,
-    Before,
-    /// The runtime has ended.
-    TooLate,
+pub(crate) enum HolderCount {
+    Counted,
+    AlreadyCounted,
+    /// The runtime is drained.
+    Drained,
 }
 
-/// Returns whether no goroutine of the running one's runtime is resumed any more.
+/// Returns whether the running goroutine's runtime resumes no goroutine any more.
 #[cfg(feature = "std")]
 #[cold]
-pub(crate) fn has_runtime_ended() -> bool {
+pub(crate) fn is_runtime_drained() -> bool {
     // SAFETY: a goroutine that runs keeps its runtime.
-    current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_stopped())
+    current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_drained())
 }
 
-/// CPU time of `m`'s thread; time as such where a sandbox does not tell.
+/// Returns the CPU time of `m`'s thread, or the present time if a sandbox does not allow that.
 fn time_used_by(m: &M) -> Nanos {
     match cpu_time(m.tid.load(Ordering::Relaxed)) {
         0 => now(),
@@ -278,72 +307,64 @@ fn time_used_by(m: &M) -> Nanos {
 }
 
 impl G {
-    /// In a runtime that ends, taken from a queue: whether it is resumed once more.
-    fn goes_on_at_the_end(&self) -> bool {
-        self.inside.get()
+    /// Returns whether the goroutine, taken from a queue of a runtime that shuts down, must go on.
+    fn must_be_drained(&self) -> bool {
+        self.stopped_in_libc.get()
             || self.stopped_by_signal.get()
             || self.waits_as_holder.load(Ordering::Relaxed)
             || self.promised.load(Ordering::Relaxed)
     }
 }
 
+/// The phases, in their order.
 impl Sched {
-    /// The runtime's handle is gone. Waits a moment for the first two steps, unless nobody is left, or it is one of
-    /// those who are left that calls: then a thread does.
-    pub(crate) fn part(self: &Arc<Sched>) {
+    /// Ends the runtime, because its handle was dropped. Waits a moment until no goroutine runs;
+    /// except if there are no goroutines, or if the caller is one of them: then a thread does the
+    /// waiting.
+    pub(crate) fn shut_down(self: &Arc<Sched>) {
         if self.num_goroutines() == 0 {
-            self.stop();
+            self.begin_shutdown();
             return;
         }
         let sched = self.clone();
-        let end = move || {
-            let _turn = Outputs::turn(now() + PARTING);
-            sched.stop_quietly();
-        };
-        if current_g().is_none_or(|g| !std::ptr::eq(g.sched.get(), Arc::as_ptr(self))) {
+        let end = move || sched.shut_down_in_phases();
+        let is_own_goroutine =
+            current_g().is_some_and(|g| std::ptr::eq(g.sched.get(), Arc::as_ptr(self)));
+        if !is_own_goroutine {
             end();
-        } else if thread::spawn(
-            thread::Name::new(format_args!("trefoil-end")),
-            HOLDER_STACK_BYTES,
-            end,
-        )
-        .is_err()
-        {
-            self.stop();
+        } else if spawn_shutdown_thread(end).is_err() {
+            self.begin_shutdown();
         }
     }
 
-    /// Stops the runtime while nobody holds an output, and waits a moment for the goroutines that run to stop.
-    fn stop_quietly(&self) {
-        let outputs = Outputs::hold(self.config.hooks.with_output, now() + OUTPUT_WAIT);
-        let limit = now() + PARTING;
-        self.stop();
-        self.sysmon.wake();
-        let runs = |p: &P| p.status() == PStatus::Running;
-        // Without preemption nothing stops a goroutine that makes no call.
-        let stops_all = self.config.async_preempt;
-        while now() < limit
-            && (self.all_ps().any(runs) || (stops_all && self.has_computing_m_without_p()))
-        {
-            self.sysmon.wake();
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        outputs.give_back();
+    /// Quiesces the runtime and shuts it down. The Ms drain it by themselves.
+    fn shut_down_in_phases(&self) {
+        let _turn = HeldOutputs::wait_for_turn(now() + STOP_WAIT_NANOS);
+        let outputs = self.quiesce();
+        let limit = now() + STOP_WAIT_NANOS;
+        self.begin_shutdown();
+        self.wait_until_none_runs(limit);
+        outputs.release();
     }
 
-    /// Goroutines stop at their next scheduling step, and threads leave as soon as they may.
-    pub(crate) fn stop(&self) {
+    /// Waits until no goroutine holds one of std's outputs, or until the limit.
+    fn quiesce(&self) -> Arc<HeldOutputs> {
+        HeldOutputs::lock(self.config.hooks.with_output, now() + OUTPUT_WAIT_NANOS)
+    }
+
+    /// Makes goroutines stop at their next scheduling step, and Ms end when the runtime is drained.
+    pub(crate) fn begin_shutdown(&self) {
         let mut central = self.central.lock();
         if self.stopping.load(Ordering::Relaxed) {
             return;
         }
-        self.ending.until.store(now() + DRAINING, Ordering::Relaxed);
-        // Release: a thread that sees it sees the time. SeqCst: see `promise_run`.
+        self.ending.drain_until.store(now() + DRAIN_LIMIT_NANOS, Ordering::Relaxed);
+        // Release: a thread that sees it sees `drain_until`. SeqCst: see `promise_run`.
         self.stopping.store(true, Ordering::SeqCst);
         for p in self.all_ps() {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
-        // A P that waits for a thread would wait for ever.
+        // A P that wants an M would wait for ever.
         self.return_ps_wanting_m(&mut central);
         while let Some(m) = central.pop_any_m() {
             m.wake();
@@ -351,50 +372,100 @@ impl Sched {
         self.publish_spares(&central);
         drop(central);
         self.sysmon.wake();
-        self.helper.call(0);
+        self.helper.wake();
     }
 
-    /// Returns whether the runtime ends, and no goroutine is to be resumed. Until a thread has left for that reason a waker
-    /// may change it once more.
-    pub(crate) fn is_stopped(&self) -> bool {
-        let to_go_on =
-            [&self.inside, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
-        self.stopping.load(Ordering::Acquire)
-            && (self.ending.stopped.load(Ordering::Relaxed)
-                || to_go_on.iter().all(|count| count.load(Ordering::SeqCst) == 0)
-                || now() >= self.ending.until.load(Ordering::Relaxed))
-    }
-
-    /// Under the lock, by a thread that leaves if this is true: as [`is_stopped`](Sched::is_stopped), for ever.
-    pub(crate) fn is_stopped_for_good(&self, _central: &mut Central) -> bool {
-        let stopped = self.is_stopped();
-        if stopped {
-            self.ending.stopped.store(true, Ordering::Relaxed);
+    /// Waits until no goroutine runs, or until `limit`. sysmon preempts those that do.
+    fn wait_until_none_runs(&self, limit: Nanos) {
+        self.sysmon.wake();
+        let runs = |p: &P| p.status() == PStatus::Running;
+        // Without preemption by signals, nothing stops a goroutine that makes no runtime call.
+        let stops_all = self.config.async_preempt;
+        while now() < limit
+            && (self.all_ps().any(runs) || (stops_all && self.has_computing_m_without_p()))
+        {
+            self.sysmon.wake();
+            std::thread::sleep(RECHECK_INTERVAL);
         }
-        stopped
     }
 
-    /// `g` waits for something of the whole process, and is about to be woken: it runs once more, even if its runtime ends
-    /// before. Returns false if the runtime has ended already: it never runs again.
+    /// Returns, while the runtime is stopping, the next goroutine that must go on. The others in
+    /// the queues before it are taken out, and are orphaned.
+    pub(crate) fn next_to_drain(&self, m: &M, p: &'static P) -> Option<&'static G> {
+        if self.is_drained() {
+            return None;
+        }
+        let local = || pop_local(p);
+        let global = || self.pop_expired().or_else(|| self.pop_global());
+        let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.must_be_drained())?;
+        p.next_tick();
+        m.grace_until.set(time_used_by(m) + GRACE_NANOS);
+        // It stops at its next runtime call, or by sysmon's signal when its grace is over and it is
+        // outside of a library.
+        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
+        self.sysmon.wake();
+        Some(g)
+    }
+
+    /// Returns whether the runtime shuts down and no goroutine must go on. Until an M has ended for
+    /// that reason ([`Sched::commit_drained`]), a waker may make it false again.
+    pub(crate) fn is_drained(&self) -> bool {
+        let to_drain =
+            [&self.stopped_in_libc, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
+        self.stopping.load(Ordering::Acquire)
+            && (self.ending.drained.load(Ordering::Relaxed)
+                || to_drain.iter().all(|count| count.load(Ordering::SeqCst) == 0)
+                || !self.is_before_drain_limit())
+    }
+
+    /// As [`Sched::is_drained`], under the lock, for an M that ends if this returns true: then it
+    /// is true for ever.
+    pub(crate) fn commit_drained(&self, _central: &mut Central) -> bool {
+        let drained = self.is_drained();
+        if drained {
+            self.ending.drained.store(true, Ordering::Relaxed);
+        }
+        drained
+    }
+
+    /// Returns whether the runtime has shut down and all its Ms have ended.
+    pub(crate) fn is_terminated(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed) && self.threads() == 0
+    }
+
+    /// Returns whether the limit of the drain is not reached. It applies to locks that a goroutine
+    /// may hold for as long as it runs, or of which it is not known whether the goroutine holds
+    /// them.
+    fn is_before_drain_limit(&self) -> bool {
+        now() < self.ending.drain_until.load(Ordering::Relaxed)
+    }
+}
+
+/// Goroutines that must go on.
+impl Sched {
+    /// Promises `g`, which waits for something that the whole process shares and is about to be
+    /// woken, that it runs once more, even if its runtime shuts down before. Returns false if the
+    /// runtime is drained: then `g` never runs again.
     #[cfg(feature = "std")]
     pub(crate) fn promise_run(&self, g: &G) -> bool {
-        // SeqCst, with `stop`: a thread that leaves sees the promise, or we see that the runtime ends.
+        // SeqCst, with `begin_shutdown`: either an M that ends sees the promise, or this thread
+        // sees that the runtime is stopping.
         g.promised.store(true, Ordering::Relaxed);
         self.promised.fetch_add(1, Ordering::SeqCst);
         if !self.stopping.load(Ordering::SeqCst) {
             return true;
         }
         let _deciding = self.central.lock();
-        let too_late = self.ending.stopped.load(Ordering::Relaxed);
-        if too_late {
+        let drained = self.ending.drained.load(Ordering::Relaxed);
+        if drained {
             self.promised.fetch_sub(1, Ordering::Relaxed);
             g.promised.store(false, Ordering::Relaxed);
         }
-        !too_late
+        !drained
     }
 
-    /// The running goroutine has waited. Returns whether it was promised that it runs: then it must not be stopped before it
-    /// is out of the runtime.
+    /// Clears the promise to the running goroutine, whose wait is over. Returns whether there was
+    /// one: then the goroutine must not be stopped before it has left the runtime.
     #[cfg(feature = "std")]
     pub(crate) fn keep_promise(&self, g: &G) -> bool {
         let promised = g.promised.load(Ordering::Relaxed);
@@ -405,98 +476,74 @@ impl Sched {
         promised
     }
 
-    /// The running goroutine holds a lock, and is about to wait: counts it.
-    pub(crate) fn count_waiting_holder(&self, g: &G) -> Counted {
+    /// Counts the running goroutine, which holds a lock and is about to wait.
+    pub(crate) fn count_waiting_holder(&self, g: &G) -> HolderCount {
         let _deciding = self.central.lock();
-        if self.ending.stopped.load(Ordering::Relaxed) {
-            return Counted::TooLate;
+        if self.ending.drained.load(Ordering::Relaxed) {
+            return HolderCount::Drained;
         }
         if g.waits_as_holder.swap(true, Ordering::Relaxed) {
-            return Counted::Before;
+            return HolderCount::AlreadyCounted;
         }
         self.waiting_holders.fetch_add(1, Ordering::Relaxed);
-        Counted::Now
+        HolderCount::Counted
     }
 
-    /// Its wait is over.
+    /// Undoes [`Sched::count_waiting_holder`] after the wait.
     pub(crate) fn uncount_waiting_holder(&self, g: &G) {
         if g.waits_as_holder.swap(false, Ordering::Relaxed) {
             self.waiting_holders.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether the goroutine, which waits, never runs again.
-    pub(crate) fn has_abandoned(&self, g: &G) -> bool {
+    /// Returns whether `g`, which waits, never runs again.
+    pub(crate) fn has_orphaned(&self, g: &G) -> bool {
         self.stopping.load(Ordering::Relaxed)
-            && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_stopped())
+            && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_drained())
     }
 
-    /// Returns whether the running goroutine holds a lock, and is not stopped at a runtime call for that reason.
+    /// Returns whether the running goroutine must not be stopped at a runtime call, because it
+    /// holds a lock.
     pub(crate) fn must_go_on(&self) -> bool {
         if !self.stopping.load(Ordering::Relaxed) {
-            // An output is waited for when the runtime ends.
+            // A goroutine may stop while it holds an output: the quiesce phase waits for it.
             return lock::c_locks_held() != 0 || std::thread::panicking();
         }
-        (lock::c_locks_held() != 0 && self.may_take_its_time()) || self.must_not_be_left()
+        (lock::c_locks_held() != 0 && self.is_before_drain_limit()) || self.must_not_be_orphaned()
     }
 
-    /// In a runtime that ends, in a signal handler too: returns whether the running goroutine holds a lock of std's. For a
-    /// goroutine of which that is not known there is a limit.
-    pub(crate) fn must_not_be_left(&self) -> bool {
-        holds_lock_of_std() || (outputs::may_be_held_here() && self.may_take_its_time())
+    /// Returns whether the running goroutine, in a runtime that shuts down, holds a lock of std. If
+    /// that is unknown, it returns true until the limit of the drain. Async-signal-safe.
+    pub(crate) fn must_not_be_orphaned(&self) -> bool {
+        holds_lock_of_std() || (outputs::may_be_held_here() && self.is_before_drain_limit())
     }
 
-    /// There is a limit for locks that a goroutine may hold for as long as it runs, or may not hold at all.
-    fn may_take_its_time(&self) -> bool {
-        now() < self.ending.until.load(Ordering::Relaxed)
-    }
-
-    /// On a goroutine without a P, in a runtime that ends: a P, with which it goes on until it holds no lock. None if it
-    /// holds none, or there is no P within the limit.
+    /// Returns a P for the running goroutine, which has none, in a runtime that shuts down: with it
+    /// the goroutine goes on until it holds no lock. Returns None if it holds none, or if no P
+    /// becomes idle before the limit of the drain.
     #[cold]
-    pub(crate) fn p_for_holder(&self) -> Option<&'static P> {
-        while holds_lock() && self.may_take_its_time() {
+    pub(crate) fn p_for_lock_holder(&self) -> Option<&'static P> {
+        while holds_lock() && self.is_before_drain_limit() {
             let p = self.take_idle_p(&mut self.central.lock());
             if p.is_some() {
                 return p;
             }
-            // All of them run goroutines that are about to stop. Not std's sleep: it would enter the runtime again.
-            let pause = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.as_nanos() as i64 };
-            // SAFETY: reads a time of our own.
+            // All Ps run goroutines that are about to stop. std's sleep would enter the runtime
+            // again.
+            let pause = libc::timespec { tv_sec: 0, tv_nsec: RECHECK_INTERVAL.as_nanos() as i64 };
+            // SAFETY: the kernel reads `pause` only.
             unsafe { syscall(libc::SYS_nanosleep, [&raw const pause as usize, 0]) };
         }
         None
     }
 
-    /// In a runtime that ends, in a signal handler: returns whether the goroutine that runs on `m` has used up its grace.
-    /// The first call begins it, unless `take_last` has.
+    /// Returns whether the goroutine that runs on `m`, in a runtime that shuts down, has used up
+    /// its grace. The first call begins the grace, unless `next_to_drain` has. Async-signal-safe.
     pub(crate) fn grace_is_over(m: &M) -> bool {
         let used = time_used_by(m);
         if m.grace_until.get() == 0 {
-            m.grace_until.set(used + GRACE);
+            m.grace_until.set(used + GRACE_NANOS);
         }
         used >= m.grace_until.get()
-    }
-
-    /// It was dropped, and all its threads have ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed) && self.threads() == 0
-    }
-
-    /// While the runtime is stopping: the next goroutine that was stopped by a signal. The others are taken out of their
-    /// queues on the way, and that is the last of them.
-    pub(crate) fn take_last(&self, m: &M, p: &'static P) -> Option<&'static G> {
-        if self.is_stopped() {
-            return None;
-        }
-        let local = || pop_local(p);
-        let global = || self.pop_expired().or_else(|| self.pop_global());
-        let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
-        p.next_tick();
-        m.grace_until.set(time_used_by(m) + GRACE);
-        // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
-        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
-        self.sysmon.wake();
-        Some(g)
     }
 }

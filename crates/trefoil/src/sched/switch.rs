@@ -31,7 +31,7 @@ use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
 use crate::sched::m::{Leaving, Rt};
 use crate::sched::p::{P, bump, flag};
-use crate::sched::shutdown::Counted;
+use crate::sched::shutdown::HolderCount;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{
     CURRENT, Sched, goroutine::locked, goroutine::scope, search::find, shutdown, wait,
@@ -63,7 +63,7 @@ const YIELDS_ALONE_MAX: u32 = 4096;
 #[inline]
 pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     let g = rt.g();
-    if g.state.take_notice() {
+    if g.state.take_notification() {
         return rt;
     }
     g.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
@@ -125,15 +125,16 @@ pub(crate) fn preempt_slow(rt: Rt) {
 /// have run for a moment only: it keeps its place before those that have used up a slice by themselves.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
-    rt.m().put_off.store(0, Ordering::Relaxed);
-    let inherited = rt.p().runs_inherited() && !g.inside.get();
+    rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
+    let inherited = rt.p().runs_inherited() && !g.stopped_in_libc.get();
     leave(rt, g, if inherited { Leaving::Displaced(g) } else { Leaving::Preempted(g) })
 }
 
 /// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
 pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
-    let counted = shutdown::holds_lock() && rt.sched().count_waiting_holder(g) == Counted::Now;
+    let counted =
+        shutdown::holds_lock() && rt.sched().count_waiting_holder(g) == HolderCount::Counted;
     m.leaving.set(Leaving::WithoutP(g));
     m.current.set(None);
     // SAFETY: as in `leave`, to the thread's own context.
@@ -302,7 +303,7 @@ fn finish_switch(rt: Rt) {
         Leaving::WithoutP(g) => {
             g.state.set_runnable();
             g.woken.set(true);
-            if g.inside.get() {
+            if g.stopped_in_libc.get() {
                 sched.push_expired(g);
                 sched.wake_after_push();
             } else {
@@ -387,7 +388,7 @@ fn exit(rt: Rt, g: &'static G) -> bool {
     let mut stack = take_stack(g);
     let scope = g.scope.get();
     if g.locked.get().is_some() {
-        locked::end(g);
+        locked::unlock_at_end(g);
     }
     bump(&rt.p().counters.ended, 1);
     g.state.set_dead();
@@ -413,7 +414,7 @@ fn exit(rt: Rt, g: &'static G) -> bool {
     };
     if !scope.is_null() {
         // SAFETY: the scope waits for us; this is our last access to it.
-        unsafe { scope::ScopeData::one_ended(scope, rt) };
+        unsafe { scope::ScopeData::finish_one(scope, rt) };
     }
     if stack.is_default_size() {
         // The credit of its spawn. The last user code has run, so the stack itself is in our hands

@@ -34,7 +34,7 @@ impl Spin {
 
     /// Whether another look makes sense.
     pub(crate) fn possible(&self) -> bool {
-        self.0 < LOOKS && several_cpus() && wait::may_look()
+        self.0 < LOOKS && several_cpus() && wait::may_spin()
     }
 
     /// Lets a moment pass.

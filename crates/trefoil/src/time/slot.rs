@@ -18,7 +18,7 @@ use super::pool;
 use crate::chan::Sender;
 use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
-use crate::sched::wait::timers::Alarm;
+use crate::sched::wait::timers::TimerCallback;
 use crate::sched::{Rt, RuntimeId, Sched, goroutine::spawn, wait};
 use crate::shim::Lock;
 use crate::sys::clock::{NEVER, Nanos};
@@ -214,7 +214,7 @@ impl Slot {
         state.queued = Some((home, when));
         let number = self.next_number();
         drop(state);
-        sched.set_alarm(here, when, self, number);
+        sched.set_callback_timer(here, when, self, number);
     }
 
     /// The present setting will not happen. Then `drain` as in [`Slot::set`], and so the result.
@@ -227,7 +227,7 @@ impl Slot {
     }
 }
 
-impl Alarm for Slot {
+impl TimerCallback for Slot {
     fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
         let is_stale = || self.number.load(Ordering::Relaxed) != number;
         // Before the lock, too: it may be in the hands of another runtime by now.

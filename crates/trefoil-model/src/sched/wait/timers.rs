@@ -6,7 +6,7 @@ use loom::sync::Mutex;
 use std::time::Instant;
 
 /// As in `trefoil`.
-pub(crate) trait Alarm: Sync {
+pub(crate) trait TimerCallback: Sync {
     fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
     fn forget_if_idle(&self, seq: u64) -> bool;
 }
@@ -14,7 +14,7 @@ pub(crate) trait Alarm: Sync {
 /// An entry of the heap.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
-    alarm: &'static dyn Alarm,
+    alarm: &'static dyn TimerCallback,
     seq: u64,
     when: Nanos,
 }
@@ -38,11 +38,11 @@ impl Sched {
         Instant::now()
     }
 
-    pub(crate) fn set_alarm(
+    pub(crate) fn set_callback_timer(
         &self,
         _: Option<Rt>,
         when: Nanos,
-        alarm: &'static dyn Alarm,
+        alarm: &'static dyn TimerCallback,
         seq: u64,
     ) {
         HEAP.lock().expect("a panic ends the model").push(Entry { alarm, seq, when });

@@ -56,7 +56,7 @@ use crate::sched::wait::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::wait::list::{Batch, List, Node, Slept};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
-use crate::sched::{Rt, has_runtime_ended, holds_lock_of_std, switch};
+use crate::sched::{Rt, holds_lock_of_std, is_runtime_drained, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -103,7 +103,7 @@ fn count_unlocked(rc: c_int) -> c_int {
 /// Whether the caller may park: on a goroutine, on its own stack, outside the runtime.
 fn may_park_here() -> bool {
     // In a runtime that has ended a holder that parks would keep its locks for good.
-    let lost = lock::c_locks_held() > 1 && has_runtime_ended();
+    let lost = lock::c_locks_held() > 1 && is_runtime_drained();
     // SAFETY: on a goroutine GS is the M.
     !lost && may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
 }

@@ -1,10 +1,12 @@
 //! The body of a goroutine: its closure before the end, its result after it.
 //!
-//! Both live in one place, one after the other, in the G itself if they fit (a spawn then allocates
-//! nothing) or else in a box. The G knows them only through [`Body`], a table of functions.
+//! Both use the same memory, one after the other: in the G itself if they fit (then a spawn
+//! allocates nothing), otherwise in a box. The G reaches them only through [`Body`], a table of
+//! functions.
 //!
-//! Invariant 1: the place holds the closure until `run` has begun, and the result from the end of
-//! `run` until `take` or `drop_result`. The join cell says whose it is.
+//! Invariant 1: the memory contains the closure until `run` has begun, and the result from the end
+//! of `run` until `take` or `drop_result`. The join cell says which side owns the result
+//! (`join.rs`).
 
 use crate::sched::g::{G, INLINE_BYTES};
 use std::alloc::Layout;
@@ -13,23 +15,23 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What the runtime can do with a body whose types it does not know.
+/// The operations on a closure and its result, whose types the runtime does not know.
 pub(crate) struct Body {
-    /// Consumes the closure, leaves the result. Returns whether it panicked.
+    /// Consumes the closure and stores its result. Returns whether it panicked.
     pub(crate) run: unsafe fn(&G) -> bool,
     /// Drops an unwanted result. Returns whether it was a panic.
     pub(crate) drop_result: unsafe fn(&G) -> bool,
     /// Frees the box, if there is one.
     pub(crate) free: unsafe fn(&G),
-    /// Dropping the result does nothing, unless it is a panic.
+    /// Dropping the result does nothing, unless the result is a panic.
     pub(crate) has_plain_result: bool,
-    /// The closure's type, whose path names the function that contains it.
+    /// Returns the closure's type name, whose path names the function that contains the closure.
     pub(crate) type_name: fn() -> &'static str,
     boxed: bool,
 }
 
 impl Body {
-    /// For a G that has never run anything.
+    /// The body of a G that has never run a closure.
     pub(crate) const NONE: &'static Body = &Body {
         run: |_| false,
         drop_result: |_| false,
@@ -39,17 +41,17 @@ impl Body {
         boxed: false,
     };
 
-    /// Where the result is.
-    fn place(&self, g: &G) -> *mut u8 {
+    /// Returns the address of the closure or result.
+    fn storage(&self, g: &G) -> *mut u8 {
         let inline = g.payload.0.get().cast::<u8>();
         if !self.boxed {
             return inline;
         }
-        // SAFETY: a boxed body keeps its pointer in the payload (see `Typed::put`).
+        // SAFETY: a boxed body keeps its pointer in the payload (see `TypedBody::put`).
         unsafe { inline.cast::<*mut u8>().read() }
     }
 
-    /// The result, leaving the place empty.
+    /// Moves the result out.
     ///
     /// # Safety
     /// The caller owns the result (invariant 1), and `T` is its type.
@@ -57,23 +59,23 @@ impl Body {
         let body = g.body.get();
         // SAFETY: the caller's contract.
         unsafe {
-            let result = body.place(g).cast::<std::thread::Result<T>>().read();
+            let result = body.storage(g).cast::<std::thread::Result<T>>().read();
             (body.free)(g);
             result
         }
     }
 }
 
-union Stage<F, T> {
+union ClosureOrResult<F, T> {
     closure: ManuallyDrop<F>,
     result: ManuallyDrop<std::thread::Result<T>>,
 }
 
-/// The functions behind a [`Body`] for one closure type.
-pub(crate) struct Typed<F, T>(PhantomData<(F, T)>);
+/// The functions of a [`Body`] for one closure type.
+pub(crate) struct TypedBody<F, T>(PhantomData<(F, T)>);
 
-impl<F: FnOnce() -> T, T> Typed<F, T> {
-    const LAYOUT: Layout = Layout::new::<Stage<F, T>>();
+impl<F: FnOnce() -> T, T> TypedBody<F, T> {
+    const LAYOUT: Layout = Layout::new::<ClosureOrResult<F, T>>();
     const BOXED: bool = Self::LAYOUT.size() > INLINE_BYTES || Self::LAYOUT.align() > 16;
     const BODY: Body = Body {
         run: Self::run,
@@ -84,58 +86,62 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
         boxed: Self::BOXED,
     };
 
-    /// Memory for a body too large for the G; null if it fits. Allocates, so it is called before the
-    /// runtime is entered.
+    /// Returns memory for a body that is too large for the G, or null if it fits. Allocates, so
+    /// callers call it before they enter the runtime.
     #[inline]
     pub(crate) fn reserve() -> *mut u8 {
         if Self::BOXED {
-            Box::into_raw(Box::<Stage<F, T>>::new_uninit()).cast()
+            Box::into_raw(Box::<ClosureOrResult<F, T>>::new_uninit()).cast()
         } else {
             std::ptr::null_mut()
         }
     }
 
-    /// Takes back what `reserve` gave.
+    /// Frees the memory of `reserve`.
     ///
     /// # Safety
-    /// It came from `reserve` and was not put into a G.
+    /// `reserved` came from `reserve`, and no G uses it.
     pub(crate) unsafe fn unreserve(reserved: *mut u8) {
         if Self::BOXED {
             // SAFETY: the caller's contract.
-            drop(unsafe { Box::from_raw(reserved.cast::<std::mem::MaybeUninit<Stage<F, T>>>()) });
+            drop(unsafe {
+                Box::from_raw(reserved.cast::<std::mem::MaybeUninit<ClosureOrResult<F, T>>>())
+            });
         }
     }
 
     /// Puts the closure into `g`.
     ///
     /// # Safety
-    /// `g` is the caller's, fresh; `reserved` came from `reserve`; both `F` and `T` may be used (and
-    /// dropped) on other threads for as long as the goroutine lives.
+    /// `g` is new and owned by the caller. `reserved` came from `reserve`. `F` and `T` may be used
+    /// and dropped on other threads for as long as the goroutine lives.
     #[inline]
     pub(crate) unsafe fn put(g: &G, closure: F, reserved: *mut u8) {
         let inline = g.payload.0.get().cast::<u8>();
-        // SAFETY: the payload is 64 bytes, 16-aligned, and ours.
+        // SAFETY: the payload is `INLINE_BYTES` long, 16-aligned, and the caller's.
         unsafe {
-            let place = if Self::BOXED {
+            let storage = if Self::BOXED {
                 inline.cast::<*mut u8>().write(reserved);
                 reserved
             } else {
                 inline
             };
-            place.cast::<Stage<F, T>>().write(Stage { closure: ManuallyDrop::new(closure) });
+            storage
+                .cast::<ClosureOrResult<F, T>>()
+                .write(ClosureOrResult { closure: ManuallyDrop::new(closure) });
         }
         g.body.set(&Self::BODY);
     }
 
     unsafe fn run(g: &G) -> bool {
-        let stage = Self::BODY.place(g).cast::<Stage<F, T>>();
-        // SAFETY: invariant 1: the closure is there and we take it. The result goes to the same
-        // place after the closure has been consumed.
+        let storage = Self::BODY.storage(g).cast::<ClosureOrResult<F, T>>();
+        // SAFETY: invariant 1: the closure is stored here, and is moved out first. The result
+        // takes its memory after the closure has been consumed.
         unsafe {
-            let closure = ManuallyDrop::take(&mut (*stage).closure);
+            let closure = ManuallyDrop::take(&mut (*storage).closure);
             let result = catch_unwind(AssertUnwindSafe(closure));
             let panicked = result.is_err();
-            stage.write(Stage { result: ManuallyDrop::new(result) });
+            storage.write(ClosureOrResult { result: ManuallyDrop::new(result) });
             panicked
         }
     }
@@ -144,7 +150,8 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
         // SAFETY: the caller owns the result.
         let result = unsafe { Body::take::<T>(g) };
         let panicked = result.is_err();
-        // A result whose drop panics has nobody to tell: std aborts there too.
+        // No handle is left that could receive a panic from the result's `drop`. std aborts in
+        // this case, too.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(result))) {
             std::mem::forget::<Box<dyn Any + Send>>(payload);
             crate::sched::fatal(format_args!(
@@ -156,7 +163,7 @@ impl<F: FnOnce() -> T, T> Typed<F, T> {
     }
 
     unsafe fn free(g: &G) {
-        // SAFETY: the box of `reserve`, if there is one, its contents already moved out.
-        unsafe { Self::unreserve(Self::BODY.place(g)) };
+        // SAFETY: the box of `reserve`, if there is one. Its contents were moved out before.
+        unsafe { Self::unreserve(Self::BODY.storage(g)) };
     }
 }

@@ -1,19 +1,21 @@
-//! `lock_os_thread`: a goroutine and a thread that belong together.
+//! `lock_os_thread`: a goroutine locked to one M.
 //!
-//! While a goroutine is locked, its M runs nothing else, and no other M runs it. When it parks, the thread
-//! gives its P away and sleeps; whoever takes it from a queue hands his P to that thread.
+//! While a goroutine is locked, its M runs no other goroutine, and no other M runs it. When it
+//! parks, its M hands off the P and sleeps. When it is ready, the M that takes it from a queue
+//! hands its own P to the locked M.
 //!
 //! ```text
-//!   locked goroutine leaves ─▶ its thread's context: P away, sleep ([`wait_for_g`])
-//!   another thread takes it from a queue ─▶ P and goroutine to that thread ([`hand_to_locked_m`])
+//!   the locked goroutine parks ─▶ its M hands off the P and sleeps ([`wait_for_g`])
+//!   another M dequeues it ─▶ that M hands its P and the goroutine to the locked M
+//!                            ([`hand_to_locked_m`])
 //! ```
 //!
-//! `flag::LOCKED` on its P keeps the fast path of `switch.rs` away: a locked goroutine never switches to
-//! another one directly. A goroutine that ends while it is locked takes its thread with it: who knows
-//! what it has done to it.
+//! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
+//! to another one directly. If a goroutine ends while it is locked, its thread ends too, because
+//! the goroutine may have changed the thread's state (its signal mask, its namespaces).
 //!
-//! Invariant 1: `g.locked` and `m.locked` point at each other, are written by the goroutine itself, and
-//! outlive its parks.
+//! Invariant 1: `g.locked` and `m.locked` point at each other, are written by the goroutine itself,
+//! and keep their values while it is parked.
 
 use crate::sched::Sched;
 use crate::sched::g::G;
@@ -23,7 +25,7 @@ use crate::sched::search::find::LAST_NAP;
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
-/// The running goroutine and its thread belong together from now on. May nest.
+/// Locks the running goroutine to its M. Calls nest.
 pub(crate) fn lock(rt: Rt) {
     let (m, g) = (rt.m(), rt.g());
     g.lock_depth.set(g.lock_depth.get() + 1);
@@ -44,30 +46,30 @@ pub(crate) fn unlock(rt: Rt) {
     }
 }
 
-/// `m` got `p`: if it has a locked goroutine, the P knows.
+/// Sets `flag::LOCKED` on `p`, which `m` has just got, if a goroutine is locked to `m`.
 pub(crate) fn mark(m: &M, p: &P) {
     if m.locked.get().is_some() {
         p.flags.fetch_or(flag::LOCKED, Ordering::Relaxed);
     }
 }
 
-/// The locked goroutine ends. Its thread ends when it is back on its own context.
-pub(crate) fn end(g: &G) {
+/// Unlocks a goroutine that ends. Its thread ends when it is back on its own context.
+pub(crate) fn unlock_at_end(g: &G) {
     g.locked.set(None);
     g.lock_depth.set(0);
 }
 
-/// On the context of a thread with a locked goroutine: sleeps until that one is to run. False: it ended, or
-/// the runtime stops.
+/// Sleeps, on the M's own context, until `g`, which is locked to this M, is to run. Returns false
+/// if `g` has ended or the runtime is drained.
 pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
-    let ended = !g.locked.get().is_some_and(|home| std::ptr::eq(home, m));
+    let ended = !g.locked.get().is_some_and(|locked_m| std::ptr::eq(locked_m, m));
     loop {
         let mut central = sched.central.lock();
-        // First of all: someone may have sent the goroutine home already, with a P of his own.
+        // Before anything else: another M may have handed over the goroutine and a P already.
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
         let handed = m.handed.take();
-        let over = ended || sched.is_stopped_for_good(&mut central);
+        let over = ended || sched.commit_drained(&mut central);
         if over {
             central.remove_locked_m(m);
         }
@@ -86,32 +88,33 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
         if over {
             return false;
         }
-        let ends = sched.stopping.load(Ordering::Relaxed);
-        m.parker.park_until(if ends { now() + LAST_NAP } else { NEVER });
+        let stopping = sched.stopping.load(Ordering::Relaxed);
+        m.parker.park_until(if stopping { now() + LAST_NAP } else { NEVER });
     }
 }
 
-/// `g`, taken from a queue, belongs to another thread: that one gets it, and our P.
-pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, home: &'static M) {
+/// Hands `g`, taken from a queue, and this M's P to `locked_m`, to which `g` is locked.
+pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, locked_m: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
-    // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
-    if sched.is_stopped() {
+    // In a drained runtime the thread of `locked_m` may have ended, and another runtime may use the
+    // M. No goroutine is resumed any more.
+    if sched.is_drained() {
         central.global.push_back(g);
         return;
     }
     let Some(p) = m.p.take() else { return };
     p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
-    central.remove_locked_m(home);
-    home.chosen.set(Some(g));
-    home.handed.set(Some(p));
+    central.remove_locked_m(locked_m);
+    locked_m.chosen.set(Some(g));
+    locked_m.handed.set(Some(p));
     drop(central);
-    home.wake();
+    locked_m.wake();
 }
 
 impl Sched {
-    /// Whether `g` may run on `m`, or where else.
+    /// Returns the M on which `g` must run, or None if it may run on `m`.
     pub(crate) fn locked_m_of(&self, g: &G, m: &M) -> Option<&'static M> {
-        g.locked.get().filter(|home| !std::ptr::eq(*home, m))
+        g.locked.get().filter(|locked_m| !std::ptr::eq(*locked_m, m))
     }
 }

@@ -1,8 +1,8 @@
 //! The count of goroutines that a `scope` waits for.
 //!
-//! Invariant 1: the memory (a frame of the scope's owner) is alive while `running` is above zero: the
-//! owner waits. The last access of an ending goroutine is the one that brings it to zero; waking the
-//! owner uses only the word read before.
+//! Invariant 1: the memory (in a frame of the scope's owner) is alive while `running` is above
+//! zero, because the owner waits. The last access of an ending goroutine is the subtraction from
+//! `running`; it wakes the owner with the word that it read before.
 
 use crate::sched::m::Rt;
 use crate::sched::wait;
@@ -29,23 +29,27 @@ impl ScopeData {
         }
     }
 
-    pub(crate) fn one_more(&self) {
+    /// Counts a goroutine that is about to be spawned.
+    pub(crate) fn add(&self) {
         self.running.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A spawn that `one_more` announced did not happen.
-    pub(crate) fn one_less(&self) {
+    /// Undoes an [`add`](ScopeData::add) whose spawn failed.
+    pub(crate) fn cancel_add(&self) {
         self.running.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Counts the end of a goroutine, and wakes the owner if it was the last.
+    ///
     /// # Safety
-    /// Called once by each ending goroutine; `this` must not be used afterwards.
-    pub(crate) unsafe fn one_ended(this: *const ScopeData, rt: Rt) {
-        // SAFETY: we are counted in `running` until the subtraction (invariant 1).
+    /// Called once by each ending goroutine, which must not use `this` afterwards.
+    pub(crate) unsafe fn finish_one(this: *const ScopeData, rt: Rt) {
+        // SAFETY: the caller is counted in `running` until the subtraction (invariant 1).
         let (owner, before) = unsafe {
-            // The owner stores itself before it sets WAITING, so if we see the bit this is valid;
-            // if we do not, we do not use it. Read now: after the subtraction it may be gone.
-            // Release: the goroutine's effects; Acquire: the owner word.
+            // The owner stores `owner` before it sets WAITING. If this goroutine sees the bit, the
+            // word is valid; if not, it does not use the word. It reads the word before the
+            // subtraction, because after it the memory may be gone.
+            // Release: publishes the goroutine's effects. Acquire: the `owner` word.
             let mut now = (*this).running.load(Ordering::Acquire);
             loop {
                 let owner = (*this).owner.load(Ordering::Relaxed);
@@ -65,15 +69,15 @@ impl ScopeData {
         }
     }
 
-    /// The owner's wait for all.
+    /// Waits, as the owner, until all goroutines of the scope have ended.
     pub(crate) fn wait(&self) {
-        // Acquire: their effects, if all have ended already.
+        // Acquire: the goroutines' effects, if all of them have ended already.
         if self.running.load(Ordering::Acquire) == 0 {
             return;
         }
         wait::block(WaitReason::Scope, |waiter| {
             self.owner.store(waiter, Ordering::Relaxed);
-            // Release: publishes `owner`. Acquire: effects of those that ended before.
+            // Release: publishes `owner`. Acquire: the effects of goroutines that ended before.
             self.running.fetch_add(WAITING, Ordering::AcqRel) != 0
         });
     }

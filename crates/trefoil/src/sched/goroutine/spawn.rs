@@ -1,12 +1,12 @@
 //! `go`: from a closure to a runnable goroutine.
 //!
-//! On a goroutine: a G from the P's free list, the closure into it, and into `runnext`. Nothing is
-//! allocated unless the closure is large. On a plain thread: the same through the central lists, and
-//! into the global queue.
+//! On a goroutine: takes a G from the P's free list, puts the closure into it, and pushes it to
+//! `runnext`. Nothing is allocated unless the closure is large. On a plain thread: takes the G from
+//! the central lists and pushes it to the global queue.
 
 use crate::mem::{self, Stack};
 use crate::sched::g::{self, G};
-use crate::sched::goroutine::body::Typed;
+use crate::sched::goroutine::body::TypedBody;
 use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::scope::ScopeData;
 use crate::sched::m::Rt;
@@ -17,21 +17,22 @@ use std::io;
 use std::panic::Location;
 use std::sync::atomic::Ordering;
 
-/// What a goroutine is to be like.
-pub(crate) struct Spec {
+/// The properties of a goroutine to be spawned.
+pub(crate) struct SpawnOptions {
     pub(crate) name: Option<Box<str>>,
-    /// None: the default.
+    /// None means the default size.
     pub(crate) stack_size: Option<usize>,
     pub(crate) abort_on_panic: Option<bool>,
     pub(crate) scope: *const ScopeData,
     pub(crate) created_at: &'static Location<'static>,
 }
 
-impl Spec {
+impl SpawnOptions {
+    /// Returns the defaults, with the caller's location.
     #[track_caller]
     #[inline]
-    pub(crate) fn plain() -> Spec {
-        Spec {
+    pub(crate) fn plain() -> SpawnOptions {
+        SpawnOptions {
             name: None,
             stack_size: None,
             abort_on_panic: None,
@@ -41,33 +42,35 @@ impl Spec {
     }
 }
 
-/// Where a new goroutine goes.
-pub(crate) enum Place<'a> {
+/// The runtime of a new goroutine.
+pub(crate) enum SpawnTarget<'a> {
     /// The runtime of the goroutine that spawns.
-    Here,
-    /// That runtime, whoever spawns.
-    In(&'a Sched),
+    Current,
+    /// This runtime. The caller may be any thread or goroutine.
+    Runtime(&'a Sched),
 }
 
-/// Starts a goroutine and returns its G, whose join cell the caller owns one side of.
+/// Starts a goroutine and returns its G. The caller owns the handle's side of its join cell.
 ///
 /// # Safety
-/// `F` and `T` may be sent to other threads, and what they borrow lives until the goroutine has ended.
+/// `F` and `T` may be sent to other threads, and what they borrow lives until the goroutine has
+/// ended.
 #[inline]
 pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
-    place: Place<'_>,
-    spec: Spec,
+    target: SpawnTarget<'_>,
+    options: SpawnOptions,
     closure: F,
 ) -> io::Result<&'static G> {
-    // Memory before the runtime is entered (sched/mod.rs, rule 2).
-    let own_stack = match spec.stack_size {
+    // Allocate before entering the runtime (sched/mod.rs, rule 2).
+    let own_stack = match options.stack_size {
         None => None,
         Some(size) => Some(acquire_slow(size)?),
     };
-    let reserved = Typed::<F, T>::reserve();
-    let rt = Rt::enter().filter(|rt| match place {
-        Place::Here => true,
-        Place::In(sched) => {
+    let reserved = TypedBody::<F, T>::reserve();
+    let stack = if own_stack.is_some() { StackKind::Own } else { StackKind::Default };
+    let rt = Rt::enter().filter(|rt| match target {
+        SpawnTarget::Current => true,
+        SpawnTarget::Runtime(sched) => {
             let same = std::ptr::eq(rt.sched(), sched);
             if !same {
                 rt.leave_now();
@@ -75,10 +78,10 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             same
         }
     });
-    let taken = match (rt, &place) {
-        (Some(rt), _) => take_g(rt, own_stack.is_none()),
-        (None, Place::In(sched)) => take_g_outside(sched, own_stack.is_none()).map_err(NoG::Memory),
-        (None, Place::Here) => unreachable!("Place::Here is for goroutines"),
+    let taken = match (rt, &target) {
+        (Some(rt), _) => take_g(rt, stack),
+        (None, SpawnTarget::Runtime(sched)) => take_g_outside(sched, stack).map_err(NoG::Memory),
+        (None, SpawnTarget::Current) => unreachable!("SpawnTarget::Current is for goroutines"),
     };
     let (g, id, sched) = match taken {
         Ok(taken) => taken,
@@ -86,17 +89,17 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             if let Some(rt) = rt {
                 rt.leave();
             }
-            // SAFETY: never used.
-            unsafe { Typed::<F, T>::unreserve(reserved) };
+            // SAFETY: `reserve` returned it, and no G uses it.
+            unsafe { TypedBody::<F, T>::unreserve(reserved) };
             if let Some(stack) = own_stack {
                 mem::release(stack);
             }
-            return Err(explain(e.into()));
+            return Err(explain_no_memory(e.into()));
         }
     };
-    // SAFETY: the G is ours; the caller's contract on F and T.
-    unsafe { Typed::<F, T>::put(g, closure, reserved) };
-    init_g(g, id, sched, spec, own_stack);
+    // SAFETY: this function owns the G; the caller's contract covers F and T.
+    unsafe { TypedBody::<F, T>::put(g, closure, reserved) };
+    init_g(g, id, sched, options, own_stack);
     match rt {
         Some(rt) => {
             rt.p().push_next(rt.sched(), g);
@@ -110,44 +113,39 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     Ok(g)
 }
 
-/// Starts a goroutine from inside the runtime (a timer's function), detached.
+/// Starts a detached goroutine from inside the runtime: the function of a timer.
 pub(crate) fn spawn_in(
     rt: Rt,
     f: Box<dyn FnOnce() + Send>,
     created_at: &'static Location<'static>,
 ) {
-    type Boxed = Typed<Box<dyn FnOnce() + Send>, ()>;
-    let (g, id, sched) = match take_g(rt, true) {
+    type Boxed = TypedBody<Box<dyn FnOnce() + Send>, ()>;
+    let (g, id, sched) = match take_g(rt, StackKind::Default) {
         Ok(taken) => taken,
         Err(e) => crate::sched::fatal(format_args!(
             "no stack for the function of a timer: {}",
             io::Error::from(e)
         )),
     };
-    // SAFETY: the G is ours, the closure is Send and 'static, and fits into it.
+    // SAFETY: this function owns the G. The closure is Send and 'static, and fits into the G.
     unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
-    let spec = Spec {
-        name: None,
-        stack_size: None,
-        abort_on_panic: None,
-        scope: std::ptr::null(),
-        created_at,
-    };
-    init_g(g, id, sched, spec, None);
+    init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None);
     let detached = g.join.detach();
-    debug_assert_eq!(detached, Detached::Running, "it has not even started");
+    debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     rt.p().push_next(sched, g);
     sched.wake();
 }
 
-/// The kernel's bare error, which the runtime could not put into words where it came up.
+/// Adds the cause and a remedy to a bare error of the kernel. The runtime could not do that where
+/// the error occurred, because the text allocates.
 #[cold]
-fn explain(e: io::Error) -> io::Error {
+fn explain_no_memory(e: io::Error) -> io::Error {
     if e.get_ref().is_some() {
         return e;
     }
     let text = format!(
-        "no address space for another goroutine: {e}; raise the limit (ulimit -v), or run fewer at once"
+        "no address space for another goroutine: {e}; \
+         raise the limit (ulimit -v), or run fewer at once"
     );
     io::Error::new(e.kind(), text)
 }
@@ -157,7 +155,8 @@ fn acquire_slow(size: usize) -> io::Result<Stack> {
     mem::acquire(size)
 }
 
-/// Why there is no G, or no stack for it. Not an `io::Error` yet: its text allocates, and this comes up inside the runtime.
+/// Why no G, or no stack for it, is available. It becomes an `io::Error` only outside the runtime,
+/// because the error's text allocates.
 enum NoG {
     Memory(io::Error),
     Stack(mem::Refusal),
@@ -172,12 +171,25 @@ impl From<NoG> for io::Error {
     }
 }
 
-fn take_g(rt: Rt, default_stack: bool) -> Result<(&'static G, u64, &'static Sched), NoG> {
+/// The stack of a new goroutine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StackKind {
+    /// Of the default size: it is only reserved now, and taken when the goroutine first runs.
+    Default,
+    /// Of a size of its own, acquired by the caller.
+    Own,
+}
+
+/// Takes a G, and reserves a default stack for it, from the P's free lists. Returns the G, its new
+/// id, and its runtime.
+fn take_g(rt: Rt, stack: StackKind) -> Result<(&'static G, u64, &'static Sched), NoG> {
     let (p, sched) = (rt.p(), rt.sched());
-    // SAFETY: we own the P, and hold no other borrow of its local state.
+    // SAFETY: the caller owns the P, and no other borrow of its local state exists here.
     let local = unsafe { p.local() };
     let g = local.free_gs.take().map_err(NoG::Memory)?;
-    if default_stack && let Err(refusal) = local.stacks.reserve_one() {
+    if stack == StackKind::Default
+        && let Err(refusal) = local.stacks.reserve_one()
+    {
         local.free_gs.give(g);
         return Err(NoG::Stack(refusal));
     }
@@ -186,10 +198,13 @@ fn take_g(rt: Rt, default_stack: bool) -> Result<(&'static G, u64, &'static Sche
     Ok((g, id, sched))
 }
 
+/// As [`take_g`], on a thread without a P of `sched`.
 #[cold]
-fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G, u64, &Sched)> {
+fn take_g_outside(sched: &Sched, stack: StackKind) -> io::Result<(&'static G, u64, &Sched)> {
     let g = g::take_central()?;
-    if default_stack && let Err(e) = mem::reserve_one() {
+    if stack == StackKind::Default
+        && let Err(e) = mem::reserve_one()
+    {
         g::give_central(g);
         return Err(e);
     }
@@ -197,15 +212,15 @@ fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G,
     Ok((g, sched.take_ids(1), sched))
 }
 
-/// Gives a G everything but its closure, and makes it runnable.
-fn init_g(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<Stack>) {
+/// Sets every field of a new G except its closure, and makes it runnable.
+fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stack: Option<Stack>) {
     let parent = current_g().map_or(0, G::id);
-    g.init_identity(id, parent, spec.name);
+    g.init_identity(id, parent, options.name);
     g.sched.set(sched);
-    g.scope.set(spec.scope);
-    g.created_at.set(spec.created_at);
-    g.abort_on_panic.set(spec.abort_on_panic.unwrap_or(sched.config.abort_on_panic));
-    // A forgotten guard of its last life.
+    g.scope.set(options.scope);
+    g.created_at.set(options.created_at);
+    g.abort_on_panic.set(options.abort_on_panic.unwrap_or(sched.config.abort_on_panic));
+    // The G's previous goroutine may have leaked a guard.
     g.no_preempt.set(0);
     g.locked.set(None);
     g.woken.set(false);

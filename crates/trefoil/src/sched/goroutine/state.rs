@@ -1,12 +1,12 @@
-//! The state of a goroutine, and the meeting of a park with its wake-up.
+//! The state word of a goroutine: a park meets its wake-up.
 //!
-//! | state | who owns the G | where it is |
+//! | state | owner of the G | where the G is |
 //! |---|---|---|
 //! | `Dead` | a free list | – |
-//! | `Runnable` | the queue it is in | a run queue, or the hands of a scheduler |
+//! | `Runnable` | the queue that contains it | a run queue, or an M that moves it |
 //! | `Running` | the goroutine itself, on an M | `m.current` |
-//! | `Notified` | as `Running` | running, and a wake-up came before it parked |
-//! | `Waiting` | whoever will call `ready` | some waiter list |
+//! | `Notified` | as `Running` | running; a wake-up came before it parked |
+//! | `Waiting` | the waker that will call `ready` | a list of waiters |
 //!
 //! ```text
 //!   Dead → Runnable ⇄ Running → Dead
@@ -15,11 +15,11 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A G is `Waiting` only when its registers are saved: the *successor* on its thread says so
-//!    ([`State::commit_park`]). A wake-up that comes earlier leaves `Notified`.
-//! 2. Between two parks there is at most one [`State::notify`]. Whoever hands out the right to wake
-//!    a G (a join cell, a channel's waiter list) sees to that.
-//! 3. But for those two methods, only the owner writes: hence the plain stores.
+//! 1. A G is `Waiting` only when its registers are saved: its *successor* on the M sets the state
+//!    ([`GoroutineState::commit_park`]). A wake-up that comes earlier leaves `Notified`.
+//! 2. Between two parks there is at most one [`GoroutineState::notify`]. The structure that holds
+//!    the waiter (a join cell, a channel's list of waiters) guarantees that.
+//! 3. Except in those two methods, only the owner writes the word. Therefore plain stores suffice.
 
 use crate::shim::{AtomicU32, Ordering};
 
@@ -29,62 +29,62 @@ const RUNNING: u32 = 2;
 const NOTIFIED: u32 = 3;
 const WAITING: u32 = 4;
 
-/// The word. See the head of the file.
-pub(crate) struct State(AtomicU32);
+/// The state word. See the head of the file.
+pub(crate) struct GoroutineState(AtomicU32);
 
-/// What an onlooker sees.
+/// The state as another thread reads it. `Notified` reads as `Running`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum StateSnapshot {
     Dead,
     Runnable,
     Running,
     Waiting,
 }
 
-/// What [`State::commit_park`] found.
+/// The result of [`GoroutineState::commit_park`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ParkOutcome {
     Parked,
-    /// It was woken before it had parked: it is runnable, enqueue it.
+    /// The wake-up came before the park: the goroutine is runnable, and the caller enqueues it.
     AlreadyNotified,
 }
 
-/// What [`State::notify`] found.
+/// The result of [`GoroutineState::notify`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Notify {
-    /// It was parked and is the caller's to enqueue.
+    /// The goroutine was parked: the caller enqueues it.
     Enqueue,
-    /// It has not parked yet, and will not.
+    /// The goroutine has not parked yet, and will not.
     Noted,
-    /// Invariant 2 was broken: it was in this state.
+    /// Invariant 2 was broken: the goroutine was in this state.
     Twice(u32),
 }
 
-impl State {
+impl GoroutineState {
     pub(crate) fn new() -> Self {
-        State(AtomicU32::new(DEAD))
+        GoroutineState(AtomicU32::new(DEAD))
     }
 
-    /// A look from outside, for traces: it may be over by now.
-    pub(crate) fn phase(&self) -> Phase {
+    /// Returns the state, for traces. It may have changed when the caller uses it.
+    pub(crate) fn snapshot(&self) -> StateSnapshot {
         match self.0.load(Ordering::Relaxed) {
-            DEAD => Phase::Dead,
-            RUNNABLE => Phase::Runnable,
-            WAITING => Phase::Waiting,
-            _ => Phase::Running,
+            DEAD => StateSnapshot::Dead,
+            RUNNABLE => StateSnapshot::Runnable,
+            WAITING => StateSnapshot::Waiting,
+            _ => StateSnapshot::Running,
         }
     }
 
-    /// Dead → Runnable, or Running → Runnable for one that yields. By the owner; the queue that it
-    /// goes into publishes it.
+    /// Dead → Runnable, or Running → Runnable for a goroutine that yields. By the owner; the queue
+    /// publishes the state.
     #[inline]
     pub(crate) fn set_runnable(&self) {
         self.0.store(RUNNABLE, Ordering::Relaxed);
     }
 
-    /// Runnable → Running, by the scheduler that took it from a queue.
+    /// Runnable → Running, by the M that took the goroutine from a queue.
     #[inline]
     pub(crate) fn set_running(&self) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed), RUNNABLE);
@@ -97,15 +97,17 @@ impl State {
         self.0.store(DEAD, Ordering::Relaxed);
     }
 
-    /// Dead → Running: it has ended, but its name must still be freed outside the runtime.
+    /// Dead → Running, by a goroutine that has ended but must still free its name outside the
+    /// runtime.
     pub(crate) fn set_running_again(&self) {
         self.0.store(RUNNING, Ordering::Relaxed);
     }
 
-    /// Notified → Running: consumes a wake-up that came before the park. True: do not park.
+    /// Notified → Running: consumes a wake-up that came before the park. Returns true if there was
+    /// one: then the goroutine must not park.
     #[inline]
     #[must_use]
-    pub(crate) fn take_notice(&self) -> bool {
+    pub(crate) fn take_notification(&self) -> bool {
         // Acquire: pairs with notify's Release, like a completed park.
         if self.0.load(Ordering::Acquire) == NOTIFIED {
             self.0.store(RUNNING, Ordering::Relaxed);
@@ -117,8 +119,8 @@ impl State {
     /// Running → Waiting, by the successor, when the registers are saved (invariant 1).
     #[inline]
     pub(crate) fn commit_park(&self) -> ParkOutcome {
-        // Release: the waker that resumes it sees the saved registers. Acquire, when that came
-        // first: what the waker did is seen by the woken.
+        // Release: the M that resumes the goroutine after its wake-up sees the saved registers.
+        // Acquire, if the wake-up came first: the goroutine sees what the waker did before.
         match self.0.compare_exchange(RUNNING, WAITING, Ordering::Release, Ordering::Acquire) {
             Ok(_) => ParkOutcome::Parked,
             Err(now) => {
@@ -129,20 +131,21 @@ impl State {
         }
     }
 
-    /// Waiting → Runnable, or Running → Notified, by the one waker (invariant 2).
+    /// Waiting → Runnable, or Running → Notified, by the only waker (invariant 2).
     #[inline]
     pub(crate) fn notify(&self) -> Notify {
-        // Acquire: pairs with commit_park. What the waker did reaches the woken through the queue that it
-        // goes into.
+        // Acquire: pairs with `commit_park`. The queue that the goroutine enters publishes what the
+        // waker did before.
         if self.0.load(Ordering::Acquire) == WAITING {
-            // Once it waits it is its waker's alone, and there is one (invariant 2): no exchange.
+            // A waiting goroutine belongs to its waker alone, and there is only one (invariant 2).
+            // So a store suffices.
             self.0.store(RUNNABLE, Ordering::Relaxed);
             return Notify::Enqueue;
         }
-        // Release: what the waker did is seen by the woken. Acquire: as above.
+        // Release: the goroutine sees what the waker did before. Acquire: as above.
         match self.0.compare_exchange(RUNNING, NOTIFIED, Ordering::Release, Ordering::Acquire) {
             Ok(_) => Notify::Noted,
-            // It parked in between.
+            // The goroutine parked between the load and the exchange.
             Err(WAITING) => {
                 self.0.store(RUNNABLE, Ordering::Relaxed);
                 Notify::Enqueue

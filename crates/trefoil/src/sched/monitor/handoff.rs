@@ -1,37 +1,40 @@
-//! Handoff: a thread that blocks loses its P, and comes back without one.
+//! Handoff: an M that blocks loses its P, and comes back without one.
 //!
-//! # How a P is lost
-//! - **Given away**: [`blocking`](crate::blocking) says that a call will take long ([`give_p_away`]).
-//! - **Taken**: nobody said anything, but sysmon sees that a thread with a P sleeps in the kernel while
-//!   there is work ([`Sched::take_from_blocked`]). Any call of any crate may do that.
+//! # How an M loses its P
+//! - **Released**: [`blocking`](fn@crate::blocking) announces that a call will take long
+//!   ([`release_p_before_blocking`]).
+//! - **Retaken**: without an announcement, sysmon finds that an M with a P sleeps in the kernel
+//!   while there is work ([`Sched::retake_from_blocked`]). Any call of any crate may block.
 //!
-//! The goroutine stays on its thread and goes on, without a P, until its next call into the runtime
-//! ([`reacquire_p`]): there it gets its old P if that is idle, or another idle one, or one for which a
-//! thread is just being started; else it queues globally and the thread parks. That is Go's way out of a
-//! system call.
+//! The goroutine stays on its M and continues, without a P, until its next call into the runtime
+//! ([`reacquire_p`]). There it gets its old P if that is idle, or another idle P, or a P for which
+//! an M is just being started. Otherwise the goroutine enters the global queue and the M parks. Go
+//! does the same when a system call returns.
 //!
-//! # The look
-//! The taker must be sure that the thread is outside the runtime, and will notice on its way in:
+//! # The probe
+//! sysmon must be sure that the M is outside the runtime, and that it will notice the loss when it
+//! enters the runtime:
 //!
 //! ```text
-//!   taker, under the scheduler's lock        the thread
+//!   sysmon, under the scheduler's lock       the M
 //!   hold = PROBING                           in_runtime = 1
-//!   full barrier                             hold == OWNED?   (may be read before the store is seen)
-//!   asleep in the kernel?                        no → wait for the lock, look again
+//!   full barrier                             hold == OWNED?  (may be read before the store is seen)
+//!   asleep in the kernel?                        no → wait for the lock, read again
 //!   in_runtime == 0?
-//!   yes, yes → hold = RETAKEN, the P is ours
+//!   yes, yes → hold = RETAKEN, sysmon has the P
 //! ```
-//! The kernel's answer is the other barrier: a thread that slept *after* the mark was visible had stored
-//! everything before, and reads the mark when it goes on. So nobody pays on the fast path, and no
-//! `membarrier` is needed.
+//! The kernel's answer is the other barrier: if the thread slept *after* `PROBING` was visible, it
+//! had stored everything before, and reads `PROBING` or `RETAKEN` when it goes on. So the fast path
+//! pays nothing, and no `membarrier` is needed.
 //!
-//! # MsWithoutP
-//! A goroutine that lost its P and just runs on (it computes now) is one too many on the CPUs. sysmon
-//! looks after a few of these *strays* each time; one that uses the CPU is preempted like any other, and
-//! queues. Those inside `blocking` are left alone: their P was given away on purpose.
+//! # Ms without a P
+//! A goroutine that lost its P and computes again uses a CPU beyond the `procs` limit. In each of
+//! its rounds sysmon checks a few *Ms without a P*. One that uses the CPU is preempted like any
+//! other, and its goroutine enters the global queue. An M inside `blocking` is not in the list: it
+//! released its P on purpose.
 //!
-//! Invariant 1: `m.p` of an M whose `hold` is `RETAKEN` is only a memory of its last P; the holder's entry in
-//! that P is somebody else's.
+//! Invariant 1: while `hold` of an M is `RETAKEN`, its `m.p` only remembers its last P. The M does
+//! not own that P, and is not its `holder`.
 
 use crate::sched::m::{M, OWNED, PROBING, RETAKEN, Rt};
 use crate::sched::p::{P, flag};
@@ -44,21 +47,23 @@ use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
-/// MsWithoutP that are looked at each time.
+/// Ms without a P that sysmon checks per round.
 const PROBES_PER_ROUND: usize = 8;
 /// How long a goroutine must have run before a brief sleep counts as blocked.
 const LONG_RUN_NANOS: Nanos = 20_000_000;
-/// How long an M may wait inside the allocator before its P is retaken, if one that waits there has lost its P already.
-/// (With glibc one thread may keep an arena's lock for tens of milliseconds while it consolidates free blocks.)
-const ALLOCATOR_PATIENCE_NANOS: Nanos = 100_000_000;
-/// CPU time that a stray may use between two looks before it is called back.
+/// How long an M may wait inside the allocator before its P is retaken, if another M that waits
+/// there has lost its P already. (With glibc one thread may hold an arena's lock for tens of
+/// milliseconds while it consolidates free blocks.)
+const ALLOCATOR_WAIT_NANOS: Nanos = 100_000_000;
+/// CPU time that an M without a P may use between two checks before it is preempted.
 const CPU_WITHOUT_P_NANOS: u64 = 500_000;
 
-/// A place in the list of strays. Under the scheduler's lock.
+/// An M's links in [`MsWithoutP`]. Under the scheduler's lock.
 pub(crate) struct WithoutP {
     next: Cell<Option<&'static M>>,
     prev: Cell<Option<&'static M>>,
     listed: Cell<bool>,
+    /// The thread's CPU time at the last check that found it blocked.
     cpu: Cell<u64>,
 }
 
@@ -73,7 +78,7 @@ impl WithoutP {
     }
 }
 
-/// The strays, oldest look first.
+/// The Ms that lost their P to sysmon. The one whose last check is longest ago is first.
 pub(crate) struct MsWithoutP {
     first: Option<&'static M>,
     last: Option<&'static M>,
@@ -94,6 +99,7 @@ impl MsWithoutP {
         }
     }
 
+    /// Returns whether `wanted` is true of any of them.
     fn any(&self, wanted: impl Fn(&M) -> bool) -> bool {
         std::iter::successors(self.first, |m| m.without_p.next.get()).any(wanted)
     }
@@ -114,8 +120,9 @@ impl MsWithoutP {
     }
 }
 
-/// On a goroutine that leaves the runtime for a call that will block: another thread gets its P.
-pub(crate) fn give_p_away(rt: Rt) {
+/// Hands off the P of a goroutine that is about to call a function that blocks, and leaves the
+/// runtime.
+pub(crate) fn release_p_before_blocking(rt: Rt) {
     let (m, sched, p) = (rt.m(), rt.sched(), rt.p());
     let mut central = sched.central.lock();
     let wake = sched.release_p(&mut central, m, p);
@@ -124,7 +131,9 @@ pub(crate) fn give_p_away(rt: Rt) {
     rt.leave_now();
 }
 
-/// The way back into the runtime for a thread whose P is doubted or lost.
+/// Enters the runtime on an M whose `hold` is not `OWNED`: waits for the end of the probe, and gets
+/// a P if the M has lost its own. If no P is available, the goroutine queues and goes on later,
+/// maybe on another M.
 #[cold]
 pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     let (m, sched) = (rt.m(), rt.sched());
@@ -135,7 +144,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
         drop(central);
-        sched.p_for_holder().map(|p| (p, false))
+        sched.p_for_lock_holder().map(|p| (p, false))
     } else {
         let idle = sched.take_idle_p_or(&mut central, last).map(|p| (p, false));
         let p = idle.or_else(|| central.pop_p_wanting_m());
@@ -144,10 +153,10 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     };
     if let Some((p, claim)) = p {
         m.set_p(Some(p));
-        // What the P ran before is not this goroutine's slice.
+        // The time that the P ran before does not count for this goroutine's slice.
         p.next_tick();
         crate::sched::goroutine::locked::mark(m, p);
-        // An orphan's claim was for someone who searches.
+        // The P was counted as spinning for the M that was to take it. This M does not search.
         if claim && sched.idle.stop_spinning() {
             sched.wake_after_push();
         }
@@ -156,7 +165,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     switch::requeue_without_p(rt)
 }
 
-/// On the thread's own context: as [`reacquire_p`], but the thread goes and looks for a P itself.
+/// As [`reacquire_p`], on the M's own context: the M then searches for a P itself.
 #[cold]
 pub(crate) fn ack_retake(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
@@ -167,27 +176,29 @@ pub(crate) fn ack_retake(rt: Rt) {
 }
 
 impl Sched {
-    /// Under the lock: `m` is back in the runtime. False: its P was only doubted.
+    /// Sets `hold` of `m`, which is back in the runtime, to `OWNED`, under the lock. Returns
+    /// whether the M had lost its P; false if it was only probed.
     fn clear_retaken(&self, central: &mut Central, m: &'static M) -> bool {
-        let lost = m.hold.load(Ordering::Relaxed) == RETAKEN;
+        let retaken = m.hold.load(Ordering::Relaxed) == RETAKEN;
         m.hold.store(OWNED, Ordering::Relaxed);
-        if lost {
+        if retaken {
             central.without_p.remove(m);
             self.ms_without_p.fetch_sub(1, Ordering::Relaxed);
         }
-        lost
+        retaken
     }
 
-    /// Under the lock: `m`, outside the runtime or on its way out, no longer has `p`.
+    /// Separates `p` from `m`, which is outside the runtime or on its way out, and hands it off,
+    /// under the lock.
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> Wake {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
     }
 
-    /// sysmon: takes `p` from the thread that holds it, if that sleeps in the kernel, outside the runtime.
-    /// Returns what was seen. The goroutine there has run for `run_nanos`.
-    pub(crate) fn take_from_blocked(
+    /// Retakes `p` from its M, if that sleeps in the kernel outside the runtime. Returns what the
+    /// probe found. The goroutine there has run for `run_nanos`. Only for sysmon.
+    pub(crate) fn retake_from_blocked(
         &self,
         p: &'static P,
         probe: &mut Probe,
@@ -195,7 +206,7 @@ impl Sched {
     ) -> Look {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
-        // SAFETY: null or an M; they are never freed.
+        // SAFETY: null or an M; Ms are never freed.
         let Some(m) = (unsafe { p.holder.load(Ordering::Acquire).as_ref() }) else {
             return Look::Unknown;
         };
@@ -204,25 +215,14 @@ impl Sched {
         }
         m.hold.store(PROBING, Ordering::Relaxed);
         full_fence();
-        let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
-            // A goroutine that sleeps briefly again and again is neither blocked nor found on a CPU.
-            Look::Briefly(_) if run_nanos >= LONG_RUN_NANOS => Look::Blocked,
-            // Another M would wait for the allocator's lock as well.
-            Look::Blocked
-                if m.in_allocator.load(Ordering::Relaxed)
-                    && run_nanos < ALLOCATOR_PATIENCE_NANOS
-                    && central.without_p.any(|m| m.in_allocator.load(Ordering::Relaxed)) =>
-            {
-                Look::Briefly(LONG_RUN_NANOS)
-            }
-            look => look,
-        };
-        // Acquire: what it did inside the runtime is ours to see, if we take its P.
-        if look != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
+        let found = judge(probe.look(m.tid.load(Ordering::Relaxed)), m, run_nanos, &central);
+        // Acquire: if sysmon retakes the P, it sees what the M did inside the runtime.
+        if found != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(OWNED, Ordering::Relaxed);
-            return if look == Look::Blocked { Look::Unknown } else { look };
+            return if found == Look::Blocked { Look::Unknown } else { found };
         }
-        // It may wait for something that a goroutine holds which was stopped: whoever gets the P begins with those.
+        // The M may wait for a lock that a preempted goroutine holds: the next M with this P begins
+        // with the expired queue.
         p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
         m.without_p.cpu.set(probe::cpu_time(m.tid.load(Ordering::Relaxed)));
         central.without_p.push(m);
@@ -233,14 +233,14 @@ impl Sched {
         Look::Blocked
     }
 
-    /// Under the lock: nobody holds `p` any more. If there is work, or nobody would notice new work, a
-    /// thread gets it; else it is idle.
+    /// Passes on `p`, which no M has any more, under the lock. If there is work, or if no other M
+    /// would notice new work, an M gets it. Otherwise it becomes idle.
     pub(crate) fn hand_off(&self, central: &mut Central, p: &'static P) -> Wake {
         p.holder.store(null_mut(), Ordering::Relaxed);
         p.flags.fetch_and(!(flag::PREEMPT | flag::LOCKED), Ordering::Relaxed);
         if self.stopping.load(Ordering::Relaxed) {
             self.spill(central, p);
-            if !self.is_stopped() && self.has_global() {
+            if !self.is_drained() && self.has_global() {
                 return self.assign(central, p, false);
             }
             self.put_idle_p(central, p);
@@ -251,13 +251,14 @@ impl Sched {
             self.retire_unused(p);
             return self.wake_locked(central);
         }
-        let work = !p.is_empty() || self.has_global();
-        if work {
+        if !p.is_empty() || self.has_global() {
             return self.assign(central, p, false);
         }
-        // Nobody looks for work: someone may just be about to make some. Or nobody is awake for its timers, or
-        // for somebody's descriptors.
-        if (self.idle.idle_ps() == 0 && self.idle.spinning() == 0)
+        // Without an idle P and a spinning M, a goroutine that is about to make work would wake no
+        // M.
+        let unnoticed = self.idle.idle_ps() == 0 && self.idle.spinning() == 0;
+        // No M would be awake in time for this P's timers, or no M polls a shard with waiters.
+        if unnoticed
             || p.timers.next() < self.idle_poller_until.load(Ordering::Relaxed)
             || self.poller.has_unwatched_shard()
         {
@@ -278,37 +279,64 @@ impl Sched {
         central.without_p.any(runs)
     }
 
-    /// sysmon: calls back those strays that compute. True: it should look again soon whether they came.
-    /// In a runtime that ends they are stopped for ever (`stop.rs`).
+    /// Preempts, with `signal`, the Ms without a P that compute. Returns whether there were any:
+    /// then sysmon should check again soon. In a runtime that shuts down their goroutines are
+    /// stopped for ever (`shutdown.rs`). Only for sysmon.
     pub(crate) fn preempt_ms_without_p(&self, mut signal: impl FnMut(&M)) -> bool {
         if self.ms_without_p.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let mut called = false;
+        let mut signalled = false;
         let mut central = self.central.lock();
-        let mut first_seen: Option<&'static M> = None;
+        let mut first_checked: Option<&'static M> = None;
         for _ in 0..PROBES_PER_ROUND {
             let Some(m) = central.without_p.first else { break };
-            if first_seen.is_some_and(|first| std::ptr::eq(first, m)) {
+            if first_checked.is_some_and(|first| std::ptr::eq(first, m)) {
                 break;
             }
-            first_seen.get_or_insert(m);
+            first_checked.get_or_insert(m);
             central.without_p.remove(m);
             central.without_p.push(m);
-            let tid = m.tid.load(Ordering::Relaxed);
-            let cpu = probe::cpu_time(tid);
-            let used = cpu.saturating_sub(m.without_p.cpu.get());
-            if used <= CPU_WITHOUT_P_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {
-                continue;
-            }
-            // It may block again: then it is not disturbed, and begins anew.
-            if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly(_)) {
-                m.without_p.cpu.set(cpu);
-            } else if used > CPU_WITHOUT_P_NANOS {
+            if is_computing_without_p(m) {
                 signal(m);
-                called = true;
+                signalled = true;
             }
         }
-        called
+        signalled
     }
+}
+
+/// Returns what the probe of `m`, whose goroutine has run for `run_nanos`, means for its P.
+fn judge(found: Look, m: &M, run_nanos: Nanos, central: &Central) -> Look {
+    match found {
+        // A goroutine that sleeps briefly again and again would never be found blocked, nor on a
+        // CPU.
+        Look::Briefly(_) if run_nanos >= LONG_RUN_NANOS => Look::Blocked,
+        // Another M would wait for the allocator's lock as well.
+        Look::Blocked
+            if m.in_allocator.load(Ordering::Relaxed)
+                && run_nanos < ALLOCATOR_WAIT_NANOS
+                && central.without_p.any(|m| m.in_allocator.load(Ordering::Relaxed)) =>
+        {
+            Look::Briefly(LONG_RUN_NANOS)
+        }
+        _ => found,
+    }
+}
+
+/// Returns whether `m`, which has no P, has used enough CPU time since its last block to be
+/// preempted. Under the lock.
+fn is_computing_without_p(m: &M) -> bool {
+    let tid = m.tid.load(Ordering::Relaxed);
+    let cpu = probe::cpu_time(tid);
+    let used = cpu.saturating_sub(m.without_p.cpu.get());
+    if used <= CPU_WITHOUT_P_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    // If it has blocked again, it is not disturbed, and its CPU time counts from now on.
+    if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly(_)) {
+        m.without_p.cpu.set(cpu);
+        return false;
+    }
+    used > CPU_WITHOUT_P_NANOS
 }

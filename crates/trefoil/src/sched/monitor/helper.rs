@@ -1,10 +1,11 @@
-//! The helper thread: a thread without a P for everything that may wait.
+//! The helper thread: a thread without a P for work that may block or allocate.
 //!
-//! A goroutine may be preempted inside malloc, with an arena's lock in its hands, and needs a P to go on. So
-//! nobody who holds a P, nor sysmon, which gives the Ps out, may wait for that lock. What allocates or
-//! reads files is done here: starting threads, traces, reports, the cgroup's limit, giving back stacks.
+//! A goroutine may be preempted inside malloc while it holds the lock of an arena, and it needs a P
+//! to go on. Therefore neither an M with a P nor sysmon, which hands out the Ps, may wait for that
+//! lock. Work that allocates or reads files is done here: starting threads, traces, reports,
+//! following the cgroup's CPU limit, releasing stacks, deferred wake-ups.
 //!
-//! It sleeps until someone leaves a note ([`Helper::call`]).
+//! The thread sleeps until another thread wakes it ([`Helper::wake`], [`Helper::request`]).
 
 use crate::mem;
 use crate::sched::Sched;
@@ -21,73 +22,80 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Notes: what it is asked to do. Starting threads needs none, it looks for that each time.
-pub(crate) const CHECK_DEADLOCK: u32 = 1;
-pub(crate) const CHECK_CPUS: u32 = 2;
+/// What the helper thread is asked to do, as a bit of `Helper::requests`. Other work needs no
+/// request: the thread checks for it whenever it is woken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Request {
+    CheckDeadlock = 1,
+    CheckCpus = 2,
+}
 
-/// After a thread could not be started: when to try again, at first and at most. A limit may be lifted, or threads of
-/// others may end, and nothing tells us.
+/// After a thread could not be started: the first and the longest time until the next attempt. A
+/// limit may be raised, or threads of the program may end, and nothing reports that.
 const RETRY_FIRST_NANOS: Nanos = 10_000_000;
 const RETRY_MAX_NANOS: Nanos = 500_000_000;
 
-/// Its own frames are small; dumps symbolise stacks on it.
+/// The thread's own frames are small, but dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
-/// How others reach the helper thread. Its memory is never freed, because a signal handler may know it, but a
-/// later runtime uses it again.
+/// What other threads know of a helper thread. Its memory is never freed, because a signal handler
+/// may refer to it, but a later runtime reuses it.
 pub(crate) struct Helper {
-    notes: AtomicU32,
-    bed: Parker,
-    /// A runtime has it.
+    /// Bits of [`Request`].
+    requests: AtomicU32,
+    parker: Parker,
+    /// A runtime uses it.
     in_use: AtomicBool,
-    /// The next one in [`ALL`]. Set before it is in that list.
+    /// The next entry in [`ALL`]. Set before the helper is in that list.
     next: AtomicPtr<Helper>,
-    /// Its place in the list of `deferred.rs`.
+    /// Its part in deferred wake-ups.
     #[cfg(feature = "std")]
-    pub(crate) deferred: deferred::Member,
+    pub(crate) deferred: deferred::DeferredService,
 }
 
-/// Every helper ever made, newest first.
+/// Every helper that was ever made, newest first.
 static ALL: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 
-/// Helper threads that have started, or are about to, and will call [`Hooks::asked`](crate::sched::Hooks) once more.
+/// The number of helper threads that have started, or are about to, and will call
+/// [`Hooks::asked`](crate::sched::Hooks) once more.
 static SERVING: AtomicUsize = AtomicUsize::new(0);
 
 fn all() -> impl Iterator<Item = &'static Helper> {
-    // SAFETY: null, or an Helper; never freed.
+    // SAFETY: null, or a Helper, which is never freed.
     let at = |link: &AtomicPtr<Helper>| unsafe { link.load(Ordering::Acquire).as_ref() };
     std::iter::successors(at(&ALL), move |helper| at(&helper.next))
 }
 
-/// Wakes every helper, so that it calls `Hooks::asked`; returns false if there is none. Safe in a signal
-/// handler.
+/// Wakes every helper thread, so that it calls `Hooks::asked`. Returns false if there is none.
+/// Async-signal-safe.
 ///
-/// What the caller has stored before (sequentially consistent) is seen by one of them if this returns true.
-pub(crate) fn call_all() -> bool {
-    all().filter(|helper| helper.in_use.load(Ordering::Relaxed)).for_each(|helper| helper.call(0));
+/// If it returns true, one of the threads sees what the caller stored before (with SeqCst).
+pub(crate) fn wake_all() -> bool {
+    all().filter(|helper| helper.in_use.load(Ordering::Relaxed)).for_each(Helper::wake);
     SERVING.load(Ordering::SeqCst) > 0
 }
 
 impl Helper {
-    /// One for a new runtime: one that a runtime has given back, or a new one.
+    /// Returns a helper for a new runtime: an unused one, or a new one.
     pub(crate) fn take() -> &'static Helper {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let mut unused = all()
             .filter(|helper| helper.in_use.compare_exchange(false, true, acquire, relaxed).is_ok());
         if let Some(helper) = unused.next() {
-            helper.notes.store(0, Ordering::Relaxed);
+            helper.requests.store(0, Ordering::Relaxed);
             return helper;
         }
         let helper: &'static Helper = Box::leak(Box::new(Helper {
-            notes: AtomicU32::new(0),
-            bed: Parker::new(),
+            requests: AtomicU32::new(0),
+            parker: Parker::new(),
             in_use: AtomicBool::new(true),
             next: AtomicPtr::new(null_mut()),
             #[cfg(feature = "std")]
-            deferred: deferred::Member::new(),
+            deferred: deferred::DeferredService::new(),
         }));
         let this = std::ptr::from_ref(helper).cast_mut();
-        // Release: who finds it sees its `next`.
+        // Release: a thread that finds the helper in the list sees its `next`.
         let _ = ALL.fetch_update(Ordering::Release, Ordering::Relaxed, |first| {
             helper.next.store(first, Ordering::Relaxed);
             Some(this)
@@ -95,28 +103,34 @@ impl Helper {
         helper
     }
 
-    /// Its runtime is gone, and its thread too.
+    /// Makes it available to a later runtime. Its runtime and its thread have ended.
     pub(crate) fn give_back(&self) {
         self.in_use.store(false, Ordering::Release);
     }
 
-    /// Leaves a note. Safe in a signal handler.
-    pub(crate) fn call(&self, notes: u32) {
-        self.notes.fetch_or(notes, Ordering::Release);
-        self.bed.unpark();
+    /// Wakes the thread, which checks for all kinds of work. Async-signal-safe.
+    pub(crate) fn wake(&self) {
+        self.parker.unpark();
+    }
+
+    /// Makes a request, and wakes the thread. Async-signal-safe.
+    pub(crate) fn request(&self, request: Request) {
+        self.requests.fetch_or(request as u32, Ordering::Release);
+        self.wake();
     }
 }
 
+/// Starts the runtime's helper thread.
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
     SERVING.fetch_add(1, Ordering::SeqCst);
-    start_service_thread(sched, "helper", STACK_BYTES, help)
+    start_service_thread(sched, "helper", STACK_BYTES, helper_main)
         .inspect_err(|_| _ = SERVING.fetch_sub(1, Ordering::SeqCst))
 }
 
-/// Helper threads and sysmons in the process.
+/// The number of helper and sysmon threads in the process.
 static SERVICE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many threads of all runtimes never have a P.
+/// Returns the number of threads of all runtimes that never have a P.
 pub(crate) fn service_threads() -> usize {
     SERVICE_THREADS.load(Ordering::Relaxed)
 }
@@ -146,23 +160,24 @@ pub(crate) fn start_service_thread(
         SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
         io::Error::new(e.kind(), format!("cannot start the {role} thread: {e}"))
     })?;
-    // Until it is above them, it would wait for goroutines that compute.
+    // Until its priority is above the Ms', it would wait for goroutines that compute.
     if let Some(started) = started {
         started.park();
     }
     Ok(())
 }
 
-fn help(sched: &Arc<Sched>) {
+/// The helper thread: works, sleeps, and ends when the runtime has terminated.
+fn helper_main(sched: &Arc<Sched>) {
     let hooks = sched.config.hooks;
-    let every = sched.config.schedtrace_ms.map(|ms| ms.max(1) * 1_000_000);
-    let mut next_trace: Nanos = every.map_or(NEVER, |every| now() + every);
+    let trace_interval = sched.config.schedtrace_ms.map(|ms| ms.max(1) * 1_000_000);
+    let mut next_trace: Nanos = trace_interval.map_or(NEVER, |interval| now() + interval);
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
     let mut retry_nanos = RETRY_FIRST_NANOS;
     #[cfg(feature = "std")]
-    deferred::join(sched.helper);
-    while !sched.is_over() {
+    deferred::start_serving(sched.helper);
+    while !sched.is_terminated() {
         #[cfg(feature = "std")]
         deferred::deliver();
         (hooks.asked)();
@@ -173,30 +188,30 @@ fn help(sched: &Arc<Sched>) {
             retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
             now() + retry_nanos
         };
-        let notes = sched.helper.notes.swap(0, Ordering::Acquire);
-        if notes & CHECK_DEADLOCK != 0 {
+        let requests = sched.helper.requests.swap(0, Ordering::Acquire);
+        if requests & Request::CheckDeadlock as u32 != 0 {
             (hooks.all_asleep)(sched);
         }
-        if notes & CHECK_CPUS != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
+        if requests & Request::CheckCpus as u32 != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
             follow_cpus(sched, &mut procs);
         }
         if now() >= next_trace {
             (hooks.trace)(sched);
-            next_trace += every.unwrap_or(NEVER);
+            next_trace += trace_interval.unwrap_or(NEVER);
         }
-        let next_stacks = scavenger.work(now);
-        let next = next_trace.min(next_stacks).min(next_start);
-        sched.helper.bed.park_until(next);
+        let next_scavenge = scavenger.work(now);
+        sched.helper.parker.park_until(next_trace.min(next_scavenge).min(next_start));
     }
     #[cfg(feature = "std")]
-    deferred::leave(sched.helper);
+    deferred::stop_serving(sched.helper);
     scavenger.finish();
-    // In this order: see `call_all`.
+    // In this order: a caller of `wake_all` that still saw this thread in `SERVING` is served by
+    // the last call.
     SERVING.fetch_sub(1, Ordering::SeqCst);
     (hooks.asked)();
 }
 
-/// Starts a thread for `sched`, whose lock the caller gives back with this.
+/// Starts an M for `sched`. Takes the scheduler's lock from the caller, and releases it.
 pub(crate) fn start_thread(
     sched: &Arc<Sched>,
     mut central: impl DerefMut<Target = Central>,
@@ -207,19 +222,20 @@ pub(crate) fn start_thread(
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
 }
 
-/// Starts a thread for every P that waits for one, and one to spare: a P must never wait for *us*, because starting a
-/// thread allocates, and the lock that takes may be in the hands of a goroutine that waits for that P. Returns false if
-/// there should be more threads than could be started.
+/// Starts an M for every P that wants one, and one spare M. The spare is needed because a P must
+/// never wait for the helper thread: starting a thread allocates, and the allocator's lock may be
+/// held by a goroutine that waits for that P. Returns false if a thread could not be started.
 fn start_threads(sched: &Arc<Sched>) -> bool {
     loop {
         let central = sched.central.lock();
-        if sched.is_stopped() || !sched.wants_thread(&central) {
+        if sched.is_drained() || !sched.wants_thread(&central) {
             return true;
         }
         if let Err(e) = start_thread(sched, central) {
             let mut central = sched.central.lock();
             let needed = central.has_ps_wanting_m();
-            // The Ms that run will do the work; or one that starts later, which takes an idle P if there is work.
+            // The running Ms will do the work; or an M that starts later, which takes an idle P if
+            // there is work.
             sched.return_ps_wanting_m(&mut central);
             drop(central);
             if needed {
@@ -230,8 +246,8 @@ fn start_threads(sched: &Arc<Sched>) -> bool {
     }
 }
 
-/// Somebody may have changed the cgroup's limit or our affinity, and nobody has said how many Ps there are to
-/// be.
+/// Adapts the number of Ps to the cgroup's CPU limit and the process's affinity, if they have
+/// changed. Only if the program has not set the number of Ps.
 fn follow_cpus(sched: &Sched, last: &mut usize) {
     let now = cpus::default_procs();
     if now != *last && sched.resize(now).is_ok() {

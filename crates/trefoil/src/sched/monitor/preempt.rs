@@ -1,44 +1,50 @@
-//! Preemption: an endless loop does not keep its P.
+//! Preemption: a goroutine in an endless loop does not keep its P.
 //!
-//! sysmon decides ([`request`]): it sets `flag::PREEMPT`, which every runtime call looks at on its way out,
-//! and, for code that makes none, sends the thread a signal. The handler ([`on_signal`]) checks whether the
-//! goroutine can be stopped where it is, and diverts it into the trampoline (`arch/preempt.rs`), which
-//! calls [`preempted`]: an ordinary switch. The goroutine goes to the end of the queue of those who used
-//! up their slice, and is resumed on any thread, in the middle of whatever it was doing.
+//! sysmon decides ([`request`]). It sets `flag::PREEMPT`, which every runtime call checks when it
+//! returns, and, for code that makes no runtime call, sends the thread a signal. The handler
+//! ([`on_signal`]) checks whether the goroutine can be stopped where it is, and diverts it into the
+//! trampoline (`arch/preempt.rs`). The trampoline calls [`preempted`], an ordinary switch. The
+//! goroutine enters the expired queue, and is resumed on any M, in the middle of what it was doing.
 //!
-//! Sound at any instruction of user code, because a goroutine owns its stack *and its thread-local storage*:
-//! malloc's caches, `RefCell`s in thread-locals, a panic under way, all move along. What must not be
-//! interrupted is the runtime itself.
+//! That is sound at any instruction of user code, because a goroutine owns its stack *and its
+//! thread-local storage*: malloc's caches, `RefCell`s in thread-locals and a panic in progress move
+//! with it. Only the runtime itself must not be interrupted.
 //!
-//! The handler refuses, and sysmon tries again, when
+//! The handler refuses, and sysmon tries again, if ([`PreemptRefusal`])
 //! 1. the thread is inside the runtime, or holds one of its locks;
-//! 2. it is not on a goroutine's stack (a user's signal handler on the alternate stack), or less than
-//!    [`ROOM`] of it is left;
-//! 3. its signal mask is not the one it began with: a user's handler may be running, whose return on another
-//!    thread would install the wrong mask;
+//! 2. the thread is not on the goroutine's stack (a handler of the program runs on the alternate
+//!    stack), or less than [`ROOM`] of the stack is left, or the signal handler itself runs on it;
+//! 3. its signal mask is not the one it began with: a handler of the program may be running, whose
+//!    return on another thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
-//! 5. the slice has changed since: the signal is late;
-//! 6. it is in libc or in the loader, or holds a lock of C code, and has not been found so
-//!    [`PUT_OFF_MAX`] times in a slice;
-//! 7. no thread is to spare, for as long: it may be in a callback of theirs.
+//! 5. the slice has changed since the request: the signal is late;
+//! 6. the goroutine is in libc or in the loader, or holds a lock of C code, and has not been found
+//!    so [`MAX_DEFERRALS`] times in a slice;
+//! 7. no spare M is available, for as long: the goroutine may be in a callback of a library;
+//! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
 //!
-//! # Inside a library
-//! Who holds one of libc's locks and stops makes others wait, in the kernel, with their threads. Each of them loses its
-//! P to a thread that was to spare; and when none is, the helper thread must start one, which takes the same locks. So nobody
-//! could resume the holder any more. Therefore those who were stopped there are counted, and
-//! 1. nobody is stopped there unless more threads are to spare than were stopped there already;
-//! 2. the helper thread keeps as many, and one more;
-//! 3. a thread that gets a P while fewer are to spare than were stopped there begins with one of those.
+//! # Stopped in libc
+//! If a goroutine stops while it holds one of libc's locks, other goroutines wait for the lock in
+//! the kernel, with their Ms. Each of these Ms loses its P to a spare M. When no spare M is left,
+//! the helper thread must start one, which takes the same locks. Then no M could resume the
+//! goroutine that holds the lock. Therefore goroutines that were stopped in libc are counted, and
+//! 1. a goroutine is stopped there only if there are more spare Ms than goroutines stopped there;
+//! 2. the helper thread keeps one more spare M than there are such goroutines;
+//! 3. an M that gets a P while there are fewer spare Ms than such goroutines begins with one of
+//!    them.
 //!
-//! So before the last thread is gone, all of them run, and one of them is the holder. Beyond [`RESERVE`] it is a matter
-//! of patience: loops around `memset` are many, and have no lock.
+//! So before the last spare M is used up, all of these goroutines run, and one of them is the
+//! lock's owner. Beyond [`MAX_RESERVE_MS`] only the number of deferrals limits them: loops around
+//! `memset` are common, and hold no lock.
 //!
-//! In a runtime that ends, a goroutine that stops never goes on. There it is stopped by a signal only after a grace in
-//! which it may reach a runtime call (`stop.rs`), and it must be found inside a library far more often before it is
-//! taken for one that is always there ([`PUT_OFF_LAST`]).
+//! # Shutdown
+//! In a runtime that shuts down, a stopped goroutine never goes on. There a signal stops it only
+//! after a grace period in which it may reach a runtime call (`shutdown.rs`), and it must be found
+//! inside a library far more often before the runtime assumes that it is always there
+//! ([`MAX_DEFERRALS_IN_SHUTDOWN`]).
 //!
-//! A thread that sleeps in the kernel is not signalled (`handoff.rs` takes its P instead), so users see no EINTR; but for
-//! a call that is entered between sysmon's look and its signal.
+//! A thread that sleeps in the kernel is not signalled (`handoff.rs` retakes its P instead), so
+//! user code sees no EINTR, except in a call that it enters between sysmon's probe and the signal.
 
 use crate::arch::{self, preempt::ROOM};
 use crate::mem;
@@ -51,24 +57,79 @@ use crate::sched::switch;
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
 use std::ops::Range;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// How often a preemption is put off because the goroutine is inside libc: for some milliseconds, at sysmon's pace.
-/// Who mostly allocates is outside of it once in ten looks; who fills large buffers never is.
-const PUT_OFF_MAX: u32 = 48;
-/// The same, when there are no more threads in reserve than were stopped so, and when the runtime ends.
-const PUT_OFF_LONG: u32 = 4 * PUT_OFF_MAX;
-const PUT_OFF_LAST: u32 = 1_000;
-/// Threads in reserve for those that were stopped inside a library, at most.
-const RESERVE: u32 = 16;
+/// How many times per slice a preemption is deferred because the goroutine is inside libc: some
+/// milliseconds, at sysmon's pace. A goroutine that mostly allocates is outside of libc at one
+/// signal in ten; a goroutine that fills large buffers never is.
+const MAX_DEFERRALS: u32 = 48;
+/// The same, if there are no more spare Ms than goroutines stopped in libc.
+const MAX_DEFERRALS_WITHOUT_RESERVE: u32 = 4 * MAX_DEFERRALS;
+/// The same, in a runtime that shuts down.
+const MAX_DEFERRALS_IN_SHUTDOWN: u32 = 1_000;
+/// The most spare Ms that are kept for goroutines stopped in libc.
+const MAX_RESERVE_MS: u32 = 16;
 
-/// The signal; 0 if goroutines are not preempted by one.
+/// The preemption signal; 0 if goroutines are not preempted by a signal.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// Start and end of the libraries whose locks everybody needs: libc, and the loader.
+/// Start and end of the libraries whose locks the whole process needs: libc and the loader.
 static LIBRARIES: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
-/// Readies the machine and takes note of `signal`, for which [`on_signal`] is about to be installed. False:
-/// this CPU cannot do it.
+/// Why the signal handler did not stop a goroutine. See the list at the head of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PreemptRefusal {
+    /// The thread is inside the runtime.
+    InRuntime,
+    /// The thread holds a lock of the runtime.
+    HoldsRuntimeLock,
+    /// The M runs no goroutine, or another thread's M was inherited.
+    NoGoroutine,
+    /// The interrupted code is not on the goroutine's stack.
+    ForeignStack,
+    /// Less than [`ROOM`] of the stack is left.
+    StackNearlyFull,
+    /// The goroutine is in the trampoline: it is stopping or resuming.
+    InTrampoline,
+    /// The handler runs on the goroutine's stack, because the program has removed the alternate
+    /// one.
+    NoAlternateStack,
+    /// The signal mask has changed.
+    SignalMaskChanged,
+    /// The goroutine holds a `no_preempt` guard.
+    NoPreemptGuard,
+    /// The goroutine that sysmon meant runs no more.
+    NotRequested,
+    /// In shutdown: the goroutine has grace left.
+    InGrace,
+    /// In shutdown: the goroutine holds a lock that the whole process needs.
+    HoldsProcessLock,
+    /// The goroutine is inside libc or the loader, or holds a lock of C code.
+    InLibrary,
+    /// No spare M is available.
+    NoSpareM,
+}
+
+impl PreemptRefusal {
+    const COUNT: usize = PreemptRefusal::NoSpareM as usize + 1;
+
+    /// Counts this refusal. Async-signal-safe.
+    fn count(self) {
+        REFUSALS[self as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how often the handlers of this process have refused for this reason.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for traces"))]
+    pub(crate) fn total(self) -> u64 {
+        REFUSALS[self as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// The number of refusals in this process, by reason.
+static REFUSALS: [AtomicU64; PreemptRefusal::COUNT] =
+    [const { AtomicU64::new(0) }; PreemptRefusal::COUNT];
+
+/// Prepares the trampoline and records `signal`, for which [`on_signal`] is about to be installed.
+/// Returns false if this CPU cannot save the state of an interrupted goroutine.
 pub(crate) fn init(signal: i32, libraries: [Range<usize>; 2]) -> bool {
     if !arch::preempt::init_preemption(preempted) {
         return false;
@@ -81,9 +142,9 @@ pub(crate) fn init(signal: i32, libraries: [Range<usize>; 2]) -> bool {
     true
 }
 
-/// The running thread's signal mask, after it has let the preemption signal through: whoever built the runtime may
-/// have blocked all of them.
-pub(crate) fn ready_thread() -> u64 {
+/// Unblocks the preemption signal on this thread, which the thread that built the runtime may have
+/// blocked, and returns the thread's signal mask.
+pub(crate) fn init_signal_mask() -> u64 {
     let signal = SIGNAL.load(Ordering::Acquire);
     if signal != 0 {
         signal::unblock(signal);
@@ -91,154 +152,246 @@ pub(crate) fn ready_thread() -> u64 {
     signal::current_mask()
 }
 
-/// sysmon: the goroutine of that slice and run on `p` is to stop; by a signal too, if it is known to be on a CPU.
-pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), on_cpu: bool) {
+/// How sysmon asks a goroutine to stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RequestBy {
+    /// By `flag::PREEMPT` only: its thread may sleep in the kernel, and must not be disturbed.
+    Flag,
+    /// By the flag and a signal: its thread is known to be on a CPU.
+    FlagAndSignal,
+}
+
+/// Asks the goroutine of that slice and run on `p` to stop. Only for sysmon.
+pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), by: RequestBy) {
     p.ask_to_preempt(tick, run);
-    if on_cpu
+    if by == RequestBy::FlagAndSignal
         && sched.config.async_preempt
         && let Some(m) = p.holder()
         && m.in_runtime.load(Ordering::Relaxed) == 0
         && m.hold.load(Ordering::Relaxed) == OWNED
     {
         sched.signals.fetch_add(1, Ordering::Relaxed);
-        send(m);
+        send_signal(m);
     }
 }
 
-/// What the kernel passes on to the handler (`siginfo_t`): a signal with a value.
+/// The `siginfo_t` of a signal that was queued with a value.
 #[repr(C)]
-struct Info {
+struct QueuedSiginfo {
     signal: i32,
     error: i32,
     code: i32,
-    unused_too: i32,
+    padding: i32,
     pid: i32,
     uid: u32,
     value: *const u8,
     unused: [u64; 12],
 }
 
-const _: () = assert!(size_of::<Info>() == size_of::<libc::siginfo_t>());
+const _: () = assert!(size_of::<QueuedSiginfo>() == size_of::<libc::siginfo_t>());
 
-/// Its address is the value: this signal is one of ours.
-static MARK: u8 = 0;
+/// Its address is the value of the runtime's own signals.
+static SIGNAL_COOKIE: u8 = 0;
 
-/// Whether a signal is a request of the runtime's own.
-pub(crate) fn is_ours(info: &libc::siginfo_t) -> bool {
+/// Returns whether a signal is a request of the runtime.
+pub(crate) fn is_own_signal(info: &libc::siginfo_t) -> bool {
     // SAFETY: a signal with that code has a value.
     info.si_code == libc::SI_QUEUE
-        && unsafe { info.si_value().sival_ptr }.cast_const().cast() == &raw const MARK
+        && unsafe { info.si_value().sival_ptr }.cast_const().cast() == &raw const SIGNAL_COOKIE
 }
 
-/// Sends the signal to the thread of `m`.
-pub(crate) fn send(m: &M) {
+/// Sends the preemption signal to the thread of `m`.
+pub(crate) fn send_signal(m: &M) {
     let (signal, tid) = (SIGNAL.load(Ordering::Acquire), m.tid.load(Ordering::Relaxed));
     if signal == 0 || tid == 0 {
         return;
     }
-    let info = Info {
+    let info = QueuedSiginfo {
         signal,
         error: 0,
         code: libc::SI_QUEUE,
-        unused_too: 0,
+        padding: 0,
         // SAFETY: no arguments, touches no memory.
         pid: unsafe { libc::getpid() },
         uid: 0,
-        value: &raw const MARK,
+        value: &raw const SIGNAL_COOKIE,
         unused: [0; 12],
     };
-    // SAFETY: reads the information, which is as long as the kernel's. A thread that has ended is not there, or is
-    // one of ours, whose handler finds nothing to do.
+    // SAFETY: the kernel reads `info`, which is as long as its own type. If the thread has ended,
+    // the tid does not exist, or is another thread of this process, whose handler refuses.
     unsafe {
         let [pid, tid, signal] = [info.pid as usize, tid as usize, signal as usize];
         let at = &raw const info as usize;
         if syscall(libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal, at]) != 0 {
-            // A sandbox that does not know it; then a user's handler gets our signals too, as in Go.
+            // A sandbox does not allow the call. Then a handler of the program gets these signals,
+            // too, as in Go.
             syscall(libc::SYS_tgkill, [pid, tid, signal]);
         }
     }
 }
 
-/// In the signal's handler: diverts the interrupted goroutine if it is to stop and can be stopped here.
+/// Diverts the interrupted goroutine into the trampoline, if it is to stop and can be stopped here.
+/// Runs in the signal handler.
 ///
 /// # Safety
 /// Called on the alternate stack with the context that the kernel passed.
 pub(crate) unsafe fn on_signal(context: &mut libc::ucontext_t) {
-    // SAFETY: null, or an M: ours, or that of the thread which started this one. Never freed.
+    // SAFETY: null, or an M: this thread's, or that of the thread which started this one. Ms are
+    // never freed.
     let Some(m) = (unsafe { arch::inherited_m::<M>().as_ref() }) else { return };
-    if m.in_runtime.load(Ordering::Relaxed) == 0 && may_stop(m, context) {
-        m.in_runtime.store(1, Ordering::Relaxed);
-        // SAFETY: `may_stop` has checked what it asks for.
-        unsafe { arch::preempt::divert(context) };
+    match may_stop(m, context) {
+        Ok(()) => {
+            m.in_runtime.store(1, Ordering::Relaxed);
+            // SAFETY: `may_stop` has checked the requirements.
+            unsafe { arch::preempt::divert(context) };
+        }
+        Err(refusal) => refusal.count(),
     }
 }
 
-/// See the list at the head of the file.
-fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
-    // Whose M it is: the running goroutine's thread-local storage tells.
-    let Some(g) = m.current.get() else { return false };
-    let tp = arch::thread_pointer();
-    if g.tp.get() != tp {
-        return false;
+/// Checks whether the goroutine that the signal interrupted may be stopped here. If so, records in
+/// the G whether it stops inside a library.
+fn may_stop(m: &M, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
+    if m.in_runtime.load(Ordering::Relaxed) != 0 {
+        return Err(PreemptRefusal::InRuntime);
     }
     let (pc, sp) = arch::preempt::interrupted(context);
-    let here = mem::slot_at(sp).filter(|slot| (slot.low..slot.high).contains(&(tp as usize)));
-    let Some(slot) = here else { return false };
-    // Without an alternate stack (somebody has taken it away) we stand on the goroutine's own.
-    let own = &raw const pc as usize;
-    if sp < slot.low + ROOM || arch::preempt::inside(pc) || (slot.low..slot.high).contains(&own) {
-        return false;
+    let g = interrupted_goroutine(m)?;
+    check_stack(pc, sp)?;
+    check_interruptible(m, g, context)?;
+    let stopping = m.sched().stopping.load(Ordering::Relaxed);
+    check_request(m, stopping)?;
+    let site = StopSite {
+        // A lock of C code counts like libc's own: other goroutines may wait for it with their Ms
+        // (an allocator's lock, for example).
+        in_library: is_in_library(pc) || lock::c_locks_held() != 0,
+        // User code that libc has called may hold libc's locks as well. Then a spare M is needed.
+        no_spare_m: !stopping && m.sched().has_no_spare(),
+        stopping,
+    };
+    if site.in_library || site.no_spare_m {
+        site.check_deferrals(count_deferral(m), || m.sched().has_reserve())?;
     }
-    // The kernel's set is one word.
-    // SAFETY: the set is longer than a word.
-    let mask = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
-    if mask != m.signal_mask.get() || g.no_preempt.get() != 0 || lock::pinned() {
-        return false;
-    }
-    let ends = m.sched().stopping.load(Ordering::Relaxed);
-    let lost = m.hold.load(Ordering::Relaxed) == RETAKEN;
-    let asked = lost || m.p.get().is_some_and(P::is_asked_to_preempt);
-    if !asked {
-        return false;
-    }
-    // It would never go on.
-    if ends && (!Sched::grace_is_over(m) || m.sched().must_not_be_left()) {
-        return false;
-    }
-    let in_library = LIBRARIES.iter().any(|[start, end]| {
-        (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
-    });
-    // A lock of C code is as good as one of libc's own: others may wait for it with their threads (an allocator's, say).
-    let in_library = in_library || lock::c_locks_held() != 0;
-    // In user code that libc has called it may have libc's locks as well.
-    let alone = !ends && m.sched().has_no_spare();
-    if in_library || alone {
-        // Relaxed: the thread's own; sysmon only looks.
-        let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
-        let same = m.put_off_tick.replace(tick) == tick;
-        let put_off = if same { m.put_off.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
-        m.put_off.store(put_off, Ordering::Relaxed);
-        let limit = match () {
-            () if ends => PUT_OFF_LAST,
-            () if in_library && !m.sched().has_reserve() => PUT_OFF_LONG,
-            () => PUT_OFF_MAX,
-        };
-        if put_off < limit || (in_library && alone) {
-            return false;
-        }
-    }
-    g.inside.set(in_library && !ends);
-    true
+    g.stopped_in_libc.set(site.in_library && !stopping);
+    Ok(())
 }
 
-/// What a diverted goroutine calls. Inside the runtime (the handler saw to that); the trampoline leaves it.
+/// Returns the goroutine that runs on this thread.
+fn interrupted_goroutine(m: &M) -> Result<&'static G, PreemptRefusal> {
+    // A thread that a goroutine started inherits the M. But then its thread-local storage is not
+    // the goroutine's.
+    let is_here = |g: &&G| g.tp.get() == arch::thread_pointer();
+    m.current.get().filter(is_here).ok_or(PreemptRefusal::NoGoroutine)
+}
+
+/// Checks that the code at `pc` runs on the goroutine's stack, which has room for the trampoline.
+fn check_stack(pc: usize, sp: usize) -> Result<(), PreemptRefusal> {
+    let tp = arch::thread_pointer() as usize;
+    let slot = mem::slot_at(sp).filter(|slot| (slot.low..slot.high).contains(&tp));
+    let Some(slot) = slot else { return Err(PreemptRefusal::ForeignStack) };
+    if sp < slot.low + ROOM {
+        return Err(PreemptRefusal::StackNearlyFull);
+    }
+    if arch::preempt::inside(pc) {
+        return Err(PreemptRefusal::InTrampoline);
+    }
+    let own_frame = &raw const tp as usize;
+    if (slot.low..slot.high).contains(&own_frame) {
+        return Err(PreemptRefusal::NoAlternateStack);
+    }
+    Ok(())
+}
+
+/// Checks the signal mask, guards and locks of the interrupted code.
+fn check_interruptible(m: &M, g: &G, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
+    // The kernel's set is one word.
+    // SAFETY: `sigset_t` is longer than a word.
+    let mask = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
+    if mask != m.signal_mask.get() {
+        return Err(PreemptRefusal::SignalMaskChanged);
+    }
+    if g.no_preempt.get() != 0 {
+        return Err(PreemptRefusal::NoPreemptGuard);
+    }
+    if lock::pinned() {
+        return Err(PreemptRefusal::HoldsRuntimeLock);
+    }
+    Ok(())
+}
+
+/// Checks that sysmon has asked the goroutine that runs on `m` to stop; and, in a runtime that
+/// shuts down, that the goroutine may stop for ever.
+fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
+    let without_p = m.hold.load(Ordering::Relaxed) == RETAKEN;
+    if !without_p && !m.p.get().is_some_and(P::is_asked_to_preempt) {
+        return Err(PreemptRefusal::NotRequested);
+    }
+    if stopping && !Sched::grace_is_over(m) {
+        return Err(PreemptRefusal::InGrace);
+    }
+    if stopping && m.sched().must_not_be_orphaned() {
+        return Err(PreemptRefusal::HoldsProcessLock);
+    }
+    Ok(())
+}
+
+fn is_in_library(pc: usize) -> bool {
+    LIBRARIES.iter().any(|[start, end]| {
+        (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
+    })
+}
+
+/// Counts a deferral in the present slice. Returns their number.
+fn count_deferral(m: &M) -> u32 {
+    // Relaxed: written by this thread only; sysmon reads it as a hint.
+    let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
+    let same_slice = m.deferrals_tick.replace(tick) == tick;
+    let before = if same_slice { m.preempt_deferrals.load(Ordering::Relaxed) } else { 0 };
+    let deferrals = before.saturating_add(1);
+    m.preempt_deferrals.store(deferrals, Ordering::Relaxed);
+    deferrals
+}
+
+/// Where a goroutine would stop, and what is known of the runtime.
+#[derive(Clone, Copy)]
+struct StopSite {
+    in_library: bool,
+    no_spare_m: bool,
+    /// The runtime shuts down.
+    stopping: bool,
+}
+
+impl StopSite {
+    /// Checks whether the goroutine, in a library or without a spare M, was deferred often enough
+    /// to be stopped all the same.
+    fn check_deferrals(
+        self,
+        deferrals: u32,
+        has_reserve: impl FnOnce() -> bool,
+    ) -> Result<(), PreemptRefusal> {
+        let limit = if self.stopping {
+            MAX_DEFERRALS_IN_SHUTDOWN
+        } else if self.in_library && !has_reserve() {
+            MAX_DEFERRALS_WITHOUT_RESERVE
+        } else {
+            MAX_DEFERRALS
+        };
+        if deferrals >= limit && !(self.in_library && self.no_spare_m) {
+            return Ok(());
+        }
+        Err(if self.in_library { PreemptRefusal::InLibrary } else { PreemptRefusal::NoSpareM })
+    }
+}
+
+/// What the trampoline calls on a diverted goroutine. It runs inside the runtime, which the handler
+/// has entered and the trampoline leaves.
 unsafe extern "sysv64" fn preempted() {
     let rt = Rt::after_switch();
     let (sched, g) = (rt.sched(), rt.g());
-    let inside = g.inside.get();
-    let patient = rt.m().put_off.load(Ordering::Relaxed) >= PUT_OFF_LONG;
-    if inside && !sched.stop_inside(patient) {
-        g.inside.set(false);
+    let in_libc = g.stopped_in_libc.get();
+    let deferrals = rt.m().preempt_deferrals.load(Ordering::Relaxed);
+    if in_libc && !sched.count_stop_in_libc(deferrals) {
+        g.stopped_in_libc.set(false);
         return;
     }
     sched.count_stop_by_signal(g);
@@ -246,42 +399,44 @@ unsafe extern "sysv64" fn preempted() {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
-        rt.m().put_off.store(0, Ordering::Relaxed);
+        rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
         handoff::reacquire_p(rt);
     }
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
     }
-    if inside {
-        g.inside.set(false);
+    if in_libc {
+        g.stopped_in_libc.set(false);
         let _counting = sched.central.lock();
-        sched.inside.fetch_sub(1, Ordering::Relaxed);
+        sched.stopped_in_libc.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Sched {
-    /// Threads that are kept for those who were stopped inside a library.
+    /// Returns how many spare Ms are kept for goroutines that were stopped in libc.
     pub(crate) fn reserve(&self) -> u32 {
-        self.inside.load(Ordering::Relaxed).min(RESERVE)
+        self.stopped_in_libc.load(Ordering::Relaxed).min(MAX_RESERVE_MS)
     }
 
-    /// Whether there is a thread in reserve for one more. For a look without the lock.
+    /// Returns whether there is a spare M for one more goroutine stopped in libc. Without the lock,
+    /// so the answer is a hint.
     fn has_reserve(&self) -> bool {
-        self.spares.load(Ordering::Relaxed) > self.inside.load(Ordering::Relaxed)
+        self.spares.load(Ordering::Relaxed) > self.stopped_in_libc.load(Ordering::Relaxed)
     }
 
-    /// Whether there are as many threads as there may be. Then being short of them may last, and those who were stopped
-    /// inside a library take turns with others.
+    /// Returns whether there are as many Ms as allowed. Then a shortage of Ms may last, and
+    /// goroutines that were stopped in libc alternate with others.
     pub(crate) fn has_all_threads(&self) -> bool {
         self.threads() >= self.config.max_threads
     }
 
-    /// Whether a thread that gets a P must begin with those.
+    /// Returns whether an M that gets a P must begin with a goroutine that was stopped in libc.
     pub(crate) fn is_short_of_threads(&self) -> bool {
         self.spares.load(Ordering::Relaxed) < self.reserve()
     }
 
-    /// The running goroutine is about to stop, because a signal came: counts it, unless the runtime ends.
+    /// Counts the running goroutine, which a signal is about to stop, unless the runtime shuts
+    /// down.
     fn count_stop_by_signal(&self, g: &G) {
         let _deciding = self.central.lock();
         if !self.stopping.load(Ordering::Relaxed) {
@@ -290,21 +445,68 @@ impl Sched {
         }
     }
 
-    /// The running goroutine is about to stop inside a library: counts it. False: not now. `patient`: it has been put
-    /// off for long.
-    fn stop_inside(&self, patient: bool) -> bool {
+    /// Counts the running goroutine, which is about to stop in libc. Returns false if it must not
+    /// stop now. If it was deferred very often, any spare M suffices.
+    fn count_stop_in_libc(&self, deferrals: u32) -> bool {
         let central = self.central.lock();
-        let (spares, inside) = (central.spares(), self.inside.load(Ordering::Relaxed));
-        let may = spares > inside || (patient && spares > 0);
-        if self.stopping.load(Ordering::Relaxed) || !may {
+        let (spares, stopped) = (central.spares(), self.stopped_in_libc.load(Ordering::Relaxed));
+        let often = deferrals >= MAX_DEFERRALS_WITHOUT_RESERVE;
+        let may_stop = spares > stopped || (often && spares > 0);
+        if self.stopping.load(Ordering::Relaxed) || !may_stop {
             return false;
         }
-        self.inside.fetch_add(1, Ordering::Relaxed);
+        self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         let wants_thread = self.wants_thread(&central);
         drop(central);
         if wants_thread {
-            self.helper.call(0);
+            self.helper.wake();
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN_LIBC: StopSite = StopSite { in_library: true, no_spare_m: false, stopping: false };
+    const RESERVE: fn() -> bool = || true;
+    const NO_RESERVE: fn() -> bool = || false;
+
+    #[test]
+    fn goroutine_in_libc_is_stopped_after_the_deferral_limit() {
+        let refused = Err(PreemptRefusal::InLibrary);
+        assert_eq!(IN_LIBC.check_deferrals(1, RESERVE), refused);
+        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS - 1, RESERVE), refused);
+        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS, RESERVE), Ok(()));
+    }
+
+    #[test]
+    fn goroutine_in_libc_is_deferred_longer_without_a_reserve() {
+        let (refused, limit) = (Err(PreemptRefusal::InLibrary), MAX_DEFERRALS_WITHOUT_RESERVE);
+        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS, NO_RESERVE), refused);
+        assert_eq!(IN_LIBC.check_deferrals(limit, NO_RESERVE), Ok(()));
+        let stopping = StopSite { stopping: true, ..IN_LIBC };
+        assert_eq!(stopping.check_deferrals(limit, NO_RESERVE), refused);
+        assert_eq!(stopping.check_deferrals(MAX_DEFERRALS_IN_SHUTDOWN, NO_RESERVE), Ok(()));
+    }
+
+    #[test]
+    fn goroutine_in_libc_is_never_stopped_without_a_spare_m() {
+        let site = StopSite { no_spare_m: true, ..IN_LIBC };
+        assert_eq!(site.check_deferrals(u32::MAX, NO_RESERVE), Err(PreemptRefusal::InLibrary));
+        let user_code = StopSite { in_library: false, ..site };
+        assert_eq!(user_code.check_deferrals(1, NO_RESERVE), Err(PreemptRefusal::NoSpareM));
+        assert_eq!(user_code.check_deferrals(MAX_DEFERRALS, NO_RESERVE), Ok(()));
+    }
+
+    #[test]
+    fn a_refusal_raises_only_the_counter_of_its_reason() {
+        // `NoAlternateStack` occurs in no other test of this program.
+        let before = PreemptRefusal::NoAlternateStack.total();
+        PreemptRefusal::NoSpareM.count();
+        assert_eq!(PreemptRefusal::NoAlternateStack.total(), before);
+        PreemptRefusal::NoAlternateStack.count();
+        assert_eq!(PreemptRefusal::NoAlternateStack.total(), before + 1);
     }
 }

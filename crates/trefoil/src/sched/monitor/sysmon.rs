@@ -1,25 +1,34 @@
-//! sysmon: a thread without a P that watches the others.
+//! sysmon: a thread without a P that watches the Ms.
 //!
-//! What it looks for, P by P:
-//! 1. A thread that **blocks** in the kernel while there is work: its P is taken (`handoff.rs`). Looked for
-//!    every [`SHORTEST`] at first, then, while nothing is found, ever more rarely. Go's numbers.
-//! 2. A goroutine that has run for a whole [`SLICE`] while others wait: it is preempted (`preempt.rs`).
-//! 3. A goroutine that has run for [`SHORT_SLICE`] while one that was **woken** waits: by the running
-//!    goroutine (`runnext`), by a timer that is due, or from outside. Those who are woken do not queue
-//!    behind those who compute; the one that has run longest makes room. The same for one that has used
-//!    up a slice before while others wait in its P's own queue.
-//! 4. MsWithoutP (`handoff.rs`), and Ps that are to retire; in a hush (`idle.rs`), who waits while a P is idle.
+//! In each round ([`Monitor::scan`]) it checks every running P ([`Monitor::check_p`]) for
+//! 1. an M that is **blocked** in the kernel while there is work: its P is retaken (`handoff.rs`).
+//!    The rounds begin [`MIN_PAUSE_NANOS`] apart. While no M is found blocked, they become rarer.
+//!    Go's numbers.
+//! 2. a goroutine that has run for a whole [`SLICE_NANOS`] while others wait: it is preempted
+//!    (`preempt.rs`).
+//! 3. a goroutine that has run for [`SHORT_SLICE_NANOS`] while a **woken** goroutine waits: woken
+//!    by the running goroutine (`runnext`), by a timer that is due, or from outside. Woken
+//!    goroutines do not queue behind goroutines that compute: the goroutine that has run longest is
+//!    preempted. The same applies to an expired goroutine that runs again while others wait in its
+//!    P's own queue.
 //!
-//! When every P is idle it sleeps until one is taken. It never waits for anything that a goroutine could
-//! hold: no malloc, no std. What needs those is the helper thread's (`helper.rs`).
+//! It also preempts Ms without a P that compute (`handoff.rs`) and goroutines on Ps that are to
+//! retire, and, while wake-ups are suppressed (`idle.rs`), wakes an M if work waits and a P is
+//! idle.
 //!
-//! Timers are kept by an idle thread (`central.rs`); where there is no idle P, sysmon wakes up in time.
+//! When every P is idle, it sleeps until a P is taken, and meanwhile checks for deadlocks
+//! ([`Monitor::sleep_while_idle`]). It never waits for anything that a goroutine could hold: no
+//! malloc, no std. The helper thread does what needs those (`helper.rs`).
+//!
+//! The idle poller runs due timers (`netpoll/idle_poller.rs`). When no P is idle there is no idle
+//! poller, and sysmon wakes up in time.
 
 use crate::mem;
-use crate::sched::monitor::helper::{self, CHECK_CPUS, CHECK_DEADLOCK};
-use crate::sched::netpoll::pollable::Poller;
+use crate::sched::monitor::helper::{self, Request};
+use crate::sched::monitor::preempt::{self, RequestBy};
+use crate::sched::netpoll::poller::Poller;
 use crate::sched::p::{P, PStatus, flag};
-use crate::sched::{MAX_PROCS, Sched, monitor::preempt};
+use crate::sched::{MAX_PROCS, Sched};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Bed;
@@ -30,410 +39,489 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-const MICRO: Nanos = 1_000;
-const MILLI: Nanos = 1_000_000;
+const MICROS: Nanos = 1_000;
+const MILLIS: Nanos = 1_000_000;
 
-/// A goroutine may run this long while others wait. Go's number.
-pub(crate) const SLICE: Nanos = 10 * MILLI;
-/// And this long while one waits that was woken.
-const SHORT_SLICE: Nanos = MILLI;
-/// Between two looks for blocked threads: at first, and at most. Go's numbers.
-const SHORTEST: Nanos = 20 * MICRO;
-const LONGEST: Nanos = 10 * MILLI;
-/// At most, when no P is idle: new work waits for us then.
-const LONGEST_BUSY: Nanos = 2 * MILLI;
-/// How many looks without a find before they become rarer. Go's number.
-const EAGER_LOOKS: u32 = 50;
-/// At most, in a hush (`idle.rs`): somebody may wait behind a goroutine that computes, while a P is idle.
-pub(crate) const LONGEST_SUPPRESSED: Nanos = 250 * MICRO;
-/// A request for preemption may be refused: when to look again.
-const INSIST: Nanos = 60 * MICRO;
-/// How often those who used up their slice are remembered, if others keep every P busy.
-const FAIR_EVERY: Nanos = 5 * MILLI;
-const CPUS_EVERY: Nanos = 1_000 * MILLI;
-/// How long nobody may have looked at the descriptors. Go's number.
-const POLL_EVERY: Nanos = 10 * MILLI;
+/// How long a goroutine may run while others wait. Go's number.
+pub(crate) const SLICE_NANOS: Nanos = 10 * MILLIS;
+/// How long it may run while a woken goroutine waits.
+const SHORT_SLICE_NANOS: Nanos = MILLIS;
+/// The pause between two rounds: the first, and the longest. Go's numbers.
+const MIN_PAUSE_NANOS: Nanos = 20 * MICROS;
+const MAX_PAUSE_NANOS: Nanos = 10 * MILLIS;
+/// The longest pause when no P is idle: then new work waits for sysmon.
+const MAX_PAUSE_BUSY_NANOS: Nanos = 2 * MILLIS;
+/// The longest pause while wake-ups are suppressed (`idle.rs`): a goroutine may wait behind one
+/// that computes, while a P is idle.
+pub(crate) const MAX_PAUSE_SUPPRESSED_NANOS: Nanos = 250 * MICROS;
+/// The longest pause in a runtime that shuts down and still has threads.
+const MAX_PAUSE_STOPPING_NANOS: Nanos = 100 * MILLIS;
+/// Rounds without a blocked M before the pause grows. Go's number.
+const EAGER_ROUNDS: u32 = 50;
+/// When to check again after a request for preemption, which may be refused.
+const PREEMPT_RETRY_NANOS: Nanos = 60 * MICROS;
+/// How often a P takes from the expired queue, if other goroutines keep every P busy.
+const FAIR_INTERVAL_NANOS: Nanos = 5 * MILLIS;
+/// How often the number of CPUs is checked.
+const CPUS_INTERVAL_NANOS: Nanos = 1_000 * MILLIS;
+/// The time after which sysmon polls a shard that no M has polled. Go's number.
+const POLL_INTERVAL_NANOS: Nanos = 10 * MILLIS;
 /// How long a goroutine must have run before its P is not expected to poll soon.
-const HOGGED: Nanos = 200 * MICRO;
-/// A runtime that has been dropped, and still has threads.
-const LONGEST_STOPPING: Nanos = 100 * MILLI;
-/// How long everything must be asleep before that is reported: at first, and where somebody outside wakes goroutines
-/// again and again. And the last time, after which that is given up.
-const FIRST_DOUBT: Nanos = 2 * MILLI;
-const LATEST_FIRST_DOUBT: Nanos = 500 * MILLI;
-const LAST_DOUBT: Nanos = 10_000 * MILLI;
+const HOG_NANOS: Nanos = 200 * MICROS;
+/// How long everything must be asleep before the first deadlock check. The delay doubles, up to the
+/// maximum, if wake-ups from outside arrive before the check.
+const FIRST_DEADLOCK_CHECK_NANOS: Nanos = 2 * MILLIS;
+const MAX_FIRST_DEADLOCK_CHECK_NANOS: Nanos = 500 * MILLIS;
+/// The delay before the last deadlock check.
+const LAST_DEADLOCK_CHECK_NANOS: Nanos = 10_000 * MILLIS;
 const STACK_BYTES: usize = 256 << 10;
 
-/// How others reach the sysmon thread.
+/// What other threads know of the sysmon thread.
 pub(crate) struct Sysmon {
-    /// Every P is idle, and it sleeps without a limit.
+    /// Every P is idle, and the thread sleeps without a limit.
     asleep: AtomicBool,
-    /// Until when it sleeps.
-    until: AtomicU64,
-    /// Someone was woken from outside while no P was idle.
-    urged: AtomicBool,
-    bed: Parker,
-    /// It sleeps in the poller, not in its bed.
+    /// The time until which the thread sleeps between two rounds; 0 while it is awake.
+    sleeps_until: AtomicU64,
+    /// A goroutine was woken from outside while no P was idle.
+    wakeup_pending: AtomicBool,
+    parker: Parker,
+    /// Where the thread sleeps while it sleeps in the poller instead of its parker.
     polling: Bed,
     poller: &'static Poller,
 }
 
 impl Sysmon {
-    /// One that lives for ever, with its poller.
+    /// Makes a sysmon for `poller`. It is never freed, like its poller.
     pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
             polling: Bed::new(),
             poller,
             asleep: AtomicBool::new(false),
-            until: AtomicU64::new(0),
-            urged: AtomicBool::new(false),
-            bed: Parker::new(),
+            sleeps_until: AtomicU64::new(0),
+            wakeup_pending: AtomicBool::new(false),
+            parker: Parker::new(),
         }))
     }
 
-    /// As new, for another runtime.
+    /// Prepares it for another runtime.
     pub(crate) fn reset(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        self.until.store(0, Ordering::Relaxed);
-        self.urged.store(false, Ordering::Relaxed);
+        self.sleeps_until.store(0, Ordering::Relaxed);
+        self.wakeup_pending.store(false, Ordering::Relaxed);
     }
 
-    /// Whether it sleeps without a limit.
+    /// Returns whether the thread sleeps without a limit.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// An idle P was taken: there is something to watch.
+    /// Wakes the thread if it sleeps without a limit. Called when an idle P was taken.
     pub(crate) fn wake_if_asleep(&self) {
         if self.is_asleep() && self.asleep.swap(false, Ordering::AcqRel) {
             self.wake();
         }
     }
 
-    /// Whatever it is doing, it is to look again.
+    /// Makes the thread begin another round, whatever it is doing.
     pub(crate) fn wake(&self) {
-        self.bed.unpark();
+        self.parker.unpark();
         full_fence();
         self.polling.call();
     }
 
-    /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
-    /// the idle poller it does not keep others from looking.)
-    fn sleep(&self, until: Nanos, polls: bool) {
-        if !polls || self.poller.is_slept_in() {
-            self.bed.park_until(until);
-            return;
-        }
+    /// Sleeps until `until`, or until it is woken, in the poller. Unlike the idle poller it does
+    /// not keep Ms from polling.
+    fn sleep_polling(&self, until: Nanos) {
         let poller = self.poller;
-        let ready = self
-            .polling
-            .lie(poller.door(), || poller.sleep(if self.bed.take_note() { 0 } else { until }));
+        let ready = self.polling.lie(poller.wakeup_epoll(), || {
+            poller.sleep(if self.parker.take_note() { 0 } else { until })
+        });
         ready.wake(None);
     }
 
-    /// It is to be awake at `when`.
-    pub(crate) fn be_awake(&self, when: Nanos) {
-        if when < self.until.load(Ordering::Relaxed) {
+    /// Makes sure that the thread is awake at `when`.
+    pub(crate) fn wake_by(&self, when: Nanos) {
+        if when < self.sleeps_until.load(Ordering::Relaxed) {
             self.wake();
         }
     }
 
-    /// A timer is due at `when`, and no P may be idle. For one that is due at once there is no hurry: who set it will
-    /// probably look at it, and nobody else makes room for it within [`SHORT_SLICE`].
-    pub(crate) fn see_to_timer(&self, when: Nanos) {
-        if when < self.until.load(Ordering::Relaxed) {
-            self.be_awake(when.max(now() + SHORT_SLICE / 4));
+    /// Makes sure that the thread is awake for a timer that is due at `when`, while no P may be
+    /// idle. A timer that is due at once is not urgent: the P on which it was set will probably run
+    /// it, and no other P would be preempted for it within [`SHORT_SLICE_NANOS`].
+    pub(crate) fn arrange_timer_wakeup(&self, when: Nanos) {
+        if when < self.sleeps_until.load(Ordering::Relaxed) {
+            self.wake_by(when.max(now() + SHORT_SLICE_NANOS / 4));
         }
     }
 
-    /// Somebody was woken from outside, and no P is idle.
-    pub(crate) fn urge(&self) {
-        if !self.urged.swap(true, Ordering::Relaxed) {
-            self.be_awake(now() + SHORT_SLICE / 4);
+    /// Asks for a preemption, because a goroutine was woken from outside and no P is idle.
+    pub(crate) fn preempt_for_wakeup(&self) {
+        if !self.wakeup_pending.swap(true, Ordering::Relaxed) {
+            self.wake_by(now() + SHORT_SLICE_NANOS / 4);
         }
     }
 }
 
+/// Starts the sysmon thread of `sched`.
 pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
-    helper::start_service_thread(sched, "sysmon", STACK_BYTES, |sched| Watch::new(sched).run())
+    helper::start_service_thread(sched, "sysmon", STACK_BYTES, |sched| Monitor::new(sched).run())
 }
 
-/// One watcher.
-struct Watch<'a> {
+/// The state of the sysmon thread.
+struct Monitor<'a> {
     sched: &'a Sched,
-    /// One for each P, made at once: nothing may be allocated later.
+    /// One per P, made in advance: sysmon must not allocate later.
     probes: Box<[Probe]>,
-    /// For each P, who is in `runnext` and since when.
-    nexts: Box<[(usize, Nanos)]>,
-    /// Between two looks for blocked threads, and how many of them found nothing.
+    /// For each P: the goroutine in `runnext`, and since when it has been there.
+    runnexts: Box<[(usize, Nanos)]>,
+    /// The pause between two rounds.
     pause: Nanos,
-    calm: u32,
+    /// The number of rounds in a row in which no M was found blocked.
+    calm_rounds: u32,
     last_fair: Nanos,
     last_cpus: Nanos,
-    /// Every P runs a goroutine that has run for a while: none of them will look at the descriptors soon.
+    /// Every P runs a goroutine that has run for a while: no P will poll its descriptors soon.
     hogged: bool,
-    /// Somebody was woken while no P was idle, and nobody had run long enough to make room.
-    pending: bool,
-    first_doubt: Nanos,
+    /// A goroutine was woken while no P was idle, and no running goroutine had run long enough to
+    /// be preempted.
+    preempt_later: bool,
+    /// The delay before the next first deadlock check.
+    first_deadlock_check: Nanos,
 }
 
-/// What is true of the runtime as a whole during one look.
-struct Scene {
+/// What is true of the whole runtime during one round.
+struct Round {
     now: Nanos,
-    /// Someone waits in a global queue.
-    global: bool,
-    /// No P is idle: only those who run can take new work.
+    /// A goroutine waits in a global queue.
+    has_global: bool,
+    /// No P is idle: only running Ms can take new work.
     all_busy: bool,
-    /// A timer is due that an idle P would have seen to.
-    due: bool,
+    /// A timer is due that an idle P would have run already.
+    timer_due: bool,
+    /// The runtime shuts down.
     stopping: bool,
-    /// When to look again at the latest.
+    /// While wake-ups are suppressed, no M may have been woken for work that waits.
+    suppressed: bool,
+    /// When the next round must begin at the latest.
     next: Nanos,
     found_blocked: bool,
-    /// Since when the goroutine that has run longest runs, on which P, and the numbers of its slice and run.
+    /// Since when the longest-running goroutine runs, its P, and the numbers of its slice and run.
     longest: Option<(Nanos, &'static P, (u32, u32))>,
 }
 
-impl<'a> Watch<'a> {
+impl Round {
+    fn new(sched: &Sched) -> Round {
+        let now = now();
+        sched.refresh_coarse();
+        let all_busy = sched.idle.idle_ps() == 0;
+        let stopping = sched.stopping.load(Ordering::Relaxed);
+        // If a P is idle, the idle poller runs a timer in time, unless no M is available.
+        let late = if all_busy { now } else { now.saturating_sub(SHORT_SLICE_NANOS) };
+        Round {
+            now,
+            has_global: sched.has_global(),
+            all_busy,
+            timer_due: sched.next_timer() <= late,
+            stopping,
+            suppressed: false,
+            next: now + if stopping { MAX_PAUSE_STOPPING_NANOS } else { MAX_PAUSE_NANOS },
+            found_blocked: false,
+            longest: None,
+        }
+    }
+
+    /// Makes the next round begin at `when` at the latest.
+    fn next_by(&mut self, when: Nanos) {
+        self.next = self.next.min(when);
+    }
+}
+
+impl<'a> Monitor<'a> {
     fn new(sched: &'a Sched) -> Self {
-        let probes = (0..MAX_PROCS).map(|_| Probe::new()).collect();
-        let nexts = vec![(0, 0); MAX_PROCS].into();
-        Watch {
+        Monitor {
             sched,
-            probes,
-            nexts,
-            pause: SHORTEST,
-            calm: 0,
+            probes: (0..MAX_PROCS).map(|_| Probe::new()).collect(),
+            runnexts: vec![(0, 0); MAX_PROCS].into(),
+            pause: MIN_PAUSE_NANOS,
+            calm_rounds: 0,
             last_fair: 0,
             last_cpus: now(),
             hogged: false,
-            pending: false,
-            first_doubt: FIRST_DOUBT,
+            preempt_later: false,
+            first_deadlock_check: FIRST_DEADLOCK_CHECK_NANOS,
         }
     }
 
     fn run(&mut self) {
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let sched = self.sched;
-        while !sched.is_over() {
-            let next = self.look();
-            let me = sched.sysmon;
-            call_scavenger(sched);
+        while !sched.is_terminated() {
+            let next = self.scan();
+            wake_scavenger(sched);
             if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
-                sleep_deeply(sched, &mut self.first_doubt);
-                (self.pause, self.calm) = (SHORTEST, 0);
+                self.sleep_while_idle();
+                (self.pause, self.calm_rounds) = (MIN_PAUSE_NANOS, 0);
             } else {
-                me.until.store(next, Ordering::Relaxed);
-                // Pairs with the barrier of who sets a timer: it sees our time, or we its timer.
-                full_fence();
-                if me.urged.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
-                    continue;
-                }
-                let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
-                let polls = self.hogged && sched.poller.is_wanted();
-                me.sleep(next.min(timer.max(now() + SHORTEST)), polls);
-                me.until.store(0, Ordering::Relaxed);
+                self.sleep_until(next);
             }
         }
     }
 
-    /// Looks at every P once. Returns when to look again.
-    fn look(&mut self) -> Nanos {
+    /// Runs one round: checks every running P once. Returns when the next round must begin.
+    fn scan(&mut self) -> Nanos {
         let sched = self.sched;
-        let now = now();
-        sched.refresh_coarse();
-        let all_busy = sched.idle.idle_ps() == 0;
-        let stopping = sched.stopping.load(Ordering::Relaxed);
-        let mut scene = Scene {
-            now,
-            global: sched.has_global(),
-            all_busy,
-            // With an idle P some thread sees to it, unless none can be had.
-            due: sched.next_timer() <= if all_busy { now } else { now.saturating_sub(SHORT_SLICE) },
-            stopping,
-            next: now + if stopping { LONGEST_STOPPING } else { LONGEST },
-            found_blocked: false,
-            longest: None,
-        };
-        self.hogged = all_busy;
-        let fair = scene.global && now.saturating_sub(self.last_fair) >= FAIR_EVERY;
+        let mut round = Round::new(sched);
+        let now = round.now;
+        self.hogged = round.all_busy;
+        let fair = round.has_global && now.saturating_sub(self.last_fair) >= FAIR_INTERVAL_NANOS;
         if fair {
             self.last_fair = now;
-            // To see when it begins.
-            scene.next = now + INSIST;
+            // To see the slice of the next goroutine begin.
+            round.next_by(now + PREEMPT_RETRY_NANOS);
         }
         for p in sched.all_ps() {
             if p.status() == PStatus::Running && p.holder().is_some() {
                 if fair {
                     p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
                 }
-                self.look_at(p, &mut scene);
+                self.check_p(p, &mut round);
             }
         }
-        self.make_room(&mut scene);
-        if scene.due && !all_busy {
-            sched.wake_idle_poller();
+        self.make_room(&mut round);
+        self.wake_idle_ms(&mut round);
+        if sched.preempt_ms_without_p(preempt::send_signal) {
+            round.next_by(now + PREEMPT_RETRY_NANOS);
         }
-        // Usually somebody looks already; in a hush nobody was woken for who waits.
-        let suppressed = !all_busy && sched.idle.is_suppressed();
-        if suppressed && sched.all_ps().any(|p| !p.is_empty()) {
-            sched.wake_after_push();
-        }
-        if sched.preempt_ms_without_p(preempt::send) {
-            scene.next = scene.next.min(now + INSIST);
-        }
-        sched.poller.poll_neglected(POLL_EVERY).wake(None);
-        if now - self.last_cpus >= CPUS_EVERY {
+        sched.poller.poll_neglected(POLL_INTERVAL_NANOS).wake(None);
+        if now - self.last_cpus >= CPUS_INTERVAL_NANOS {
             self.last_cpus = now;
-            sched.helper.call(CHECK_CPUS);
+            sched.helper.request(Request::CheckCpus);
         }
-        if scene.found_blocked {
-            (self.pause, self.calm) = (SHORTEST, 0);
-        } else {
-            self.calm = self.calm.saturating_add(1);
-            if self.calm > EAGER_LOOKS {
-                let longest = match (all_busy, suppressed) {
-                    _ if stopping => LONGEST_STOPPING,
-                    (true, _) => LONGEST_BUSY,
-                    (_, true) => LONGEST_SUPPRESSED,
-                    _ => LONGEST,
-                };
-                self.pause = (self.pause * 2).min(longest);
-            }
-        }
-        scene.next.min(now + self.pause.max(if sched.is_stopped() { MILLI } else { 0 }))
+        self.adapt_pause(&round);
+        round.next.min(now + self.pause.max(if sched.is_drained() { MILLIS } else { 0 }))
     }
 
-    fn look_at(&mut self, p: &'static P, scene: &mut Scene) {
-        let sched = self.sched;
+    /// Checks a running P: retakes it if its M is blocked, and preempts its goroutine if that has
+    /// run too long.
+    fn check_p(&mut self, p: &'static P, round: &mut Round) {
         let run = (p.tick.load(Ordering::Relaxed), p.run());
-        let (since, run_since) = p.running_since(scene.now);
-        let ran = scene.now.saturating_sub(since);
-        self.hogged &= ran >= HOGGED;
+        let (slice_since, run_since) = p.running_since(round.now);
+        let ran = round.now.saturating_sub(slice_since);
+        self.hogged &= ran >= HOG_NANOS;
         let flags = p.flags.load(Ordering::Relaxed);
-        if scene.due {
+        if round.timer_due {
             p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
         }
-        let leaves = flags & flag::RETIRE != 0 || scene.stopping;
-        let wanted = leaves || scene.global || scene.due || !p.is_empty();
-        // Alone, a blocked thread may keep its P for a whole slice: most calls are short.
-        let mut on_cpu = true;
-        if ran >= SLICE || (wanted && ran >= SHORTEST) {
-            let run_nanos = scene.now.saturating_sub(run_since);
-            match sched.take_from_blocked(p, &mut self.probes[p.id as usize], run_nanos) {
-                Look::Blocked => {
-                    scene.found_blocked = true;
-                    return;
-                }
-                Look::Running => {}
-                Look::Briefly(more) => {
-                    scene.next = scene.next.min(scene.now + more.max(SHORTEST));
-                    on_cpu = false;
-                }
-                Look::Unknown => on_cpu = false,
+        // The goroutine must stop soon, even if no other waits.
+        let must_stop = flags & flag::RETIRE != 0 || round.stopping;
+        let wanted = must_stop || round.has_global || round.timer_due || !p.is_empty();
+        let mut by = RequestBy::FlagAndSignal;
+        // If no other goroutine wants the P, a blocked M may keep it for a whole slice: most calls
+        // are short.
+        if ran >= SLICE_NANOS || (wanted && ran >= MIN_PAUSE_NANOS) {
+            match self.probe_holder(p, run_since, round) {
+                Some(found) => by = found,
+                None => return,
             }
         }
         if !wanted {
             return;
         }
-        // `runnext` usually runs within microseconds: when its waker parks, or on a thief's thread.
-        let next = &mut self.nexts[p.id as usize];
-        let waiting = p.runq.next_hint();
-        if next.0 != waiting {
-            *next = (waiting, scene.now);
-        }
-        let stuck = waiting != 0 && scene.all_busy && scene.now - next.1 >= SHORT_SLICE;
-        let limit = if leaves || stuck {
-            SHORTEST
-        } else if (p.runs_expired() && !p.is_empty()) || (p.runs_fresh() && p.woken.ring_len() != 0)
-        {
-            // Woken before fresh before expired.
-            SHORT_SLICE.min(sched.config.slice)
-        } else {
-            sched.config.slice
-        };
+        let limit = self.slice_limit(p, must_stop, round);
         if ran >= limit {
-            // A thread that may sleep in the kernel is not signalled.
-            preempt::request(sched, p, run, on_cpu);
-            // Inside libc it will not stay long.
-            let put_off = p.holder().is_some_and(|m| m.put_off.load(Ordering::Relaxed) != 0);
-            let again = if flags & flag::PREEMPT != 0 && !put_off { 8 * INSIST } else { INSIST };
-            scene.next = scene.next.min(scene.now + again);
+            preempt::request(self.sched, p, run, by);
+            // A goroutine inside libc will leave it soon: check again soon.
+            let deferred =
+                p.holder().is_some_and(|m| m.preempt_deferrals.load(Ordering::Relaxed) != 0);
+            let repeated = flags & flag::PREEMPT != 0 && !deferred;
+            let retry = if repeated { 8 * PREEMPT_RETRY_NANOS } else { PREEMPT_RETRY_NANOS };
+            round.next_by(round.now + retry);
         } else {
-            scene.next = scene.next.min(since + limit);
-            if on_cpu && scene.longest.is_none_or(|(longest, ..)| run_since < longest) {
-                scene.longest = Some((run_since, p, run));
+            round.next_by(slice_since + limit);
+            let is_longest = round.longest.is_none_or(|(longest, ..)| run_since < longest);
+            if by == RequestBy::FlagAndSignal && is_longest {
+                round.longest = Some((run_since, p, run));
             }
         }
     }
 
-    /// Someone was woken, and no P is idle: the one that has run longest goes, if it had its share.
-    fn make_room(&mut self, scene: &mut Scene) {
-        let urged = self.sched.sysmon.urged.swap(false, Ordering::Relaxed);
-        let urged = (urged || std::mem::take(&mut self.pending)) && scene.all_busy && scene.global;
-        if !scene.due && !urged {
+    /// Probes the M that has `p`, and retakes the P if the M is blocked: then returns None.
+    /// Otherwise returns how the goroutine, which has run since `run_since`, may be asked to stop.
+    /// A thread that may sleep in the kernel is not signalled.
+    fn probe_holder(
+        &mut self,
+        p: &'static P,
+        run_since: Nanos,
+        round: &mut Round,
+    ) -> Option<RequestBy> {
+        let run_nanos = round.now.saturating_sub(run_since);
+        let probe = &mut self.probes[p.id as usize];
+        match self.sched.retake_from_blocked(p, probe, run_nanos) {
+            Look::Blocked => {
+                round.found_blocked = true;
+                None
+            }
+            Look::Running => Some(RequestBy::FlagAndSignal),
+            Look::Briefly(more) => {
+                round.next_by(round.now + more.max(MIN_PAUSE_NANOS));
+                Some(RequestBy::Flag)
+            }
+            Look::Unknown => Some(RequestBy::Flag),
+        }
+    }
+
+    /// Returns how long the goroutine on `p` may run.
+    fn slice_limit(&mut self, p: &P, must_stop: bool, round: &Round) -> Nanos {
+        // `runnext` usually runs within microseconds: when its waker parks, or on an M that steals
+        // it.
+        let runnext = &mut self.runnexts[p.id as usize];
+        let waiting = p.runq.next_hint();
+        if runnext.0 != waiting {
+            *runnext = (waiting, round.now);
+        }
+        let runnext_waits =
+            waiting != 0 && round.all_busy && round.now - runnext.1 >= SHORT_SLICE_NANOS;
+        if must_stop || runnext_waits {
+            return MIN_PAUSE_NANOS;
+        }
+        let slice = self.sched.config.slice;
+        // The order of precedence: woken goroutines, fresh goroutines, expired goroutines.
+        let has_precedence =
+            (p.runs_expired() && !p.is_empty()) || (p.runs_fresh() && p.woken.ring_len() != 0);
+        if has_precedence { SHORT_SLICE_NANOS.min(slice) } else { slice }
+    }
+
+    /// Preempts the goroutine that has run longest, if it had its share, because a timer is due, or
+    /// a goroutine was woken while no P is idle.
+    fn make_room(&mut self, round: &mut Round) {
+        let pending = self.sched.sysmon.wakeup_pending.swap(false, Ordering::Relaxed);
+        let pending = pending || std::mem::take(&mut self.preempt_later);
+        let woken = pending && round.all_busy && round.has_global;
+        if !round.timer_due && !woken {
             return;
         }
-        if urged {
-            // Whoever comes to the scheduler first.
+        if woken {
+            // The first M that comes to the scheduler takes the woken goroutine.
             for p in self.sched.all_ps().filter(|p| p.status() == PStatus::Running) {
                 p.flags.fetch_or(flag::WOKEN, Ordering::Relaxed);
             }
         }
-        let Some((since, p, run)) = scene.longest else { return };
-        if scene.now.saturating_sub(since) >= SHORT_SLICE {
-            preempt::request(self.sched, p, run, true);
-            scene.next = scene.next.min(scene.now + INSIST);
+        let Some((since, p, run)) = round.longest else { return };
+        if round.now.saturating_sub(since) >= SHORT_SLICE_NANOS {
+            preempt::request(self.sched, p, run, RequestBy::FlagAndSignal);
+            round.next_by(round.now + PREEMPT_RETRY_NANOS);
         } else {
-            self.pending = urged;
-            scene.next = scene.next.min(since + SHORT_SLICE);
+            self.preempt_later = woken;
+            round.next_by(since + SHORT_SLICE_NANOS);
         }
     }
-}
 
-/// Many goroutines have ended: the helper thread gives their stacks back, in good time.
-fn call_scavenger(sched: &Sched) {
-    if mem::has_surplus() {
-        sched.helper.call(0);
+    /// Wakes an idle M for a late timer, and for work for which no M was woken.
+    fn wake_idle_ms(&mut self, round: &mut Round) {
+        let sched = self.sched;
+        if round.all_busy {
+            return;
+        }
+        if round.timer_due {
+            sched.wake_idle_poller();
+        }
+        // Usually an M searches already. While wake-ups are suppressed, none was woken.
+        round.suppressed = sched.idle.is_suppressed();
+        if round.suppressed && sched.all_ps().any(|p| !p.is_empty()) {
+            sched.wake_after_push();
+        }
+    }
+
+    /// Resets the pause if an M was found blocked; otherwise lets it grow after [`EAGER_ROUNDS`].
+    fn adapt_pause(&mut self, round: &Round) {
+        if round.found_blocked {
+            (self.pause, self.calm_rounds) = (MIN_PAUSE_NANOS, 0);
+            return;
+        }
+        self.calm_rounds = self.calm_rounds.saturating_add(1);
+        if self.calm_rounds > EAGER_ROUNDS {
+            let max = match (round.all_busy, round.suppressed) {
+                _ if round.stopping => MAX_PAUSE_STOPPING_NANOS,
+                (true, _) => MAX_PAUSE_BUSY_NANOS,
+                (_, true) => MAX_PAUSE_SUPPRESSED_NANOS,
+                _ => MAX_PAUSE_NANOS,
+            };
+            self.pause = (self.pause * 2).min(max);
+        }
+    }
+
+    /// Sleeps until `next`, or until the next timer if no P is idle; in the poller, if no P will
+    /// poll soon and the idle poller is not blocked there.
+    fn sleep_until(&self, next: Nanos) {
+        let (sched, sysmon) = (self.sched, self.sched.sysmon);
+        sysmon.sleeps_until.store(next, Ordering::Relaxed);
+        // Pairs with the barrier of a thread that sets a timer: it sees until when sysmon sleeps,
+        // or sysmon sees its timer.
+        full_fence();
+        if sysmon.wakeup_pending.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+            return;
+        }
+        let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
+        let until = next.min(timer.max(now() + MIN_PAUSE_NANOS));
+        let poller = sysmon.poller;
+        if self.hogged && poller.has_waiters() && !poller.has_blocked_idle_poller() {
+            sysmon.sleep_polling(until);
+        } else {
+            sysmon.parker.park_until(until);
+        }
+        sysmon.sleeps_until.store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps while every P is idle.
+    ///
+    /// If nothing will ever change that, asks the helper thread for a deadlock check. The first
+    /// check may be too early (a thread may be about to end), so it is repeated after longer and
+    /// longer delays. If an external wake-up arrived before the first check fired, the delay before
+    /// the next first check doubles.
+    fn sleep_while_idle(&mut self) {
+        let (sched, sysmon) = (self.sched, self.sched.sysmon);
+        let mut delay = self.first_deadlock_check;
+        loop {
+            sysmon.asleep.store(true, Ordering::Release);
+            full_fence();
+            // A P may have been taken before the thread that took it could see the flag.
+            if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            wake_scavenger(sched);
+            let suspicious = delay != NEVER && sched.is_asleep() && sched.num_goroutines() > 0;
+            let woken = if suspicious {
+                sysmon.parker.park_until(now() + delay)
+            } else {
+                sysmon.parker.park();
+                true
+            };
+            if woken {
+                if suspicious && delay == self.first_deadlock_check {
+                    self.first_deadlock_check = (delay * 2).min(MAX_FIRST_DEADLOCK_CHECK_NANOS);
+                }
+                break;
+            }
+            if sched.is_asleep() {
+                sched.helper.request(Request::CheckDeadlock);
+            }
+            let is_last = delay >= LAST_DEADLOCK_CHECK_NANOS;
+            delay = if is_last { NEVER } else { (8 * delay).min(LAST_DEADLOCK_CHECK_NANOS) };
+        }
+        sysmon.asleep.store(false, Ordering::Relaxed);
     }
 }
 
-/// Those that are to retire count too: they run until they are asked at the right moment.
+/// Wakes the helper thread if many goroutines have ended, so that it releases their stacks.
+fn wake_scavenger(sched: &Sched) {
+    if mem::has_surplus() {
+        sched.helper.wake();
+    }
+}
+
+/// Returns whether every P is idle. A P that is to retire counts while it runs: its goroutine must
+/// still be asked to stop.
 fn all_idle(sched: &Sched) -> bool {
     sched.idle.idle_ps() >= sched.procs() && sched.all_ps().all(|p| p.status() != PStatus::Running)
-}
-
-/// Sleeps while every P is idle. If nothing will ever change that by itself, asks the helper thread for a report: at
-/// once it may be too early (a thread may be about to end), so again after a while, ever more rarely.
-/// Where somebody outside has woken a goroutine before the doubt, it may do so again: the next doubt comes later.
-fn sleep_deeply(sched: &Sched, first_doubt: &mut Nanos) {
-    let me = sched.sysmon;
-    let mut patience = *first_doubt;
-    loop {
-        me.asleep.store(true, Ordering::Release);
-        full_fence();
-        // A P may have been taken before the flag was seen.
-        if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
-            break;
-        }
-        call_scavenger(sched);
-        let doubtful = patience != NEVER && sched.is_asleep() && sched.num_goroutines() > 0;
-        let woken = if doubtful {
-            me.bed.park_until(now() + patience)
-        } else {
-            me.bed.park();
-            true
-        };
-        if woken {
-            if doubtful && patience == *first_doubt {
-                *first_doubt = (patience * 2).min(LATEST_FIRST_DOUBT);
-            }
-            break;
-        }
-        if sched.is_asleep() {
-            sched.helper.call(CHECK_DEADLOCK);
-        }
-        patience = if patience < LAST_DOUBT { (8 * patience).min(LAST_DOUBT) } else { NEVER };
-    }
-    me.asleep.store(false, Ordering::Relaxed);
 }

@@ -202,7 +202,7 @@ impl Wake {
             m.wake();
         }
         if let Some(helper) = self.helper {
-            helper.call(0);
+            helper.wake();
         }
         if let Some(sysmon) = self.sysmon {
             sysmon.wake_if_asleep();
@@ -288,11 +288,11 @@ impl Sched {
     fn enter_idle_list(&self, central: &mut Central, m: &'static M) -> Nanos {
         let keeps = (central.idle_poller.is_none() || central.is_idle_poller(m)) && !m.listed.get();
         let first = self.next_timer();
-        let polls = self.poller.is_wanted() && self.idle.idle_ps() != 0;
+        let polls = self.poller.has_waiters() && self.idle.idle_ps() != 0;
         if keeps && (first != NEVER || polls) {
             central.idle_poller = Some(m);
             self.idle_poller_until.store(first, Ordering::Relaxed);
-            // Pairs with the barrier in `see_to_timer`: a timer that is set now is seen here, or who
+            // Pairs with the barrier in `arrange_timer_wakeup`: a timer that is set now is seen here, or who
             // sets it sees the time above.
             full_fence();
             let first = self.next_timer();
@@ -357,7 +357,7 @@ impl Sched {
 
     /// Whether there is an idle P, and something that an idle poller would wait for.
     pub(crate) fn needs_idle_poller(&self) -> bool {
-        self.idle.idle_ps() != 0 && (self.poller.is_wanted() || self.next_timer() != NEVER)
+        self.idle.idle_ps() != 0 && (self.poller.has_waiters() || self.next_timer() != NEVER)
     }
 
     /// A first goroutine waits for a descriptor: somebody should sleep in the poller.
@@ -425,7 +425,7 @@ impl Sched {
         drop(central);
         wake.deliver();
         if all_busy {
-            sysmon.urge();
+            sysmon.preempt_for_wakeup();
         }
     }
 
@@ -454,7 +454,7 @@ impl Sched {
 
     /// The first of those that were stopped inside a library.
     pub(crate) fn pop_inside(&self) -> Option<&'static G> {
-        self.pop(|central| central.expired.remove_first(|g| g.inside.get()))
+        self.pop(|central| central.expired.remove_first(|g| g.stopped_in_libc.get()))
     }
 
     /// Exactly one: sysmon's look for fairness, which begins with those that used up their slice. `alone`: there is
@@ -546,7 +546,7 @@ impl Sched {
 
     /// Under the lock: an idle P for the claim that the caller holds, and a thread for the P.
     fn use_claim(&self, central: &mut Central) -> Wake {
-        if !self.is_stopped()
+        if !self.is_drained()
             && let Some(p) = self.take_unwatched(central)
         {
             return Wake { sysmon: Some(self.sysmon), ..self.assign(central, p, true) };

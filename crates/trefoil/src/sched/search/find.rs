@@ -20,8 +20,8 @@
 use crate::sched::Sched;
 use crate::sched::g::G;
 use crate::sched::m::Rt;
-use crate::sched::monitor::sysmon::LONGEST_SUPPRESSED;
-use crate::sched::netpoll::pollable::Ready;
+use crate::sched::monitor::sysmon::MAX_PAUSE_SUPPRESSED_NANOS;
+use crate::sched::netpoll::poller::ReadyBatch;
 use crate::sched::p::{P, PStatus, bump, flag};
 use crate::sched::switch::{is_global_turn, pop_local};
 use crate::sched::wait::timers;
@@ -61,7 +61,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
             continue;
         };
         if sched.is_short_of_threads()
-            && !sched.is_stopped()
+            && !sched.is_drained()
             && !(sched.has_all_threads() && p.was_fair.replace(!p.was_fair.get()))
             && let Some(g) = sched.pop_inside()
         {
@@ -75,7 +75,7 @@ pub(crate) fn find_work(rt: Rt) -> Option<&'static G> {
                 if m.spinning.replace(false) {
                     sched.idle.stop_spinning();
                 }
-                if let Some(g) = sched.take_last(m, p) {
+                if let Some(g) = sched.next_to_drain(m, p) {
                     return Some(g);
                 }
                 sched.leave_p(m);
@@ -235,7 +235,7 @@ fn search(rt: Rt, p: &'static P) -> Option<&'static G> {
         }
         if last {
             if sched.idle.searched(false) {
-                sched.sysmon.be_awake(now() + LONGEST_SUPPRESSED);
+                sched.sysmon.wake_by(now() + MAX_PAUSE_SUPPRESSED_NANOS);
             }
             return None;
         }
@@ -403,7 +403,7 @@ impl Sched {
 
 /// The idle poller has found descriptors that are ready: it takes an idle P and goes on with them; or they wait for
 /// those who run. True: it has a P.
-fn wake_ready(rt: Rt, ready: Ready) -> bool {
+fn wake_ready(rt: Rt, ready: ReadyBatch) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
     if ready.is_empty() {
         return false;
@@ -451,7 +451,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
             }
             return Some(());
         }
-        if sched.is_stopped_for_good(&mut central) {
+        if sched.commit_drained(&mut central) {
             central.remove_idle_m(m);
             sched.publish_spares(&central);
             return None;
@@ -506,7 +506,7 @@ fn wait_for_p(rt: Rt) -> Option<()> {
         }
         let until = if m.listed.get() { NEVER } else { until };
         let spare = m.listed.get() && central.idle_m_count > sched.procs();
-        let polls = central.is_idle_poller(m) && sched.poller.is_wanted();
+        let polls = central.is_idle_poller(m) && sched.poller.has_waiters();
         drop(central);
         if polls {
             let ready = m.sleep_polling(sched.poller, until);

@@ -1,26 +1,30 @@
-//! Wake-ups that the waker cannot deliver itself.
+//! Deferred wake-ups: wake-ups that a signal handler leaves to a helper thread.
 //!
-//! `sem_post` is async-signal-safe, so a handler may call it that interrupted its own thread in the runtime, with a
-//! lock of the runtime in hand. Waiting for a lock there is waiting for ever. Such a waker only notes the bucket of the
-//! table ([`FOREIGN`]) in which the sleepers are, and calls a helper thread, which wakes all of them. They retry, and
-//! those that came in vain sleep again: waits in that table may end for no reason. `close` is async-signal-safe, too: the
-//! descriptor whose waiters it must wake is noted in the same way (`Pollable::interrupt_later`).
+//! `sem_post` is async-signal-safe, so a signal handler may call it after it interrupted its own
+//! thread in the runtime, while the thread held a lock of the runtime. If the handler waited for
+//! that lock, it would wait for ever. Therefore it only sets a bit for the bucket of the table
+//! ([`FOREIGN`]) that contains the sleepers, and calls a helper thread, which wakes all sleepers of
+//! the bucket. They retry, and a sleeper whose condition does not hold sleeps again: waits in that
+//! table may end spuriously. `close` is async-signal-safe, too: it defers the interruption of a
+//! descriptor's waiters in the same way (`Pollable::interrupt_later`).
 //!
 //! ```text
-//!   the waker                              a helper thread
-//!   sets the bucket's bit                  leaves: member.serving = false
-//!   calls a member that is serving         takes all bits that are set, wakes those buckets
+//!   the waker                              a helper thread that ends
+//!   sets the bucket's bit                  helper.deferred.serving = false
+//!   calls a helper that is serving         takes all bits that are set, wakes those buckets
 //! ```
 //!
 //! Invariants:
-//! 1. A bit that is set is taken by a helper thread that was serving after it was set. A member that leaves clears
-//!    `serving` and delivers once more; both sides are sequentially consistent, so the waker saw `serving` before it
-//!    was cleared, and the last delivery sees the bit, or the waker calls another member.
-//! 2. Nothing here is locked, allocated or freed on the waker's side.
-//! 3. Members are never freed (`helper.rs`), and the list only grows; one that a later runtime uses again is in it already.
+//! 1. A bit that is set is taken by a helper thread that was serving after the bit was set. A
+//!    helper that ends clears `serving` and delivers once more. Both sides are sequentially
+//!    consistent. So either the waker read `serving` before it was cleared, and then the last
+//!    delivery sees the bit; or the waker calls another helper.
+//! 2. The waker's side takes no lock, and neither allocates nor frees.
+//! 3. Helpers are never freed (`helper.rs`), and the list only grows. A helper that a later runtime
+//!    reuses is already in the list.
 //!
-//! Rejected: a list of addresses (it can be full in a storm of signals; a bit per bucket cannot); sysmon (it holds the
-//! scheduler's lock for its probes, and has enough to do); one more thread.
+//! Rejected: a list of addresses (it can be full in a storm of signals; a bit per bucket cannot);
+//! sysmon (it holds the scheduler's lock for its probes, and has enough work); one more thread.
 
 use crate::sched::monitor::helper::Helper;
 use crate::sched::netpoll::pollable::Pollable;
@@ -29,27 +33,29 @@ use crate::sys::lock;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// Goroutines that wait for what a signal handler may do (`sem_wait`).
+/// The number of goroutines in waits that a signal handler may end (`sem_wait`).
 pub(crate) static SIGNAL_WAITS: AtomicUsize = AtomicUsize::new(0);
 
-/// One bit for each bucket.
+/// One bit per bucket.
 static BITS: [AtomicU64; BUCKETS / 64] = [const { AtomicU64::new(0) }; BUCKETS / 64];
-/// Whether any bit may be set: a helper thread that has other work reads only this.
-static ANY: AtomicBool = AtomicBool::new(false);
-/// The members, newest first.
-static MEMBERS: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
+/// True if any bit may be set. A helper thread that was called for other work reads only this.
+static PENDING: AtomicBool = AtomicBool::new(false);
+/// The helpers that have ever served, newest first.
+static HELPERS: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 
-/// A helper thread's part.
-pub(crate) struct Member {
+/// The fields of a [`Helper`] that this file uses.
+pub(crate) struct DeferredService {
+    /// Its thread runs and delivers.
     serving: AtomicBool,
-    /// It is in the list.
+    /// It is in [`HELPERS`].
     listed: AtomicBool,
+    /// The next entry in [`HELPERS`].
     next: AtomicPtr<Helper>,
 }
 
-impl Member {
-    pub(crate) const fn new() -> Member {
-        Member {
+impl DeferredService {
+    pub(crate) const fn new() -> DeferredService {
+        DeferredService {
             serving: AtomicBool::new(false),
             listed: AtomicBool::new(false),
             next: AtomicPtr::new(null_mut()),
@@ -57,47 +63,47 @@ impl Member {
     }
 }
 
-/// A helper thread begins.
-pub(crate) fn join(helper: &'static Helper) {
+/// Registers a helper thread that begins to serve.
+pub(crate) fn start_serving(helper: &'static Helper) {
     helper.deferred.serving.store(true, Ordering::SeqCst);
-    // Relaxed: only the thread that has the helper thread comes here.
+    // Relaxed: only the helper's own thread writes it.
     if helper.deferred.listed.swap(true, Ordering::Relaxed) {
         return;
     }
     let this = std::ptr::from_ref(helper).cast_mut();
-    let mut first = MEMBERS.load(Ordering::Relaxed);
+    let mut first = HELPERS.load(Ordering::Relaxed);
     loop {
         helper.deferred.next.store(first, Ordering::Relaxed);
-        // Release: who finds the member sees its `next`.
-        match MEMBERS.compare_exchange(first, this, Ordering::SeqCst, Ordering::Relaxed) {
+        // Release: a waker that finds the helper sees its `next`.
+        match HELPERS.compare_exchange(first, this, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => return,
             Err(newer) => first = newer,
         }
     }
 }
 
-/// A helper thread ends (invariant 1).
-pub(crate) fn leave(helper: &Helper) {
+/// Ends the service of a helper thread, and delivers for the last time (invariant 1).
+pub(crate) fn stop_serving(helper: &Helper) {
     helper.deferred.serving.store(false, Ordering::SeqCst);
     deliver();
 }
 
-/// Leaves the wake-up of all who sleep in the bucket of `key` to a helper thread. Safe in a signal handler.
+/// Makes a helper thread wake all sleepers in the bucket of `key`. Async-signal-safe.
 pub(crate) fn wake_later(key: usize) {
     let bucket = bucket_of(key);
-    // SeqCst, both: invariant 1. The bit is set before `ANY`, which tells of it.
+    // SeqCst: invariant 1. The bit is set before `PENDING`, which announces it.
     BITS[bucket / 64].fetch_or(1 << (bucket % 64), Ordering::SeqCst);
     call_helper();
 }
 
-/// Calls a helper thread for what was noted. Safe in a signal handler.
+/// Calls a helper thread to deliver what was deferred. Async-signal-safe.
 pub(crate) fn call_helper() {
-    ANY.store(true, Ordering::SeqCst);
-    let mut next = MEMBERS.load(Ordering::SeqCst);
-    // SAFETY: members are never freed (invariant 3).
+    PENDING.store(true, Ordering::SeqCst);
+    let mut next = HELPERS.load(Ordering::SeqCst);
+    // SAFETY: helpers are never freed (invariant 3).
     while let Some(helper) = unsafe { next.as_ref() } {
         if helper.deferred.serving.load(Ordering::SeqCst) {
-            helper.call(0);
+            helper.wake();
             return;
         }
         next = helper.deferred.next.load(Ordering::Relaxed);
@@ -105,10 +111,11 @@ pub(crate) fn call_helper() {
     // No runtime is left, so no goroutine can be resumed.
 }
 
-/// On a helper thread: wakes all whose bucket was noted.
+/// Wakes the sleepers of all buckets whose bit is set, and ends the waits for descriptors that were
+/// deferred. Runs on a helper thread.
 pub(crate) fn deliver() {
     debug_assert!(!lock::pinned());
-    if !ANY.swap(false, Ordering::SeqCst) {
+    if !PENDING.swap(false, Ordering::SeqCst) {
         return;
     }
     for (i, bits) in BITS.iter().enumerate() {
@@ -122,12 +129,12 @@ pub(crate) fn deliver() {
     Pollable::deliver_interrupts();
 }
 
-/// The bits of a key of [`FOREIGN`] that say what is waited for; the others are the address.
+/// The bits of a key of [`FOREIGN`] that tell the kind of wait. The others are the address.
 pub(crate) const KEY_TAG: usize = 7;
-/// Who waits at a barrier does not retry: it is never woken for no reason.
+/// The kind of a wait at a barrier. Such a sleeper does not retry, so it is never woken spuriously.
 pub(crate) const KEY_BARRIER: usize = 5;
 
-/// The key of what is at `address`. Addresses of user space have 56 bits at most.
+/// Returns the key for `address` and a kind of wait. Addresses of user space have at most 56 bits.
 pub(crate) const fn key_of(address: usize, tag: usize) -> usize {
     address << 3 | tag
 }

@@ -199,7 +199,7 @@ impl Node {
 
     /// Under the list's lock: it will never run again.
     fn is_abandoned(&self) -> bool {
-        self.waiter.get().is_abandoned()
+        self.waiter.get().is_orphaned()
     }
 }
 

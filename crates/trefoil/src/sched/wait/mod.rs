@@ -1,26 +1,38 @@
-//! The narrow waist: how anything waits, and how it is woken.
+//! Waiting: how goroutines and plain threads wait, and how they are woken.
 //!
-//! Two forms, for goroutines and for plain threads alike:
+//! Everything that waits goes through one of two functions, on goroutines and plain threads alike:
 //!
-//! - [`block`]: one waker, known to come. The caller becomes a *sleeper*, one word that fits an
-//!   atomic; it stores the word where its waker will find it; [`wake_here`] ends the wait, exactly once.
-//! - [`wait`]: several may want to end it (the arms of a select, a deadline, a close); the first to
-//!   [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it, the others leave it alone.
+//! - [`block`]: there is exactly one waker. The caller becomes a *sleeper*, one word that fits into
+//!   an atomic. It stores the word where its waker finds it, and the waker ends the wait with
+//!   [`wake_here`], exactly once.
+//! - [`wait`]: several parties may end it (the arms of a select, a deadline, a close). The first
+//!   one to [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it. The others must not touch
+//!   it.
 //!
-//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are the same for
-//! callers that are inside the runtime already (and still are when it returns): register under a
-//! lock, give the lock back, park, without leaving in between. There `here` is `Rt::enter()`: None
-//! on a plain thread.
+//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are for callers that
+//! are inside the runtime already, and still are when the function returns: they register under a
+//! lock, unlock and park without leaving the runtime in between. There `here` is `Rt::enter()`:
+//! None on a plain thread.
+//!
+//! | file | job |
+//! |---|---|
+//! | `mod.rs` | `block` and `wait`, sleepers and waiters |
+//! | `thread_waiter.rs` | where a plain thread waits |
+//! | `list.rs` | lists of waiters: locks, semaphores, descriptors |
+//! | `table.rs` | lists of waiters found by address: locks of one word, futexes |
+//! | `deferred.rs` | wake-ups that a signal handler leaves to a helper thread |
+//! | `timers.rs`, `heap.rs` | a P's timers |
+//! | `reason.rs` | why a goroutine waits, for dumps and traces |
 //!
 //! # The claim word
 //! | bits | meaning |
 //! |---|---|
 //! | 63..16 | number of the wait |
-//! | 15..0 | `OPEN` (0), or who won: the claimer's choice, or `TIMED_OUT` |
+//! | 15..0 | `OPEN` (0), or the winner: a number that the claimer chose, or `TIMED_OUT` |
 //!
-//! It lies in the G, or in a plain thread's [`Bed`]. Neither is ever freed, so a timer or another
-//! channel may try to claim a wait that ended long ago: the number differs, and it loses. So who
-//! keeps a Waiter may withdraw it after the wait has returned.
+//! It is in the G, or in a plain thread's [`ThreadWaiter`]. Neither is ever freed, so a timer or a
+//! channel may try to claim a wait that ended long ago: the number differs, and the claim fails. So
+//! the party that registered a Waiter may withdraw it after the wait has returned.
 
 #[cfg(feature = "std")]
 pub(crate) mod deferred;
@@ -28,6 +40,7 @@ mod heap;
 pub(crate) mod list;
 pub(crate) mod reason;
 pub(crate) mod table;
+pub(crate) mod thread_waiter;
 pub(crate) mod timers;
 
 use crate::sched::g::G;
@@ -35,15 +48,13 @@ use crate::sched::m::Rt;
 use crate::sched::p::flag;
 use crate::sched::switch;
 use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::thread_waiter::ThreadWaiter;
 use crate::sys::clock::{NEVER, Nanos, now};
 #[cfg(feature = "std")]
 use crate::sys::frame_waiter::FrameWaiter;
-use crate::sys::lock::Lock;
-use crate::sys::parker::Parker;
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bit 0 of a sleeper: a plain thread. (Gs and beds are aligned to at least 4.)
+/// Bit 0 of a sleeper: a [`ThreadWaiter`]. (Gs and ThreadWaiters are aligned to at least 4.)
 const THREAD: usize = 1;
 /// Bit 1 of a sleeper: a thread that sleeps on a word in its frame ([`FrameWaiter`], aligned to 4).
 #[cfg(feature = "std")]
@@ -52,13 +63,14 @@ const WINNER_BITS: u32 = 16;
 const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
 const OPEN: u64 = 0;
 
-/// Blocks the caller. `store` puts the sleeper where it will be found and says whether to sleep at
-/// all; once it has said yes, someone must wake it ([`wake_here`]). `store` must not run user code.
+/// Blocks the caller. `store` puts the sleeper where its waker finds it, and returns whether to
+/// sleep. If it returns true, the waker must wake the sleeper ([`wake_here`]). `store` must not run
+/// user code.
 pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
     leave(block_in(Rt::enter(), reason, store));
 }
 
-/// [`block`], inside the runtime.
+/// As [`block`], inside the runtime.
 #[inline]
 pub(crate) fn block_in(
     here: Option<Rt>,
@@ -71,26 +83,28 @@ pub(crate) fn block_in(
             Some(if store(sleeper) { switch::park(rt, reason) } else { rt })
         }
         None => {
-            let bed = Bed::of_this_thread();
-            if store(bed.sleeper()) {
-                bed.sleep();
+            let waiter = ThreadWaiter::of_this_thread();
+            if store(thread_sleeper(waiter)) {
+                waiter.sleep();
             }
             None
         }
     }
 }
 
-/// Whether the caller may as well look once more before it waits: a plain thread may; a goroutine if nobody else is to
-/// run on its P, and who it waits for may be running on another.
-pub(crate) fn may_look() -> bool {
+/// Returns whether the caller may spin before it waits. A plain thread may. A goroutine may if its
+/// P has no other goroutine to run, and the goroutine that will end the wait may be running on
+/// another P.
+pub(crate) fn may_spin() -> bool {
     let Some(rt) = Rt::enter() else { return true };
     let (p, sched) = (rt.p(), rt.sched());
     let busy = sched.procs().saturating_sub(sched.idle.idle_ps() + sched.idle.spinning());
-    // Its slice is over: it must not be put aside here, where others may count on it.
-    let stays = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
-    let may = stays && busy > 1 && p.is_empty();
+    // A goroutine whose slice has expired waits at once. `leave_now` does not preempt it here,
+    // where it may be in the middle of an operation that other goroutines wait for.
+    let in_slice = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
+    let may_spin = in_slice && busy > 1 && p.is_empty();
     rt.leave_now();
-    may
+    may_spin
 }
 
 /// Ends a [`block`], inside the runtime.
@@ -98,7 +112,7 @@ pub(crate) fn may_look() -> bool {
 pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     match decode(sleeper) {
         Sleeper::Goroutine(g) => switch::ready(rt, g),
-        Sleeper::Thread(bed) => bed.parker.unpark(),
+        Sleeper::Thread(waiter) => waiter.parker.unpark(),
         #[cfg(feature = "std")]
         Sleeper::Frame(waiter) => waiter.wake(),
     }
@@ -110,13 +124,13 @@ pub(crate) fn wake_here(here: Option<Rt>, sleeper: usize) {
     match (here, decode(sleeper)) {
         (Some(rt), Sleeper::Goroutine(g)) => switch::ready(rt, g),
         (None, Sleeper::Goroutine(g)) => switch::ready_outside(g),
-        (_, Sleeper::Thread(bed)) => bed.parker.unpark(),
+        (_, Sleeper::Thread(waiter)) => waiter.parker.unpark(),
         #[cfg(feature = "std")]
         (_, Sleeper::Frame(waiter)) => waiter.wake(),
     }
 }
 
-/// Back to user code, from `Rt::enter()`.
+/// Leaves the runtime if `here`, the result of `Rt::enter()`, says that the caller is inside it.
 #[inline(always)]
 pub(crate) fn leave(here: Option<Rt>) {
     if let Some(rt) = here {
@@ -124,144 +138,39 @@ pub(crate) fn leave(here: Option<Rt>) {
     }
 }
 
-/// Where a plain thread sleeps, and its claim word. A thread has one for its life; then another
-/// thread gets it.
-#[repr(align(8))]
-struct Bed {
-    parker: Parker,
-    claim: AtomicU64,
-    /// How often the thread has begun, or ended, a wait without a deadline: odd during one.
-    waits: AtomicU64,
-    /// Next in [`UNUSED`]; under its lock.
-    next: Cell<Option<&'static Bed>>,
-    /// Next in [`ALL`], for ever.
-    next_of_all: Option<&'static Bed>,
-}
-
-// SAFETY: `next` is guarded by the lock of `UNUSED`.
-unsafe impl Sync for Bed {}
-
-/// Every bed that was ever made.
-static ALL: Lock<Option<&'static Bed>> = Lock::new(None);
-
-/// Beds whose threads have ended.
-static UNUSED: Lock<Option<&'static Bed>> = Lock::new(None);
-
-/// Gives the bed back when its thread ends.
-struct Lease(&'static Bed);
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut unused = UNUSED.lock();
-        self.0.next.set(unused.take());
-        *unused = Some(self.0);
-    }
-}
-
-thread_local! {
-    static BED: Lease = Lease(Bed::get());
-}
-
-impl Bed {
-    fn get() -> &'static Bed {
-        let reused = {
-            let mut unused = UNUSED.lock();
-            let bed = *unused;
-            if let Some(bed) = bed {
-                *unused = bed.next.take();
-            }
-            bed
-        };
-        reused.unwrap_or_else(|| {
-            let bed = Box::leak(Box::new(Bed {
-                parker: Parker::new(),
-                claim: AtomicU64::new(OPEN),
-                waits: AtomicU64::new(0),
-                next: Cell::new(None),
-                next_of_all: None,
-            }));
-            let mut all = ALL.lock();
-            bed.next_of_all = all.take();
-            *all = Some(bed);
-            bed
-        })
-    }
-
-    /// Only on a plain thread: goroutines sleep in their G.
-    fn of_this_thread() -> &'static Bed {
-        // A destructor of a thread-local that waits, after ours has run: leaks a bed.
-        BED.try_with(|lease| lease.0).unwrap_or_else(|_| Bed::get())
-    }
-
-    fn sleeper(&'static self) -> usize {
-        std::ptr::from_ref(self) as usize | THREAD
-    }
-
-    /// Sleeps for as long as it takes.
-    fn sleep(&self) {
-        self.count_wait();
-        self.parker.park();
-        self.count_wait();
-    }
-
-    /// By its thread, which alone writes it.
-    fn count_wait(&self) {
-        self.waits.store(self.waits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// Whether its thread sleeps without a deadline and has not been woken. A thread that was woken, and has not run
-    /// since, does not count: `unpark` has changed the parker's word.
-    fn is_blocked(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) % 2 == 1 && self.parker.is_asleep()
-    }
-}
-
-/// The plain threads that sleep without a deadline and have not been woken: they do nothing until a goroutine, or another
-/// thread, wakes them. Two equal answers mean that each of them slept all the time in between.
-#[derive(PartialEq, Eq, Default)]
-pub(crate) struct BlockedThreads {
-    pub(crate) count: usize,
-    waits: u64,
-}
-
-/// Counts them. Takes a lock; for the deadlock check.
-pub(crate) fn blocked_threads() -> BlockedThreads {
-    let first = *ALL.lock();
-    let mut blocked = BlockedThreads::default();
-    for bed in std::iter::successors(first, |bed| bed.next_of_all) {
-        // The sum of numbers that only grow: it is the same only if each of them is.
-        blocked.waits = blocked.waits.wrapping_add(bed.waits.load(Ordering::Relaxed));
-        blocked.count += usize::from(bed.is_blocked());
-    }
-    blocked
-}
-
+/// A decoded sleeper word.
 enum Sleeper {
     Goroutine(&'static G),
-    Thread(&'static Bed),
+    Thread(&'static ThreadWaiter),
     #[cfg(feature = "std")]
     Frame(&'static FrameWaiter),
 }
 
-/// The sleeper that is a thread on `waiter`. Its frame must outlive the wait (`frame_waiter.rs`, invariant 2).
+/// Returns the sleeper word of a thread that sleeps on `waiter`. The frame must outlive the wait
+/// (`frame_waiter.rs`, invariant 2).
 #[cfg(feature = "std")]
 pub(crate) fn frame_sleeper(waiter: &FrameWaiter) -> usize {
     std::ptr::from_ref(waiter) as usize | FRAME
+}
+
+/// Returns the sleeper word of a plain thread.
+fn thread_sleeper(waiter: &'static ThreadWaiter) -> usize {
+    std::ptr::from_ref(waiter) as usize | THREAD
 }
 
 #[inline]
 fn decode(sleeper: usize) -> Sleeper {
     #[cfg(feature = "std")]
     if sleeper & FRAME != 0 {
-        // SAFETY: made by `frame_sleeper`; its frame is there until the wait is over.
+        // SAFETY: made by `frame_sleeper`; the frame is alive until the wait is over.
         return Sleeper::Frame(unsafe { &*((sleeper & !FRAME) as *const FrameWaiter) });
     }
-    // SAFETY: made by `block` or `wait` from a G or a bed; neither is ever freed.
+    // SAFETY: made by `block` or `wait` from a G or a ThreadWaiter; neither is ever freed.
     unsafe {
         if sleeper & THREAD == 0 {
             Sleeper::Goroutine(&*(sleeper as *const G))
         } else {
-            Sleeper::Thread(&*((sleeper & !THREAD) as *const Bed))
+            Sleeper::Thread(&*((sleeper & !THREAD) as *const ThreadWaiter))
         }
     }
 }
@@ -274,36 +183,37 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// The winner of a wait whose deadline passed. Other winners are smaller and not 0.
+    /// The winner of a wait whose deadline passed. Other winners are smaller, and not 0.
     pub(crate) const TIMED_OUT: u16 = u16::MAX;
 
-    /// The number of no wait; see [`Waiter::sole`].
+    /// A number that no wait has; see [`Waiter::sole`].
     const SOLE: u64 = u64::MAX;
 
-    /// A sleeper of [`block`] among those of [`wait`]: whoever finds it owns it, so every claim
-    /// succeeds.
+    /// Makes a Waiter from a sleeper of [`block`], for lists that also contain Waiters of [`wait`].
+    /// The party that takes it from the list is its only waker, so every claim succeeds.
     #[inline]
     pub(crate) fn sole(sleeper: usize) -> Waiter {
         Waiter { sleeper, number: Waiter::SOLE }
     }
 
-    /// Whether it is one of those.
+    /// Returns whether it was made by [`Waiter::sole`].
     #[inline]
     pub(crate) fn is_sole(self) -> bool {
         self.number == Waiter::SOLE
     }
 
-    /// Who sleeps: what [`wake_here`] wants.
+    /// Returns the sleeper, for [`wake_here`].
     #[inline]
     pub(crate) fn sleeper(self) -> usize {
         self.sleeper
     }
 
+    /// Returns the claim word.
     #[inline]
     fn word(self) -> &'static AtomicU64 {
         match decode(self.sleeper) {
             Sleeper::Goroutine(g) => &g.claim,
-            Sleeper::Thread(bed) => &bed.claim,
+            Sleeper::Thread(waiter) => &waiter.claim,
             #[cfg(feature = "std")]
             Sleeper::Frame(_) => crate::sched::fatal(format_args!(
                 "a sleeper in a frame has no claim word: a bug in trefoil"
@@ -311,8 +221,8 @@ impl Waiter {
         }
     }
 
-    /// Tries to be the one that ends the wait. On success the caller must wake it ([`wake_here`]),
-    /// after it has left whatever the sleeper is to find.
+    /// Tries to win the right to end the wait. Returns true on success: then the caller must store
+    /// what the sleeper is to find, and wake it ([`wake_here`]).
     #[inline]
     #[must_use]
     pub(crate) fn claim(self, winner: u16) -> bool {
@@ -321,25 +231,27 @@ impl Waiter {
             return true;
         }
         let open = self.number << WINNER_BITS;
-        // AcqRel: the sleeper's preparations are visible to the winner, and losers see that it is
-        // lost.
-        // The winner's gifts are published by the wake.
+        // Acquire: the winner sees what the sleeper prepared. Release: a later operation on the
+        // word sees what the winner did before. What the winner stores for the sleeper after the
+        // claim is published by the wake-up.
         self.word()
             .compare_exchange(open, open | u64::from(winner), Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// Whether its runtime was dropped: it will not run again, and what it is given is lost. For who
-    /// has it in a list, where it is alive.
-    pub(crate) fn is_abandoned(self) -> bool {
+    /// Returns whether it is a goroutine that its runtime will never resume: what it is given would
+    /// be lost. Only for a waiter in a list whose lock the caller holds, where the goroutine is
+    /// alive.
+    pub(crate) fn is_orphaned(self) -> bool {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
-            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_abandoned(g) },
+            Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_orphaned(g) },
             _ => false,
         }
     }
 
-    /// For a waiter that the caller has taken: see [`Sched::promise_run`](crate::sched::Sched::promise_run).
+    /// Promises a goroutine, which the caller has taken from a list, that it runs: see
+    /// [`Sched::promise_run`](crate::sched::Sched::promise_run). Returns true for a thread.
     #[cfg(feature = "std")]
     pub(crate) fn promise_run(self) -> bool {
         match decode(self.sleeper) {
@@ -349,33 +261,35 @@ impl Waiter {
         }
     }
 
-    /// Whether nobody has claimed it yet (and it is still this wait).
+    /// Returns whether this wait is not over and no party has claimed it.
     pub(crate) fn is_open(self) -> bool {
         self.number == Waiter::SOLE
             || self.word().load(Ordering::Relaxed) == self.number << WINNER_BITS
     }
 
-    /// Ends the wait, by the winner, once.
+    /// Ends the wait. Only the winner calls it, once.
     #[inline]
     pub(crate) fn wake_in(self, rt: Rt) {
         wake_in(rt, self.sleeper);
     }
 }
 
-/// A new wait of the sleeper whose claim word this is.
+/// Begins a new wait of `sleeper`, whose claim word is `claim`.
 #[inline]
-fn open(claim: &AtomicU64, sleeper: usize) -> Waiter {
+fn open_wait(claim: &AtomicU64, sleeper: usize) -> Waiter {
     let number = (claim.load(Ordering::Relaxed) >> WINNER_BITS) + 1;
-    // Release: `register` publishes the waiter; a claim must find this number.
+    // Release: `register` publishes the waiter, and a claim through it must find this number.
     claim.store(number << WINNER_BITS, Ordering::Release);
     Waiter { sleeper, number }
 }
 
-/// Blocks the caller until someone claims and wakes the [`Waiter`], or until `deadline`. `register`
-/// puts the waiter where it can be found and says whether to sleep; it must not run user code.
-/// Returns the winner; None if `register` said no (then nobody else may have claimed it).
+/// Blocks the caller until another party claims and wakes the [`Waiter`], or until `deadline`.
+/// `register` puts the waiter where the wakers find it, and returns whether to sleep. It must not
+/// run user code.
 ///
-/// The caller must then withdraw the waiter from wherever it still is.
+/// Returns the winner, or None if `register` returned false. In that case no other party may have
+/// claimed the waiter. The caller must then withdraw the waiter from every list that still contains
+/// it.
 pub(crate) fn wait(
     reason: WaitReason,
     deadline: Nanos,
@@ -386,7 +300,7 @@ pub(crate) fn wait(
     winner
 }
 
-/// [`wait`], inside the runtime.
+/// As [`wait`], inside the runtime.
 #[inline]
 pub(crate) fn wait_in(
     here: Option<Rt>,
@@ -398,7 +312,7 @@ pub(crate) fn wait_in(
         return (wait_on_thread(deadline, register), None);
     };
     let g = rt.g();
-    let waiter = open(&g.claim, std::ptr::from_ref(g) as usize);
+    let waiter = open_wait(&g.claim, std::ptr::from_ref(g) as usize);
     if !register(waiter) {
         return (None, here);
     }
@@ -411,29 +325,29 @@ pub(crate) fn wait_in(
     if let Some(timers) = timers
         && winner != Waiter::TIMED_OUT
     {
-        timers.one_stale();
+        timers.count_stale();
     }
     (Some(winner), Some(rt))
 }
 
 fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Option<u16> {
-    let bed = Bed::of_this_thread();
-    let waiter = open(&bed.claim, bed.sleeper());
+    let thread = ThreadWaiter::of_this_thread();
+    let waiter = open_wait(&thread.claim, thread_sleeper(thread));
     if !register(waiter) {
         return None;
     }
     if deadline == NEVER {
-        bed.sleep();
+        thread.sleep();
     } else {
-        while !bed.parker.park_until(deadline) {
+        while !thread.parker.park_until(deadline) {
             if now() >= deadline {
-                // Too late to time out if someone has claimed us: then the wake-up is on its way.
+                // If another party has claimed the wait, its wake-up will come: await it.
                 if !waiter.claim(Waiter::TIMED_OUT) {
-                    bed.parker.park();
+                    thread.parker.park();
                 }
                 break;
             }
         }
     }
-    Some((bed.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
+    Some((thread.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
 }

@@ -1,8 +1,8 @@
-//! Why a goroutine waits, in Go's words.
+//! Why a goroutine waits, in Go's words: dumps and traces print it.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
-        /// A wait reason, as dumps and traces print it.
+        /// Why a goroutine waits.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub(crate) enum WaitReason {
@@ -12,6 +12,7 @@ macro_rules! reasons {
         impl WaitReason {
             const ALL: &[WaitReason] = &[$(WaitReason::$name,)+];
 
+            /// Returns the text that dumps and traces print.
             pub(crate) fn text(self) -> &'static str {
                 match self {
                     $(WaitReason::$name => $text,)+
@@ -57,6 +58,7 @@ reasons! {
 }
 
 impl WaitReason {
+    /// Returns the reason that was stored as `n`.
     pub(crate) fn from_u8(n: u8) -> WaitReason {
         Self::ALL[usize::from(n) % Self::ALL.len()]
     }

@@ -1,14 +1,15 @@
-//! Queues by address: where a lock of one word keeps its sleepers.
+//! Queues by address: the sleepers of a lock that is one word.
 //!
-//! A mutex is four bytes. When a goroutine must wait for it, a queue is found here under the mutex's
-//! address; the queue lives in the nodes of the sleepers themselves, so nothing is ever allocated.
+//! A mutex is four bytes. A goroutine that must wait for it enters a queue that is found here by
+//! the mutex's address. The queue's links are in the nodes of the sleepers, so nothing is
+//! allocated.
 //!
 //! There are two tables, because their waits end differently:
 //!
-//! | table | waits of | may end for no reason |
+//! | table | waits of | may end spuriously |
 //! |---|---|---|
-//! | [`with_queue`] | `sync`: a waker hands over what the sleeper waits for | no |
-//! | [`FOREIGN`] | futexes, and the locks of C code (`interpose/`): a sleeper retries | yes, except at a barrier |
+//! | [`SYNC`] | `sync`: the waker passes what the sleeper waits for to it | no |
+//! | [`FOREIGN`] | futexes, locks of C code: a sleeper retries | yes, except at a barrier |
 //!
 //! ```text
 //!   bucket ─▶ first of queue A ─chain─▶ first of queue B ─▶ …
@@ -16,21 +17,21 @@
 //!               second of A               second of B
 //! ```
 //!
-//! Finding a queue walks the chain of a bucket, one step for each *address* with sleepers in it,
-//! however many sleepers there are.
+//! Finding a queue walks the chain of a bucket: one step per *address* with sleepers, however many
+//! sleepers there are.
 //!
 //! Invariants:
-//! 1. A node whose `queue` is not empty is the first of that queue, and the only one that is in a
-//!    chain.
-//! 2. Everything in a bucket, and in the nodes that it leads to, is guarded by its lock.
+//! 1. A node whose `queue` is not empty is the first of that queue, and the queue's only node that
+//!    is in a chain.
+//! 2. The lock of a bucket guards everything in the bucket and in the nodes that it leads to.
 //!
 //! Rejected: a queue in each mutex (16 bytes and more instead of 4; a hundred thousand small
 //! mutexes are common, a hundred thousand that are waited for at the same moment are not). Go's
-//! treap in each bucket: with [`BUCKETS`] of them a chain is a hundred steps long when 400,000
-//! different locks are waited for at once. What has its own room anyway (semaphores, condition
-//! variables…) does not come here but keeps its own list. One table for both kinds of waits: a futex
-//! word may lie where a lock of `sync` was, and only the second table can be woken by the bucket
-//! (`deferred.rs`).
+//! treap in each bucket: with [`BUCKETS`] buckets a chain is a hundred steps long only when 400,000
+//! different locks are waited for at once. One table for both kinds of waits: a futex word may be
+//! at an address where a lock of `sync` was, and only the second table can be woken by the bucket
+//! (`deferred.rs`). Semaphores, condition variables and other types that are large anyway do not
+//! use the tables: each has its own list.
 
 #[cfg(feature = "std")]
 use crate::sched::wait::list::Batch;
@@ -39,13 +40,14 @@ use crate::sys::lock::RawLock;
 use std::cell::Cell;
 use std::ptr::null;
 
-/// A quarter of a mebibyte of zero pages, of which those are touched that are used. Go has 251
-/// roots.
+/// Buckets per table: a quarter of a mebibyte of zero pages, of which only the used ones are
+/// touched. Go has 251 roots.
 pub(crate) const BUCKETS: usize = 4096;
 
 #[repr(align(64))]
 struct Bucket {
     lock: RawLock,
+    /// The first node of the chain.
     first: Cell<*const Node>,
 }
 
@@ -53,43 +55,46 @@ struct Bucket {
 unsafe impl Sync for Bucket {}
 
 /// See the head of the file.
-pub(crate) struct Table {
+pub(crate) struct WaitTable {
     buckets: [Bucket; BUCKETS],
 }
 
-static SYNC: Table = Table::new();
+/// The waits of this crate's locks.
+static SYNC: WaitTable = WaitTable::new();
 
-/// The waits of code that is not ours.
+/// The waits of std, other crates and C code.
 #[cfg(feature = "std")]
-pub(crate) static FOREIGN: Table = Table::new();
+pub(crate) static FOREIGN: WaitTable = WaitTable::new();
 
-/// Runs `f` with the queue of `key` in the table of `sync`: see [`Table::with_queue`].
+/// Runs `f` with the queue of `key` in [`SYNC`]: see [`WaitTable::with_queue`].
 pub(crate) fn with_queue<R>(key: usize, f: impl FnOnce(&mut List) -> R) -> R {
     SYNC.with_queue(key, f)
 }
 
-/// The number of the bucket in which `key` is.
+/// Returns the index of the bucket of `key`.
 pub(crate) fn bucket_of(key: usize) -> usize {
     // Fibonacci hashing: the high bits of the product depend on all bits of the key.
     let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (hash >> (64 - BUCKETS.trailing_zeros())) as usize
 }
 
-impl Table {
-    const fn new() -> Table {
-        Table {
+impl WaitTable {
+    const fn new() -> WaitTable {
+        WaitTable {
             buckets: [const { Bucket { lock: RawLock::new(), first: Cell::new(null()) } }; BUCKETS],
         }
     }
 
-    /// Runs `f` with the queue of `key`, under its lock. Inside the runtime, on a plain thread, or where no lock of
-    /// the runtime is held; `f` keeps to invariant 2 of `queue.rs`, and does not panic.
+    /// Runs `f` with the queue of `key`, under the bucket's lock. The caller is inside the runtime,
+    /// or on a plain thread, or holds no lock of the runtime. `f` obeys invariant 2 of `list.rs`,
+    /// and does not panic.
     pub(crate) fn with_queue<R>(&self, key: usize, f: impl FnOnce(&mut List) -> R) -> R {
         let bucket = &self.buckets[bucket_of(key)];
         bucket.lock.lock();
         let mut link = &bucket.first;
         let (mut queue, rest) = loop {
-            // SAFETY: linked nodes are alive (`queue.rs`, invariant 1), and we have the lock.
+            // SAFETY: linked nodes are alive (`list.rs`, invariant 1), and this thread has the
+            // lock.
             match unsafe { link.get().as_ref() } {
                 None => break (List::new(), null()),
                 Some(node) if node.key.get() == key => {
@@ -99,7 +104,7 @@ impl Table {
             }
         };
         let r = f(&mut queue);
-        // SAFETY: as above. The former first may be taken: it is not touched any more.
+        // SAFETY: as above. If `f` took the former first node, it is not touched any more.
         match unsafe { queue.first().as_ref() } {
             None => link.set(rest),
             Some(first) => {
@@ -113,14 +118,14 @@ impl Table {
         r
     }
 
-    /// Takes every live sleeper of the bucket `number` whose key is `wanted`.
+    /// Takes every live sleeper of the bucket `index` for whose key `wanted` returns true.
     #[cfg(feature = "std")]
-    pub(crate) fn take_bucket(&self, number: usize, wanted: fn(usize) -> bool) -> Batch {
-        let bucket = &self.buckets[number];
+    pub(crate) fn take_bucket(&self, index: usize, wanted: fn(usize) -> bool) -> Batch {
+        let bucket = &self.buckets[index];
         let mut batch = Batch::new();
         bucket.lock.lock();
         let mut link = &bucket.first;
-        // SAFETY: linked nodes are alive (`queue.rs`, invariant 1), and we have the lock.
+        // SAFETY: linked nodes are alive (`list.rs`, invariant 1), and this thread has the lock.
         while let Some(node) = unsafe { link.get().as_ref() } {
             if wanted(node.key.get()) {
                 link.set(node.chain.get());

@@ -1,21 +1,24 @@
 //! A P's timers: a heap by time (`heap.rs`).
 //!
-//! Timers are put into the heap of the P that runs the goroutine which sets them. They are run by
-//! whoever holds that P between goroutines, by thieves (also for idle Ps), and, when all threads sleep,
-//! by the **idle poller**: the one idle thread that sleeps only until the earliest timer of all Ps
-//! (`central.rs`).
+//! A timer goes into the heap of the P that runs the goroutine which sets it. Its entry is run by
+//! the M that has that P, between goroutines; or by an M that steals, also from idle Ps; or, when
+//! all Ms sleep, by the **idle poller**: the one idle M that sleeps only until the earliest timer
+//! of all Ps (`netpoll/idle_poller.rs`).
 //!
 //! # Lazy deletion
-//! A wait that ends early leaves its entry in the heap. The entry does not point into the goroutine's
-//! frames: it names the G, whose memory stays, and the number of the wait; when its time comes it finds
-//! another wait (or none) and is dropped. When more than a quarter of a heap is such *stale* entries,
-//! it is swept. Alarms that are stopped or set for earlier are not counted (they do not know their heap, which
-//! may be gone); so a heap is also swept when it is twice as long as the last sweep left it. That is a
-//! constant time for each entry, and a heap is at most twice as long as the most that ever meant something.
+//! A wait that ends early leaves its entry in the heap. The entry does not point into the
+//! goroutine's frames. It names the G, whose memory is never freed, and the number of the wait.
+//! When its time comes, the G is in another wait or in none, and the entry is dropped. A heap is
+//! swept when more than a quarter of its entries are such *stale* entries. Timer callbacks that are
+//! stopped or set to an earlier time are not counted as stale, because they do not know their heap,
+//! which may be gone. Therefore a heap is also swept when it is twice as long as the last sweep
+//! left it. That costs a constant time per entry, and a heap never exceeds twice its peak number of
+//! live entries.
 //!
 //! Invariants:
-//! 1. `next` is the time of the heap's first entry (`NEVER` if empty), written under the lock.
-//! 2. Nothing under the lock allocates from malloc, wakes, or runs user code.
+//! 1. `next` is the time of the heap's first entry (`NEVER` if it is empty), written under the
+//!    lock.
+//! 2. Nothing under the lock allocates from malloc, wakes a goroutine or thread, or runs user code.
 
 use crate::sched::Sched;
 use crate::sched::m::Rt;
@@ -27,43 +30,47 @@ use crate::sys::lock::Lock;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Stale entries below this are not worth a sweep.
-const SWEEP_MIN: u32 = 64;
-/// Heaps shorter than this are not worth one either.
+/// A heap with at most so many stale entries is not swept for them.
+const SWEEP_MIN_STALE: u32 = 64;
+/// A heap shorter than this is not swept for its length.
 const SWEEP_MIN_LEN: u32 = 256;
-/// Entries taken out under one hold of the lock.
-const BATCH: usize = 32;
+/// The most entries that are taken out under one acquisition of the lock.
+const BATCH_ENTRIES: usize = 32;
 
-/// Something that happens at a time, other than the end of a goroutine's wait. Its memory is never
-/// freed, only reused, and each entry has a number: so a stale one does no harm.
-pub(crate) trait Alarm: Sync {
-    /// The time of the entry numbered `seq` has come; it is `now`. Runs inside the runtime, so it neither
-    /// allocates nor frees nor runs user code.
+/// What happens at a timer's time, other than the end of a goroutine's wait. The memory is never
+/// freed, only reused, and each entry has a number. So a stale entry does no harm.
+pub(crate) trait TimerCallback: Sync {
+    /// Runs when the time of the entry numbered `seq` has come. Runs inside the runtime, so it
+    /// neither allocates nor frees nor runs user code.
     fn fire(&'static self, rt: Rt, seq: u64, now: Nanos);
-    /// Whether the entry numbered `seq` is for nothing: then it may not count on it any more. Does not wait.
+    /// Returns whether the entry numbered `seq` has no effect any more. If it returns true, the
+    /// entry is dropped, and the timer must not rely on it. Does not wait.
     fn forget_if_idle(&self, seq: u64) -> bool;
 }
 
+/// What an entry does at its time.
 #[derive(Clone, Copy)]
-enum Target {
-    Wait(Waiter),
-    Alarm(&'static dyn Alarm, u64),
+enum TimerAction {
+    /// Ends the wait with `Waiter::TIMED_OUT`.
+    TimeOut(Waiter),
+    /// Calls [`TimerCallback::fire`] with this number.
+    Call(&'static dyn TimerCallback, u64),
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct TimerEntry {
     when: Nanos,
-    target: Target,
+    action: TimerAction,
 }
 
 /// See the head of the file.
 pub(crate) struct Timers {
-    heap: Lock<Heap<Entry>>,
+    heap: Lock<Heap<TimerEntry>>,
     next: AtomicU64,
     len: AtomicU32,
     stale: AtomicU32,
-    /// The length at which it is swept. Under the lock.
-    sweep_at: AtomicU32,
+    /// The length at which the heap is swept. Under the lock.
+    sweep_len: AtomicU32,
 }
 
 impl Timers {
@@ -73,11 +80,11 @@ impl Timers {
             next: AtomicU64::new(NEVER),
             len: AtomicU32::new(0),
             stale: AtomicU32::new(0),
-            sweep_at: AtomicU32::new(SWEEP_MIN_LEN),
+            sweep_len: AtomicU32::new(SWEEP_MIN_LEN),
         }
     }
 
-    /// When the first one is due.
+    /// Returns the time of the first entry, or `NEVER`.
     #[inline]
     pub(crate) fn next(&self) -> Nanos {
         self.next.load(Ordering::Relaxed)
@@ -87,54 +94,60 @@ impl Timers {
         self.len.load(Ordering::Relaxed)
     }
 
-    fn publish(&self, heap: &Heap<Entry>) {
+    /// Publishes the heap's first time and its length, under the lock.
+    fn publish(&self, heap: &Heap<TimerEntry>) {
         self.next.store(heap.next(), Ordering::Relaxed);
         self.len.store(heap.len() as u32, Ordering::Relaxed);
     }
 
-    /// Adds an entry. True: it is the first now.
-    fn add(&self, entry: Entry) -> bool {
+    /// Adds an entry. Returns true if it is the first now.
+    fn add(&self, entry: TimerEntry) -> bool {
         let mut heap = self.heap.lock();
         let len = heap.len() as u32;
-        if self.stale.load(Ordering::Relaxed) > SWEEP_MIN.max(len / 4)
-            || len >= self.sweep_at.load(Ordering::Relaxed)
+        if self.stale.load(Ordering::Relaxed) > SWEEP_MIN_STALE.max(len / 4)
+            || len >= self.sweep_len.load(Ordering::Relaxed)
         {
-            self.sweep_slow(&mut heap);
+            self.sweep(&mut heap);
         }
         let first = heap.add(entry);
         self.publish(&heap);
         first
     }
 
-    /// An entry put here has lost its meaning.
-    pub(crate) fn one_stale(&self) {
+    /// Counts an entry of this heap that has become stale.
+    pub(crate) fn count_stale(&self) {
         self.stale.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Drops all stale entries.
     #[cold]
-    fn sweep_slow(&self, heap: &mut Heap<Entry>) {
+    fn sweep(&self, heap: &mut Heap<TimerEntry>) {
         self.stale.store(0, Ordering::Relaxed);
         heap.retain(|entry| !entry.forget_if_idle());
         let kept = heap.len() as u32;
-        self.sweep_at.store(kept.saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
+        self.sweep_len.store(kept.saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
     }
 
-    /// Takes out what is due, at most a batch.
-    fn take_due<'a>(&self, now: Nanos, due: &'a mut [MaybeUninit<Entry>; BATCH]) -> &'a [Entry] {
+    /// Takes out the entries that are due, at most `BATCH_ENTRIES`.
+    fn take_due<'a>(
+        &self,
+        now: Nanos,
+        due: &'a mut [MaybeUninit<TimerEntry>; BATCH_ENTRIES],
+    ) -> &'a [TimerEntry] {
         let mut heap = self.heap.lock();
         let mut n = 0;
-        while n < BATCH
+        while n < BATCH_ENTRIES
             && let Some(entry) = heap.take_due(now)
         {
             due[n].write(entry);
             n += 1;
         }
         self.publish(&heap);
-        // SAFETY: the first `n` were written.
+        // SAFETY: the first `n` elements were written.
         unsafe { due[..n].assume_init_ref() }
     }
 
-    /// Moves everything to `to`, because this P retires.
+    /// Moves all entries to `to`, because this P retires.
     pub(crate) fn move_to(&self, to: &Timers) {
         loop {
             let mut heap = self.heap.lock();
@@ -148,23 +161,24 @@ impl Timers {
     }
 }
 
-impl Timed for Entry {
+impl Timed for TimerEntry {
     #[inline]
     fn when(&self) -> Nanos {
         self.when
     }
 }
 
-impl Entry {
+impl TimerEntry {
+    /// Returns whether the entry is stale; see [`TimerCallback::forget_if_idle`].
     fn forget_if_idle(&self) -> bool {
-        match self.target {
-            Target::Wait(waiter) => !waiter.is_open(),
-            Target::Alarm(alarm, seq) => alarm.forget_if_idle(seq),
+        match self.action {
+            TimerAction::TimeOut(waiter) => !waiter.is_open(),
+            TimerAction::Call(callback, seq) => callback.forget_if_idle(seq),
         }
     }
 }
 
-/// Runs the due timers of `timers`. Returns whether there were any.
+/// Runs the entries of `timers` that are due. Returns whether there were any.
 pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
     if timers.next() == NEVER {
         return false;
@@ -172,20 +186,20 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
     let mut any = false;
     let mut now = now();
     while timers.next() <= now {
-        let mut due = [MaybeUninit::uninit(); BATCH];
+        let mut due = [MaybeUninit::uninit(); BATCH_ENTRIES];
         let due = timers.take_due(now, &mut due);
         for entry in due {
             any = true;
-            match entry.target {
-                Target::Wait(waiter) => {
+            match entry.action {
+                TimerAction::TimeOut(waiter) => {
                     if waiter.claim(Waiter::TIMED_OUT) {
                         waiter.wake_in(rt);
                     }
                 }
-                Target::Alarm(alarm, seq) => alarm.fire(rt, seq, now),
+                TimerAction::Call(callback, seq) => callback.fire(rt, seq, now),
             }
         }
-        if due.len() == BATCH {
+        if due.len() == BATCH_ENTRIES {
             now = crate::sys::clock::now();
         }
     }
@@ -195,43 +209,46 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
 impl Sched {
     /// Sets a timer for the end of a goroutine's wait. The caller is about to park.
     pub(crate) fn set_wait_timer(&self, rt: Rt, when: Nanos, waiter: Waiter) {
-        let first = rt.p().timers.add(Entry { when, target: Target::Wait(waiter) });
-        // If nothing else is to run here, this thread looks at its timers by itself, until its search finds something
-        // (`find::stop_spinning`); but not one that waits for a locked goroutine.
+        let action = TimerAction::TimeOut(waiter);
+        let first = rt.p().timers.add(TimerEntry { when, action });
+        // If the P has nothing else to run, this M checks its timers itself, until its search finds
+        // work (`find::stop_spinning`). An M that waits for its locked goroutine does not search.
         let busy = !rt.p().is_empty() || self.has_global() || rt.m().locked.get().is_some();
         if first && busy {
-            self.see_to_timer(when);
+            self.arrange_timer_wakeup(when);
         }
     }
 
-    /// Sets an alarm, from a goroutine of this runtime or from a plain thread.
-    pub(crate) fn set_alarm(
+    /// Sets a timer that calls `callback`, from a goroutine of this runtime or from a plain thread.
+    pub(crate) fn set_callback_timer(
         &self,
         here: Option<Rt>,
         when: Nanos,
-        alarm: &'static dyn Alarm,
+        callback: &'static dyn TimerCallback,
         seq: u64,
     ) {
-        let target = Target::Alarm(alarm, seq);
-        // A plain thread has no P; number 0 is always there.
+        let action = TimerAction::Call(callback, seq);
+        // A plain thread has no P. The P with id 0 always exists.
         let Some(p) = here.map(Rt::p).or_else(|| self.p(0)) else { return };
-        if p.timers.add(Entry { when, target }) {
-            self.see_to_timer(when);
+        if p.timers.add(TimerEntry { when, action }) {
+            self.arrange_timer_wakeup(when);
         }
     }
 
-    /// A timer became the first of its P: some thread must be awake by then.
-    fn see_to_timer(&self, when: Nanos) {
-        // The barrier pairs with those of the idle poller and of sysmon: they see the timer, or we see their time.
+    /// Makes sure that a thread is awake at `when`, the time of a timer that became the first of
+    /// its P.
+    fn arrange_timer_wakeup(&self, when: Nanos) {
+        // The barrier pairs with those of the idle poller and of sysmon: either they see the timer,
+        // or this thread sees the time until which they sleep.
         full_fence();
         if self.idle.idle_ps() == 0 {
-            self.sysmon.see_to_timer(when);
+            self.sysmon.arrange_timer_wakeup(when);
         } else if when < self.idle_poller_until.load(Ordering::Relaxed) {
             self.wake_idle_poller();
         }
     }
 
-    /// The earliest timer of all.
+    /// Returns the time of the earliest timer of all Ps, or `NEVER`.
     pub(crate) fn next_timer(&self) -> Nanos {
         self.all_ps().map(|p| p.timers.next()).min().unwrap_or(NEVER)
     }
