@@ -6,6 +6,7 @@
 use super::fd::Fd;
 use crate::chan::{self, Sender};
 use crate::context::{Context, ContextError};
+use crate::goroutine::go;
 use crate::select;
 use crate::sync::Mutex;
 use std::fmt;
@@ -69,7 +70,7 @@ impl CancelGuard {
             shared.fire(why);
         } else {
             let (ctx, weak) = (ctx.clone(), Arc::downgrade(&shared));
-            crate::go(move || {
+            go(move || {
                 select! {
                     recv(ended) -> _ => return,
                     recv(ctx.done()) -> _ => {}
@@ -88,7 +89,7 @@ impl Shared {
         let mut state = self.state.lock();
         if !state.over {
             state.fired = Some(why);
-            self.fd.set_cancelled(why, true);
+            self.fd.add_done_context(why);
         }
     }
 }
@@ -98,7 +99,7 @@ impl Drop for CancelGuard {
         let mut state = self.shared.state.lock();
         state.over = true;
         if let Some(why) = state.fired {
-            self.shared.fd.set_cancelled(why, false);
+            self.shared.fd.remove_done_context(why);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! TCP: `TcpListener`, `TcpStream`, its halves.
 
 use super::fd::Fd;
-use super::{deadlines, halves, no_address, resolve, socket, streams};
+use super::macros::{deadlines, halves, socket, streams};
+use super::resolve::{no_address, resolve};
 use crate::chan;
+use crate::goroutine::go;
 use crate::sched::current_g;
 use crate::sched::pollable::Side;
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -166,7 +168,7 @@ impl TcpStream {
         loop {
             if let Some(addr) = waiting.next() {
                 let tx = tx.clone();
-                crate::go(move || {
+                go(move || {
                     let _ = tx.send(TcpStream::connect_one(addr, deadline));
                 });
                 running += 1;
@@ -199,23 +201,26 @@ impl TcpStream {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(e),
         }
-        {
-            let call = stream.fd.call()?;
-            loop {
-                let seen = stream.fd.edges(Side::Write);
-                let socket = SockRef::from(&stream);
-                if let Some(e) = socket.take_error()? {
-                    return Err(e);
-                }
-                match socket.peer_addr() {
-                    Ok(_) => break,
-                    Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
-                    Err(e) => return Err(e),
-                }
-                stream.fd.wait_for(&call, Side::Write, deadline, seen)?;
-            }
-        }
+        stream.wait_until_connected(deadline)?;
         Ok(stream)
+    }
+
+    fn wait_until_connected(&self, deadline: Nanos) -> io::Result<()> {
+        let call = self.fd.call()?;
+        loop {
+            let seen = self.fd.edges(Side::Write);
+            let fd = call.fd();
+            let socket = SockRef::from(&fd);
+            if let Some(e) = socket.take_error()? {
+                return Err(e);
+            }
+            match socket.peer_addr() {
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
+                Err(e) => return Err(e),
+            }
+            self.fd.wait_for(&call, Side::Write, deadline, seen)?;
+        }
     }
 
     /// Returns the address of the other side.
@@ -254,8 +259,7 @@ impl TcpStream {
     ///
     /// After [`Shutdown::Write`] the other side reads end-of-file. After [`Shutdown::Read`] reads
     /// on this side return 0 once they have read the data that arrived before. Calls that wait in
-    /// such a direction end as well. The descriptor stays open until the stream is dropped or
-    /// closed.
+    /// such a direction end as well. The descriptor stays open until the stream is dropped.
     ///
     /// # Errors
     /// [`NotConnected`](io::ErrorKind::NotConnected) if both directions have ended, if the other

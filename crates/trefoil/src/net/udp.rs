@@ -1,8 +1,9 @@
 //! UDP: `UdpSocket`.
 
 use super::fd::Fd;
+use super::macros::{deadlines, socket};
+use super::resolve::{no_address, resolve};
 use super::tcp::std_addr;
-use super::{deadlines, no_address, resolve, socket};
 use crate::sched::pollable::Side;
 use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
