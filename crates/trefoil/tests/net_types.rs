@@ -73,6 +73,29 @@ fn udp() {
     });
 }
 
+#[test]
+fn unix_datagrams_end_after_shutdown_of_the_reading_direction() {
+    at_each(|| {
+        let (one, other) = UnixDatagram::pair().unwrap();
+        one.send(b"before").unwrap();
+        let other = Arc::new(other);
+        other.shutdown(Shutdown::Read).unwrap();
+        assert_eq!(one.send(b"after").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert_eq!(other.recv(&mut [0; 8]).unwrap(), 6);
+        assert_eq!(other.peek(&mut [0; 8]).unwrap(), 0);
+        let (n, from) = other.recv_from(&mut [0; 8]).unwrap();
+        assert!(n == 0 && from.is_unnamed());
+
+        let (_one, other) = UnixDatagram::pair().unwrap();
+        let other = Arc::new(other);
+        let receiving = other.clone();
+        let receiver = go(move || receiving.recv(&mut [0; 8]));
+        yield_until("the receiver", || trefoil::debug::stats().io_waiters == 1);
+        other.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(receiver.join().unwrap().unwrap(), 0);
+    });
+}
+
 fn temp_path(name: &str) -> std::path::PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);

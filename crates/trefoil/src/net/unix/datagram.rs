@@ -4,6 +4,7 @@ use super::{connect_addr_of, pair, send_addr_of, with_std};
 use crate::net::fd::Fd;
 use crate::net::macros::{deadlines, socket};
 use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
+use crate::sys::raw::syscall;
 use crate::time::sleep;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
@@ -349,9 +350,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd.io(Side::Read, |fd| {
-            rustix::net::recv(fd, &mut *buf, RecvFlags::empty()).map(|(n, _)| n)
-        })
+        self.receive(buf, RecvFlags::empty())
     }
 
     /// Waits for a datagram as [`recv`](UnixDatagram::recv) does, and leaves it for the next
@@ -372,8 +371,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd
-            .io(Side::Read, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n))
+        self.receive(buf, RecvFlags::PEEK)
     }
 
     /// Waits for a datagram and returns its length and the address of its sender.
@@ -397,18 +395,45 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.fd.io(Side::Read, |fd| {
+        let received = self.receive_unless_shut(|fd| {
             super::borrow_as_std(fd, |socket: &std_unix::UnixDatagram| socket.recv_from(buf))
                 .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
+        })?;
+        match received {
+            Some(received) => Ok(received),
+            // An empty path makes an unnamed address.
+            None => Ok((0, SocketAddr::from_pathname("")?)),
+        }
+    }
+
+    fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        let received =
+            self.receive_unless_shut(|fd| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n))?;
+        Ok(received.unwrap_or(0))
+    }
+
+    /// Waits for a datagram. Returns `None` if there is none and the direction was shut down.
+    ///
+    /// A blocking receive returns 0 then; a non-blocking one would block, as before the shutdown.
+    fn receive_unless_shut<T>(
+        &self,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
+    ) -> io::Result<Option<T>> {
+        self.fd.io(Side::Read, |fd| match attempt(fd) {
+            // A datagram may have come between the attempt and the shutdown: try once more.
+            Err(Errno::AGAIN) if is_read_shut(fd) => match attempt(fd) {
+                Err(Errno::AGAIN) => Ok(None),
+                result => result.map(Some),
+            },
+            result => result.map(Some),
         })
     }
 
     /// Ends one or both directions of the socket.
     ///
     /// After [`Shutdown::Write`] sends fail with [`BrokenPipe`](io::ErrorKind::BrokenPipe). After
-    /// [`Shutdown::Read`] sends of the other side fail with `BrokenPipe`. Unlike in std, a receive
-    /// that finds no datagram still waits after [`Shutdown::Read`]: use
-    /// [`close`](UnixDatagram::close) to end it.
+    /// [`Shutdown::Read`] sends of the other side fail with `BrokenPipe`, and receives return 0
+    /// when they have received the datagrams that arrived before. Receives that wait end as well.
     ///
     /// # Errors
     /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UnixDatagram::close).
@@ -466,4 +491,12 @@ impl UnixDatagram {
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         with_std(&self.fd, std_unix::UnixDatagram::peer_addr)
     }
+}
+
+/// Returns whether this side has ended the direction in which it receives.
+fn is_read_shut(fd: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one structure of our own. With a timeout of 0 the kernel does not wait.
+    let rc = unsafe { syscall(libc::SYS_poll, [&raw mut poll as usize, 1, 0]) };
+    rc == 1 && poll.revents & libc::POLLRDHUP != 0
 }
