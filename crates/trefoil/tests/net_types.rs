@@ -96,6 +96,33 @@ fn unix_datagrams_end_after_shutdown_of_the_reading_direction() {
     });
 }
 
+#[test]
+fn a_past_deadline_refuses_unix_datagrams_to_an_address() {
+    at_each(|| {
+        let path = temp_path("dgram-deadline");
+        let server = UnixDatagram::bind(&path).unwrap();
+        let client = UnixDatagram::unbound().unwrap();
+        client.set_write_deadline(past()).unwrap();
+        let to = server.local_addr().unwrap();
+        assert_eq!(client.send_to(b"late", &path).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(client.send_to_addr(b"late", &to).unwrap_err().kind(), ErrorKind::TimedOut);
+        client.set_write_deadline(None).unwrap();
+        let (ctx, cancel) = Context::background().with_cancel();
+        cancel.cancel();
+        let guard = client.cancel_on(&ctx);
+        assert_eq!(client.send_to(b"late", &path).unwrap_err().kind(), ErrorKind::Other);
+        drop(guard);
+        client.set_write_timeout(Some(5 * MS)).unwrap();
+        let error = loop {
+            if let Err(error) = client.send_to(b"again", &path) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "the queue is full");
+        std::fs::remove_file(&path).unwrap();
+    });
+}
+
 fn temp_path(name: &str) -> std::path::PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);

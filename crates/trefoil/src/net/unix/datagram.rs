@@ -4,6 +4,7 @@ use super::{connect_addr_of, pair, send_addr_of, with_std};
 use crate::net::fd::Fd;
 use crate::net::macros::{deadlines, socket};
 use crate::sched::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Side};
+use crate::sys::clock::NEVER;
 use crate::sys::raw::syscall;
 use crate::time::sleep;
 use rustix::io::Errno;
@@ -241,8 +242,7 @@ impl UnixDatagram {
     ///
     /// The goroutine waits while the queue of that socket is full. The kernel has no event for
     /// that, so the goroutine tries again at intervals of up to 5 ms. It checks the write deadline,
-    /// `close` and contexts only when it has to wait: a send that succeeds at once is not refused
-    /// after the deadline.
+    /// `close` and contexts before each attempt.
     ///
     /// # Errors
     /// - [`NotFound`](io::ErrorKind::NotFound) if there is no file at the path,
@@ -270,7 +270,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send_to(&self, buf: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
-        self.transmit(buf, &SocketAddrUnix::new(path.as_ref())?)
+        self.send_with_pauses(buf, &SocketAddrUnix::new(path.as_ref())?)
     }
 
     /// Sends a datagram to the socket at an address, which may be an abstract name, and returns its
@@ -304,27 +304,27 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send_to_addr(&self, buf: &[u8], addr: &SocketAddr) -> io::Result<usize> {
-        self.transmit(buf, &send_addr_of(addr)?)
+        self.send_with_pauses(buf, &send_addr_of(addr)?)
     }
 
-    /// Sends with pauses. The kernel reports room in the queue of the connected socket only; for any
-    /// other the send is tried again.
-    fn transmit(&self, buf: &[u8], to: &SocketAddrUnix) -> io::Result<usize> {
+    /// Sends, with pauses while the queue of the receiver is full. The kernel reports room only in
+    /// the queue of the connected socket.
+    fn send_with_pauses(&self, buf: &[u8], to: &SocketAddrUnix) -> io::Result<usize> {
         let call = self.fd.call()?;
-        match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, to) {
-            Err(Errno::AGAIN) => {}
-            result => return Ok(result?),
-        }
-        let limit = self.fd.limit(Side::Write);
+        let mut limit = NEVER;
         let mut pause = BACK_OFF_MIN_NANOS;
         loop {
-            sleep(Duration::from_nanos(pause));
-            pause = (pause * 2).min(BACK_OFF_MAX_NANOS);
             self.fd.check(Side::Write, limit)?;
             match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, to) {
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::AGAIN) => {}
+                Err(Errno::INTR) => continue,
                 result => return Ok(result?),
             }
+            if limit == NEVER {
+                limit = self.fd.limit(Side::Write);
+            }
+            sleep(Duration::from_nanos(pause));
+            pause = (pause * 2).min(BACK_OFF_MAX_NANOS);
         }
     }
 
