@@ -6,7 +6,7 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, in_child, runtime, watchdog, yield_until};
+use common::{Child, flag, in_child, once_in_five, runtime, same, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};
@@ -120,6 +120,35 @@ fn a_past_deadline_refuses_unix_datagrams_to_an_address() {
         };
         assert_eq!(error.kind(), ErrorKind::TimedOut, "the queue is full");
         std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[cfg(feature = "std")]
+#[test]
+fn an_address_that_needs_no_lookup_does_not_cost_the_p() {
+    let _watchdog = watchdog();
+    // A page fault may block the thread, and then it loses its P nevertheless.
+    once_in_five(|| {
+        runtime(1).run(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let addr = socket.local_addr().unwrap();
+            let text = addr.to_string();
+            let ran = flag();
+            let guard = trefoil::no_preempt();
+            let other = go({
+                let ran = ran.clone();
+                move || ran.store(true, Ordering::Relaxed)
+            });
+            for _ in 0..1000 {
+                socket.send_to(b"x", addr).unwrap();
+                socket.send_to(b"x", &text[..]).unwrap();
+                socket.connect((addr.ip(), addr.port())).unwrap();
+            }
+            let ran_early = ran.load(Ordering::Relaxed);
+            drop(guard);
+            other.join().unwrap();
+            same(ran_early, false)
+        })
     });
 }
 
