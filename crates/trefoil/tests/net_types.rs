@@ -381,6 +381,35 @@ fn a_context_ends_calls() {
 }
 
 #[test]
+fn copy_to_a_closed_socket_does_not_raise_sigpipe() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("copy_to_a_closed_socket_does_not_raise_sigpipe").succeed();
+        return;
+    }
+    // SAFETY: the default action, which ends the process.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    runtime(2).run(|| {
+        let (mut client, inner) = UnixStream::pair().unwrap();
+        let (outer, server) = UnixStream::pair().unwrap();
+        drop(server);
+        client.write_all(b"a few bytes").unwrap();
+        assert_eq!(copy(&inner, &outer).unwrap_err().kind(), ErrorKind::BrokenPipe);
+
+        // Enough for `splice`.
+        let (mut client, inner) = UnixStream::pair().unwrap();
+        let (outer, mut server) = UnixStream::pair().unwrap();
+        let writer = go(move || while client.write_all(&[7; 4096]).is_ok() {});
+        let forwarder = go(move || copy(&inner, &outer));
+        server.read_exact(&mut vec![0; 200_000]).unwrap();
+        drop(server);
+        let kind = forwarder.join().unwrap().unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{kind:?}");
+        writer.join().unwrap();
+    });
+}
+
+#[test]
 fn copies_from_socket_to_socket() {
     at_each(|| {
         // Few bytes by reads and writes, many by splice, and both in pieces.
