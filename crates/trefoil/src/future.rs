@@ -13,7 +13,8 @@
 //! | `RUNG` | `QUIET` | the goroutine, before it polls |
 //! | `QUIET` | a sleeper | the goroutine, when it parks; not if it was rung meanwhile |
 
-use crate::JoinHandle;
+use crate::goroutine::{go, yield_now};
+use crate::join_handle::JoinHandle;
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait;
@@ -104,7 +105,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         });
         if rung {
             // Woken while it was polled: that is how a future asks for others to go first.
-            crate::yield_now();
+            yield_now();
         }
         alarm.0.swap(QUIET, Ordering::AcqRel);
     }
@@ -135,5 +136,5 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    crate::go(move || block_on(future))
+    go(move || block_on(future))
 }

@@ -163,6 +163,7 @@ mod future;
 mod goroutine;
 pub mod guide;
 mod interpose;
+mod join_handle;
 mod mem;
 pub mod net;
 mod observe;
@@ -178,8 +179,11 @@ pub mod time;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use future::{block_on, go_async};
-pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
-pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
+pub use goroutine::{Builder, go, id, yield_now};
+pub use join_handle::JoinHandle;
+pub use runtime::{
+    PanicMode, Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs,
+};
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
 /// What must not compile: the bounds of `go` and `scope` are those of std's threads.

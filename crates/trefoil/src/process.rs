@@ -46,11 +46,13 @@
 //! });
 //! ```
 
-use crate::blocking;
+use crate::blocking::blocking;
 use crate::net::PipeReader;
 use crate::net::fd::Fd;
 use crate::sched::pollable::Side;
+use crate::scope::scope;
 use crate::sys::clock::{self, NEVER, Nanos};
+use crate::time::sleep;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -123,7 +125,7 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
         .map(Fd::new);
     let Some(fd) = fd else {
         while deadline != NEVER && clock::now() < deadline {
-            crate::time::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
@@ -170,7 +172,7 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
     let mut child = blocking(|| command.spawn())?;
     let out = child.stdout.take().map(OwnedFd::from);
     let err = child.stderr.take().map(OwnedFd::from);
-    let (stdout, stderr) = crate::scope(|s| {
+    let (stdout, stderr) = scope(|s| {
         let reading = s.go(|| read_all(err));
         let stdout = read_all(out);
         (stdout, reading.join())

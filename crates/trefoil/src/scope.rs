@@ -1,6 +1,7 @@
 //! `scope`: goroutines that borrow.
 
-use crate::goroutine::Join;
+use crate::goroutine::Builder;
+use crate::join_handle::Join;
 use crate::runtime;
 use crate::sched::current_g;
 use crate::sched::scope::ScopeData;
@@ -8,7 +9,7 @@ use crate::sched::spawn::{Place, Spec, spawn};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 /// Runs `f` with a [`Scope`] whose goroutines may borrow from the caller, like
 /// [`std::thread::scope`].
@@ -130,6 +131,37 @@ impl<'scope, 'env> Scope<'scope, 'env> {
                 Err(e)
             }
         }
+    }
+}
+
+impl Builder {
+    /// Starts `f` as a goroutine with these settings in a [`scope`](crate::scope()), so that `f`
+    /// may borrow.
+    ///
+    /// ```
+    /// let words = ["to", "be"];
+    /// let count = trefoil::scope(|s| {
+    ///     let counter = trefoil::Builder::new().name("counter");
+    ///     let handle = counter.go_scoped(s, || words.len()).unwrap();
+    ///     assert_eq!(handle.name(), Some("counter"));
+    ///     handle.join().unwrap()
+    /// });
+    /// assert_eq!(count, 2);
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Builder::go`].
+    #[track_caller]
+    pub fn go_scoped<'scope, 'env, F, T>(
+        self,
+        scope: &'scope Scope<'scope, 'env>,
+        f: F,
+    ) -> io::Result<ScopedJoinHandle<'scope, T>>
+    where
+        F: FnOnce() -> T + Send + 'scope,
+        T: Send + 'scope,
+    {
+        scope.start(self.spec(Location::caller()), f)
     }
 }
 

@@ -2,6 +2,7 @@
 //! valid for safe code that has borrowed it.
 
 mod common;
+#[allow(dead_code)]
 #[path = "common/sockets.rs"]
 mod sockets;
 

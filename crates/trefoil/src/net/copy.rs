@@ -12,7 +12,7 @@ use crate::sched::pollable::Side;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
-use sealed::{Descriptor, Kind};
+use sealed::{Descriptor, FileKind};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -35,12 +35,12 @@ pub(super) mod sealed {
     #[derive(Clone, Copy)]
     pub struct Descriptor<'a> {
         pub(in crate::net) fd: &'a super::Fd,
-        pub(in crate::net) kind: Kind,
+        pub(in crate::net) kind: FileKind,
     }
 
     /// Decides how bytes are written without SIGPIPE.
     #[derive(Clone, Copy, PartialEq, Eq)]
-    pub(in crate::net) enum Kind {
+    pub(in crate::net) enum FileKind {
         Socket,
         Pipe,
     }
@@ -77,7 +77,7 @@ macro_rules! transfer {
         $(
             impl sealed::Sealed for $name {
                 fn descriptor(&self) -> Descriptor<'_> {
-                    Descriptor { fd: &self.fd, kind: Kind::$kind }
+                    Descriptor { fd: &self.fd, kind: FileKind::$kind }
                 }
             }
 
@@ -157,7 +157,7 @@ fn new_pipe() -> Option<(OwnedFd, OwnedFd)> {
 
 /// Returns false if a broken connection would end the process: `splice` raises SIGPIPE.
 fn can_splice_into(to: Descriptor<'_>) -> bool {
-    if to.kind == Kind::Pipe {
+    if to.kind == FileKind::Pipe {
         // Writes to a pipe raise the signal as well.
         return true;
     }
@@ -194,8 +194,8 @@ fn relay(from: &Fd, to: Descriptor<'_>, buffer: &mut [u8]) -> io::Result<usize> 
     let mut bytes = &buffer[..n];
     while !bytes.is_empty() {
         let written = to.fd.io(Side::Write, |fd| match to.kind {
-            Kind::Socket => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
-            Kind::Pipe => rustix::io::write(fd, bytes),
+            FileKind::Socket => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
+            FileKind::Pipe => rustix::io::write(fd, bytes),
         })?;
         bytes = &bytes[written..];
     }

@@ -39,6 +39,7 @@ pub(crate) mod join;
 pub(crate) mod locked;
 pub(crate) mod m;
 pub(crate) mod p;
+pub(crate) mod p_snapshot;
 pub(crate) mod pollable;
 pub(crate) mod preempt;
 pub(crate) mod procs;
