@@ -62,7 +62,7 @@ where
             spawn(Place::In(runtime::default_sched()?), spec, f)?
         }
     };
-    // SAFETY: the fresh goroutine's join cell has one side for a handle, and T is its result.
+    // SAFETY: just spawned with result type T, and this is its only handle.
     Ok(JoinHandle::from_join(unsafe { Join::new(g) }))
 }
 

@@ -16,8 +16,8 @@ pub(crate) struct Join<T> {
     result: PhantomData<T>,
 }
 
-// SAFETY: it is the right to take a T that another thread made. The other fields of the G are atomic,
-// or do not change while a handle exists.
+// SAFETY: it is the right to take a T that another thread made. The other fields of the G are
+// atomic, or do not change while a handle exists.
 unsafe impl<T: Send> Send for Join<T> {}
 // SAFETY: through `&Join` only the id, the name and `is_finished` are reachable.
 unsafe impl<T> Sync for Join<T> {}
@@ -84,7 +84,8 @@ fn free(g: &'static G) {
 
 /// The right to wait for a goroutine and to take its result.
 ///
-/// [`go`](crate::go) returns it. It can be sent to other goroutines and threads, also of other runtimes.
+/// [`go`](crate::go) returns it. It can be sent to other goroutines and threads, also of other
+/// runtimes.
 ///
 /// ```
 /// trefoil::run(|| {

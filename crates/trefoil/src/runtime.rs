@@ -141,8 +141,8 @@ impl Runtime {
     {
         let spec =
             Spec { name: Some("main".into()), stack_size: Some(MAIN_STACK_BYTES), ..Spec::plain() };
-        // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only after
-        // the goroutine has ended.
+        // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
+        // after the goroutine has ended.
         let spawned = unsafe { spawn(Place::In(&self.sched), spec, f) };
         let main = match spawned {
             // SAFETY: just spawned with result type T, and this is its only handle.
@@ -216,8 +216,8 @@ impl fmt::Debug for Runtime {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PanicMode {
-    /// The panic ends the goroutine, and [`JoinHandle::join`](crate::JoinHandle::join) returns its payload, as in std. This
-    /// is the default.
+    /// The panic ends the goroutine, and [`JoinHandle::join`](crate::JoinHandle::join) returns its
+    /// payload, as in std. This is the default.
     Unwind,
     /// The panic ends the process with exit code 2, as in Go.
     Abort,
@@ -390,8 +390,8 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Sets the default stack size and the dlopen reserve of the process, as far as a builder sets them.
-/// A setting that the builder leaves out keeps the value of earlier builders.
+/// Sets the default stack size and the dlopen reserve of the process, as far as a builder sets
+/// them. A setting that the builder leaves out keeps the value of earlier builders.
 fn configure_stacks(stack_size: Option<usize>, reserve: Option<bool>) -> io::Result<()> {
     static CONFIGURED: Mutex<(usize, bool)> = Mutex::new((DEFAULT_STACK_BYTES, true));
     if stack_size.is_none() && reserve.is_none() {

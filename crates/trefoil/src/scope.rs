@@ -1,4 +1,4 @@
-//! `scope`: goroutines that borrow.
+//! `scope`: goroutines that may borrow from their caller.
 
 use crate::goroutine::Builder;
 use crate::join_handle::Join;
@@ -63,7 +63,7 @@ where
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
     data: ScopeData,
-    // Invariant in both, as in std: neither may be shortened or lengthened.
+    // Invariant in both lifetimes, as in std: the compiler may neither shorten nor lengthen them.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -111,8 +111,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     {
         let spec = Spec { scope: &raw const self.data, ..spec };
         self.data.one_more();
-        // SAFETY: F and T are Send; what they borrow outlives 'scope, and `scope` does not return before
-        // the count is back at zero.
+        // SAFETY: F and T are Send. What they borrow outlives 'scope, and `scope` does not return
+        // before the count of its goroutines is zero.
         let spawned = unsafe {
             if current_g().is_some() {
                 spawn(Place::Here, spec, f)
@@ -122,7 +122,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         };
         match spawned {
             Ok(g) => Ok(ScopedJoinHandle {
-                // SAFETY: just spawned, with result type T.
+                // SAFETY: just spawned with result type T, and this is its only handle.
                 inner: Some(unsafe { Join::new(g) }),
                 data: &self.data,
             }),

@@ -1,5 +1,5 @@
-//! `close` of sockets and pipes: waiting calls fail, the peer sees the end, and the descriptor stays
-//! valid for safe code that has borrowed it.
+//! `close` of sockets and pipes: waiting calls fail, the peer sees the end, and the descriptor
+//! stays valid for safe code that has borrowed it.
 
 mod common;
 #[allow(dead_code)]

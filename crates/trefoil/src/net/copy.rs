@@ -162,7 +162,7 @@ fn can_splice_into(to: Descriptor<'_>) -> bool {
         return true;
     }
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: reads the action into a structure of our own.
+    // SAFETY: the kernel fills the structure, which is in this frame.
     let action = unsafe {
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr());
         action.assume_init()
@@ -170,8 +170,8 @@ fn can_splice_into(to: Descriptor<'_>) -> bool {
     action.sa_sigaction != libc::SIG_DFL
 }
 
-/// Moves at most [`PIPE_BYTES`] and returns their number, or `None` if the kernel cannot splice from
-/// this kind of file.
+/// Moves at most [`PIPE_BYTES`] and returns their number, or `None` if the kernel cannot splice
+/// from this kind of file.
 fn splice_once(from: &Fd, to: &Fd, (out, into): &(OwnedFd, OwnedFd)) -> io::Result<Option<usize>> {
     let n = match from.io(Side::Read, |fd| pull(fd, into.as_fd(), PIPE_BYTES)) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),

@@ -284,7 +284,8 @@ impl Fd {
     fn replace_file(&self) -> io::Result<()> {
         let unconnected = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
         // libc's function, because it tells the interposed calls that the number has a new file.
-        // SAFETY: the number is ours, and only `self` can name it (invariant 2).
+        // SAFETY: `self` owns the number, and no other code uses it: no call is in progress, and
+        // there was no `as_fd`.
         let rc = unsafe { libc::dup3(unconnected.as_raw_fd(), self.raw, libc::O_CLOEXEC) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

@@ -181,7 +181,10 @@ macro_rules! socket {
             /// ```
             pub fn into_std(self) -> io::Result<$std> {
                 let fd = Arc::into_inner(self.fd).ok_or_else(|| {
-                    io::Error::new(io::ErrorKind::ResourceBusy, "another half of it is in use")
+                    io::Error::new(
+                        io::ErrorKind::ResourceBusy,
+                        "another half or a CancelGuard is alive",
+                    )
                 })?;
                 let socket = <$std>::from(fd.into_owned()?);
                 socket.set_nonblocking(false)?;
@@ -228,7 +231,7 @@ macro_rules! socket {
         /// `into_std` returns an error instead.
         impl IntoRawFd for $name {
             fn into_raw_fd(self) -> RawFd {
-                self.into_std().expect("an open socket without other halves").into_raw_fd()
+                self.into_std().expect("a socket that is open and not shared").into_raw_fd()
             }
         }
 
@@ -241,7 +244,7 @@ macro_rules! socket {
 }
 pub(super) use socket;
 
-/// Deadlines of a socket that reads and writes.
+/// Deadlines and timeouts of a socket that reads and writes.
 macro_rules! deadlines {
     ($name:ident) => {
         impl $name {
@@ -442,7 +445,7 @@ macro_rules! streams {
 }
 pub(super) use streams;
 
-/// A stream's halves.
+/// `split` and the two types that it returns.
 macro_rules! halves {
     ($stream:ident, $read:ident, $write:ident) => {
         impl $stream {
@@ -480,7 +483,7 @@ macro_rules! halves {
             }
         }
 
-        #[doc = concat!("The reading half of a [`", stringify!($stream), "`], made by its `split`.")]
+        #[doc = concat!("The reading half of a [`", stringify!($stream), "`], from its `split`.")]
         ///
         /// It implements [`Read`]. The methods of the whole connection, such as deadlines, are
         /// available through [`stream`](Self::stream).
@@ -526,7 +529,7 @@ macro_rules! halves {
             }
         }
 
-        #[doc = concat!("The writing half of a [`", stringify!($stream), "`], made by its `split`.")]
+        #[doc = concat!("The writing half of a [`", stringify!($stream), "`], from its `split`.")]
         ///
         /// It implements [`Write`]. The methods of the whole connection, such as deadlines, are
         /// available through [`stream`](Self::stream).

@@ -1,4 +1,4 @@
-//! Pipes: `PipeReader`, `PipeWriter`, as std's.
+//! Pipes: `pipe`, `PipeReader`, `PipeWriter`.
 
 use super::fd::Fd;
 use crate::sched::pollable::Side;
@@ -90,6 +90,7 @@ pub struct PipeWriter {
     pub(super) fd: Arc<Fd>,
 }
 
+/// Methods and traits that both ends have.
 macro_rules! pipe_end {
     ($name:ident, $side:expr, $deadline:ident) => {
         impl $name {
@@ -222,8 +223,8 @@ macro_rules! pipe_end {
 
         /// Returns the number of the descriptor, which is non-blocking.
         ///
-        /// The number is valid until this end is dropped. After `close` it may refer to a socket that is
-        /// not connected.
+        /// The number is valid until this end is dropped. After `close` it may refer to a socket
+        /// that is not connected.
         impl AsRawFd for $name {
             fn as_raw_fd(&self) -> RawFd {
                 self.fd.as_raw_fd()

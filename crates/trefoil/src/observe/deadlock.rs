@@ -1,10 +1,10 @@
 //! `fatal error: all goroutines are asleep - deadlock!`
 //!
 //! The helper thread makes Go's check when its runtime has been asleep for a while. It reports a
-//! deadlock if no goroutine runs or can run and no timer is set in *any* runtime of the process, and
-//! no other thread could wake a goroutine: every thread belongs to a runtime, or is a plain thread
-//! that itself waits for a goroutine. In doubt it reports nothing, because a false report would end a
-//! healthy program.
+//! deadlock if no goroutine runs or can run and no timer is set in *any* runtime of the process,
+//! and no other thread could wake a goroutine: every thread belongs to a runtime, or is a plain
+//! thread that itself waits for a goroutine. In doubt it reports nothing, because a false report
+//! would end a healthy program.
 
 use crate::sched::{Sched, aide, wait};
 use std::sync::atomic::Ordering;
@@ -28,9 +28,9 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
 
 /// Ends the process if there is a deadlock. The helper thread calls it.
 ///
-/// The parts are read one after the other while they may change. So all of them except the number of
-/// threads are read twice. If both readings are equal, every part had that value at the moment when
-/// the threads were counted.
+/// The parts are read one after the other while they may change. So all of them except the number
+/// of threads are read twice. If both readings are equal, every part had that value at the moment
+/// when the threads were counted.
 pub(crate) fn check(_: &Sched) {
     let mut all = runtimes();
     // A dropped runtime counts only until its threads have ended.
@@ -52,8 +52,8 @@ pub(crate) fn check(_: &Sched) {
     super::quit::die(&text);
 }
 
-/// Returns how often all Ps together have begun to run a goroutine, or `None` if a goroutine runs or
-/// can run.
+/// Returns how often all Ps together have begun to run a goroutine, or `None` if a goroutine runs
+/// or can run.
 fn runs_if_asleep(all: &[Arc<Sched>]) -> Option<u64> {
     let runs = |sched: &Arc<Sched>| {
         if sched.stopping.load(Ordering::Relaxed) { None } else { sched.runs_if_asleep() }

@@ -1,16 +1,16 @@
 //! Stack overflow: a report that names the goroutine.
 //!
 //! A goroutine that touches the guard of its stack gets SIGSEGV. The handler runs on the thread's
-//! alternate stack. If the address is in a guard of the stack arena, it prints the goroutine and its
-//! trace, and aborts. Any other fault goes to the handler that was installed before (std's or the
-//! program's), with the conditions that it has asked for: its mask, the signal blocked or not
+//! alternate stack. If the address is in a guard of the stack arena, it prints the goroutine and
+//! its trace, and aborts. Any other fault goes to the handler that was installed before (std's or
+//! the program's), with the conditions that it has asked for: its mask, the signal blocked or not
 //! (`SA_NODEFER`), one call only (`SA_RESETHAND`). It may return, or leave by `siglongjmp`. Only
 //! `SA_ONSTACK` is always set (`interpose/signals.rs`). A handler that is installed later may call
 //! this one for faults that are not its own.
 //!
-//! Nothing before the first message allocates. The trace does, and the goroutine may have been inside
-//! malloc when its stack overflowed. So the message comes first, and SIGALRM ends the process if the
-//! trace takes longer than [`TRACE_LIMIT_SECS`].
+//! Nothing before the first message allocates. The trace does, and the goroutine may have been
+//! inside malloc when its stack overflowed. So the message comes first, and SIGALRM ends the
+//! process if the trace takes longer than [`TRACE_LIMIT_SECS`].
 
 use crate::mem;
 use crate::sched::current_g;
@@ -31,8 +31,8 @@ static INSTALL: Once = Once::new();
 /// The actions that were installed before, of SIGSEGV and SIGBUS.
 static PREVIOUS: [PreviousAction; 2] = [const { PreviousAction::new() }; 2];
 
-/// An action that other code has installed. Written before the handler that reads it is installed, and
-/// after the only call of a `SA_RESETHAND` handler.
+/// An action that other code has installed. Written before the handler that reads it is installed,
+/// and after the only call of a `SA_RESETHAND` handler.
 struct PreviousAction {
     handler: AtomicUsize,
     flags: AtomicI32,

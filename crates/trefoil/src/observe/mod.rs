@@ -1,8 +1,8 @@
 //! Traces, dumps, profiles, and the reports of faults, panics and deadlocks. This module reads the
 //! state of the scheduler and never changes it.
 //!
-//! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack, and
-//! `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
+//! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
+//! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;

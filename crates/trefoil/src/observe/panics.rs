@@ -1,9 +1,9 @@
 //! Panics on goroutines: the message names the goroutine.
 //!
-//! std's default hook would print `thread '<unnamed>'`. If the default hook is in place when the first
-//! runtime starts, the hook of this file prints the same message with the goroutine's id and name. If
-//! the program or the test harness has set another hook, that one is called after a line that names
-//! the goroutine.
+//! std's default hook would print `thread '<unnamed>'`. If the default hook is in place when the
+//! first runtime starts, the hook of this file prints the same message with the goroutine's id and
+//! name. If the program or the test harness has set another hook, that one is called after a line
+//! that names the goroutine.
 
 use crate::sched::current_g;
 use std::any::Any;
@@ -25,9 +25,9 @@ pub(crate) fn install_hook() {
         install_now();
         return;
     }
-    // This thread panics: a destructor during unwinding, or the hook itself, starts the first runtime.
-    // std refuses to change the hook on such a thread, so another thread does it. While the hook
-    // itself runs it cannot be replaced, so the wait is limited.
+    // This thread panics: a destructor during unwinding, or the hook itself, starts the first
+    // runtime. std refuses to change the hook on such a thread, so another thread does it. While
+    // the hook itself runs it cannot be replaced, so the wait is limited.
     let (done, wait) = mpsc::channel();
     let install = move || {
         install_now();
@@ -51,7 +51,8 @@ fn install_now() {
 }
 
 /// Returns whether std's default hook is in place. `take_hook` leaves the default hook behind, so a
-/// second `take_hook` returns it for comparison: boxes of the same zero-sized function compare equal.
+/// second `take_hook` returns it for comparison: boxes of the same zero-sized function compare
+/// equal.
 fn is_default() -> bool {
     let current = panic::take_hook();
     let default = panic::take_hook();

@@ -1,21 +1,22 @@
 //! The goroutine profile: the number of goroutines at each stack, as in Go.
 //!
-//! The goroutines are visited as for a dump (`snapshot.rs`) and grouped twice: first by addresses, so
-//! that the stack of a million equal goroutines is resolved once; then by the frames that are shown,
-//! because stacks that differ only in frames of the runtime are shown alike.
+//! The goroutines are visited as for a dump (`snapshot.rs`) and grouped twice: first by addresses,
+//! so that the stack of a million equal goroutines is resolved once; then by the frames that are
+//! shown, because stacks that differ only in frames of the runtime are shown alike.
 //!
 //! There are two formats: *folded* text for flame graphs, and pprof's protocol buffer. The latter
-//! needs seven small messages, which are encoded by hand here. It contains functions, files and lines
-//! but no addresses, so pprof does not need the program's binary.
+//! needs seven small messages, which are encoded by hand here. It contains functions, files and
+//! lines but no addresses, so pprof does not need the program's binary.
 //!
 //! Invariants:
 //! 1. Every goroutine that was visited counts once. A goroutine whose stack cannot be read (it runs
-//!    on another thread, has not begun, or was resumed meanwhile) counts at the function that it was
-//!    started with.
+//!    on another thread, has not begun, or was resumed meanwhile) counts at the function that it
+//!    was started with.
 //! 2. The profile is a value: it refers neither to goroutines nor to loaded objects.
 //!
-//! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too; stopping
-//! running goroutines, as Go does, because this module never changes what the scheduler does.
+//! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too;
+//! stopping running goroutines, as Go does, because this module never changes what the scheduler
+//! does.
 
 use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
 use super::symbols::{Frame, Symbols};

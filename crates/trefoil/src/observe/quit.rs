@@ -1,9 +1,9 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
 //! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime
-//! the handler ends the process, as the default action of the signal does. The same holds in a child
-//! of `fork`, which has inherited the handler but no helper thread. A handler that the program has
-//! installed before its first runtime stays in place.
+//! the handler ends the process, as the default action of the signal does. The same holds in a
+//! child of `fork`, which has inherited the handler but no helper thread. A handler that the
+//! program has installed before its first runtime stays in place.
 
 use super::{deadlock, dump};
 use crate::sched::aide;

@@ -1,7 +1,8 @@
 //! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: prints the state of the scheduler on stderr.
 //!
 //! The summary is Go's line; `needspinning` is always 0, because there is no such flag here. The
-//! detail differs from Go's: it has Ps and goroutines with their own states and counters, and no Ms.
+//! detail differs from Go's: it has Ps and goroutines with their own states and counters, and no
+//! Ms.
 
 use crate::sched::Sched;
 use crate::sched::g::{self, Status};

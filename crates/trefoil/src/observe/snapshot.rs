@@ -1,4 +1,5 @@
-//! `GoroutineSnapshot`: the state and the stack of a goroutine. Dumps and profiles are made of them.
+//! `GoroutineSnapshot`: the state and the stack of a goroutine. Dumps and profiles are made of
+//! them.
 //!
 //! No goroutine is stopped. Goroutines start, move and end meanwhile, and a goroutine that ends
 //! before its snapshot is left out. The stack of a running goroutine is not read, except the

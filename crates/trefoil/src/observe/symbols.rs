@@ -24,8 +24,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Returns the name, and the source line if the name has no path, as in a program with line tables
-    /// only.
+    /// Returns the name, and the source line if the name has no path, as in a program with line
+    /// tables only.
     pub(super) fn title(&self) -> String {
         let has_path = self.name.starts_with('<')
             || self.name.split('<').next().is_some_and(|path| path.contains("::"));
@@ -53,7 +53,8 @@ enum FrameKind {
 pub(super) struct Symbols(HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>);
 
 impl Symbols {
-    /// Returns the frames at `addresses`, innermost first, without those of the runtime at both ends.
+    /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
+    /// ends.
     pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
         let mut inner = true;
         let mut shown = Vec::new();

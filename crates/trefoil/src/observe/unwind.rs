@@ -1,20 +1,22 @@
 //! Finds the frames of a suspended goroutine by its saved registers and its stack.
 //!
 //! The goroutine may be resumed at any moment, and then the words that are read from its stack are
-//! meaningless. That does no harm: reads stay inside the stack and their number is limited. Afterwards
-//! the frames are discarded unless the goroutine was suspended all the time and its G was not reused.
-//! Return addresses come from the unwind tables of the loaded objects (framehop); `symbols.rs`
-//! resolves them.
+//! meaningless. That does no harm: reads stay inside the stack and their number is limited.
+//! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
+//! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
+//! `symbols.rs` resolves them.
 
 use crate::sched::g::{G, Status};
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
 
-/// Frames that are followed at most. It is more than are shown, because it includes the runtime's own.
+/// Frames that are followed at most. It is more than are shown, because it includes the runtime's
+/// own.
 const FRAMES_MAX: usize = 256;
 
-/// Where `arch::switch` saves registers on a suspended stack, in words from the saved stack pointer.
+/// Where `arch::switch` saves registers on a suspended stack, in words from the saved stack
+/// pointer.
 const SAVED_RBP: usize = 6;
 const SAVED_RIP: usize = 7;
 
@@ -31,14 +33,15 @@ impl Tables {
         Tables { unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Returns the return addresses of a suspended goroutine, innermost first. Returns `None` if it was
-    /// not suspended all the time, or has no stack yet.
+    /// Returns the return addresses of a suspended goroutine, innermost first. Returns `None` if it
+    /// was not suspended all the time, or has no stack yet.
     pub(super) fn frames(&mut self, g: &'static G) -> Option<Vec<u64>> {
         let (id, status) = (g.id(), g.status());
         if !matches!(status, Status::Waiting(_) | Status::Runnable) {
             return None;
         }
-        // A runnable goroutine may be new, and the saved stack pointer that of an earlier goroutine.
+        // A runnable goroutine may be new, and the saved stack pointer that of an earlier
+        // goroutine.
         if !g.has_stack_hint() {
             return None;
         }
@@ -50,8 +53,8 @@ impl Tables {
         let (start, end) = (sp as u64, high as u64);
         let mut read = |address: u64| {
             let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
-            // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs meanwhile,
-            // the value may be torn, and the check below discards the frames.
+            // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
+            // meanwhile, the value may be torn, and the check below discards the frames.
             if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
         };
         let saved = |word: usize| read(start + 8 * word as u64).ok();

@@ -496,7 +496,7 @@ impl UnixDatagram {
 /// Returns whether this side has ended the direction in which it receives.
 fn is_read_shut(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one structure of our own. With a timeout of 0 the kernel does not wait.
+    // SAFETY: the structure is in this frame. With a timeout of 0 the kernel does not wait.
     let rc = unsafe { syscall(libc::SYS_poll, [&raw mut poll as usize, 1, 0]) };
     rc == 1 && poll.revents & libc::POLLRDHUP != 0
 }

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 /// while another writes.
 ///
 /// # Drop
-/// Dropping the stream closes the connection, unless a [`CancelGuard`](crate::net::CancelGuard) or a
-/// half of it is alive.
+/// Dropping the stream closes the connection, unless a [`CancelGuard`](crate::net::CancelGuard) or
+/// a half of it is alive.
 ///
 /// # Examples
 /// ```
