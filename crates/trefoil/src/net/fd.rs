@@ -61,7 +61,7 @@ pub(crate) struct Fd {
     pollable: &'static Pollable,
 }
 
-/// The error of a call on a closed descriptor.
+/// Returns the error of a call on a closed descriptor.
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "use of a closed network connection")
 }
@@ -276,7 +276,7 @@ impl Fd {
         }
         // SAFETY: open (invariant 1).
         let fd = unsafe { BorrowedFd::borrow_raw(self.raw) };
-        // It fails for pipes, and for sockets that are not connected; those need none.
+        // It fails for pipes, which have no shutdown, and for sockets that are not connected.
         let _ = SockRef::from(&fd).shutdown(Shutdown::Both);
     }
 

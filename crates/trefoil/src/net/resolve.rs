@@ -13,7 +13,7 @@ pub(super) fn resolve(addr: impl ToSocketAddrs) -> io::Result<Vec<SocketAddr>> {
     if cfg!(feature = "std") { resolve() } else { blocking(resolve) }
 }
 
-/// The error of a name that has no address, as in std.
+/// Returns the error for a name that has no address, as in std.
 pub(super) fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "could not resolve to any addresses")
 }
