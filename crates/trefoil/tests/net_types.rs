@@ -6,7 +6,9 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, flag, in_child, once_in_five, runtime, same, watchdog, yield_until};
+use common::{Child, in_child, runtime, watchdog, yield_until};
+#[cfg(feature = "std")]
+use common::{flag, once_in_five, same};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};
