@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::SocketAddr as UnixAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use trefoil::context::Context;
 use trefoil::go;
 use trefoil::net::{
     TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream, pipe,
@@ -197,6 +198,29 @@ fn clones_stay_open() {
         assert_eq!(&bytes, b"open");
         drop(clone);
         assert_eq!(other.read(&mut bytes).unwrap(), 0);
+    });
+}
+
+#[test]
+fn close_ends_the_connection_of_halves_and_guards() {
+    at_each(|| {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let (reader, mut writer) = one.split();
+        reader.stream().close().unwrap();
+        assert_eq!(writer.write(b"late").unwrap_err().kind(), ErrorKind::NotConnected);
+        assert_eq!(other.read(&mut [0; 8]).unwrap(), 0);
+
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let (ctx, _cancel) = Context::background().with_cancel();
+        let guard = one.cancel_on(&ctx);
+        one.close().unwrap();
+        assert_eq!(other.read(&mut [0; 8]).unwrap(), 0, "the guard keeps the number only");
+        let raw = one.as_raw_fd();
+        let closed = identity_of_number(raw).unwrap();
+        drop(one);
+        assert_eq!(identity_of_number(raw), Some(closed));
+        drop(guard);
+        yield_until("the drop", || identity_of_number(raw) != Some(closed));
     });
 }
 

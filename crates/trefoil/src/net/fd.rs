@@ -71,16 +71,16 @@ fn timed_out() -> io::Error {
 }
 
 /// A call in progress.
-pub(crate) struct Call<'a>(&'a Fd);
+pub(crate) struct ActiveCall<'a>(&'a Fd);
 
-impl Call<'_> {
+impl ActiveCall<'_> {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the same open file while a call is in progress (invariant 2).
         unsafe { BorrowedFd::borrow_raw(self.0.raw) }
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for ActiveCall<'_> {
     fn drop(&mut self) {
         // AcqRel: the call that releases the file comes after the end of all other calls.
         let before = self.0.state.fetch_sub(1, Ordering::AcqRel);
@@ -107,12 +107,12 @@ impl Fd {
     ///
     /// # Errors
     /// `NotConnected` if the descriptor is closed.
-    pub(crate) fn call(&self) -> io::Result<Call<'_>> {
+    pub(crate) fn call(&self) -> io::Result<ActiveCall<'_>> {
         // A closed descriptor counts no calls: so exactly one call is the last one.
         let open = |state| (state & CLOSED == 0).then_some(state + 1);
         // Acquire: pairs with `close`.
         match self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, open) {
-            Ok(_) => Ok(Call(self)),
+            Ok(_) => Ok(ActiveCall(self)),
             Err(_) => Err(closed()),
         }
     }
@@ -229,7 +229,7 @@ impl Fd {
     /// `seen`.
     pub(crate) fn wait_for(
         &self,
-        _: &Call<'_>,
+        _: &ActiveCall<'_>,
         side: Side,
         limit: Nanos,
         seen: u32,

@@ -1,7 +1,7 @@
 //! Writes every goroutine as text, in Go's form.
 
 use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
-use super::symbols::Symbols;
+use super::symbols::SymbolCache;
 use crate::sched::Sched;
 use crate::sched::g::Status;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ const NAME_MAX_BYTES: usize = 80;
 /// Returns the text for every goroutine of `sched`, the caller first, then by id.
 pub(crate) fn dump(sched: &Sched) -> String {
     let mut out = String::new();
-    let mut symbols = Symbols::default();
+    let mut symbols = SymbolCache::default();
     snapshot::for_each(sched, |goroutine| {
         let _ = write_goroutine(&mut out, &mut symbols, &goroutine, sched);
     });
@@ -21,7 +21,7 @@ pub(crate) fn dump(sched: &Sched) -> String {
 
 fn write_goroutine(
     out: &mut String,
-    symbols: &mut Symbols,
+    symbols: &mut SymbolCache,
     goroutine: &GoroutineSnapshot,
     sched: &Sched,
 ) -> std::fmt::Result {

@@ -19,7 +19,7 @@
 //! does.
 
 use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
-use super::symbols::{Frame, Symbols};
+use super::symbols::{Frame, SymbolCache};
 use crate::sched::Sched;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -93,7 +93,7 @@ impl RawStack {
         RawStack { addresses, origin: goroutine.g.origin() }
     }
 
-    fn frames(&self, symbols: &mut Symbols) -> Vec<Arc<Frame>> {
+    fn frames(&self, symbols: &mut SymbolCache) -> Vec<Arc<Frame>> {
         let mut frames = symbols.frames(&self.addresses);
         if frames.is_empty() {
             let (closure, place) = self.origin;
@@ -113,7 +113,7 @@ pub(crate) fn profile(sched: &Sched) -> Profile {
         let state = goroutine.state();
         by_address.entry((RawStack::of(goroutine), state)).or_default().add(one);
     });
-    let mut symbols = Symbols::default();
+    let mut symbols = SymbolCache::default();
     let mut by_frames: HashMap<(Vec<Arc<Frame>>, &'static str), Group> = HashMap::new();
     for ((stack, state), group) in by_address {
         by_frames.entry((stack.frames(&mut symbols), state)).or_default().add(group);

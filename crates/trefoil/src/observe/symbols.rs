@@ -50,9 +50,9 @@ enum FrameKind {
 
 /// A cache of resolved addresses.
 #[derive(Default)]
-pub(super) struct Symbols(HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>);
+pub(super) struct SymbolCache(HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>);
 
-impl Symbols {
+impl SymbolCache {
     /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
     /// ends.
     pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
