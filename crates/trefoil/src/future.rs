@@ -112,9 +112,9 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Starts a goroutine that runs a future to its end: [`go`](crate::go) with [`block_on`].
+/// Starts a goroutine that runs a future to its end: [`go`] with [`block_on`].
 ///
-/// Use it in place of tokio's `spawn`. The handle is the one of [`go`](crate::go): it is not a
+/// Use it in place of tokio's `spawn`. The handle is the one of [`go`]: it is not a
 /// future, and `join` parks the goroutine that calls it.
 ///
 /// # Drop

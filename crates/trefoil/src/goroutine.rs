@@ -138,7 +138,7 @@ impl Builder {
         }
     }
 
-    /// Starts `f` as a goroutine with these settings, in the runtime that [`go`](crate::go) uses.
+    /// Starts `f` as a goroutine with these settings, in the runtime that [`go`] uses.
     ///
     /// ```
     /// use std::io::ErrorKind;

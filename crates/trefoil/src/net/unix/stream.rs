@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 /// A Unix stream connection, like [`std::os::unix::net::UnixStream`].
 ///
-/// A stream comes from [`connect`](UnixStream::connect), from [`UnixListener::accept`], or from
+/// A stream comes from [`connect`](UnixStream::connect), from
+/// [`UnixListener::accept`](crate::net::UnixListener::accept), or from
 /// [`pair`](UnixStream::pair). Reads and writes park the goroutine until the kernel is ready.
 /// Unlike std's, a stream has deadlines for each direction
 /// ([`set_read_deadline`](UnixStream::set_read_deadline)), can be closed while other goroutines use
