@@ -164,7 +164,7 @@ pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute(Kind::Test, options, item)
 }
 
-/// Which of the two attributes is at work.
+/// One of the two attributes.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Main,
@@ -180,7 +180,7 @@ impl Kind {
     }
 }
 
-/// What is wrong with the user's code, and where.
+/// An error in the user's code, with its place.
 struct Error {
     span: Span,
     message: String,
@@ -191,7 +191,7 @@ impl Error {
         Error { span, message: message.into() }
     }
 
-    /// `::core::compile_error!("message");` at the span.
+    /// Returns `::core::compile_error!("message");` at the span.
     fn into_tokens(self) -> TokenStream {
         let mut text = Literal::string(&self.message);
         text.set_span(self.span);
@@ -212,8 +212,7 @@ fn attribute(kind: Kind, options: TokenStream, item: TokenStream) -> TokenStream
     match Options::parse(options).and_then(|o| Ok(expand(kind, o, Function::parse(kind, item)?))) {
         Ok(tokens) => tokens,
         Err(error) => {
-            // An empty function of that name beside the error spares the user the second error,
-            // "`main` function not found".
+            // An empty function of that name avoids a second error, "`main` function not found".
             let mut out = error.into_tokens();
             if let (Kind::Main, Some(name)) = (kind, name) {
                 let span = name.span();
@@ -229,7 +228,7 @@ fn attribute(kind: Kind, options: TokenStream, item: TokenStream) -> TokenStream
     }
 }
 
-/// The word after the first `fn`, if there is one.
+/// Returns the word after the first `fn`.
 fn name_of(item: TokenStream) -> Option<Ident> {
     let mut tokens = flat(item);
     tokens.find(|t| is_word(t, "fn"))?;
@@ -241,7 +240,7 @@ fn name_of(item: TokenStream) -> Option<Ident> {
 
 // --- Options -----------------------------------------------------------------------------------
 
-/// What stands in the attribute's parentheses.
+/// The options in the parentheses of the attribute.
 #[derive(Default)]
 struct Options {
     procs: Option<TokenStream>,
@@ -256,7 +255,7 @@ impl Options {
             if !is_word(&key, "procs") {
                 return Err(Error::new(
                     span,
-                    format!("unknown option `{key}`: known is `procs = N`"),
+                    format!("unknown option `{key}`: the only option is `procs = N`"),
                 ));
             }
             if options.procs.is_some() {
@@ -270,7 +269,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The tokens up to the next comma: a number, which is checked, or any expression.
+    /// Takes the tokens up to the next comma: any expression. A number is checked.
     fn value(
         key: Span,
         tokens: &mut Peekable<impl Iterator<Item = TokenTree>>,
@@ -292,7 +291,7 @@ impl Options {
     }
 }
 
-/// Whether a literal, as it is written in the source, is a number of Ps.
+/// Returns whether a literal, as written in the source, is a valid number of Ps.
 fn procs_in_range(literal: &str) -> bool {
     let digits = literal.replace('_', "");
     let digits = digits.strip_suffix("usize").unwrap_or(&digits);
@@ -314,7 +313,7 @@ struct Function {
     keyword: TokenTree,
     name: Ident,
     arguments: Group,
-    /// The type behind `->`; none when nothing is written.
+    /// The type after `->`, if there is one.
     output: Option<TokenStream>,
     body: Group,
 }
@@ -365,7 +364,7 @@ impl Function {
 
     fn visibility(tokens: &mut Tokens) -> TokenStream {
         let mut visibility = TokenStream::new();
-        // What a `$vis` of a macro stands for comes in an invisible group, maybe an empty one.
+        // The `$vis` of a macro comes in an invisible group, which may be empty.
         if let Some(group) = tokens.next_if(|t| is_group(t, Delimiter::None)) {
             visibility.extend([group]);
         } else if let Some(word) = tokens.next_if(|t| is_word(t, "pub")) {
@@ -375,7 +374,7 @@ impl Function {
         visibility
     }
 
-    /// `fn`, and an error for every word that may stand in front of it.
+    /// Takes `fn`. Any keyword before it is an error.
     fn keyword(kind: Kind, tokens: &mut Tokens) -> Result<TokenTree> {
         let Some(token) = tokens.next() else {
             return Err(not_a_function(kind, Span::call_site()));
@@ -386,7 +385,7 @@ impl Function {
         let refused = match word.to_string().as_str() {
             "fn" => return Ok(token),
             "async" => "goroutines need no async: remove it",
-            // `const X: …` and `unsafe impl …` are items, too.
+            // `const X: …` and `unsafe impl …` begin other items.
             "const" | "unsafe" | "extern" if tokens.clone().any(|t| is_word(&t, "fn")) => {
                 "a plain `fn` is needed here: remove this word"
             }
@@ -404,7 +403,7 @@ impl Function {
         let mut rest: Vec<TokenTree> = tokens.collect();
         let body = match rest.pop() {
             Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Brace => Some(g),
-            // A `$body:block` of a macro.
+            // The `$body:block` of a macro comes in an invisible group.
             Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::None => {
                 match flat(g.stream()).next() {
                     Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Brace => Some(g),
@@ -424,21 +423,24 @@ impl Function {
 }
 
 fn not_a_function(kind: Kind, span: Span) -> Error {
-    Error::new(span, format!("{} stands on a function: `fn name() {{ … }}`", kind.name()))
+    Error::new(span, format!("{} must be on a function: `fn name() {{ … }}`", kind.name()))
 }
 
 // --- The expansion -----------------------------------------------------------------------------
 
-/// The outer function, see the head of the file.
+/// Returns the outer function that the head of the file shows.
 fn expand(kind: Kind, options: Options, function: Function) -> TokenStream {
     let Function { attributes, visibility, keyword, name, arguments, output, body } = function;
     let first = output.clone().and_then(|output| output.into_iter().next());
-    // Our tokens look as if they stood at the return type, or at the name: that is where an error
-    // about them ("`E` doesn't implement `Debug`") has to point.
+    // The new tokens get the span of the return type, or of the name: errors about them ("`E`
+    // doesn't implement `Debug`") have to point there.
     let site = first.as_ref().map_or(name.span(), TokenTree::span);
     let span = Span::mixed_site().located_at(site);
-    // `()` and `!` go through the runtime as they are.
-    let reports = first.is_some_and(|token| !is_punct(&token, '!'));
+    // `()` and `!` are returned unchanged.
+    let result_kind = match first {
+        Some(token) if !is_punct(&token, '!') => ResultKind::Reported,
+        _ => ResultKind::Plain,
+    };
 
     let header = [keyword, TokenTree::Ident(name.clone()), TokenTree::Group(arguments)];
     let result = |output: Option<TokenStream>| {
@@ -449,7 +451,7 @@ fn expand(kind: Kind, options: Options, function: Function) -> TokenStream {
     inner.extend(result(output.clone()));
     inner.extend([TokenTree::Group(body)]);
     inner.extend(start(options, span));
-    inner.extend([group(Delimiter::Parenthesis, entry(name, reports, span), span)]);
+    inner.extend([group(Delimiter::Parenthesis, entry(name, result_kind, span), span)]);
 
     let mut out = TokenStream::new();
     if kind == Kind::Test {
@@ -459,16 +461,28 @@ fn expand(kind: Kind, options: Options, function: Function) -> TokenStream {
     out.extend(attributes);
     out.extend(visibility);
     out.extend(header);
-    let code = reports.then(|| path(&["std", "process", "ExitCode"], span));
-    out.extend(result(code.or(output)));
+    out.extend(result(match result_kind {
+        ResultKind::Reported => Some(path(&["std", "process", "ExitCode"], span)),
+        ResultKind::Plain => output,
+    }));
     out.extend([group(Delimiter::Brace, inner, span)]);
     out
 }
 
-/// What the runtime is given: `main`, or `|| ::std::process::Termination::report(main())`.
-fn entry(name: Ident, reports: bool, span: Span) -> TokenStream {
+/// How the outer function returns the result of the inner one.
+#[derive(Clone, Copy, PartialEq)]
+enum ResultKind {
+    /// Unchanged.
+    Plain,
+    /// As the `ExitCode` that `Termination::report` returns.
+    Reported,
+}
+
+/// Returns the closure for the runtime: `main`, or `||
+/// ::std::process::Termination::report(main())`.
+fn entry(name: Ident, result: ResultKind, span: Span) -> TokenStream {
     let name = TokenTree::Ident(name);
-    if !reports {
+    if result == ResultKind::Plain {
         return TokenStream::from(name);
     }
     let call = [name, group(Delimiter::Parenthesis, TokenStream::new(), span)];
@@ -479,7 +493,7 @@ fn entry(name: Ident, reports: bool, span: Span) -> TokenStream {
     entry
 }
 
-/// `::trefoil::run`, or `::trefoil::Runtime::builder().procs(N).build().expect("…").run`.
+/// Returns `::trefoil::run`, or `::trefoil::Runtime::builder().procs(N).build().expect("…").run`.
 fn start(options: Options, span: Span) -> TokenStream {
     let Some(procs) = options.procs else {
         return path(&["trefoil", "run"], span);
@@ -504,7 +518,7 @@ fn start(options: Options, span: Span) -> TokenStream {
 
 type Tokens = Peekable<IntoIter<TokenTree>>;
 
-/// The tokens, without the invisible group that an `$item` of a macro comes in.
+/// Returns the tokens, without the invisible group around the `$item` of a macro.
 fn flat(stream: TokenStream) -> Tokens {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     match tokens.as_slice() {
@@ -541,12 +555,12 @@ fn group(delimiter: Delimiter, stream: TokenStream, span: Span) -> TokenTree {
     TokenTree::Group(group)
 }
 
-/// `->`
+/// Returns `->`.
 fn arrow(span: Span) -> [TokenTree; 2] {
     [punct('-', Spacing::Joint, span), punct('>', Spacing::Alone, span)]
 }
 
-/// `::a::b`
+/// Returns `::a::b`.
 fn path(words: &[&str], span: Span) -> TokenStream {
     words
         .iter()
@@ -557,13 +571,13 @@ fn path(words: &[&str], span: Span) -> TokenStream {
         .collect()
 }
 
-// The rest needs the compiler around it: `tests/attributes.rs` and the examples above.
+// All other code needs the compiler: `tests/attributes.rs` and the examples above test it.
 #[cfg(test)]
 mod tests {
     use super::procs_in_range;
 
     #[test]
-    fn procs_literals() {
+    fn procs_accepts_literals_from_1_to_1024() {
         for good in ["1", "4", "1024", "1_024", "4usize", "0x10", "0b11", "0o17", "0x4_00usize"] {
             assert!(procs_in_range(good), "{good}");
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trefoil_macros as attributes;
 
-/// The `procs` of the last runtime that was built; each test that looks is the only one to build.
+/// The `procs` of the last runtime that was built. Only one test builds a runtime with `procs`.
 static PROCS: AtomicUsize = AtomicUsize::new(0);
 
 fn run<F: FnOnce() -> T + Send, T: Send>(f: F) -> T {
@@ -41,60 +41,60 @@ impl Runtime {
     }
 }
 
-/// True in the stand-in's goroutine, false in the harness's thread.
-fn inside() -> bool {
+/// Returns true on the thread that stands for a goroutine, and false on the thread of the harness.
+fn on_goroutine() -> bool {
     std::thread::current().name() == Some("goroutine")
 }
 
 #[attributes::test]
-fn unit() {
-    assert!(inside());
+fn a_test_without_a_result_runs_on_a_goroutine() {
+    assert!(on_goroutine());
 }
 
 /// A doc comment is an attribute, too.
 #[attributes::test]
 #[allow(unused_variables)]
-pub(crate) fn with_attributes_and_visibility() {
+pub(crate) fn attributes_and_visibility_are_kept() {
     #![allow(unused_mut)]
     let mut unused = 1;
-    assert!(inside());
+    assert!(on_goroutine());
 }
 
 #[attributes::test]
-fn ok_that_is_not_send() -> Result<(), Box<dyn std::error::Error>> {
-    assert!(inside());
+fn the_result_need_not_be_send() -> Result<(), Box<dyn std::error::Error>> {
+    assert!(on_goroutine());
     let n: u32 = "42".parse()?;
     assert_eq!(n, 42);
     Ok(())
 }
 
 #[attributes::test]
-fn impl_termination() -> impl std::process::Termination {
-    assert!(inside());
+fn the_result_may_be_an_impl_trait() -> impl std::process::Termination {
+    assert!(on_goroutine());
     ExitCode::SUCCESS
 }
 
 #[attributes::test]
 #[should_panic(expected = "off the end")]
-fn panics() {
+fn a_panic_fails_the_test() {
     panic!("off the end");
 }
 
 #[attributes::test]
-#[ignore = "is there to be ignored"]
-fn ignored() {
+#[ignore = "checks that the attribute is kept"]
+fn an_ignored_test_does_not_run() {
     unreachable!();
 }
 
 const THREE: usize = 3;
 
 #[attributes::test(procs = THREE)]
-fn options() {
-    assert!(inside());
+fn procs_may_be_an_expression() {
+    assert!(on_goroutine());
     assert_eq!(PROCS.load(Ordering::Relaxed), 3);
 }
 
-// What the harness gets from a test that fails is not a test of its own: call it.
+// The test below calls these functions, because a test that fails would fail the harness.
 mod called {
     #[super::attributes::main]
     pub(super) fn fails() -> Result<(), String> {
@@ -103,8 +103,8 @@ mod called {
 
     #[super::attributes::main]
     pub(super) fn early() -> Result<(), Box<dyn std::error::Error>> {
-        assert!(super::inside());
-        if super::inside() {
+        assert!(super::on_goroutine());
+        if super::on_goroutine() {
             return Ok(());
         }
         Err("not here".into())
@@ -129,7 +129,7 @@ fn results_become_exit_codes() {
     assert!(std::panic::catch_unwind(|| called::never()).is_err());
 }
 
-// Tokens that went through a macro come in invisible groups.
+// Tokens that come from a macro are in invisible groups.
 macro_rules! tests {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident() -> $ty:ty $body:block)*) => {
         $(#[attributes::test] $(#[$meta])* $vis fn $name() -> $ty $body)*
@@ -140,6 +140,6 @@ macro_rules! tests {
 tests! {
     /// Documented.
     pub fn from_a_macro() -> Result<(), String> { Ok(()) }
-    fn from_a_macro_without_visibility() -> () { assert!(inside()) }
+    fn from_a_macro_without_visibility() -> () { assert!(on_goroutine()) }
 }
-tests! { fn from_an_item() { assert!(inside()) } }
+tests! { fn from_an_item() { assert!(on_goroutine()) } }

@@ -20,8 +20,8 @@
 
 use crate::mem;
 use crate::runtime::with_sched;
-use crate::sched::p::{P, PStatus};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sched::p_snapshot::PSnapshot;
+use std::sync::atomic::Ordering;
 
 pub use crate::observe::pprof::Profile;
 
@@ -126,7 +126,7 @@ pub struct ProcStats {
 pub fn stats() -> Stats {
     let memory = mem::stats();
     with_sched(|sched| Stats {
-        procs: sched.all_ps().map(proc_stats).collect(),
+        procs: sched.p_snapshots().into_iter().map(proc_stats).collect(),
         threads: sched.threads() as usize,
         goroutines: sched.num_goroutines() as usize,
         io_waiters: sched.poller.waiters(),
@@ -141,21 +141,16 @@ pub fn stats() -> Stats {
     })
 }
 
-fn proc_stats(p: &P) -> ProcStats {
-    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+fn proc_stats(p: PSnapshot) -> ProcStats {
     ProcStats {
-        status: match p.status() {
-            PStatus::Idle => "idle",
-            PStatus::Running => "running",
-            PStatus::Retired => "retired",
-        },
-        ticks: p.tick.load(Ordering::Relaxed).into(),
-        queue: p.queued(),
-        spawned: read(&p.counters.spawned),
-        ended: read(&p.counters.ended),
-        steals: read(&p.counters.steals),
-        stolen: read(&p.counters.stolen),
-        overflows: read(&p.counters.overflows),
+        status: p.status_text(),
+        ticks: p.ticks.into(),
+        queue: p.queued,
+        spawned: p.spawned,
+        ended: p.ended,
+        steals: p.steals,
+        stolen: p.stolen,
+        overflows: p.overflows,
     }
 }
 

@@ -1,19 +1,20 @@
 //! Futures on goroutines: [`block_on`] and [`go_async`].
 //!
-//! A goroutine drives one future and parks while it is pending; its waker makes it runnable again. There is no
-//! reactor in here: a future that needs one (tokio's sockets and timers) brings its own, and finds it in
-//! the goroutine's thread-locals as it would on a thread.
+//! A goroutine polls one future and parks while the future is pending. The waker makes the
+//! goroutine runnable again. There is no reactor: a future that needs one (tokio's sockets and
+//! timers) brings its own, and finds it in the goroutine's thread-locals as it would on a thread.
 //!
-//! # The alarm
-//! One word: `QUIET`, `RUNG`, or the sleeper that waits for it.
+//! # The waker's state
+//! One word: `EMPTY`, `NOTIFIED`, or the parked goroutine or thread.
 //!
-//! | from | to | who |
+//! | from | to | actor |
 //! |---|---|---|
-//! | any | `RUNG` | a waker; it wakes the sleeper that it found |
-//! | `RUNG` | `QUIET` | the goroutine, before it polls |
-//! | `QUIET` | a sleeper | the goroutine, when it parks; not if it was rung meanwhile |
+//! | any | `NOTIFIED` | a waker; it wakes the waiter that it found |
+//! | `NOTIFIED` | `EMPTY` | the goroutine, before it polls |
+//! | `EMPTY` | a waiter | the goroutine, when it parks |
 
-use crate::JoinHandle;
+use crate::goroutine::{go, yield_now};
+use crate::join_handle::JoinHandle;
 use crate::sched::Rt;
 use crate::sched::wait;
 use crate::sched::wait::reason::WaitReason;
@@ -23,23 +24,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// No sleeper has these values: they are addresses.
-const QUIET: usize = 0;
-const RUNG: usize = usize::MAX;
+/// Not notified, and no waiter. A waiter is an address, so it differs from both constants.
+const EMPTY: usize = 0;
+const NOTIFIED: usize = usize::MAX;
 
-struct Alarm(AtomicUsize);
+struct FutureWaker(AtomicUsize);
 
-impl Wake for Alarm {
+impl Wake for FutureWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // AcqRel: what the waker did is seen by the next poll, and the sleeper is really asleep or about to.
-        let sleeper = self.0.swap(RUNG, Ordering::AcqRel);
-        if sleeper != QUIET && sleeper != RUNG {
+        // Release: the next poll sees what the waker did. Acquire: pairs with the store of the
+        // waiter.
+        let waiter = self.0.swap(NOTIFIED, Ordering::AcqRel);
+        if waiter != EMPTY && waiter != NOTIFIED {
             let here = Rt::enter();
-            wait::wake_here(here, sleeper);
+            wait::wake_here(here, waiter);
             wait::leave(here);
         }
     }
@@ -52,8 +54,8 @@ impl Wake for Alarm {
 /// another `block_on`.
 ///
 /// There is no reactor in it: a future that needs one brings its own. tokio's sockets and timers,
-/// for example, need a tokio runtime beside, which the goroutine enters. The goroutine owns its
-/// thread-locals, so it stays entered wherever the goroutine runs:
+/// for example, need a tokio runtime that the goroutine has entered. The goroutine owns its
+/// thread-locals, so it stays entered on whichever thread it runs:
 /// ```ignore
 /// let tokio = tokio::runtime::Runtime::new()?;
 /// let _inside = tokio.enter();
@@ -87,40 +89,40 @@ impl Wake for Alarm {
 /// });
 /// ```
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let alarm = Arc::new(Alarm(AtomicUsize::new(QUIET)));
-    let waker = Waker::from(alarm.clone());
+    let state = Arc::new(FutureWaker(AtomicUsize::new(EMPTY)));
+    let waker = Waker::from(state.clone());
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return value;
         }
-        let mut rung = false;
-        wait::block(WaitReason::Future, |sleeper| {
-            // Release: the waker finds us. Acquire: if it was faster, we see what it did.
+        let mut notified = false;
+        wait::block(WaitReason::Future, |waiter| {
+            // Release: pairs with the waker's swap. Acquire: a waker that was faster is seen.
             let order = (Ordering::AcqRel, Ordering::Acquire);
-            rung = alarm.0.compare_exchange(QUIET, sleeper, order.0, order.1).is_err();
-            !rung
+            notified = state.0.compare_exchange(EMPTY, waiter, order.0, order.1).is_err();
+            !notified
         });
-        if rung {
-            // Woken while it was polled: that is how a future asks for others to go first.
-            crate::yield_now();
+        if notified {
+            // A future that wakes itself while it is polled asks to let other tasks run first.
+            yield_now();
         }
-        alarm.0.swap(QUIET, Ordering::AcqRel);
+        state.0.swap(EMPTY, Ordering::AcqRel);
     }
 }
 
-/// Starts a goroutine that runs a future to its end: [`go`](crate::go) with [`block_on`].
+/// Starts a goroutine that runs a future to its end: [`go`] with [`block_on`].
 ///
-/// Use it where tokio's `spawn` would be used. The handle is that of [`go`](crate::go): it is not a
+/// Use it in place of tokio's `spawn`. The handle is the one of [`go`]: it is not a
 /// future, and `join` parks the goroutine that calls it.
 ///
 /// # Drop
-/// Dropping the handle detaches the goroutine, which runs on.
+/// Dropping the handle detaches the goroutine, which continues to run.
 ///
 /// # Panics
-/// Panics if no memory is left for another goroutine. A panic of the future comes out of
-/// [`JoinHandle::join`] as an error.
+/// Panics if there is no memory for another goroutine. [`JoinHandle::join`] returns a panic of the
+/// future as an error.
 ///
 /// # Examples
 /// ```
@@ -135,5 +137,5 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    crate::go(move || block_on(future))
+    go(move || block_on(future))
 }

@@ -1,16 +1,11 @@
-//! Starting goroutines and waiting for them: `go`, `Builder`, `JoinHandle`.
+//! Starting goroutines: `go`, `Builder`; and `yield_now`, `id`.
 
-use crate::runtime;
+use crate::join_handle::{Join, JoinHandle};
+use crate::runtime::{self, PanicMode};
 use crate::sched::g::G;
-use crate::sched::goroutine::body::Body;
-use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
-use crate::sched::wait::reason::WaitReason;
-use crate::sched::{Rt, current_g, switch, wait};
-use std::fmt;
+use crate::sched::{Rt, current_g, switch};
 use std::io;
-use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::panic::Location;
 
 /// Starts `f` as a goroutine and returns a handle to wait for its result.
@@ -67,32 +62,8 @@ where
             spawn(SpawnTarget::Runtime(runtime::default_sched()?), spec, f)?
         }
     };
-    // SAFETY: the fresh goroutine's join cell has one side for a handle, and T is its result.
-    Ok(JoinHandle { inner: unsafe { Join::new(g) } })
-}
-
-/// What a panic in a goroutine does.
-///
-/// [`RuntimeBuilder::panic`](crate::RuntimeBuilder::panic) sets it for a runtime, and
-/// [`Builder::panic`] for one goroutine. Use `Abort` if the program must not continue after a bug
-/// in any goroutine.
-///
-/// ```
-/// use trefoil::{Builder, PanicMode};
-///
-/// trefoil::run(|| {
-///     let careful = Builder::new().panic(PanicMode::Unwind);
-///     let handle = careful.go(|| panic!("no luck")).unwrap();
-///     assert!(handle.join().is_err()); // The program continues.
-/// });
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PanicMode {
-    /// The panic ends the goroutine, and [`JoinHandle::join`] returns its payload, as in std. This
-    /// is the default.
-    Unwind,
-    /// The panic ends the process with exit code 2, as in Go.
-    Abort,
+    // SAFETY: just spawned with result type T, and this is its only handle.
+    Ok(JoinHandle::from_join(unsafe { Join::new(g) }))
 }
 
 /// The settings of a new goroutine, like [`std::thread::Builder`].
@@ -156,7 +127,8 @@ impl Builder {
         self
     }
 
-    fn spec(self, created_at: &'static Location<'static>) -> SpawnOptions {
+    /// Returns the settings in the form that the scheduler takes.
+    pub(crate) fn spec(self, created_at: &'static Location<'static>) -> SpawnOptions {
         SpawnOptions {
             name: self.name,
             stack_size: self.stack_size,
@@ -166,7 +138,7 @@ impl Builder {
         }
     }
 
-    /// Starts `f` as a goroutine with these settings, in the runtime that [`go`](crate::go) uses.
+    /// Starts `f` as a goroutine with these settings, in the runtime that [`go`] uses.
     ///
     /// ```
     /// use std::io::ErrorKind;
@@ -190,199 +162,6 @@ impl Builder {
         T: Send + 'static,
     {
         start(self.spec(Location::caller()), f)
-    }
-
-    /// Starts `f` as a goroutine with these settings in a [`scope`](crate::scope()), so that `f`
-    /// may borrow.
-    ///
-    /// ```
-    /// let words = ["to", "be"];
-    /// let count = trefoil::scope(|s| {
-    ///     let counter = trefoil::Builder::new().name("counter");
-    ///     let handle = counter.go_scoped(s, || words.len()).unwrap();
-    ///     assert_eq!(handle.name(), Some("counter"));
-    ///     handle.join().unwrap()
-    /// });
-    /// assert_eq!(count, 2);
-    /// ```
-    ///
-    /// # Errors
-    /// The errors of [`Builder::go`].
-    #[track_caller]
-    pub fn go_scoped<'scope, 'env, F, T>(
-        self,
-        scope: &'scope crate::Scope<'scope, 'env>,
-        f: F,
-    ) -> io::Result<crate::ScopedJoinHandle<'scope, T>>
-    where
-        F: FnOnce() -> T + Send + 'scope,
-        T: Send + 'scope,
-    {
-        scope.start(self.spec(Location::caller()), f)
-    }
-}
-
-/// One side of a join cell: the right to a goroutine's result. `JoinHandle` and `ScopedJoinHandle` are
-/// faces of it.
-pub(crate) struct Join<T> {
-    g: &'static G,
-    result: PhantomData<T>,
-}
-
-// SAFETY: it is the right to take a T that another thread made; the rest of the G is atomic or immutable
-// while a handle exists.
-unsafe impl<T: Send> Send for Join<T> {}
-// SAFETY: `&Join` gives only id, name and is_finished.
-unsafe impl<T> Sync for Join<T> {}
-
-impl<T> Join<T> {
-    /// # Safety
-    /// `g` was just spawned with result type `T`, and this is its only handle.
-    pub(crate) unsafe fn new(g: &'static G) -> Self {
-        Join { g, result: PhantomData }
-    }
-
-    pub(crate) fn join(self) -> std::thread::Result<T> {
-        let g = ManuallyDrop::new(self).g;
-        if !g.join.is_done() {
-            wait::block(WaitReason::Join, |waiter| g.join.wait(waiter));
-        }
-        // SAFETY: done, so result and G are the handle's: ours (join.rs, invariant 1).
-        let result = unsafe { Body::take::<T>(g) };
-        free(g);
-        result
-    }
-
-    pub(crate) fn g(&self) -> &'static G {
-        self.g
-    }
-
-    /// Gives up the handle. Returns whether the goroutine panicked, if its closure has returned: then the result is dropped.
-    pub(crate) fn detach(self) -> Option<bool> {
-        let g = ManuallyDrop::new(self).g;
-        detach(g)
-    }
-}
-
-fn detach(g: &'static G) -> Option<bool> {
-    let detached = g.join.detach();
-    if detached == Detached::Running {
-        return None;
-    }
-    // SAFETY: its closure has returned, so the result is the handle's: ours (join.rs, invariant 1).
-    let panicked = unsafe { (g.body.get().drop_result)(g) };
-    if detached == Detached::Done || !g.join.emptied() {
-        free(g);
-    }
-    Some(panicked)
-}
-
-impl<T> Drop for Join<T> {
-    fn drop(&mut self) {
-        let _ = detach(self.g);
-    }
-}
-
-fn free(g: &'static G) {
-    g.forget_name();
-    match Rt::enter() {
-        Some(rt) => {
-            switch::free(rt, g);
-            rt.leave();
-        }
-        None => switch::free_outside(g),
-    }
-}
-
-/// The right to wait for a goroutine and to take its result.
-///
-/// [`go`] returns it. It can be sent to other goroutines and threads, also of other runtimes.
-///
-/// ```
-/// trefoil::run(|| {
-///     let handle = trefoil::go(|| "done");
-///     assert_eq!(handle.join().unwrap(), "done");
-/// });
-/// ```
-///
-/// # Drop
-/// Dropping the handle detaches the goroutine: it continues to run, and its result, or the payload
-/// of its panic, is dropped.
-///
-/// ```
-/// trefoil::run(|| {
-///     let (tx, rx) = trefoil::chan::bounded(1);
-///     drop(trefoil::go(move || tx.send(42)));
-///     assert_eq!(rx.recv(), Ok(42)); // The goroutine has run nevertheless.
-/// });
-/// ```
-pub struct JoinHandle<T> {
-    inner: Join<T>,
-}
-
-impl<T> JoinHandle<T> {
-    /// Waits for the goroutine to end and returns its result.
-    ///
-    /// A caller that is a goroutine parks; a plain thread blocks. The thread-locals of the
-    /// goroutine have been dropped when `join` returns.
-    ///
-    /// If the runtime of the goroutine was [dropped](crate::Runtime#drop) before the goroutine
-    /// ended, `join` may never return.
-    ///
-    /// ```
-    /// let h = trefoil::go(|| -> i32 { panic!("no luck") });
-    /// let payload = h.join().unwrap_err();
-    /// assert_eq!(payload.downcast_ref(), Some(&"no luck"));
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the payload of the panic if the goroutine panicked.
-    pub fn join(self) -> std::thread::Result<T> {
-        self.inner.join()
-    }
-
-    /// Returns true if the goroutine has ended, so that [`join`](Self::join) returns at once.
-    ///
-    /// ```
-    /// trefoil::run(|| {
-    ///     let h = trefoil::go(|| ());
-    ///     while !h.is_finished() {
-    ///         trefoil::yield_now();
-    ///     }
-    /// });
-    /// ```
-    pub fn is_finished(&self) -> bool {
-        self.inner.g().join.is_done()
-    }
-
-    /// Returns the goroutine's id. A runtime never uses an id twice.
-    ///
-    /// ```
-    /// trefoil::run(|| {
-    ///     let handle = trefoil::go(trefoil::id);
-    ///     let id = handle.id();
-    ///     assert_eq!(handle.join().unwrap(), id);
-    /// });
-    /// ```
-    pub fn id(&self) -> u64 {
-        self.inner.g().id()
-    }
-
-    /// Returns the name that [`Builder::name`] has set.
-    pub fn name(&self) -> Option<&str> {
-        self.inner.g().name()
-    }
-}
-
-impl<T> JoinHandle<T> {
-    pub(crate) fn from_join(inner: Join<T>) -> Self {
-        JoinHandle { inner }
-    }
-}
-
-impl<T> fmt::Debug for JoinHandle<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinHandle").field("id", &self.id()).field("name", &self.name()).finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Pages to read: how to begin, how to say it if you come from Go or from tokio, whether it is sound, where it ends.
+//! Guides: first steps, trefoil for Go and tokio programmers, why it is sound, and its limits.
 
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}

@@ -141,15 +141,15 @@
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
 compile_error!(
-    "trefoil runs on Linux x86_64 with glibc: a goroutine owns its thread-local storage, and that \
-     needs `arch/` (switch, FS/GS base) and `mem/tls` (TLS blocks) for the target. Both are missing here."
+    "trefoil runs on Linux x86_64 with glibc only: a goroutine owns its thread-local storage, and \
+     that needs `arch/` (switch, FS/GS base) and `mem/tls` (TLS blocks) for the target."
 );
 
-// `gnu` only: on other targets the message above is the one that matters.
+// On `gnu` only: any other target gets the message above.
 #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
 compile_error!(
-    "trefoil needs a dynamically linked glibc: it learns the layout of thread-local storage from the dynamic \
-     linker, and finds libc's functions behind its own of the same names. Build without \
+    "trefoil needs a dynamically linked glibc: it reads the layout of thread-local storage from \
+     the dynamic linker, and calls libc's functions behind its own of the same names. Build without \
      `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
 );
 
@@ -163,6 +163,7 @@ mod future;
 mod goroutine;
 pub mod guide;
 mod interpose;
+mod join_handle;
 mod mem;
 pub mod net;
 mod observe;
@@ -178,11 +179,14 @@ pub mod time;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use future::{block_on, go_async};
-pub use goroutine::{Builder, JoinHandle, PanicMode, go, id, yield_now};
-pub use runtime::{Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs};
+pub use goroutine::{Builder, go, id, yield_now};
+pub use join_handle::JoinHandle;
+pub use runtime::{
+    PanicMode, Runtime, RuntimeBuilder, num_cpus, num_goroutines, procs, run, set_procs,
+};
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
-/// What must not compile: the bounds of `go` and `scope` are those of std's threads.
+/// Programs that must not compile, because `go` and `scope` have the bounds of std's threads.
 ///
 /// An `Rc` is not `Send`:
 /// ```compile_fail,E0277
@@ -223,7 +227,7 @@ pub use trefoil_macros::{main, test};
 ///     s.go(|| n += 1);
 /// });
 /// ```
-/// What `run` runs is sent to another thread, and so is its value:
+/// The closure of `run` is sent to another thread, and so is its value:
 /// ```compile_fail,E0277
 /// let rc = std::rc::Rc::new(1);
 /// trefoil::run(|| println!("{rc}"));

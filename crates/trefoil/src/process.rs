@@ -46,16 +46,21 @@
 //! });
 //! ```
 
-use crate::blocking;
+use crate::blocking::blocking;
 use crate::net::PipeReader;
 use crate::net::fd::Fd;
 use crate::sched::netpoll::pollable::Direction;
+use crate::scope::scope;
 use crate::sys::clock::{self, NEVER, Nanos};
+use crate::time::sleep;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
+
+/// How often a child without a pidfd is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits for a child to exit, like [`Child::wait`].
 ///
@@ -81,14 +86,15 @@ pub fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     drop(child.stdin.take());
     match wait_until(child, NEVER)? {
         Some(status) => Ok(status),
-        None => blocking(|| child.wait()),
+        None => unreachable!("a wait without a deadline ends when the child exits"),
     }
 }
 
 /// Waits for a child to exit, for at most `timeout`.
 ///
 /// Returns `None` if the child has not exited by then. Unlike [`wait`], it leaves the child's
-/// standard input open. The child runs on after the timeout: the caller may kill it, or wait again.
+/// standard input open. The child continues after the timeout: the caller may kill it, or wait
+/// again.
 ///
 /// # Errors
 /// The OS error `ECHILD` if other code in the process has waited for the child already, or if the
@@ -103,7 +109,7 @@ pub fn wait(child: &mut Child) -> io::Result<ExitStatus> {
 /// trefoil::run(|| {
 ///     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
 ///     let status = wait_timeout(&mut child, Duration::from_millis(2)).unwrap();
-///     assert!(status.is_none(), "it sleeps still");
+///     assert!(status.is_none(), "the child still sleeps");
 ///     child.kill().unwrap();
 ///     assert!(!wait(&mut child).unwrap().success());
 /// });
@@ -112,41 +118,58 @@ pub fn wait_timeout(child: &mut Child, timeout: Duration) -> io::Result<Option<E
     wait_until(child, clock::after(timeout))
 }
 
-/// None: it is too late, or there is no way to wait (a kernel before 5.3).
+/// Waits until the child exits. Returns `None` if it has not exited at `deadline`.
 fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatus>> {
     if let Some(status) = child.try_wait()? {
         return Ok(Some(status));
     }
-    // Ours, and not waited for yet: the number is not somebody else's.
-    let fd = Pid::from_raw(child.id() as i32)
+    // The child has not been waited for, so its number cannot belong to another process.
+    let pidfd = Pid::from_raw(child.id() as i32)
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .map(Fd::new);
-    let Some(fd) = fd else {
-        while deadline != NEVER && clock::now() < deadline {
-            crate::time::sleep(Duration::from_millis(1));
-            if let Some(status) = child.try_wait()? {
-                return Ok(Some(status));
-            }
-        }
-        return Ok(None);
-    };
-    let call = fd.call()?;
+    match pidfd {
+        Some(pidfd) => wait_for_pidfd(child, &pidfd, deadline),
+        None => wait_without_pidfd(child, deadline),
+    }
+}
+
+fn wait_for_pidfd(
+    child: &mut Child,
+    pidfd: &Fd,
+    deadline: Nanos,
+) -> io::Result<Option<ExitStatus>> {
+    let call = pidfd.call()?;
     loop {
-        let seen = fd.edges(Direction::Read);
+        let seen = pidfd.edges(Direction::Read);
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        match fd.wait_for(&call, Direction::Read, deadline, seen) {
+        match pidfd.wait_for(&call, Direction::Read, deadline, seen) {
             Err(e) if e.kind() == io::ErrorKind::TimedOut => return child.try_wait(),
             other => other?,
         }
     }
 }
 
+/// Waits on kernels before 5.3, and if no descriptor is left for a pidfd.
+#[cold]
+fn wait_without_pidfd(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatus>> {
+    if deadline == NEVER {
+        return blocking(|| child.wait()).map(Some);
+    }
+    while clock::now() < deadline {
+        sleep(POLL_INTERVAL);
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+    }
+    Ok(None)
+}
+
 /// Runs a command to its end and collects its output, like [`Command::output`].
 ///
 /// Unlike std's method, it always connects standard input to `/dev/null` and collects both standard
-/// output and standard error. Streams that the caller has configured on `command` are replaced.
+/// output and standard error: it replaces streams that the caller has configured on `command`.
 ///
 /// # Errors
 /// The errors of [`Command::spawn`] ([`NotFound`](io::ErrorKind::NotFound) if there is no such
@@ -170,7 +193,7 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
     let mut child = blocking(|| command.spawn())?;
     let out = child.stdout.take().map(OwnedFd::from);
     let err = child.stderr.take().map(OwnedFd::from);
-    let (stdout, stderr) = crate::scope(|s| {
+    let (stdout, stderr) = scope(|s| {
         let reading = s.go(|| read_all(err));
         let stdout = read_all(out);
         (stdout, reading.join())

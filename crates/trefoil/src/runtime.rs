@@ -1,20 +1,20 @@
-//! Runtimes: `run`, `Runtime`, and the questions one asks of the runtime one is in.
+//! Runtimes: `run`, `Runtime`, `RuntimeBuilder`; and functions about the caller's runtime.
 
-use crate::goroutine::{Join, PanicMode};
+use crate::join_handle::{Join, JoinHandle};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
-use crate::sched::{Config, Hooks, MAX_THREADS, Rt, Sched, current_g, switch};
+use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, current_g};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
 use std::fmt;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
-/// Virtual stack of a goroutine, guard and thread-locals included.
+/// Address space of a goroutine's stack, with the guard and the thread-locals.
 pub(crate) const DEFAULT_STACK_BYTES: usize = 256 << 10;
-/// Virtual stack of a main goroutine: as much as Linux gives a program's main thread.
+/// Address space of a main goroutine's stack: as much as Linux gives the main thread of a program.
 const MAIN_STACK_BYTES: usize = 8 << 20;
 
 /// Runs `f` as the main goroutine of a new runtime and returns its value.
@@ -144,11 +144,11 @@ impl Runtime {
             stack_size: Some(MAIN_STACK_BYTES),
             ..SpawnOptions::plain()
         };
-        // SAFETY: F and T are Send; what they borrow outlives this call, which returns only after the
-        // goroutine has ended.
+        // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
+        // after the goroutine has ended.
         let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), spec, f) };
         let main = match spawned {
-            // SAFETY: just spawned, with result type T.
+            // SAFETY: just spawned with result type T, and this is its only handle.
             Ok(g) => unsafe { Join::new(g) },
             Err(e) => panic!("cannot start the main goroutine: {e}"),
         };
@@ -173,15 +173,15 @@ impl Runtime {
     /// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory or address space for
     /// another goroutine. The message names the limit to raise.
     #[track_caller]
-    pub fn go<F, T>(&self, f: F) -> io::Result<crate::JoinHandle<T>>
+    pub fn go<F, T>(&self, f: F) -> io::Result<JoinHandle<T>>
     where
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        // SAFETY: F and T are Send and 'static; and T is the result's type.
+        // SAFETY: F and T are Send and 'static. T is the result type, and this is the only handle.
         unsafe {
             let g = spawn(SpawnTarget::Runtime(&self.sched), SpawnOptions::plain(), f)?;
-            Ok(crate::JoinHandle::from_join(Join::new(g)))
+            Ok(JoinHandle::from_join(Join::new(g)))
         }
     }
 }
@@ -200,6 +200,30 @@ impl fmt::Debug for Runtime {
             .field("threads", &self.sched.threads())
             .finish()
     }
+}
+
+/// What a panic in a goroutine does.
+///
+/// [`RuntimeBuilder::panic`] sets it for a runtime, and [`Builder::panic`](crate::Builder::panic)
+/// for one goroutine. Use `Abort` if the program must not continue after a bug
+/// in any goroutine.
+///
+/// ```
+/// use trefoil::{Builder, PanicMode};
+///
+/// trefoil::run(|| {
+///     let careful = Builder::new().panic(PanicMode::Unwind);
+///     let handle = careful.go(|| panic!("no luck")).unwrap();
+///     assert!(handle.join().is_err()); // The program continues.
+/// });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PanicMode {
+    /// The panic ends the goroutine, and [`JoinHandle::join`](crate::JoinHandle::join) returns its
+    /// payload, as in std. This is the default.
+    Unwind,
+    /// The panic ends the process with exit code 2, as in Go.
+    Abort,
 }
 
 /// The settings of a new [`Runtime`].
@@ -310,45 +334,26 @@ impl RuntimeBuilder {
     ///   `max_threads` is less than 2, `stack_size` is 0 or more than 1 GiB, or `TREFOIL_PROCS`,
     ///   `GOMAXPROCS` or `TREFOIL_DEBUG` has a value that is not valid.
     /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` or `dlopen_reserve` was set
-    ///   to another value than the first goroutine of the process has fixed. A builder that sets
-    ///   one of the two sets the other to its default.
+    ///   to another value than the first goroutine of the process has fixed.
     /// - [`Unsupported`](io::ErrorKind::Unsupported): the thread-local storage of this glibc has a
     ///   layout that the runtime does not know.
     /// - Other kinds: the kernel refused memory or a thread, for example
     ///   [`WouldBlock`](io::ErrorKind::WouldBlock) when the limit of threads is reached.
     pub fn build(self) -> io::Result<Runtime> {
-        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let env = env::read().map_err(invalid)?;
-        if let Some(n) = self.procs
-            && !(1..=crate::sched::MAX_PROCS).contains(&n)
-        {
-            return Err(invalid(format!("procs({n}): expected a number from 1 to 1024")));
-        }
-        let said = self.procs.or(env.procs);
-        let procs = said.unwrap_or_else(cpus::default_procs);
-        let max_threads = match self.max_threads {
-            Some(n @ 0..2) => {
-                let text =
-                    format!("max_threads({n}): at least 2 are needed, because one may block");
-                return Err(invalid(text));
-            }
-            Some(n) => u32::try_from(n).unwrap_or(u32::MAX),
-            None => MAX_THREADS,
-        };
-        let signal = process_init(&env)?;
-        if self.stack_size.is_some() || self.reserve.is_some() {
-            let size = self.stack_size.unwrap_or(DEFAULT_STACK_BYTES);
-            mem::configure(size, self.reserve.unwrap_or(true))?;
-        }
+        let explicit_procs = self.checked_procs()?.or(env.procs);
+        let max_threads = self.checked_max_threads()?;
+        let async_preempt = process_init(&env)?;
+        configure_stacks(self.stack_size, self.reserve)?;
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
             schedtrace_ms: env.schedtrace_ms,
             scheddetail: env.scheddetail,
             first_id: 1,
             max_threads,
-            async_preempt: signal,
+            async_preempt,
             slice: env.slice_us.map_or(SLICE_NANOS, |us| us * 1_000),
-            follow_cpus: said.is_none(),
+            follow_cpus: explicit_procs.is_none(),
             hooks: Hooks {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
@@ -356,17 +361,57 @@ impl RuntimeBuilder {
                 with_output: interpose::with_output,
             },
         };
+        let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
         let sched = Sched::start(procs, config)?;
         observe::deadlock::register(&sched);
         observe::quit::install();
         Ok(Runtime { sched })
     }
+
+    fn checked_procs(&self) -> io::Result<Option<usize>> {
+        match self.procs {
+            Some(n) if !(1..=MAX_PROCS).contains(&n) => {
+                Err(invalid(format!("procs({n}): expected a number from 1 to {MAX_PROCS}")))
+            }
+            procs => Ok(procs),
+        }
+    }
+
+    fn checked_max_threads(&self) -> io::Result<u32> {
+        match self.max_threads {
+            Some(n @ 0..2) => {
+                let text = format!("max_threads({n}): expected at least 2, because one may block");
+                Err(invalid(text))
+            }
+            Some(n) => Ok(u32::try_from(n).unwrap_or(u32::MAX)),
+            None => Ok(MAX_THREADS),
+        }
+    }
 }
 
-/// What a process needs once, before its first goroutine. Whether goroutines can be preempted by a signal.
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// Sets the default stack size and the dlopen reserve of the process, as far as a builder sets
+/// them. A setting that the builder leaves out keeps the value of earlier builders.
+fn configure_stacks(stack_size: Option<usize>, reserve: Option<bool>) -> io::Result<()> {
+    static CONFIGURED: Mutex<(usize, bool)> = Mutex::new((DEFAULT_STACK_BYTES, true));
+    if stack_size.is_none() && reserve.is_none() {
+        return Ok(());
+    }
+    let mut configured = CONFIGURED.lock().unwrap_or_else(PoisonError::into_inner);
+    let wanted = (stack_size.unwrap_or(configured.0), reserve.unwrap_or(configured.1));
+    mem::configure(wanted.0, wanted.1)?;
+    *configured = wanted;
+    Ok(())
+}
+
+/// Prepares the process for its first goroutine, once. Returns whether goroutines can be preempted
+/// by a signal.
 fn process_init(env: &env::Env) -> io::Result<bool> {
     static ONCE: Once = Once::new();
-    static SIGNAL: AtomicBool = AtomicBool::new(false);
+    static ASYNC_PREEMPT: AtomicBool = AtomicBool::new(false);
     ONCE.call_once(|| {
         arch::init();
         interpose::linked();
@@ -379,38 +424,40 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
         observe::fault::install_handler();
         observe::panics::install_hook();
         if !env.asyncpreemptoff {
-            SIGNAL.store(interpose::signals::install_preemption(env.preempt_signal), Relaxed);
+            let installed = interpose::signals::install_preemption(env.preempt_signal);
+            ASYNC_PREEMPT.store(installed, Relaxed);
         }
     });
     let layout = mem::tls::init()?;
     if let Some(why) = &layout.why
         && !env.tls_pthread
     {
-        static SAY_ONCE: Once = Once::new();
-        SAY_ONCE.call_once(|| {
+        static WARN_ONCE: Once = Once::new();
+        WARN_ONCE.call_once(|| {
             eprintln!(
                 "trefoil: new goroutines are slow here (their TLS needs a thread each): {why}"
             );
         });
     }
-    // It has made a thread, so glibc's handler is there to be wrapped.
+    // After `mem::tls::init`: it has made a thread, so glibc has installed the handler to wrap.
     interpose::setxid::install();
-    Ok(SIGNAL.load(Relaxed))
+    Ok(ASYNC_PREEMPT.load(Relaxed))
 }
 
-/// The runtime of goroutines that plain threads start with `go`. It lives as long as the process.
+/// Returns the runtime of goroutines that plain threads start with `go`. It lives as long as the
+/// process.
 pub(crate) fn default_sched() -> io::Result<&'static Sched> {
     static DEFAULT: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = DEFAULT.get() {
         return Ok(&runtime.sched);
     }
     let runtime = Runtime::builder().build()?;
-    // There is no main goroutine: its id stays unused.
+    // There is no main goroutine, so the id 1 stays unused.
     runtime.sched.take_ids(1);
     Ok(&DEFAULT.get_or_init(|| runtime).sched)
 }
 
-/// The caller's runtime, or the one that serves plain threads.
+/// Returns the caller's runtime, or the default runtime on a plain thread.
 pub(crate) fn current_sched() -> io::Result<&'static Sched> {
     match current_g() {
         // SAFETY: a goroutine that runs keeps its runtime alive.
@@ -419,16 +466,12 @@ pub(crate) fn current_sched() -> io::Result<&'static Sched> {
     }
 }
 
-/// Calls `f` with the runtime that the caller is in: its goroutine's, or the default one.
+/// Calls `f` with the caller's runtime, or with the default runtime on a plain thread.
 #[track_caller]
 pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
-    match current_g() {
-        // SAFETY: a goroutine that runs keeps its runtime alive.
-        Some(g) => f(unsafe { &*g.sched.get() }),
-        None => match default_sched() {
-            Ok(sched) => f(sched),
-            Err(e) => panic!("trefoil cannot start: {e}"),
-        },
+    match current_sched() {
+        Ok(sched) => f(sched),
+        Err(e) => panic!("trefoil cannot start: {e}"),
     }
 }
 
@@ -513,12 +556,7 @@ pub fn set_procs(n: usize) -> usize {
         Err(e) => panic!("set_procs({n}): {e}"),
     };
     match Rt::enter() {
-        Some(rt) => {
-            rt.sched().wake_after_push();
-            // If our own P is to go, let it.
-            let asked = rt.p().flags.load(std::sync::atomic::Ordering::Relaxed) != 0;
-            if asked { switch::yield_now(rt).leave() } else { rt.leave() }
-        }
+        Some(rt) => sched::procs::after_resize(rt),
         None => with_sched(Sched::wake_after_push),
     }
     before

@@ -1,6 +1,7 @@
-//! `scope`: goroutines that borrow.
+//! `scope`: goroutines that may borrow from their caller.
 
-use crate::goroutine::Join;
+use crate::goroutine::Builder;
+use crate::join_handle::Join;
 use crate::runtime;
 use crate::sched::current_g;
 use crate::sched::goroutine::scope::ScopeData;
@@ -8,7 +9,7 @@ use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 /// Runs `f` with a [`Scope`] whose goroutines may borrow from the caller, like
 /// [`std::thread::scope`].
@@ -62,7 +63,7 @@ where
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
     data: ScopeData,
-    // Invariant in both, as in std: neither may be shortened or lengthened.
+    // Invariant in both lifetimes, as in std: the compiler may neither shorten nor lengthen them.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -110,8 +111,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     {
         let spec = SpawnOptions { scope: &raw const self.data, ..spec };
         self.data.add();
-        // SAFETY: F and T are Send; what they borrow outlives 'scope, and `scope` does not return before
-        // the count is back at zero.
+        // SAFETY: F and T are Send. What they borrow outlives 'scope, and `scope` does not return
+        // before the count of its goroutines is zero.
         let spawned = unsafe {
             if current_g().is_some() {
                 spawn(SpawnTarget::Current, spec, f)
@@ -122,7 +123,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         };
         match spawned {
             Ok(g) => Ok(ScopedJoinHandle {
-                // SAFETY: just spawned, with result type T.
+                // SAFETY: just spawned with result type T, and this is its only handle.
                 inner: Some(unsafe { Join::new(g) }),
                 data: &self.data,
             }),
@@ -131,6 +132,37 @@ impl<'scope, 'env> Scope<'scope, 'env> {
                 Err(e)
             }
         }
+    }
+}
+
+impl Builder {
+    /// Starts `f` as a goroutine with these settings in a [`scope`](crate::scope()), so that `f`
+    /// may borrow.
+    ///
+    /// ```
+    /// let words = ["to", "be"];
+    /// let count = trefoil::scope(|s| {
+    ///     let counter = trefoil::Builder::new().name("counter");
+    ///     let handle = counter.go_scoped(s, || words.len()).unwrap();
+    ///     assert_eq!(handle.name(), Some("counter"));
+    ///     handle.join().unwrap()
+    /// });
+    /// assert_eq!(count, 2);
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Builder::go`].
+    #[track_caller]
+    pub fn go_scoped<'scope, 'env, F, T>(
+        self,
+        scope: &'scope Scope<'scope, 'env>,
+        f: F,
+    ) -> io::Result<ScopedJoinHandle<'scope, T>>
+    where
+        F: FnOnce() -> T + Send + 'scope,
+        T: Send + 'scope,
+    {
+        scope.start(self.spec(Location::caller()), f)
     }
 }
 

@@ -32,19 +32,22 @@ use std::sync::atomic::{AtomicI32, Ordering};
 pub use libc::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM};
 pub use libc::{SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
 
-/// Signals that a channel keeps for a receiver that is busy; later ones are dropped, as in Go.
-const KEPT: usize = 64;
-/// Signals are numbered from 1 to this.
-const MAX: i32 = 64;
+/// Signals that a channel buffers. Further ones are dropped, as in Go.
+const CHANNEL_CAPACITY: usize = 64;
+/// The largest signal number; the smallest is 1.
+const MAX_SIGNAL: i32 = 64;
+/// Stack of the thread that delivers signals.
+const THREAD_STACK_BYTES: usize = 64 << 10;
 
-/// Where the handler writes; -1 while there is none.
+/// The pipe that the handler writes to, or -1 before the first `notify`.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
-static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { all: Vec::new(), before: Vec::new() });
+static LISTENERS: Mutex<Listeners> =
+    Mutex::new(Listeners { channels: Vec::new(), previous: Vec::new() });
 
 struct Listeners {
-    all: Vec<(i32, Sender<i32>)>,
-    /// What the program did with a signal before we came.
-    before: Vec<(i32, libc::sigaction)>,
+    channels: Vec<(i32, Sender<i32>)>,
+    /// The actions that the handler has replaced.
+    previous: Vec<(i32, libc::sigaction)>,
 }
 
 /// Returns a channel that receives the number of each of these signals when it arrives.
@@ -94,25 +97,27 @@ struct Listeners {
 /// ```
 pub fn notify(signals: &[i32]) -> io::Result<Receiver<i32>> {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
-    if let Some(bad) = signals.iter().find(|s| !(1..=MAX).contains(*s) || faults.contains(s)) {
+    if let Some(bad) = signals.iter().find(|s| !(1..=MAX_SIGNAL).contains(*s) || faults.contains(s))
+    {
         let text = format!("signal {bad} cannot be waited for");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let (tx, rx) = chan::bounded(KEPT);
+    let (tx, rx) = chan::bounded(CHANNEL_CAPACITY);
     let mut listeners = LISTENERS.lock();
-    start()?;
+    start_thread()?;
     for &signal in signals {
-        if !listeners.before.iter().any(|(known, _)| *known == signal) {
-            let before = install(signal)?;
-            listeners.before.push((signal, before));
+        if !listeners.previous.iter().any(|(known, _)| *known == signal) {
+            let previous = install(signal)?;
+            listeners.previous.push((signal, previous));
         }
-        listeners.all.push((signal, tx.clone()));
+        listeners.channels.push((signal, tx.clone()));
     }
     Ok(rx)
 }
 
-/// Under the lock: the pipe and its reader, once.
-fn start() -> io::Result<()> {
+/// Makes the pipe and starts the thread that reads it, once. The caller holds the lock of
+/// [`LISTENERS`].
+fn start_thread() -> io::Result<()> {
     if PIPE.load(Ordering::Relaxed) >= 0 {
         return Ok(());
     }
@@ -121,55 +126,57 @@ fn start() -> io::Result<()> {
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
     std::thread::Builder::new()
         .name("trefoil-signals".into())
-        .stack_size(64 << 10)
+        .stack_size(THREAD_STACK_BYTES)
         .spawn(move || deliver(reader))?;
     PIPE.store(writer.into_raw_fd(), Ordering::Release);
     Ok(())
 }
 
+/// Installs the handler and returns the action that it replaces.
 fn install(signal: i32) -> io::Result<libc::sigaction> {
-    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: an action made here; the handler does only what handlers may do.
+    let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: an action made here. Its handler makes one system call, which handlers may do.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as *const () as usize;
         action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
         libc::sigemptyset(&raw mut action.sa_mask);
-        if libc::sigaction(signal, &raw const action, before.as_mut_ptr()) != 0 {
+        if libc::sigaction(signal, &raw const action, previous.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(before.assume_init())
+        Ok(previous.assume_init())
     }
 }
 
 extern "C" fn on_signal(signal: i32) {
     let byte = signal as u8;
     let pipe = PIPE.load(Ordering::Acquire) as usize;
-    // SAFETY: one byte of our own. The raw call leaves errno as it was.
+    // SAFETY: writes one byte of this frame. The raw call does not change errno.
     unsafe { crate::sys::raw::syscall(libc::SYS_write, [pipe, &raw const byte as usize, 1]) };
 }
 
-/// The thread.
+/// Sends the signals to the channels. Runs on a thread of its own until the process ends.
 fn deliver(reader: OwnedFd) {
     let mut reader = std::fs::File::from(reader);
     let mut byte = [0];
     while reader.read_exact(&mut byte).is_ok() {
         let signal = i32::from(byte[0]);
         let mut listeners = LISTENERS.lock();
-        let mut heard = false;
-        listeners.all.retain(|(wanted, tx)| {
+        let mut delivered = false;
+        listeners.channels.retain(|(wanted, tx)| {
             if *wanted != signal {
                 return true;
             }
-            let open = !matches!(tx.try_send(signal), Err(TrySendError::Closed(_)));
-            heard |= open;
-            open
+            let is_open = !matches!(tx.try_send(signal), Err(TrySendError::Closed(_)));
+            delivered |= is_open;
+            is_open
         });
-        if !heard && let Some(at) = listeners.before.iter().position(|(s, _)| *s == signal) {
-            let (_, before) = listeners.before.swap_remove(at);
-            // SAFETY: the action that was there before; then the signal again, for it.
+        let installed = listeners.previous.iter().position(|(known, _)| *known == signal);
+        if !delivered && let Some(at) = installed {
+            let (_, previous) = listeners.previous.swap_remove(at);
+            // SAFETY: restores an action that was valid, and sends the signal again for it.
             unsafe {
-                libc::sigaction(signal, &raw const before, std::ptr::null_mut());
+                libc::sigaction(signal, &raw const previous, std::ptr::null_mut());
                 libc::kill(libc::getpid(), signal);
             }
         }

@@ -354,6 +354,25 @@ fn closures_and_results_of_any_size() {
 }
 
 #[test]
+fn stack_size_and_dlopen_reserve_are_independent_settings() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("stack_size_and_dlopen_reserve_are_independent_settings").succeed();
+        return;
+    }
+    let build = |builder: trefoil::RuntimeBuilder| builder.build().map(|rt| rt.run(|| ()));
+    build(Runtime::builder().stack_size(1 << 20)).unwrap();
+    // Each of these sets one value, which is the one that is in force.
+    build(Runtime::builder().dlopen_reserve(true)).unwrap();
+    build(Runtime::builder().stack_size(1 << 20)).unwrap();
+    for other in [Runtime::builder().dlopen_reserve(false), Runtime::builder().stack_size(1 << 21)]
+    {
+        assert_eq!(build(other).unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+    }
+    build(Runtime::builder().stack_size(1 << 20).dlopen_reserve(true)).unwrap();
+}
+
+#[test]
 fn builder_checks_the_stack_size() {
     let _w = watchdog();
     trefoil::run(|| {

@@ -352,11 +352,17 @@ fn made_by_macro(module: &[String], source: &Source, name: &str) -> Option<(usiz
 }
 
 /// Whether the macro documents, with an example, the item that it names by its argument at `position`.
-/// The macro is in the module of the call or in one above it.
+/// The macro is in the module of the call or in one above it, or in a module `macros` of these.
 fn macro_has_example(module: &[String], macro_name: &str, position: usize) -> bool {
     let definition = format!("macro_rules! {macro_name} {{");
-    for depth in (0..=module.len()).rev() {
-        let source = Source::of_module(&module[..depth]);
+    let modules = (0..=module.len()).rev().flat_map(|depth| {
+        let above = &module[..depth];
+        let macros = [above, &["macros".to_owned()]].concat();
+        let has_macros = Source::of_module(above).declares_module("macros");
+        std::iter::once(above.to_vec()).chain(has_macros.then_some(macros))
+    });
+    for module in modules {
+        let source = Source::of_module(&module);
         let Some(start) = source.lines.iter().position(|l| *l == definition) else { continue };
         // `$stream:ident, $read:ident`: the names in front of the colons, in order.
         let mut parameters = source.lines[start + 1].split('$').skip(1);

@@ -317,7 +317,7 @@ fn a_closed_socket_is_closed_once() {
     runtime(1).run(|| {
         let (mut one, _other) = UnixStream::pair().unwrap();
         one.close().unwrap();
-        // Gets the same number.
+        // The number stays in use, so this file gets another one.
         let file = std::fs::File::open("/proc/self/status").unwrap();
         for _ in 0..3 {
             assert!(one.read(&mut [0; 4]).is_err());

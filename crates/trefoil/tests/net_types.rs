@@ -7,6 +7,8 @@ mod common;
 mod sockets;
 
 use common::{Child, in_child, runtime, watchdog, yield_until};
+#[cfg(feature = "std")]
+use common::{flag, once_in_five, same};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};
@@ -70,6 +72,85 @@ fn udp() {
         client.set_ttl(9).unwrap();
         assert_eq!(client.ttl().unwrap(), 9);
         assert!(client.take_error().is_ok());
+    });
+}
+
+#[test]
+fn unix_datagrams_end_after_shutdown_of_the_reading_direction() {
+    at_each(|| {
+        let (one, other) = UnixDatagram::pair().unwrap();
+        one.send(b"before").unwrap();
+        let other = Arc::new(other);
+        other.shutdown(Shutdown::Read).unwrap();
+        assert_eq!(one.send(b"after").unwrap_err().kind(), ErrorKind::BrokenPipe);
+        assert_eq!(other.recv(&mut [0; 8]).unwrap(), 6);
+        assert_eq!(other.peek(&mut [0; 8]).unwrap(), 0);
+        let (n, from) = other.recv_from(&mut [0; 8]).unwrap();
+        assert!(n == 0 && from.is_unnamed());
+
+        let (_one, other) = UnixDatagram::pair().unwrap();
+        let other = Arc::new(other);
+        let receiving = other.clone();
+        let receiver = go(move || receiving.recv(&mut [0; 8]));
+        yield_until("the receiver", || trefoil::debug::stats().io_waiters == 1);
+        other.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(receiver.join().unwrap().unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_past_deadline_refuses_unix_datagrams_to_an_address() {
+    at_each(|| {
+        let path = temp_path("dgram-deadline");
+        let server = UnixDatagram::bind(&path).unwrap();
+        let client = UnixDatagram::unbound().unwrap();
+        client.set_write_deadline(past()).unwrap();
+        let to = server.local_addr().unwrap();
+        assert_eq!(client.send_to(b"late", &path).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(client.send_to_addr(b"late", &to).unwrap_err().kind(), ErrorKind::TimedOut);
+        client.set_write_deadline(None).unwrap();
+        let (ctx, cancel) = Context::background().with_cancel();
+        cancel.cancel();
+        let guard = client.cancel_on(&ctx);
+        assert_eq!(client.send_to(b"late", &path).unwrap_err().kind(), ErrorKind::Other);
+        drop(guard);
+        client.set_write_timeout(Some(5 * MS)).unwrap();
+        let error = loop {
+            if let Err(error) = client.send_to(b"again", &path) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "the queue is full");
+        std::fs::remove_file(&path).unwrap();
+    });
+}
+
+#[cfg(feature = "std")]
+#[test]
+fn an_address_that_needs_no_lookup_does_not_cost_the_p() {
+    let _watchdog = watchdog();
+    // A page fault may block the thread, and then it loses its P nevertheless.
+    once_in_five(|| {
+        runtime(1).run(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let addr = socket.local_addr().unwrap();
+            let text = addr.to_string();
+            let ran = flag();
+            let guard = trefoil::no_preempt();
+            let other = go({
+                let ran = ran.clone();
+                move || ran.store(true, Ordering::Relaxed)
+            });
+            for _ in 0..1000 {
+                socket.send_to(b"x", addr).unwrap();
+                socket.send_to(b"x", &text[..]).unwrap();
+                socket.connect((addr.ip(), addr.port())).unwrap();
+            }
+            let ran_early = ran.load(Ordering::Relaxed);
+            drop(guard);
+            other.join().unwrap();
+            same(ran_early, false)
+        })
     });
 }
 
@@ -298,6 +379,35 @@ fn a_context_ends_calls() {
         let _guard = listener.cancel_on(&ctx);
         go(move || cancel.cancel());
         assert!(listener.accept().is_err());
+    });
+}
+
+#[test]
+fn copy_to_a_closed_socket_does_not_raise_sigpipe() {
+    let _watchdog = watchdog();
+    if !in_child() {
+        Child::of("copy_to_a_closed_socket_does_not_raise_sigpipe").succeed();
+        return;
+    }
+    // SAFETY: the default action, which ends the process.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    runtime(2).run(|| {
+        let (mut client, inner) = UnixStream::pair().unwrap();
+        let (outer, server) = UnixStream::pair().unwrap();
+        drop(server);
+        client.write_all(b"a few bytes").unwrap();
+        assert_eq!(copy(&inner, &outer).unwrap_err().kind(), ErrorKind::BrokenPipe);
+
+        // Enough for `splice`.
+        let (mut client, inner) = UnixStream::pair().unwrap();
+        let (outer, mut server) = UnixStream::pair().unwrap();
+        let writer = go(move || while client.write_all(&[7; 4096]).is_ok() {});
+        let forwarder = go(move || copy(&inner, &outer));
+        server.read_exact(&mut vec![0; 200_000]).unwrap();
+        drop(server);
+        let kind = forwarder.join().unwrap().unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{kind:?}");
+        writer.join().unwrap();
     });
 }
 

@@ -1,11 +1,13 @@
-//! Contexts end the calls of a socket: Go's `AfterFunc` with a past deadline.
+//! `CancelGuard`: ends the calls of a socket when a context is done.
 //!
-//! A goroutine waits for the context, or for the end of the guard, whichever comes first. Under the guard's lock
-//! it is decided who was first; so a socket whose guard is gone is never cancelled any more.
+//! A goroutine waits for the context or for the drop of the guard, whichever comes first. The lock
+//! of the guard decides which one was first. So a context never affects a socket after the drop of
+//! the guard.
 
 use super::fd::Fd;
 use crate::chan::{self, Sender};
 use crate::context::{Context, ContextError};
+use crate::goroutine::go;
 use crate::select;
 use crate::sync::Mutex;
 use std::fmt;
@@ -44,34 +46,33 @@ use std::sync::Arc;
 #[must_use = "the socket is independent of the context when the guard is dropped"]
 pub struct CancelGuard {
     shared: Arc<Shared>,
-    /// Closed with the guard.
-    _gone: Sender<()>,
+    /// Its drop ends the goroutine that waits for the context.
+    _dropped: Sender<()>,
 }
 
 struct Shared {
     fd: Arc<Fd>,
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// The guard is gone.
-    over: bool,
-    /// What the socket was told.
+struct GuardState {
+    is_dropped: bool,
+    /// The error that calls on the socket get because of this guard.
     fired: Option<ContextError>,
 }
 
 impl CancelGuard {
     pub(super) fn new(fd: Arc<Fd>, ctx: &Context) -> CancelGuard {
         let shared = Arc::new(Shared { fd, state: Mutex::default() });
-        let (gone, ended) = chan::bounded::<()>(1);
+        let (dropped_tx, dropped) = chan::bounded::<()>(1);
         if let Some(why) = ctx.err() {
             shared.fire(why);
         } else {
             let (ctx, weak) = (ctx.clone(), Arc::downgrade(&shared));
-            crate::go(move || {
+            go(move || {
                 select! {
-                    recv(ended) -> _ => return,
+                    recv(dropped) -> _ => return,
                     recv(ctx.done()) -> _ => {}
                 }
                 if let (Some(shared), Some(why)) = (weak.upgrade(), ctx.err()) {
@@ -79,16 +80,17 @@ impl CancelGuard {
                 }
             });
         }
-        CancelGuard { shared, _gone: gone }
+        CancelGuard { shared, _dropped: dropped_tx }
     }
 }
 
 impl Shared {
+    /// Fails the calls of the socket, unless the guard was dropped before.
     fn fire(&self, why: ContextError) {
         let mut state = self.state.lock();
-        if !state.over {
+        if !state.is_dropped {
             state.fired = Some(why);
-            self.fd.set_cancelled(why, true);
+            self.fd.add_done_context(why);
         }
     }
 }
@@ -96,9 +98,9 @@ impl Shared {
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        state.over = true;
+        state.is_dropped = true;
         if let Some(why) = state.fired {
-            self.shared.fd.set_cancelled(why, false);
+            self.shared.fd.remove_done_context(why);
         }
     }
 }

@@ -1,33 +1,49 @@
-//! `copy`: bytes from one descriptor to another.
+//! `copy`: moves bytes from one descriptor to another.
 //!
-//! It begins with reads and writes. When so much has gone through that a pipe pays ([`MUCH`]), the kernel moves the
-//! pages itself (`splice`), and the bytes are never in this process.
+//! It begins with reads and writes. After [`SPLICE_FROM_BYTES`] the kernel moves the pages itself
+//! (`splice`), and the bytes are never in this process.
+//!
+//! `splice` into a socket has no flag against SIGPIPE, so a program in which that signal would end
+//! the process gets reads and writes only.
 
 use super::fd::Fd;
 use super::{PipeReader, PipeWriter, TcpStream, UnixStream};
 use crate::sched::netpoll::pollable::Direction;
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
+use sealed::{Descriptor, FileKind};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Read at once.
-const BUFFER: usize = 16 << 10;
-/// From here on by `splice`: two more descriptors and two system calls to make the pipe.
-const MUCH: u64 = 64 << 10;
-/// What a pipe holds.
-const PIPE: usize = 64 << 10;
+/// Size of one read.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Bytes after which `splice` pays: it costs two descriptors and two system calls to make the pipe.
+const SPLICE_FROM_BYTES: u64 = 64 << 10;
+/// Capacity of a pipe.
+const PIPE_BYTES: usize = 64 << 10;
 
 pub(super) mod sealed {
-    /// What only this crate knows.
-    pub trait Descriptor {
+    /// Keeps other crates from implementing `Transfer`.
+    pub trait Sealed {
         #[doc(hidden)]
-        fn descriptor(&self) -> Private<'_>;
+        fn descriptor(&self) -> Descriptor<'_>;
     }
 
-    /// Not to be named outside.
+    /// A public type that other crates cannot name.
     #[allow(missing_debug_implementations)]
-    pub struct Private<'a>(pub(in crate::net) &'a super::Fd);
+    #[derive(Clone, Copy)]
+    pub struct Descriptor<'a> {
+        pub(in crate::net) fd: &'a super::Fd,
+        pub(in crate::net) kind: FileKind,
+    }
+
+    /// Decides how bytes are written without SIGPIPE.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::net) enum FileKind {
+        Socket,
+        Pipe,
+    }
 }
 
 /// The types that [`copy`] reads from and writes to: streams and pipes.
@@ -54,14 +70,14 @@ pub(super) mod sealed {
 ///     assert_eq!(end.read_to_end(&mut Vec::new()).unwrap(), 4096);
 /// });
 /// ```
-pub trait Transfer: sealed::Descriptor {}
+pub trait Transfer: sealed::Sealed {}
 
 macro_rules! transfer {
-    ($($name:ty),+) => {
+    ($($name:ty: $kind:ident),+) => {
         $(
-            impl sealed::Descriptor for $name {
-                fn descriptor(&self) -> sealed::Private<'_> {
-                    sealed::Private(&self.fd)
+            impl sealed::Sealed for $name {
+                fn descriptor(&self) -> Descriptor<'_> {
+                    Descriptor { fd: &self.fd, kind: FileKind::$kind }
                 }
             }
 
@@ -70,7 +86,7 @@ macro_rules! transfer {
     };
 }
 
-transfer!(TcpStream, UnixStream, PipeReader, PipeWriter);
+transfer!(TcpStream: Socket, UnixStream: Socket, PipeReader: Pipe, PipeWriter: Pipe);
 
 /// Copies all bytes from `from` to `to` until `from` is at its end, and returns their number.
 ///
@@ -84,7 +100,7 @@ transfer!(TcpStream, UnixStream, PipeReader, PipeWriter);
 /// after a deadline or timeout, [`NotConnected`](io::ErrorKind::NotConnected) after `close`, the
 /// error of a done context, [`ConnectionReset`](io::ErrorKind::ConnectionReset) if a connection was
 /// reset, and [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the reader of `to` is gone. Bytes that
-/// were read and could not be written are lost.
+/// were read and could not be written are lost. If `to` is a socket, no SIGPIPE ends the process.
 ///
 /// # Examples
 /// ```
@@ -105,46 +121,27 @@ transfer!(TcpStream, UnixStream, PipeReader, PipeWriter);
 /// });
 /// ```
 pub fn copy(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
-    let (from, to) = (from.descriptor().0, to.descriptor().0);
-    let mut buffer = vec![0; BUFFER];
+    let (from, to) = (from.descriptor().fd, to.descriptor());
+    let mut buffer = vec![0; BUFFER_BYTES];
     let mut total = 0;
-    while total < MUCH {
-        let n = from.io(Direction::Read, |fd| rustix::io::read(fd, &mut buffer[..]))?;
-        if n == 0 {
-            return Ok(total);
+    while total < SPLICE_FROM_BYTES {
+        match relay(from, to, &mut buffer)? {
+            0 => return Ok(total),
+            n => total += n as u64,
         }
-        write_all(to, &buffer[..n])?;
-        total += n as u64;
     }
-    Ok(total + splice_all(from, to, &mut buffer)?)
-}
-
-fn write_all(to: &Fd, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let n = to.io(Direction::Write, |fd| rustix::io::write(fd, bytes))?;
-        bytes = &bytes[n..];
-    }
-    Ok(())
-}
-
-fn splice_all(from: &Fd, to: &Fd, buffer: &mut [u8]) -> io::Result<u64> {
-    let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
-    let mut total = 0;
+    let mut pipe = if can_splice_into(to) { new_pipe() } else { None };
     loop {
-        let n = match &pipe {
-            Ok((out, into)) => match from.io(Direction::Read, |fd| pull(fd, into.as_fd(), PIPE)) {
-                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => relay(from, to, buffer)?,
-                Err(e) => return Err(e),
-                Ok(n) => {
-                    let mut left = n;
-                    while left != 0 {
-                        left -= to.io(Direction::Write, |fd| pull(out.as_fd(), fd, left))?;
-                    }
-                    n
-                }
-            },
-            // No descriptors left for a pipe.
-            Err(_) => relay(from, to, buffer)?,
+        let spliced = match &pipe {
+            Some(ends) => splice_once(from, to.fd, ends)?,
+            None => None,
+        };
+        let n = match spliced {
+            Some(n) => n,
+            None => {
+                pipe = None;
+                relay(from, to, &mut buffer)?
+            }
         };
         if n == 0 {
             return Ok(total);
@@ -153,13 +150,54 @@ fn splice_all(from: &Fd, to: &Fd, buffer: &mut [u8]) -> io::Result<u64> {
     }
 }
 
-fn pull(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
-    splice(from, None, to, None, most, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
+/// Returns the ends of a new pipe, or `None` if no descriptors are left.
+fn new_pipe() -> Option<(OwnedFd, OwnedFd)> {
+    pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()
 }
 
-/// One read, written. The kernel cannot splice these two.
-fn relay(from: &Fd, to: &Fd, buffer: &mut [u8]) -> io::Result<usize> {
+/// Returns false if a broken connection would end the process: `splice` raises SIGPIPE.
+fn can_splice_into(to: Descriptor<'_>) -> bool {
+    if to.kind == FileKind::Pipe {
+        // Writes to a pipe raise the signal as well.
+        return true;
+    }
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the kernel fills the structure, which is in this frame.
+    let action = unsafe {
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction != libc::SIG_DFL
+}
+
+/// Moves at most [`PIPE_BYTES`] and returns their number, or `None` if the kernel cannot splice
+/// from this kind of file.
+fn splice_once(from: &Fd, to: &Fd, (out, into): &(OwnedFd, OwnedFd)) -> io::Result<Option<usize>> {
+    let n = match from.io(Direction::Read, |fd| pull(fd, into.as_fd(), PIPE_BYTES)) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        result => result?,
+    };
+    let mut left = n;
+    while left != 0 {
+        left -= to.io(Direction::Write, |fd| pull(out.as_fd(), fd, left))?;
+    }
+    Ok(Some(n))
+}
+
+fn pull(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max_bytes: usize) -> Result<usize, Errno> {
+    splice(from, None, to, None, max_bytes, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
+}
+
+/// Reads once and writes what was read. Returns its length.
+fn relay(from: &Fd, to: Descriptor<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     let n = from.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buffer))?;
-    write_all(to, &buffer[..n])?;
+    let mut bytes = &buffer[..n];
+    while !bytes.is_empty() {
+        let written = to.fd.io(Direction::Write, |fd| match to.kind {
+            FileKind::Socket => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
+            FileKind::Pipe => rustix::io::write(fd, bytes),
+        })?;
+        bytes = &bytes[written..];
+    }
     Ok(n)
 }

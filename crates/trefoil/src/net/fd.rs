@@ -1,43 +1,67 @@
-//! A descriptor that goroutines wait for: what every type of `net` is made of.
+//! `Fd`: a descriptor that goroutines wait for. Every type of `net` is made of it.
 //!
-//! The descriptor is non-blocking; a call that the kernel cannot serve at once waits in its [`Pollable`] and is
-//! tried again. Any number of goroutines and plain threads may use it at the same time.
+//! The descriptor is non-blocking. A call that the kernel cannot complete at once waits in the
+//! [`Pollable`] of the descriptor and then tries again. Any number of goroutines and plain threads
+//! may use an `Fd` at the same time.
 //!
 //! # Closing
-//! `close` takes `&self`: it ends calls that wait, on other goroutines. The descriptor itself is given back to
-//! the kernel only when the last call has left: otherwise its number could be somebody else's file in the
-//! middle of a `read`.
+//! `close` takes `&self`. It fails waiting and later calls, and the last call that leaves then
+//! *releases* the connection:
+//! - If safe code cannot hold the descriptor (`as_fd` was never called), a new unconnected socket
+//!   takes its number (`dup3`). To the kernel that is a `close` of the old file: the peer sees
+//!   end-of-file, ports and names become free, duplicates stay open.
+//! - Otherwise the file must stay where it is, because a [`BorrowedFd`] of it may exist. `shutdown`
+//!   then ends both directions, for duplicates too. It has no effect on pipes. The same happens if
+//!   no descriptor is left for the new socket.
+//!
+//! The number itself belongs to the `Fd` until it is dropped.
 //!
 //! | `state` | meaning |
 //! |---|---|
-//! | bits 0–62 | calls under way |
-//! | bit 63 | closed: no new calls; the last one out closes the descriptor |
+//! | bits 0–60 | calls in progress |
+//! | [`BORROWED`] | `as_fd` was called |
+//! | [`RELEASING`] | the file behind the number is being replaced |
+//! | [`CLOSED`] | no new calls |
+//!
+//! Invariants:
+//! 1. The number refers to an open file from `new` to `drop` or `into_owned`.
+//! 2. It refers to the same file while a call is in progress, and from the first `as_fd` on.
+//!
+//! Rejected: closing the descriptor in `close`, because a `BorrowedFd` would outlive it; `shutdown`
+//! in every case, because it also ends duplicates in this process and in children, has no effect on
+//! pipes, and keeps the addresses of UDP and Unix sockets in use.
 
 use crate::context::ContextError;
+use crate::goroutine::yield_now;
 use crate::runtime;
 use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
 use crate::sys::clock::{self, NEVER, Nanos};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use std::io;
 use std::mem::ManuallyDrop;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
+const RELEASING: u64 = 1 << 62;
+const BORROWED: u64 = 1 << 61;
 
 /// See the head of the file.
 pub(crate) struct Fd {
     raw: RawFd,
     state: AtomicU64,
-    /// What each call may wait, in nanoseconds; 0: for ever.
+    /// How long each call may wait, by direction, in nanoseconds. 0 means without a limit.
     timeouts: [AtomicU64; 2],
-    /// Guards of contexts that are done: of those cancelled, and of those too late (`cancel.rs`).
-    cancelled: [AtomicU32; 2],
+    /// Number of guards whose context was cancelled (`cancel.rs`).
+    canceled_contexts: AtomicU32,
+    /// Number of guards whose context's deadline has passed.
+    late_contexts: AtomicU32,
     pollable: &'static Pollable,
 }
 
-/// The descriptor was closed while the call waited, or before it began.
+/// Returns the error of a call on a closed descriptor.
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "use of a closed network connection")
 }
@@ -46,33 +70,35 @@ fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the deadline has passed")
 }
 
-/// A call under way.
-pub(crate) struct Call<'a>(&'a Fd);
+/// A call in progress.
+pub(crate) struct ActiveCall<'a>(&'a Fd);
 
-impl Call<'_> {
+impl ActiveCall<'_> {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open while a call is under way.
+        // SAFETY: the same open file while a call is in progress (invariant 2).
         unsafe { BorrowedFd::borrow_raw(self.0.raw) }
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for ActiveCall<'_> {
     fn drop(&mut self) {
-        // AcqRel: who closes it has seen all calls end.
-        if self.0.state.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1 {
-            self.0.give_back();
+        // AcqRel: the call that releases the file comes after the end of all other calls.
+        let before = self.0.state.fetch_sub(1, Ordering::AcqRel);
+        if before & !BORROWED == CLOSED | 1 {
+            self.0.release();
         }
     }
 }
 
 impl Fd {
-    /// Takes over a descriptor that is non-blocking already.
+    /// Takes over a descriptor, which must be non-blocking already.
     pub(crate) fn new(fd: OwnedFd) -> Fd {
         Fd {
             raw: fd.into_raw_fd(),
             state: AtomicU64::new(0),
             timeouts: [const { AtomicU64::new(0) }; 2],
-            cancelled: [const { AtomicU32::new(0) }; 2],
+            canceled_contexts: AtomicU32::new(0),
+            late_contexts: AtomicU32::new(0),
             pollable: Pollable::new(),
         }
     }
@@ -80,31 +106,46 @@ impl Fd {
     /// Begins a call.
     ///
     /// # Errors
-    /// If it is closed.
-    pub(crate) fn call(&self) -> io::Result<Call<'_>> {
-        // Not counted if it is closed: the last one out closes the descriptor, once.
+    /// `NotConnected` if the descriptor is closed.
+    pub(crate) fn call(&self) -> io::Result<ActiveCall<'_>> {
+        // A closed descriptor counts no calls: so exactly one call is the last one.
         let open = |state| (state & CLOSED == 0).then_some(state + 1);
         // Acquire: pairs with `close`.
         match self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, open) {
-            Ok(_) => Ok(Call(self)),
+            Ok(_) => Ok(ActiveCall(self)),
             Err(_) => Err(closed()),
         }
     }
 
-    /// The socket, for a call that does not wait.
+    /// Calls `f` with the socket. `f` must not wait.
     pub(crate) fn with<T>(&self, f: impl FnOnce(SockRef<'_>) -> io::Result<T>) -> io::Result<T> {
         let call = self.call()?;
         let fd = call.fd();
         f(SockRef::from(&fd))
     }
 
-    /// Another descriptor of the same open file.
+    /// Borrows the descriptor for the user. From now on `close` leaves its file in place.
+    pub(crate) fn borrow(&self) -> BorrowedFd<'_> {
+        let mut state = self.state.load(Ordering::Acquire);
+        if state & BORROWED == 0 {
+            // Acquire: pairs with the end of `release`.
+            state = self.state.fetch_or(BORROWED, Ordering::Acquire);
+        }
+        while state & RELEASING != 0 {
+            yield_now();
+            state = self.state.load(Ordering::Acquire);
+        }
+        // SAFETY: open until `self` is dropped (invariant 1), and the same file (invariant 2).
+        unsafe { BorrowedFd::borrow_raw(self.raw) }
+    }
+
+    /// Duplicates the descriptor. Both refer to the same open file.
     pub(crate) fn try_clone(&self) -> io::Result<Fd> {
         let call = self.call()?;
         Ok(Fd::new(call.fd().try_clone_to_owned()?))
     }
 
-    /// Runs `attempt` until it does not say that it would block.
+    /// Runs `attempt` until it returns something else than "would block".
     #[inline]
     pub(crate) fn io<T>(
         &self,
@@ -131,31 +172,35 @@ impl Fd {
         }
     }
 
-    /// A context of this socket is done (or is forgotten again): who waits looks again.
-    pub(crate) fn set_cancelled(&self, why: ContextError, is: bool) {
-        let count = &self.cancelled[usize::from(why == ContextError::DeadlineExceeded)];
-        if is {
-            count.fetch_add(1, Ordering::Relaxed);
-            self.pollable.wake_all_to_retry();
-        } else {
-            count.fetch_sub(1, Ordering::Relaxed);
+    /// Fails calls because a context is done, until [`Fd::remove_done_context`].
+    pub(crate) fn add_done_context(&self, why: ContextError) {
+        self.done_contexts(why).fetch_add(1, Ordering::Relaxed);
+        self.pollable.wake_all_to_retry();
+    }
+
+    pub(crate) fn remove_done_context(&self, why: ContextError) {
+        self.done_contexts(why).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn done_contexts(&self, why: ContextError) -> &AtomicU32 {
+        match why {
+            ContextError::DeadlineExceeded => &self.late_contexts,
+            _ => &self.canceled_contexts,
         }
     }
 
     fn check_contexts(&self) -> io::Result<()> {
-        let is = |count: &AtomicU32| count.load(Ordering::Relaxed) != 0;
-        let [cancelled, late] = &self.cancelled;
-        if is(cancelled) {
+        if self.canceled_contexts.load(Ordering::Relaxed) != 0 {
             return Err(io::Error::other(ContextError::Canceled));
         }
-        if is(late) {
+        if self.late_contexts.load(Ordering::Relaxed) != 0 {
             let late = ContextError::DeadlineExceeded;
             return Err(io::Error::new(io::ErrorKind::TimedOut, late));
         }
         Ok(())
     }
 
-    /// Until when a call that begins to wait now may wait, by the timeout for each call.
+    /// Returns when the timeout ends for a call that begins to wait now.
     pub(crate) fn limit(&self, side: Direction) -> Nanos {
         match self.timeouts[side as usize].load(Ordering::Relaxed) {
             0 => NEVER,
@@ -163,7 +208,7 @@ impl Fd {
         }
     }
 
-    /// For a call that waits without the poller: whether it may go on.
+    /// Returns an error if a call that waits without the poller has to end.
     pub(crate) fn check(&self, side: Direction, limit: Nanos) -> io::Result<()> {
         if self.state.load(Ordering::Acquire) & CLOSED != 0 {
             return Err(closed());
@@ -174,15 +219,17 @@ impl Fd {
         self.check_contexts()
     }
 
-    /// How often `side` was reported to be ready: for [`Fd::wait_for`] after an attempt.
+    /// Returns how often `side` was reported ready. Read it before an attempt, for
+    /// [`Fd::wait_for`] after the attempt.
     pub(crate) fn edges(&self, side: Direction) -> u32 {
         self.pollable.edges(side)
     }
 
-    /// Waits until `side` may be ready, or until `limit`, unless there were edges since `seen`.
+    /// Waits until `side` may be ready, or until `limit`. Returns at once if there were edges since
+    /// `seen`.
     pub(crate) fn wait_for(
         &self,
-        _: &Call<'_>,
+        _: &ActiveCall<'_>,
         side: Direction,
         limit: Nanos,
         seen: u32,
@@ -195,7 +242,10 @@ impl Fd {
         }
     }
 
-    /// Ends all calls, and then the descriptor. Closing twice is an error.
+    /// Fails all calls, and releases the connection when the last call has left.
+    ///
+    /// # Errors
+    /// `NotConnected` if the descriptor is closed already.
     pub(crate) fn close(&self) -> io::Result<()> {
         let call = self.call()?;
         // Release: pairs with the Acquire of `call`.
@@ -207,15 +257,40 @@ impl Fd {
         Ok(())
     }
 
-    /// The last user gives it to the kernel.
-    fn give_back(&self) {
-        // The kernel forgets closed files by itself, but not while a clone keeps the file open.
+    /// Ends the connection as far as the kernel and the peer see it. The last call of a closed
+    /// descriptor does it, once.
+    #[cold]
+    fn release(&self) {
+        // The kernel drops the registration with the file, but a duplicate may keep that open.
         self.pollable.unregister(self.raw);
-        self.pollable.free();
-        // SAFETY: ours, and nobody uses it any more.
-        drop(unsafe { OwnedFd::from_raw_fd(self.raw) });
+        // Acquire: a `borrow` before this one is seen. It keeps the file.
+        let begin = (CLOSED, CLOSED | RELEASING);
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        if self.state.compare_exchange(begin.0, begin.1, order.0, order.1).is_ok() {
+            let replaced = self.replace_file();
+            // Release: a `borrow` that has waited gets the new file.
+            self.state.fetch_and(!RELEASING, Ordering::Release);
+            if replaced.is_ok() {
+                return;
+            }
+        }
+        // SAFETY: open (invariant 1).
+        let fd = unsafe { BorrowedFd::borrow_raw(self.raw) };
+        // It fails for pipes, which have no shutdown, and for sockets that are not connected.
+        let _ = SockRef::from(&fd).shutdown(Shutdown::Both);
     }
 
+    /// Puts an unconnected socket in the place of the file, which the kernel then closes.
+    fn replace_file(&self) -> io::Result<()> {
+        let unconnected = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+        // libc's function, because it tells the interposed calls that the number has a new file.
+        // SAFETY: `self` owns the number, and no other code uses it: no call is in progress, and
+        // there was no `as_fd`.
+        let rc = unsafe { libc::dup3(unconnected.as_raw_fd(), self.raw, libc::O_CLOEXEC) };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sets when calls in direction `side` fail. `None` means never.
     pub(crate) fn set_deadline(
         &self,
         side: Direction,
@@ -227,7 +302,8 @@ impl Fd {
         Ok(())
     }
 
-    /// What each call may wait, from when it begins to. A zero is std's error.
+    /// Sets how long each call may wait, counted from when it begins to wait. Zero is an error, as
+    /// in std.
     pub(crate) fn set_timeout(&self, side: Direction, timeout: Option<Duration>) -> io::Result<()> {
         let _call = self.call()?;
         let nanos = match timeout {
@@ -249,15 +325,18 @@ impl Fd {
         }
     }
 
-    /// Gives the descriptor out of our hands, still non-blocking.
-    pub(crate) fn into_owned(self) -> io::Result<OwnedFd> {
-        let this = ManuallyDrop::new(self);
-        if this.state.load(Ordering::Acquire) & CLOSED != 0 {
+    /// Returns the descriptor, still non-blocking.
+    ///
+    /// # Errors
+    /// `NotConnected` if the descriptor is closed. Its number becomes free then.
+    pub(crate) fn into_owned(mut self) -> io::Result<OwnedFd> {
+        if *self.state.get_mut() & CLOSED != 0 {
             return Err(closed());
         }
+        let this = ManuallyDrop::new(self);
         this.pollable.unregister(this.raw);
         this.pollable.free();
-        // SAFETY: ours alone (`self`), and handed over.
+        // SAFETY: `self` owned it and is not dropped.
         Ok(unsafe { OwnedFd::from_raw_fd(this.raw) })
     }
 }
@@ -265,8 +344,12 @@ impl Fd {
 impl Drop for Fd {
     fn drop(&mut self) {
         if *self.state.get_mut() & CLOSED == 0 {
-            self.give_back();
+            // As in `release`.
+            self.pollable.unregister(self.raw);
         }
+        self.pollable.free();
+        // SAFETY: `self` owns it, and borrows of `self` have ended.
+        drop(unsafe { OwnedFd::from_raw_fd(self.raw) });
     }
 }
 

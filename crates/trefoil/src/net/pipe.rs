@@ -1,4 +1,4 @@
-//! Pipes: `PipeReader`, `PipeWriter`, as std's.
+//! Pipes: `pipe`, `PipeReader`, `PipeWriter`.
 
 use super::fd::Fd;
 use crate::sched::netpoll::pollable::Direction;
@@ -90,14 +90,19 @@ pub struct PipeWriter {
     pub(super) fd: Arc<Fd>,
 }
 
+/// Methods and traits that both ends have.
 macro_rules! pipe_end {
     ($name:ident, $side:expr, $deadline:ident) => {
         impl $name {
             /// Closes this end for all goroutines that use it.
             ///
-            /// Calls that wait on this end fail with an error, and later calls too. The descriptor
-            /// is closed when the last call has returned. Handles made by
+            /// Calls that wait on this end fail, and later calls fail with the same error. When the
+            /// last call has returned, the other side sees that this end is gone. Handles made by
             /// [`try_clone`](Self::try_clone) stay open.
+            ///
+            /// The number of the descriptor stays in use until this end is dropped. If the
+            /// descriptor was borrowed before (`as_fd`), `close` must not take it away from the
+            /// borrower: the other side sees the end only when this handle is dropped.
             ///
             /// # Errors
             /// [`NotConnected`](io::ErrorKind::NotConnected) if this end is closed already.
@@ -208,16 +213,18 @@ macro_rules! pipe_end {
 
         /// Borrows the descriptor, which is non-blocking.
         ///
-        /// The caller must not use it after `close`: by then its number may belong to another file.
+        /// It is valid until this end is dropped, also after `close`. From the first borrow on, the
+        /// other side sees a `close` only when this end is dropped.
         impl AsFd for $name {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                // SAFETY: open for as long as it is not closed, which is the user's to know.
-                unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) }
+                self.fd.borrow()
             }
         }
 
-        /// Returns the number of the descriptor, which is non-blocking and stays open until `close`
-        /// or the drop of this end.
+        /// Returns the number of the descriptor, which is non-blocking.
+        ///
+        /// The number is valid until this end is dropped. After `close` it may refer to a socket
+        /// that is not connected.
         impl AsRawFd for $name {
             fn as_raw_fd(&self) -> RawFd {
                 self.fd.as_raw_fd()

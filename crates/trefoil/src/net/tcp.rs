@@ -1,8 +1,10 @@
-//! TCP: `TcpListener`, `TcpStream`, its halves.
+//! TCP: `TcpListener`, `TcpStream` and its halves.
 
 use super::fd::Fd;
-use super::{deadlines, halves, no_address, resolve, socket, streams};
+use super::macros::{deadlines, halves, socket, streams};
+use super::resolve::{no_address, resolve};
 use crate::chan;
+use crate::goroutine::go;
 use crate::sched::current_g;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -15,9 +17,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections that wait to be accepted. std's number.
+/// Connections that may wait to be accepted. std uses the same number.
 const BACKLOG: i32 = 4096;
-/// How long one address may keep the next one waiting. RFC 8305's number.
+/// Head start of an address before the next one is tried, as RFC 8305 recommends.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// A TCP connection, like [`std::net::TcpStream`].
@@ -143,45 +145,49 @@ impl TcpStream {
         match addrs[..] {
             [] => Err(no_address()),
             [one] => TcpStream::connect_one(one, deadline),
-            _ if current_g().is_none() => {
-                let mut last = no_address();
-                for addr in addrs {
-                    match TcpStream::connect_one(addr, deadline) {
-                        Ok(stream) => return Ok(stream),
-                        Err(e) => last = e,
-                    }
-                }
-                Err(last)
-            }
-            _ => TcpStream::race(addrs, deadline),
+            _ if current_g().is_none() => TcpStream::connect_in_turn(addrs, deadline),
+            _ => TcpStream::connect_staggered(addrs, deadline),
         }
     }
 
-    /// Each address has a goroutine, which begins a while after the one before.
-    fn race(addrs: Vec<SocketAddr>, deadline: Nanos) -> io::Result<TcpStream> {
+    /// Tries the addresses one after the other.
+    fn connect_in_turn(addrs: Vec<SocketAddr>, deadline: Nanos) -> io::Result<TcpStream> {
+        let mut last = no_address();
+        for addr in addrs {
+            match TcpStream::connect_one(addr, deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// Tries the addresses, each on a goroutine of its own that starts [`NEXT_ADDRESS_AFTER`] later
+    /// than the one before, or when that one has failed.
+    fn connect_staggered(addrs: Vec<SocketAddr>, deadline: Nanos) -> io::Result<TcpStream> {
         let (tx, rx) = chan::bounded(addrs.len());
-        let mut waiting = addrs.into_iter();
+        let mut untried = addrs.into_iter();
         let mut running = 0;
         let mut last = no_address();
         loop {
-            if let Some(addr) = waiting.next() {
+            if let Some(addr) = untried.next() {
                 let tx = tx.clone();
-                crate::go(move || {
+                go(move || {
                     let _ = tx.send(TcpStream::connect_one(addr, deadline));
                 });
                 running += 1;
             } else if running == 0 {
                 return Err(last);
             }
-            let patience = if waiting.len() > 0 { NEXT_ADDRESS_AFTER } else { Duration::MAX };
-            match rx.recv_timeout(patience) {
-                // Those that come later are dropped with the channel, and so closed.
+            let head_start = if untried.len() > 0 { NEXT_ADDRESS_AFTER } else { Duration::MAX };
+            match rx.recv_timeout(head_start) {
+                // Connections that succeed later are dropped with the channel.
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(e)) => {
                     last = e;
                     running -= 1;
                 }
-                Err(_) => {} // the next one
+                Err(_) => {} // Start the next address.
             }
         }
     }
@@ -199,23 +205,26 @@ impl TcpStream {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(e),
         }
-        {
-            let call = stream.fd.call()?;
-            loop {
-                let seen = stream.fd.edges(Direction::Write);
-                let socket = SockRef::from(&stream);
-                if let Some(e) = socket.take_error()? {
-                    return Err(e);
-                }
-                match socket.peer_addr() {
-                    Ok(_) => break,
-                    Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
-                    Err(e) => return Err(e),
-                }
-                stream.fd.wait_for(&call, Direction::Write, deadline, seen)?;
-            }
-        }
+        stream.wait_until_connected(deadline)?;
         Ok(stream)
+    }
+
+    fn wait_until_connected(&self, deadline: Nanos) -> io::Result<()> {
+        let call = self.fd.call()?;
+        loop {
+            let seen = self.fd.edges(Direction::Write);
+            let fd = call.fd();
+            let socket = SockRef::from(&fd);
+            if let Some(e) = socket.take_error()? {
+                return Err(e);
+            }
+            match socket.peer_addr() {
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
+                Err(e) => return Err(e),
+            }
+            self.fd.wait_for(&call, Direction::Write, deadline, seen)?;
+        }
     }
 
     /// Returns the address of the other side.
@@ -254,8 +263,7 @@ impl TcpStream {
     ///
     /// After [`Shutdown::Write`] the other side reads end-of-file. After [`Shutdown::Read`] reads
     /// on this side return 0 once they have read the data that arrived before. Calls that wait in
-    /// such a direction end as well. The descriptor stays open until the stream is dropped or
-    /// closed.
+    /// such a direction end as well. The descriptor stays open until the stream is dropped.
     ///
     /// # Errors
     /// [`NotConnected`](io::ErrorKind::NotConnected) if both directions have ended, if the other
@@ -464,7 +472,7 @@ impl TcpListener {
             Type::STREAM.nonblocking().cloexec(),
             Some(Protocol::TCP),
         )?;
-        // As std: a server that is started again gets its port back at once.
+        // As in std: a restarted server gets its port back at once.
         socket.set_reuse_address(true)?;
         socket.bind(&addr.into())?;
         socket.listen(BACKLOG)?;
@@ -500,7 +508,7 @@ impl TcpListener {
         let (fd, addr) = self.fd.io(Direction::Read, |fd| {
             loop {
                 match rustix::net::acceptfrom_with(fd, flags) {
-                    // The other side is gone already: the next one.
+                    // The other side has given up. Take the next connection.
                     Err(rustix::io::Errno::CONNABORTED) => {}
                     result => return result,
                 }

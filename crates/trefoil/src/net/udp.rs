@@ -1,8 +1,9 @@
 //! UDP: `UdpSocket`.
 
 use super::fd::Fd;
+use super::macros::{deadlines, socket};
+use super::resolve::{no_address, resolve};
 use super::tcp::std_addr;
-use super::{deadlines, no_address, resolve, socket};
 use crate::sched::netpoll::pollable::Direction;
 use rustix::net::{RecvFlags, SendFlags};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -50,9 +51,12 @@ pub struct UdpSocket {
 socket!(UdpSocket, std::net::UdpSocket);
 deadlines!(UdpSocket);
 
-/// Getters and setters of options, by socket2's names.
+/// Getters and setters of socket options. The last two names are those of socket2's methods.
 macro_rules! options {
-    ($($(#[$text:meta])* $get:ident, $(#[$set_text:meta])* $set:ident: $t:ty = $get2:ident, $set2:ident;)+) => {
+    ($(
+        $(#[$text:meta])* $get:ident,
+        $(#[$set_text:meta])* $set:ident: $t:ty = $get2:ident, $set2:ident;
+    )+) => {
         impl UdpSocket {
             $(
                 $(#[$text])*
@@ -234,7 +238,7 @@ impl UdpSocket {
     pub fn connect(&self, addr: impl ToSocketAddrs) -> io::Result<()> {
         let mut last = no_address();
         for addr in resolve(addr)? {
-            // Nothing is sent: it never waits.
+            // No packet is sent, so this never waits.
             match self.fd.with(|s| s.connect(&addr.into())) {
                 Ok(()) => return Ok(()),
                 Err(e) => last = e,

@@ -1,9 +1,10 @@
 //! `fatal error: all goroutines are asleep - deadlock!`
 //!
-//! Go's check, made by the helper thread when its runtime has been asleep for a while: no goroutine runs or can run,
-//! no timer is set, in *any* runtime of the process, and there is no other thread that could wake one:
-//! every thread is a runtime's, or a plain one that itself waits for a goroutine. Otherwise there is no
-//! alarm: better none than a false one.
+//! The helper thread makes Go's check when its runtime has been asleep for a while. It reports a
+//! deadlock if no goroutine runs or can run and no timer is set in *any* runtime of the process,
+//! and no other thread could wake a goroutine: every thread belongs to a runtime, or is a plain
+//! thread that itself waits for a goroutine. In doubt it reports nothing, because a false report
+//! would end a healthy program.
 
 use crate::sched::{Sched, monitor::helper, wait};
 use std::sync::atomic::Ordering;
@@ -12,26 +13,27 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Every runtime of the process.
 static RUNTIMES: Mutex<Vec<Weak<Sched>>> = Mutex::new(Vec::new());
 
-/// A runtime has started.
+/// Adds a runtime that has started.
 pub(crate) fn register(sched: &Arc<Sched>) {
     let mut all = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|weak| weak.strong_count() > 0);
     all.push(Arc::downgrade(sched));
 }
 
-/// The runtimes that live, oldest first.
+/// Returns the runtimes that are alive, oldest first.
 pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
     let all = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Hook of the helper thread.
+/// Ends the process if there is a deadlock. The helper thread calls it.
 ///
-/// The parts are read one after the other while they may change, so all but the number of threads are read twice. If
-/// both readings are equal there was a moment, when the threads were counted, at which every part was as it was read.
+/// The parts are read one after the other while they may change. So all of them except the number
+/// of threads are read twice. If both readings are equal, every part had that value at the moment
+/// when the threads were counted.
 pub(crate) fn check(_: &Sched) {
     let mut all = runtimes();
-    // What is left of a runtime that was dropped counts only while its threads end.
+    // A dropped runtime counts only until its threads have ended.
     all.retain(|sched| !sched.stopping.load(Ordering::Relaxed) || sched.threads() > 0);
     let Some(runs) = runs_if_asleep(&all) else { return };
     let blocked = wait::thread_waiter::blocked_threads();
@@ -50,7 +52,8 @@ pub(crate) fn check(_: &Sched) {
     super::quit::die(&text);
 }
 
-/// How often all Ps together have begun to run a goroutine, if none runs or can run; None otherwise.
+/// Returns how often all Ps together have begun to run a goroutine, or `None` if a goroutine runs
+/// or can run.
 fn runs_if_asleep(all: &[Arc<Sched>]) -> Option<u64> {
     let runs = |sched: &Arc<Sched>| {
         if sched.stopping.load(Ordering::Relaxed) { None } else { sched.runs_if_asleep() }

@@ -1,15 +1,16 @@
-//! Stack overflow: which goroutine it was.
+//! Stack overflow: a report that names the goroutine.
 //!
-//! A goroutine that runs into its guard gets SIGSEGV. The handler runs on the thread's alternate stack,
-//! sees that the address lies in a guard of the arena, says whose stack it was, prints its trace and
-//! aborts. Any other fault goes to the handler that was there before us (std's, or the user's), which finds
-//! what it has asked for: its mask, the signal blocked or not (`SA_NODEFER`), one call (`SA_RESETHAND`). It
-//! may return, or leave by `siglongjmp`. Only `SA_ONSTACK` is not its choice (`interpose/signals.rs`). A
-//! handler that is installed after ours may call ours for what is not its own.
+//! A goroutine that touches the guard of its stack gets SIGSEGV. The handler runs on the thread's
+//! alternate stack. If the address is in a guard of the stack arena, it prints the goroutine and
+//! its trace, and aborts. Any other fault goes to the handler that was installed before (std's or
+//! the program's), with the conditions that it has asked for: its mask, the signal blocked or not
+//! (`SA_NODEFER`), one call only (`SA_RESETHAND`). It may return, or leave by `siglongjmp`. Only
+//! `SA_ONSTACK` is always set (`interpose/signals.rs`). A handler that is installed later may call
+//! this one for faults that are not its own.
 //!
-//! Nothing before the first message allocates. The trace does; the goroutine may have been inside
-//! malloc when it overflowed, so the message comes first and the trace is given [`TRACE_LIMIT_SECS`]:
-//! then SIGALRM ends the process.
+//! Nothing before the first message allocates. The trace does, and the goroutine may have been
+//! inside malloc when its stack overflowed. So the message comes first, and SIGALRM ends the
+//! process if the trace takes longer than [`TRACE_LIMIT_SECS`].
 
 use crate::mem;
 use crate::sched::current_g;
@@ -21,27 +22,27 @@ use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// Frames of an overflow that are printed: the innermost show the recursion.
+/// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;
 /// How long the trace may take before the process ends without it.
 const TRACE_LIMIT_SECS: u32 = 10;
 
 static INSTALL: Once = Once::new();
-/// The actions before ours: SIGSEGV, SIGBUS.
-static BEFORE: [Before; 2] = [const { Before::new() }; 2];
+/// The actions that were installed before, of SIGSEGV and SIGBUS.
+static PREVIOUS: [PreviousAction; 2] = [const { PreviousAction::new() }; 2];
 
-/// An action that another has installed. Written before the handler that reads it is installed, and when
-/// its only call is used up.
-struct Before {
+/// An action that other code has installed. Written before the handler that reads it is installed,
+/// and after the only call of a `SA_RESETHAND` handler.
+struct PreviousAction {
     handler: AtomicUsize,
     flags: AtomicI32,
     /// Bit n − 1 is signal n.
     mask: AtomicU64,
 }
 
-impl Before {
-    const fn new() -> Before {
-        Before {
+impl PreviousAction {
+    const fn new() -> PreviousAction {
+        PreviousAction {
             handler: AtomicUsize::new(libc::SIG_DFL),
             flags: AtomicI32::new(0),
             mask: AtomicU64::new(0),
@@ -51,12 +52,12 @@ impl Before {
     fn set(&self, action: &libc::sigaction) {
         self.handler.store(action.sa_sigaction, Ordering::Relaxed);
         self.flags.store(action.sa_flags, Ordering::Relaxed);
-        // SAFETY: the kernel's set is the first word.
+        // SAFETY: the first word of the set holds the kernel's 64 signals.
         let mask = unsafe { (&raw const action.sa_mask).cast::<u64>().read() };
         self.mask.store(mask, Ordering::Relaxed);
     }
 
-    /// The handler to call now, or SIG_DFL or SIG_IGN.
+    /// Returns the handler to call now, or SIG_DFL or SIG_IGN.
     fn take(&self) -> usize {
         if self.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
             self.handler.swap(libc::SIG_DFL, Ordering::Relaxed)
@@ -66,15 +67,15 @@ impl Before {
     }
 }
 
-/// Puts our handler in, once.
+/// Installs the handler, once.
 pub(crate) fn install_handler() {
     INSTALL.call_once(|| {
-        for (before, signal) in BEFORE.iter().zip([libc::SIGSEGV, libc::SIGBUS]) {
-            // SAFETY: actions of our own; a handler of the right type for SA_SIGINFO.
+        for (previous, signal) in PREVIOUS.iter().zip([libc::SIGSEGV, libc::SIGBUS]) {
+            // SAFETY: the action is made here, and its handler has the type that SA_SIGINFO needs.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 libc::sigaction(signal, std::ptr::null(), &raw mut action);
-                before.set(&action);
+                previous.set(&action);
                 action.sa_sigaction = on_fault as *const () as usize;
                 action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
                 libc::sigemptyset(&raw mut action.sa_mask);
@@ -85,36 +86,57 @@ pub(crate) fn install_handler() {
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a valid siginfo. One that a process has sent (code 0 or below) has no address.
+    // SAFETY: the kernel passes a valid siginfo. A signal that a process has sent (code 0 or below)
+    // has no address.
     let address = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
-    match address.and_then(mem::guard_hit) {
-        Some(slot) => overflow_slow(slot.size),
-        // SAFETY: passed on as it came.
-        None => unsafe { pass_on(signal, info, context, address.is_some()) },
+    if let Some(slot) = address.and_then(mem::guard_hit) {
+        report_overflow(slot.size);
     }
+    let source = if address.is_some() { SignalSource::Fault } else { SignalSource::Sent };
+    // SAFETY: the arguments are those of this handler.
+    unsafe { pass_on(signal, info, context, source) };
 }
 
-/// To whoever handled this signal before us. `is_fault`: the kernel sent it, and the faulting instruction
-/// is repeated when the handler returns.
-unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
-    let before = &BEFORE[usize::from(signal != libc::SIGSEGV)];
-    let handler = before.take();
+/// Why the signal arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SignalSource {
+    /// An instruction faulted. It is repeated when the handler returns.
+    Fault,
+    /// A process has sent the signal.
+    Sent,
+}
+
+/// Calls the handler that was installed before, or does what its action would do.
+///
+/// # Safety
+/// The arguments must be those of a handler for `signal`.
+unsafe fn pass_on(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+    source: SignalSource,
+) {
+    let previous = &PREVIOUS[usize::from(signal != libc::SIGSEGV)];
+    let handler = previous.take();
     match handler {
-        // A fault cannot be ignored. It is repeated under the default action, which reports its address.
-        libc::SIG_DFL | libc::SIG_IGN if is_fault => return super::quit::set_default(signal),
+        // A fault cannot be ignored. The instruction faults again under the default action, which
+        // reports the address.
+        libc::SIG_DFL | libc::SIG_IGN if source == SignalSource::Fault => {
+            return super::quit::set_default(signal);
+        }
         libc::SIG_DFL => return super::quit::raise_default(signal),
         libc::SIG_IGN => return,
         _ => {}
     }
-    let flags = before.flags.load(Ordering::Relaxed);
-    let ours = current_mask();
+    let flags = previous.flags.load(Ordering::Relaxed);
+    let own_mask = current_mask();
     let deferred = flags & libc::SA_NODEFER == 0;
-    let kept = if deferred { ours | bit(signal) } else { ours & !bit(signal) };
-    // Its own mask may contain the signal even so.
-    set_mask(kept | before.mask.load(Ordering::Relaxed));
+    let kept = if deferred { own_mask | bit(signal) } else { own_mask & !bit(signal) };
+    // Its mask may contain the signal even with SA_NODEFER.
+    set_mask(kept | previous.mask.load(Ordering::Relaxed));
     type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     type Handler = unsafe extern "C" fn(c_int);
-    // SAFETY: its owner said by SA_SIGINFO which of the two it is.
+    // SAFETY: the flag SA_SIGINFO tells which of the two types the handler has.
     unsafe {
         if flags & libc::SA_SIGINFO != 0 {
             std::mem::transmute::<usize, InfoHandler>(handler)(signal, info, context);
@@ -122,12 +144,12 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             std::mem::transmute::<usize, Handler>(handler)(signal);
         }
     }
-    // If the handler before the last one called us, it goes on as it was.
-    set_mask(ours);
+    // A later handler that has called this one continues with its own mask.
+    set_mask(own_mask);
 }
 
 #[cold]
-fn overflow_slow(size: usize) -> ! {
+fn report_overflow(size: usize) -> ! {
     match current_g() {
         Some(g) => {
             let name = g.name().unwrap_or("");
@@ -141,7 +163,7 @@ fn overflow_slow(size: usize) -> ! {
         }
         None => write_stderr(format_args!("\na goroutine overflowed its stack while it ended\n")),
     }
-    // SAFETY: arms a timer whose default action ends us if the trace hangs in malloc.
+    // SAFETY: sets a timer whose signal ends the process if the trace hangs in malloc.
     unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL);
         libc::alarm(TRACE_LIMIT_SECS);
@@ -153,7 +175,7 @@ fn overflow_slow(size: usize) -> ! {
 fn print_trace() {
     let mut shown = 0;
     let mut started = false;
-    // SAFETY: the process ends here, so the lock that the synchronised form takes does not matter.
+    // SAFETY: the process ends here, so other users of the unsynchronised state do not matter.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             let mut text = String::new();
@@ -165,7 +187,7 @@ fn print_trace() {
                 }
                 text.push('\n');
             });
-            // Ours, down to the signal frame, are of no interest.
+            // Frames of this handler come first. Skip them.
             if started {
                 write_all_stderr(text.as_bytes());
                 shown += 1;

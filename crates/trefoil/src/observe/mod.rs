@@ -1,9 +1,9 @@
-//! Looking in: traces, dumps, profiles, faults, panics. Reads; never steers.
+//! Traces, dumps, profiles, and the reports of faults, panics and deadlocks. This module reads the
+//! state of the scheduler and never changes it.
 //!
-//! `unwind.rs` finds the addresses of a suspended goroutine, `symbols.rs` names them, `census.rs` goes through all
-//! goroutines; `dump.rs` and `pprof.rs` are two forms of that.
+//! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
+//! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
 
-mod census;
 pub(crate) mod deadlock;
 pub(crate) mod dump;
 pub(crate) mod fault;
@@ -11,5 +11,6 @@ pub(crate) mod panics;
 pub(crate) mod pprof;
 pub(crate) mod quit;
 pub(crate) mod schedtrace;
+mod snapshot;
 mod symbols;
 mod unwind;

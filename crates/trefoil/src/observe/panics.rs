@@ -1,8 +1,9 @@
 //! Panics on goroutines: the message names the goroutine.
 //!
-//! std's default hook would say `thread '<unnamed>'`. If the default hook is in place when the first
-//! runtime starts, ours prints the same message with the goroutine's id and name instead. Where the user
-//! (or the test harness) has set another, that one is called, after a line that names the goroutine.
+//! std's default hook would print `thread '<unnamed>'`. If the default hook is in place when the
+//! first runtime starts, the hook of this file prints the same message with the goroutine's id and
+//! name. If the program or the test harness has set another hook, that one is called after a line
+//! that names the goroutine.
 
 use crate::sched::current_g;
 use std::any::Any;
@@ -15,18 +16,18 @@ type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send + 'static>;
 
 static INSTALL: Once = Once::new();
 
-/// How long the start of a runtime waits for another thread that puts the hook in.
+/// How long the start of a runtime waits for another thread that installs the hook.
 const INSTALL_LIMIT: Duration = Duration::from_millis(50);
 
-/// Puts our hook in, once.
+/// Installs the hook, once.
 pub(crate) fn install_hook() {
     if !std::thread::panicking() {
         install_now();
         return;
     }
-    // std refuses to change the hook on a thread that panics: the first goroutine is started by a
-    // destructor during unwinding, or by the hook itself. In the hook, which nobody can replace before it
-    // returns, waiting for the other thread would be waiting for ever.
+    // This thread panics: a destructor during unwinding, or the hook itself, starts the first
+    // runtime. std refuses to change the hook on such a thread, so another thread does it. While
+    // the hook itself runs it cannot be replaced, so the wait is limited.
     let (done, wait) = mpsc::channel();
     let install = move || {
         install_now();
@@ -39,7 +40,8 @@ pub(crate) fn install_hook() {
 
 fn install_now() {
     INSTALL.call_once(|| {
-        let report: fn(&PanicHookInfo<'_>, &Hook) = if is_default() { full } else { head };
+        let report: fn(&PanicHookInfo<'_>, &Hook) =
+            if is_default() { report_all } else { report_title };
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| match current_g() {
             Some(_) => report(info, &before),
@@ -48,8 +50,9 @@ fn install_now() {
     });
 }
 
-/// Whether the hook in place is std's own. `take_hook` leaves the default one behind, so a second
-/// `take_hook` shows what it looks like: boxes of the same zero-sized function compare equal.
+/// Returns whether std's default hook is in place. `take_hook` leaves the default hook behind, so a
+/// second `take_hook` returns it for comparison: boxes of the same zero-sized function compare
+/// equal.
 fn is_default() -> bool {
     let current = panic::take_hook();
     let default = panic::take_hook();
@@ -62,21 +65,21 @@ fn is_default() -> bool {
     same
 }
 
-/// `goroutine 7 "name"`.
-fn who() -> String {
+/// Returns `goroutine 7 "name"`.
+fn title() -> String {
     let Some(g) = current_g() else { return String::new() };
     let name = g.name().map(|n| format!(" {n:?}")).unwrap_or_default();
     format!("goroutine {}{name}", g.id())
 }
 
-/// Before somebody else's message.
-fn head(info: &PanicHookInfo<'_>, before: &Hook) {
-    crate::sys::stderr::write_all_stderr(format!("\n{}:", who()).as_bytes());
+/// Prints a line before the message of another hook.
+fn report_title(info: &PanicHookInfo<'_>, before: &Hook) {
+    crate::sys::stderr::write_all_stderr(format!("\n{}:", title()).as_bytes());
     before(info);
 }
 
-/// Instead of std's message.
-fn full(info: &PanicHookInfo<'_>, _: &Hook) {
+/// Prints the whole message, in the form of std's default hook.
+fn report_all(info: &PanicHookInfo<'_>, _: &Hook) {
     let message = payload_text(info.payload());
     let place = info.location().map(|l| format!(" at {l}")).unwrap_or_default();
     let trace = Backtrace::capture();
@@ -86,11 +89,11 @@ fn full(info: &PanicHookInfo<'_>, _: &Hook) {
             "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n".into()
         }
     };
-    let text = format!("\n{} panicked{place}:\n{message}\n{trace}", who());
+    let text = format!("\n{} panicked{place}:\n{message}\n{trace}", title());
     crate::sys::stderr::write_all_stderr(text.as_bytes());
 }
 
-/// The text of a panic, if it has one.
+/// Returns the text of a panic, as std's default hook does.
 fn payload_text(payload: &(dyn Any + Send)) -> &str {
     if let Some(s) = payload.downcast_ref::<&'static str>() {
         s

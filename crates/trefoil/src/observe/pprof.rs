@@ -1,22 +1,25 @@
-//! The goroutine profile: how many goroutines stand where. Go's, in its two usual forms.
+//! The goroutine profile: the number of goroutines at each stack, as in Go.
 //!
-//! Taken like a dump (`census.rs`) and grouped: first by addresses, so that a million goroutines in one place are
-//! named once; then by what is shown, because different ways through the runtime look the same from outside.
+//! The goroutines are visited as for a dump (`snapshot.rs`) and grouped twice: first by addresses,
+//! so that the stack of a million equal goroutines is resolved once; then by the frames that are
+//! shown, because stacks that differ only in frames of the runtime are shown alike.
 //!
-//! Two forms: *folded* text for flame graphs, and pprof's protocol buffer. Of the latter we need seven small
-//! messages, so they are encoded by hand here. It says functions, files and lines and no addresses: everything has its
-//! name already, and pprof needs no binary for it.
+//! There are two formats: *folded* text for flame graphs, and pprof's protocol buffer. The latter
+//! needs seven small messages, which are encoded by hand here. It contains functions, files and
+//! lines but no addresses, so pprof does not need the program's binary.
 //!
 //! Invariants:
-//! 1. Every goroutine that was seen counts once. One whose stack cannot be read (it runs elsewhere, has not begun, or
-//!    went on meanwhile) counts at the function that it was started with: there it is, in any case.
-//! 2. The profile is a value: nothing in it points to goroutines or loaded objects.
+//! 1. Every goroutine that was visited counts once. A goroutine whose stack cannot be read (it runs
+//!    on another thread, has not begun, or was resumed meanwhile) counts at the function that it
+//!    was started with.
+//! 2. The profile is a value: it refers neither to goroutines nor to loaded objects.
 //!
-//! Rejected: a crate for protocol buffers or for gzip (pprof reads plain files too); stopping those who run, as Go
-//! does (reads, never steers).
+//! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too;
+//! stopping running goroutines, as Go does, because this module never changes what the scheduler
+//! does.
 
-use super::census::{self, Seen, Stack};
-use super::symbols::{Frame, Symbols};
+use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
+use super::symbols::{Frame, SymbolCache};
 use crate::sched::Sched;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -49,7 +52,7 @@ pub struct Profile {
     samples: Vec<Sample>,
 }
 
-/// Goroutines that stand in the same place for the same reason.
+/// Goroutines with the same stack and the same state.
 #[derive(Clone, Debug)]
 struct Sample {
     /// Innermost first.
@@ -58,7 +61,7 @@ struct Sample {
     goroutines: Group,
 }
 
-/// How many, and who, if there is only one.
+/// A number of goroutines, and the id if it is one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     count: u64,
@@ -72,25 +75,25 @@ impl Group {
     }
 }
 
-/// A place before it has names.
+/// A stack before its addresses are resolved.
 #[derive(PartialEq, Eq, Hash)]
-struct Place {
-    /// None if they could not be had.
+struct RawStack {
+    /// Empty if the stack could not be read.
     addresses: Vec<u64>,
-    /// The closure that it was started with, and where.
+    /// The closure that the goroutine was started with, and where.
     origin: (&'static str, &'static Location<'static>),
 }
 
-impl Place {
-    fn of(seen: Seen) -> Place {
-        let addresses = match seen.stack {
-            Stack::At(addresses) => addresses,
-            Stack::Elsewhere | Stack::Unknown => Vec::new(),
+impl RawStack {
+    fn of(goroutine: GoroutineSnapshot) -> RawStack {
+        let addresses = match goroutine.stack {
+            StackSnapshot::Addresses(addresses) => addresses,
+            StackSnapshot::Running | StackSnapshot::Unknown => Vec::new(),
         };
-        Place { addresses, origin: seen.g.origin() }
+        RawStack { addresses, origin: goroutine.g.origin() }
     }
 
-    fn frames(&self, symbols: &mut Symbols) -> Vec<Arc<Frame>> {
+    fn frames(&self, symbols: &mut SymbolCache) -> Vec<Arc<Frame>> {
         let mut frames = symbols.frames(&self.addresses);
         if frames.is_empty() {
             let (closure, place) = self.origin;
@@ -101,22 +104,22 @@ impl Place {
     }
 }
 
-/// Where the goroutines of `sched` stand.
+/// Takes the profile of the goroutines of `sched`.
 pub(crate) fn profile(sched: &Sched) -> Profile {
     let taken = SystemTime::now();
-    let mut places: HashMap<(Place, &'static str), Group> = HashMap::new();
-    census::for_each(sched, |seen| {
-        let one = Group { count: 1, id: Some(seen.g.id()) };
-        let state = seen.state();
-        places.entry((Place::of(seen), state)).or_default().add(one);
+    let mut by_address: HashMap<(RawStack, &'static str), Group> = HashMap::new();
+    snapshot::for_each(sched, |goroutine| {
+        let one = Group { count: 1, id: Some(goroutine.g.id()) };
+        let state = goroutine.state();
+        by_address.entry((RawStack::of(goroutine), state)).or_default().add(one);
     });
-    let mut symbols = Symbols::default();
-    let mut shown: HashMap<(Vec<Arc<Frame>>, &'static str), Group> = HashMap::new();
-    for ((place, state), group) in places {
-        shown.entry((place.frames(&mut symbols), state)).or_default().add(group);
+    let mut symbols = SymbolCache::default();
+    let mut by_frames: HashMap<(Vec<Arc<Frame>>, &'static str), Group> = HashMap::new();
+    for ((stack, state), group) in by_address {
+        by_frames.entry((stack.frames(&mut symbols), state)).or_default().add(group);
     }
     let sample = |((stack, state), goroutines)| Sample { stack, state, goroutines };
-    let mut samples: Vec<Sample> = shown.into_iter().map(sample).collect();
+    let mut samples: Vec<Sample> = by_frames.into_iter().map(sample).collect();
     samples.sort_by(|a, b| {
         let by_count = b.goroutines.count.cmp(&a.goroutines.count);
         by_count.then_with(|| (&a.stack, a.state).cmp(&(&b.stack, b.state)))
@@ -175,16 +178,16 @@ impl Profile {
     pub fn write_pprof(&self, mut to: impl Write) -> io::Result<()> {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.to_string_lossy();
-        to.write_all(&Book::default().profile(self, &program).0)
+        to.write_all(&Encoder::default().profile(self, &program).0)
     }
 }
 
-/// A message of protocol buffers: its fields, one after the other.
+/// A protocol buffer message: its encoded fields.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
 impl Message {
-    /// Seven bits a byte, the lowest first; the eighth says that more follow.
+    /// Appends seven bits per byte, the lowest first. The eighth bit is set if more bytes follow.
     fn varint(mut self, mut n: u64) -> Message {
         while n >= 0x80 {
             self.0.push(n as u8 | 0x80);
@@ -208,22 +211,22 @@ impl Message {
         self.bytes(field, &inner.0)
     }
 
-    /// A repeated number, packed.
+    /// Appends a repeated number, packed.
     fn numbers(self, field: u64, all: impl IntoIterator<Item = u64>) -> Message {
         self.message(field, all.into_iter().fold(Message::default(), Message::varint))
     }
 }
 
-/// What a profile names by number: each thing once, in the order of first use.
+/// Encodes a profile. Strings, functions and locations are numbered in the order of first use.
 #[derive(Default)]
-struct Book<'a> {
+struct Encoder<'a> {
     strings: Numbers<&'a str>,
     /// Name and file.
     functions: Numbers<(&'a str, &'a str)>,
     locations: Numbers<&'a Frame>,
 }
 
-/// Things and their numbers, from 0.
+/// Values and their numbers, from 0.
 struct Numbers<T> {
     known: HashMap<T, u64>,
     all: Vec<T>,
@@ -247,8 +250,8 @@ impl<T: Copy + Eq + std::hash::Hash> Numbers<T> {
 /// The only mapping.
 const PROGRAM: u64 = 1;
 
-/// Field numbers are those of `profile.proto`; ids of functions and locations begin at 1.
-impl<'a> Book<'a> {
+/// Field numbers are those of `profile.proto`. Ids of functions and locations begin at 1.
+impl<'a> Encoder<'a> {
     fn profile(mut self, profile: &'a Profile, program: &'a str) -> Message {
         // The first string must be empty.
         self.strings.of("");
@@ -277,7 +280,7 @@ impl<'a> Book<'a> {
         Message::default().number(1, kind).number(2, unit)
     }
 
-    /// Mapping: id, filename; has_functions, has_filenames, has_line_numbers: there is nothing left to find out.
+    /// Mapping: id, filename, has_functions, has_filenames, has_line_numbers.
     fn mapping(&mut self, program: &'a str) -> Message {
         let known = [7, 8, 9].into_iter();
         let mapping = Message::default().number(1, PROGRAM).number(5, self.strings.of(program));

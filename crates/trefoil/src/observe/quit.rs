@@ -1,9 +1,9 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
-//! The handler only leaves a note and wakes the aides; one of them does the rest. Without a runtime the
-//! handler does what the signal would do without us: it ends the process. So it does in a child of `fork`,
-//! which has inherited the handler but none of those threads. A handler that the user has installed before
-//! the first runtime is left alone.
+//! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime
+//! the handler ends the process, as the default action of the signal does. The same holds in a
+//! child of `fork`, which has inherited the handler but no helper thread. A handler that the
+//! program has installed before its first runtime stays in place.
 
 use super::{deadlock, dump};
 use crate::sched::monitor::helper;
@@ -15,13 +15,13 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// The process that has the aides. Written before the handler that reads it is installed.
+/// The process that has the helper threads. Written before the handler that reads it is installed.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// Puts the handler in, once.
+/// Installs the handler, once.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
-    // SAFETY: a handler that only stores a flag and makes system calls.
+    // SAFETY: the handler only stores a flag and makes system calls.
     ONCE.call_once(|| unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGQUIT, std::ptr::null(), &raw mut action);
@@ -35,31 +35,33 @@ pub(crate) fn install() {
 }
 
 extern "C" fn on_quit(signal: c_int) {
-    // First of all: a child of `vfork` shares the memory with the process that has the aides.
+    // Before anything else: a child of `vfork` shares memory with the process that has the helper
+    // threads.
     // SAFETY: no arguments, touches no memory.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
         return raise_default(signal);
     }
     ASKED.store(true, Ordering::SeqCst);
     if !helper::wake_all() {
-        // The last runtime is gone.
+        // The last runtime has ended, so no helper thread is left to print.
         raise_default(signal);
     }
 }
 
-/// In its handler: ends the process as the signal does by default, as soon as the handler returns.
+/// Ends the process by the default action of `signal` when its handler returns. To be called in the
+/// handler.
 pub(super) fn raise_default(signal: c_int) {
     set_default(signal);
-    // SAFETY: the signal to this very thread, where it is blocked until the handler has returned.
+    // SAFETY: sends the signal to this thread, where it is blocked until the handler has returned.
     unsafe {
         let (pid, tid) = (libc::getpid() as usize, libc::gettid() as usize);
         syscall(libc::SYS_tgkill, [pid, tid, signal as usize]);
     }
 }
 
-/// Puts the default action in.
+/// Installs the default action.
 pub(super) fn set_default(signal: c_int) {
-    // SAFETY: an action of our own.
+    // SAFETY: an action made here.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
@@ -67,7 +69,7 @@ pub(super) fn set_default(signal: c_int) {
     }
 }
 
-/// Hook of the helper thread.
+/// Prints every goroutine and ends the process if SIGQUIT has arrived. Helper threads call it.
 pub(crate) fn asked() {
     if ASKED.load(Ordering::SeqCst) {
         let mut text = String::from("SIGQUIT: quit\n\n");
@@ -78,9 +80,9 @@ pub(crate) fn asked() {
     }
 }
 
-/// Last words, and Go's exit code.
+/// Prints `text` and ends the process with Go's exit code.
 pub(super) fn die(text: &str) -> ! {
     write_all_stderr(text.as_bytes());
-    // SAFETY: ends the process at once: no destructors, which could wait for what is deadlocked.
+    // SAFETY: ends the process without destructors, which could wait for deadlocked goroutines.
     unsafe { libc::_exit(2) }
 }

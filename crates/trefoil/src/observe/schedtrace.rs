@@ -1,28 +1,30 @@
-//! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: the scheduler's state on stderr. The summary is Go's
-//! line (`needspinning` is always 0: there is none here). The detail is not quite Go's: Ps and goroutines with the
-//! states and counters that we have, and no Ms.
+//! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: prints the state of the scheduler on stderr.
+//!
+//! The summary is Go's line; `needspinning` is always 0, because there is no such flag here. The
+//! detail differs from Go's: it has Ps and goroutines with their own states and counters, and no
+//! Ms.
 
+use crate::sched::Sched;
 use crate::sched::g::{self, Status};
-use crate::sched::p::PStatus;
-use crate::sched::{Sched, p::P};
+use crate::sched::p_snapshot::PSnapshot;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-/// Prints one trace.
+/// Threads of a runtime that run no goroutines: sysmon and the helper thread.
+const OTHER_THREADS: u32 = 2;
+
+/// Prints one trace. The helper thread calls it.
 pub(crate) fn print(sched: &Sched) {
+    let ps = sched.p_snapshots();
     let mut text = String::new();
-    let _ = summary(sched, &mut text);
+    let _ = summary(sched, &ps, &mut text);
     if sched.config.scheddetail {
-        let _ = detail(sched, &mut text);
+        let _ = detail(&ps, &mut text);
     }
     crate::sys::stderr::write_all_stderr(text.as_bytes());
 }
 
-fn live_ps(sched: &Sched) -> impl Iterator<Item = &'static P> + '_ {
-    sched.all_ps().filter(|p| p.status() != PStatus::Retired)
-}
-
-fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
+fn summary(sched: &Sched, ps: &[PSnapshot], out: &mut String) -> std::fmt::Result {
     let idle_threads = sched.central.lock().idle_m_count;
     write!(
         out,
@@ -31,50 +33,44 @@ fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
         sched.started.elapsed().as_millis(),
         sched.procs(),
         sched.idle.idle_ps(),
-        sched.threads() + 2, // sysmon and the helper thread are among them
+        sched.threads() + OTHER_THREADS,
         sched.idle.spinning(),
         idle_threads,
         sched.global_len.load(Ordering::Relaxed),
     )?;
-    for p in live_ps(sched) {
-        write!(out, " {}", p.queued())?;
+    let live_ps = || ps.iter().filter(|p| !p.is_retired());
+    for p in live_ps() {
+        write!(out, " {}", p.queued)?;
     }
     write!(out, " ] schedticks=[")?;
-    for p in live_ps(sched) {
-        write!(out, " {}", p.tick.load(Ordering::Relaxed))?;
+    for p in live_ps() {
+        write!(out, " {}", p.ticks)?;
     }
     writeln!(out, " ]")
 }
 
-fn detail(sched: &Sched, out: &mut String) -> std::fmt::Result {
-    for p in sched.all_ps() {
-        let m = match p.holder() {
-            Some(m) => m.id.load(Ordering::Relaxed).to_string(),
-            None => "nil".to_string(),
-        };
+fn detail(ps: &[PSnapshot], out: &mut String) -> std::fmt::Result {
+    for p in ps {
+        let m = p.m.map_or("nil".to_owned(), |id| id.to_string());
         writeln!(
             out,
-            "  P{}: status={} schedtick={} m={m} runqsize={} timers={} spawned={} ended={} steals={} \
-             stolen={} overflows={}",
+            "  P{}: status={} schedtick={} m={m} runqsize={} timers={} spawned={} ended={} \
+             steals={} stolen={} overflows={}",
             p.id,
-            match p.status() {
-                PStatus::Idle => "idle",
-                PStatus::Running => "running",
-                PStatus::Retired => "retired",
-            },
-            p.tick.load(Ordering::Relaxed),
-            p.queued(),
-            p.timers.len(),
-            p.counters.spawned.load(Ordering::Relaxed),
-            p.counters.ended.load(Ordering::Relaxed),
-            p.counters.steals.load(Ordering::Relaxed),
-            p.counters.stolen.load(Ordering::Relaxed),
-            p.counters.overflows.load(Ordering::Relaxed),
+            p.status_text(),
+            p.ticks,
+            p.queued,
+            p.timers,
+            p.spawned,
+            p.ended,
+            p.steals,
+            p.stolen,
+            p.overflows,
         )?;
     }
     let mut result = Ok(());
     g::for_each(&mut |g| {
-        // A look in passing: a G may change lives between two reads.
+        // The G may be reused for another goroutine between two reads.
         let status = match g.status() {
             Status::Dead => return,
             Status::Runnable => "runnable",

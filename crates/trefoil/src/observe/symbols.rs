@@ -1,21 +1,21 @@
-//! From addresses to what a reader wants to see: names and places, without the runtime at either end.
+//! Resolves code addresses to names and source lines, without the frames of the runtime.
 //!
-//! An address may stand for several frames: functions that were inlined there. Each is resolved once and kept:
-//! goroutines that wait in the same place are many, and a look into the debug information takes microseconds
-//! (the first one, which reads it, may take seconds).
+//! An address may stand for several frames, because functions were inlined there. Each address is
+//! resolved once and cached: many goroutines wait at the same place, and a lookup in the debug
+//! information takes microseconds (the first lookup reads it, which may take seconds).
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most frames of a stack that are shown.
+/// Frames of a stack that are shown at most.
 pub(super) const FRAMES_MAX: usize = 64;
 
 /// One call.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Frame {
-    /// Demangled; an address if there is none.
+    /// The demangled name, or the address if there is no name.
     pub(super) name: String,
     /// Empty if unknown.
     pub(super) file: String,
@@ -24,7 +24,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Its name; and its place if the name has no path, as in a program with line tables only.
+    /// Returns the name, and the source line if the name has no path, as in a program with line
+    /// tables only.
     pub(super) fn title(&self) -> String {
         let has_path = self.name.starts_with('<')
             || self.name.split('<').next().is_some_and(|path| path.contains("::"));
@@ -37,29 +38,30 @@ impl Frame {
     }
 }
 
-/// Whose code a frame is.
+/// Which code a frame belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum FrameKind {
     User,
-    /// What a goroutine stands in while it waits or is dumped.
+    /// Code in which a goroutine waits or is dumped, and code that starts it.
     Runtime,
-    /// What lies between a closure and the bottom of its stack, besides.
+    /// std's code between the runtime and the closure of the goroutine.
     Bottom,
 }
 
-/// What is known of addresses so far.
+/// A cache of resolved addresses.
 #[derive(Default)]
-pub(super) struct Symbols(HashMap<u64, Vec<(Whose, Arc<Frame>)>>);
+pub(super) struct SymbolCache(HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>);
 
-impl Symbols {
-    /// The frames at `addresses`, innermost first. Those of the runtime at both ends are left out.
+impl SymbolCache {
+    /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
+    /// ends.
     pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
         let mut inner = true;
         let mut shown = Vec::new();
         for &address in addresses {
-            for (whose, frame) in self.0.entry(address).or_insert_with(|| resolve(address)) {
-                inner &= *whose == Whose::Runtime;
-                if !inner && *whose == Whose::User && shown.len() < FRAMES_MAX {
+            for (kind, frame) in self.0.entry(address).or_insert_with(|| resolve(address)) {
+                inner &= *kind == FrameKind::Runtime;
+                if !inner && *kind == FrameKind::User && shown.len() < FRAMES_MAX {
                     shown.push(frame.clone());
                 }
             }
@@ -68,28 +70,28 @@ impl Symbols {
     }
 }
 
-fn resolve(address: u64) -> Vec<(Whose, Arc<Frame>)> {
+fn resolve(address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
     let mut frames = Vec::new();
     backtrace::resolve(address as *mut c_void, |symbol| {
         let name = symbol.name().map_or_else(|| format!("{address:#x}"), |n| format!("{n:#}"));
         let file = symbol.filename().map(|f| f.display().to_string()).unwrap_or_default();
-        let whose = whose(&name, &file);
-        frames.push((whose, Arc::new(Frame { name, file, line: symbol.lineno().unwrap_or(0) })));
+        let kind = frame_kind(&name, &file);
+        frames.push((kind, Arc::new(Frame { name, file, line: symbol.lineno().unwrap_or(0) })));
     });
     if frames.is_empty() {
         let frame = Frame { name: format!("{address:#x}"), file: String::new(), line: 0 };
-        frames.push((Whose::User, Arc::new(frame)));
+        frames.push((FrameKind::User, Arc::new(frame)));
     }
     frames
 }
 
-/// Where this crate's sources are, as the compiler knows them.
+/// Returns the directory of this crate's sources, as the compiler names it.
 fn sources() -> &'static str {
     file!().strip_suffix("observe/symbols.rs").unwrap_or("trefoil/src/")
 }
 
-/// Without full debug information a name has no path, but the file does.
-fn whose(name: &str, file: &str) -> Whose {
+/// Decides by the name and the file. Without full debug information only the file has a path.
+fn frame_kind(name: &str, file: &str) -> FrameKind {
     let own = |part: &str| file.contains(&format!("{}{part}/", sources()));
     let is_runtime = own("sched")
         || own("arch")
@@ -105,10 +107,10 @@ fn whose(name: &str, file: &str) -> Whose {
                 .any(|part| name.contains(part))
     };
     if is_runtime {
-        Whose::Runtime
+        FrameKind::Runtime
     } else if is_bottom() {
-        Whose::Bottom
+        FrameKind::Bottom
     } else {
-        Whose::User
+        FrameKind::User
     }
 }

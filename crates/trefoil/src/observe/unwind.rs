@@ -1,23 +1,26 @@
-//! The frames of a suspended goroutine, from its saved registers and its stack.
+//! Finds the frames of a suspended goroutine by its saved registers and its stack.
 //!
-//! A suspended goroutine may be resumed at any moment, and then what is read of its stack is nonsense: it does no harm
-//! (reads stay inside the stack, and there is an end to them), and afterwards it is checked whether the goroutine was
-//! suspended all the time, in the same life. Return addresses come from the unwind tables of the loaded objects
-//! (framehop); `symbols.rs` gives them names.
+//! The goroutine may be resumed at any moment, and then the words that are read from its stack are
+//! meaningless. That does no harm: reads stay inside the stack and their number is limited.
+//! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
+//! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
+//! `symbols.rs` resolves them.
 
 use crate::sched::g::{G, Status};
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
 
-/// The most frames that are followed: more than are shown, because the runtime's own are among them.
+/// Frames that are followed at most. It is more than are shown, because it includes the runtime's
+/// own.
 const FRAMES_MAX: usize = 256;
 
-/// Where `arch::switch` keeps things on a suspended stack, in words from the saved stack pointer.
+/// Where `arch::switch` saves registers on a suspended stack, in words from the saved stack
+/// pointer.
 const SAVED_RBP: usize = 6;
 const SAVED_RIP: usize = 7;
 
-/// Unwind tables of everything that is loaded now.
+/// The unwind tables of all objects that are loaded now.
 pub(super) struct Tables {
     unwinder: UnwinderX86_64<&'static [u8]>,
     cache: CacheX86_64,
@@ -30,14 +33,15 @@ impl Tables {
         Tables { unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Return addresses of a suspended goroutine, innermost first. None: it was not suspended all the time, or
-    /// has no stack yet.
+    /// Returns the return addresses of a suspended goroutine, innermost first. Returns `None` if it
+    /// was not suspended all the time, or has no stack yet.
     pub(super) fn frames(&mut self, g: &'static G) -> Option<Vec<u64>> {
         let (id, status) = (g.id(), g.status());
         if !matches!(status, Status::Waiting(_) | Status::Runnable) {
             return None;
         }
-        // A runnable one may be new, and its saved stack pointer that of an earlier life.
+        // A runnable goroutine may be new, and the saved stack pointer that of an earlier
+        // goroutine.
         if !g.has_stack_hint() {
             return None;
         }
@@ -49,8 +53,8 @@ impl Tables {
         let (start, end) = (sp as u64, high as u64);
         let mut read = |address: u64| {
             let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
-            // SAFETY: inside the stack's mapping, which stays for the life of the process. If the goroutine runs
-            // meanwhile this is torn; the check below then drops what came of it.
+            // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
+            // meanwhile, the value may be torn, and the check below discards the frames.
             if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
         };
         let saved = |word: usize| read(start + 8 * word as u64).ok();
@@ -69,7 +73,7 @@ impl Tables {
     }
 }
 
-/// Makes an object's tables known, if it has the usual ones.
+/// Adds the tables of an object to the unwinder, if they have the usual form.
 fn unwinder_add(
     unwinder: &mut UnwinderX86_64<&'static [u8]>,
     base: u64,
@@ -80,7 +84,7 @@ fn unwinder_add(
     let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return };
     let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return };
     let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
-    // SAFETY: mapped for as long as the object is loaded; a dump does not outlast a dlclose by design.
+    // SAFETY: mapped while the object is loaded. A `dlclose` during a dump is not supported.
     let bytes = |svma: std::ops::Range<u64>| unsafe {
         std::slice::from_raw_parts(
             (base + svma.start) as *const u8,
@@ -89,13 +93,14 @@ fn unwinder_add(
     };
     let hdr_range = range(hdr);
     let hdr_bytes = bytes(hdr_range.clone());
-    // The usual form: version 1, eh_frame as a 4-byte offset from its own place.
+    // The usual form: version 1, and eh_frame as a 4-byte offset from the field itself.
     if hdr_bytes.len() < 8 || hdr_bytes[..2] != [1, 0x1b] {
         return;
     }
     let offset = i32::from_le_bytes([hdr_bytes[4], hdr_bytes[5], hdr_bytes[6], hdr_bytes[7]]);
     let eh_frame = (hdr_range.start + 4).wrapping_add_signed(offset.into());
-    // Its length is nowhere at run time; it lies in one segment, and is searched by the header's table.
+    // Its length is not known at run time. It ends with its segment at the latest, and lookups go
+    // through the table of the header.
     let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return };
     let eh_range = eh_frame..segment.end;
     unwinder.add_module(Module::new(

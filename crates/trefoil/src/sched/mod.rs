@@ -32,6 +32,7 @@ pub(crate) mod m;
 pub(crate) mod monitor;
 pub(crate) mod netpoll;
 pub(crate) mod p;
+pub(crate) mod p_snapshot;
 pub(crate) mod procs;
 pub(crate) mod queues;
 pub(crate) mod rng;

@@ -120,3 +120,11 @@ fn discard(unused: Vec<Option<Box<P>>>) {
         unsafe { p.local() }.give_all_back();
     }
 }
+
+/// Completes a [`Sched::resize`] on a goroutine of the same runtime: wakes Ms for new Ps, and gives
+/// up the caller's P if it was asked to.
+pub(crate) fn after_resize(rt: Rt) {
+    rt.sched().wake_after_push();
+    let is_asked = rt.p().flags.load(Ordering::Relaxed) != 0;
+    if is_asked { super::switch::yield_now(rt).leave() } else { rt.leave() }
+}

@@ -1,0 +1,69 @@
+//! Unix domain sockets.
+//!
+//! Addresses are std's [`SocketAddr`]. Only std can make one from the kernel's form, so the calls
+//! that return addresses go through std's types. None of them waits.
+
+mod datagram;
+mod listener;
+mod stream;
+
+pub use datagram::UnixDatagram;
+pub use listener::{UnixIncoming, UnixListener};
+pub use stream::{UnixReadHalf, UnixStream, UnixWriteHalf};
+
+use super::fd::Fd;
+use rustix::net::SocketAddrUnix;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::ffi::OsStr;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::SocketAddr;
+use std::sync::Arc;
+
+/// Calls `f` with std's socket of type `S` on the descriptor. `f` must not wait.
+fn with_std<S: FromRawFd, T>(fd: &Fd, f: impl FnOnce(&S) -> io::Result<T>) -> io::Result<T> {
+    let call = fd.call()?;
+    borrow_as_std(call.fd(), f)
+}
+
+fn borrow_as_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, f: impl FnOnce(&S) -> T) -> T {
+    // SAFETY: open while `f` runs, and never closed by this socket.
+    let socket = ManuallyDrop::new(unsafe { S::from_raw_fd(fd.as_raw_fd()) });
+    f(&socket)
+}
+
+fn unnamed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "an unnamed socket has no address")
+}
+
+/// Converts an address for rustix's `sendto`.
+fn send_addr_of(addr: &SocketAddr) -> io::Result<SocketAddrUnix> {
+    if let Some(path) = addr.as_pathname() {
+        return Ok(SocketAddrUnix::new(path)?);
+    }
+    let name = addr.as_abstract_name().ok_or_else(unnamed)?;
+    Ok(SocketAddrUnix::new_abstract_name(name)?)
+}
+
+/// Converts an address for socket2's `connect`.
+fn connect_addr_of(addr: &SocketAddr) -> io::Result<SockAddr> {
+    if let Some(path) = addr.as_pathname() {
+        return SockAddr::unix(path);
+    }
+    let name = addr.as_abstract_name().ok_or_else(unnamed)?;
+    // socket2 takes a leading zero for an abstract name.
+    SockAddr::unix(OsStr::from_bytes(&[b"\0", name].concat()))
+}
+
+fn new_socket(kind: Type) -> io::Result<Socket> {
+    Socket::new(Domain::UNIX, kind.nonblocking().cloexec(), None)
+}
+
+fn pair(kind: Type) -> io::Result<(Arc<Fd>, Arc<Fd>)> {
+    let (one, other) = Socket::pair(Domain::UNIX, kind.nonblocking().cloexec(), None)?;
+    let wrap = |socket| Arc::new(Fd::new(OwnedFd::from(socket)));
+    Ok((wrap(one), wrap(other)))
+}
