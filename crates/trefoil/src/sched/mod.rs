@@ -15,6 +15,7 @@
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `aide.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
+//! | `calls.rs` | whole runtime calls (blocking, sleep, yield), for the floors above |
 //! | `stop.rs` | the end of a runtime |
 //!
 //! Rules of the house:
@@ -27,6 +28,7 @@
 //!    stack depot).
 
 pub(crate) mod aide;
+pub(crate) mod calls;
 pub(crate) mod central;
 #[cfg(feature = "std")]
 pub(crate) mod deferred;
