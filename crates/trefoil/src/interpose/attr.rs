@@ -3,9 +3,10 @@
 //!
 //! - `pthread_getattr_np` tells where the stack is. Conservative collectors, stack-depth guards and
 //!   profilers call it.
-//! - Affinity, scheduling and CPU clock: the answers are those of the M, which is the calling thread
-//!   to the kernel. They are changed only for a goroutine that is locked to its M. Any other one
-//!   would change them for goroutines that have not asked for it, and soon run on another M itself.
+//! - Affinity, scheduling and CPU clock: the answers are those of the M, which is the calling
+//!   thread to the kernel. They are changed only for a goroutine that is locked to its M. Any other
+//!   one would change them for goroutines that have not asked for it, and soon run on another M
+//!   itself.
 
 use crate::sched::current_g;
 use crate::sys::raw::syscall;

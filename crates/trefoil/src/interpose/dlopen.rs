@@ -1,6 +1,6 @@
 //! `dlopen`: a new library may have initial-exec TLS, which lies in every thread's static block.
-//! glibc writes the library's TLS image into the blocks of the threads it knows; `mem::tls` does the
-//! same for goroutines.
+//! glibc writes the library's TLS image into the blocks of the threads it knows; `mem::tls` does
+//! the same for goroutines.
 //!
 //! Before the runtime starts a call is a *jump* to the real function: glibc takes the caller's
 //! namespace and RUNPATH from the return address. Afterwards that is our address, so a library that
@@ -14,7 +14,6 @@ use super::symbol::NextSymbol;
 use crate::mem::tls::{Loader, READY, modules_changed};
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
-use std::mem::transmute;
 
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type Dlmopen = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
@@ -83,7 +82,7 @@ interpose! {
     /// libc's function.
     fn dlclose(handle: *mut c_void) -> c_int;
     always => {
-        let rc = transmute::<*mut c_void, Dlclose>(DLCLOSE.address())(handle);
+        let rc = DLCLOSE.function::<Dlclose>()(handle);
         if rc == 0 {
             update_blocks(None);
         }
@@ -93,7 +92,7 @@ interpose! {
 
 unsafe extern "C" fn dlopen_after_start(file: *const c_char, mode: c_int) -> *mut c_void {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { transmute::<*mut c_void, Dlopen>(DLOPEN.address())(file, mode) };
+    let handle = unsafe { DLOPEN.function::<Dlopen>()(file, mode) };
     if !handle.is_null() {
         update_blocks(Some(loader()));
     }
@@ -106,7 +105,7 @@ unsafe extern "C" fn dlmopen_after_start(
     mode: c_int,
 ) -> *mut c_void {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { transmute::<*mut c_void, Dlmopen>(DLMOPEN.address())(space, file, mode) };
+    let handle = unsafe { DLMOPEN.function::<Dlmopen>()(space, file, mode) };
     if !handle.is_null() {
         update_blocks(Some(loader()));
     }
@@ -116,12 +115,7 @@ unsafe extern "C" fn dlmopen_after_start(
 /// Returns the real functions, for callers that must not call the interposed ones.
 pub(crate) fn loader() -> Loader {
     // SAFETY: libc's functions of these names and types.
-    unsafe {
-        Loader {
-            open: transmute::<*mut c_void, Dlopen>(DLOPEN.address()),
-            close: transmute::<*mut c_void, Dlclose>(DLCLOSE.address()),
-        }
-    }
+    unsafe { Loader { open: DLOPEN.function::<Dlopen>(), close: DLCLOSE.function::<Dlclose>() } }
 }
 
 /// Updates the TLS blocks of all goroutines after a change of the loaded libraries.

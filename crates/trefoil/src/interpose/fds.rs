@@ -2,16 +2,16 @@
 //!
 //! The numbers are the program's, and any thread may close one and open another at any time. So
 //! everything here is only a hint: a wait registers with the poller anew each time
-//! (`Pollable::wait_armed`), and a wrong kind costs a system call. `close`, `dup2` and `dup3` reset an
-//! entry and end its waits. The calls that make sockets reset it too, because libc itself closes
+//! (`Pollable::wait_armed`), and a wrong kind costs a system call. `close`, `dup2` and `dup3` reset
+//! an entry and end its waits. The calls that make sockets reset it too, because libc itself closes
 //! descriptors without calling the interposed `close`.
 //!
 //! # The mode cache
-//! Before a goroutine waits for a descriptor, two things must be known: whether it is a blocking one,
-//! and whether a timeout is set for it. The answer "blocking, without a timeout" is cached
-//! (`known_blocking`), together with the entry's number of closes and with `MODE_EPOCH`. That counts
-//! all calls of the process that make any descriptor non-blocking or set a timeout: those are
-//! properties of the open file, which other descriptors (and entries) may share.
+//! Before a goroutine waits for a descriptor, two things must be known: whether it is a blocking
+//! one, and whether a timeout is set for it. The answer "blocking, without a timeout" is cached
+//! (`known_blocking`), together with the entry's number of closes and with `MODE_EPOCH`. That
+//! counts all calls of the process that make any descriptor non-blocking or set a timeout: those
+//! are properties of the open file, which other descriptors (and entries) may share.
 //!
 //! Invariants:
 //! 1. An entry is never freed: pages of the table stay mapped.
@@ -204,8 +204,8 @@ fn process_id() -> i32 {
 /// Before the descriptor is closed: ends its waits with an error, and resets its entry. Returns
 /// whether [`after_close`] must be called.
 ///
-/// Ends no wait in a child of `fork` or `vfork`: its descriptors are its own, and a child of `vfork`
-/// shares its parent's memory.
+/// Ends no wait in a child of `fork` or `vfork`: its descriptors are its own, and a child of
+/// `vfork` shares its parent's memory.
 pub(super) fn before_close(fd: RawFd) -> bool {
     if is_forked() {
         return false;

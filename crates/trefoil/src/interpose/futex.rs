@@ -2,19 +2,19 @@
 //!
 //! std's Mutex, RwLock, Condvar, Once, Barrier, mpsc and `thread::park` wait by this one call;
 //! parking_lot and crossbeam too. On a goroutine a wait parks in the runtime's table of queues by
-//! address (`sched/table.rs`). A wake, from any thread, first wakes goroutines there; the kernel then
-//! wakes threads with what is left of the count.
+//! address (`sched/table.rs`). A wake, from any thread, first wakes goroutines there; the kernel
+//! then wakes threads with what is left of the count.
 //!
 //! A wait may end spuriously, as the kernel's may. So a wake with a bitset, a requeue, or an
 //! operation whose result only the kernel knows (`FUTEX_WAKE_OP`) wakes all goroutines at the word.
 //!
 //! # Starvation
-//! std's locks are not fair: a thread that unlocks may lock again before the waiter that it woke has
-//! run. Threads run on different CPUs, which gives each of them a chance; goroutines on one P do not.
-//! So a goroutine that waits at the same word for the [`FAIRNESS_INTERVAL`]th time in a row is
-//! *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be woken
-//! while every wake finds a goroutine: while there are such threads, every [`FAIRNESS_INTERVAL`]th
-//! wake wakes one of them first.
+//! std's locks are not fair: a thread that unlocks may lock again before the waiter that it woke
+//! has run. Threads run on different CPUs, which gives each of them a chance; goroutines on one P
+//! do not. So a goroutine that waits at the same word for the [`FAIRNESS_INTERVAL`]th time in a row
+//! is *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be
+//! woken while every wake finds a goroutine: while there are such threads, every
+//! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (The thread
 //! then blocks, and loses its P.) libc's own locks make the system call directly, not through
@@ -78,8 +78,8 @@ static SLEEPING_THREADS: AtomicUsize = AtomicUsize::new(0);
 static WAKES_WITH_THREADS: AtomicU32 = AtomicU32::new(0);
 
 /// After so many waits at the same word in a row a goroutine is starved, and so often a thread is
-/// woken before goroutines. A goroutine that waits for something else each time (at a parker's word)
-/// cannot be told from a starved one, so one of so many such waits costs its waker a yield.
+/// woken before goroutines. A goroutine that waits for something else each time (at a parker's
+/// word) cannot be told from a starved one, so one of so many such waits costs its waker a yield.
 const FAIRNESS_INTERVAL: u32 = 32;
 
 /// The words at which threads with priority wait ([`with_priority`]). Only compared.
@@ -91,8 +91,8 @@ thread_local! {
     static PRIORITY_LOCK: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// On a plain thread: calls `f`, which takes a lock of std, before all goroutines that wait for that
-/// lock. `which` is the lock's number in [`PRIORITY_WORDS`].
+/// On a plain thread: calls `f`, which takes a lock of std, before all goroutines that wait for
+/// that lock. `which` is the lock's number in [`PRIORITY_WORDS`].
 pub(super) fn with_priority<T>(which: usize, f: impl FnOnce() -> T) -> T {
     PRIORITY_LOCK.set(Some(which));
     let held = f();

@@ -1,5 +1,5 @@
-//! pthread keys, and C11's `tss_t`, which are the same. glibc runs their destructors at a *thread's*
-//! end. So that a goroutine's end can run them, `mem::tls` keeps a table of them.
+//! pthread keys, and C11's `tss_t`, which are the same. glibc runs their destructors at a
+//! *thread's* end. So that a goroutine's end can run them, `mem::tls` keeps a table of them.
 
 use crate::mem::tls::{KeyDtor, key_created, key_deleted};
 use std::ffi::c_int;

@@ -6,17 +6,18 @@
 //! | `symbol.rs` | how an interposed function is defined: `interpose!` |
 //! | `park.rs`, `waking.rs` | whether the caller may park; how it wakes goroutines |
 //! | `futex.rs`, `c_locks/` | locks of Rust code; locks of C and C++ code |
-//! | `io/`, `polls.rs`, `fds.rs` | calls on one descriptor; on several; what is known of descriptors |
+//! | `io/`, `polls.rs`, `fds.rs` | calls on one descriptor; on several; a table of descriptors |
 //! | `sleep.rs`, `blocking_calls.rs` | sleep and yield; calls that can only block their thread |
 //! | `malloc.rs`, `random.rs` | functions with caches per thread |
-//! | `keys.rs`, `attr.rs`, `dlopen.rs`, `setxid.rs`, `signals.rs` | what a goroutine's own thread-local storage and stack require |
+//! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
+//! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
 //!
 //! Rules for every interposed function:
 //! 1. On a plain thread, before the runtime starts and before `main`, a call only calls the real
 //!    function and leaves errno as that left it.
 //! 2. The real function is the next definition after ours, looked up once.
-//! 3. "On a goroutine" is decided by the goroutine's own TLS variable, never by the GS base alone: a
-//!    `std::thread` that a goroutine started inherits the GS base.
+//! 3. "On a goroutine" is decided by the goroutine's own TLS variable, never by the GS base alone:
+//!    a `std::thread` that a goroutine started inherits the GS base.
 //!
 //! The linker takes an object of an rlib only if one of its symbols is needed. rustc requires every
 //! `no_mangle` function when it links a program, so the interposed functions are always linked;

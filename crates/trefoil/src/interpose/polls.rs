@@ -1,10 +1,10 @@
 //! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and their kin, with which
 //! other crates write event loops.
 //!
-//! A goroutine waits in the pollables of all its descriptors at once. Events that a pollable does not
-//! know (urgent data, a hang-up alone) are waited for through an epoll instance of the call's own,
-//! which is a descriptor too. A call that changes the thread's signal mask (`ppoll`, `pselect`,
-//! `epoll_pwait` with a mask) is left to the kernel: the thread blocks, and loses its P.
+//! A goroutine waits in the pollables of all its descriptors at once. Events that a pollable does
+//! not know (urgent data, a hang-up alone) are waited for through an epoll instance of the call's
+//! own, which is a descriptor too. A call that changes the thread's signal mask (`ppoll`,
+//! `pselect`, `epoll_pwait` with a mask) is left to the kernel: the thread blocks, and loses its P.
 
 use super::fds;
 use super::io::{RetryDecision, poll_now, wait_ready};
@@ -173,7 +173,8 @@ fn sleep_by_poll(deadline: Nanos) -> isize {
     unsafe { syscall(libc::SYS_poll, [0, 0, left_ms(deadline)]) }
 }
 
-/// Returns the directions that `entries` ask for; None if they ask for other events, or are too many.
+/// Returns the directions that `entries` ask for; None if they ask for other events, or are too
+/// many.
 fn watched(entries: &[pollfd]) -> Option<Vec<Watched>> {
     const READ: i16 = libc::POLLIN | libc::POLLRDHUP;
     if entries.len() > MAX_WATCHED {
@@ -344,8 +345,8 @@ interpose! {
     }
 }
 
-/// For each of the three sets: the event that a descriptor in it asks for, and the events by which it
-/// is reported in the result. They are the kernel's.
+/// For each of the three sets: the event that a descriptor in it asks for, and the events by which
+/// it is reported in the result. They are the kernel's.
 const SET_EVENTS: [(i16, i16); 3] = [
     (libc::POLLIN, libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR),
     (libc::POLLOUT, libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR),

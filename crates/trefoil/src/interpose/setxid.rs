@@ -1,9 +1,9 @@
-//! `setuid` and its kin: per thread in Linux, and made per process by glibc, which sends signal 33 to
-//! every thread.
+//! `setuid` and its kin: per thread in Linux, and made per process by glibc, which sends signal 33
+//! to every thread.
 //!
-//! glibc's handler marks the thread as done in its `struct pthread`, found by FS. On an M that runs a
-//! goroutine that would be the goroutine's, and the caller of `setuid` would wait for ever. So our
-//! handler wraps glibc's and calls it with FS set to the thread's own block.
+//! glibc's handler marks the thread as done in its `struct pthread`, found by FS. On an M that runs
+//! a goroutine that would be the goroutine's, and the caller of `setuid` would wait for ever. So
+//! our handler wraps glibc's and calls it with FS set to the thread's own block.
 //!
 //! glibc installs its handler at start-up (2.31) or at the first `pthread_create` (2.34 and later),
 //! so it is installed when `mem::tls::init` has made its thread. glibc's `sigaction` rejects this
@@ -68,8 +68,8 @@ unsafe extern "C" fn wrapper(signal: c_int, info: *mut c_void, context: *mut c_v
     let real = unsafe { std::mem::transmute::<usize, Handler>(REAL.load(Ordering::Acquire)) };
     let now = raw::thread_pointer();
     let own = crate::sched::thread_fs_base().unwrap_or(now);
-    // SAFETY: the thread's own block is complete, and only this thread uses it. FS is the goroutine's
-    // again before other code runs here, because every signal is blocked.
+    // SAFETY: the thread's own block is complete, and only this thread uses it. FS is the
+    // goroutine's again before other code runs here, because every signal is blocked.
     unsafe {
         if own != now {
             raw::set_fs(own);

@@ -1,14 +1,14 @@
 //! `sigaction`, `signal` and `sigaltstack`: handlers of the program beside those of the runtime.
 //!
-//! - The preemption signal stays the runtime's. The action that the program installs for it is stored
-//!   here, and called for every such signal that is not a request of the runtime.
+//! - The preemption signal stays the runtime's. The action that the program installs for it is
+//!   stored here, and called for every such signal that is not a request of the runtime.
 //! - Every handler gets `SA_ONSTACK`. Goroutine stacks are small; and the preemption signal could
 //!   interrupt a handler that ran on one (`SA_NODEFER`), and the handler would return on another
 //!   thread.
 //! - An alternate stack that a goroutine installs is recorded for that goroutine, and not used: it
-//!   would be the thread's, and stay installed when the goroutine moves or ends and its owner unmaps
-//!   it. Handlers run on the thread's own alternate stack, which is large enough for the known
-//!   libraries.
+//!   would be the thread's, and stay installed when the goroutine moves or ends and its owner
+//!   unmaps it. Handlers run on the thread's own alternate stack, which is large enough for the
+//!   known libraries.
 
 use super::park::on_own_stack;
 use super::symbol::NextSymbol;
@@ -29,8 +29,8 @@ static SIGACTION: NextSymbol = NextSymbol::new(c"sigaction");
 /// The preemption signal; 0 until it is installed.
 static PREEMPTION_SIGNAL: AtomicI32 = AtomicI32::new(0);
 /// The program's action for the preemption signal. Only the handler and its flags are used, and our
-/// handler may read them at any time. A torn read calls an old handler with new flags, as `sigaction`
-/// itself may on another thread.
+/// handler may read them at any time. A torn read calls an old handler with new flags, as
+/// `sigaction` itself may on another thread.
 static mut USER_ACTION: MaybeUninit<libc::sigaction> = MaybeUninit::zeroed();
 
 unsafe fn real_sigaction(
@@ -39,7 +39,7 @@ unsafe fn real_sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    unsafe { transmute::<*mut c_void, Sigaction>(SIGACTION.address())(signal, new, old) }
+    unsafe { SIGACTION.function::<Sigaction>()(signal, new, old) }
 }
 
 interpose! {
@@ -100,8 +100,9 @@ interpose! {
             real(null(), &raw mut stack);
             stack
         };
-        // In a handler, which runs on the thread's alternate stack, the kernel rejects a change. Any
-        // other stack is one that a library with fibers has made, and its code is the goroutine's.
+        // In a handler, which runs on the thread's alternate stack, the kernel rejects a change.
+        // Any other stack is one that a library with fibers has made, and its code is the
+        // goroutine's.
         if !on_own_stack() && of_thread().ss_flags & libc::SS_ONSTACK != 0 {
             return real(new, old);
         }

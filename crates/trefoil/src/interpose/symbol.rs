@@ -4,13 +4,15 @@
 //!
 //! | form | on a goroutine | on a plain thread |
 //! |---|---|---|
-//! | `on_goroutine => body` | `body`; its result is a system call's, negative error numbers included | the real function |
-//! | `with real => body` | `body`, which may call `real` | the same |
-//! | `always => body` | `body`, which finds the real function by itself if it needs it | the same |
+//! | `on_goroutine => body` | `body`, which returns a system call's result | the real function |
+//! | `with real => body` | `body`, which may call `real` | the same `body` |
+//! | `always => body` | `body` | the same `body` |
 //!
-//! The first two find the real function by [`NextSymbol`], at the first call of `real`. The third is
-//! for functions that need another way (`c_locks/real.rs`), that share the real function with other
-//! code, or that have none.
+//! A system call's result is a negative error number, or not negative; the macro sets errno.
+//!
+//! The first two find the real function by [`NextSymbol`], at the first call of `real`. The third
+//! is for functions that need another way (`c_locks/real.rs`), that share the real function with
+//! other code, or that have none.
 //!
 //! Not defined by the macro: `dlopen`, `dlmopen` and `syscall` jump to the real function with their
 //! caller's frame, so they are assembler; `malloc` and its kin are weak symbols, which only
@@ -44,6 +46,17 @@ impl NextSymbol {
         // Relaxed: only code is read through the address.
         let address = self.address.load(Ordering::Relaxed);
         if address.is_null() { self.address_slow() } else { address }
+    }
+
+    /// Returns the function.
+    ///
+    /// # Safety
+    /// `F` is the function's type.
+    #[inline(always)]
+    pub(crate) unsafe fn function<F: Copy>(&self) -> F {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: a function pointer is an address.
+        unsafe { std::mem::transmute_copy(&self.address()) }
     }
 
     #[cold]
@@ -87,9 +100,8 @@ macro_rules! interpose {
                 #[inline(always)]
                 unsafe fn $real($($arg: $type),*) -> $ret {
                     type Real = unsafe extern "C" fn($($type),*) -> $ret;
-                    let address = NEXT.address();
                     // SAFETY: libc's function of that name and type, with the caller's arguments.
-                    unsafe { std::mem::transmute::<*mut std::ffi::c_void, Real>(address)($($arg),*) }
+                    unsafe { NEXT.function::<Real>()($($arg),*) }
                 }
 
                 $body

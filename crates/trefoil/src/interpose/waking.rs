@@ -4,15 +4,18 @@
 //! the runtime. Signal handlers call the same functions (POSIX allows it for `sem_post`), and there
 //! neither is always possible:
 //!
-//! | [`WakeContext`] | the caller | the wake-up |
+//! | the caller | [`WakeContext`] | the wake-up |
 //! |---|---|---|
-//! | `Runtime` | a goroutine, on its own stack | enters the runtime; may yield when it leaves |
-//! | `Outside` | a plain thread; a goroutine without a P; a handler that interrupted user code | from outside, never switches |
-//! | `Deferred` | holds a lock of the runtime, or interrupted a goroutine inside the runtime | left to the helper thread (`sched/deferred.rs`) |
+//! | a goroutine, on its own stack | `Runtime` | enters the runtime; may yield at its end |
+//! | a goroutine without a P | `Outside` | is made from outside; never switches |
+//! | a plain thread | `Outside` | the same |
+//! | a handler that interrupted user code | `Outside` | the same |
+//! | a handler that interrupted the runtime | `Deferred` | is left to the helper thread |
+//! | holds a lock of the runtime | `Deferred` | the same (`sched/deferred.rs`) |
 //!
 //! Invariants:
-//! 1. A handler never enters the runtime: `Rt::leave` may switch goroutines, and the alternate stack
-//!    stays with the thread.
+//! 1. A handler never enters the runtime: `Rt::leave` may switch goroutines, and the alternate
+//!    stack stays with the thread.
 //! 2. `Outside` takes locks of the runtime. It is chosen only if this thread holds none: every such
 //!    lock is counted (`sys/lock.rs`), from before it is taken until after it is released.
 

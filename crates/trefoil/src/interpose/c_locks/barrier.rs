@@ -5,14 +5,14 @@
 //! barrier's count takes all of them from the queue and wakes them.
 //!
 //! Of glibc's object only the number of participants and the process-shared flag are read, which
-//! `pthread_barrier_init` wrote. The rest stays zero, so the real `pthread_barrier_destroy` returns at
-//! once.
+//! `pthread_barrier_init` wrote. The rest stays zero, so the real `pthread_barrier_destroy` returns
+//! at once.
 //!
 //! Invariants:
 //! 1. The length of the queue and the decision to complete the round are under one lock (the
 //!    bucket's): a round has exactly `count` participants.
-//! 2. The barrier is not touched after its last participant has arrived: a participant that was woken
-//!    may destroy it.
+//! 2. The barrier is not touched after its last participant has arrived: a participant that was
+//!    woken may destroy it.
 //! 3. Waits here end only by a completed round (`KEY_BARRIER`).
 //!
 //! Goroutines whose runtime ended while they waited do not count.

@@ -1,28 +1,28 @@
 //! `pthread_cond_*`: condition variables, replaced as a whole.
 //!
 //! The real `pthread_cond_wait` unlocks the mutex inside libc, without calling
-//! [`pthread_mutex_unlock`](super::mutex): a goroutine that waits for that mutex would never be woken.
-//! So a wait on a private condition variable is ours, on goroutines and on plain threads: a node in
-//! the waiter's frame, in the queue of the variable's address. Waiters are woken in their order,
-//! goroutines and threads alike.
+//! [`pthread_mutex_unlock`](super::mutex): a goroutine that waits for that mutex would never be
+//! woken. So a wait on a private condition variable is ours, on goroutines and on plain threads: a
+//! node in the waiter's frame, in the queue of the variable's address. Waiters are woken in their
+//! order, goroutines and threads alike.
 //!
 //! Of glibc's object only two bits are read: process-shared (then every call is left to the real
-//! functions), and the clock of `pthread_cond_timedwait`. It stays as `pthread_cond_init` left it, so
-//! the real `pthread_cond_destroy` finds no waiter and returns at once.
+//! functions), and the clock of `pthread_cond_timedwait`. It stays as `pthread_cond_init` left it,
+//! so the real `pthread_cond_destroy` finds no waiter and returns at once.
 //!
 //! Invariants:
-//! 1. A waiter is in the queue before it unlocks the mutex. So a signal that is sent under the mutex,
-//!    or after a change made under it, finds the waiter, and sees that `sleeping` is not 0.
+//! 1. A waiter is in the queue before it unlocks the mutex. So a signal that is sent under the
+//!    mutex, or after a change made under it, finds the waiter, and sees that `sleeping` is not 0.
 //! 2. A waiter does not touch the variable after it is in the queue: the thread that wakes the last
 //!    waiter may destroy it.
 //! 3. The caller itself locks the mutex again, after its node is out of every queue.
 //!
 //! Limits: a plain thread that is cancelled (`pthread_cancel`) during a wait reacts when the wait
-//! ends; glibc's wait would end early. `pthread_cond_wait` still is a cancellation point, before and
-//! after.
+//! ends; glibc's wait would end early. `pthread_cond_wait` still is a cancellation point, before
+//! and after.
 //!
-//! Rejected: the real function for threads (see above). Moving waiters of a broadcast to the mutex's
-//! queue: threads sleep on words of their own, and glibc's mutex has no place for them.
+//! Rejected: the real function for threads (see above). Moving waiters of a broadcast to the
+//! mutex's queue: threads sleep on words of their own, and glibc's mutex has no place for them.
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
 use crate::interpose::park::{is_forked, on_goroutine};
@@ -141,7 +141,8 @@ unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
     }
 }
 
-/// Returns the clock of `pthread_cond_timedwait`; None if the variable is left to the real functions.
+/// Returns the clock of `pthread_cond_timedwait`; None if the variable is left to the real
+/// functions.
 unsafe fn private_clock(cond: *mut pthread_cond_t) -> Option<clockid_t> {
     if is_forked() {
         return None;
@@ -202,8 +203,8 @@ unsafe fn wait_in_queue(
             WAITERS.with_queue(address, |queue| queue.push_back(&node));
             // SAFETY: the caller's mutex.
             unlocked = unsafe { mutex::unlock_in(mutex, here) };
-            // If the caller did not own the mutex, there is no wait. If the node was taken meanwhile,
-            // its wake-up is on its way, and must be awaited.
+            // If the caller did not own the mutex, there is no wait. If the node was taken
+            // meanwhile, its wake-up is on its way, and must be awaited.
             unlocked == 0 || !withdraw()
         },
         withdraw,

@@ -3,12 +3,13 @@
 //!
 //! Some of it is in glibc's public headers and part of its binary interface (static initialisers);
 //! some has moved (`__wrefs` of a condition variable, between 2.36 and 2.42). So all of it is
-//! discovered, or checked, once, by making objects with known attributes and reading their words. If
-//! they are not as expected, every function returns `None`, and the real functions are used for
+//! discovered, or checked, once, by making objects with known attributes and reading their words.
+//! If they are not as expected, every function returns `None`, and the real functions are used for
 //! every call that would have to wait.
 //!
-//! Invariant 1: what is read does not change while the object lives (kind, flags), or is compared with
-//! the reader's own id (owner), which only the reader itself writes. So relaxed reads are enough.
+//! Invariant 1: what is read does not change while the object lives (kind, flags), or is compared
+//! with the reader's own id (owner), which only the reader itself writes. So relaxed reads are
+//! enough.
 
 use super::real;
 use libc::{pthread_barrier_t, pthread_cond_t, pthread_mutex_t, pthread_rwlock_t, sem_t};
@@ -147,8 +148,8 @@ unsafe fn is_mutex_as_expected() -> bool {
     }
 }
 
-/// Returns the word of a read-write lock that differs if it is process-shared. None if that is not a
-/// single word, or if the rest is not where the headers say.
+/// Returns the word of a read-write lock that differs if it is process-shared. None if that is not
+/// a single word, or if the rest is not where the headers say.
 unsafe fn discover_rwlock(tid: c_int) -> Option<u8> {
     // SAFETY: see `discover`.
     unsafe {
@@ -200,8 +201,8 @@ unsafe fn discover_semaphore() -> Option<u8> {
     }
 }
 
-/// Returns the word of a barrier that is its number of participants, and the word that differs if it
-/// is process-shared.
+/// Returns the word of a barrier that is its number of participants, and the word that differs if
+/// it is process-shared.
 unsafe fn discover_barrier() -> Option<(u8, u8)> {
     // SAFETY: see `discover`.
     unsafe {
@@ -220,7 +221,8 @@ unsafe fn discover_barrier() -> Option<(u8, u8)> {
     }
 }
 
-/// Returns the id under which glibc knows the running thread or goroutine: the owner that it records.
+/// Returns the id under which glibc knows the running thread or goroutine: the owner that it
+/// records.
 pub(super) fn own_tid() -> c_int {
     let mut mutex = libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     // SAFETY: a mutex of our own.

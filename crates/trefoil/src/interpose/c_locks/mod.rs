@@ -4,7 +4,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `mutex.rs`, `rwlock.rs`, `semaphore.rs` | glibc's `try` function; goroutines wait in a queue by address, threads in the real function |
+//! | `mutex.rs`, `rwlock.rs`, `semaphore.rs` | goroutines wait here, threads in glibc's functions |
 //! | `cond.rs`, `barrier.rs` | replaced as a whole, for goroutines and threads alike |
 //! | `c11.rs` | the same by C11's names |
 //! | `layout.rs` | where glibc keeps state for which it has no function |
@@ -19,29 +19,29 @@
 //!   park                                           wake it
 //!   retry
 //! ```
-//! One of the two locked instructions comes first. If it is the unlock, the try function succeeds or
-//! finds a newer owner, whose unlock is still to come. If it is the count, the owner takes the
+//! One of the two locked instructions comes first. If it is the unlock, the try function succeeds
+//! or finds a newer owner, whose unlock is still to come. If it is the count, the owner takes the
 //! bucket's lock, and finds the goroutine in the queue, or the goroutine has not tried yet.
 //!
 //! Invariants:
-//! 1. The object's memory is not touched after the real unlock: another thread may have destroyed it.
-//!    From there on its address is only a key.
-//! 2. The real unlock publishes by a locked instruction. (It must learn whether a thread sleeps in the
-//!    kernel, so it is a read-modify-write. glibc omits the prefix only in a process with one thread.)
-//!    On x86 that is a full barrier, so no other one is needed.
+//! 1. The object's memory is not touched after the real unlock: another thread may have destroyed
+//!    it. From there on its address is only a key.
+//! 2. The real unlock publishes by a locked instruction. (It must learn whether a thread sleeps in
+//!    the kernel, so it is a read-modify-write. glibc omits the prefix only in a process with one
+//!    thread.) On x86 that is a full barrier, so no other one is needed.
 //! 3. Nothing here allocates, and no function of std that locks is called: allocators lock mutexes,
 //!    also before `main`.
-//! 4. In a child of `fork`, in signal handlers, while a lock of the runtime is held, and on goroutines
-//!    whose runtime has ended, waits are left to the real functions.
-//! 5. Process-shared, robust, priority-inheriting and priority-protected objects are left to the real
-//!    functions: the thread blocks, and loses its P.
+//! 4. In a child of `fork`, in signal handlers, while a lock of the runtime is held, and on
+//!    goroutines whose runtime has ended, waits are left to the real functions.
+//! 5. Process-shared, robust, priority-inheriting and priority-protected objects are left to the
+//!    real functions: the thread blocks, and loses its P.
 //!
 //! A goroutine that was woken before its runtime ended, and never ran, consumes its wake-up. A
 //! goroutine that still waits when its runtime ends is skipped.
 //!
-//! Rejected: our own implementation of all of it in glibc's memory (static initialisers, robust lists
-//! and `gdb` know glibc's). A fence after each unlock (7 ns on every thread of the process, see
-//! invariant 2).
+//! Rejected: our own implementation of all of it in glibc's memory (static initialisers, robust
+//! lists and `gdb` know glibc's). A fence after each unlock (7 ns on every thread of the process,
+//! see invariant 2).
 
 mod barrier;
 mod c11;
@@ -73,14 +73,14 @@ const SEMAPHORE: usize = 3;
 const RWLOCK: usize = 4;
 const BARRIER: usize = KEY_BARRIER;
 
-/// Bits of a node's weight: the waiter failed so often that its waker yields to it; it waits to write;
-/// its read-write lock prefers writers.
+/// Bits of a node's weight: the waiter failed so often that its waker yields to it; it waits to
+/// write; its read-write lock prefers writers.
 const STARVED: usize = 1;
 const WRITER: usize = 2;
 const PREFERRED: usize = 4;
-/// A waiter is starved when it was woken so often, and each time another one was faster. glibc's locks
-/// are not fair. Threads run on different CPUs, which gives each of them a chance; goroutines on one P
-/// do not.
+/// A waiter is starved when it was woken so often, and each time another one was faster. glibc's
+/// locks are not fair. Threads run on different CPUs, which gives each of them a chance; goroutines
+/// on one P do not.
 const STARVED_AFTER: u32 = 2;
 
 /// Calls `lock`, which takes a mutex or a read-write lock, and counts the lock if it was taken.
@@ -169,11 +169,11 @@ impl Waiters {
     }
 
     /// Counts the caller among the waiters that may have to be woken, until the result is dropped.
-    fn count(&self) -> Counted<'_> {
+    fn count(&self) -> CountedWaiter<'_> {
         // SeqCst: the left side of the protocol in the head. A locked instruction, before which the
         // real try function cannot read the object.
         self.sleeping.fetch_add(1, Ordering::SeqCst);
-        Counted(self)
+        CountedWaiter(self)
     }
 
     #[inline(always)]
@@ -182,9 +182,9 @@ impl Waiters {
         self.sleeping.load(Ordering::SeqCst) != 0
     }
 
-    /// Repeats `attempt` until it does not return `EBUSY`, and sleeps in between. Returns its result,
-    /// or `ETIMEDOUT` after `limit`. `attempt` gets the queue, and how often it failed before; it is
-    /// called under the queue's lock.
+    /// Repeats `attempt` until it does not return `EBUSY`, and sleeps in between. Returns its
+    /// result, or `ETIMEDOUT` after `limit`. `attempt` gets the queue, and how often it failed
+    /// before; it is called under the queue's lock.
     fn acquire(
         &self,
         address: usize,
@@ -234,7 +234,8 @@ impl Waiters {
         }
     }
 
-    /// Calls the real unlock, and wakes the waiters that `select` takes from the queue of `address`.
+    /// Calls the real unlock, and wakes the waiters that `select` takes from the queue of
+    /// `address`.
     #[inline(always)]
     fn release(
         &self,
@@ -252,9 +253,9 @@ impl Waiters {
         rc
     }
 
-    /// As [`Waiters::release`], if a goroutine sleeps, maybe for another object. On a goroutine it is
-    /// one runtime call: a goroutine whose runtime ends may never return from it, and must have woken
-    /// the waiters by then.
+    /// As [`Waiters::release`], if a goroutine sleeps, maybe for another object. On a goroutine it
+    /// is one runtime call: a goroutine whose runtime ends may never return from it, and must have
+    /// woken the waiters by then.
     #[cold]
     fn release_slow(
         &self,
@@ -281,8 +282,8 @@ impl Waiters {
         rc
     }
 
-    /// Wakes the waiters that `select` takes from the queue of `address`. May be called everywhere, also
-    /// in a signal handler.
+    /// Wakes the waiters that `select` takes from the queue of `address`. May be called everywhere,
+    /// also in a signal handler.
     #[cold]
     fn wake(&self, address: usize, select: impl FnOnce(&mut List) -> Batch) {
         if is_forked() {
@@ -323,8 +324,8 @@ enum Woken {
     NoneStarved,
 }
 
-/// Leaves the runtime. Yields before if a starved goroutine was woken, unless the caller holds another
-/// lock than the one that it releases.
+/// Leaves the runtime. Yields before if a starved goroutine was woken, unless the caller holds
+/// another lock than the one that it releases.
 fn leave(rt: Rt, woken: Woken) {
     let yields = woken == Woken::Starved && lock::c_locks_held() <= 1 && !holds_lock_of_std();
     let rt = if yields { switch::yield_now(rt) } else { rt };
@@ -332,9 +333,9 @@ fn leave(rt: Rt, woken: Woken) {
 }
 
 /// A waiter that is counted ([`Waiters::count`]).
-struct Counted<'a>(&'a Waiters);
+struct CountedWaiter<'a>(&'a Waiters);
 
-impl Drop for Counted<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         self.0.sleeping.fetch_sub(1, Ordering::Relaxed);
     }
@@ -349,9 +350,9 @@ fn first(queue: &mut List) -> Batch {
     batch
 }
 
-/// Sleeps once: parks the goroutine, or blocks the thread. `enqueue` gets the runtime if the caller is
-/// inside it, and returns whether to sleep; `withdraw` is [`List::withdraw`]. For `own_locks` see
-/// [`begin_c_lock_wait`].
+/// Sleeps once: parks the goroutine, or blocks the thread. `enqueue` gets the runtime if the caller
+/// is inside it, and returns whether to sleep; `withdraw` is [`List::withdraw`]. For `own_locks`
+/// see [`begin_c_lock_wait`].
 fn sleep(
     node: &Node,
     reason: WaitReason,

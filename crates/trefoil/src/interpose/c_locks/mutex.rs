@@ -2,17 +2,18 @@
 //!
 //! A goroutine locks by the real `pthread_mutex_trylock`. Its thread-local storage holds a `struct
 //! pthread` with an id of its own, so glibc records the goroutine as the owner, and recursive and
-//! error-checking mutexes work per goroutine. If the mutex is locked, the goroutine waits as `mod.rs`
-//! says. Plain threads call the real functions. The real unlock wakes a thread that sleeps in the
-//! kernel, ours the first goroutine. Both then compete for the mutex.
+//! error-checking mutexes work per goroutine. If the mutex is locked, the goroutine waits as
+//! `mod.rs` says. Plain threads call the real functions. The real unlock wakes a thread that sleeps
+//! in the kernel, ours the first goroutine. Both then compete for the mutex.
 //!
 //! Invariants:
 //! 1. Every unlock of the process calls [`pthread_mutex_unlock`], except those inside libc:
 //!    `pthread_cond_wait` is therefore ours (`cond.rs`), and the rest of libc unlocks only its own
-//!    mutexes. The exception is a private mutex with a process-shared condition variable: such a mutex
-//!    is noted ([`leave_to_libc`]) before libc can unlock it, and from then on goroutines block in the
-//!    real function.
-//! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own it.
+//!    mutexes. The exception is a private mutex with a process-shared condition variable: such a
+//!    mutex is noted ([`leave_to_libc`]) before libc can unlock it, and from then on goroutines
+//!    block in the real function.
+//! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own
+//!    it.
 //!
 //! Rejected: transferring the mutex to the goroutine that is woken. glibc's word has no state for
 //! that, and threads would have to know it.
@@ -29,9 +30,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static WAITERS: Waiters = Waiters::new(super::MUTEX);
 
-/// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more than
-/// entries, every mutex counts as one. Entries are never removed: a new mutex at such an address
-/// works, but goroutines that wait for it block their threads.
+/// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more
+/// than entries, every mutex counts as one. Entries are never removed: a new mutex at such an
+/// address works, but goroutines that wait for it block their threads.
 static LEFT_TO_LIBC: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 static LEFT_TO_LIBC_COUNT: AtomicUsize = AtomicUsize::new(0);
 

@@ -18,6 +18,10 @@
 //! 2.34.
 
 use crate::sys::objects;
+use libc::{
+    clockid_t, pthread_barrier_t, pthread_cond_t, pthread_mutex_t, pthread_rwlock_t, sem_t,
+    timespec,
+};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -47,31 +51,33 @@ macro_rules! real_functions {
 }
 
 real_functions! {
-    pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t);
-    pthread_mutex_trylock(mutex: *mut libc::pthread_mutex_t);
-    pthread_mutex_timedlock(mutex: *mut libc::pthread_mutex_t, at: *const libc::timespec);
-    pthread_mutex_clocklock(mutex: *mut libc::pthread_mutex_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_mutex_unlock(mutex: *mut libc::pthread_mutex_t);
-    pthread_rwlock_rdlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_wrlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_tryrdlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_trywrlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_timedrdlock(lock: *mut libc::pthread_rwlock_t, at: *const libc::timespec);
-    pthread_rwlock_timedwrlock(lock: *mut libc::pthread_rwlock_t, at: *const libc::timespec);
-    pthread_rwlock_clockrdlock(lock: *mut libc::pthread_rwlock_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_rwlock_clockwrlock(lock: *mut libc::pthread_rwlock_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_rwlock_unlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_cond_wait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t);
-    pthread_cond_timedwait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t, at: *const libc::timespec);
-    pthread_cond_clockwait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_cond_signal(cond: *mut libc::pthread_cond_t);
-    pthread_cond_broadcast(cond: *mut libc::pthread_cond_t);
-    pthread_barrier_wait(barrier: *mut libc::pthread_barrier_t);
-    sem_wait(sem: *mut libc::sem_t);
-    sem_trywait(sem: *mut libc::sem_t);
-    sem_timedwait(sem: *mut libc::sem_t, at: *const libc::timespec);
-    sem_clockwait(sem: *mut libc::sem_t, clock: libc::clockid_t, at: *const libc::timespec);
-    sem_post(sem: *mut libc::sem_t);
+    pthread_mutex_lock(mutex: *mut pthread_mutex_t);
+    pthread_mutex_trylock(mutex: *mut pthread_mutex_t);
+    pthread_mutex_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec);
+    pthread_mutex_clocklock(mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec);
+    pthread_mutex_unlock(mutex: *mut pthread_mutex_t);
+    pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_timedrdlock(lock: *mut pthread_rwlock_t, at: *const timespec);
+    pthread_rwlock_timedwrlock(lock: *mut pthread_rwlock_t, at: *const timespec);
+    pthread_rwlock_clockrdlock(lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    pthread_rwlock_clockwrlock(lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    pthread_rwlock_unlock(lock: *mut pthread_rwlock_t);
+    pthread_cond_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t);
+    pthread_cond_timedwait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t,
+        at: *const timespec);
+    pthread_cond_clockwait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t,
+        clock: clockid_t, at: *const timespec);
+    pthread_cond_signal(cond: *mut pthread_cond_t);
+    pthread_cond_broadcast(cond: *mut pthread_cond_t);
+    pthread_barrier_wait(barrier: *mut pthread_barrier_t);
+    sem_wait(sem: *mut sem_t);
+    sem_trywait(sem: *mut sem_t);
+    sem_timedwait(sem: *mut sem_t, at: *const timespec);
+    sem_clockwait(sem: *mut sem_t, clock: clockid_t, at: *const timespec);
+    sem_post(sem: *mut sem_t);
 }
 
 /// The addresses of the functions; null until they are looked up (invariant 1).
@@ -122,9 +128,10 @@ fn look_up_all() {
             return;
         };
         for (name, found) in NAMES.iter().zip(&FOUND) {
+            let name = name.trim_end_matches('\0').as_bytes();
             if found.load(Ordering::Relaxed).is_null()
                 // SAFETY: as above.
-                && let Some(at) = unsafe { symbols.function(name.trim_end_matches('\0').as_bytes()) }
+                && let Some(at) = unsafe { symbols.function(name) }
             {
                 found.store(at as *mut c_void, Ordering::Relaxed);
             }

@@ -1,8 +1,9 @@
 //! `pthread_rwlock_*`: a goroutine that must wait for the lock parks.
 //!
 //! As in `mutex.rs`: the real `try` functions, the queue of the address for goroutines, the real
-//! functions for plain threads. An unlock wakes the writer at the front of the queue, or all readers
-//! there. A writer that is woken while other readers still hold the lock fails, and keeps its place.
+//! functions for plain threads. An unlock wakes the writer at the front of the queue, or all
+//! readers there. A writer that is woken while other readers still hold the lock fails, and keeps
+//! its place.
 //!
 //! # Kinds
 //! glibc's default prefers readers, and lets writers starve. With `PREFER_WRITER_NONRECURSIVE_NP`
@@ -11,11 +12,11 @@
 //! queue behind it.
 //!
 //! Invariants:
-//! 1. A reader defers only at its first attempt. A reader that was woken must not: its waker relies on
-//!    it to take the lock.
+//! 1. A reader defers only at its first attempt. A reader that was woken must not: its waker relies
+//!    on it to take the lock.
 //! 2. A writer in the queue waits for an unlock that is still to come, or for the end of a thread's
-//!    wait: a thread whose wait times out has made others fail, and wakes them. A goroutine that stops
-//!    waiting to write wakes them too: readers have deferred to it.
+//!    wait: a thread whose wait times out has made others fail, and wakes them. A goroutine that
+//!    stops waiting to write wakes them too: readers have deferred to it.
 
 use super::{PREFERRED, RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, real};
 use crate::interpose::park::{is_forked, may_park_for_c_lock, on_goroutine};
@@ -116,8 +117,8 @@ interpose! {
 }
 
 /// Takes the writer at the front of the queue, or all readers there. With a writer that is not
-/// preferred all other waiters are taken: a reader may be faster than the writer, and then the other
-/// readers must not sleep.
+/// preferred all other waiters are taken: a reader may be faster than the writer, and then the
+/// other readers must not sleep.
 fn front(queue: &mut List) -> Batch {
     let mut batch = Batch::new();
     let Some(taken) = queue.take_first() else { return batch };
@@ -141,7 +142,8 @@ fn has_writer(queue: &List) -> bool {
     queue.live().any(|node| node.weight & WRITER != 0)
 }
 
-/// Calls the real function. If its wait times out, others may have failed because of it (invariant 2).
+/// Calls the real function. If its wait times out, others may have failed because of it (invariant
+/// 2).
 fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c_int {
     let rc = fallback();
     if rc == libc::ETIMEDOUT && WAITERS.is_any_sleeping() {

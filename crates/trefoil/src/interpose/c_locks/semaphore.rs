@@ -1,13 +1,14 @@
 //! `sem_*`: a goroutine that finds a semaphore at zero parks.
 //!
 //! As in `mutex.rs`: the real `sem_trywait`, the queue of the address for goroutines, the real
-//! functions for plain threads. The real `sem_post` wakes a thread, ours a goroutine; the faster one
-//! takes the permit.
+//! functions for plain threads. The real `sem_post` wakes a thread, ours a goroutine; the faster
+//! one takes the permit.
 //!
 //! Invariants:
-//! 1. `sem_post` may be called in a signal handler. It neither enters the runtime there nor waits for
-//!    a lock that this thread holds (`waking.rs`), and does not change errno.
-//! 2. A goroutine that waits here does not count as deadlocked: a handler may post (`SIGNAL_WAITS`).
+//! 1. `sem_post` may be called in a signal handler. It neither enters the runtime there nor waits
+//!    for a lock that this thread holds (`waking.rs`), and does not change errno.
+//! 2. A goroutine that waits here does not count as deadlocked: a handler may post
+//!    (`SIGNAL_WAITS`).
 //!
 //! On a goroutine a signal does not end a wait (`EINTR`).
 
@@ -63,7 +64,8 @@ unsafe fn wait_until(
     }
 }
 
-/// Calls the real `sem_trywait`. Returns 0, or the error number; `EBUSY` if the semaphore is at zero.
+/// Calls the real `sem_trywait`. Returns 0, or the error number; `EBUSY` if the semaphore is at
+/// zero.
 unsafe fn try_once(sem: *mut sem_t) -> c_int {
     // SAFETY: the caller's semaphore; errno of the running goroutine.
     unsafe {

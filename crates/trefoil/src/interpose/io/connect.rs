@@ -24,8 +24,8 @@ interpose! {
 
 /// Connects a blocking socket, whose status flags are `flags`; `real` is the system call.
 ///
-/// `connect` has no flag for an attempt without blocking: the socket is non-blocking for the time of
-/// the call.
+/// `connect` has no flag for an attempt without blocking: the socket is non-blocking for the time
+/// of the call.
 fn connect_blocking(fd: c_int, flags: isize, real: impl Fn() -> isize) -> isize {
     let set_flags = |flags: isize| {
         // SAFETY: passes no pointers.

@@ -12,17 +12,17 @@
 //!
 //! On a goroutine a call is tried without blocking, *for this call only* (`MSG_DONTWAIT`,
 //! `RWF_NOWAIT`, a poll beforehand): the descriptor's own flags are never changed, because other
-//! threads may share it. If the call would block, and the descriptor is a blocking one, the goroutine
-//! waits in the poller and tries again. On a descriptor that the program made non-blocking the call
-//! fails with `EAGAIN`. `SO_RCVTIMEO` and `SO_SNDTIMEO` are respected, and end a call with `EAGAIN` as
-//! in the kernel.
+//! threads may share it. If the call would block, and the descriptor is a blocking one, the
+//! goroutine waits in the poller and tries again. On a descriptor that the program made
+//! non-blocking the call fails with `EAGAIN`. `SO_RCVTIMEO` and `SO_SNDTIMEO` are respected, and
+//! end a call with `EAGAIN` as in the kernel.
 //!
 //! A call on a file that cannot be waited for (a regular file), and a call for which waiting is not
 //! worth it, is made as it is: the thread blocks, and loses its P.
 //!
 //! A blocking write to a stream is complete: further attempts write what the kernel did not take at
-//! once ([`write_all::write_whole`]). Only an error or the timeout ends it early, and then it returns
-//! how much was written.
+//! once ([`write_all::write_whole`]). Only an error or the timeout ends it early, and then it
+//! returns how much was written.
 
 mod connect;
 pub(super) mod descriptors;

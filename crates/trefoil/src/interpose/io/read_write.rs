@@ -12,8 +12,8 @@ use std::ffi::{c_int, c_long, c_void};
 
 const RWF_NOWAIT: usize = 8;
 
-/// Reads or writes vectors without blocking, by `preadv2` or `pwritev2`. The offset −1 is the file's
-/// position.
+/// Reads or writes vectors without blocking, by `preadv2` or `pwritev2`. The offset −1 is the
+/// file's position.
 unsafe fn vectored(number: c_long, fd: c_int, vectors: usize, count: usize) -> isize {
     // SAFETY: the caller's.
     unsafe { syscall(number, [fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
@@ -75,7 +75,8 @@ unsafe fn write_vectors(
     let call = |part: Part, mode: CallMode, vectors: *const iovec, count: usize| match (part, mode)
     {
         (Part::After(_), _) if is_socket(fd) => {
-            // SAFETY: zeros are a message without an address and control data; the caller's vectors.
+            // SAFETY: zeros are a message without an address and control data; the caller's
+            // vectors.
             unsafe {
                 let mut rest: msghdr = std::mem::zeroed();
                 rest.msg_iov = vectors.cast_mut();

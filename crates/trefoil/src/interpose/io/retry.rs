@@ -181,8 +181,8 @@ pub(in crate::interpose) fn wait_ready(
     }
 }
 
-/// Repeats `attempt` until it does not return `EAGAIN`, and waits in between until the descriptor is
-/// ready; `real` is the blocking call.
+/// Repeats `attempt` until it does not return `EAGAIN`, and waits in between until the descriptor
+/// is ready; `real` is the blocking call.
 #[inline]
 pub(super) fn retry_until_ready(
     fd: c_int,

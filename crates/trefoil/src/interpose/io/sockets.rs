@@ -10,8 +10,8 @@ use libc::{msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// With one of these flags a call does not block, or one attempt is not enough for it: it is made as
-/// it is.
+/// With one of these flags a call does not block, or one attempt is not enough for it: it is made
+/// as it is.
 const AS_IT_IS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 
 /// The same for a call that sends: each part of a `MSG_ZEROCOPY` would have its own notification.
@@ -36,8 +36,8 @@ pub(super) enum ReadCall {
     Return(isize),
 }
 
-/// Returns how a read of `len` bytes from a socket is to be made. If the socket has a low-water mark,
-/// waits for that first: without blocking the kernel returns less.
+/// Returns how a read of `len` bytes from a socket is to be made. If the socket has a low-water
+/// mark, waits for that first: without blocking the kernel returns less.
 #[inline]
 pub(super) fn wait_low_water(fd: c_int, len: impl FnOnce() -> usize) -> ReadCall {
     if USES_LOW_WATER.load(Ordering::Relaxed) {
@@ -235,9 +235,9 @@ unsafe fn accept_when_ready(
         fds::after_open(fd as c_int);
         fd
     };
-    // `accept4` has no flag for an attempt without blocking. If another thread accepts the connection
-    // first, this thread blocks. A socket that does not listen is never ready, and the call on it
-    // fails at once.
+    // `accept4` has no flag for an attempt without blocking. If another thread accepts the
+    // connection first, this thread blocks. A socket that does not listen is never ready, and the
+    // call on it fails at once.
     let attempt = || {
         let would_block =
             !is_ready(fd, libc::POLLIN) && socket_option(fd, libc::SO_ACCEPTCONN) == Some(1);

@@ -1,32 +1,32 @@
-//! `malloc` and its kin on a goroutine: small blocks come from the M's magazines, and glibc's caches
-//! stay per thread.
+//! `malloc` and its kin on a goroutine: small blocks come from the M's magazines, and glibc's
+//! caches stay per thread.
 //!
-//! glibc keeps a cache of free blocks and its choice of an arena per thread, in thread-local storage.
-//! With a cache per goroutine each goroutine would keep up to 23 KB, and a goroutine could be
-//! preempted while it holds an arena's lock. So a goroutine takes a small block from its M's magazines
-//! (`mem/magazine.rs`). Everything else calls glibc on the M's own stack and thread-local storage
-//! (`M::on_own_context`), where the goroutine is not preempted.
+//! glibc keeps a cache of free blocks and its choice of an arena per thread, in thread-local
+//! storage. With a cache per goroutine each goroutine would keep up to 23 KB, and a goroutine could
+//! be preempted while it holds an arena's lock. So a goroutine takes a small block from its M's
+//! magazines (`mem/magazine.rs`). Everything else calls glibc on the M's own stack and thread-local
+//! storage (`M::on_own_context`), where the goroutine is not preempted.
 //!
 //! The real functions are glibc's public `__libc_malloc` and so on: no lookup by `dlsym`, which may
 //! itself allocate. If an allocator is loaded with `LD_PRELOAD`, that one is called. Most of them
 //! define those names too (mimalloc, tcmalloc); the functions of one that does not are looked up by
-//! their plain names (`preloaded.rs`). Magazines are then not used, because asking such an allocator
-//! for a block's size touches the caller's thread-local storage.
+//! their plain names (`preloaded.rs`). Magazines are then not used, because asking such an
+//! allocator for a block's size touches the caller's thread-local storage.
 //!
-//! The symbols are weak: a program that defines `malloc` itself (an allocator linked with unprefixed
-//! names, a sanitizer) uses its own, and no function here is called.
+//! The symbols are weak: a program that defines `malloc` itself (an allocator linked with
+//! unprefixed names, a sanitizer) uses its own, and no function here is called.
 //!
 //! # Size classes
-//! A glibc block of `c` bytes has `c - 8` usable bytes. So the class of a request is that of its size
-//! plus 8, and a free block's class follows from `malloc_usable_size`. A block is large enough for its
-//! class wherever it came from (`memalign`, a plain thread).
+//! A glibc block of `c` bytes has `c - 8` usable bytes. So the class of a request is that of its
+//! size plus 8, and a free block's class follows from `malloc_usable_size`. A block is large enough
+//! for its class wherever it came from (`memalign`, a plain thread).
 //!
 //! Invariants:
 //! 1. All functions that allocate a block, and the one that frees it, are interposed: a block never
 //!    reaches a function that does not know where it came from.
 //! 2. Debug builds abort if the runtime allocates while it uses a P (`assert_may_allocate`).
-//! 3. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime, a
-//!    call only calls the real function.
+//! 3. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime,
+//!    a call only calls the real function.
 
 mod preloaded;
 
@@ -88,8 +88,8 @@ fn real() -> &'static Real {
 
 /// Finds the real functions, at the first call, while the process has one thread.
 ///
-/// `malloc_usable_size` is the preloaded allocator's if there is one. If `__libc_malloc` lies in the
-/// same library, all functions of that library can be called by those names.
+/// `malloc_usable_size` is the preloaded allocator's if there is one. If `__libc_malloc` lies in
+/// the same library, all functions of that library can be called by those names.
 #[cold]
 fn choose() -> &'static Real {
     let libc_names = library_of(__libc_malloc as *const ());

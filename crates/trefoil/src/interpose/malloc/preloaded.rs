@@ -1,8 +1,8 @@
 //! An allocator that is loaded with `LD_PRELOAD` and defines only the plain names (Debian's
 //! jemalloc). Its functions are looked up by `dlsym`, as the next definitions after ours.
 //!
-//! While they are looked up, `dlsym` may itself allocate (glibc before 2.34). Those calls get memory
-//! from a small buffer, which is never freed.
+//! While they are looked up, `dlsym` may itself allocate (glibc before 2.34). Those calls get
+//! memory from a small buffer, which is never freed.
 
 use super::Real;
 use std::ffi::{CStr, c_void};
@@ -34,8 +34,8 @@ unsafe extern "C" fn early_calloc(count: usize, size: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn early_realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: allocates. The old block's size is not known, but the bytes after it are in the buffer
-    // too.
+    // SAFETY: allocates. The old block's size is not known, but the bytes after it are in the
+    // buffer too.
     unsafe {
         let moved = early_malloc(size);
         if !block.is_null() && !moved.is_null() {
@@ -77,12 +77,9 @@ fn is_early(block: *mut c_void) -> bool {
 
 unsafe extern "C" fn free(block: *mut c_void) {
     if !is_early(block) {
+        type Free = unsafe extern "C" fn(*mut c_void);
         // SAFETY: the allocator's function of that name, and its block.
-        unsafe {
-            transmute::<usize, unsafe extern "C" fn(*mut c_void)>(NEXT_FREE.load(Ordering::Relaxed))(
-                block,
-            )
-        }
+        unsafe { transmute::<usize, Free>(NEXT_FREE.load(Ordering::Relaxed))(block) }
     }
 }
 
