@@ -5,10 +5,11 @@
 //! | is a plain thread, or a child of `fork` | no | no |
 //! | is a signal handler, on the thread's alternate stack | no | no |
 //! | holds a lock of the process (`sched/stop.rs`), and its runtime has ended | no | no |
-//! | holds a lock of the runtime, or is inside the runtime | never happens | no |
+//! | holds a lock of the runtime, or is inside the runtime | not checked | no |
 //!
-//! The last line is about C code that the runtime itself calls, an allocator for example: it locks
-//! mutexes, and waits for nothing else. A caller that may not park waits in the kernel.
+//! The last line is checked for C locks alone: the runtime never waits by the other functions there
+//! (`sys/lock.rs`, rule 2), but C code that it calls may lock a mutex. A caller that may not park
+//! waits in the kernel.
 
 #[cfg(feature = "std")]
 use crate::sched::{WaitingHolder, current_g, has_runtime_ended, holds_lock, holds_lock_of_std};

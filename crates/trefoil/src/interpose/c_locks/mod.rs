@@ -98,7 +98,7 @@ fn counted(lock: impl FnOnce() -> c_int) -> c_int {
 
 /// Uncounts a lock that was released, if `rc` is 0.
 #[inline(always)]
-fn count_unlocked(rc: c_int) -> c_int {
+fn uncount_if_unlocked(rc: c_int) -> c_int {
     if rc == 0 {
         lock::uncount_c_lock();
     }

@@ -18,7 +18,7 @@
 //! Rejected: transferring the mutex to the goroutine that is woken. glibc's word has no state for
 //! that, and threads would have to know it.
 
-use super::{Waiters, count_unlocked, counted, deadline, first, layout, real};
+use super::{Waiters, counted, deadline, first, layout, real, uncount_if_unlocked};
 use crate::interpose::park::{may_park_for_c_lock, on_goroutine};
 use crate::sched::Rt;
 use crate::sched::queue::List;
@@ -110,7 +110,7 @@ pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
 pub(super) unsafe fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
     // SAFETY: the caller's.
     let unlock = || unsafe { real::pthread_mutex_unlock(mutex) };
-    count_unlocked(WAITERS.release(mutex as usize, unlock, first))
+    uncount_if_unlocked(WAITERS.release(mutex as usize, unlock, first))
 }
 
 /// [`unlock`]; inside the runtime if `here` is given.
@@ -123,7 +123,7 @@ pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) ->
         return unsafe { unlock(mutex) };
     }
     // SAFETY: the caller's.
-    let rc = count_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
+    let rc = uncount_if_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
     if rc == 0 && WAITERS.is_any_sleeping() {
         WAITERS.wake_in(mutex as usize, here, first);
     }

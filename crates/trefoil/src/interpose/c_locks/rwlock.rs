@@ -18,7 +18,9 @@
 //!    wait: a thread whose wait times out has made others fail, and wakes them. A goroutine that
 //!    stops waiting to write wakes them too: readers have deferred to it.
 
-use super::{PREFERRED, RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, real};
+use super::{
+    PREFERRED, RWLOCK, WRITER, Waiters, counted, deadline, layout, real, uncount_if_unlocked,
+};
 use crate::interpose::park::{is_forked, may_park_for_c_lock, on_goroutine};
 use crate::sched::queue::{Batch, List};
 use crate::sched::reason::WaitReason;
@@ -112,7 +114,7 @@ interpose! {
     fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int;
     always => {
         let unlock = || real::pthread_rwlock_unlock(lock);
-        count_unlocked(WAITERS.release(lock as usize, unlock, front))
+        uncount_if_unlocked(WAITERS.release(lock as usize, unlock, front))
     }
 }
 

@@ -71,8 +71,8 @@ static BY_LIBC_NAMES: Real = Real {
     pvalloc: __libc_pvalloc,
 };
 
-/// Null until the first call. Never changed afterwards: a block must be freed by the allocator that
-/// allocated it.
+/// The functions that [`choose`] has found; null until the first call. Not changed afterwards: a
+/// block must be freed by the allocator that allocated it.
 static REAL: AtomicPtr<Real> = AtomicPtr::new(null_mut());
 
 /// Returns the real functions.
