@@ -88,30 +88,31 @@ impl<A> Alloc<A> {
 }
 
 impl<A: GlobalAlloc> Alloc<A> {
-    /// Whether the magazines are this type's.
+    /// Returns whether the magazines keep blocks of this type of allocator.
     #[inline(always)]
     fn owns_magazines() -> bool {
         // With fields, two values of one type may be two heaps.
-        size_of::<A>() == 0 && magazine::owns(BlocksOf::Wrapped, Self::give_back)
+        size_of::<A>() == 0 && magazine::owns(BlocksOf::Wrapped, Self::free_block)
     }
 
-    /// [`magazine::GiveBack`].
-    unsafe fn give_back(block: *mut u8, class: Class) {
-        // SAFETY: a value without fields needs no memory, and there is one: whoever put the block into a magazine had it.
+    /// Returns a block to the wrapped allocator: [`magazine::GiveBack`].
+    unsafe fn free_block(block: *mut u8, class: Class) {
+        // SAFETY: a value without fields needs no memory, and one exists: the block was put into a
+        // magazine through it.
         let inner = unsafe { std::ptr::NonNull::<A>::dangling().as_ref() };
         // SAFETY: a free block, with the layout that it was allocated with.
         unsafe { inner.dealloc(block, class.layout()) };
     }
 
-    /// A block of the class; on a goroutine from the M's magazine.
+    /// Allocates a block of the class; on a goroutine from the M's magazine.
     #[inline(always)]
-    fn take(&self, class: Class) -> *mut u8 {
+    fn alloc_class(&self, class: Class) -> *mut u8 {
         if current_g().is_none() {
             // SAFETY: a class is never empty.
             return unsafe { self.inner.alloc(class.layout()) };
         }
         if Self::owns_magazines() {
-            // SAFETY: inside `with_m`, of the M that it gave.
+            // SAFETY: inside `with_m`, and of its M.
             let pop = |m: &'static M| unsafe { m.magazines(BlocksOf::Wrapped) }.pop(class);
             match with_m(pop) {
                 Some(Some(block)) => return block,
@@ -123,20 +124,23 @@ impl<A: GlobalAlloc> Alloc<A> {
         self.on_thread(|a| unsafe { a.alloc(class.layout()) })
     }
 
+    /// Frees a block of the class; on a goroutine into the M's magazine.
+    ///
     /// # Safety
-    /// The block came from [`Alloc::take`] for this class, and is the caller's.
+    /// The block came from [`Alloc::alloc_class`] for this class, and is
+    /// the caller's.
     #[inline(always)]
-    unsafe fn give(&self, class: Class, block: *mut u8) {
+    unsafe fn dealloc_class(&self, class: Class, block: *mut u8) {
         if current_g().is_none() {
             // SAFETY: the caller's block, with the layout that it was allocated with.
             return unsafe { self.inner.dealloc(block, class.layout()) };
         }
         if Self::owns_magazines() {
             let push = |m: &'static M| {
-                // SAFETY: inside `with_m`, of the M that it gave; the block is the caller's.
+                // SAFETY: inside `with_m`, and of its M; the block is the caller's.
                 let kept = unsafe { m.magazines(BlocksOf::Wrapped).push(class, block) };
                 if !kept {
-                    m.give_back_surplus(BlocksOf::Wrapped, class, Self::give_back);
+                    m.give_back_surplus(BlocksOf::Wrapped, class, Self::free_block);
                 }
             };
             if with_m(push).is_some() {
@@ -157,14 +161,15 @@ impl<A: GlobalAlloc> Alloc<A> {
         with_m(|m| m.refill(BlocksOf::Wrapped, class, alloc)).unwrap_or_else(alloc)
     }
 
-    /// Calls the wrapped allocator: on a goroutine, on the thread's own stack and thread-local storage.
+    /// Calls the wrapped allocator; on a goroutine, on the thread's own stack and thread-local
+    /// storage.
     #[inline]
     fn on_thread<T>(&self, f: impl FnOnce(&A) -> T) -> T {
         on_thread(|| f(&self.inner))
     }
 }
 
-/// Calls `f`, on a goroutine on the thread's own stack and thread-local storage.
+/// Calls `f`; on a goroutine, on the thread's own stack and thread-local storage.
 #[inline]
 pub(crate) fn on_thread<T>(f: impl FnOnce() -> T) -> T {
     if current_g().is_none() {
@@ -181,18 +186,18 @@ fn on_thread_slow<T>(f: impl FnOnce() -> T) -> T {
     let result = with_m(|m| m.on_own_context(&mut call)).unwrap_or_else(call);
     match result {
         Some(result) => result,
-        None => unreachable!("called once: `with_m` calls it, or not at all"),
+        None => unreachable!("`call` runs once: inside `with_m`, or after it returned None"),
     }
 }
 
-// SAFETY: blocks come from the wrapped allocator, with at least the size and alignment asked for; the layout that a
-// block is freed with is the one that it was allocated with, because both are computed from the caller's in the same
-// way. Nothing here unwinds or allocates by itself.
+// SAFETY: blocks come from the wrapped allocator, with at least the size and alignment asked for. A
+// block is freed with the layout that it was allocated with, because both are computed from the
+// caller's in the same way. Nothing here unwinds or allocates by itself.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Alloc<A> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match Class::of(layout) {
-            Some(class) => self.take(class),
+            Some(class) => self.alloc_class(class),
             // SAFETY: the caller's layout.
             None => self.on_thread(|a| unsafe { a.alloc(layout) }),
         }
@@ -202,7 +207,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Alloc<A> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match Class::of(layout) {
             // SAFETY: the caller's block, and the class that its layout had in `alloc`.
-            Some(class) => unsafe { self.give(class, block) },
+            Some(class) => unsafe { self.dealloc_class(class, block) },
             // SAFETY: the caller's.
             None => self.on_thread(|a| unsafe { a.dealloc(block, layout) }),
         }
@@ -212,7 +217,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Alloc<A> {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match Class::of(layout) {
             Some(class) => {
-                let block = self.take(class);
+                let block = self.alloc_class(class);
                 if !block.is_null() {
                     // SAFETY: a fresh block of at least that size.
                     unsafe { block.write_bytes(0, layout.size()) };

@@ -1,14 +1,14 @@
-//! The thread beneath a goroutine: `blocking`, `lock_os_thread`, `no_preempt`.
+//! Functions about the OS thread that runs a goroutine: `blocking`, `lock_os_thread`, `no_preempt`.
 
-use crate::sched::{Rt, current_g, goroutine::locked, monitor::handoff};
+use crate::sched::{Rt, calls, current_g, goroutine::locked};
 use std::fmt;
 use std::marker::PhantomData;
 
 /// Runs `f`, which blocks its thread for long, without a P.
 ///
-/// The goroutine gives its P to another thread before it calls `f`, so the other goroutines run on
-/// at once. It gets a P again when `f` returns or panics. `f` runs on the same goroutine: it has
-/// the same stack and the same thread-locals.
+/// The goroutine releases its P to another thread before it calls `f`, so the other goroutines
+/// keep running. It acquires a P again when `f` returns or panics. `f` runs on the same goroutine:
+/// it has the same stack and the same thread-locals.
 ///
 /// It is never *needed*. When a goroutine blocks in any call of any crate, the runtime notices
 /// within some tens of microseconds and takes the P. Use `blocking` around calls that are known to
@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 /// it: it runs without a P, beyond the limit of [`procs`](crate::procs). tokio's `spawn_blocking`
 /// is different: it moves the closure to another thread, so it needs `Send + 'static`.
 ///
-/// On a plain thread it just calls `f`.
+/// On a plain thread it only calls `f`.
 ///
 /// # Examples
 /// ```
@@ -26,23 +26,7 @@ use std::marker::PhantomData;
 /// });
 /// ```
 pub fn blocking<T>(f: impl FnOnce() -> T) -> T {
-    /// Comes back also when `f` panics.
-    struct Back;
-    impl Drop for Back {
-        fn drop(&mut self) {
-            if let Some(rt) = Rt::enter() {
-                rt.leave();
-            }
-        }
-    }
-    match Rt::enter() {
-        Some(rt) => {
-            handoff::release_p_before_blocking(rt);
-            let _back = Back;
-            f()
-        }
-        None => f(),
-    }
+    calls::blocking(f)
 }
 
 /// Locks this goroutine to the OS thread on which it runs, until the guard is dropped, like Go's
@@ -102,7 +86,7 @@ pub fn lock_os_thread() -> ThreadLock {
 /// });
 /// ```
 pub struct ThreadLock {
-    /// It is about the goroutine that made it.
+    /// Keeps the guard on the goroutine that made it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -171,7 +155,7 @@ pub fn no_preempt() -> NoPreempt {
 /// });
 /// ```
 pub struct NoPreempt {
-    /// It is about the goroutine that made it.
+    /// Keeps the guard on the goroutine that made it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -182,7 +166,7 @@ impl Drop for NoPreempt {
             if g.no_preempt.get() == 0
                 && let Some(rt) = Rt::enter()
             {
-                // What was put off.
+                // Yields if the time slice expired under the guard.
                 rt.leave();
             }
         }

@@ -414,7 +414,7 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
     static ASYNC_PREEMPT: AtomicBool = AtomicBool::new(false);
     ONCE.call_once(|| {
         arch::init();
-        interpose::linked();
+        interpose::install();
         if env.guards_mprotect {
             mem::force_mprotect_guards();
         }

@@ -1,43 +1,44 @@
-//! dlopen: a new library may have initial-exec TLS, which lies in every thread's static block. glibc
-//! writes its image into the blocks of the threads it knows; `mem::tls` does so for goroutines.
+//! `dlopen`: a new library may have initial-exec TLS, which lies in every thread's static block.
+//! glibc writes the library's TLS image into the blocks of the threads it knows; `mem::tls` does
+//! the same for goroutines.
 //!
-//! Before the runtime starts a call is a *jump* to the real function: glibc looks at the return address
-//! for the caller's namespace and RUNPATH. Afterwards it sees our address, so a library that dlopens by
-//! bare name through its own RUNPATH must have done so before, or be named by path. (glibc offers no
-//! way to pass the caller; sanitizers live with the same.)
+//! Before the runtime starts a call is a *jump* to the real function: glibc takes the caller's
+//! namespace and RUNPATH from the return address. Afterwards that is our address, so a library that
+//! opens another by bare name through its own RUNPATH must have done so before, or must use a path.
+//! (glibc offers no way to pass the caller. Sanitizers have the same limit.)
 //!
-//! Known limit: constructors inside dlopen, on a goroutine, read zeros in initial-exec variables that
-//! have an initial value; it is there when dlopen returns.
+//! Known limit: constructors that run inside `dlopen`, on a goroutine, read zeros in initial-exec
+//! variables that have an initial value; the value is there when `dlopen` returns.
 
-use super::Next;
+use super::symbol::NextSymbol;
 use crate::mem::tls::{Loader, READY, modules_changed};
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
-use std::mem::transmute;
 
-type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-type OpenIn = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
-type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Dlmopen = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
+type Dlclose = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-static OPEN: Next = Next::new(c"dlopen");
-static OPEN_IN: Next = Next::new(c"dlmopen");
-static CLOSE: Next = Next::new(c"dlclose");
+static DLOPEN: NextSymbol = NextSymbol::new(c"dlopen");
+static DLMOPEN: NextSymbol = NextSymbol::new(c"dlmopen");
+static DLCLOSE: NextSymbol = NextSymbol::new(c"dlclose");
 
-extern "C" fn real_open() -> *mut c_void {
-    OPEN.get()
+extern "C" fn real_dlopen() -> *mut c_void {
+    DLOPEN.address()
 }
 
-extern "C" fn real_open_in() -> *mut c_void {
-    OPEN_IN.get()
+extern "C" fn real_dlmopen() -> *mut c_void {
+    DLMOPEN.address()
 }
 
-/// The body of a door that jumps on until the runtime is ready. Three arguments are kept over the
-/// look-up; three pushes also align the stack for it.
-macro_rules! jump_or_watch {
-    ($real:ident, $watched:ident) => {
+/// The body of a function that jumps to `$real()` until the runtime is ready, and to `$after_start`
+/// from then on. The three arguments are saved while the address is looked up; three pushes also
+/// align the stack for that call.
+macro_rules! jump_before_start {
+    ($real:ident, $after_start:ident) => {
         naked_asm!(
             "cmp byte ptr [rip + {ready}], 0",
-            "jne {watched}",
+            "jne {after_start}",
             "push rdi",
             "push rsi",
             "push rdx",
@@ -47,7 +48,7 @@ macro_rules! jump_or_watch {
             "pop rdi",
             "jmp rax",
             ready = sym READY,
-            watched = sym $watched,
+            after_start = sym $after_start,
             real = sym $real,
         )
     };
@@ -60,7 +61,7 @@ macro_rules! jump_or_watch {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
-    jump_or_watch!(real_open, watched_open)
+    jump_before_start!(real_dlopen, dlopen_after_start)
 }
 
 /// libc's function.
@@ -74,56 +75,50 @@ pub(crate) unsafe extern "C" fn dlmopen(
     file: *const c_char,
     mode: c_int,
 ) -> *mut c_void {
-    jump_or_watch!(real_open_in, watched_open_in)
+    jump_before_start!(real_dlmopen, dlmopen_after_start)
 }
 
-/// libc's function.
-///
-/// # Safety
-/// As its manual page says.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    // SAFETY: libc's function of that name and type, with the caller's argument.
-    let rc = unsafe { transmute::<*mut c_void, Close>(CLOSE.get())(handle) };
-    if rc == 0 {
-        changed(None);
+interpose! {
+    /// libc's function.
+    fn dlclose(handle: *mut c_void) -> c_int;
+    always => {
+        let rc = DLCLOSE.function::<Dlclose>()(handle);
+        if rc == 0 {
+            update_blocks(None);
+        }
+        rc
     }
-    rc
 }
 
-unsafe extern "C" fn watched_open(file: *const c_char, mode: c_int) -> *mut c_void {
+unsafe extern "C" fn dlopen_after_start(file: *const c_char, mode: c_int) -> *mut c_void {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { transmute::<*mut c_void, Open>(OPEN.get())(file, mode) };
+    let handle = unsafe { DLOPEN.function::<Dlopen>()(file, mode) };
     if !handle.is_null() {
-        changed(Some(loader()));
+        update_blocks(Some(loader()));
     }
     handle
 }
 
-unsafe extern "C" fn watched_open_in(
+unsafe extern "C" fn dlmopen_after_start(
     space: c_long,
     file: *const c_char,
     mode: c_int,
 ) -> *mut c_void {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { transmute::<*mut c_void, OpenIn>(OPEN_IN.get())(space, file, mode) };
+    let handle = unsafe { DLMOPEN.function::<Dlmopen>()(space, file, mode) };
     if !handle.is_null() {
-        changed(Some(loader()));
+        update_blocks(Some(loader()));
     }
     handle
 }
 
-/// The real functions, for who must not come back here.
+/// Returns the real functions, for callers that must not call the interposed ones.
 pub(crate) fn loader() -> Loader {
     // SAFETY: libc's functions of these names and types.
-    unsafe {
-        Loader {
-            open: transmute::<*mut c_void, Open>(OPEN.get()),
-            close: transmute::<*mut c_void, Close>(CLOSE.get()),
-        }
-    }
+    unsafe { Loader { open: DLOPEN.function::<Dlopen>(), close: DLCLOSE.function::<Dlclose>() } }
 }
 
-fn changed(loader: Option<Loader>) {
+/// Updates the TLS blocks of all goroutines after a change of the loaded libraries.
+fn update_blocks(loader: Option<Loader>) {
     modules_changed(loader, |visit| crate::mem::for_each_block(visit));
 }

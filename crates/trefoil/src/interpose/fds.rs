@@ -1,160 +1,172 @@
-//! What is known about descriptors by their number: their kind, and who waits for them.
+//! What is known of descriptors by their number: their kind, and the goroutines that wait for them.
 //!
-//! The numbers are the program's, and any thread may close one and open another at any time. So what is
-//! kept here is only a hint: a wait arms the poller anew each time (`Pollable::wait_armed`), and a wrong
-//! kind costs a system call. `close`, `dup2` and `dup3` forget what was known, and end waits; so do the calls
-//! that make sockets, because libc itself closes without our door.
+//! The numbers are the program's, and any thread may close one and open another at any time. So
+//! everything here is only a hint: a wait registers with the poller anew each time
+//! (`Pollable::wait_armed`), and a wrong kind costs a system call. `close`, `dup2` and `dup3` reset
+//! an entry and end its waits. The calls that make sockets reset it too, because libc itself closes
+//! descriptors without calling the interposed `close`.
 //!
-//! # Calm descriptors
-//! Before a goroutine waits, two questions: is the descriptor a blocking one, and is there a time limit? The answer
-//! "blocks, without a limit" is kept (`calm`), with the number of closes of this slot and with `EPOCH`, which
-//! counts all calls in the process that make any descriptor non-blocking or set a limit: those are properties of the
-//! open file, which other descriptors (and slots) may share.
+//! # The mode cache
+//! Before a goroutine waits for a descriptor, two things must be known: whether it is a blocking
+//! one, and whether a timeout is set for it. The answer "blocking, without a timeout" is cached
+//! (`known_blocking`), together with the entry's number of closes and with `MODE_EPOCH`. That
+//! counts all calls of the process that make any descriptor non-blocking or set a timeout: those
+//! are properties of the open file, which other descriptors (and entries) may share.
 //!
 //! Invariants:
-//! 1. A slot, once made, stays: pages of the table are never freed.
-//! 2. Slots are found, and made, in signal handlers too: no malloc.
+//! 1. An entry is never freed: pages of the table stay mapped.
+//! 2. Entries are found, and made, in signal handlers too: no malloc.
 
+use super::park::is_forked;
 use super::waking::WakeContext;
 use crate::sched::netpoll::pollable::{Interrupt, Pollable};
 use crate::sched::wait::list;
+use crate::sys::raw::syscall;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors in one page of the table, and pages: a million and more, the kernel's usual limit.
-const PAGE: usize = 1024;
+/// Descriptors per page of the table, and pages. Together a million and more, the kernel's usual
+/// limit.
+const PAGE_FDS: usize = 1024;
 const PAGES: usize = 1024;
 
-pub(super) const UNKNOWN: u8 = 0;
-/// Nothing to wait for: a regular file, a directory.
-pub(super) const PLAIN: u8 = 1;
-pub(super) const SOCKET: u8 = 2;
-/// A pipe, a terminal, an eventfd…
-pub(super) const STREAM: u8 = 3;
+/// What a descriptor refers to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum FileKind {
+    /// A regular file or a directory, which is always ready.
+    Regular = 1,
+    Socket = 2,
+    /// A pipe, a terminal, an eventfd…
+    Stream = 3,
+}
 
-/// Calls that made a descriptor non-blocking, or gave it a limit. From 1 on: 0 in `calm` is "not known".
-static EPOCH: AtomicU32 = AtomicU32::new(1);
+/// The value of `kind` before it was asked for.
+const UNKNOWN: u8 = 0;
 
-/// A page of zeros is a page of slots.
-pub(super) struct Slot {
+/// How many calls made a descriptor non-blocking, or set a timeout for it. Begins with 1: 0 in
+/// `known_blocking` means "not known".
+static MODE_EPOCH: AtomicU32 = AtomicU32::new(1);
+
+/// What is known of a descriptor. A page of zeros is a page of entries.
+pub(super) struct FdEntry {
+    /// [`UNKNOWN`], or a [`FileKind`].
     kind: AtomicU8,
-    /// Counts up before and after each close.
+    /// Incremented before and after each close.
     closes: AtomicU32,
-    /// `closes` and `EPOCH` when it was found calm.
-    calm: AtomicU64,
+    /// `closes` and `MODE_EPOCH` when the descriptor was found to block without a timeout.
+    known_blocking: AtomicU64,
     pollable: AtomicPtr<Pollable>,
 }
 
-type Page = [Slot; PAGE];
+type Page = [FdEntry; PAGE_FDS];
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(null_mut()) }; PAGES];
 
-/// The slot of a descriptor, if it was ever asked for.
-fn known(fd: RawFd) -> Option<&'static Slot> {
+/// Returns the entry of a descriptor, if its page exists.
+fn existing(fd: RawFd) -> Option<&'static FdEntry> {
     let n = usize::try_from(fd).ok()?;
     // SAFETY: null, or a page that is never freed (invariant 1).
-    let page = unsafe { TABLE.get(n / PAGE)?.load(Ordering::Acquire).as_ref()? };
-    Some(&page[n % PAGE])
+    let page = unsafe { TABLE.get(n / PAGE_FDS)?.load(Ordering::Acquire).as_ref()? };
+    Some(&page[n % PAGE_FDS])
 }
 
-/// The slot of a descriptor. None: its number is out of bounds.
-pub(super) fn slot(fd: RawFd) -> Option<&'static Slot> {
-    known(fd).or_else(|| make_slow(fd))
+/// Returns the entry of a descriptor; None if its number is out of bounds, or no memory is left.
+pub(super) fn entry(fd: RawFd) -> Option<&'static FdEntry> {
+    existing(fd).or_else(|| entry_slow(fd))
 }
 
 #[cold]
-fn make_slow(fd: RawFd) -> Option<&'static Slot> {
-    let place = TABLE.get(usize::try_from(fd).ok()? / PAGE)?;
+fn entry_slow(fd: RawFd) -> Option<&'static FdEntry> {
+    let place = TABLE.get(usize::try_from(fd).ok()? / PAGE_FDS)?;
     let len = size_of::<Page>();
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: memory of our own, anywhere.
+    // SAFETY: new memory, at any address.
     let fresh = unsafe {
         let args = [0, len, protection as usize, flags as usize, usize::MAX, 0];
-        crate::sys::raw::syscall(libc::SYS_mmap, args)
+        syscall(libc::SYS_mmap, args)
     };
     if (-4095..0).contains(&fresh) {
         return None;
     }
     let fresh = std::ptr::with_exposed_provenance_mut::<Page>(fresh as usize);
-    // Release: who finds the page sees it made.
+    // Release: a thread that finds the page sees its zeros.
     if place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: ours, never shared.
         unsafe {
-            crate::sys::raw::syscall(libc::SYS_munmap, [fresh.addr(), len]);
+            syscall(libc::SYS_munmap, [fresh.addr(), len]);
         }
     }
-    known(fd)
+    existing(fd)
 }
 
-impl Slot {
-    /// How often it was closed: to be asked before an attempt, for a wait after it.
+impl FdEntry {
+    /// Returns how often the descriptor was closed: read before an attempt, for a wait after it.
     #[inline]
     pub(super) fn closes(&self) -> u32 {
         self.closes.load(Ordering::Acquire)
     }
 
-    /// What `calm` must be.
-    fn calm_now(&self) -> u64 {
-        u64::from(self.closes()) << 32 | u64::from(EPOCH.load(Ordering::Acquire))
-    }
-
-    /// Whether it blocks, without a limit, as far as is known; else `ask`s. (It may know better.)
-    pub(super) fn is_calm(&self, ask: impl FnOnce() -> bool) -> bool {
-        let now = self.calm_now();
-        if self.calm.load(Ordering::Relaxed) == now {
+    /// Returns whether the descriptor is cached as blocking without a timeout; otherwise whether
+    /// `ask` says so, whose answer is cached.
+    pub(super) fn is_known_blocking(&self, ask: impl FnOnce() -> bool) -> bool {
+        let (closes, epoch) = (self.closes(), MODE_EPOCH.load(Ordering::Acquire));
+        let now = u64::from(closes) << 32 | u64::from(epoch);
+        if self.known_blocking.load(Ordering::Relaxed) == now {
             return true;
         }
-        let calm = ask();
-        if calm {
-            // With what was before the question: if anything changed since, it counts for nothing.
-            self.calm.store(now, Ordering::Relaxed);
+        let is_blocking = ask();
+        if is_blocking {
+            // With the numbers of before the question: a change since then makes the entry invalid.
+            self.known_blocking.store(now, Ordering::Relaxed);
         }
-        calm
+        is_blocking
     }
 
-    /// It is not what it was thought to be.
-    pub(super) fn forget(&self) {
+    /// Resets the entry: the number refers to another file, or to none.
+    fn reset(&self) {
         self.kind.store(UNKNOWN, Ordering::Relaxed);
-        // Release: who sees the count sees the rest forgotten.
+        // Release: a thread that sees the count sees the kind reset.
         self.closes.fetch_add(1, Ordering::Release);
     }
 
-    /// What kind of file it is.
-    pub(super) fn kind(&self, fd: RawFd) -> u8 {
+    /// Returns what the descriptor refers to.
+    pub(super) fn kind(&self, fd: RawFd) -> FileKind {
+        const REGULAR: u8 = FileKind::Regular as u8;
+        const SOCKET: u8 = FileKind::Socket as u8;
+        const STREAM: u8 = FileKind::Stream as u8;
         match self.kind.load(Ordering::Relaxed) {
-            UNKNOWN => self.look_slow(fd),
-            kind => kind,
+            REGULAR => FileKind::Regular,
+            SOCKET => FileKind::Socket,
+            STREAM => FileKind::Stream,
+            _ => self.kind_slow(fd),
         }
     }
 
     #[cold]
-    fn look_slow(&self, fd: RawFd) -> u8 {
+    fn kind_slow(&self, fd: RawFd) -> FileKind {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: the kernel fills the structure, which has its layout on x86_64.
-        let rc = unsafe {
-            let args = [fd as usize, stat.as_mut_ptr() as usize];
-            crate::sys::raw::syscall(libc::SYS_fstat, args)
-        };
+        let rc = unsafe { syscall(libc::SYS_fstat, [fd as usize, stat.as_mut_ptr() as usize]) };
         if rc != 0 {
-            return PLAIN; // the real call will say what is wrong
+            // The real call will return the error.
+            return FileKind::Regular;
         }
         // SAFETY: zeroed, then filled.
         let kind = match unsafe { stat.assume_init() }.st_mode & libc::S_IFMT {
-            libc::S_IFSOCK => SOCKET,
-            libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK | libc::S_IFLNK => PLAIN,
-            _ => STREAM,
+            libc::S_IFSOCK => FileKind::Socket,
+            libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK | libc::S_IFLNK => FileKind::Regular,
+            _ => FileKind::Stream,
         };
-        self.kind.store(kind, Ordering::Relaxed);
+        self.kind.store(kind as u8, Ordering::Relaxed);
         kind
     }
 
-    /// Where goroutines wait for it.
+    /// Returns the pollable in which goroutines wait for the descriptor.
     pub(super) fn pollable(&self) -> &'static Pollable {
-        let at = self.pollable.load(Ordering::Acquire);
-        // SAFETY: null, or a Pollable; those are never freed.
-        if let Some(pollable) = unsafe { at.as_ref() } {
+        if let Some(pollable) = self.existing_pollable() {
             return pollable;
         }
         let fresh = Pollable::new();
@@ -163,57 +175,64 @@ impl Slot {
             Ok(_) => fresh,
             Err(other) => {
                 fresh.free();
-                // SAFETY: as above.
+                // SAFETY: a Pollable; those are never freed.
                 unsafe { &*other }
             }
         }
     }
+
+    /// As [`FdEntry::pollable`]; None if no goroutine has ever waited for the descriptor.
+    fn existing_pollable(&self) -> Option<&'static Pollable> {
+        // SAFETY: null, or a Pollable; those are never freed.
+        unsafe { self.pollable.load(Ordering::Acquire).as_ref() }
+    }
 }
 
-/// This process, as it was when the runtime started. 0: it has not.
+/// The id of this process when the runtime started; 0 before that.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// Notes which process this is.
+/// Records the id of this process.
 pub(super) fn note_process() {
-    PROCESS.store(process(), Ordering::Relaxed);
+    PROCESS.store(process_id(), Ordering::Relaxed);
 }
 
-fn process() -> i32 {
+fn process_id() -> i32 {
     // SAFETY: no arguments.
-    unsafe { crate::sys::raw::syscall(libc::SYS_getpid, []) as i32 }
+    unsafe { syscall(libc::SYS_getpid, []) as i32 }
 }
 
-/// The descriptor is about to be closed: those who wait for it give up, and nothing is known any more. Returns false if
-/// nothing was known, and in another process: the descriptors of a child of `vfork` are its own, but its memory is
-/// its parent's.
-pub(super) fn closing(fd: RawFd) -> bool {
-    if super::FORKED.load(Ordering::Relaxed) {
+/// Before the descriptor is closed: ends its waits with an error, and resets its entry. Returns
+/// whether [`after_close`] must be called.
+///
+/// Ends no wait in a child of `fork` or `vfork`: its descriptors are its own, and a child of
+/// `vfork` shares its parent's memory.
+pub(super) fn before_close(fd: RawFd) -> bool {
+    if is_forked() {
         return false;
     }
-    let Some(slot) = known(fd) else { return false };
-    // SAFETY: null, or a Pollable; those are never freed.
-    let pollable = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() };
-    if pollable.is_some() && PROCESS.load(Ordering::Relaxed) != process() {
+    let Some(entry) = existing(fd) else { return false };
+    let pollable = entry.existing_pollable();
+    if pollable.is_some() && PROCESS.load(Ordering::Relaxed) != process_id() {
         return false;
     }
-    slot.forget();
+    entry.reset();
     if let Some(pollable) = pollable {
         interrupt(pollable, fd, Interrupt::Closed);
     }
     pollable.is_some()
 }
 
-/// It is closed: who began to wait in the last moment looks again.
-pub(super) fn closed(fd: RawFd) {
-    let Some(slot) = known(fd) else { return };
-    slot.forget();
-    // SAFETY: as above.
-    if let Some(pollable) = unsafe { slot.pollable.load(Ordering::Acquire).as_ref() } {
+/// After the descriptor is closed: goroutines that began to wait during the close retry their call.
+pub(super) fn after_close(fd: RawFd) {
+    let Some(entry) = existing(fd) else { return };
+    entry.reset();
+    if let Some(pollable) = entry.existing_pollable() {
         interrupt(pollable, fd, Interrupt::Retry);
     }
 }
 
-/// `close` is async-signal-safe: in a handler it neither enters the runtime nor waits for a lock that its thread holds.
+/// Ends the waits of a pollable. `close` is async-signal-safe: in a handler it neither enters the
+/// runtime nor waits for a lock that its thread holds.
 fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
     match WakeContext::current() {
         WakeContext::Runtime => list::inside(|here| pollable.interrupt(here, fd, why)),
@@ -222,17 +241,18 @@ fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
     }
 }
 
-/// The descriptor was just made: what is known is about one that libc closed behind our back.
-pub(super) fn opened(fd: RawFd) {
-    if let Some(slot) = known(fd) {
-        slot.forget();
+/// Resets the entry of a new descriptor: libc may have closed the former one without calling the
+/// interposed `close`.
+pub(super) fn after_open(fd: RawFd) {
+    if let Some(entry) = existing(fd) {
+        entry.reset();
     }
 }
 
-/// Some descriptor does not block any more, or has a limit.
-pub(super) fn no_longer_calm() {
+/// Invalidates the mode cache of all descriptors, after one was made non-blocking or got a timeout.
+pub(super) fn invalidate_mode_cache() {
     // Release: the change was made before.
-    if EPOCH.fetch_add(1, Ordering::Release) == u32::MAX {
-        EPOCH.store(1, Ordering::Release);
+    if MODE_EPOCH.fetch_add(1, Ordering::Release) == u32::MAX {
+        MODE_EPOCH.store(1, Ordering::Release);
     }
 }

@@ -1,25 +1,30 @@
 //! `syscall(SYS_futex, …)`: std's locks, and those of most crates, park the goroutine.
 //!
-//! std's Mutex, RwLock, Condvar, Once, Barrier, mpsc and `thread::park` wait by this one call; parking_lot and
-//! crossbeam too. On a goroutine a wait sleeps in the runtime's table of queues by address
-//! (`sched/table.rs`); a wake, from anywhere, serves the goroutines there first, and the kernel's sleepers
-//! with what is left.
+//! std's Mutex, RwLock, Condvar, Once, Barrier, mpsc and `thread::park` wait by this one call;
+//! parking_lot and crossbeam too. On a goroutine a wait parks in the runtime's table of queues by
+//! address (`sched/table.rs`). A wake, from any thread, first wakes goroutines there; the kernel
+//! then wakes threads with what is left of the count.
 //!
-//! A wait may end for no reason, as the kernel's may: so a wake with a bitset, a requeue, or an operation whose result
-//! only the kernel knows (`FUTEX_WAKE_OP`), wakes all of them.
+//! A wait may end spuriously, as the kernel's may. So a wake with a bitset, a requeue, or an
+//! operation whose result only the kernel knows (`FUTEX_WAKE_OP`) wakes all goroutines at the word.
 //!
-//! # Who comes too late again and again
-//! std's locks are not fair: who unlocks may lock again before the one it woke has run. Threads are torn apart by
-//! their CPUs; goroutines on one P are not. So one that waits at the same word for the [`PATIENCE`]th time in a row is
-//! *starved*: who wakes it lets it run at once. And a thread that sleeps in the kernel would never be served while
-//! there is a goroutine at every wake: while there are such threads, they come first at every [`PATIENCE`]th wake.
+//! # Starvation
+//! std's locks are not fair: a thread that unlocks may lock again before the waiter that it woke
+//! has run. Threads run on different CPUs, which gives each of them a chance; goroutines on one P
+//! do not. So a goroutine that waits at the same word for the [`FAIRNESS_INTERVAL`]th time in a row
+//! is *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be
+//! woken while every wake finds a goroutine: while there are such threads, every
+//! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
-//! Left to the kernel: futexes shared with other processes, and priority inheritance. (Then the thread
-//! blocks, and loses its P.) libc's own locks call the kernel directly and never come here.
+//! Left to the kernel: futexes shared with other processes, and priority inheritance. (The thread
+//! then blocks, and loses its P.) libc's own locks make the system call directly, not through
+//! `syscall`.
 
+use super::park::{begin_wait, is_forked};
 use super::sleep::nanos;
+use super::symbol::NextSymbol;
 use super::waking::WakeContext;
-use super::{FORKED, Next, begin_wait};
+use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
 use crate::sched::wait::deferred::{key_of, wake_later};
 use crate::sched::wait::list::{self, Batch, Node, Slept};
@@ -42,14 +47,17 @@ const WAIT_BITSET: usize = 9;
 const WAKE_BITSET: usize = 10;
 const PRIVATE: usize = 128;
 const REALTIME: usize = 256;
+/// The bitset that matches every waiter.
+const MATCH_ANY: u32 = u32::MAX;
 
-/// The newer calls, one for each operation (Linux 6.7). A wait by them is the kernel's, a wake serves goroutines as well.
+/// The newer system calls, one per operation (Linux 6.7). Waits by them are left to the kernel;
+/// wakes wake goroutines too.
 const SYS_FUTEX_WAKE: c_long = 454;
 const SYS_FUTEX_REQUEUE: c_long = 456;
 /// Their flags for a word of 32 bits that only this process uses.
 const SIZE_U32_PRIVATE: u32 = 2 | PRIVATE as u32;
 
-/// What `futex_requeue` takes two of.
+/// `futex_requeue` takes two of these.
 #[repr(C)]
 struct FutexWaitv {
     value: u64,
@@ -58,48 +66,58 @@ struct FutexWaitv {
     reserved: u32,
 }
 
-/// The tag of keys (`sched/deferred.rs`); those of C's locks are in `c_locks/mod.rs`.
+/// The tag of a futex word's key (`sched/deferred.rs`); those of C's locks are in `c_locks/mod.rs`.
 const FUTEX: usize = 0;
 
-/// Goroutines that sleep here. While there are none a wake goes straight to the kernel.
-static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+/// How many goroutines sleep here. While there are none, a wake only makes the system call.
+static SLEEPING_GOROUTINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Threads that sleep in the kernel, of those that came through here; and wakes of one while there were any.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-static TURNS: AtomicU32 = AtomicU32::new(0);
+/// How many threads sleep in the kernel by a call of ours, and how many wakes of one waiter there
+/// were meanwhile.
+static SLEEPING_THREADS: AtomicUsize = AtomicUsize::new(0);
+static WAKES_WITH_THREADS: AtomicU32 = AtomicU32::new(0);
 
-/// Where threads wait that come first at every wake ([`hurried`]). Only compared.
-static WANTED: [AtomicPtr<AtomicU32>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+/// After so many waits at the same word in a row a goroutine is starved, and so often a thread is
+/// woken before goroutines. A goroutine that waits for something else each time (at a parker's
+/// word) cannot be told from a starved one, so one of so many such waits costs its waker a yield.
+const FAIRNESS_INTERVAL: u32 = 32;
+
+/// The words at which threads with priority wait ([`with_priority`]). Only compared.
+static PRIORITY_WORDS: [AtomicPtr<AtomicU32>; 2] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 thread_local! {
-    static HURRIED: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The number of the lock that this thread takes with priority.
+    static PRIORITY_LOCK: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// On a plain thread: `f` takes the lock number `which`, one of std's, before all goroutines that wait for it.
-pub(super) fn hurried<T>(which: usize, f: impl FnOnce() -> T) -> T {
-    HURRIED.set(Some(which));
+/// On a plain thread: calls `f`, which takes a lock of std, before all goroutines that wait for
+/// that lock. `which` is the lock's number in [`PRIORITY_WORDS`].
+pub(super) fn with_priority<T>(which: usize, f: impl FnOnce() -> T) -> T {
+    PRIORITY_LOCK.set(Some(which));
     let held = f();
-    HURRIED.set(None);
-    WANTED[which].store(std::ptr::null_mut(), Ordering::Relaxed);
+    PRIORITY_LOCK.set(None);
+    PRIORITY_WORDS[which].store(std::ptr::null_mut(), Ordering::Relaxed);
     held
 }
 
-/// The caller has woken such a thread. It would have the lock again, and hold it for long maybe, before that one has run.
+/// Returns whether a thread with priority waits at `word`.
+fn is_priority_word(word: *const AtomicU32) -> bool {
+    PRIORITY_WORDS.iter().any(|wanted| std::ptr::eq(wanted.load(Ordering::Relaxed), word))
+}
+
+/// Sleeps after the caller has woken a thread with priority. Otherwise the caller would take the
+/// lock again before that thread has run, and might hold it for long.
 #[cold]
-fn give_way() {
+fn back_off() {
     std::thread::sleep(Duration::from_micros(100));
 }
 
-/// Whether such a thread waits at `word`.
-fn is_wanted(word: *const AtomicU32) -> bool {
-    WANTED.iter().any(|wanted| std::ptr::eq(wanted.load(Ordering::Relaxed), word))
-}
-
-static SYSCALL: Next = Next::new(c"syscall");
+static SYSCALL: NextSymbol = NextSymbol::new(c"syscall");
 /// The real function, for the assembler; null until it was looked up.
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static REAL_SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// libc's function. Everything but a futex call jumps on.
+/// libc's function. Every call except a futex call jumps to the real function.
 ///
 /// # Safety
 /// As its manual page says.
@@ -108,40 +126,40 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) unsafe extern "C" fn syscall(number: c_long) -> c_long {
     naked_asm!(
         "cmp rdi, {futex}",
-        "je {door}",
+        "je {on_futex}",
         "cmp rdi, {futex_wake}",
-        "je {wake_door}",
+        "je {on_futex_wake}",
         "cmp rdi, {futex_requeue}",
-        "je {requeue_door}",
+        "je {on_futex_requeue}",
         "mov rax, [rip + {real}]",
         "test rax, rax",
         "jz 2f",
         "jmp rax",
-        // The first call looks the function up; all its arguments are kept.
+        // The first call looks the function up; all arguments are saved meanwhile.
         "2:",
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
-        "call {look_up}",
+        "call {resolve}",
         "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
         "jmp rax",
         futex = const libc::SYS_futex,
-        door = sym door,
+        on_futex = sym on_futex,
         futex_wake = const SYS_FUTEX_WAKE,
-        wake_door = sym wake_door,
+        on_futex_wake = sym on_futex_wake,
         futex_requeue = const SYS_FUTEX_REQUEUE,
-        requeue_door = sym requeue_door,
-        real = sym REAL,
-        look_up = sym look_up,
+        on_futex_requeue = sym on_futex_requeue,
+        real = sym REAL_SYSCALL,
+        resolve = sym resolve_syscall,
     )
 }
 
-extern "C" fn look_up() -> *mut c_void {
-    let real = SYSCALL.get();
-    REAL.store(real, Ordering::Relaxed);
+extern "C" fn resolve_syscall() -> *mut c_void {
+    let real = SYSCALL.address();
+    REAL_SYSCALL.store(real, Ordering::Relaxed);
     real
 }
 
-/// A futex call, with the arguments where `syscall` has them.
-unsafe extern "C" fn door(
+/// `futex`, with the arguments in the registers of `syscall`.
+unsafe extern "C" fn on_futex(
     number: c_long,
     word: *const AtomicU32,
     op: usize,
@@ -150,108 +168,171 @@ unsafe extern "C" fn door(
     word2: usize,
     value3: usize,
 ) -> c_long {
-    // The kernel takes ints.
-    let (op, value) = (op & 0xffff_ffff, value as u32);
-    let command = op & !(PRIVATE | REALTIME);
-    let is_bitset = matches!(command, WAIT_BITSET | WAKE_BITSET);
-    // SAFETY: the caller's arguments, by the rules of the call; passed on as they came.
-    unsafe {
-        let kernel = |value: u32| {
-            let args =
-                [word as usize, op, value as usize, timeout as usize, word2, value3 & 0xffff_ffff];
-            raw::syscall(number, args)
+    // The kernel reads `op` and the values as 32 bits.
+    let (op, value3) = (op & 0xffff_ffff, value3 as u32);
+    let call = FutexCall { number, word, op, timeout, word2, value3 };
+    // SAFETY: the caller's arguments, by the rules of the call.
+    raw::to_libc(unsafe { call.dispatch(value as u32) }) as c_long
+}
+
+/// The arguments of a futex call, except for the value, which is a count in some operations.
+struct FutexCall {
+    number: c_long,
+    word: *const AtomicU32,
+    op: usize,
+    timeout: *const libc::timespec,
+    word2: usize,
+    value3: u32,
+}
+
+impl FutexCall {
+    /// Makes the system call.
+    ///
+    /// # Safety
+    /// By the rules of the call; so for the functions below.
+    #[inline(always)]
+    unsafe fn in_kernel(&self, value: u32) -> isize {
+        let FutexCall { number, word, op, timeout, word2, value3 } = *self;
+        let args = [word as usize, op, value as usize, timeout as usize, word2, value3 as usize];
+        // SAFETY: the caller's.
+        unsafe { raw::syscall(number, args) }
+    }
+
+    /// Returns the operation without its flags.
+    fn command(&self) -> usize {
+        self.op & !(PRIVATE | REALTIME)
+    }
+
+    fn is_private(&self) -> bool {
+        self.op & PRIVATE != 0
+    }
+
+    #[inline(always)]
+    unsafe fn dispatch(&self, value: u32) -> isize {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.command() {
+                // An empty bitset is an error.
+                WAIT_BITSET | WAKE_BITSET if self.value3 == 0 => self.in_kernel(value),
+                WAIT | WAIT_BITSET => self.wait(value),
+                _ if !self.is_private() => self.in_kernel(value),
+                WAKE => self.wake(value),
+                WAKE_BITSET if self.value3 == MATCH_ANY => self.wake(value),
+                REQUEUE | CMP_REQUEUE | WAKE_BITSET => self.wake_every_goroutine(value),
+                WAKE_OP => self.wake_op(value),
+                _ => self.in_kernel(value),
+            }
+        }
+    }
+
+    /// Parks the goroutine, or lets the thread wait in the kernel.
+    unsafe fn wait(&self, value: u32) -> isize {
+        if self.is_private()
+            && let Some(_wait) = begin_wait()
+        {
+            // SAFETY: the caller's.
+            return match unsafe { self.deadline() } {
+                // SAFETY: the caller's word.
+                Some(deadline) => park(unsafe { &*self.word }, value, deadline),
+                None => -libc::EINVAL as isize,
+            };
+        }
+        if let Some(which) = PRIORITY_LOCK.get() {
+            PRIORITY_WORDS[which].store(self.word.cast_mut(), Ordering::Relaxed);
+        }
+        SLEEPING_THREADS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        let result = unsafe { self.in_kernel(value) };
+        SLEEPING_THREADS.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// Returns when the wait times out, on the runtime's clock; None if the kernel rejects the
+    /// timeout as invalid. `WAIT` takes a relative timeout, `WAIT_BITSET` an absolute one.
+    unsafe fn deadline(&self) -> Option<Nanos> {
+        // SAFETY: null or a timespec, by the rules of the call.
+        let Some(timeout) = (unsafe { self.timeout.as_ref() }) else { return Some(NEVER) };
+        let nanos = nanos(timeout)?;
+        if self.command() == WAIT {
+            return Some(clock::after_nanos(nanos));
+        }
+        if self.op & REALTIME == 0 {
+            return Some(nanos.min(LATEST));
+        }
+        let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
+        Some(clock::after_nanos(nanos.saturating_sub(wall)))
+    }
+
+    /// Wakes up to `count` waiters.
+    unsafe fn wake(&self, count: u32) -> isize {
+        // SAFETY: the caller's.
+        let kernel = |count| unsafe { self.in_kernel(count) };
+        // Pairs with the count in `park`: this thread sees the sleeper, or the sleeper sees the new
+        // value.
+        crate::shim::full_fence();
+        let has_priority = count == 1 && is_priority_word(self.word);
+        let woken = if !has_sleeping_goroutines() {
+            kernel(count)
+        } else if is_turn_of_threads(count, has_priority) && kernel(1) == 1 {
+            1
+        } else {
+            wake_goroutines_first(self.word, count, count, kernel)
         };
-        let result = match command {
-            // No bits: its own error.
-            _ if is_bitset && value3 as u32 == 0 => kernel(value),
-            WAIT | WAIT_BITSET => {
-                if op & PRIVATE != 0
-                    && let Some(_wait) = begin_wait()
-                {
-                    let until = deadline(timeout, command == WAIT_BITSET, op & REALTIME != 0);
-                    let waited = until.map(|until| wait(&*word, value, until));
-                    return raw::to_libc(waited.unwrap_or(-libc::EINVAL as isize)) as c_long;
-                }
-                if let Some(which) = HURRIED.get() {
-                    WANTED[which].store(word.cast_mut(), Ordering::Relaxed);
-                }
-                THREADS.fetch_add(1, Ordering::Relaxed);
-                let result = kernel(value);
-                THREADS.fetch_sub(1, Ordering::Relaxed);
-                result
+        if has_priority && woken == 1 {
+            back_off();
+        }
+        woken
+    }
+
+    /// Makes the system call, and wakes all goroutines at the word: the waiters differ (by their
+    /// bitset), or some of them are moved to another word. Each goroutine checks its own condition.
+    unsafe fn wake_every_goroutine(&self, value: u32) -> isize {
+        // SAFETY: the caller's.
+        match unsafe { self.in_kernel(value) } {
+            woken @ 0.. => woken + wake_goroutines(self.word, u32::MAX),
+            error => error,
+        }
+    }
+
+    /// Makes the system call, and wakes goroutines at both words. Whether those at the second word
+    /// should be woken depended on the value that it had before the call, so all of them are.
+    unsafe fn wake_op(&self, count: u32) -> isize {
+        let word2 = std::ptr::with_exposed_provenance(self.word2);
+        // SAFETY: the caller's.
+        match unsafe { self.in_kernel(count) } {
+            woken @ 0.. => {
+                woken + wake_goroutines(self.word, count) + wake_goroutines(word2, u32::MAX)
             }
-            // Those at the word are not alike (bits), or some of them move on: the kernel serves the threads, and all
-            // goroutines look for themselves.
-            REQUEUE | CMP_REQUEUE | WAKE_BITSET
-                if op & PRIVATE != 0 && (!is_bitset || value3 as u32 != u32::MAX) =>
-            {
-                match kernel(value) {
-                    woken @ 0.. => woken + wake_after(word, u32::MAX),
-                    error => error,
-                }
-            }
-            WAKE | WAKE_BITSET if op & PRIVATE != 0 => {
-                // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
-                crate::shim::full_fence();
-                let hurried = value == 1 && is_wanted(word);
-                let woken =
-                    if SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
-                        kernel(value)
-                    } else {
-                        // Only for one: a call that wakes all serves everybody anyway.
-                        let threads_first = value == 1
-                            && THREADS.load(Ordering::Relaxed) != 0
-                            && (TURNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(PATIENCE)
-                                || hurried);
-                        match if threads_first { kernel(1) } else { 0 } {
-                            1 => 1,
-                            _ => wake(word, value, value, kernel),
-                        }
-                    };
-                if hurried && woken == 1 {
-                    give_way();
-                }
-                woken
-            }
-            WAKE_OP if op & PRIVATE != 0 => {
-                let word2 = std::ptr::with_exposed_provenance(word2);
-                match kernel(value) {
-                    // Whether those at the second word are to be woken depended on its value before.
-                    woken @ 0.. => woken + wake_after(word, value) + wake_after(word2, u32::MAX),
-                    error => error,
-                }
-            }
-            _ => kernel(value),
-        };
-        raw::to_libc(result) as c_long
+            error => error,
+        }
     }
 }
 
-/// `futex_wake`, with the arguments where `syscall` has them.
-unsafe extern "C" fn wake_door(
+/// `futex_wake`, with the arguments in the registers of `syscall`.
+unsafe extern "C" fn on_futex_wake(
     number: c_long,
     word: *const AtomicU32,
     mask: usize,
     count: usize,
     flags: usize,
 ) -> c_long {
+    let args = [word as usize, mask, (count as u32) as usize, flags];
     // SAFETY: the caller's arguments, by the rules of the call.
-    let kernel =
-        |count: u32| unsafe { raw::syscall(number, [word as usize, mask, count as usize, flags]) };
-    let result = match kernel(count as u32) {
+    let result = match unsafe { raw::syscall(number, args) } {
         woken @ 0.. if flags as u32 == SIZE_U32_PRIVATE => {
             let left = (count as u32).saturating_sub(woken as u32);
-            // One bit of many: who waits for it is not known.
-            let most = if mask as u32 == u32::MAX { left } else { u32::MAX };
-            woken + wake_after(word, most)
+            // With another mask it is not known which goroutines it matches.
+            let max = if mask as u32 == MATCH_ANY { left } else { u32::MAX };
+            woken + wake_goroutines(word, max)
         }
         result => result,
     };
     raw::to_libc(result) as c_long
 }
 
-/// `futex_requeue`, with the arguments where `syscall` has them.
-unsafe extern "C" fn requeue_door(
+/// `futex_requeue`, with the arguments in the registers of `syscall`.
+unsafe extern "C" fn on_futex_requeue(
     number: c_long,
     words: *const FutexWaitv,
     flags: usize,
@@ -261,11 +342,11 @@ unsafe extern "C" fn requeue_door(
     // SAFETY: the caller's arguments, by the rules of the call.
     let result = match unsafe { raw::syscall(number, [words as usize, flags, wakes, moves]) } {
         woken @ 0.. => {
-            // SAFETY: the kernel has read them.
+            // SAFETY: the kernel has read it.
             let from = unsafe { &*words };
             if from.flags == SIZE_U32_PRIVATE {
                 let word = std::ptr::with_exposed_provenance(from.address as usize);
-                woken + wake_after(word, u32::MAX)
+                woken + wake_goroutines(word, u32::MAX)
             } else {
                 woken
             }
@@ -275,74 +356,45 @@ unsafe extern "C" fn requeue_door(
     raw::to_libc(result) as c_long
 }
 
-/// After the kernel's part: wakes up to `most` goroutines at a word that is there.
-fn wake_after(word: *const AtomicU32, most: u32) -> isize {
-    // Pairs with the count in `wait`: a sleeper is seen here, or it sees the new value.
-    crate::shim::full_fence();
-    if most == 0 || SLEEPERS.load(Ordering::Relaxed) == 0 || FORKED.load(Ordering::Relaxed) {
-        return 0;
-    }
-    wake(word, most, 0, |_| 0)
-}
-
-/// The point in time that a timeout means; `WAIT`'s is relative. None: the kernel refuses it.
-///
-/// # Safety
-/// Null or a timespec.
-unsafe fn deadline(
-    timeout: *const libc::timespec,
-    absolute: bool,
-    realtime: bool,
-) -> Option<Nanos> {
-    // SAFETY: the caller's.
-    let Some(t) = (unsafe { timeout.as_ref() }) else { return Some(NEVER) };
-    let nanos = nanos(t)?;
-    if !absolute {
-        return Some(clock::after_nanos(nanos));
-    }
-    if !realtime {
-        return Some(nanos.min(LATEST));
-    }
-    let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
-    Some(clock::after_nanos(nanos.saturating_sub(wall)))
-}
-
-/// Waits at the same word in a row after which a goroutine is starved. It cannot be told from one that waits for
-/// something else each time (a parker's word), so this is the price of a yield once in so many.
-const PATIENCE: u32 = 32;
-
 thread_local! {
-    /// The word that this goroutine last waited at, and how often in a row.
-    static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+    /// The key of the word that this goroutine last waited at, and how often in a row.
+    static LAST_WAIT: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
-fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
-    let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
-    let (last, times) = LAST.get();
+/// Counts a wait of this goroutine at the word of `key`. Returns whether the goroutine is starved.
+fn count_wait(key: usize) -> bool {
+    let (last, times) = LAST_WAIT.get();
     let times = if last == key { times + 1 } else { 0 };
-    LAST.set((key, times % PATIENCE));
-    let node = Node::of_process(usize::from(times == PATIENCE));
-    // Before the look at the word: pairs with the barrier in `door`.
-    SLEEPERS.fetch_add(1, Ordering::SeqCst);
+    LAST_WAIT.set((key, times % FAIRNESS_INTERVAL));
+    times == FAIRNESS_INTERVAL
+}
+
+/// Parks the goroutine until it is woken or `deadline` passes, if the word has the value `value`.
+/// Returns the system call's result.
+fn park(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
+    let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
+    let node = Node::of_process(usize::from(count_wait(key)));
+    // Before the word is read: pairs with the fence in `FutexCall::wake`.
+    SLEEPING_GOROUTINES.fetch_add(1, Ordering::SeqCst);
     let slept = node.sleep(
         WaitReason::Futex,
         deadline,
         |_| {
             FOREIGN.with_queue(key, |queue| {
-                // Under the queue's lock: who changes the word and then wakes finds us.
-                let wanted = word.load(Ordering::SeqCst) == value;
-                if wanted {
+                // Under the queue's lock: a thread that changes the word and then wakes finds the
+                // node.
+                let waits = word.load(Ordering::SeqCst) == value;
+                if waits {
                     queue.push_back(&node);
                 }
-                wanted
+                waits
             })
         },
         |_| {
             FOREIGN.with_queue(key, |queue| queue.remove(&node));
         },
     );
-    SLEEPERS.fetch_sub(1, Ordering::Relaxed);
+    SLEEPING_GOROUTINES.fetch_sub(1, Ordering::Relaxed);
     match slept {
         Slept::No => -libc::EAGAIN as isize,
         Slept::Woken(_) => 0,
@@ -350,45 +402,77 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     }
 }
 
-/// Wakes up to `most` goroutines, then lets the kernel wake the rest of `wanted`.
-fn wake(word: *const AtomicU32, most: u32, wanted: u32, kernel: impl Fn(u32) -> isize) -> isize {
+/// Returns whether a goroutine may have to be woken, after a fence that pairs with [`park`].
+#[inline(always)]
+fn has_sleeping_goroutines() -> bool {
+    SLEEPING_GOROUTINES.load(Ordering::Relaxed) != 0 && !is_forked()
+}
+
+/// Returns whether a wake of one waiter is to wake a thread before goroutines. (A wake of all
+/// waiters serves both anyway.)
+fn is_turn_of_threads(count: u32, has_priority: bool) -> bool {
+    count == 1
+        && SLEEPING_THREADS.load(Ordering::Relaxed) != 0
+        && (WAKES_WITH_THREADS.fetch_add(1, Ordering::Relaxed).is_multiple_of(FAIRNESS_INTERVAL)
+            || has_priority)
+}
+
+/// After the system call, whose threads are woken: wakes up to `max` goroutines at a word.
+fn wake_goroutines(word: *const AtomicU32, max: u32) -> isize {
+    // Pairs with the count in `park`: this thread sees the sleeper, or the sleeper sees the new
+    // value.
+    crate::shim::full_fence();
+    if max == 0 || !has_sleeping_goroutines() {
+        return 0;
+    }
+    wake_goroutines_first(word, max, 0, |_| 0)
+}
+
+/// Wakes up to `max` goroutines, then lets the kernel wake the rest of `count` waiters.
+fn wake_goroutines_first(
+    word: *const AtomicU32,
+    max: u32,
+    count: u32,
+    kernel: impl Fn(u32) -> isize,
+) -> isize {
     let key = key_of(word as usize, FUTEX);
-    let mut starved = false;
-    let mut serve = |here| {
+    let mut has_starved = false;
+    let mut wake_both = |here| {
         let mut batch = Batch::new();
         FOREIGN.with_queue(key, |queue| {
-            while (batch.len() as u32) < most
+            while (batch.len() as u32) < max
                 && let Some(taken) = queue.take_first()
             {
-                starved |= taken.node().weight != 0;
+                has_starved |= taken.node().weight != 0;
                 batch.push(taken);
             }
         });
         let n = batch.len() as u32;
         batch.wake_all(here, 0);
-        if n >= wanted {
+        if n >= count {
             return n as isize;
         }
-        // Still inside: a goroutine that is stopped for ever on its way out has woken all whom it had to wake.
-        match kernel(wanted - n) {
+        // Before the runtime is left: a goroutine whose runtime ends may never return from there,
+        // and must have woken all waiters by then.
+        match kernel(count - n) {
             more @ 0.. => more + n as isize,
             _ if n > 0 => n as isize,
-            e => e,
+            error => error,
         }
     };
     let woken = match WakeContext::current() {
-        WakeContext::Runtime => list::inside(serve),
-        WakeContext::Outside => serve(None),
+        WakeContext::Runtime => list::inside(wake_both),
+        WakeContext::Outside => wake_both(None),
         WakeContext::Deferred => {
             // In a signal handler: how many goroutines the helper thread will wake is not known.
             wake_later(key);
-            kernel(wanted)
+            kernel(count)
         }
     };
-    if (starved || is_to_be_orphaned())
+    if (has_starved || is_to_be_orphaned())
         && let Some(_wait) = begin_wait()
     {
-        crate::yield_now();
+        calls::yield_now();
     }
     woken
 }

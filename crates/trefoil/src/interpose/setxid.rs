@@ -1,17 +1,19 @@
-//! setuid & co. are per thread in Linux; glibc makes them per process by signal 33 to every thread.
-//! Its handler marks the thread as done in `struct pthread`, found by FS: on an M that runs a goroutine
-//! that would be the goroutine's, and the caller of setuid would wait for ever. So our handler stands
-//! around glibc's and shows it the thread's own block.
+//! `setuid` and its kin: per thread in Linux, and made per process by glibc, which sends signal 33
+//! to every thread.
 //!
-//! glibc installs its handler at start-up (2.31) or with the first pthread_create (2.34 on), so it is
-//! there when `mem::tls::init` has made its thread. glibc's sigaction refuses this signal; the raw call
-//! does not.
+//! glibc's handler marks the thread as done in its `struct pthread`, found by FS. On an M that runs
+//! a goroutine that would be the goroutine's, and the caller of `setuid` would wait for ever. So
+//! our handler wraps glibc's and calls it with FS set to the thread's own block.
+//!
+//! glibc installs its handler at start-up (2.31) or at the first `pthread_create` (2.34 and later),
+//! so it is installed when `mem::tls::init` has made its thread. glibc's `sigaction` rejects this
+//! signal; the raw system call does not.
 
 use crate::mem::tls::raw;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// glibc's second real-time signal, kept for itself.
+/// The second real-time signal, which glibc reserves for itself.
 const SIGSETXID: usize = 33;
 
 /// The kernel's struct sigaction on x86_64 (libc's differs).
@@ -29,21 +31,21 @@ type Handler = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void);
 /// glibc's handler.
 static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Wraps glibc's handler, after `mem::tls::init`. Once is enough; more does no harm. False if glibc has
-/// no handler (then setuid from a multi-threaded program is not glibc's business).
+/// Wraps glibc's handler, after `mem::tls::init`. Further calls do nothing. Returns false if glibc
+/// has no handler: then glibc does not make `setuid` per process.
 pub(crate) fn install() -> bool {
     let mut old = Action::default();
-    // SAFETY: asks for the present action.
+    // SAFETY: only reads the present action.
     let rc = unsafe { rt_sigaction(std::ptr::null(), &mut old) };
-    let ours = around as *const () as usize;
+    let ours = wrapper as *const () as usize;
     if rc != 0 || old.handler <= libc::SIG_IGN {
         return false;
     }
     if old.handler != ours {
-        // Release pairs with the Acquire in `around`, which may run at once on another thread.
+        // Release pairs with the Acquire in `wrapper`, which may run at once on another thread.
         REAL.store(old.handler, Ordering::Release);
-        // Flags (SA_ONSTACK: goroutine stacks are small) and restorer stay glibc's. All signals wait
-        // meanwhile: none may find the thread with a block that is not the running goroutine's.
+        // Flags (SA_ONSTACK: goroutine stacks are small) and restorer stay glibc's. All signals are
+        // blocked meanwhile: no handler may run while FS is not the running goroutine's.
         let new = Action { handler: ours, mask: !0, ..old };
         // SAFETY: a handler of the right type for SA_SIGINFO.
         return unsafe { rt_sigaction(&new, std::ptr::null_mut()) } == 0;
@@ -59,14 +61,15 @@ unsafe fn rt_sigaction(new: *const Action, old: *mut Action) -> isize {
     unsafe { raw::syscall(libc::SYS_rt_sigaction, [SIGSETXID, new as usize, old as usize, size]) }
 }
 
-/// Async-signal-safe: two system calls around glibc's handler, no TLS, no errno.
-unsafe extern "C" fn around(signal: c_int, info: *mut c_void, context: *mut c_void) {
+/// Calls glibc's handler on the thread's own block. Async-signal-safe: at most two system calls, no
+/// TLS, no errno.
+unsafe extern "C" fn wrapper(signal: c_int, info: *mut c_void, context: *mut c_void) {
     // SAFETY: set before the handler was installed; glibc's handler has this type.
     let real = unsafe { std::mem::transmute::<usize, Handler>(REAL.load(Ordering::Acquire)) };
     let now = raw::thread_pointer();
     let own = crate::sched::thread_fs_base().unwrap_or(now);
-    // SAFETY: the thread's own block is complete and nobody else runs on it; the goroutine's comes
-    // back before anything else runs here (every signal is blocked).
+    // SAFETY: the thread's own block is complete, and only this thread uses it. FS is the
+    // goroutine's again before other code runs here, because every signal is blocked.
     unsafe {
         if own != now {
             raw::set_fs(own);

@@ -1,20 +1,25 @@
-//! From where an interposed function wakes a goroutine.
+//! How an interposed function wakes a goroutine, depending on its caller.
 //!
-//! A wake-up is an ordinary runtime call on a goroutine, and a call from outside on a plain thread. But the same
-//! functions are called in signal handlers (`sem_post` may be, by POSIX), where neither is possible everywhere:
+//! On a goroutine a wake-up is an ordinary runtime call, and on a plain thread a call from outside
+//! the runtime. Signal handlers call the same functions (POSIX allows it for `sem_post`), and there
+//! neither is always possible:
 //!
-//! | [`WakeContext`] | when | the wake-up |
+//! | the caller | [`WakeContext`] | the wake-up |
 //! |---|---|---|
-//! | `Runtime` | on a goroutine, on its own stack | enters the runtime; may yield on its way out |
-//! | `Outside` | on a plain thread; on a goroutine without a P; in a handler that interrupted user code | from outside, never switches |
-//! | `Deferred` | a lock of the runtime is held, or a goroutine was interrupted inside the runtime | left to the helper thread (`sched/deferred.rs`) |
+//! | a goroutine, on its own stack | `Runtime` | enters the runtime; may yield at its end |
+//! | a goroutine without a P | `Outside` | is made from outside; never switches |
+//! | a plain thread | `Outside` | the same |
+//! | a handler that interrupted user code | `Outside` | the same |
+//! | a handler that interrupted the runtime | `Deferred` | is left to the helper thread |
+//! | holds a lock of the runtime | `Deferred` | the same (`sched/deferred.rs`) |
 //!
 //! Invariants:
-//! 1. A handler never enters the runtime: `Rt::leave` may switch goroutines, and the alternate stack does not move.
-//! 2. `Outside` takes locks of the runtime. It is chosen only where this thread holds none: every such lock is counted
-//!    (`sys/lock.rs`), before it is taken until after it is given back.
+//! 1. A handler never enters the runtime: `Rt::leave` may switch goroutines, and the alternate
+//!    stack stays with the thread.
+//! 2. `Outside` takes locks of the runtime. It is chosen only if this thread holds none: every such
+//!    lock is counted (`sys/lock.rs`), from before it is taken until after it is released.
 
-use super::on_own_stack;
+use super::park::on_own_stack;
 use crate::sched::{current_g, is_without_p};
 use crate::{arch, sys::lock};
 
@@ -27,7 +32,7 @@ pub(super) enum WakeContext {
 }
 
 impl WakeContext {
-    /// That of the caller.
+    /// Returns the caller's context.
     pub(super) fn current() -> WakeContext {
         if lock::pinned() {
             return WakeContext::Deferred;
@@ -39,7 +44,8 @@ impl WakeContext {
         if unsafe { arch::is_in_runtime() } {
             return WakeContext::Deferred;
         }
-        // A goroutine without a P may not come out of the runtime again, and those that it has to wake would wait.
+        // A goroutine without a P might never return from the runtime, and the goroutines that it
+        // has to wake would wait for ever.
         if is_without_p() || !on_own_stack() { WakeContext::Outside } else { WakeContext::Runtime }
     }
 }

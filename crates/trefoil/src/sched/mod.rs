@@ -15,6 +15,7 @@
 //! | `spawn.rs`, `procs.rs` | new goroutines; `set_procs` |
 //! | `sysmon.rs`, `helper.rs` | the thread that watches, and the one that may wait |
 //! | `preempt.rs`, `handoff.rs`, `locked.rs` | stopping a goroutine; Ps of blocked threads; goroutines bound to a thread |
+//! | `calls.rs` | whole runtime calls (blocking, sleep, yield), for the floors above |
 //! | `stop.rs` | the end of a runtime |
 //!
 //! Rules of the house:
@@ -26,6 +27,7 @@
 //! 3. Locks, in order: a timer's slot (`time/slot.rs`), `Sched::central`, then the leaf locks (heaps of timers, free Gs,
 //!    stack depot).
 
+pub(crate) mod calls;
 pub(crate) mod g;
 pub(crate) mod goroutine;
 pub(crate) mod m;

@@ -1,42 +1,42 @@
 //! `pthread_barrier_wait`, replaced as a whole.
 //!
-//! Goroutines and plain threads meet at the same barrier, so one implementation must count both. Those that wait are in
-//! the queue of the barrier's address; the one that makes them as many as the barrier wants takes all of them.
+//! Goroutines and plain threads meet at the same barrier, so one implementation must count both.
+//! Participants wait in the queue of the barrier's address. The participant that completes the
+//! barrier's count takes all of them from the queue and wakes them.
 //!
-//! Of glibc's object only the number of participants and the process-shared flag are read, which `pthread_barrier_init`
-//! wrote. The rest stays zero, so the real `pthread_barrier_destroy` returns at once.
+//! Of glibc's object only the number of participants and the process-shared flag are read, which
+//! `pthread_barrier_init` wrote. The rest stays zero, so the real `pthread_barrier_destroy` returns
+//! at once.
 //!
 //! Invariants:
-//! 1. The length of the queue and the decision to leave are under one lock (the bucket's): a round has exactly `count`
-//!    participants.
-//! 2. The barrier is not touched after its last participant has come: a participant that was woken may destroy it.
-//! 3. Waits here end only by a round (`KEY_BARRIER`).
+//! 1. The length of the queue and the decision to complete the round are under one lock (the
+//!    bucket's): a round has exactly `count` participants.
+//! 2. The barrier is not touched after its last participant has arrived: a participant that was
+//!    woken may destroy it.
+//! 3. Waits here end only by a completed round (`KEY_BARRIER`).
 //!
 //! Goroutines whose runtime ended while they waited do not count.
 
 use super::{BARRIER, Waiters, layout, real, sleep};
-use crate::interpose::FORKED;
+use crate::interpose::park::is_forked;
 use crate::sched::wait::list::{Batch, Node, Slept};
 use crate::sched::wait::reason::WaitReason;
 use libc::pthread_barrier_t;
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
 
 static WAITERS: Waiters = Waiters::new(BARRIER);
 
-/// POSIX's function.
-///
-/// # Safety
-/// As its manual page says.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_barrier_wait(barrier: *mut pthread_barrier_t) -> c_int {
-    let address = barrier as usize;
-    // SAFETY: the caller's barrier.
-    let wanted = unsafe { layout::barrier_count(barrier) };
-    let Some(wanted) = wanted.filter(|_| !FORKED.load(Ordering::Relaxed)) else {
-        // SAFETY: as above.
-        return unsafe { real::pthread_barrier_wait(barrier) };
-    };
+interpose! {
+    /// POSIX's function.
+    fn pthread_barrier_wait(barrier: *mut pthread_barrier_t) -> c_int;
+    always => match layout::barrier_count(barrier).filter(|_| !is_forked()) {
+        Some(count) => wait(barrier as usize, count),
+        None => real::pthread_barrier_wait(barrier),
+    }
+}
+
+/// Waits at the barrier at `address`, which has `count` participants.
+fn wait(address: usize, count: u32) -> c_int {
     let node = Node::of_process(0);
     let slept = sleep(
         &node,
@@ -45,8 +45,8 @@ pub(crate) unsafe extern "C" fn pthread_barrier_wait(barrier: *mut pthread_barri
         None,
         |here| {
             let round = WAITERS.with_queue(address, |queue| {
-                // The length first: it counts those too that are abandoned, and costs nothing.
-                if queue.len() + 1 >= wanted && queue.live().count() as u32 + 1 >= wanted {
+                // The length first: it also counts abandoned goroutines, and is cheap to read.
+                if queue.len() + 1 >= count && queue.live().count() as u32 + 1 >= count {
                     return Some(queue.take_all());
                 }
                 queue.push_back(&node);

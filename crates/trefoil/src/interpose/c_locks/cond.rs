@@ -1,43 +1,46 @@
 //! `pthread_cond_*`: condition variables, replaced as a whole.
 //!
-//! The real `pthread_cond_wait` unlocks the mutex inside libc, past [`pthread_mutex_unlock`](super::mutex): a goroutine
-//! that waits for that mutex would never be woken. So a wait on a private condition variable is ours, on goroutines and
-//! on plain threads: a node in the waiter's frame, in the queue of the variable's address. Waiters are served in their
+//! The real `pthread_cond_wait` unlocks the mutex inside libc, without calling
+//! [`pthread_mutex_unlock`](super::mutex): a goroutine that waits for that mutex would never be
+//! woken. So a wait on a private condition variable is ours, on goroutines and on plain threads: a
+//! node in the waiter's frame, in the queue of the variable's address. Waiters are woken in their
 //! order, goroutines and threads alike.
 //!
-//! Of glibc's object only two bits are read: process-shared (then everything is the real functions'), and the clock of
-//! `pthread_cond_timedwait`. It stays as `pthread_cond_init` left it, so the real `pthread_cond_destroy` finds no waiter
-//! and returns at once.
+//! Of glibc's object only two bits are read: process-shared (then every call is left to the real
+//! functions), and the clock of `pthread_cond_timedwait`. It stays as `pthread_cond_init` left it,
+//! so the real `pthread_cond_destroy` finds no waiter and returns at once.
 //!
 //! Invariants:
-//! 1. A waiter is in the queue before it unlocks the mutex. So a signal that is sent under the mutex, or after a change
-//!    made under it, finds the waiter, and sees that `sleeping` is not 0.
-//! 2. A waiter does not touch the variable after it is in the queue: who wakes the last waiter may destroy it.
-//! 3. The mutex is locked again by the caller itself, after its node is out of every queue.
+//! 1. A waiter is in the queue before it unlocks the mutex. So a signal that is sent under the
+//!    mutex, or after a change made under it, finds the waiter, and sees that `sleeping` is not 0.
+//! 2. A waiter does not touch the variable after it is in the queue: the thread that wakes the last
+//!    waiter may destroy it.
+//! 3. The caller itself locks the mutex again, after its node is out of every queue.
 //!
-//! Limits: a plain thread that is cancelled (`pthread_cancel`) during a wait reacts when the wait ends; glibc's ends it.
-//! `pthread_cond_wait` still is a cancellation point, before and after.
+//! Limits: a plain thread that is cancelled (`pthread_cancel`) during a wait reacts when the wait
+//! ends; glibc's wait would end early. `pthread_cond_wait` still is a cancellation point, before
+//! and after.
 //!
-//! Rejected: the real function for threads (see above). Moving waiters of a broadcast to the mutex's queue: threads sleep
-//! on words of their own, and glibc's mutex has no place for them.
+//! Rejected: the real function for threads (see above). Moving waiters of a broadcast to the
+//! mutex's queue: threads sleep on words of their own, and glibc's mutex has no place for them.
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
-use crate::interpose::{FORKED, on_goroutine};
+use crate::interpose::park::{is_forked, on_goroutine};
 use crate::sched::wait::list::{List, Node, Slept};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
-use libc::{pthread_cond_t, pthread_mutex_t, timespec};
+use libc::{clockid_t, pthread_cond_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
 
 static WAITERS: Waiters = Waiters::new(COND);
 
 unsafe extern "C-unwind" {
-    /// May unwind the thread's stack: so these functions are `C-unwind`, and nothing is to be dropped where it is called.
+    /// May unwind the thread's stack. So its callers are `C-unwind`, and have nothing to drop where
+    /// they call it.
     fn pthread_testcancel();
 }
 
-/// A cancellation point, on a plain thread.
+/// On a plain thread: a cancellation point.
 fn test_cancel() {
     if !on_goroutine() {
         // SAFETY: the callers have nothing to drop.
@@ -45,18 +48,12 @@ fn test_cancel() {
     }
 }
 
-/// POSIX's function.
-///
-/// # Safety
-/// As its manual page says; so for all functions of this file.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pthread_cond_wait(
-    cond: *mut pthread_cond_t,
-    mutex: *mut pthread_mutex_t,
-) -> c_int {
-    // SAFETY: the caller's objects; the same below.
-    unsafe {
-        if own_clock(cond).is_none() {
+interpose! {
+    /// POSIX's function.
+    extern "C-unwind" fn pthread_cond_wait(cond: *mut pthread_cond_t,
+        mutex: *mut pthread_mutex_t) -> c_int;
+    always => {
+        if private_clock(cond).is_none() {
             leave_to_libc(mutex);
             return real::pthread_cond_wait(cond, mutex);
         }
@@ -64,69 +61,52 @@ pub(crate) unsafe extern "C-unwind" fn pthread_cond_wait(
     }
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pthread_cond_timedwait(
-    cond: *mut pthread_cond_t,
-    mutex: *mut pthread_mutex_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        let Some(clock) = own_clock(cond) else {
+interpose! {
+    /// POSIX's function.
+    extern "C-unwind" fn pthread_cond_timedwait(cond: *mut pthread_cond_t,
+        mutex: *mut pthread_mutex_t, at: *const timespec) -> c_int;
+    always => {
+        let Some(clock) = private_clock(cond) else {
             leave_to_libc(mutex);
             return real::pthread_cond_timedwait(cond, mutex, at);
         };
-        match deadline(clock, at) {
-            Ok(limit) => wait(cond, mutex, Some(limit)),
-            Err(rc) => rc,
-        }
+        wait_until(cond, mutex, clock, at)
     }
 }
 
-/// glibc's function, in POSIX since 2024.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn pthread_cond_clockwait(
-    cond: *mut pthread_cond_t,
-    mutex: *mut pthread_mutex_t,
-    clock: libc::clockid_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        if own_clock(cond).is_none() {
+interpose! {
+    /// glibc's function, in POSIX since 2024.
+    extern "C-unwind" fn pthread_cond_clockwait(cond: *mut pthread_cond_t,
+        mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec) -> c_int;
+    always => {
+        if private_clock(cond).is_none() {
             leave_to_libc(mutex);
             return real::pthread_cond_clockwait(cond, mutex, clock, at);
         }
-        match deadline(clock, at) {
-            Ok(limit) => wait(cond, mutex, Some(limit)),
-            Err(rc) => rc,
-        }
+        wait_until(cond, mutex, clock, at)
     }
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_cond_signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: as above.
-    unsafe { signal(cond) }
+interpose! {
+    /// POSIX's function.
+    fn pthread_cond_signal(cond: *mut pthread_cond_t) -> c_int;
+    always => signal(cond)
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_cond_broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: as above.
-    unsafe { broadcast(cond) }
+interpose! {
+    /// POSIX's function.
+    fn pthread_cond_broadcast(cond: *mut pthread_cond_t) -> c_int;
+    always => broadcast(cond)
 }
 
 /// Wakes one waiter.
 ///
 /// # Safety
-/// A condition variable; so below.
+/// A condition variable; so for the functions below.
 pub(super) unsafe fn signal(cond: *mut pthread_cond_t) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        if own_clock(cond).is_none() {
+        if private_clock(cond).is_none() {
             return real::pthread_cond_signal(cond);
         }
     }
@@ -143,7 +123,7 @@ pub(super) unsafe fn signal(cond: *mut pthread_cond_t) -> c_int {
 pub(super) unsafe fn broadcast(cond: *mut pthread_cond_t) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        if own_clock(cond).is_none() {
+        if private_clock(cond).is_none() {
             return real::pthread_cond_broadcast(cond);
         }
     }
@@ -153,28 +133,47 @@ pub(super) unsafe fn broadcast(cond: *mut pthread_cond_t) -> c_int {
     0
 }
 
-/// Before a real wait, which unlocks the mutex inside libc.
+/// Must be called before a real wait, which unlocks the mutex inside libc.
 unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
-    if !FORKED.load(Ordering::Relaxed) {
+    if !is_forked() {
         // SAFETY: the caller's.
         unsafe { mutex::leave_to_libc(mutex) };
     }
 }
 
-/// The clock of `pthread_cond_timedwait`; None if the variable is the real functions'.
-unsafe fn own_clock(cond: *mut pthread_cond_t) -> Option<libc::clockid_t> {
-    if FORKED.load(Ordering::Relaxed) {
+/// Returns the clock of `pthread_cond_timedwait`; None if the variable is left to the real
+/// functions.
+unsafe fn private_clock(cond: *mut pthread_cond_t) -> Option<clockid_t> {
+    if is_forked() {
         return None;
     }
     // SAFETY: the caller's.
     unsafe { layout::cond_clock(cond) }
 }
 
-/// Waits with `mutex` locked.
+/// [`wait`], until `at`.
 ///
 /// # Safety
-/// As above, and nothing is to be dropped in the callers' frames: see [`pthread_testcancel`].
-pub(super) unsafe fn wait(
+/// As for [`wait`].
+unsafe fn wait_until(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    clock: clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { deadline(clock, at) } {
+        // SAFETY: the caller's.
+        Ok(limit) => unsafe { wait(cond, mutex, Some(limit)) },
+        Err(rc) => rc,
+    }
+}
+
+/// Unlocks `mutex`, waits until it is woken or until `limit`, and locks `mutex` again.
+///
+/// # Safety
+/// As above, and the callers' frames have nothing to drop: see [`pthread_testcancel`].
+unsafe fn wait(
     cond: *mut pthread_cond_t,
     mutex: *mut pthread_mutex_t,
     limit: Option<ClockTime>,
@@ -204,7 +203,8 @@ unsafe fn wait_in_queue(
             WAITERS.with_queue(address, |queue| queue.push_back(&node));
             // SAFETY: the caller's mutex.
             unlocked = unsafe { mutex::unlock_in(mutex, here) };
-            // The caller did not own it: no wait. If it was taken meanwhile, the wake-up is on its way, and awaited.
+            // If the caller did not own the mutex, there is no wait. If the node was taken
+            // meanwhile, its wake-up is on its way, and must be awaited.
             unlocked == 0 || !withdraw()
         },
         withdraw,

@@ -1,12 +1,13 @@
-//! Locks of C and C++ code: pthread's mutexes, read-write locks, condition variables and barriers, POSIX's semaphores,
-//! C11's `mtx_t` and `cnd_t`. A goroutine that must wait for one parks; a plain thread waits as ever.
+//! Locks of C and C++ code: pthread's mutexes, read-write locks, condition variables and barriers,
+//! POSIX's semaphores, C11's `mtx_t` and `cnd_t`. A goroutine that must wait for one parks; a plain
+//! thread waits in the kernel as before.
 //!
 //! | file | what |
 //! |---|---|
-//! | `mutex.rs`, `rwlock.rs`, `semaphore.rs` | glibc's `try` function, a queue by address for goroutines, the real function for threads |
+//! | `mutex.rs`, `rwlock.rs`, `semaphore.rs` | goroutines wait here, threads in glibc's functions |
 //! | `cond.rs`, `barrier.rs` | replaced as a whole, for goroutines and threads alike |
 //! | `c11.rs` | the same by C11's names |
-//! | `layout.rs` | where glibc keeps what cannot be asked for |
+//! | `layout.rs` | where glibc keeps state for which it has no function |
 //! | `real.rs` | glibc's functions |
 //!
 //! # The protocol of a wait ([`Waiters`])
@@ -18,27 +19,29 @@
 //!   park                                           wake it
 //!   retry
 //! ```
-//! One of the two locked instructions comes first. If it is the unlock, the try function succeeds or finds a newer
-//! owner, whose unlock is still to come. If it is the count, the owner takes the bucket's lock, and finds the goroutine
-//! in the queue, or the goroutine has not tried yet.
+//! One of the two locked instructions comes first. If it is the unlock, the try function succeeds
+//! or finds a newer owner, whose unlock is still to come. If it is the count, the owner takes the
+//! bucket's lock, and finds the goroutine in the queue, or the goroutine has not tried yet.
 //!
 //! Invariants:
-//! 1. The object's memory is not touched after the real unlock: another thread may have destroyed it. From there on its
-//!    address is only a key.
-//! 2. The real unlock publishes by a locked instruction. (It must learn whether a thread sleeps in the kernel, so it is
-//!    a read-modify-write. glibc leaves the prefix out only in a process with one thread.) On x86 that is a full
-//!    barrier, so no other one is paid for.
-//! 3. Nothing here allocates, and no function of std that locks is called: allocators lock mutexes, also before `main`.
-//! 4. In a child of `fork`, in signal handlers, with a lock of the runtime in hand, and on goroutines whose runtime has
-//!    ended, waits are the real functions'.
-//! 5. Process-shared, robust, priority-inheriting and priority-protected objects are the real functions' alone: the
-//!    thread blocks, and loses its P.
+//! 1. The object's memory is not touched after the real unlock: another thread may have destroyed
+//!    it. From there on its address is only a key.
+//! 2. The real unlock publishes by a locked instruction. (It must learn whether a thread sleeps in
+//!    the kernel, so it is a read-modify-write. glibc omits the prefix only in a process with one
+//!    thread.) On x86 that is a full barrier, so no other one is needed.
+//! 3. Nothing here allocates, and no function of std that locks is called: allocators lock mutexes,
+//!    also before `main`.
+//! 4. In a child of `fork`, in signal handlers, while a lock of the runtime is held, and on
+//!    goroutines whose runtime has ended, waits are left to the real functions.
+//! 5. Process-shared, robust, priority-inheriting and priority-protected objects are left to the
+//!    real functions: the thread blocks, and loses its P.
 //!
-//! A goroutine that was woken before its runtime ended, and never ran, has taken a wake-up with it. One that still waits
-//! when its runtime ends is passed over.
+//! A goroutine that was woken before its runtime ended, and never ran, consumes its wake-up. A
+//! goroutine that still waits when its runtime ends is skipped.
 //!
-//! Rejected: our own implementation of all of it in glibc's memory (static initialisers, robust lists and `gdb` know
-//! glibc's). A fence after each unlock (7 ns on every thread of the process, see invariant 2).
+//! Rejected: our own implementation of all of it in glibc's memory (static initialisers, robust
+//! lists and `gdb` know glibc's). A fence after each unlock (7 ns on every thread of the process,
+//! see invariant 2).
 
 mod barrier;
 mod c11;
@@ -49,38 +52,40 @@ mod real;
 mod rwlock;
 mod semaphore;
 
+use super::park::{begin_c_lock_wait, is_forked};
 use super::waking::WakeContext;
-use super::{FORKED, begin_wait_as, may_park};
-use crate::arch;
 use crate::sched::wait::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::wait::list::{Batch, List, Node, Slept};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
-use crate::sched::{Rt, holds_lock_of_std, is_runtime_drained, switch};
+use crate::sched::{Rt, holds_lock_of_std, switch};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is waited for: the low bits of a key (`deferred.rs`). 0 is a futex word.
+/// The low bits of a key (`sched/deferred.rs`): the kind of object that is waited for. 0 is a futex
+/// word.
 const MUTEX: usize = 1;
 const COND: usize = 2;
 const SEMAPHORE: usize = 3;
 const RWLOCK: usize = 4;
 const BARRIER: usize = KEY_BARRIER;
 
-/// Bits of a node's weight: it failed so often that its waker yields to it; it wants a rwlock for writing; that lock
-/// prefers writers.
+/// Bits of a node's weight: the waiter failed so often that its waker yields to it; it waits to
+/// write; its read-write lock prefers writers.
 const STARVED: usize = 1;
 const WRITER: usize = 2;
 const PREFERRED: usize = 4;
-/// A waiter is starved when it was woken so often, and each time another one was faster. glibc's locks are not fair;
-/// threads are torn apart by their CPUs, goroutines on one P are not.
+/// A waiter is starved when it was woken so often, and each time another one was faster. glibc's
+/// locks are not fair. Threads run on different CPUs, which gives each of them a chance; goroutines
+/// on one P do not.
 const STARVED_AFTER: u32 = 2;
 
-/// Calls `lock`, which takes a mutex or a read-write lock, and counts it if it was taken. (`EOWNERDEAD` says so as well.)
-/// It is counted before: a goroutine that is stopped in between must not hold a lock that is not counted.
+/// Calls `lock`, which takes a mutex or a read-write lock, and counts the lock if it was taken.
+/// (`EOWNERDEAD` means that as well.) It is counted before the call: a goroutine that is stopped in
+/// between must not hold a lock that is not counted.
 #[inline(always)]
 fn counted(lock: impl FnOnce() -> c_int) -> c_int {
     lock::count_c_lock();
@@ -91,24 +96,20 @@ fn counted(lock: impl FnOnce() -> c_int) -> c_int {
     rc
 }
 
-/// Counts a lock that was given back, if `rc` says so.
+/// Uncounts a lock that was released, if `rc` is 0.
 #[inline(always)]
-fn count_unlocked(rc: c_int) -> c_int {
+fn uncount_if_unlocked(rc: c_int) -> c_int {
     if rc == 0 {
         lock::uncount_c_lock();
     }
     rc
 }
 
-/// Whether the caller may park: on a goroutine, on its own stack, outside the runtime.
-fn may_park_here() -> bool {
-    // In a runtime that has ended a holder that parks would keep its locks for good.
-    let lost = lock::c_locks_held() > 1 && is_runtime_drained();
-    // SAFETY: on a goroutine GS is the M.
-    !lost && may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
-}
-
-/// The deadline that C code passes, on the clock `clock`.
+/// Returns the deadline that C code passes, on the clock `clock`.
+///
+/// # Errors
+/// Returns `EINVAL` for another clock than the real-time and the monotonic one, and for an invalid
+/// number of nanoseconds.
 ///
 /// # Safety
 /// `at` is a timespec.
@@ -126,7 +127,7 @@ unsafe fn deadline(clock: libc::clockid_t, at: *const libc::timespec) -> Result<
     Ok(ClockTime { clock, seconds: at.tv_sec, nanos: at.tv_nsec as u32 })
 }
 
-/// The same point in time on the runtime's clock, as that other clock goes now.
+/// Returns the same point in time on the runtime's clock, as the other clock is set now.
 fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     let Some(limit) = limit else { return NEVER };
     if limit.seconds < 0 {
@@ -134,7 +135,7 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     }
     let at =
         (limit.seconds as u64).saturating_mul(1_000_000_000).saturating_add(limit.nanos.into());
-    // Never is for those that have no deadline.
+    // `NEVER` means that there is no deadline.
     let at = at.min(NEVER - 1);
     match limit.clock {
         WaitClock::Monotonic => at,
@@ -146,10 +147,11 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     }
 }
 
-/// Those that wait for one kind of object, in the table [`FOREIGN`].
+/// The waiters for one kind of object, in the table [`FOREIGN`].
 struct Waiters {
     tag: usize,
-    /// How many are between their first failure and their success. While there are none, nothing is woken.
+    /// How many waiters are between their first failure and their success. While there are none, an
+    /// unlock wakes no goroutine.
     sleeping: AtomicUsize,
 }
 
@@ -166,22 +168,23 @@ impl Waiters {
         FOREIGN.with_queue(self.key(address), f)
     }
 
-    /// Counts the caller among those that may have to be woken, until the result is dropped.
-    fn count(&self) -> Counted<'_> {
-        // SeqCst: the left side of the protocol in the head. A locked instruction, which the real try function's look
-        // at the object does not pass.
+    /// Counts the caller among the waiters that may have to be woken, until the result is dropped.
+    fn count(&self) -> CountedWaiter<'_> {
+        // SeqCst: the left side of the protocol in the head. A locked instruction, before which the
+        // real try function cannot read the object.
         self.sleeping.fetch_add(1, Ordering::SeqCst);
-        Counted(self)
+        CountedWaiter(self)
     }
 
     #[inline(always)]
     fn is_any_sleeping(&self) -> bool {
-        // SeqCst: the right side of the protocol; invariant 2 has the barrier.
+        // SeqCst: the right side of the protocol; invariant 2 provides the barrier.
         self.sleeping.load(Ordering::SeqCst) != 0
     }
 
-    /// Repeats `attempt` until it returns something other than `EBUSY`, and sleeps in between; `ETIMEDOUT` after
-    /// `limit`. `attempt` gets the queue, and how often it failed before; it is called under the queue's lock.
+    /// Repeats `attempt` until it does not return `EBUSY`, and sleeps in between. Returns its
+    /// result, or `ETIMEDOUT` after `limit`. `attempt` gets the queue, and how often it failed
+    /// before; it is called under the queue's lock.
     fn acquire(
         &self,
         address: usize,
@@ -192,7 +195,7 @@ impl Waiters {
     ) -> c_int {
         let _counted = self.count();
         // A mutex or read-write lock that is waited for is counted already.
-        let without = u32::from(self.tag != SEMAPHORE);
+        let own_locks = u32::from(self.tag != SEMAPHORE);
         let mut failures = 0;
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
@@ -201,7 +204,7 @@ impl Waiters {
             let slept = sleep(
                 &node,
                 reason,
-                without,
+                own_locks,
                 limit,
                 |_| {
                     self.with_queue(address, |queue| {
@@ -209,7 +212,7 @@ impl Waiters {
                         if rc != libc::EBUSY {
                             return false;
                         }
-                        // Whoever was woken in vain keeps its place.
+                        // A waiter that was woken in vain keeps its place.
                         if failures == 0 {
                             queue.push_back(&node)
                         } else {
@@ -231,7 +234,8 @@ impl Waiters {
         }
     }
 
-    /// Calls the real unlock, and wakes whom `select` takes from the queue of `address`.
+    /// Calls the real unlock, and wakes the waiters that `select` takes from the queue of
+    /// `address`.
     #[inline(always)]
     fn release(
         &self,
@@ -249,8 +253,9 @@ impl Waiters {
         rc
     }
 
-    /// As [`Waiters::release`], where a goroutine sleeps, maybe for another object. On a goroutine it is one runtime
-    /// call: a goroutine that is stopped for ever on its way out has woken whom it had to wake.
+    /// As [`Waiters::release`], if a goroutine sleeps, maybe for another object. On a goroutine it
+    /// is one runtime call: a goroutine whose runtime ends may never return from it, and must have
+    /// woken the waiters by then.
     #[cold]
     fn release_slow(
         &self,
@@ -259,12 +264,15 @@ impl Waiters {
         select: impl Fn(&mut List) -> Batch,
     ) -> c_int {
         if WakeContext::current() == WakeContext::Runtime
-            && !FORKED.load(Ordering::Relaxed)
+            && !is_forked()
             && let Some(rt) = Rt::enter()
         {
             let rc = unlock();
-            let starved = rc == 0 && self.wake_in(address, Some(rt), select);
-            leave(rt, starved);
+            let woken = match rc {
+                0 => self.wake_in(address, Some(rt), select),
+                _ => Woken::NoneStarved,
+            };
+            leave(rt, woken);
             return rc;
         }
         let rc = unlock();
@@ -274,10 +282,11 @@ impl Waiters {
         rc
     }
 
-    /// Wakes whom `select` takes from the queue of `address`. From anywhere, also from a signal handler.
+    /// Wakes the waiters that `select` takes from the queue of `address`. May be called everywhere,
+    /// also in a signal handler.
     #[cold]
     fn wake(&self, address: usize, select: impl FnOnce(&mut List) -> Batch) {
-        if FORKED.load(Ordering::Relaxed) {
+        if is_forked() {
             return;
         }
         match WakeContext::current() {
@@ -287,45 +296,52 @@ impl Waiters {
             }
             WakeContext::Runtime => {
                 if let Some(rt) = Rt::enter() {
-                    let starved = self.wake_in(address, Some(rt), select);
-                    leave(rt, starved);
+                    let woken = self.wake_in(address, Some(rt), select);
+                    leave(rt, woken);
                 }
             }
         }
     }
 
-    /// As [`Waiters::wake`], where the caller knows how. Returns whether a starved goroutine was among them.
+    /// As [`Waiters::wake`], inside the runtime if `here` is given, and from outside otherwise.
     fn wake_in(
         &self,
         address: usize,
         here: Option<Rt>,
         select: impl FnOnce(&mut List) -> Batch,
-    ) -> bool {
+    ) -> Woken {
         let batch = self.with_queue(address, select);
-        let starved = batch.any(|node| node.weight & STARVED != 0);
+        let any_starved = batch.any(|node| node.weight & STARVED != 0);
         batch.wake_all(here, 0);
-        starved
+        if any_starved { Woken::Starved } else { Woken::NoneStarved }
     }
 }
 
-/// Out of the runtime; first to another goroutine if one that was woken has waited long, unless the caller holds more than
-/// the lock that it is giving back.
-fn leave(rt: Rt, starved: bool) {
-    let yields = starved && lock::c_locks_held() <= 1 && !holds_lock_of_std();
+/// Whether a starved goroutine was among those that were woken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    Starved,
+    NoneStarved,
+}
+
+/// Leaves the runtime. Yields before if a starved goroutine was woken, unless the caller holds
+/// another lock than the one that it releases.
+fn leave(rt: Rt, woken: Woken) {
+    let yields = woken == Woken::Starved && lock::c_locks_held() <= 1 && !holds_lock_of_std();
     let rt = if yields { switch::yield_now(rt) } else { rt };
     rt.leave();
 }
 
-/// See [`Waiters::count`].
-struct Counted<'a>(&'a Waiters);
+/// A waiter that is counted ([`Waiters::count`]).
+struct CountedWaiter<'a>(&'a Waiters);
 
-impl Drop for Counted<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         self.0.sleeping.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Takes the first of the queue.
+/// Takes the first waiter of the queue.
 fn first(queue: &mut List) -> Batch {
     let mut batch = Batch::new();
     if let Some(taken) = queue.take_first() {
@@ -334,21 +350,18 @@ fn first(queue: &mut List) -> Batch {
     batch
 }
 
-/// Sleeps once in the queue of an object that is replaced as a whole: parks a goroutine, or blocks the thread. `enqueue`
-/// gets the runtime if the caller is inside it, and returns whether to sleep; `withdraw` is
-/// [`List::withdraw`]. Of the C locks that the caller holds, `without` are the one that it waits for or gives back.
+/// Sleeps once: parks the goroutine, or blocks the thread. `enqueue` gets the runtime if the caller
+/// is inside it, and returns whether to sleep; `withdraw` is [`List::withdraw`]. For `own_locks`
+/// see [`begin_c_lock_wait`].
 fn sleep(
     node: &Node,
     reason: WaitReason,
-    without: u32,
+    own_locks: u32,
     limit: Option<ClockTime>,
     enqueue: impl FnOnce(Option<Rt>) -> bool,
     withdraw: impl FnOnce() -> bool,
 ) -> Slept {
-    let holds_lock = || lock::c_locks_held() > without || holds_lock_of_std();
-    if may_park_here()
-        && let Some(_wait) = begin_wait_as(holds_lock)
-    {
+    if let Some(_wait) = begin_c_lock_wait(own_locks) {
         let withdraw = |_| {
             withdraw();
         };
@@ -357,8 +370,8 @@ fn sleep(
     node.sleep_in_kernel(limit, || enqueue(None), withdraw)
 }
 
-/// Names every function, so that none is left out of the program.
-pub(super) fn linked() {
+/// Names a function of every file, so that the linker keeps them.
+pub(super) fn keep_symbols() {
     std::hint::black_box([
         mutex::pthread_mutex_lock as *const (),
         cond::pthread_cond_wait as *const (),

@@ -1,84 +1,73 @@
 //! `pthread_mutex_*`: a goroutine that finds the mutex locked parks.
 //!
-//! A goroutine locks by the real `pthread_mutex_trylock`. Its thread-local storage holds a `struct pthread` with an id
-//! of its own, so glibc records the goroutine as the owner, and recursive and error-checking mutexes work by
-//! goroutine. If the mutex is locked it waits as `mod.rs` says. Plain threads call the real functions; the real unlock
-//! wakes those that sleep in the kernel, ours the first goroutine. Both then compete for the mutex.
+//! A goroutine locks by the real `pthread_mutex_trylock`. Its thread-local storage holds a `struct
+//! pthread` with an id of its own, so glibc records the goroutine as the owner, and recursive and
+//! error-checking mutexes work per goroutine. If the mutex is locked, the goroutine waits as
+//! `mod.rs` says. Plain threads call the real functions. The real unlock wakes a thread that sleeps
+//! in the kernel, ours the first goroutine. Both then compete for the mutex.
 //!
 //! Invariants:
-//! 1. Every unlock of the process passes [`pthread_mutex_unlock`], except those inside libc: `pthread_cond_wait` is
-//!    therefore ours (`cond.rs`), and the rest of libc unlocks only its own mutexes. What is left is a private mutex
-//!    with a process-shared condition variable: such a mutex is noted ([`leave_to_libc`]) before libc can unlock it,
-//!    and from then on goroutines block in the real function.
-//! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own it.
+//! 1. Every unlock of the process calls [`pthread_mutex_unlock`], except those inside libc:
+//!    `pthread_cond_wait` is therefore ours (`cond.rs`), and the rest of libc unlocks only its own
+//!    mutexes. The exception is a private mutex with a process-shared condition variable: such a
+//!    mutex is noted ([`leave_to_libc`]) before libc can unlock it, and from then on goroutines
+//!    block in the real function.
+//! 2. `__kind` and `__owner` are read only before the mutex is locked or while the caller must own
+//!    it.
 //!
-//! Rejected: handing the mutex over to the goroutine that is woken. glibc's word cannot say so, and threads would need
-//! to know.
+//! Rejected: transferring the mutex to the goroutine that is woken. glibc's word has no state for
+//! that, and threads would have to know it.
 
-use super::{Waiters, count_unlocked, counted, deadline, first, layout, may_park_here, real};
-use crate::interpose::on_goroutine;
+use super::{Waiters, counted, deadline, first, layout, real, uncount_if_unlocked};
+use crate::interpose::park::{may_park_for_c_lock, on_goroutine};
 use crate::sched::Rt;
 use crate::sched::wait::list::List;
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
-use libc::{pthread_mutex_t, timespec};
+use libc::{clockid_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static WAITERS: Waiters = Waiters::new(super::MUTEX);
 
-/// Mutexes that libc itself unlocks (invariant 1), and how many they are: more than there is room for means all. They
-/// are never taken out; a new mutex at such an address blocks threads, and works.
+/// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more
+/// than entries, every mutex counts as one. Entries are never removed: a new mutex at such an
+/// address works, but goroutines that wait for it block their threads.
 static LEFT_TO_LIBC: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-static LEFT: AtomicUsize = AtomicUsize::new(0);
+static LEFT_TO_LIBC_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What an attempt returns if libc unlocks this mutex: no error number.
+/// An attempt returns this if libc unlocks the mutex. It is no error number.
 const USE_LIBC: c_int = -1;
 
-/// POSIX's function.
-///
-/// # Safety
-/// As its manual page says; so for all functions of this file.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's mutex; the same below.
-    unsafe { lock(mutex) }
+interpose! {
+    /// POSIX's function.
+    fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int;
+    always => lock(mutex)
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: as above.
-    counted(|| unsafe { real::pthread_mutex_trylock(mutex) })
+interpose! {
+    /// POSIX's function.
+    fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int;
+    always => counted(|| real::pthread_mutex_trylock(mutex))
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_mutex_timedlock(
-    mutex: *mut pthread_mutex_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        counted(|| {
-            if !on_goroutine() {
-                return real::pthread_mutex_timedlock(mutex, at);
-            }
-            let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
-            try_then_wait(mutex, limit, || real::pthread_mutex_timedlock(mutex, at))
-        })
-    }
+interpose! {
+    /// POSIX's function.
+    fn pthread_mutex_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec) -> c_int;
+    always => counted(|| {
+        if !on_goroutine() {
+            return real::pthread_mutex_timedlock(mutex, at);
+        }
+        let limit = || deadline(libc::CLOCK_REALTIME, at).map(Some);
+        try_then_wait(mutex, limit, || real::pthread_mutex_timedlock(mutex, at))
+    })
 }
 
-/// glibc's function, in POSIX since 2024.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_mutex_clocklock(
-    mutex: *mut pthread_mutex_t,
-    clock: libc::clockid_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+interpose! {
+    /// glibc's function, in POSIX since 2024.
+    fn pthread_mutex_clocklock(mutex: *mut pthread_mutex_t, clock: clockid_t,
+        at: *const timespec) -> c_int;
+    always => {
         let known = matches!(clock, libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC);
         counted(|| {
             if !on_goroutine() || !known {
@@ -90,14 +79,13 @@ pub(crate) unsafe extern "C" fn pthread_mutex_clocklock(
     }
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: as above.
-    unsafe { unlock(mutex) }
+interpose! {
+    /// POSIX's function.
+    fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int;
+    always => unlock(mutex)
 }
 
-/// Locks it; waits as long as it takes.
+/// Locks the mutex, without a time limit.
 ///
 /// # Safety
 /// A mutex; so for the functions below.
@@ -114,7 +102,7 @@ pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
     }
 }
 
-/// Unlocks it, and wakes a goroutine that waits for it.
+/// Unlocks the mutex, and wakes a goroutine that waits for it.
 ///
 /// # Safety
 /// As above.
@@ -122,10 +110,10 @@ pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
 pub(super) unsafe fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
     // SAFETY: the caller's.
     let unlock = || unsafe { real::pthread_mutex_unlock(mutex) };
-    count_unlocked(WAITERS.release(mutex as usize, unlock, first))
+    uncount_if_unlocked(WAITERS.release(mutex as usize, unlock, first))
 }
 
-/// [`unlock`], inside the runtime if `here` is.
+/// [`unlock`]; inside the runtime if `here` is given.
 ///
 /// # Safety
 /// As above.
@@ -135,15 +123,15 @@ pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) ->
         return unsafe { unlock(mutex) };
     }
     // SAFETY: the caller's.
-    let rc = count_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
+    let rc = uncount_if_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
     if rc == 0 && WAITERS.is_any_sleeping() {
         WAITERS.wake_in(mutex as usize, here, first);
     }
     rc
 }
 
-/// The caller is about to let libc unlock the mutex: goroutines that wait for it, now or later, do so in the real
-/// function.
+/// Notes that libc will unlock the mutex: goroutines that wait for it, now or later, do so in the
+/// real function.
 ///
 /// # Safety
 /// As above.
@@ -155,23 +143,24 @@ pub(super) unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
     if is_special || is_left_to_libc(address) {
         return;
     }
-    // The entry before those that wait are woken: they look for it under the queue's lock, each time before they sleep.
-    let n = LEFT.fetch_add(1, Ordering::SeqCst);
+    // The entry is stored before the waiters are woken: they check it under the queue's lock, each
+    // time before they sleep.
+    let n = LEFT_TO_LIBC_COUNT.fetch_add(1, Ordering::SeqCst);
     if let Some(entry) = LEFT_TO_LIBC.get(n) {
         entry.store(address, Ordering::SeqCst);
     }
     WAITERS.wake(address, List::take_all);
 }
 
-/// Whether libc unlocks the mutex at `address`.
+/// Returns whether libc unlocks the mutex at `address`.
 fn is_left_to_libc(address: usize) -> bool {
-    let n = LEFT.load(Ordering::Relaxed);
+    let n = LEFT_TO_LIBC_COUNT.load(Ordering::Relaxed);
     n != 0
         && (n > LEFT_TO_LIBC.len()
             || LEFT_TO_LIBC[..n].iter().any(|entry| entry.load(Ordering::Relaxed) == address))
 }
 
-/// On a goroutine: tries, then waits. `fallback` is the real function.
+/// On a goroutine: tries to lock, then waits. `fallback` is the real function.
 #[inline]
 unsafe fn try_then_wait(
     mutex: *mut pthread_mutex_t,
@@ -194,7 +183,7 @@ unsafe fn wait(
 ) -> c_int {
     // SAFETY: the caller's.
     let Some(kind) = (unsafe { layout::mutex_kind(mutex) }) else { return fallback() };
-    if kind.is_special || !may_park_here() {
+    if kind.is_special || !may_park_for_c_lock() {
         return fallback();
     }
     if kind.is_error_checking && kind.owner == layout::own_tid() {

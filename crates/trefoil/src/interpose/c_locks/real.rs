@@ -1,25 +1,33 @@
 //! glibc's functions: the next definitions after ours, in the loader's order.
 //!
-//! `dlsym` may allocate and lock, and an allocator that locks a mutex for the first time would wait for itself. So the
-//! symbol tables of the loaded objects are read here, all functions at once, under nothing but the loader's own lock
-//! (which is recursive, and whose functions the loader calls directly).
+//! `dlsym` may allocate and lock, and an allocator that locks a mutex for the first time would wait
+//! for itself. So the symbol tables of the loaded objects are read here, for all functions at once,
+//! under no lock except the loader's own (which is recursive, and whose functions the loader calls
+//! directly).
 //!
-//! The default version of a symbol is taken: `pthread_cond_*` of x86_64 exist twice, and those of before 2.3.2 have
-//! another layout.
+//! The default version of a symbol is used: `pthread_cond_*` of x86_64 exist twice, and those of
+//! before 2.3.2 have another layout.
 //!
 //! Invariants:
-//! 1. An entry is null, or libc's function of that name and type. Several threads may look it up at once: all find the
-//!    same.
-//! 2. Nothing here allocates, unless a function is in no table: then `dlsym` is asked, and its answer ends the process.
+//! 1. An entry is null, or libc's function of that name and type. If several threads look it up at
+//!    once, all find the same.
+//! 2. Nothing here allocates, unless a function is in no table. Then `dlsym` is called, and if that
+//!    does not find it either, the process aborts.
 //!
-//! Rejected: `__pthread_mutex_lock` and its kin, which glibc exports only as hidden versions since 2.34.
+//! Rejected: `__pthread_mutex_lock` and its kin, which glibc exports only as hidden versions since
+//! 2.34.
 
 use crate::sys::objects;
+use libc::{
+    clockid_t, pthread_barrier_t, pthread_cond_t, pthread_mutex_t, pthread_rwlock_t, sem_t,
+    timespec,
+};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-macro_rules! real {
+/// Defines a function per name that calls libc's function of that name.
+macro_rules! real_functions {
     ($($name:ident($($arg:ident: $type:ty),*);)+) => {
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
@@ -28,7 +36,7 @@ macro_rules! real {
         const NAMES: &[&str] = &[$(concat!(stringify!($name), "\0"),)+];
 
         $(
-            /// libc's own.
+            /// libc's own function.
             ///
             /// # Safety
             /// As its manual page says.
@@ -36,52 +44,56 @@ macro_rules! real {
             pub(super) unsafe fn $name($($arg: $type),*) -> c_int {
                 type Real = unsafe extern "C-unwind" fn($($type),*) -> c_int;
                 // SAFETY: invariant 1, with the caller's arguments.
-                unsafe { transmute::<*mut c_void, Real>(get(Function::$name))($($arg),*) }
+                unsafe { transmute::<*mut c_void, Real>(address(Function::$name))($($arg),*) }
             }
         )+
     };
 }
 
-real! {
-    pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t);
-    pthread_mutex_trylock(mutex: *mut libc::pthread_mutex_t);
-    pthread_mutex_timedlock(mutex: *mut libc::pthread_mutex_t, at: *const libc::timespec);
-    pthread_mutex_clocklock(mutex: *mut libc::pthread_mutex_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_mutex_unlock(mutex: *mut libc::pthread_mutex_t);
-    pthread_rwlock_rdlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_wrlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_tryrdlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_trywrlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_rwlock_timedrdlock(lock: *mut libc::pthread_rwlock_t, at: *const libc::timespec);
-    pthread_rwlock_timedwrlock(lock: *mut libc::pthread_rwlock_t, at: *const libc::timespec);
-    pthread_rwlock_clockrdlock(lock: *mut libc::pthread_rwlock_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_rwlock_clockwrlock(lock: *mut libc::pthread_rwlock_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_rwlock_unlock(lock: *mut libc::pthread_rwlock_t);
-    pthread_cond_wait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t);
-    pthread_cond_timedwait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t, at: *const libc::timespec);
-    pthread_cond_clockwait(cond: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t, clock: libc::clockid_t, at: *const libc::timespec);
-    pthread_cond_signal(cond: *mut libc::pthread_cond_t);
-    pthread_cond_broadcast(cond: *mut libc::pthread_cond_t);
-    pthread_barrier_wait(barrier: *mut libc::pthread_barrier_t);
-    sem_wait(sem: *mut libc::sem_t);
-    sem_trywait(sem: *mut libc::sem_t);
-    sem_timedwait(sem: *mut libc::sem_t, at: *const libc::timespec);
-    sem_clockwait(sem: *mut libc::sem_t, clock: libc::clockid_t, at: *const libc::timespec);
-    sem_post(sem: *mut libc::sem_t);
+real_functions! {
+    pthread_mutex_lock(mutex: *mut pthread_mutex_t);
+    pthread_mutex_trylock(mutex: *mut pthread_mutex_t);
+    pthread_mutex_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec);
+    pthread_mutex_clocklock(mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec);
+    pthread_mutex_unlock(mutex: *mut pthread_mutex_t);
+    pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t);
+    pthread_rwlock_timedrdlock(lock: *mut pthread_rwlock_t, at: *const timespec);
+    pthread_rwlock_timedwrlock(lock: *mut pthread_rwlock_t, at: *const timespec);
+    pthread_rwlock_clockrdlock(lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    pthread_rwlock_clockwrlock(lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    pthread_rwlock_unlock(lock: *mut pthread_rwlock_t);
+    pthread_cond_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t);
+    pthread_cond_timedwait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t,
+        at: *const timespec);
+    pthread_cond_clockwait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t,
+        clock: clockid_t, at: *const timespec);
+    pthread_cond_signal(cond: *mut pthread_cond_t);
+    pthread_cond_broadcast(cond: *mut pthread_cond_t);
+    pthread_barrier_wait(barrier: *mut pthread_barrier_t);
+    sem_wait(sem: *mut sem_t);
+    sem_trywait(sem: *mut sem_t);
+    sem_timedwait(sem: *mut sem_t, at: *const timespec);
+    sem_clockwait(sem: *mut sem_t, clock: clockid_t, at: *const timespec);
+    sem_post(sem: *mut sem_t);
 }
 
+/// The addresses of the functions; null until they are looked up (invariant 1).
 static FOUND: [AtomicPtr<c_void>; NAMES.len()] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; NAMES.len()];
 
+/// Returns the address of a function.
 #[inline(always)]
-fn get(function: Function) -> *mut c_void {
-    // Relaxed: the address is all there is, nothing is read through it but code.
+fn address(function: Function) -> *mut c_void {
+    // Relaxed: only code is read through the address.
     let at = FOUND[function as usize].load(Ordering::Relaxed);
-    if at.is_null() { get_slow(function) } else { at }
+    if at.is_null() { address_slow(function) } else { at }
 }
 
 #[cold]
-fn get_slow(function: Function) -> *mut c_void {
+fn address_slow(function: Function) -> *mut c_void {
     look_up_all();
     let at = FOUND[function as usize].load(Ordering::Relaxed);
     if !at.is_null() {
@@ -97,14 +109,14 @@ fn get_slow(function: Function) -> *mut c_void {
     at
 }
 
-/// Reads the tables of all objects after ours.
+/// Reads the symbol tables of all objects after ours.
 fn look_up_all() {
     let own = look_up_all as *const () as usize;
-    let mut passed = false;
+    let mut is_after_own = false;
     objects::for_each(|info, headers| {
         let base = info.dlpi_addr as usize;
-        if !passed {
-            passed = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).any(|h| {
+        if !is_after_own {
+            is_after_own = headers.iter().filter(|h| h.p_type == libc::PT_LOAD).any(|h| {
                 let start = base.wrapping_add(h.p_vaddr as usize);
                 (start..start + h.p_memsz as usize).contains(&own)
             });
@@ -116,9 +128,10 @@ fn look_up_all() {
             return;
         };
         for (name, found) in NAMES.iter().zip(&FOUND) {
+            let name = name.trim_end_matches('\0').as_bytes();
             if found.load(Ordering::Relaxed).is_null()
                 // SAFETY: as above.
-                && let Some(at) = unsafe { symbols.function(name.trim_end_matches('\0').as_bytes()) }
+                && let Some(at) = unsafe { symbols.function(name) }
             {
                 found.store(at as *mut c_void, Ordering::Relaxed);
             }
@@ -132,17 +145,20 @@ const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 
-/// The dynamic symbols of an object, with the GNU hash table (<https://sourceware.org/gnu-gabi/program-loading-and-dynamic-linking.txt>).
+/// The dynamic symbols of an object, with the GNU hash table
+/// (<https://sourceware.org/gnu-gabi/program-loading-and-dynamic-linking.txt>).
 struct Symbols {
     base: usize,
     symbols: *const libc::Elf64_Sym,
     names: *const u8,
     hash: *const u32,
-    /// Null: without versions.
+    /// Null if the symbols have no versions.
     versions: *const u16,
 }
 
 impl Symbols {
+    /// Returns None if one of the tables is missing.
+    ///
     /// # Safety
     /// `dynamic` is the dynamic section of the object at `base`.
     unsafe fn of(base: usize, dynamic: usize) -> Option<Symbols> {
@@ -162,7 +178,7 @@ impl Symbols {
                 DT_VERSYM => versions = at,
                 _ => {}
             }
-            // SAFETY: not the last one.
+            // SAFETY: it was not the last entry.
             entry = unsafe { entry.add(1) };
         }
         (symbols != 0 && names != 0 && hash != 0).then_some(Symbols {
@@ -174,13 +190,14 @@ impl Symbols {
         })
     }
 
-    /// The address of a function that the object defines, in its default version.
+    /// Returns the address of a function that the object defines, in its default version.
     ///
     /// # Safety
     /// The object is loaded.
     unsafe fn function(&self, name: &[u8]) -> Option<usize> {
         let hash = name.iter().fold(5381u32, |h, &b| h.wrapping_mul(33).wrapping_add(b.into()));
-        // SAFETY: the table is as the format says: four numbers, a filter of words, buckets, chains.
+        // SAFETY: the table has the documented format: four numbers, a filter of words, buckets,
+        // chains.
         unsafe {
             let [buckets, first, filter_words] = [0, 1, 2].map(|i| *self.hash.add(i));
             if buckets == 0 {

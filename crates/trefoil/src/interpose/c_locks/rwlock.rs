@@ -1,79 +1,68 @@
-//! `pthread_rwlock_*`: a goroutine that cannot have the lock parks.
+//! `pthread_rwlock_*`: a goroutine that must wait for the lock parks.
 //!
-//! As `mutex.rs`: the real `try` functions, the queue of the address for goroutines, the real functions for plain
-//! threads. An unlock wakes the writer at the front of the queue, or all readers there. A writer that is woken while
-//! other readers are still inside fails, and keeps its place.
+//! As in `mutex.rs`: the real `try` functions, the queue of the address for goroutines, the real
+//! functions for plain threads. An unlock wakes the writer at the front of the queue, or all
+//! readers there. A writer that is woken while other readers still hold the lock fails, and keeps
+//! its place.
 //!
 //! # Kinds
-//! glibc's default prefers readers, and lets writers starve. With `PREFER_WRITER_NONRECURSIVE_NP` readers stand back
-//! while a writer waits. glibc knows of threads that wait, not of goroutines; so with this kind a reader, goroutine or
-//! thread, that finds a goroutine waiting to write goes into the queue behind it.
+//! glibc's default prefers readers, and lets writers starve. With `PREFER_WRITER_NONRECURSIVE_NP`
+//! readers defer to a waiting writer. glibc knows only of threads that wait, not of goroutines. So
+//! with this kind a reader, goroutine or thread, that finds a goroutine waiting to write enters the
+//! queue behind it.
 //!
 //! Invariants:
-//! 1. A reader stands back only at its first attempt. One that was woken must not: its waker counts on it.
-//! 2. A writer that is in the queue waits for an unlock that is still to come, or for the end of a thread's wait: a
-//!    thread whose wait ends by its deadline has made others fail, and wakes them. So does a goroutine that gives up
-//!    writing: readers stood back for it.
+//! 1. A reader defers only at its first attempt. A reader that was woken must not: its waker relies
+//!    on it to take the lock.
+//! 2. A writer in the queue waits for an unlock that is still to come, or for the end of a thread's
+//!    wait: a thread whose wait times out has made others fail, and wakes them. A goroutine that
+//!    stops waiting to write wakes them too: readers have deferred to it.
 
 use super::{
-    PREFERRED, RWLOCK, WRITER, Waiters, count_unlocked, counted, deadline, layout, may_park_here,
-    real,
+    PREFERRED, RWLOCK, WRITER, Waiters, counted, deadline, layout, real, uncount_if_unlocked,
 };
-use crate::interpose::{FORKED, on_goroutine};
+use crate::interpose::park::{is_forked, may_park_for_c_lock, on_goroutine};
 use crate::sched::wait::list::{Batch, List};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
-use libc::{pthread_rwlock_t, timespec};
+use libc::{clockid_t, pthread_rwlock_t, timespec};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static WAITERS: Waiters = Waiters::new(RWLOCK);
-/// Goroutines that wait to write, for any lock.
-static WRITERS: AtomicUsize = AtomicUsize::new(0);
+/// How many goroutines wait to write, for any lock.
+static WAITING_WRITERS: AtomicUsize = AtomicUsize::new(0);
 
-/// POSIX's function.
-///
-/// # Safety
-/// As its manual page says; so for all functions of this file.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's lock; the same below.
-    counted(|| unsafe { read(lock, None, || real::pthread_rwlock_rdlock(lock)) })
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int;
+    always => counted(|| read(lock, None, || real::pthread_rwlock_rdlock(lock)))
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: as above.
-    counted(|| unsafe { real::pthread_rwlock_tryrdlock(lock) })
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int;
+    always => counted(|| real::pthread_rwlock_tryrdlock(lock))
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_timedrdlock(
-    lock: *mut pthread_rwlock_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_timedrdlock(lock: *mut pthread_rwlock_t, at: *const timespec) -> c_int;
+    always => {
         let real = || real::pthread_rwlock_timedrdlock(lock, at);
         counted(|| match deadline(libc::CLOCK_REALTIME, at) {
             Ok(limit) => read(lock, Some(limit), real),
-            // Refused even if nobody has to wait, as in glibc.
+            // Rejected even if the lock is free, as in glibc.
             Err(_) => real(),
         })
     }
 }
 
-/// glibc's function, in POSIX since 2024.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
-    lock: *mut pthread_rwlock_t,
-    clock: libc::clockid_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+interpose! {
+    /// glibc's function, in POSIX since 2024.
+    fn pthread_rwlock_clockrdlock(lock: *mut pthread_rwlock_t, clock: clockid_t,
+        at: *const timespec) -> c_int;
+    always => {
         let real = || real::pthread_rwlock_clockrdlock(lock, clock, at);
         counted(|| match deadline(clock, at) {
             Ok(limit) => read(lock, Some(limit), real),
@@ -82,46 +71,36 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockrdlock(
     }
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: as above.
-    counted(|| unsafe { write(lock, None, || real::pthread_rwlock_wrlock(lock)) })
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int;
+    always => counted(|| write(lock, None, || real::pthread_rwlock_wrlock(lock)))
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: as above.
-    counted(|| unsafe { real::pthread_rwlock_trywrlock(lock) })
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int;
+    always => counted(|| real::pthread_rwlock_trywrlock(lock))
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_timedwrlock(
-    lock: *mut pthread_rwlock_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_timedwrlock(lock: *mut pthread_rwlock_t, at: *const timespec) -> c_int;
+    always => {
         let real = || real::pthread_rwlock_timedwrlock(lock, at);
         counted(|| match deadline(libc::CLOCK_REALTIME, at) {
             Ok(limit) => write(lock, Some(limit), real),
-            // Refused even if nobody has to wait, as in glibc.
+            // Rejected even if the lock is free, as in glibc.
             Err(_) => real(),
         })
     }
 }
 
-/// glibc's function, in POSIX since 2024.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_clockwrlock(
-    lock: *mut pthread_rwlock_t,
-    clock: libc::clockid_t,
-    at: *const timespec,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+interpose! {
+    /// glibc's function, in POSIX since 2024.
+    fn pthread_rwlock_clockwrlock(lock: *mut pthread_rwlock_t, clock: clockid_t,
+        at: *const timespec) -> c_int;
+    always => {
         let real = || real::pthread_rwlock_clockwrlock(lock, clock, at);
         counted(|| match deadline(clock, at) {
             Ok(limit) => write(lock, Some(limit), real),
@@ -130,40 +109,43 @@ pub(crate) unsafe extern "C" fn pthread_rwlock_clockwrlock(
     }
 }
 
-/// POSIX's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: as above.
-    let unlock = || unsafe { real::pthread_rwlock_unlock(lock) };
-    count_unlocked(WAITERS.release(lock as usize, unlock, front))
+interpose! {
+    /// POSIX's function.
+    fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int;
+    always => {
+        let unlock = || real::pthread_rwlock_unlock(lock);
+        uncount_if_unlocked(WAITERS.release(lock as usize, unlock, front))
+    }
 }
 
-/// Takes the writer at the front, or all readers there. A writer that is not preferred takes all others with it: a reader may
-/// be faster than the writer, and then the other readers must not sleep.
+/// Takes the writer at the front of the queue, or all readers there. With a writer that is not
+/// preferred all other waiters are taken: a reader may be faster than the writer, and then the
+/// other readers must not sleep.
 fn front(queue: &mut List) -> Batch {
     let mut batch = Batch::new();
     let Some(taken) = queue.take_first() else { return batch };
     let weight = taken.node().weight;
-    let writes = weight & WRITER != 0;
+    let is_writer = weight & WRITER != 0;
     batch.push(taken);
-    if writes && weight & PREFERRED == 0 {
+    if is_writer && weight & PREFERRED == 0 {
         while let Some(taken) = queue.take_first() {
             batch.push(taken);
         }
         return batch;
     }
-    while !writes && let Some(taken) = queue.take_first_if(|node| node.weight & WRITER == 0) {
+    while !is_writer && let Some(taken) = queue.take_first_if(|node| node.weight & WRITER == 0) {
         batch.push(taken);
     }
     batch
 }
 
-/// Whether a goroutine in the queue waits to write.
+/// Returns whether a goroutine in the queue waits to write.
 fn has_writer(queue: &List) -> bool {
     queue.live().any(|node| node.weight & WRITER != 0)
 }
 
-/// Calls the real function. If its wait ended by the deadline, others may have failed because of it (invariant 2).
+/// Calls the real function. If its wait times out, others may have failed because of it (invariant
+/// 2).
 fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c_int {
     let rc = fallback();
     if rc == libc::ETIMEDOUT && WAITERS.is_any_sleeping() {
@@ -179,7 +161,7 @@ unsafe fn read(
     limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    if WRITERS.load(Ordering::Relaxed) == 0 {
+    if WAITING_WRITERS.load(Ordering::Relaxed) == 0 {
         if !on_goroutine() {
             return real_wait(lock, fallback);
         }
@@ -203,18 +185,18 @@ unsafe fn read_slow(
     let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
         return real_wait(lock, fallback);
     };
-    if kind.is_shared || FORKED.load(Ordering::Relaxed) {
+    if kind.is_shared || is_forked() {
         return real_wait(lock, fallback);
     }
-    let stands_back =
+    let defers =
         kind.prefers_writers && WAITERS.with_queue(lock as usize, |queue| has_writer(queue));
-    if !stands_back {
+    if !defers {
         if !on_goroutine() {
             return real_wait(lock, fallback);
         }
         // SAFETY: the caller's.
         match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
-            libc::EBUSY if !may_park_here() => return real_wait(lock, fallback),
+            libc::EBUSY if !may_park_for_c_lock() => return real_wait(lock, fallback),
             libc::EBUSY => {}
             rc => return rc,
         }
@@ -261,20 +243,20 @@ unsafe fn write_slow(
     let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
         return real_wait(lock, fallback);
     };
-    if kind.is_shared || !may_park_here() {
+    if kind.is_shared || !may_park_for_c_lock() {
         return real_wait(lock, fallback);
     }
     if kind.writer == layout::own_tid() {
         return libc::EDEADLK;
     }
     let reason = WaitReason::PthreadRwLockWrite;
-    WRITERS.fetch_add(1, Ordering::Relaxed);
+    WAITING_WRITERS.fetch_add(1, Ordering::Relaxed);
     let weight = if kind.prefers_writers { WRITER | PREFERRED } else { WRITER };
     let rc = WAITERS.acquire(lock as usize, reason, weight, limit, |_, _| {
         // SAFETY: the caller's.
         unsafe { real::pthread_rwlock_trywrlock(lock) }
     });
-    WRITERS.fetch_sub(1, Ordering::Relaxed);
+    WAITING_WRITERS.fetch_sub(1, Ordering::Relaxed);
     if rc == libc::ETIMEDOUT {
         WAITERS.wake(lock as usize, List::take_all);
     }

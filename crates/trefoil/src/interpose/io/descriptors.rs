@@ -1,0 +1,133 @@
+//! Calls that close, make or change a descriptor: the real functions, and updates of what is known
+//! (`fds.rs`).
+
+use super::sockets::note_low_water;
+use crate::interpose::fds;
+use crate::sys::raw::syscall;
+use libc::socklen_t;
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+
+interpose! {
+    /// libc's function. Goroutines that wait for the descriptor stop waiting.
+    fn close(fd: c_int) -> c_int;
+    with real => {
+        let known = fds::before_close(fd);
+        let rc = real(fd);
+        if known {
+            fds::after_close(fd);
+        }
+        rc
+    }
+}
+
+/// Returns whether `dup3` closes `to`: it does not if it fails.
+fn closes_target(from: c_int, to: c_int, flags: c_int) -> bool {
+    // SAFETY: passes no pointers.
+    let is_open =
+        || unsafe { syscall(libc::SYS_fcntl, [from as usize, libc::F_GETFD as usize]) >= 0 };
+    from != to && flags & !libc::O_CLOEXEC == 0 && is_open()
+}
+
+interpose! {
+    /// libc's function.
+    fn dup2(from: c_int, to: c_int) -> c_int;
+    with real => {
+        let known = closes_target(from, to, 0) && fds::before_close(to);
+        let rc = real(from, to);
+        if known {
+            fds::after_close(to);
+        }
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    with real => {
+        let known = closes_target(from, to, flags) && fds::before_close(to);
+        let rc = real(from, to, flags);
+        if known {
+            fds::after_close(to);
+        }
+        rc
+    }
+}
+
+/// After `fcntl` has returned `rc`: notes `F_SETFL`, and the commands that make a descriptor.
+fn after_fcntl(command: c_int, arg: usize, rc: c_int) {
+    match command {
+        libc::F_SETFL if arg as c_int & libc::O_NONBLOCK != 0 => fds::invalidate_mode_cache(),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fds::after_open(rc),
+        _ => {}
+    }
+}
+
+interpose! {
+    /// libc's function. Its optional third argument is in the register of a third argument.
+    fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int;
+    with real => {
+        let rc = real(fd, command, arg);
+        after_fcntl(command, arg, rc);
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function, by its other name.
+    fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int;
+    with real => {
+        let rc = real(fd, command, arg);
+        after_fcntl(command, arg, rc);
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int;
+    with real => {
+        let rc = real(fd, request, arg);
+        if request as u32 == libc::FIONBIO as u32 {
+            fds::invalidate_mode_cache();
+        }
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
+        len: socklen_t) -> c_int;
+    with real => {
+        let rc = real(fd, level, name, value, len);
+        if level == libc::SOL_SOCKET {
+            match name {
+                libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => fds::invalidate_mode_cache(),
+                libc::SO_RCVLOWAT => note_low_water(),
+                _ => {}
+            }
+        }
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    with real => {
+        let rc = real(domain, kind, protocol);
+        fds::after_open(rc);
+        rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    with real => {
+        let rc = real(first, last, flags);
+        fds::invalidate_mode_cache();
+        rc
+    }
+}

@@ -1,0 +1,233 @@
+//! Attempts without blocking, and the waits between them.
+
+use super::{EAGAIN, EBADF, EOPNOTSUPP, is_nonblocking, timeout_deadline};
+use crate::interpose::fds::{self, FdEntry};
+use crate::interpose::park::begin_wait;
+use crate::sched::calls::{current_sched, sleep_until};
+use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction, IoWait};
+use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::raw::syscall;
+use libc::pollfd;
+use std::ffi::c_int;
+
+/// What a call does after a wait.
+#[must_use]
+pub(in crate::interpose) enum RetryDecision {
+    /// Tries again.
+    Retry,
+    /// Returns this result.
+    Return(isize),
+    /// Makes the call as it is: the thread blocks.
+    Block,
+}
+
+/// The attempts of one call, and its waits. The timeout counts from the first wait.
+pub(super) struct Attempts {
+    fd: c_int,
+    side: Direction,
+    deadline: Option<Nanos>,
+    entry: Option<&'static FdEntry>,
+    /// The entry's closes before the last attempt.
+    closes: u32,
+    /// Attempts since the last progress that would have blocked.
+    failures: u32,
+    /// Pauses in a row ([`Attempts::pause`]).
+    pauses: u32,
+}
+
+/// After so many failures in a row the kernel is asked whether the descriptor is ready in spite of
+/// them. Two may be chance: another goroutine was faster.
+const CHANCE_FAILURES: u32 = 2;
+
+impl Attempts {
+    #[inline]
+    pub(super) fn new(fd: c_int, side: Direction) -> Attempts {
+        let entry = fds::entry(fd);
+        Attempts { fd, side, deadline: None, entry, closes: 0, failures: 0, pauses: 0 }
+    }
+
+    /// Notes that the call has made progress.
+    pub(super) fn note_progress(&mut self) {
+        (self.failures, self.pauses) = (0, 0);
+    }
+
+    /// Repeats `attempt` until it does not return `EAGAIN`, and waits in between; `real` is the
+    /// blocking call.
+    #[inline]
+    pub(super) fn run(
+        &mut self,
+        mut attempt: impl FnMut() -> isize,
+        real: impl FnOnce() -> isize,
+    ) -> isize {
+        loop {
+            self.closes = self.entry.map_or(0, FdEntry::closes);
+            match attempt() {
+                EAGAIN => match self.wait() {
+                    RetryDecision::Retry => {}
+                    RetryDecision::Return(result) => return result,
+                    RetryDecision::Block => return real(),
+                },
+                EOPNOTSUPP => return real(),
+                result => return result,
+            }
+        }
+    }
+
+    /// Waits after an attempt that would have blocked.
+    #[cold]
+    fn wait(&mut self) -> RetryDecision {
+        let deadline = match self.deadline() {
+            Ok(deadline) => deadline,
+            Err(result) => return RetryDecision::Return(result),
+        };
+        self.failures += 1;
+        if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.side.events()) {
+            return self.pause(deadline);
+        }
+        self.pauses = 0;
+        wait_ready(self.fd, self.side, deadline, Some(self.closes))
+    }
+
+    /// Returns when the call times out.
+    ///
+    /// # Errors
+    /// Returns the result of the call if it must not wait: `EAGAIN` on a non-blocking descriptor,
+    /// `EBADF` if there is no such descriptor.
+    fn deadline(&mut self) -> Result<Nanos, isize> {
+        if let Some(deadline) = self.deadline {
+            return Ok(deadline);
+        }
+        let (fd, side) = (self.fd, self.side);
+        let ask = || match is_nonblocking(fd)? {
+            false => Ok(timeout_deadline(fd, side)),
+            true => Err(EAGAIN),
+        };
+        let mut answer = Ok(NEVER);
+        match self.entry {
+            None => answer = ask(),
+            Some(entry) => {
+                _ = entry.is_known_blocking(|| {
+                    answer = ask();
+                    // The cached answer is for both directions.
+                    let other =
+                        if side == Direction::Read { Direction::Write } else { Direction::Read };
+                    answer == Ok(NEVER) && timeout_deadline(fd, other) == NEVER
+                })
+            }
+        }
+        self.deadline = answer.ok();
+        answer
+    }
+
+    /// Pauses before the next attempt, each time longer: the kernel has reported several times both
+    /// that the descriptor is ready and that the call would block.
+    ///
+    /// - A datagram socket has room, and the queue of the socket that it sends to is full. No event
+    ///   tells when that changes, and each failed attempt causes a meaningless one.
+    /// - A socket has a message in its error queue, and the caller reads something else. An event
+    ///   ends that pause.
+    #[cold]
+    fn pause(&mut self, deadline: Nanos) -> RetryDecision {
+        let (Some(_wait), Some(entry), Some(sched)) = (begin_wait(), self.entry, current_sched())
+        else {
+            return RetryDecision::Block;
+        };
+        let start = now();
+        if start >= deadline {
+            return RetryDecision::Return(EAGAIN);
+        }
+        let pause = (BACK_OFF_MIN_NANOS << self.pauses.min(u64::BITS / 2)).min(BACK_OFF_MAX_NANOS);
+        self.pauses += 1;
+        let end = start.saturating_add(pause).min(deadline);
+        match self.side {
+            Direction::Write => sleep_until(end),
+            Direction::Read => {
+                let pollable = entry.pollable();
+                let seen = pollable.edges(Direction::Read);
+                // The call is tried again, however the wait ends.
+                _ = pollable.wait(sched, self.fd, Direction::Read, end, seen);
+            }
+        }
+        if entry.closes() == self.closes {
+            RetryDecision::Retry
+        } else {
+            RetryDecision::Return(EBADF)
+        }
+    }
+}
+
+/// Waits in the poller until the descriptor is ready, or until `deadline`. Does not wait if the
+/// descriptor was closed since its entry had `closes`.
+pub(in crate::interpose) fn wait_ready(
+    fd: c_int,
+    side: Direction,
+    deadline: Nanos,
+    closes: Option<u32>,
+) -> RetryDecision {
+    let (Some(_wait), Some(entry), Some(sched)) = (begin_wait(), fds::entry(fd), current_sched())
+    else {
+        return RetryDecision::Block;
+    };
+    let pollable = entry.pollable();
+    // In this order: a close that comes later is an edge.
+    let seen = pollable.edges(side);
+    if closes.is_some_and(|closes| closes != entry.closes()) {
+        return RetryDecision::Retry;
+    }
+    match pollable.wait_armed(sched, fd, side, deadline, seen) {
+        Ok(IoWait::Ready) => RetryDecision::Retry,
+        Ok(IoWait::TimedOut) => RetryDecision::Return(EAGAIN),
+        Ok(IoWait::Closed) => RetryDecision::Return(EBADF),
+        Err(_) => RetryDecision::Block,
+    }
+}
+
+/// Repeats `attempt` until it does not return `EAGAIN`, and waits in between until the descriptor
+/// is ready; `real` is the blocking call.
+#[inline]
+pub(super) fn retry_until_ready(
+    fd: c_int,
+    side: Direction,
+    attempt: impl FnMut() -> isize,
+    real: impl FnOnce() -> isize,
+) -> isize {
+    Attempts::new(fd, side).run(attempt, real)
+}
+
+/// Makes the blocking call `real` once the descriptor is ready: for files without `RWF_NOWAIT`
+/// (terminals, some devices). If another reader is faster, the thread blocks.
+pub(super) fn poll_then_call(fd: c_int, side: Direction, real: impl Fn() -> isize) -> isize {
+    if is_nonblocking(fd) != Ok(false) {
+        return real();
+    }
+    while !is_ready(fd, side.events()) {
+        match wait_ready(fd, side, NEVER, None) {
+            RetryDecision::Retry => {}
+            RetryDecision::Return(result) => return result,
+            RetryDecision::Block => break,
+        }
+    }
+    real()
+}
+
+/// Returns whether one of `events` is pending now.
+pub(super) fn is_ready(fd: c_int, events: i16) -> bool {
+    let mut one = pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry of our own.
+    unsafe { poll_now(&raw mut one, 1) != 0 }
+}
+
+/// Makes the system call `poll` without waiting. The kernel ends even that with `EINTR` if a signal
+/// is pending, which may be the runtime's own; then it is repeated.
+///
+/// # Safety
+/// `list` has `count` entries.
+pub(in crate::interpose) unsafe fn poll_now(list: *mut pollfd, count: usize) -> isize {
+    loop {
+        // SAFETY: the caller's.
+        let found = unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
+        if found != -(libc::EINTR as isize) {
+            return found;
+        }
+    }
+}

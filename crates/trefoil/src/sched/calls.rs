@@ -1,0 +1,77 @@
+//! Whole runtime calls: each function enters the runtime, acts, and leaves it.
+//!
+//! They are shared by the public functions of the crate and by the interposed functions of libc
+//! (`interpose/`), which are below those.
+
+use crate::sched::m::Rt;
+use crate::sched::monitor::handoff;
+#[cfg(feature = "std")]
+use crate::sched::wait::{self, reason::WaitReason};
+#[cfg(feature = "std")]
+use crate::sched::{Sched, current_g, switch};
+#[cfg(feature = "std")]
+use crate::sys::clock::{LATEST, Nanos};
+
+/// Calls `f`, which blocks its thread. On a goroutine another thread gets the P before the call,
+/// and the goroutine acquires a P again when `f` returns or panics.
+pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
+    /// Acquires a P, also when `f` panics.
+    struct ReacquireP;
+    impl Drop for ReacquireP {
+        fn drop(&mut self) {
+            if let Some(rt) = Rt::enter() {
+                rt.leave();
+            }
+        }
+    }
+    match Rt::enter() {
+        Some(rt) => {
+            handoff::release_p_before_blocking(rt);
+            let _reacquire = ReacquireP;
+            f()
+        }
+        None => f(),
+    }
+}
+
+/// Returns the runtime of the calling goroutine; None on a plain thread.
+#[cfg(feature = "std")]
+pub(crate) fn current_sched() -> Option<&'static Sched> {
+    // SAFETY: a goroutine that runs keeps its runtime alive.
+    current_g().map(|g| unsafe { &*g.sched.get() })
+}
+
+/// Parks the goroutine, or blocks the plain thread, until `deadline`, and at the latest until
+/// [`LATEST`]. So a sleep without a deadline has one and is no deadlock: a signal may be what the
+/// program waits for.
+#[cfg(feature = "std")]
+pub(crate) fn sleep_until(deadline: Nanos) {
+    // No waker has this wait: only its deadline ends it.
+    wait::wait(WaitReason::Sleep, deadline.min(LATEST), |_| true);
+}
+
+/// Lets other goroutines run. Does nothing on a plain thread.
+#[cfg(feature = "std")]
+pub(crate) fn yield_now() {
+    if let Some(rt) = Rt::enter() {
+        switch::yield_now(rt).leave();
+    }
+}
+
+/// Whether goroutines were queued when a goroutine yielded.
+#[cfg(feature = "std")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum QueuesAtYield {
+    /// Neither the queue of its P nor the global queue had one.
+    Empty,
+    NotEmpty,
+}
+
+/// As [`yield_now`]; returns whether goroutines were queued. None on a plain thread.
+#[cfg(feature = "std")]
+pub(crate) fn yield_and_report() -> Option<QueuesAtYield> {
+    let rt = Rt::enter()?;
+    let is_empty = rt.p().is_empty() && !rt.sched().has_global();
+    switch::yield_now(rt).leave();
+    Some(if is_empty { QueuesAtYield::Empty } else { QueuesAtYield::NotEmpty })
+}
