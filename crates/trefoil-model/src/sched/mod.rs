@@ -55,18 +55,13 @@ fn me() -> usize {
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 
-/// A P, of which only the random numbers are asked for.
-pub(crate) struct P;
+pub(crate) mod rng {
+    //! The random numbers of a P.
 
-pub(crate) struct Local {
-    pub(crate) rng: Rng,
-}
+    use super::{Cell, RANDOM, Rt};
 
-pub(crate) struct Rng;
-
-impl Rng {
     /// Not random: a model must do the same thing each time.
-    pub(crate) fn next(&mut self) -> u64 {
+    pub(crate) fn random(_: Option<Rt>) -> u64 {
         RANDOM.with(Cell::get)
     }
 }
@@ -76,20 +71,8 @@ impl Rt {
         Some(Rt(me()))
     }
 
-    pub(crate) fn p(self) -> P {
-        P
-    }
-
     pub(crate) fn sched(self) -> &'static Sched {
         &Sched
-    }
-}
-
-impl P {
-    /// # Safety
-    /// None is needed; the real one wants the P to be ours.
-    pub(crate) unsafe fn local(&self) -> Local {
-        Local { rng: Rng }
     }
 }
 

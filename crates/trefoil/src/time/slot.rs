@@ -42,7 +42,7 @@ pub(super) struct TimerSender(Option<Sender<Instant>>);
 impl Drop for TimerSender {
     fn drop(&mut self) {
         if let Some(sender) = self.0.take() {
-            sender.leave_open();
+            sender.drop_keep_open();
         }
     }
 }

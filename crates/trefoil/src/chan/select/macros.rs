@@ -1,25 +1,26 @@
 //! `select!`.
 //!
 //! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends
-//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (what it is)}`. Each
-//! step of the parser makes its own `slot`: by hygiene they are different variables. Then one of
-//! the `@build` rules makes the code:
+//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. Each step
+//! of the parser makes its own `slot`: by macro hygiene they are different variables. Then one of the
+//! `@build` rules makes the code:
 //!
 //! ```text
 //! {
 //!     let (chosen, slot, slot, …) = {
-//!         let mut slot = RecvSlot::new(); …                     room for values, in this frame
+//!         let mut slot = RecvSlot::new(); …              room for the values, in this frame
 //!         let chosen = match [slot.recv(&rx), …] { mut arms => choose(&mut arms) };
-//!         (chosen, slot.finish(0, chosen), …)                    values of other send arms are dropped
+//!         (chosen, slot.finish(), …)                     values of other send arms are dropped
 //!     };
 //!     match chosen.index() { 0 => { let pattern = chosen.take(slot); body } … }
 //! }
 //! ```
 //!
-//! So everything is evaluated once, in the order it is written; nothing is borrowed any more when a
-//! body runs; and a body is ordinary code of the caller: it may `return`, `break`, use `?`.
+//! So every channel and value is evaluated once, in the order in which it is written. Nothing is
+//! borrowed any more when a body runs. A body is ordinary code of the caller: it may `return`,
+//! `break`, use `?`. The expansion contains no `unsafe` code.
 //!
-//! One step of recursion an arm: 64 arms stay below the default `recursion_limit`.
+//! The parser recurses once per arm, so 64 arms stay below the default `recursion_limit`.
 
 /// Waits for the first of several channel operations, and does it.
 ///
@@ -112,7 +113,7 @@ macro_rules! select {
     };
 }
 
-/// The parser of [`select!`](crate::select); see the file.
+/// The parser of [`select!`](crate::select); see the head of the file.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __select {
@@ -207,7 +208,7 @@ macro_rules! __select {
             [$($is)*] )
     };
 
-    // ---- What is wrong, in words.
+    // ---- Errors, with a message.
     (@parse $done:tt [] $($rest:tt)*) => {
         compile_error!("select!: more than 64 arms; trefoil::chan::Select takes any number")
     };
@@ -332,7 +333,7 @@ macro_rules! __select {
             let chosen = match [$($arm),+] {
                 mut arms => $crate::chan::select::$choose(&mut arms),
             };
-            (chosen, $($s.finish($i, chosen)),+)
+            (chosen, $($s.finish()),+)
         };
         match chosen.index() {
             $($i => {
