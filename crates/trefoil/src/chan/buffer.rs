@@ -20,8 +20,8 @@
 //! 4. Elements of size zero need no memory: their buffer is a ring without memory, even if it is
 //!    unbounded.
 //!
-//! Rejected: for unbounded channels, a ring that doubles. It moves all elements under the lock: with
-//! a million elements no goroutine could send for a millisecond.
+//! Rejected: for unbounded channels, a ring that doubles. It moves all elements under the lock:
+//! with a million elements no goroutine could send for a millisecond.
 
 use super::cells::{AtomicPtr, AtomicUsize, Cell, Ordering};
 use std::alloc::{Layout, handle_alloc_error};
@@ -39,8 +39,8 @@ const BLOCK_MAX: usize = 64;
 pub(super) trait Elem: Copy {
     fn size(self) -> usize;
     /// # Safety
-    /// `from` is a value of the channel's type, and `to` has room for one. The value at `from` is not
-    /// used again.
+    /// `from` is a value of the channel's type, and `to` has room for one. The value at `from` is
+    /// not used again.
     unsafe fn copy(self, from: *const u8, to: *mut u8);
 }
 
@@ -150,8 +150,8 @@ impl Buffer {
         self.cap
     }
 
-    /// Returns the number of elements. Acquire: what a thread without the lock reads next is not older
-    /// than this.
+    /// Returns the number of elements. Acquire: what a thread without the lock reads next is not
+    /// older than this.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
@@ -233,8 +233,8 @@ impl Buffer {
         self.set_len(len - 1);
     }
 
-    /// Moves the first value of a full ring to `to`, and puts the value at `from` into its place, as
-    /// the last one. A thread without the lock never sees the ring less than full (invariant 2).
+    /// Moves the first value of a full ring to `to`, and puts the value at `from` into its place,
+    /// as the last one. A thread without the lock never sees the ring less than full (invariant 2).
     ///
     /// # Safety
     /// As for `push` and `pop`; the ring is full.
@@ -299,8 +299,8 @@ impl Buffer {
         self.end.set(0);
     }
 
-    /// Removes the first block, which is used up and has a successor: it becomes the spare one, or is
-    /// discarded.
+    /// Removes the first block, which is used up and has a successor: it becomes the spare one, or
+    /// is discarded.
     unsafe fn drop_first_block(&self) {
         let block: *mut BlockHeader = self.base.get().cast();
         // SAFETY: the chain's first block.
@@ -328,8 +328,8 @@ impl Buffer {
         Blocks { first: block, layout }
     }
 
-    /// Keeps `block` for the next push that needs one, unless there is a spare block already. Called
-    /// under the lock.
+    /// Keeps `block` for the next push that needs one, unless there is a spare block already.
+    /// Called under the lock.
     pub(super) fn add_spare(&self, block: &mut Blocks) {
         if self.spare.get().is_null() {
             self.spare.set(std::mem::replace(&mut block.first, null_mut()));
@@ -361,8 +361,8 @@ impl Buffer {
         contents
     }
 
-    /// Returns the next element of `contents`, which was taken from this buffer, or None at the end.
-    /// Frees the blocks of a chain that it has used up.
+    /// Returns the next element of `contents`, which was taken from this buffer, or None at the
+    /// end. Frees the blocks of a chain that it has used up.
     ///
     /// # Safety
     /// No thread pushes to this buffer any more (the contents of a ring are still in it), and T is
@@ -398,8 +398,8 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// Frees the memory of a chain. The values are gone already (`take_all`), and the memory of a ring
-    /// belongs to the channel.
+    /// Frees the memory of a chain. The values are gone already (`take_all`), and the memory of a
+    /// ring belongs to the channel.
     fn drop(&mut self) {
         let base = self.base.get();
         if self.cap != UNBOUNDED {

@@ -11,18 +11,18 @@
 //! "Wait" means: can be claimed. The queues may contain stale sudogs (queue.rs) at any time.
 //!
 //! As in Go, a value goes directly to a receiver that waits, past the buffer. When a receiver takes
-//! the head of a full buffer, the value of the first waiting sender takes the tail in the same step.
-//! So waiters are served in their order, and no later operation overtakes them.
+//! the head of a full buffer, the value of the first waiting sender takes the tail in the same
+//! step. So waiters are served in their order, and no later operation overtakes them.
 //!
 //! Invariants:
 //! 1. `lock` guards everything except these reads without it: `closed`, the buffer's `len`, the
 //!    queues' `first`.
-//! 2. The lock is held only inside the runtime (or on a plain thread). Its holder does not allocate,
-//!    free, wake, or run user code: values are moved as bytes, and dropped outside.
+//! 2. The lock is held only inside the runtime (or on a plain thread). Its holder does not
+//!    allocate, free, wake, or run user code: values are moved as bytes, and dropped outside.
 //! 3. `closed` is set once, under the lock.
-//! 4. A probe without the lock that finds the channel empty (full), *and after that* not closed, has
-//!    seen it empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may say
-//!    so.
+//! 4. A probe without the lock that finds the channel empty (full), *and after that* not closed,
+//!    has seen it empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may
+//!    say so.
 //! 5. A thread locks several channels only in the order of their addresses (select/passes.rs).
 //!
 //! Rejected: lock-free rings as in crossbeam. They are faster when both sides run in parallel, but
@@ -138,16 +138,16 @@ impl Core {
 
     /// Returns, without the lock, whether every further operation of this side finds the channel
     /// closed. This is final: no value is put into a closed channel. (`closed` is read first: a
-    /// thread that sees it set also sees the values that were put there before.) Many goroutines may
-    /// ask a closed channel at once, for example the `done` of a context, and none of them needs the
-    /// lock.
+    /// thread that sees it set also sees the values that were put there before.) Many goroutines
+    /// may ask a closed channel at once, for example the `done` of a context, and none of them
+    /// needs the lock.
     #[inline]
     fn is_finished(&self, side: Side) -> bool {
         self.is_closed() && (side == Side::Send || self.buffer.len() == 0)
     }
 
-    /// Returns, without the lock, whether an operation of this side may be ready. False is exact for
-    /// one moment (invariant 4).
+    /// Returns, without the lock, whether an operation of this side may be ready. False is exact
+    /// for one moment (invariant 4).
     #[inline]
     pub(super) fn probe_ready(&self, side: Side) -> bool {
         let waiting = match side {
@@ -251,8 +251,8 @@ impl Core {
         }
     }
 
-    /// Does an operation, and waits for it until `deadline`. The value at `slot` moves if the result
-    /// is `Done`.
+    /// Does an operation, and waits for it until `deadline`. The value at `slot` moves if the
+    /// result is `Done`.
     ///
     /// # Safety
     /// `elem` is this channel's, and `slot` is a value to send, or room for one to receive.
@@ -395,7 +395,8 @@ impl Core {
         };
         let register = |waiter| {
             node.waiter.set(waiter);
-            // SAFETY: the lock is held; the sudog stays in this frame until it was taken or withdrawn.
+            // SAFETY: the lock is held; the sudog stays in this frame until it was taken or
+            // withdrawn.
             unsafe { queue.push(&node) };
             self.unlock();
             true
@@ -414,7 +415,8 @@ impl Core {
                 unsafe { queue.withdraw(&node) };
                 self.unlock();
                 wait::leave(here);
-                // The caller may run long after its time-out: a value that came in between is better.
+                // The caller may run long after its time-out: a value that came in between is
+                // better.
                 // SAFETY: the caller's guarantee.
                 let last = unsafe { self.try_op(side, self.buffer.elem(), slot) };
                 return last.unwrap_or(OpResult::TimedOut);
@@ -488,8 +490,8 @@ impl Core {
         wait::leave(here);
     }
 
-    /// Closes the channel: sends fail from now on, and receivers get the values that are left. Wakes
-    /// waiting receivers, then waiting senders. Does nothing if the channel is closed.
+    /// Closes the channel: sends fail from now on, and receivers get the values that are left.
+    /// Wakes waiting receivers, then waiting senders. Does nothing if the channel is closed.
     pub(super) fn close(&self) {
         let here = Rt::enter();
         self.close_in(here);

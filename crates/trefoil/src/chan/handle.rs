@@ -4,18 +4,18 @@
 //! | event | effect |
 //! |---|---|
 //! | the last sender is dropped | the channel is closed; receivers get the values that are left |
-//! | the last sender is dropped by [`Handle::drop_keep_open`] | receivers get the values that are left, then wait forever |
+//! | the last sender calls [`Handle::drop_keep_open`] | receivers get them, then wait forever |
 //! | the last receiver is dropped | the channel is closed, and the values in it are dropped |
 //! | the second side is gone | the channel is freed |
 //!
 //! A channel is one allocation: the `Core`, followed by the ring. It is allocated without an
-//! alignment, and the Core begins at the first whole cache line: an aligned malloc takes three times
-//! as long.
+//! alignment, and the Core begins at the first whole cache line: an aligned malloc takes three
+//! times as long.
 //!
 //! Invariants:
 //! 1. A `Core` is alive while a handle of either side exists. A handle is the right to use it.
-//! 2. When the last receiver is gone, the buffer stays empty: the channel is closed, so no sender can
-//!    fill it, and the values in it were taken out. So freeing a channel runs no user code.
+//! 2. When the last receiver is gone, the buffer stays empty: the channel is closed, so no sender
+//!    can fill it, and the values in it were taken out. So freeing a channel runs no user code.
 
 use super::buffer::{Contents, ring_layout};
 use super::cells::{AtomicU32, Ordering};
@@ -46,8 +46,8 @@ pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
         handle_alloc_error(memory.whole);
     }
     let offset = start.align_offset(memory.align);
-    // SAFETY: by `Memory::of` the Core and its ring fit behind `offset`, aligned. The memory is new,
-    // so no other thread can reach it.
+    // SAFETY: by `Memory::of` the Core and its ring fit behind `offset`, aligned. The memory is
+    // new, so no other thread can reach it.
     let core = unsafe {
         let core = NonNull::new_unchecked(start.add(offset).cast::<Core>());
         core.write(Core::new::<T>(cap, start.add(offset + memory.ring), offset as u32));
@@ -171,8 +171,8 @@ impl<T, const SENDER: bool> Handle<T, SENDER> {
     fn last_of_side_slow(&self) {
         // Frees the channel even if dropping a value panics.
         let _free = FreeIfSecond(self.core);
-        // Acquire: if the last handle of the other side is gone, no other thread can reach the channel,
-        // and no lock is needed.
+        // Acquire: if the last handle of the other side is gone, no other thread can reach the
+        // channel, and no lock is needed.
         let alone = self.core().one_side_gone.load(Ordering::Acquire);
         if !alone {
             self.core().close();
@@ -202,7 +202,8 @@ struct Discard<'a, T> {
 
 impl<T> Discard<'_, T> {
     fn next(&mut self) -> Option<T> {
-        // SAFETY: taken from this buffer, whose type is T. The channel is closed, so no thread pushes.
+        // SAFETY: taken from this buffer, whose type is T. The channel is closed, so no thread
+        // pushes.
         unsafe { self.core.buffer.next_of::<T>(&mut self.contents) }
     }
 }
@@ -216,8 +217,8 @@ impl<T> Drop for Discard<'_, T> {
             }
         }
         while let Some(value) = self.next() {
-            // If this drop panics, the rest is dropped while it unwinds. A second panic aborts, as in a
-            // Vec.
+            // If this drop panics, the rest is dropped while it unwinds. A second panic aborts, as
+            // in a Vec.
             let rest = Rest(self);
             drop(value);
             std::mem::forget(rest);

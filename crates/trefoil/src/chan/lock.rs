@@ -1,10 +1,10 @@
 //! A channel's lock: like `sys::lock::RawLock`, with a cheaper unlock.
 //!
-//! Critical sections take tens of nanoseconds, and a locked instruction 6 to 8 of them. RawLock needs
-//! one to lock and one to unlock: the exchange that unlocks also reads whether a thread sleeps. Here
-//! unlocking is a plain store, followed by a read of the number of sleepers. CPU time on a busy
-//! machine: 27 ns instead of 43 for a send and a receive on one core, 215 instead of 255 for a
-//! ping-pong.
+//! Critical sections take tens of nanoseconds, and a locked instruction 6 to 8 of them. RawLock
+//! needs one to lock and one to unlock: the exchange that unlocks also reads whether a thread
+//! sleeps. Here unlocking is a plain store, followed by a read of the number of sleepers. CPU time
+//! on a busy machine: 27 ns instead of 43 for a send and a receive on one core, 215 instead of 255
+//! for a ping-pong.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -21,8 +21,8 @@
 //!                                          held? still 1 → sleeps
 //! ```
 //! A store leaves the buffer within some hundred cycles. The newcomer's way into the kernel, which
-//! reads `held` once more, takes longer. So the lost wake-up is very rare. Because it is possible, a
-//! sleep ends after [`MAX_SLEEP`], and the newcomer tries again. The cost is a delay, not a hang.
+//! reads `held` once more, takes longer. So the lost wake-up is very rare. Because it is possible,
+//! a sleep ends after [`MAX_SLEEP`], and the newcomer tries again. The cost is a delay, not a hang.
 //!
 //! Rejected: a barrier in `unlock` (costs as much as the exchange); `membarrier` by the newcomer
 //! (exact, but sandboxes forbid it).
@@ -34,9 +34,9 @@ use crate::sys::futex::{futex_wait, futex_wake};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
-/// Probes of a held lock before the thread sleeps, with 127 pauses in all: 3 to 6 µs. (A probe after
-/// each pause took 225 ns per item with four senders and four receivers on two Ps; this takes 40 to
-/// 90.)
+/// Probes of a held lock before the thread sleeps, with 127 pauses in all: 3 to 6 µs. (A probe
+/// after each pause took 225 ns per item with four senders and four receivers on two Ps; this takes
+/// 40 to 90.)
 const PROBES: u32 = 7;
 /// The longest sleep, and so the largest delay of a newcomer.
 const MAX_SLEEP: Duration = Duration::from_micros(200);

@@ -456,8 +456,8 @@ impl<T> Sender<T> {
         capacity(self.core())
     }
 
-    /// Returns how many operations wait to send and to receive. For tests. A select counts in each of
-    /// its channels, and for a moment longer if it was just served through another one.
+    /// Returns how many operations wait to send and to receive. For tests. A select counts in each
+    /// of its channels, and for a moment longer if it was just served through another one.
     #[doc(hidden)]
     pub fn waiters(&self) -> (usize, usize) {
         self.core().waiters()

@@ -16,15 +16,15 @@
 //!    owner woken, or after the owner has held the channel's lock and found the sudog unlinked (or
 //!    unlinked it).
 //! 2. A taker writes `done` and the value before it wakes the owner; the wake-up publishes both.
-//! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also read
-//!    without it, as a hint: null or not.
+//! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
+//!    read without it, as a hint: null or not.
 //!
 //! # Why not `sched/queue.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
 //!
 //! | | here | `sched/queue.rs` |
 //! |---|---|---|
-//! | emptiness | `first` is atomic, so an operation can check it without the lock | under the lock |
+//! | emptiness | `first` is atomic: an operation can read it without the lock | under the lock |
 //! | size | 16 bytes per queue: a channel fits into two cache lines | 24 bytes: with a length |
 //! | node | 48 bytes: a select initialises one per arm | about 100 bytes |
 //! | take | claims one arm of a select; skips the taker's own sudogs | skips orphaned goroutines |

@@ -22,7 +22,7 @@ use super::waking::WakeContext;
 use super::{FORKED, Next, begin_wait};
 use crate::sched::deferred::{key_of, wake_later};
 use crate::sched::is_to_be_left;
-use crate::sched::queue::{self, Batch, Node, Slept};
+use crate::sched::queue::{self, Batch, Node, WaitResult};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
@@ -344,9 +344,9 @@ fn wait(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     );
     SLEEPERS.fetch_sub(1, Ordering::Relaxed);
     match slept {
-        Slept::No => -libc::EAGAIN as isize,
-        Slept::Woken(_) => 0,
-        Slept::TimedOut => -libc::ETIMEDOUT as isize,
+        WaitResult::NotQueued => -libc::EAGAIN as isize,
+        WaitResult::Woken(_) => 0,
+        WaitResult::TimedOut => -libc::ETIMEDOUT as isize,
     }
 }
 

@@ -36,7 +36,7 @@
 
 use super::Sched;
 use super::m::Rt;
-use super::queue::{Batch, List, Node, Slept};
+use super::queue::{Batch, List, Node, WaitResult};
 use super::reason::WaitReason;
 use super::sysmon::Sysmon;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -642,11 +642,11 @@ impl Pollable {
         );
         shard.waiters.fetch_sub(1, Ordering::Relaxed);
         Ok(match slept {
-            Slept::Woken(CLOSED) => Waited::Closed,
-            Slept::Woken(_) => Waited::Ready,
-            Slept::No => self.or_closed(Waited::Ready),
-            Slept::TimedOut if state.deadline().min(limit) > now() => Waited::Ready,
-            Slept::TimedOut => self.or_closed(Waited::TimedOut),
+            WaitResult::Woken(CLOSED) => Waited::Closed,
+            WaitResult::Woken(_) => Waited::Ready,
+            WaitResult::NotQueued => self.or_closed(Waited::Ready),
+            WaitResult::TimedOut if state.deadline().min(limit) > now() => Waited::Ready,
+            WaitResult::TimedOut => self.or_closed(Waited::TimedOut),
         })
     }
 

@@ -15,7 +15,7 @@
 //! mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on one.
 
 use super::mutex::RawMutex;
-use crate::sched::queue::{List, Node, Slept, inside};
+use crate::sched::queue::{List, Node, WaitResult, inside};
 use crate::sched::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;
@@ -101,9 +101,9 @@ impl RawCondvar {
                 self.recount(&list);
             },
         );
-        let word = if let Slept::Woken(word) = slept { word } else { 0 };
+        let word = if let WaitResult::Woken(word) = slept { word } else { 0 };
         raw.lock_after(word, WaitReason::MutexLock);
-        slept != Slept::TimedOut
+        slept != WaitResult::TimedOut
     }
 
     /// Under the lock: the list is `list` now.

@@ -7,7 +7,7 @@
 
 use super::mutex_word::{MutexWord, Next, Unlocked};
 use super::spin::Spin;
-use crate::sched::queue::{Batch, List, Node, Slept, Taken};
+use crate::sched::queue::{Batch, List, Node, Taken, WaitResult};
 use crate::sched::reason::WaitReason;
 use crate::sched::table;
 use crate::sched::{Rt, switch};
@@ -182,16 +182,16 @@ impl RawMutex {
                 })
             };
             match node.sleep(reason, deadline, enqueue, |_| self.withdraw(&node)) {
-                Slept::No => {}
-                Slept::Woken(YOURS) => return true,
-                Slept::Woken(word) => {
+                WaitResult::NotQueued => {}
+                WaitResult::Woken(YOURS) => return true,
+                WaitResult::Woken(word) => {
                     again = true;
                     woken = word == TRY;
                     starving = starving || too_long(&node);
                     spin.reset();
                 }
                 // It may run long after its time-out, and the mutex be free by now.
-                Slept::TimedOut => return self.word.try_lock(false),
+                WaitResult::TimedOut => return self.word.try_lock(false),
             }
         }
     }

@@ -16,7 +16,7 @@
 use super::mutex::RawMutex;
 use super::rwlock_word::{Left, RwLockWord};
 use super::spin::Spin;
-use crate::sched::queue::{Batch, Node, Slept, inside};
+use crate::sched::queue::{Batch, Node, WaitResult, inside};
 use crate::sched::reason::WaitReason;
 use crate::sched::table;
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -152,10 +152,10 @@ impl RawRwLock {
                 table::with_queue(self.readers_key(), |queue| queue.remove(&node));
             };
             match node.sleep(WaitReason::RwLockRead, deadline, enqueue, withdraw) {
-                Slept::Woken(_) => return true, // counted by who opened
+                WaitResult::Woken(_) => return true, // counted by who opened
                 // It may run long after its time-out, and the writer be gone by now.
-                Slept::TimedOut => return self.word.enter(),
-                Slept::No => {
+                WaitResult::TimedOut => return self.word.enter(),
+                WaitResult::NotQueued => {
                     if self.word.enter() {
                         return true;
                     }
@@ -234,14 +234,14 @@ impl RawRwLock {
             table::with_queue(self.writer_key(), |queue| queue.remove(&node));
         };
         match node.sleep(WaitReason::RwLockWrite, deadline, enqueue, withdraw) {
-            Slept::No => true,
-            Slept::Woken(_) => {
+            WaitResult::NotQueued => true,
+            WaitResult::Woken(_) => {
                 assert!(!self.word.has_readers(), "a writer woken among readers: a bug in trefoil");
                 true
             }
             // It may run long after its time-out, and the readers be gone by now.
-            Slept::TimedOut if !self.word.has_readers() => true,
-            Slept::TimedOut => {
+            WaitResult::TimedOut if !self.word.has_readers() => true,
+            WaitResult::TimedOut => {
                 self.open_slow(0);
                 self.writers.unlock_held();
                 false

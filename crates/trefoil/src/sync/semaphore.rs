@@ -13,7 +13,7 @@
 //! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields
 //! to it. A permit on its way to a goroutine that waits to run would serve nobody.
 
-use crate::sched::queue::{Batch, List, Node, Slept};
+use crate::sched::queue::{Batch, List, Node, WaitResult};
 use crate::sched::reason::WaitReason;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -254,9 +254,9 @@ impl Semaphore {
             freed.wake_all(here, 0);
         };
         match node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) {
-            Slept::No | Slept::Woken(_) => true,
+            WaitResult::NotQueued | WaitResult::Woken(_) => true,
             // It may run long after its time-out, and permits be there that nobody waits for.
-            Slept::TimedOut => self.try_take(n),
+            WaitResult::TimedOut => self.try_take(n),
         }
     }
 

@@ -12,7 +12,7 @@
 //! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a
 //! goroutine started with [`WaitGroup::go`] can outlive the handle that started it.
 
-use crate::sched::queue::{List, Node, Slept, inside};
+use crate::sched::queue::{List, Node, WaitResult, inside};
 use crate::sched::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
@@ -282,7 +282,7 @@ impl Inner {
         };
         // Without a deadline nobody withdraws.
         let slept = node.sleep(WaitReason::WaitGroupWait, NEVER, enqueue, |_| ());
-        if slept != Slept::No && self.state.load(Ordering::Acquire) != 0 {
+        if slept != WaitResult::NotQueued && self.state.load(Ordering::Acquire) != 0 {
             panic!("WaitGroup is reused before previous wait has returned");
         }
     }

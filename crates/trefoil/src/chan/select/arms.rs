@@ -1,8 +1,8 @@
 //! Arms with types. The macro makes one slot for each arm in its frame, an array of [`Arm`]s that
 //! point to the slots, and takes the result of the chosen arm out of its slot.
 //!
-//! Everything here is public for the macro, so safe code can call it in any order. Invariant: what a
-//! slot contains follows from its own [`Outcome`], which only a select writes (`passes.rs`,
+//! Everything here is public for the macro, so safe code can call it in any order. Invariant: what
+//! a slot contains follows from its own [`Outcome`], which only a select writes (`passes.rs`,
 //! invariant 3). No argument of a caller is trusted.
 
 use super::super::core::{OpResult, Side};
@@ -333,7 +333,8 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(|| drop(recv.recv(&rx)))).is_err());
         assert_eq!(recv.finish(), Some(Ok(3)));
     }
-    /// The slots are dropped while the panic unwinds; the sent value belongs to the channel by then.
+    /// The slots are dropped while the panic unwinds; the sent value belongs to the channel by
+    /// then.
     #[test]
     fn a_sent_value_is_not_dropped_when_the_value_of_another_arm_panics() {
         struct PanicsOnDrop;

@@ -14,43 +14,43 @@
 //!
 //! - *An arm has become ready.* The select claims its own wait for that arm. If the claim is
 //!   **lost**, another goroutine has claimed an earlier arm: the select leaves this arm alone and
-//!   parks, because the wake-up is on its way. If the claim is **won**, no other goroutine can claim
-//!   this wait any more: the select does the operation and withdraws the enlisted nodes.
+//!   parks, because the wake-up is on its way. If the claim is **won**, no other goroutine can
+//!   claim this wait any more: the select does the operation and withdraws the enlisted nodes.
 //! - *The partner is another select.* The select claims its own wait first, then the partner's. The
 //!   second claim fails if the partner's node is stale (its wait was claimed through another arm).
 //!   If there is no other partner, the select has claimed itself for nothing. It **aborts**:
 //!   withdraws everything and starts again.
-//! - *The partner is the same select*, through another arm. That node is passed over: a select never
-//!   exchanges a value with itself.
+//! - *The partner is the same select*, through another arm. That node is passed over: a select
+//!   never exchanges a value with itself.
 //!
-//! An abort is harmless if the partner continues. But two selects that enlist in opposite orders may
-//! abort each other: each has claimed itself for the arm where it found the other's node. So after an
-//! abort a select enlists in the order of the channels' addresses. Suppose that S1 aborts because S2
-//! has claimed itself, S2 because of S3, and so on around a cycle. Each select has enlisted at the
-//! channel where its predecessor stands, and stands at a later one itself, so the addresses would
-//! have to grow all the way around the cycle. (On one channel two selects cannot abort each other:
-//! both claims are made under its lock.) So one of the selects continues, after at most one abort of
-//! each.
+//! An abort is harmless if the partner continues. But two selects that enlist in opposite orders
+//! may abort each other: each has claimed itself for the arm where it found the other's node. So
+//! after an abort a select enlists in the order of the channels' addresses. Suppose that S1 aborts
+//! because S2 has claimed itself, S2 because of S3, and so on around a cycle. Each select has
+//! enlisted at the channel where its predecessor stands, and stands at a later one itself, so the
+//! addresses would have to grow all the way around the cycle. (On one channel two selects cannot
+//! abort each other: both claims are made under its lock.) So one of the selects continues, after
+//! at most one abort of each.
 //!
 //! # With `default`, or a deadline
 //! "No arm is ready" must be true of all arms at one moment. Polling them one by one does not show
 //! that: c1 holds a value; the select finds c2 empty; another goroutine fills c2, then takes the
 //! value from c1; the select finds c1 empty. One of the two was ready all the time. So if the poll
-//! finds nothing, all channels are locked, in the order of their addresses, and checked once more. A
-//! select of one channel needs no lock for that.
+//! finds nothing, all channels are locked, in the order of their addresses, and checked once more.
+//! A select of one channel needs no lock for that.
 //!
 //! The same holds for a select whose deadline has passed before it could park. A select that parked
-//! and then timed out had such a moment: the claim by the deadline, when all its nodes were in their
-//! queues. It polls again before it returns, because it may run long after that claim, and an arm
-//! that became ready in between is better than a time-out.
+//! and then timed out had such a moment: the claim by the deadline, when all its nodes were in
+//! their queues. It polls again before it returns, because it may run long after that claim, and an
+//! arm that became ready in between is better than a time-out.
 //!
 //! Invariants:
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
 //!    queues.
 //! 2. A wait is claimed for arm i by the number i + 1.
-//! 3. An arm is done at most once. When it is chosen, its target becomes [`Target::Nothing`] and its
-//!    [`Outcome`] is stored in the slot that owns the value. No other code writes an outcome, so a
-//!    slot can trust it.
+//! 3. An arm is done at most once. When it is chosen, its target becomes [`Target::Nothing`] and
+//!    its [`Outcome`] is stored in the slot that owns the value. No other code writes an outcome,
+//!    so a slot can trust it.
 //!
 //! Rejected: Go's way, which holds all locks for passes 1 and 2 together and again for pass 3. It
 //! needs no second claim and no aborts, but a select whose first arm is ready pays for all of them.
@@ -103,8 +103,8 @@ impl<'a> Arm<'a> {
     }
 
     /// # Safety
-    /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value moves
-    /// if this arm is chosen with `Chosen::done`.
+    /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value
+    /// moves if this arm is chosen with `Chosen::done`.
     #[inline]
     pub(super) unsafe fn channel(core: Option<&'a Core>, side: Side, slot: *mut u8) -> Arm<'a> {
         Arm::new(core.map_or(Target::Nothing, |core| Target::Channel(core, side)), slot)

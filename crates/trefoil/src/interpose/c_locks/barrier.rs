@@ -16,7 +16,7 @@
 
 use super::{BARRIER, Waiters, layout, real, sleep};
 use crate::interpose::FORKED;
-use crate::sched::queue::{Batch, Node, Slept};
+use crate::sched::queue::{Batch, Node, WaitResult};
 use crate::sched::reason::WaitReason;
 use libc::pthread_barrier_t;
 use std::ffi::c_int;
@@ -63,5 +63,5 @@ pub(crate) unsafe extern "C" fn pthread_barrier_wait(barrier: *mut pthread_barri
         // There is no deadline.
         || false,
     );
-    if slept == Slept::No { libc::PTHREAD_BARRIER_SERIAL_THREAD } else { 0 }
+    if slept == WaitResult::NotQueued { libc::PTHREAD_BARRIER_SERIAL_THREAD } else { 0 }
 }

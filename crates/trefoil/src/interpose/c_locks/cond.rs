@@ -23,7 +23,7 @@
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
 use crate::interpose::{FORKED, on_goroutine};
-use crate::sched::queue::{List, Node, Slept};
+use crate::sched::queue::{List, Node, WaitResult};
 use crate::sched::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{pthread_cond_t, pthread_mutex_t, timespec};
@@ -215,7 +215,7 @@ unsafe fn wait_in_queue(
     }
     // SAFETY: the caller's mutex.
     match unsafe { mutex::lock(mutex) } {
-        0 if slept == Slept::TimedOut => libc::ETIMEDOUT,
+        0 if slept == WaitResult::TimedOut => libc::ETIMEDOUT,
         rc => rc,
     }
 }

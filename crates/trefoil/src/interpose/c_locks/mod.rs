@@ -53,7 +53,7 @@ use super::waking::WakeContext;
 use super::{FORKED, begin_wait_as, may_park};
 use crate::arch;
 use crate::sched::deferred::{KEY_BARRIER, key_of, wake_later};
-use crate::sched::queue::{Batch, List, Node, Slept};
+use crate::sched::queue::{Batch, List, Node, WaitResult};
 use crate::sched::reason::WaitReason;
 use crate::sched::table::FOREIGN;
 use crate::sched::{Rt, has_runtime_ended, holds_lock_of_std, switch};
@@ -221,9 +221,9 @@ impl Waiters {
                 || self.with_queue(address, |queue| queue.withdraw(&node)),
             );
             match slept {
-                Slept::No => return rc,
-                Slept::Woken(_) => failures += 1,
-                Slept::TimedOut => {
+                WaitResult::NotQueued => return rc,
+                WaitResult::Woken(_) => failures += 1,
+                WaitResult::TimedOut => {
                     let rc = self.with_queue(address, |queue| attempt(queue, failures + 1));
                     return if rc == libc::EBUSY { libc::ETIMEDOUT } else { rc };
                 }
@@ -344,7 +344,7 @@ fn sleep(
     limit: Option<ClockTime>,
     enqueue: impl FnOnce(Option<Rt>) -> bool,
     withdraw: impl FnOnce() -> bool,
-) -> Slept {
+) -> WaitResult {
     let holds_lock = || lock::c_locks_held() > without || holds_lock_of_std();
     if may_park_here()
         && let Some(_wait) = begin_wait_as(holds_lock)
