@@ -12,7 +12,7 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::mutex_word_rs::{MutexWord, Next, Unlocked};
+use crate::mutex_word_rs::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use crate::nap::Nap;
 use crate::shim::{AtomicU32, Half, Mutation, Op, Part, is_broken};
 
@@ -48,7 +48,7 @@ impl World {
 
     /// `patient`: waits for as long as it takes. Else it gives up as soon as it is in the queue.
     fn lock(&self, patient: bool, announce: bool) -> bool {
-        if self.word.lock_fast() || self.word.try_lock(false) {
+        if self.word.lock_fast() || self.word.try_lock(Contender::default()) {
             return true;
         }
         let (mut woken, mut starving, mut again) = (false, false, false);
@@ -56,13 +56,13 @@ impl World {
             if announce && !woken {
                 woken = self.word.announce();
             }
-            if self.word.try_lock(woken) {
+            if self.word.try_lock(Contender { owns_woken: woken, starving }) {
                 return true;
             }
             let bed = Nap::new();
             {
                 let mut queue = self.queue.lock().unwrap();
-                if !self.word.join_queue(woken, starving) {
+                if !self.word.join_queue(Contender { owns_woken: woken, starving }) {
                     continue;
                 }
                 if again {
@@ -98,7 +98,7 @@ impl World {
 
     fn deserted(&self) {
         if !is_broken(Part::Desertion) {
-            self.word.deserted();
+            self.word.queue_emptied();
         }
     }
 
@@ -114,19 +114,21 @@ impl World {
     fn take_next(&self) -> Option<(Arc<Nap<Word>>, Word)> {
         let mut queue = self.queue.lock().unwrap();
         match self.word.next() {
-            Next::Nobody => None,
-            Next::Wake => {
+            NextWaiter::None => None,
+            NextWaiter::Wake => {
                 let first = self.take_first(&mut queue)?;
-                let announced = self.word.woke(!queue.is_empty());
+                let announced = self.word.woke(state_of(&queue));
                 Some((first, if announced { Word::Try } else { Word::TryUnannounced }))
             }
-            Next::HandOver => {
+            NextWaiter::HandOver => {
                 let Some(first) = self.take_first(&mut queue) else {
                     let _ = self.word.unlock();
                     return None;
                 };
-                let rest = !queue.is_empty();
-                self.word.handed_over(rest, rest && self.hungry);
+                let rest = state_of(&queue);
+                let starving = rest == QueueState::NotEmpty && self.hungry;
+                let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
+                self.word.handed_over(rest, mode);
                 let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
                 Some((first, word))
             }
@@ -157,12 +159,16 @@ impl World {
     /// Afterwards: free, nobody queued, everybody's work seen.
     fn check(&self, n: u32) {
         assert!(self.queue.lock().unwrap().is_empty());
-        assert!(self.word.try_lock(false), "still locked, or starving");
+        assert!(self.word.try_lock(Contender::default()), "still locked, or starving");
         // SAFETY: as above.
         self.data.with(|data| assert_eq!(unsafe { *data }, n));
         assert_eq!(self.word.unlock(), Unlocked::Done);
         assert!(self.word.lock_fast());
     }
+}
+
+fn state_of<T>(queue: &VecDeque<T>) -> QueueState {
+    if queue.is_empty() { QueueState::Empty } else { QueueState::NotEmpty }
 }
 
 fn run(bound: Bound, hungry: bool, threads: u32, rounds: u32) {

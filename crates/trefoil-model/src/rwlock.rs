@@ -12,7 +12,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::nap::Nap;
-use crate::rwlock_word_rs::{Left, RwLockWord};
+use crate::rwlock_word_rs::{ReadUnlock, RwLockWord};
 use crate::shim::{AtomicU32, Half, Mutation, Op};
 
 type Queue = Mutex<Vec<Arc<Nap<()>>>>;
@@ -63,11 +63,11 @@ impl World {
 
     /// `patient`: waits for as long as it takes. Else it gives up as soon as it is in the queue.
     fn read(&self, patient: bool) -> bool {
-        while !self.word.enter() {
+        while !self.word.try_read() {
             let nap = Nap::new();
             {
                 let mut queue = queue(&self.at_door);
-                if !self.word.wait_at_door() {
+                if !self.word.queue_reader() {
                     continue;
                 }
                 queue.push(nap.clone());
@@ -83,7 +83,7 @@ impl World {
     }
 
     fn read_end(&self) {
-        if self.word.leave() == Left::Done || self.flaw == Flaw::SilentReader {
+        if self.word.read_unlock() == ReadUnlock::Done || self.flaw == Flaw::SilentReader {
             return;
         }
         let writer = {
@@ -99,7 +99,7 @@ impl World {
     /// As `read`. With success the mutex of the writers is held.
     fn write(&self, patient: bool) -> Option<MutexGuard<'_, ()>> {
         let guard = self.writers.lock().expect("a panic ends the model");
-        if self.word.close() {
+        if self.word.exclude_readers() {
             return Some(guard);
         }
         let nap = Nap::new();
@@ -123,7 +123,7 @@ impl World {
     }
 
     fn write_end(&self, guard: MutexGuard<'_, ()>, stay: u32) {
-        if !self.word.try_open(stay) {
+        if !self.word.try_write_unlock(stay) {
             self.open_slow(stay);
         }
         drop(guard);
@@ -133,7 +133,7 @@ impl World {
         let readers: Vec<_> = {
             let mut queue = queue(&self.at_door);
             let readers: Vec<_> = queue.drain(..).filter(|nap| nap.claim()).collect();
-            self.word.open(stay + readers.len() as u32);
+            self.word.write_unlock(stay + readers.len() as u32);
             readers
         };
         readers.iter().for_each(|reader| reader.wake(()));
@@ -186,9 +186,9 @@ fn check(bound: Bound, flaw: Flaw, parts: &'static [Part]) {
             wrote += thread.join().expect("a panic ends the model");
         }
         // Free, nobody queued, everybody's work seen.
-        assert_eq!(world.word.look(), (0, false));
+        assert_eq!(world.word.snapshot(), (0, false));
         assert!(queue(&world.at_door).is_empty() && queue(&world.writer).is_empty());
-        assert!(world.word.try_close());
+        assert!(world.word.try_write());
         assert_eq!(world.look(), wrote);
     });
 }
