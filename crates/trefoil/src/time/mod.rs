@@ -42,6 +42,7 @@ mod timer;
 pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};
+use crate::goroutine::go;
 use crate::sched::reason::WaitReason;
 use crate::sched::wait;
 use crate::sys::clock::{self, LATEST, Nanos};
@@ -98,10 +99,11 @@ pub fn sleep_until(deadline: Instant) {
     }
 }
 
-/// Parks the goroutine, or blocks the plain thread, until `when`; a sleep without an end (`poll` without descriptors, say)
-/// until [`LATEST`]: a signal may be what the program waits for.
+/// Parks the goroutine, or blocks the plain thread, until `when`. An endless sleep (for example `poll`
+/// without descriptors) ends at [`LATEST`], so that it is no deadlock: the program may wait for a
+/// signal.
 pub(crate) fn sleep_until_nanos(when: Nanos) {
-    // Nobody else knows this wait: only its deadline ends it.
+    // The waiter is stored nowhere, so only the deadline ends the wait.
     wait::wait(WaitReason::Sleep, when.min(LATEST), |_| true);
 }
 
@@ -138,7 +140,7 @@ where
     T: Send + 'static,
 {
     let (sender, receiver) = bounded(1);
-    crate::go(move || {
+    go(move || {
         let _ = sender.send(catch_unwind(AssertUnwindSafe(f)));
     });
     match receiver.recv_timeout(d) {
