@@ -180,9 +180,9 @@ impl TimerSlot {
         }
     }
 
-    /// Sets the timer again. Under the lock, between the old setting and the new one, `drain`
-    /// removes the value that the old one sent. Returns whether the old setting had not fired yet,
-    /// or its value was still there.
+    /// Sets the timer again, unless its function was called. Under the lock, between the old
+    /// setting and the new one, `drain` removes the value that the old one sent. Returns whether
+    /// the old setting had not fired yet, or its value was still there.
     pub(super) fn set(
         &'static self,
         when: Nanos,
@@ -193,6 +193,8 @@ impl TimerSlot {
             let state = self.state.lock();
             let was_set = state.when != NEVER;
             let drained = drain(here);
+            // A function is called once: without a job the timer stays unset.
+            let when = if matches!(state.job, Job::Nothing) { NEVER } else { when };
             self.arm(here, sched, state, when, period);
             was_set || drained
         })

@@ -115,8 +115,8 @@ impl Timer {
     /// Sets the timer to fire `d` from now, whether it has fired, was stopped, or neither.
     ///
     /// Returns true if the earlier setting was still to come, or if its value was not received yet.
-    /// That value is removed. A timer of [`after_func`] whose function was called does nothing
-    /// more.
+    /// That value is removed. Does nothing and returns false for a timer of [`after_func`] whose
+    /// function was called.
     ///
     /// # Examples
     /// ```
