@@ -134,7 +134,8 @@ struct CancelNode {
     deadline: Option<Instant>,
     /// No value is ever sent; the channel is closed when the context is done.
     done: Receiver<()>,
-    close: Sender<()>,
+    /// None only while the node is dropped.
+    closer: Option<Sender<()>>,
     state: Mutex<NodeState>,
 }
 
@@ -266,7 +267,8 @@ impl Context {
     /// be cancelled is never closed, so a receive waits forever.
     ///
     /// # Drop
-    /// A clone of the channel is closed when the last handle of the context is dropped, too.
+    /// Dropping the context does not close the channel: a clone of the channel stays open if the
+    /// context was not done before.
     ///
     /// # Examples
     /// ```
@@ -334,9 +336,15 @@ impl Context {
 
     /// Creates a node below that of this context. The new node is cancelled if the old one is.
     fn below(&self, deadline: Option<Instant>) -> Arc<CancelNode> {
-        let (close, done) = chan::bounded(1);
+        let (closer, done) = chan::bounded(1);
         let state = Mutex::new(NodeState::default());
-        let node = Arc::new(CancelNode { parent: self.node.clone(), deadline, done, close, state });
+        let node = Arc::new(CancelNode {
+            parent: self.node.clone(),
+            deadline,
+            done,
+            closer: Some(closer),
+            state,
+        });
         if let Some(parent) = &self.node {
             let mut state = parent.state.lock();
             match state.err {
@@ -345,7 +353,7 @@ impl Context {
                 }
                 Some(err) => {
                     drop(state);
-                    parent.close.close();
+                    parent.close();
                     node.cancel(err);
                 }
             }
@@ -416,18 +424,25 @@ impl CancelNode {
         let mut state = self.state.lock();
         if state.err.is_some() {
             drop(state);
-            self.close.close();
+            self.close();
             return None;
         }
         state.err = Some(err);
         let children = std::mem::take(&mut state.children);
         let timer = state.timer.take();
         drop(state);
-        self.close.close();
+        self.close();
         if let Some(timer) = timer {
             timer.stop();
         }
         Some(children)
+    }
+
+    /// Closes the channel of the context.
+    fn close(&self) {
+        if let Some(closer) = &self.closer {
+            closer.close();
+        }
     }
 
     fn remove_child(&self, child: &CancelNode) {
@@ -441,6 +456,10 @@ impl Drop for CancelNode {
     fn drop(&mut self) {
         if let Some(timer) = self.state.get_mut().timer.take() {
             timer.stop();
+        }
+        // As in Go, a context that is only dropped is not done: clones of its channel stay open.
+        if let Some(closer) = self.closer.take() {
+            closer.drop_keep_open();
         }
         let mut parent = self.parent.take();
         if let Some(parent) = &parent {
@@ -477,5 +496,29 @@ impl fmt::Debug for Context {
 impl fmt::Debug for Cancel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cancel").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn done_stays_open_when_the_last_handle_is_dropped() {
+        let (ctx, cancel) = Context::background().with_timeout(Duration::from_secs(60));
+        let (child, _) = ctx.with_cancel();
+        let (done, child_done) = (ctx.done().clone(), child.done().clone());
+        drop((ctx, cancel, child));
+        assert!(done.try_recv().unwrap_err().is_empty());
+        assert!(child_done.try_recv().unwrap_err().is_empty());
+    }
+
+    #[test]
+    fn done_stays_closed_when_the_last_handle_is_dropped() {
+        let (ctx, cancel) = Context::background().with_cancel();
+        let done = ctx.done().clone();
+        cancel.cancel();
+        drop((ctx, cancel));
+        assert!(done.try_recv().unwrap_err().is_closed());
     }
 }
