@@ -16,8 +16,8 @@ mod handle;
 mod queue;
 pub(crate) mod select;
 
-use self::buffer::Typed;
-use self::core::{Core, OpResult, Side};
+use self::buffer::TypedElem;
+use self::core::{ChanSide, Core, OpResult};
 use self::handle::Handle;
 use crate::sched::Rt;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -109,7 +109,9 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().blocking_op(Side::Send, Typed::<T>::ELEM, slot, deadline) } {
+        match unsafe {
+            self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
+        } {
             OpResult::Done => Ok(()),
             ended => Err((ManuallyDrop::into_inner(value), Failed::because(Some(ended)))),
         }
@@ -120,7 +122,7 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().try_op(Side::Send, Typed::<T>::ELEM, slot) } {
+        match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
             Some(OpResult::Done) => Ok(()),
             ended => Err((ManuallyDrop::into_inner(value), Failed::because(ended))),
         }
@@ -132,7 +134,8 @@ impl<T> Sender<T> {
     {
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and Copy.
-        let _ = unsafe { self.core().try_op_in(Some(rt), Side::Send, Typed::<T>::ELEM, slot) };
+        let _ =
+            unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
 
     pub(crate) fn drop_keep_open(self) {
@@ -160,7 +163,7 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for one, and holds one if this is `Done`.
         unsafe {
-            match core.blocking_op(Side::Recv, Typed::<T>::ELEM, slot, deadline) {
+            match core.blocking_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot, deadline) {
                 OpResult::Done => Ok(value.assume_init()),
                 ended => Err(Failed::because(Some(ended))),
             }
@@ -174,7 +177,7 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for one, and holds one if this is `Done`.
         unsafe {
-            match core.try_op(Side::Recv, Typed::<T>::ELEM, slot) {
+            match core.try_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot) {
                 Some(OpResult::Done) => Ok(value.assume_init()),
                 ended => Err(Failed::because(ended)),
             }

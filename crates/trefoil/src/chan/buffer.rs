@@ -45,20 +45,20 @@ pub(super) trait Elem: Copy {
 }
 
 /// Elements of a known type.
-pub(super) struct Typed<T>(PhantomData<T>);
+pub(super) struct TypedElem<T>(PhantomData<T>);
 
-impl<T> Typed<T> {
-    pub(super) const ELEM: Typed<T> = Typed(PhantomData);
+impl<T> TypedElem<T> {
+    pub(super) const ELEM: TypedElem<T> = TypedElem(PhantomData);
 }
 
-impl<T> Clone for Typed<T> {
+impl<T> Clone for TypedElem<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for Typed<T> {}
+impl<T> Copy for TypedElem<T> {}
 
-impl<T> Elem for Typed<T> {
+impl<T> Elem for TypedElem<T> {
     #[inline(always)]
     fn size(self) -> usize {
         size_of::<T>()
@@ -72,9 +72,9 @@ impl<T> Elem for Typed<T> {
 
 /// Elements of a known size.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes(pub(super) usize);
+pub(super) struct UntypedElem(pub(super) usize);
 
-impl Elem for Bytes {
+impl Elem for UntypedElem {
     #[inline(always)]
     fn size(self) -> usize {
         self.0
@@ -141,8 +141,8 @@ impl Buffer {
     }
 
     #[inline]
-    pub(super) fn elem(&self) -> Bytes {
-        Bytes(self.elem_size)
+    pub(super) fn elem(&self) -> UntypedElem {
+        UntypedElem(self.elem_size)
     }
 
     #[inline]
@@ -368,7 +368,7 @@ impl Buffer {
     /// No thread pushes to this buffer any more (the contents of a ring are still in it), and T is
     /// its type.
     pub(super) unsafe fn next_of<T>(&self, contents: &mut Contents) -> Option<T> {
-        let chain = self.is_chain(Typed::<T>::ELEM);
+        let chain = self.is_chain(TypedElem::<T>::ELEM);
         if contents.len == 0 {
             if chain && !contents.base.is_null() {
                 let first = std::mem::replace(&mut contents.base, null_mut()).cast();
@@ -382,7 +382,7 @@ impl Buffer {
         unsafe {
             if !chain {
                 contents.at = self.wrap(at + 1);
-                return Some(self.ring_slot(Typed::<T>::ELEM, at).cast::<T>().read());
+                return Some(self.ring_slot(TypedElem::<T>::ELEM, at).cast::<T>().read());
             }
             let block: *mut BlockHeader = contents.base.cast();
             let value = self.slot_in(block, at).cast::<T>().read();

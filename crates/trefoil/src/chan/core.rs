@@ -29,7 +29,7 @@
 //! they have neither the direct handoff nor the order of waiters, and a select over them needs a
 //! second protocol.
 
-use super::buffer::{Blocks, Buffer, Elem, Typed};
+use super::buffer::{Blocks, Buffer, Elem, TypedElem};
 use super::cells::{AtomicBool, AtomicU32, Ordering};
 use super::lock::ChanLock;
 use super::queue::{Sudog, WaitQueue, WakeList};
@@ -84,7 +84,7 @@ pub(super) enum Step {
 
 /// The direction of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
+pub(super) enum ChanSide {
     Send,
     Recv,
 }
@@ -129,10 +129,10 @@ impl Core {
     }
 
     #[inline]
-    fn queue(&self, side: Side) -> &WaitQueue {
+    fn queue(&self, side: ChanSide) -> &WaitQueue {
         match side {
-            Side::Send => &self.senders,
-            Side::Recv => &self.receivers,
+            ChanSide::Send => &self.senders,
+            ChanSide::Recv => &self.receivers,
         }
     }
 
@@ -142,17 +142,19 @@ impl Core {
     /// may ask a closed channel at once, for example the `done` of a context, and none of them
     /// needs the lock.
     #[inline]
-    fn is_finished(&self, side: Side) -> bool {
-        self.is_closed() && (side == Side::Send || self.buffer.len() == 0)
+    fn is_finished(&self, side: ChanSide) -> bool {
+        self.is_closed() && (side == ChanSide::Send || self.buffer.len() == 0)
     }
 
     /// Returns, without the lock, whether an operation of this side may be ready. False is exact
     /// for one moment (invariant 4).
     #[inline]
-    pub(super) fn probe_ready(&self, side: Side) -> bool {
+    pub(super) fn probe_ready(&self, side: ChanSide) -> bool {
         let waiting = match side {
-            Side::Send => self.buffer.len() >= self.buffer.cap() && self.receivers.probe_empty(),
-            Side::Recv => self.buffer.len() == 0 && self.senders.probe_empty(),
+            ChanSide::Send => {
+                self.buffer.len() >= self.buffer.cap() && self.receivers.probe_empty()
+            }
+            ChanSide::Recv => self.buffer.len() == 0 && self.senders.probe_empty(),
         };
         !waiting || self.is_closed()
     }
@@ -162,15 +164,15 @@ impl Core {
     ///
     /// # Safety
     /// The lock is held.
-    pub(super) unsafe fn is_ready(&self, side: Side, me: usize) -> bool {
+    pub(super) unsafe fn is_ready(&self, side: ChanSide, me: usize) -> bool {
         // SAFETY: the lock is held.
         unsafe {
             self.is_closed()
                 || match side {
-                    Side::Send => {
+                    ChanSide::Send => {
                         self.buffer.len() < self.buffer.cap() || self.receivers.has_other(me)
                     }
-                    Side::Recv => self.buffer.len() > 0 || self.senders.has_other(me),
+                    ChanSide::Recv => self.buffer.len() > 0 || self.senders.has_other(me),
                 }
         }
     }
@@ -237,7 +239,7 @@ impl Core {
     #[inline]
     pub(super) unsafe fn step<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
         me: usize,
@@ -245,8 +247,8 @@ impl Core {
         // SAFETY: the caller's guarantee.
         unsafe {
             match side {
-                Side::Send => self.send_step(elem, slot, me),
-                Side::Recv => self.recv_step(elem, slot, me),
+                ChanSide::Send => self.send_step(elem, slot, me),
+                ChanSide::Recv => self.recv_step(elem, slot, me),
             }
         }
     }
@@ -259,7 +261,7 @@ impl Core {
     #[inline]
     pub(super) unsafe fn blocking_op<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
         deadline: Nanos,
@@ -306,7 +308,7 @@ impl Core {
     #[inline]
     pub(super) unsafe fn try_op<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
     ) -> Option<OpResult> {
@@ -345,7 +347,7 @@ impl Core {
     pub(super) unsafe fn try_op_in<E: Elem>(
         &self,
         here: Option<Rt>,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
     ) -> Step {
@@ -364,13 +366,13 @@ impl Core {
     /// Removes a value, if there is one, and returns whether there was. `T` is this channel's type,
     /// and the channel is bounded.
     pub(super) fn discard_in<T: Copy>(&self, here: Option<Rt>) -> bool {
-        if !self.probe_ready(Side::Recv) {
+        if !self.probe_ready(ChanSide::Recv) {
             return false;
         }
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for a T.
-        let step = unsafe { self.try_op_in(here, Side::Recv, Typed::<T>::ELEM, slot) };
+        let step = unsafe { self.try_op_in(here, ChanSide::Recv, TypedElem::<T>::ELEM, slot) };
         matches!(step, Step::Done(_))
     }
 
@@ -383,15 +385,15 @@ impl Core {
     unsafe fn wait_slow(
         &self,
         here: Option<Rt>,
-        side: Side,
+        side: ChanSide,
         slot: *mut u8,
         deadline: Nanos,
     ) -> OpResult {
         let node = Sudog::new(slot);
         let queue = self.queue(side);
         let reason = match side {
-            Side::Send => WaitReason::ChanSend,
-            Side::Recv => WaitReason::ChanReceive,
+            ChanSide::Send => WaitReason::ChanSend,
+            ChanSide::Recv => WaitReason::ChanReceive,
         };
         let register = |waiter| {
             node.waiter.set(waiter);
@@ -432,7 +434,7 @@ impl Core {
     /// # Safety
     /// The lock is held, and the sudog stays alive until it was taken or withdrawn.
     #[inline]
-    pub(super) unsafe fn enlist(&self, side: Side, node: &Sudog) {
+    pub(super) unsafe fn enlist(&self, side: ChanSide, node: &Sudog) {
         // SAFETY: the caller's guarantee.
         unsafe { self.queue(side).push(node) };
     }
@@ -443,7 +445,7 @@ impl Core {
     /// The caller is inside the runtime or on a plain thread. If the sudog was linked, then in this
     /// queue of this channel.
     #[inline]
-    pub(super) unsafe fn withdraw(&self, side: Side, node: &Sudog) {
+    pub(super) unsafe fn withdraw(&self, side: ChanSide, node: &Sudog) {
         self.lock();
         // SAFETY: the lock is held; the rest is the caller's guarantee.
         unsafe { self.queue(side).withdraw(node) };

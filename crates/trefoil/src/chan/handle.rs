@@ -19,7 +19,7 @@
 
 use super::buffer::{Contents, ring_layout};
 use super::cells::{AtomicU32, Ordering};
-use super::core::{Core, Side};
+use super::core::{ChanSide, Core};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -39,18 +39,18 @@ pub(super) struct Handle<T, const SENDER: bool> {
 
 /// Creates a channel, and returns a handle of each side.
 pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
-    let memory = Memory::of(ring_layout(cap, size_of::<T>(), align_of::<T>()));
+    let layout = ChanLayout::of(ring_layout(cap, size_of::<T>(), align_of::<T>()));
     // SAFETY: the size is not zero.
-    let start = unsafe { alloc(memory.whole) };
+    let start = unsafe { alloc(layout.whole) };
     if start.is_null() {
-        handle_alloc_error(memory.whole);
+        handle_alloc_error(layout.whole);
     }
-    let offset = start.align_offset(memory.align);
-    // SAFETY: by `Memory::of` the Core and its ring fit behind `offset`, aligned. The memory is
+    let offset = start.align_offset(layout.align);
+    // SAFETY: by `ChanLayout::of` the Core and its ring fit behind `offset`, aligned. The memory is
     // new, so no other thread can reach it.
     let core = unsafe {
         let core = NonNull::new_unchecked(start.add(offset).cast::<Core>());
-        core.write(Core::new::<T>(cap, start.add(offset + memory.ring), offset as u32));
+        core.write(Core::new::<T>(cap, start.add(offset + layout.ring), offset as u32));
         core
     };
     (Handle { core, _values: PhantomData }, Handle { core, _values: PhantomData })
@@ -60,7 +60,7 @@ pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
 const MALLOC_ALIGN: usize = 16;
 
 /// The layout of a channel.
-struct Memory {
+struct ChanLayout {
     whole: Layout,
     /// The alignment of the Core in it.
     align: usize,
@@ -68,8 +68,8 @@ struct Memory {
     ring: usize,
 }
 
-impl Memory {
-    fn of(ring: Layout) -> Memory {
+impl ChanLayout {
+    fn of(ring: Layout) -> ChanLayout {
         let both = Layout::new::<Core>().extend(ring).and_then(|(both, ring)| {
             let align = both.align();
             let whole = if align > align_of::<Core>() {
@@ -77,10 +77,10 @@ impl Memory {
             } else {
                 Layout::from_size_align(both.size() + align - MALLOC_ALIGN, MALLOC_ALIGN)?
             };
-            Ok(Memory { whole, align, ring })
+            Ok(ChanLayout { whole, align, ring })
         });
         match both {
-            Ok(memory) => memory,
+            Ok(layout) => layout,
             Err(_) => panic!("a channel of {} bytes does not fit into memory", ring.size()),
         }
     }
@@ -94,10 +94,10 @@ unsafe fn free(core: NonNull<Core>) {
     // SAFETY: the caller's guarantee. The layout is that of `new`, because the values from which it
     // is computed never change.
     unsafe {
-        let memory = Memory::of(core.as_ref().buffer.ring_layout());
+        let layout = ChanLayout::of(core.as_ref().buffer.ring_layout());
         let start = core.cast::<u8>().sub(core.as_ref().alloc_offset as usize);
         core.drop_in_place();
-        dealloc(start.as_ptr(), memory.whole);
+        dealloc(start.as_ptr(), layout.whole);
     }
 }
 
@@ -109,12 +109,12 @@ impl<T, const SENDER: bool> Handle<T, SENDER> {
     }
 
     /// The side of the handle.
-    pub(super) const SIDE: Side = if SENDER { Side::Send } else { Side::Recv };
+    pub(super) const SIDE: ChanSide = if SENDER { ChanSide::Send } else { ChanSide::Recv };
 
     fn count(&self) -> &AtomicU32 {
         match Self::SIDE {
-            Side::Send => &self.core().sender_count,
-            Side::Recv => &self.core().receiver_count,
+            ChanSide::Send => &self.core().sender_count,
+            ChanSide::Recv => &self.core().receiver_count,
         }
     }
 }

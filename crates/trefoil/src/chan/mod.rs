@@ -68,8 +68,8 @@ pub use self::error::{
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
 
-use self::buffer::{Typed, UNBOUNDED};
-use self::core::{Core, OpResult, Side};
+use self::buffer::{TypedElem, UNBOUNDED};
+use self::core::{ChanSide, Core, OpResult};
 use self::handle::Handle;
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
@@ -290,7 +290,7 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and moves if the result is `Done`.
-        match unsafe { self.core().try_op(Side::Send, Typed::<T>::ELEM, slot) } {
+        match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
             Some(OpResult::Done) => Ok(()),
             Some(_) => Err(TrySendError::Closed(ManuallyDrop::into_inner(value))),
             None => Err(TrySendError::Full(ManuallyDrop::into_inner(value))),
@@ -306,7 +306,8 @@ impl<T> Sender<T> {
     {
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and T is Copy.
-        let _ = unsafe { self.core().try_op_in(Some(rt), Side::Send, Typed::<T>::ELEM, slot) };
+        let _ =
+            unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
 
     /// Drops the sender. If it is the last, the channel stays open, and no further value comes.
@@ -373,7 +374,9 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and moves if the result is `Done`.
-        match unsafe { self.core().blocking_op(Side::Send, Typed::<T>::ELEM, slot, deadline) } {
+        match unsafe {
+            self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
+        } {
             OpResult::Done => Ok(()),
             result => Err((ManuallyDrop::into_inner(value), result)),
         }
@@ -549,7 +552,7 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
-            match core.try_op(Side::Recv, Typed::<T>::ELEM, slot) {
+            match core.try_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot) {
                 Some(OpResult::Done) => Ok(value.assume_init()),
                 Some(_) => Err(TryRecvError::Closed),
                 None => Err(TryRecvError::Empty),
@@ -616,7 +619,7 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
-            match core.blocking_op(Side::Recv, Typed::<T>::ELEM, slot, deadline) {
+            match core.blocking_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot, deadline) {
                 OpResult::Done => Ok(value.assume_init()),
                 result => Err(result),
             }

@@ -162,7 +162,7 @@ impl<E: Send + 'static> ErrGroup<E> {
         F: FnOnce() -> Result<(), E> + Send + 'static,
     {
         let done = self.state.running.done_guard();
-        let member = Member { group: self.state.clone(), result: None, permit, done };
+        let member = GroupMember { group: self.state.clone(), result: None, permit, done };
         go(move || {
             let mut member = member;
             member.result = Some(f());
@@ -242,7 +242,7 @@ impl<E> GroupState<E> {
 }
 
 /// A goroutine of the group, until it ends. The fields are dropped in this order, after `drop`.
-struct Member<E> {
+struct GroupMember<E> {
     group: Arc<GroupState<E>>,
     /// None if the goroutine panicked.
     result: Option<Result<(), E>>,
@@ -252,7 +252,7 @@ struct Member<E> {
     done: DoneGuard,
 }
 
-impl<E> Drop for Member<E> {
+impl<E> Drop for GroupMember<E> {
     fn drop(&mut self) {
         let failure = match self.result.take() {
             Some(Ok(())) => return,

@@ -100,8 +100,8 @@ impl Once {
         self.word.is_done()
     }
 
-    /// Returns true if the caller must run the initialiser, then drop a [`FinishOnDrop`]. Otherwise
-    /// waits until the initialiser is done.
+    /// Returns true if the caller must run the initializer, then drop a [`FinishOnDrop`]. Otherwise
+    /// waits until the initializer is done.
     fn begin_or_wait(&self) -> bool {
         loop {
             match self.word.begin() {
@@ -134,7 +134,7 @@ impl fmt::Debug for Once {
     }
 }
 
-/// Ends the run of an initialiser, even if it panics.
+/// Ends the run of an initializer, even if it panics.
 struct FinishOnDrop<'a> {
     once: &'a Once,
     result: InitResult,
@@ -212,7 +212,7 @@ impl<T> OnceLock<T> {
     /// ```
     #[inline]
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: the value is initialised, and does not change while it is shared.
+        // SAFETY: the value is initialized, and does not change while it is shared.
         self.once.is_completed().then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
@@ -265,7 +265,7 @@ impl<T> OnceLock<T> {
         if !self.once.is_completed() {
             self.init_slow(f);
         }
-        // SAFETY: as in `get`; the value is initialised now.
+        // SAFETY: as in `get`; the value is initialized now.
         unsafe { (*self.value.get()).assume_init_ref() }
     }
 
@@ -274,7 +274,7 @@ impl<T> OnceLock<T> {
         if self.once.begin_or_wait() {
             let mut finish = FinishOnDrop { once: &self.once, result: InitResult::Retry };
             let value = f();
-            // SAFETY: only the caller that runs the initialiser writes, and no other caller reads
+            // SAFETY: only the caller that runs the initializer writes, and no other caller reads
             // before `finish`.
             unsafe { (*self.value.get()).write(value) };
             finish.result = InitResult::Done;
@@ -293,7 +293,7 @@ impl<T> OnceLock<T> {
             return None;
         }
         self.once = Once::new();
-        // SAFETY: the value was initialised, and `once` does not say so any more.
+        // SAFETY: the value was initialized, and `once` does not say so any more.
         Some(unsafe { self.value.get_mut().assume_init_read() })
     }
 

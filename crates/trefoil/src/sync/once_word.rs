@@ -2,8 +2,8 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `NEW` | no initialiser has begun |
-//! | `RUNNING` | an initialiser runs, and no caller waits |
+//! | `NEW` | no initializer has begun |
+//! | `RUNNING` | an initializer runs, and no caller waits |
 //! | `RUNNING` + a node | the same; the node is the last waiter, and links to the one before |
 //! | `DONE` | done, forever |
 //!
@@ -29,13 +29,13 @@ pub(crate) struct OnceWord(pub(crate) AtomicUsize);
 pub(crate) enum Begin {
     /// Nothing.
     Done,
-    /// Run the initialiser, then [`OnceWord::finish`].
+    /// Run the initializer, then [`OnceWord::finish`].
     Run,
-    /// Wait for the initialiser of another caller: [`OnceWord::wait`].
+    /// Wait for the initializer of another caller: [`OnceWord::wait`].
     Wait,
 }
 
-/// How an initialiser ended.
+/// How an initializer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InitResult {
     Done,
@@ -46,12 +46,12 @@ pub(crate) enum InitResult {
 impl OnceWord {
     #[inline(always)]
     pub(crate) fn is_done(&self) -> bool {
-        // Acquire: what the initialiser did (its Release is in `finish`).
+        // Acquire: what the initializer did (its Release is in `finish`).
         self.0.load(Ordering::Acquire) == DONE
     }
 
     pub(crate) fn begin(&self) -> Begin {
-        // Acquire: what the initialiser did, or an earlier one that gave up.
+        // Acquire: what the initializer did, or an earlier one that gave up.
         match self.0.compare_exchange(NEW, RUNNING, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => Begin::Run,
             Err(DONE) => Begin::Done,
@@ -60,7 +60,7 @@ impl OnceWord {
     }
 
     /// Adds `node` to the waiters. Before others can see the node, `link` gets the waiter before it
-    /// (0 if there is none). Returns false if no initialiser runs: then the caller begins again.
+    /// (0 if there is none). Returns false if no initializer runs: then the caller begins again.
     #[must_use]
     pub(crate) fn wait(&self, node: usize, link: impl Fn(usize)) -> bool {
         debug_assert!(node > STATE_MASK && node & STATE_MASK == 0);
@@ -81,12 +81,12 @@ impl OnceWord {
         false
     }
 
-    /// Ends the run of the initialiser. Returns the last waiter, or 0. The caller wakes the whole
+    /// Ends the run of the initializer. Returns the last waiter, or 0. The caller wakes the whole
     /// chain.
     #[must_use]
     pub(crate) fn finish(&self, result: InitResult) -> usize {
         let next = if result == InitResult::Retry { NEW } else { DONE };
-        // Release: what the initialiser did. Acquire: the waiters' nodes.
+        // Release: what the initializer did. Acquire: the waiters' nodes.
         self.0.swap(next, Ordering::AcqRel) & !STATE_MASK
     }
 }

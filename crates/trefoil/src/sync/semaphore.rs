@@ -28,7 +28,7 @@ const QUEUED: usize = 1;
 /// One permit, in `word`.
 const ONE: usize = 2;
 
-/// A number of permits that goroutines take and give back.
+/// A number of permits that goroutines take and release.
 ///
 /// Use it to limit how many goroutines do something at once. A goroutine that asks for more permits
 /// than are available waits. Waiters are served in the order in which they came, and no later
@@ -70,7 +70,7 @@ impl Semaphore {
 
     /// Takes a permit, and waits while none is available.
     ///
-    /// Dropping the permit gives it back.
+    /// Dropping the permit releases it.
     ///
     /// # Cancel
     /// The wait cannot be ended early; see [`acquire_timeout`](Semaphore::acquire_timeout).
@@ -363,7 +363,7 @@ impl fmt::Debug for Semaphore {
 /// One or more permits of a [`Semaphore`], returned by [`Semaphore::acquire`] and its variants.
 ///
 /// # Drop
-/// Dropping it gives the permits back. If that lets a waiting goroutine continue, the goroutine
+/// Dropping it releases the permits. If that lets a waiting goroutine continue, the goroutine
 /// that drops the permits yields to it.
 ///
 /// # Examples
@@ -372,10 +372,10 @@ impl fmt::Debug for Semaphore {
 /// {
 ///     let _permit = s.acquire();
 ///     assert_eq!(s.available_permits(), 1);
-/// } // given back here
+/// } // released here
 /// assert_eq!(s.available_permits(), 2);
 /// ```
-#[must_use = "a permit that is not kept is given back at once"]
+#[must_use = "a permit that is not kept is released at once"]
 #[derive(Debug)]
 pub struct SemaphorePermit<'a> {
     semaphore: &'a Semaphore,
@@ -388,7 +388,7 @@ impl SemaphorePermit<'_> {
         self.n
     }
 
-    /// Gives up the permits without giving them back: the semaphore has fewer permits from now on.
+    /// Gives up the permits without releasing them: the semaphore has fewer permits from now on.
     ///
     /// # Examples
     /// ```
@@ -412,7 +412,7 @@ impl Drop for SemaphorePermit<'_> {
 /// [`Semaphore::acquire_owned`] and [`Semaphore::try_acquire_owned`].
 ///
 /// # Drop
-/// Dropping it gives the permit back. If that lets a waiting goroutine continue, the goroutine that
+/// Dropping it releases the permit. If that lets a waiting goroutine continue, the goroutine that
 /// drops the permit yields to it.
 ///
 /// # Examples
@@ -434,7 +434,7 @@ impl Drop for SemaphorePermit<'_> {
 ///     assert_eq!(downloads.available_permits(), 2);
 /// });
 /// ```
-#[must_use = "a permit that is not kept is given back at once"]
+#[must_use = "a permit that is not kept is released at once"]
 #[derive(Debug)]
 pub struct OwnedSemaphorePermit {
     semaphore: Arc<Semaphore>,

@@ -19,27 +19,27 @@ const SHARDS: usize = 16;
 
 /// Aligned to two cache lines, so that shards do not share any.
 #[repr(align(128))]
-struct Shard {
-    free: SlotList,
-    fired: SlotList,
+struct PoolShard {
+    free: TimerSlotList,
+    fired: TimerSlotList,
 }
 
-static ALL: [Shard; SHARDS] =
-    [const { Shard { free: SlotList::new(), fired: SlotList::new() } }; SHARDS];
+static ALL: [PoolShard; SHARDS] =
+    [const { PoolShard { free: TimerSlotList::new(), fired: TimerSlotList::new() } }; SHARDS];
 
-fn shard(here: Option<Rt>) -> &'static Shard {
+fn shard(here: Option<Rt>) -> &'static PoolShard {
     &ALL[here.map_or(0, |rt| rt.p_id() as usize % SHARDS)]
 }
 
-struct SlotList {
+struct TimerSlotList {
     head: Lock<Option<&'static TimerSlot>>,
     /// Whether the list has a slot. Written under the lock, and read without it.
     any: AtomicBool,
 }
 
-impl SlotList {
-    const fn new() -> SlotList {
-        SlotList { head: Lock::new(None), any: AtomicBool::new(false) }
+impl TimerSlotList {
+    const fn new() -> TimerSlotList {
+        TimerSlotList { head: Lock::new(None), any: AtomicBool::new(false) }
     }
 
     fn push(&self, slot: &'static TimerSlot) {

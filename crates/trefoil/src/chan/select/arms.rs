@@ -5,9 +5,9 @@
 //! a slot contains follows from its own [`Outcome`], which only a select writes (`passes.rs`,
 //! invariant 3). No argument of a caller is trusted.
 
-use super::super::core::{OpResult, Side};
+use super::super::core::{ChanSide, OpResult};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::passes::{Arm, Outcome, Target};
+use super::passes::{Arm, ArmTarget, Outcome};
 use crate::sys::clock;
 use std::cell::Cell;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -105,7 +105,7 @@ impl<T> RecvSlot<T> {
         assert!(self.outcome.get() == Outcome::NotChosen, "{SLOT_USED}");
         let slot = self.value.as_mut_ptr().cast();
         // SAFETY: the slot has room for a T, and is borrowed for as long as the arm exists.
-        let arm = unsafe { Arm::channel(channel.receiver().core(), Side::Recv, slot) };
+        let arm = unsafe { Arm::channel(channel.receiver().core(), ChanSide::Recv, slot) };
         arm.reports_to(&self.outcome)
     }
 
@@ -153,7 +153,7 @@ impl<T> SendSlot<T> {
         let core = channel.sender().core();
         // SAFETY: the slot holds a T, and is borrowed for as long as the arm exists. If the value
         // moves, the outcome says so, and the slot does not use the value again.
-        let arm = unsafe { Arm::channel(Some(core), Side::Send, slot.cast()) };
+        let arm = unsafe { Arm::channel(Some(core), ChanSide::Send, slot.cast()) };
         arm.reports_to(&self.outcome)
     }
 
@@ -194,7 +194,7 @@ impl AfterSlot {
     /// Returns the arm that is chosen after `limit`.
     #[inline]
     pub fn after(&mut self, limit: Duration) -> Arm<'static> {
-        Arm::new(Target::After(clock::after(limit)), std::ptr::null_mut())
+        Arm::new(ArmTarget::After(clock::after(limit)), std::ptr::null_mut())
     }
 
     /// Returns the result of the arm, which has no value.

@@ -1,6 +1,6 @@
 //! `Select`: a set of operations that is made at run time.
 
-use super::super::core::{Core, Side};
+use super::super::core::{ChanSide, Core};
 use super::super::{Receiver, RecvError, SendError, Sender};
 use super::passes::{Arm, Chosen, poll, select, unchosen};
 use crate::sys::clock::{self, NEVER};
@@ -48,7 +48,7 @@ pub struct Select<'a> {
 
 struct Operation<'a> {
     core: Option<&'a Core>,
-    side: Side,
+    side: ChanSide,
     slot: Box<dyn AnyValueSlot + 'a>,
     /// It was removed, or its value was sent: it cannot be chosen any more.
     disabled: bool,
@@ -124,7 +124,7 @@ impl<'a> Select<'a> {
         T: 'a,
     {
         let slot = ValueSlot::<T> { value: MaybeUninit::uninit(), full: false };
-        self.add(receiver.core(), Side::Recv, Box::new(slot))
+        self.add(receiver.core(), ChanSide::Recv, Box::new(slot))
     }
 
     /// Adds a send of `value`, and returns its index.
@@ -147,13 +147,13 @@ impl<'a> Select<'a> {
         T: 'a,
     {
         let slot = ValueSlot { value: MaybeUninit::new(value), full: true };
-        self.add(Some(sender.core()), Side::Send, Box::new(slot))
+        self.add(Some(sender.core()), ChanSide::Send, Box::new(slot))
     }
 
     fn add(
         &mut self,
         core: Option<&'a Core>,
-        side: Side,
+        side: ChanSide,
         slot: Box<dyn AnyValueSlot + 'a>,
     ) -> usize {
         self.operations.push(Operation { core, side, slot, disabled: false });
@@ -198,7 +198,7 @@ impl<'a> Select<'a> {
         if chosen.done {
             op.slot.note_moved();
         }
-        op.disabled = op.side == Side::Send;
+        op.disabled = op.side == ChanSide::Send;
         SelectedOperation { op, chosen, _not_send: PhantomData }
     }
 
@@ -387,7 +387,7 @@ impl<'a> SelectedOperation<'_, 'a> {
     pub fn recv<T>(mut self, receiver: &Receiver<T>) -> Result<T, RecvError> {
         let this = receiver.core().map(std::ptr::from_ref);
         assert!(
-            self.op.side == Side::Recv && self.op.core.map(std::ptr::from_ref) == this,
+            self.op.side == ChanSide::Recv && self.op.core.map(std::ptr::from_ref) == this,
             "this operation is not a receive from this channel"
         );
         self.slot::<T>().take().ok_or(RecvError)
@@ -413,7 +413,7 @@ impl<'a> SelectedOperation<'_, 'a> {
     pub fn send<T>(mut self, sender: &Sender<T>) -> Result<(), SendError<T>> {
         let this = Some(std::ptr::from_ref(sender.core()));
         assert!(
-            self.op.side == Side::Send && self.op.core.map(std::ptr::from_ref) == this,
+            self.op.side == ChanSide::Send && self.op.core.map(std::ptr::from_ref) == this,
             "this operation is not a send to this channel"
         );
         match self.slot::<T>().take() {
@@ -432,7 +432,7 @@ impl<'a> SelectedOperation<'_, 'a> {
 
 impl Drop for SelectedOperation<'_, '_> {
     fn drop(&mut self) {
-        if self.op.side == Side::Recv {
+        if self.op.side == ChanSide::Recv {
             self.op.slot.discard();
         }
     }

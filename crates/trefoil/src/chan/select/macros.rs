@@ -225,7 +225,10 @@ macro_rules! __select {
         compile_error!("select!: `default` must be the last arm")
     };
     (@parse $done:tt $is:tt default($($limit:tt)*) $($rest:tt)*) => {
-        compile_error!("select!: for a time limit write `after(duration) => …`, and `default => …` for none")
+        compile_error!(concat!(
+            "select!: for a time limit write `after(duration) => …`, ",
+            "and `default => …` for none"
+        ))
     };
     (@parse $done:tt $is:tt default $($rest:tt)*) => {
         compile_error!("select!: write `default => …`")
@@ -237,7 +240,10 @@ macro_rules! __select {
         compile_error!("select!: `recv` needs a name for its result: `recv(rx) -> v => …`")
     };
     (@parse $done:tt $is:tt recv($c:expr) -> $p:pat => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of a `recv` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of a `recv` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt recv $($rest:tt)*) => {
         compile_error!("select!: write `recv(rx) -> v => …`")
@@ -249,7 +255,10 @@ macro_rules! __select {
         compile_error!("select!: `send` needs a name for its result: `send(tx, value) -> r => …`")
     };
     (@parse $done:tt $is:tt send($c:expr, $v:expr) -> $p:pat => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of a `send` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of a `send` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt send $($rest:tt)*) => {
         compile_error!("select!: write `send(tx, value) -> r => …`")
@@ -258,14 +267,18 @@ macro_rules! __select {
         compile_error!("select!: `after` has no result: `after(duration) => …`")
     };
     (@parse $done:tt $is:tt after($d:expr) => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of an `after` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of an `after` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt after $($rest:tt)*) => {
         compile_error!("select!: write `after(duration) => …`")
     };
     (@parse $done:tt $is:tt $other:tt $($rest:tt)*) => {
         compile_error!(concat!(
-            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, `after(duration)` or `default`, found `",
+            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, ",
+            "`after(duration)` or `default`, found `",
             stringify!($other),
             "`"
         ))

@@ -48,14 +48,14 @@
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
 //!    queues.
 //! 2. A wait is claimed for arm i by the number i + 1.
-//! 3. An arm is done at most once. When it is chosen, its target becomes [`Target::Nothing`] and
+//! 3. An arm is done at most once. When it is chosen, its target becomes [`ArmTarget::Nothing`] and
 //!    its [`Outcome`] is stored in the slot that owns the value. No other code writes an outcome,
 //!    so a slot can trust it.
 //!
 //! Rejected: Go's way, which holds all locks for passes 1 and 2 together and again for pass 3. It
 //! needs no second claim and no aborts, but a select whose first arm is ready pays for all of them.
 
-use super::super::core::{Core, NO_SLEEPER, Side, Step};
+use super::super::core::{ChanSide, Core, NO_SLEEPER, Step};
 use super::super::queue::Sudog;
 use crate::sched::Rt;
 use crate::sched::reason::WaitReason;
@@ -73,16 +73,16 @@ const CHOICES_PER_NUMBER: usize = 8;
 
 /// One operation of a select, without its type.
 pub struct Arm<'a> {
-    target: Target<'a>,
+    target: ArmTarget<'a>,
     /// Where the outcome is stored if this arm is chosen.
     outcome: Option<&'a Cell<Outcome>>,
     node: Sudog,
 }
 
-pub(super) enum Target<'a> {
+pub(super) enum ArmTarget<'a> {
     /// `never()`, an operation that was removed, or one that is done.
     Nothing,
-    Channel(&'a Core, Side),
+    Channel(&'a Core, ChanSide),
     After(Nanos),
 }
 
@@ -98,7 +98,7 @@ pub(super) enum Outcome {
 }
 
 impl<'a> Arm<'a> {
-    pub(super) fn new(target: Target<'a>, slot: *mut u8) -> Arm<'a> {
+    pub(super) fn new(target: ArmTarget<'a>, slot: *mut u8) -> Arm<'a> {
         Arm { target, outcome: None, node: Sudog::new(slot) }
     }
 
@@ -106,8 +106,8 @@ impl<'a> Arm<'a> {
     /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value
     /// moves if this arm is chosen with `Chosen::done`.
     #[inline]
-    pub(super) unsafe fn channel(core: Option<&'a Core>, side: Side, slot: *mut u8) -> Arm<'a> {
-        Arm::new(core.map_or(Target::Nothing, |core| Target::Channel(core, side)), slot)
+    pub(super) unsafe fn channel(core: Option<&'a Core>, side: ChanSide, slot: *mut u8) -> Arm<'a> {
+        Arm::new(core.map_or(ArmTarget::Nothing, |core| ArmTarget::Channel(core, side)), slot)
     }
 
     /// Makes the select store the arm's outcome in `outcome`.
@@ -118,9 +118,9 @@ impl<'a> Arm<'a> {
     }
 
     #[inline]
-    fn core(&self) -> Option<(&'a Core, Side)> {
+    fn core(&self) -> Option<(&'a Core, ChanSide)> {
         match self.target {
-            Target::Channel(core, side) => Some((core, side)),
+            ArmTarget::Channel(core, side) => Some((core, side)),
             _ => None,
         }
     }
@@ -133,7 +133,7 @@ impl<'a> Arm<'a> {
     /// Ends the arm after its operation (invariant 3).
     #[inline]
     fn end(&mut self, done: bool) {
-        self.target = Target::Nothing;
+        self.target = ArmTarget::Nothing;
         if let Some(outcome) = self.outcome {
             outcome.set(if done { Outcome::Moved } else { Outcome::Closed });
         }
@@ -265,7 +265,7 @@ impl Found {
 
 /// The order in which the arms lie in their slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum ArmOrder {
     AsWritten,
     /// By the address of their channel: after an abort.
     ByAddress,
@@ -281,11 +281,11 @@ fn number(arms: &[Arm<'_>]) {
 
 /// Returns the position of the arm with this number.
 #[inline]
-fn position_of(arms: &[Arm<'_>], number: u16, layout: Layout) -> usize {
+fn position_of(arms: &[Arm<'_>], number: u16, order: ArmOrder) -> usize {
     let is_it = |arm: &Arm<'_>| arm.node.arm.get() == number;
-    match layout {
-        Layout::AsWritten => usize::from(number),
-        Layout::ByAddress => arms.iter().position(is_it).unwrap_or_else(|| unchosen()),
+    match order {
+        ArmOrder::AsWritten => usize::from(number),
+        ArmOrder::ByAddress => arms.iter().position(is_it).unwrap_or_else(|| unchosen()),
     }
 }
 
@@ -317,7 +317,7 @@ impl Deadline {
     fn earliest(arms: &[Arm<'_>], when: Nanos) -> Deadline {
         let mut first = Deadline { when, arm: None };
         for (i, arm) in arms.iter().enumerate() {
-            if let Target::After(when) = arm.target
+            if let ArmTarget::After(when) = arm.target
                 && when < first.when
             {
                 first = Deadline { when, arm: Some(i) };
@@ -340,7 +340,7 @@ impl Deadline {
 pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
     number(arms);
     let deadline = Deadline::earliest(arms, deadline);
-    let mut layout = Layout::AsWritten;
+    let mut order = ArmOrder::AsWritten;
     loop {
         let here = Rt::enter();
         let mut found = poll_pass(here, arms);
@@ -349,7 +349,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
                 wait::leave(here);
                 return deadline.expire(arms);
             }
-            match enlist_and_park(here, arms, deadline.when, layout) {
+            match enlist_and_park(here, arms, deadline.when, order) {
                 Parked::Claimed(i) => {
                     let done = arms[i].node.done.get();
                     return Some(finish(arms, i, done));
@@ -363,10 +363,10 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
         match found {
             Found::Chosen(i, done) => return Some(finish(arms, i, done)),
             Found::NoBlock(i) => grow(arms, i),
-            Found::Nothing if layout == Layout::ByAddress => {} // aborted again
+            Found::Nothing if order == ArmOrder::ByAddress => {} // aborted again
             Found::Nothing => {
                 arms.sort_unstable_by_key(Arm::address);
-                layout = Layout::ByAddress;
+                order = ArmOrder::ByAddress;
             }
         }
     }
@@ -383,8 +383,8 @@ enum Parked {
 
 /// Passes 2 and 3, and the park between them. Leaves the runtime.
 #[inline]
-fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, layout: Layout) -> Parked {
-    if layout == Layout::ByAddress {
+fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: ArmOrder) -> Parked {
+    if order == ArmOrder::ByAddress {
         Shuffle::start(arms);
     }
     let mut found = Found::Nothing;
@@ -400,7 +400,7 @@ fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, layout: 
         wait::leave(here);
         return Parked::No(found);
     };
-    let won = (winner != Waiter::TIMED_OUT).then(|| position_of(arms, winner - 1, layout));
+    let won = (winner != Waiter::TIMED_OUT).then(|| position_of(arms, winner - 1, order));
     withdraw_pass(arms, enlisted, won);
     wait::leave(here);
     won.map_or(Parked::TimedOut, Parked::Claimed)
