@@ -7,7 +7,7 @@ mod passes;
 use super::core::ChanSide;
 use super::{Receiver, Sender};
 use crate::sys::clock::NEVER;
-use passes::{Arm, ArmTarget, poll, select};
+use passes::{Arm, ArmTarget, Outcome, poll, select};
 
 /// One operation of a select.
 pub(crate) enum Case<'a> {
@@ -67,7 +67,7 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     };
     match chosen {
         None => Chose::Nothing,
-        Some(chosen) if !chosen.done => Chose::Closed(chosen.index),
+        Some(chosen) if chosen.outcome != Outcome::Moved => Chose::Closed(chosen.index),
         Some(chosen) => match cases[chosen.index] {
             Case::Send(..) => Chose::Sent(chosen.index),
             Case::Recv(_) => Chose::Received(chosen.index, values[chosen.index]),

@@ -90,7 +90,7 @@ impl<T> RecvSlot<T> {
     #[allow(clippy::new_without_default)]
     #[inline]
     pub fn new() -> Self {
-        RecvSlot { value: MaybeUninit::uninit(), outcome: Cell::new(Outcome::NotChosen) }
+        RecvSlot { value: MaybeUninit::uninit(), outcome: Cell::new(Outcome::NotDone) }
     }
 
     /// Returns the arm that receives into the slot.
@@ -102,7 +102,7 @@ impl<T> RecvSlot<T> {
     where
         C: SelectRecv<Item = T> + ?Sized,
     {
-        assert!(self.outcome.get() == Outcome::NotChosen, "{SLOT_USED}");
+        assert!(self.outcome.get() == Outcome::NotDone, "{SLOT_USED}");
         let slot = self.value.as_mut_ptr().cast();
         // SAFETY: the slot has room for a T, and is borrowed for as long as the arm exists.
         let arm = unsafe { Arm::channel(channel.receiver().core(), ChanSide::Recv, slot) };
@@ -113,7 +113,7 @@ impl<T> RecvSlot<T> {
     #[inline]
     pub fn finish(self) -> Option<Result<T, RecvError>> {
         match self.outcome.get() {
-            Outcome::NotChosen => None,
+            Outcome::NotDone => None,
             // SAFETY: a select moved a value into the slot, and `self` is consumed here.
             Outcome::Moved => Some(Ok(unsafe { self.value.assume_init() })),
             Outcome::Closed => Some(Err(RecvError)),
@@ -136,7 +136,7 @@ impl<T> SendSlot<T> {
     #[allow(clippy::new_without_default)]
     #[inline]
     pub fn new() -> Self {
-        SendSlot { value: None, outcome: Cell::new(Outcome::NotChosen) }
+        SendSlot { value: None, outcome: Cell::new(Outcome::NotDone) }
     }
 
     /// Returns the arm that sends `value` from the slot.
@@ -162,7 +162,7 @@ impl<T> SendSlot<T> {
     #[inline]
     pub fn finish(mut self) -> Option<Result<(), SendError<T>>> {
         match self.outcome.get() {
-            Outcome::NotChosen => None,
+            Outcome::NotDone => None,
             Outcome::Moved => Some(Ok(())),
             Outcome::Closed => {
                 let value = self.value.take()?;
@@ -325,12 +325,14 @@ mod tests {
     fn a_slot_cannot_be_used_again() {
         let (tx, rx) = bounded(2);
         let mut send = SendSlot::new();
-        drop(send.send(&tx, 1));
-        assert!(catch_unwind(AssertUnwindSafe(|| drop(send.send(&tx, 2)))).is_err());
+        let _ = send.send(&tx, 1);
+        let again = catch_unwind(AssertUnwindSafe(|| _ = send.send(&tx, 2)));
+        assert!(again.is_err());
         tx.send(3).unwrap();
         let mut recv = RecvSlot::new();
         choose(&mut [recv.recv(&rx)]);
-        assert!(catch_unwind(AssertUnwindSafe(|| drop(recv.recv(&rx)))).is_err());
+        let again = catch_unwind(AssertUnwindSafe(|| _ = recv.recv(&rx)));
+        assert!(again.is_err());
         assert_eq!(recv.finish(), Some(Ok(3)));
     }
     /// The slots are dropped while the panic unwinds; the sent value belongs to the channel by

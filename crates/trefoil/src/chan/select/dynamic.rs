@@ -2,7 +2,7 @@
 
 use super::super::core::{ChanSide, Core};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::passes::{Arm, Chosen, poll, select, unchosen};
+use super::passes::{Arm, Chosen, Outcome, poll, select, unchosen};
 use crate::sys::clock::{self, NEVER};
 use std::error::Error;
 use std::fmt;
@@ -195,7 +195,7 @@ impl<'a> Select<'a> {
 
     fn chosen(&mut self, chosen: Chosen) -> SelectedOperation<'_, 'a> {
         let op = &mut self.operations[chosen.index];
-        if chosen.done {
+        if chosen.outcome == Outcome::Moved {
             op.slot.note_moved();
         }
         op.disabled = op.side == ChanSide::Send;

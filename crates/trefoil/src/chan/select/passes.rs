@@ -86,11 +86,12 @@ pub(super) enum ArmTarget<'a> {
     After(Nanos),
 }
 
-/// What became of the value in an arm's slot.
+/// The result of an arm, and what became of the value in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// The arm was not chosen: the slot is as it was.
-    NotChosen,
+    /// No operation was done, because the arm was not chosen or is an `after`: the slot is as it
+    /// was.
+    NotDone,
     /// The arm was chosen, and the value has moved out of the slot, or into it.
     Moved,
     /// The arm was chosen, and the channel is closed: the slot is as it was.
@@ -104,7 +105,7 @@ impl<'a> Arm<'a> {
 
     /// # Safety
     /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value
-    /// moves if this arm is chosen with `Chosen::done`.
+    /// moves if this arm is chosen with [`Outcome::Moved`].
     #[inline]
     pub(super) unsafe fn channel(core: Option<&'a Core>, side: ChanSide, slot: *mut u8) -> Arm<'a> {
         Arm::new(core.map_or(ArmTarget::Nothing, |core| ArmTarget::Channel(core, side)), slot)
@@ -132,10 +133,10 @@ impl<'a> Arm<'a> {
 
     /// Ends the arm after its operation (invariant 3).
     #[inline]
-    fn end(&mut self, done: bool) {
+    fn end(&mut self, outcome: Outcome) {
         self.target = ArmTarget::Nothing;
-        if let Some(outcome) = self.outcome {
-            outcome.set(if done { Outcome::Moved } else { Outcome::Closed });
+        if let Some(report) = self.outcome {
+            report.set(outcome);
         }
     }
 }
@@ -144,17 +145,12 @@ impl<'a> Arm<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
     pub(super) index: usize,
-    /// True if the value has moved, false if the channel is closed.
-    pub(super) done: bool,
+    pub(super) outcome: Outcome,
 }
 
 impl Chosen {
-    /// The index that stands for no arm: `default`.
-    const NONE: usize = usize::MAX;
-
-    fn of(index: usize, done: bool) -> Chosen {
-        Chosen { index, done }
-    }
+    /// The result if `default` was chosen.
+    const DEFAULT: Chosen = Chosen { index: usize::MAX, outcome: Outcome::NotDone };
 
     /// Returns the index of the arm.
     #[inline]
@@ -195,7 +191,7 @@ pub fn choose(arms: &mut [Arm<'_>]) -> Chosen {
 
 /// Does one of the arms if that needs no waiting.
 pub fn choose_or_default(arms: &mut [Arm<'_>]) -> Chosen {
-    poll(arms).unwrap_or(Chosen::of(Chosen::NONE, false))
+    poll(arms).unwrap_or(Chosen::DEFAULT)
 }
 
 /// A random order over the arms, made while it is being used (Fisher and Yates).
@@ -239,8 +235,8 @@ impl Shuffle {
 #[derive(Clone, Copy)]
 enum Found {
     Nothing,
-    /// The operation of this arm is done: the value moved (true), or the channel is closed.
-    Chosen(usize, bool),
+    /// The operation of this arm is done.
+    Chosen(usize, Outcome),
     /// The channel of this arm needs a block; then the select starts again.
     NoBlock(usize),
 }
@@ -254,9 +250,9 @@ impl Found {
                 if sleeper != NO_SLEEPER {
                     wait::wake_here(here, sleeper);
                 }
-                Found::Chosen(i, true)
+                Found::Chosen(i, Outcome::Moved)
             }
-            Step::Closed => Found::Chosen(i, false),
+            Step::Closed => Found::Chosen(i, Outcome::Closed),
             Step::Wait => Found::Nothing,
             Step::NoBlock => Found::NoBlock(i),
         }
@@ -290,12 +286,13 @@ fn position_of(arms: &[Arm<'_>], number: u16, order: ArmOrder) -> usize {
 }
 
 /// Ends the select with arm `i`, outside the runtime.
-fn finish(arms: &mut [Arm<'_>], i: usize, done: bool) -> Chosen {
-    if let Some((core, _)) = arms[i].core() {
+fn finish(arms: &mut [Arm<'_>], i: usize, outcome: Outcome) -> Chosen {
+    let core = arms[i].core();
+    arms[i].end(outcome);
+    if let Some((core, _)) = core {
         core.free_blocks();
     }
-    arms[i].end(done);
-    Chosen::of(usize::from(arms[i].node.arm.get()), done)
+    Chosen { index: usize::from(arms[i].node.arm.get()), outcome }
 }
 
 fn grow(arms: &[Arm<'_>], i: usize) {
@@ -332,7 +329,8 @@ impl Deadline {
 
     /// Ends a select whose deadline has passed: an arm that is ready now still wins.
     fn expire(self, arms: &mut [Arm<'_>]) -> Option<Chosen> {
-        poll_numbered(arms).or_else(|| self.arm.map(|i| Chosen::of(i, false)))
+        let after = |index| Chosen { index, outcome: Outcome::NotDone };
+        poll_numbered(arms).or_else(|| self.arm.map(after))
     }
 }
 
@@ -352,7 +350,8 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             match enlist_and_park(here, arms, deadline.when, order) {
                 Parked::Claimed(i) => {
                     let done = arms[i].node.done.get();
-                    return Some(finish(arms, i, done));
+                    let outcome = if done { Outcome::Moved } else { Outcome::Closed };
+                    return Some(finish(arms, i, outcome));
                 }
                 Parked::TimedOut => return deadline.expire(arms),
                 Parked::No(late) => found = late,
@@ -361,7 +360,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             wait::leave(here);
         }
         match found {
-            Found::Chosen(i, done) => return Some(finish(arms, i, done)),
+            Found::Chosen(i, outcome) => return Some(finish(arms, i, outcome)),
             Found::NoBlock(i) => grow(arms, i),
             Found::Nothing if order == ArmOrder::ByAddress => {} // aborted again
             Found::Nothing => {
@@ -374,7 +373,7 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
 
 /// How passes 2 and 3 ended.
 enum Parked {
-    /// Another goroutine has done the operation of this arm.
+    /// Another goroutine has done the operation of this arm, or closed its channel.
     Claimed(usize),
     TimedOut,
     /// The select did not park. `Found::Nothing` means that it aborted.
@@ -406,7 +405,7 @@ fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: A
     won.map_or(Parked::TimedOut, Parked::Claimed)
 }
 
-/// Pass 1. If it finds nothing, it leaves a whole order behind.
+/// Pass 1. If it finds nothing, the `order` of the arms is complete for pass 2.
 #[inline]
 fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     let mut shuffle = Shuffle::start(arms);
@@ -499,7 +498,7 @@ fn poll_numbered(arms: &mut [Arm<'_>]) -> Option<Chosen> {
         }
         wait::leave(here);
         match found {
-            Found::Chosen(i, done) => return Some(finish(arms, i, done)),
+            Found::Chosen(i, outcome) => return Some(finish(arms, i, outcome)),
             Found::NoBlock(i) => grow(arms, i),
             Found::Nothing => return None,
         }
@@ -515,7 +514,7 @@ fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     }
     cores.clone().for_each(Core::lock);
     let mut shuffle = Shuffle::start(arms);
-    let mut outcome = None;
+    let mut found = None;
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);
         let Some((core, side)) = arms[i].core() else { continue };
@@ -523,10 +522,10 @@ fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
         let step =
             unsafe { core.step(side, core.buffer.elem(), arms[i].node.slot.get(), NO_SLEEPER) };
         if step != Step::Wait {
-            outcome = Some((i, step));
+            found = Some((i, step));
             break;
         }
     }
     cores.by_ref().for_each(Core::unlock);
-    outcome.map_or(Found::Nothing, |(i, step)| Found::of(here, i, step))
+    found.map_or(Found::Nothing, |(i, step)| Found::of(here, i, step))
 }
