@@ -12,7 +12,7 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::mutex_word_rs::{MutexWord, Next, Unlocked};
+use crate::mutex_word_rs::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use crate::queued_waiter::QueuedWaiter;
 use crate::shim::{AtomicU32, Half, Mutation, Op, Part, is_broken};
 
@@ -61,8 +61,9 @@ impl Model {
         })
     }
 
+    /// Locks the mutex. Returns false if the deadline passed.
     fn lock(&self, deadline: Deadline, spins: Spins) -> bool {
-        if self.word.lock_fast() || self.word.try_lock(false) {
+        if self.word.lock_fast() || self.word.try_lock(Contender::default()) {
             return true;
         }
         let (mut woken, mut starving, mut again) = (false, false, false);
@@ -70,13 +71,13 @@ impl Model {
             if spins == Spins::Yes && !woken {
                 woken = self.word.announce();
             }
-            if self.word.try_lock(woken) {
+            if self.word.try_lock(Contender { owns_woken: woken, starving }) {
                 return true;
             }
             let waiter = QueuedWaiter::new();
             {
                 let mut queue = self.queue.lock().unwrap();
-                if !self.word.join_queue(woken, starving) {
+                if !self.word.join_queue(Contender { owns_woken: woken, starving }) {
                     continue;
                 }
                 if again {
@@ -112,7 +113,7 @@ impl Model {
 
     fn deserted(&self) {
         if !is_broken(Part::EmptyQueue) {
-            self.word.deserted();
+            self.word.queue_emptied();
         }
     }
 
@@ -131,19 +132,21 @@ impl Model {
     fn take_next(&self) -> Option<(Arc<QueuedWaiter<Word>>, Word)> {
         let mut queue = self.queue.lock().unwrap();
         match self.word.next() {
-            Next::Nobody => None,
-            Next::Wake => {
+            NextWaiter::None => None,
+            NextWaiter::Wake => {
                 let first = self.take_first(&mut queue)?;
-                let announced = self.word.woke(!queue.is_empty());
+                let announced = self.word.woke(state_of(&queue));
                 Some((first, if announced { Word::Try } else { Word::TryUnannounced }))
             }
-            Next::HandOver => {
+            NextWaiter::HandOver => {
                 let Some(first) = self.take_first(&mut queue) else {
                     let _ = self.word.unlock();
                     return None;
                 };
-                let rest = !queue.is_empty();
-                self.word.handed_over(rest, rest && self.starves);
+                let rest = state_of(&queue);
+                let starving = rest == QueueState::NotEmpty && self.starves;
+                let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
+                self.word.handed_over(rest, mode);
                 let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
                 Some((first, word))
             }
@@ -174,12 +177,16 @@ impl Model {
     /// Asserts at the end that the mutex is free, the queue empty and all work visible.
     fn check(&self, n: u32) {
         assert!(self.queue.lock().unwrap().is_empty());
-        assert!(self.word.try_lock(false), "still locked, or starving");
+        assert!(self.word.try_lock(Contender::default()), "still locked, or starving");
         // SAFETY: as above.
         self.data.with(|data| assert_eq!(unsafe { *data }, n));
         assert_eq!(self.word.unlock(), Unlocked::Done);
         assert!(self.word.lock_fast());
     }
+}
+
+fn state_of<T>(queue: &VecDeque<T>) -> QueueState {
+    if queue.is_empty() { QueueState::Empty } else { QueueState::NotEmpty }
 }
 
 fn run(bound: Bound, starves: bool, threads: u32, rounds: u32) {

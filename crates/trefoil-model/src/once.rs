@@ -7,7 +7,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail};
-use crate::once_word_rs::{Begin, OnceWord};
+use crate::once_word_rs::{Begin, InitResult, OnceWord};
 use crate::shim::{AtomicUsize, Half, Mutation, Op};
 
 /// The number of waiters; place `(i + 1) * 4` belongs to waiter `i`.
@@ -56,7 +56,8 @@ impl Model {
                         // SAFETY: loom reports any concurrent access.
                         self.effect.with_mut(|e| unsafe { *e += 1 });
                     }
-                    self.wake(self.word.finish(fails));
+                    let result = if fails { InitResult::Retry } else { InitResult::Done };
+                    self.wake(self.word.finish(result));
                     if fails {
                         return false;
                     }

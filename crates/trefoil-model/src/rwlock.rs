@@ -12,7 +12,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
 use crate::queued_waiter::QueuedWaiter;
-use crate::rwlock_word_rs::{Left, RwLockWord};
+use crate::rwlock_word_rs::{ReadUnlock, RwLockWord};
 use crate::shim::{AtomicU32, Half, Mutation, Op};
 
 type Queue = Mutex<Vec<Arc<QueuedWaiter<()>>>>;
@@ -71,11 +71,11 @@ impl Model {
 
     /// Enters as a reader. Returns false if the deadline passed.
     fn read(&self, deadline: Deadline) -> bool {
-        while !self.word.enter() {
+        while !self.word.try_read() {
             let waiter = QueuedWaiter::new();
             {
                 let mut queue = queue(&self.readers);
-                if !self.word.wait_at_door() {
+                if !self.word.queue_reader() {
                     continue;
                 }
                 queue.push(waiter.clone());
@@ -91,7 +91,9 @@ impl Model {
     }
 
     fn read_end(&self) {
-        if self.word.leave() == Left::Done || self.mutation == StepMutation::SilentReader {
+        if self.word.read_unlock() == ReadUnlock::Done
+            || self.mutation == StepMutation::SilentReader
+        {
             return;
         }
         let writer = {
@@ -107,7 +109,7 @@ impl Model {
     /// Enters as a writer, which holds the mutex of the writers. Returns None if the deadline passed.
     fn write(&self, deadline: Deadline) -> Option<MutexGuard<'_, ()>> {
         let guard = self.writers.lock().expect("a panic ends the model");
-        if self.word.close() {
+        if self.word.exclude_readers() {
             return Some(guard);
         }
         let waiter = QueuedWaiter::new();
@@ -131,7 +133,7 @@ impl Model {
     }
 
     fn write_end(&self, guard: MutexGuard<'_, ()>, stay: u32) {
-        if !self.word.try_open(stay) {
+        if !self.word.try_write_unlock(stay) {
             self.open_slow(stay);
         }
         drop(guard);
@@ -141,7 +143,7 @@ impl Model {
         let readers: Vec<_> = {
             let mut queue = queue(&self.readers);
             let readers: Vec<_> = queue.drain(..).filter(|waiter| waiter.claim()).collect();
-            self.word.open(stay + readers.len() as u32);
+            self.word.write_unlock(stay + readers.len() as u32);
             readers
         };
         readers.iter().for_each(|reader| reader.wake(()));
@@ -195,9 +197,9 @@ fn check(bound: Bound, mutation: StepMutation, parts: &'static [Part]) {
             wrote += thread.join().expect("a panic ends the model");
         }
         // The lock is free, the queues are empty, all work is visible.
-        assert_eq!(model.word.look(), (0, false));
+        assert_eq!(model.word.snapshot(), (0, false));
         assert!(queue(&model.readers).is_empty() && queue(&model.writer).is_empty());
-        assert!(model.word.try_close());
+        assert!(model.word.try_write());
         assert_eq!(model.value(), wrote);
     });
 }

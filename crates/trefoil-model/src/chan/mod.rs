@@ -16,8 +16,8 @@ mod handle;
 mod queue;
 pub(crate) mod select;
 
-use self::buffer::Of;
-use self::core::{Core, Ended, Side};
+use self::buffer::TypedElem;
+use self::core::{ChanSide, Core, OpResult};
 use self::handle::Handle;
 use crate::sched::Rt;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -31,9 +31,9 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
-    fn because(ended: Option<Ended>) -> Failed {
+    fn because(ended: Option<OpResult>) -> Failed {
         match ended {
-            Some(Ended::TimedOut) => Failed::TimedOut,
+            Some(OpResult::TimedOut) => Failed::TimedOut,
             Some(_) => Failed::Closed,
             None => Failed::NotNow,
         }
@@ -109,8 +109,10 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().operate(Side::Send, Of::<T>::ELEM, slot, deadline) } {
-            Ended::Done => Ok(()),
+        match unsafe {
+            self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
+        } {
+            OpResult::Done => Ok(()),
             ended => Err((ManuallyDrop::into_inner(value), Failed::because(Some(ended)))),
         }
     }
@@ -120,8 +122,8 @@ impl<T> Sender<T> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().attempt(Side::Send, Of::<T>::ELEM, slot) } {
-            Some(Ended::Done) => Ok(()),
+        match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
+            Some(OpResult::Done) => Ok(()),
             ended => Err((ManuallyDrop::into_inner(value), Failed::because(ended))),
         }
     }
@@ -132,14 +134,15 @@ impl<T> Sender<T> {
     {
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is one, and Copy.
-        let _ = unsafe { self.core().attempt_in(Some(rt), Side::Send, Of::<T>::ELEM, slot) };
+        let _ =
+            unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
 
-    pub(crate) fn leave_open(self) {
+    pub(crate) fn drop_keep_open(self) {
         let mut this = ManuallyDrop::new(self);
         if !std::thread::panicking() {
             // SAFETY: once, and it is not used any more.
-            unsafe { ManuallyDrop::take(&mut this.0) }.leave_open();
+            unsafe { ManuallyDrop::take(&mut this.0) }.drop_keep_open();
         }
     }
 
@@ -160,8 +163,8 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for one, and holds one if this is `Done`.
         unsafe {
-            match core.operate(Side::Recv, Of::<T>::ELEM, slot, deadline) {
-                Ended::Done => Ok(value.assume_init()),
+            match core.blocking_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot, deadline) {
+                OpResult::Done => Ok(value.assume_init()),
                 ended => Err(Failed::because(Some(ended))),
             }
         }
@@ -174,8 +177,8 @@ impl<T> Receiver<T> {
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for one, and holds one if this is `Done`.
         unsafe {
-            match core.attempt(Side::Recv, Of::<T>::ELEM, slot) {
-                Some(Ended::Done) => Ok(value.assume_init()),
+            match core.try_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot) {
+                Some(OpResult::Done) => Ok(value.assume_init()),
                 ended => Err(Failed::because(ended)),
             }
         }

@@ -4,10 +4,10 @@
 #[path = "../../../trefoil/src/chan/select/passes.rs"]
 mod passes;
 
-use super::core::Side;
+use super::core::ChanSide;
 use super::{Receiver, Sender};
 use crate::sys::clock::NEVER;
-use passes::{Arm, Target, poll, select};
+use passes::{Arm, ArmTarget, Outcome, poll, select};
 
 /// One operation of a select.
 pub(crate) enum Case<'a> {
@@ -55,8 +55,8 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
         // SAFETY: the slots stay until the select has ended, and values are Copy.
         unsafe {
             match case {
-                Case::Send(tx, _) => Arm::channel(Some(tx.core()), Side::Send, slot),
-                Case::Recv(rx) => Arm::channel(rx.core(), Side::Recv, slot),
+                Case::Send(tx, _) => Arm::channel(Some(tx.core()), ChanSide::Send, slot),
+                Case::Recv(rx) => Arm::channel(rx.core(), ChanSide::Recv, slot),
             }
         }
     });
@@ -67,7 +67,7 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     };
     match chosen {
         None => Chose::Nothing,
-        Some(chosen) if !chosen.done => Chose::Closed(chosen.index),
+        Some(chosen) if chosen.outcome != Outcome::Moved => Chose::Closed(chosen.index),
         Some(chosen) => match cases[chosen.index] {
             Case::Send(..) => Chose::Sent(chosen.index),
             Case::Recv(_) => Chose::Received(chosen.index, values[chosen.index]),
@@ -75,5 +75,5 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     }
 }
 
-/// Keeps the compiler from calling `Target::After` unused.
-const _: fn(u64) -> Target<'static> = Target::After;
+/// Keeps the compiler from calling `ArmTarget::After` unused.
+const _: fn(u64) -> ArmTarget<'static> = ArmTarget::After;

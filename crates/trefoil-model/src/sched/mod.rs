@@ -52,18 +52,13 @@ fn me() -> usize {
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 
-/// A P, reduced to its random numbers.
-pub(crate) struct P;
+pub(crate) mod rng {
+    //! The random numbers of a P.
 
-pub(crate) struct Local {
-    pub(crate) rng: Rng,
-}
+    use super::{Cell, RANDOM, Rt};
 
-pub(crate) struct Rng;
-
-impl Rng {
     /// Not random: a model must do the same thing each time.
-    pub(crate) fn next(&mut self) -> u64 {
+    pub(crate) fn random(_: Option<Rt>) -> u64 {
         RANDOM.with(Cell::get)
     }
 }
@@ -73,20 +68,8 @@ impl Rt {
         Some(Rt(me()))
     }
 
-    pub(crate) fn p(self) -> P {
-        P
-    }
-
     pub(crate) fn sched(self) -> &'static Sched {
         &Sched
-    }
-}
-
-impl P {
-    /// # Safety
-    /// None here. The real function needs the P to be the caller's.
-    pub(crate) unsafe fn local(&self) -> Local {
-        Local { rng: Rng }
     }
 }
 

@@ -10,12 +10,12 @@ mod timer;
 pub(crate) use timer::{Ticker, Timer, after_func};
 
 use crate::chan::{Receiver, bounded};
-use slot::{Job, Slot};
+use slot::{Job, Owner, TimerSlot};
 use std::time::Instant;
 
 /// A timer whose `stop` drains the channel first.
 pub(crate) struct DrainsFirst {
-    slot: &'static Slot,
+    slot: &'static TimerSlot,
     pub(crate) receiver: Receiver<Instant>,
 }
 
@@ -23,7 +23,7 @@ impl DrainsFirst {
     pub(crate) fn new() -> DrainsFirst {
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::send(sender), 1, 0, false);
+        slot.start(Job::send(sender), 1, 0, Owner::Handle);
         DrainsFirst { slot, receiver }
     }
 

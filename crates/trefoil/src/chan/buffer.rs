@@ -1,9 +1,8 @@
-//! What lies in a channel: a ring of fixed size, or a chain of blocks that grows.
+//! The values in a channel: a ring of fixed size, or a chain of blocks that grows.
 //!
-//! The buffer does not know the type of its elements, only their size; [`Elem`] says how one is
-//! moved.
-//! The operations of a channel know the type (one move instruction for a small one), a select does
-//! not (it handles channels of different types in one loop).
+//! The buffer does not know the type of its elements, only their size; an [`Elem`] moves them. The
+//! operations of a channel know the type (one move instruction for a small one). A select does not:
+//! it handles channels of different types in one loop.
 //!
 //! ```text
 //!   ring     base: . . a b c d . .          at: index of a;  d's successor is (at + len) % cap
@@ -14,14 +13,15 @@
 //! Invariants:
 //! 1. Everything here is touched under the channel's lock, except `len`, `cap` and `discarded`,
 //!    which are also read without it.
-//! 2. `len` is what a look from outside may rely on: it never passes through a wrong value.
-//! 3. Nothing here allocates or frees: blocks are brought in by [`Buffer::lend`] and carried out by
-//!    [`Buffer::take_discarded`], outside the lock (sched/mod.rs, rule 2).
-//! 4. Elements of size zero need no place: their buffer is a ring without memory, also an unbounded
-//!    one.
+//! 2. A read of `len` without the lock is reliable: `len` never has a wrong value in between.
+//! 3. Nothing here allocates or frees under the lock: [`Buffer::add_spare`] brings blocks in and
+//!    [`Buffer::take_discarded`] takes them out, and their memory is allocated and freed outside
+//!    (sched/mod.rs, rule 2).
+//! 4. Elements of size zero need no memory: their buffer is a ring without memory, even if it is
+//!    unbounded.
 //!
-//! Rejected: a ring that doubles for unbounded channels. It moves everything under the lock: a
-//! million elements are a millisecond in which nobody sends.
+//! Rejected: for unbounded channels, a ring that doubles. It moves all elements under the lock:
+//! with a million elements no goroutine could send for a millisecond.
 
 use super::cells::{AtomicPtr, AtomicUsize, Cell, Ordering};
 use std::alloc::{Layout, handle_alloc_error};
@@ -30,58 +30,58 @@ use std::ptr::null_mut;
 
 /// Capacity of an unbounded channel.
 pub(super) const UNBOUNDED: usize = usize::MAX;
-/// Bytes of elements in a block, roughly.
+/// Approximate number of bytes of elements in a block.
 const BLOCK_BYTES: usize = 2048;
-/// Elements in a block, at most.
+/// Largest number of elements in a block.
 const BLOCK_MAX: usize = 64;
 
-/// How an element is moved.
+/// Moves elements of one size.
 pub(super) trait Elem: Copy {
     fn size(self) -> usize;
     /// # Safety
-    /// `from` is a value of the channel's type, `to` has room for one; `from` is not used as one
-    /// again.
+    /// `from` is a value of the channel's type, and `to` has room for one. The value at `from` is
+    /// not used again.
     unsafe fn copy(self, from: *const u8, to: *mut u8);
 }
 
 /// Elements of a known type.
-pub(super) struct Of<T>(PhantomData<T>);
+pub(super) struct TypedElem<T>(PhantomData<T>);
 
-impl<T> Of<T> {
-    pub(super) const ELEM: Of<T> = Of(PhantomData);
+impl<T> TypedElem<T> {
+    pub(super) const ELEM: TypedElem<T> = TypedElem(PhantomData);
 }
 
-impl<T> Clone for Of<T> {
+impl<T> Clone for TypedElem<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for Of<T> {}
+impl<T> Copy for TypedElem<T> {}
 
-impl<T> Elem for Of<T> {
+impl<T> Elem for TypedElem<T> {
     #[inline(always)]
     fn size(self) -> usize {
         size_of::<T>()
     }
     #[inline(always)]
     unsafe fn copy(self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller's; both are aligned for T, as all slots of the channel are.
+        // SAFETY: the caller's guarantee; both are aligned for T, as all slots of the channel are.
         unsafe { to.cast::<T>().copy_from_nonoverlapping(from.cast::<T>(), 1) };
     }
 }
 
 /// Elements of a known size.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes(pub(super) usize);
+pub(super) struct UntypedElem(pub(super) usize);
 
-impl Elem for Bytes {
+impl Elem for UntypedElem {
     #[inline(always)]
     fn size(self) -> usize {
         self.0
     }
     #[inline(always)]
     unsafe fn copy(self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller's. A word is the usual size, and worth the branch.
+        // SAFETY: the caller's guarantee. A word is the usual size, and worth the branch.
         unsafe {
             if self.0 == 8 {
                 to.copy_from_nonoverlapping(from, 8);
@@ -92,12 +92,12 @@ impl Elem for Bytes {
     }
 }
 
-/// The first word of a block; elements follow.
-struct Block {
-    next: Cell<*mut Block>,
+/// The first word of a block; the elements follow.
+struct BlockHeader {
+    next: Cell<*mut BlockHeader>,
 }
 
-/// See the head of the file. Its channel's lock guards it.
+/// See the head of the file. The lock of its channel guards it.
 #[repr(C)]
 pub(super) struct Buffer {
     len: AtomicUsize,
@@ -109,17 +109,17 @@ pub(super) struct Buffer {
     elem_align: u32,
     // Chains only.
     end: Cell<u32>,
-    last: Cell<*mut Block>,
+    last: Cell<*mut BlockHeader>,
     /// A block in reserve.
-    spare: Cell<*mut Block>,
-    /// Blocks to be freed.
-    discarded: AtomicPtr<Block>,
+    spare: Cell<*mut BlockHeader>,
+    /// Blocks that are used up and must be freed.
+    discarded: AtomicPtr<BlockHeader>,
     elem_size: usize,
 }
 
 impl Buffer {
-    /// An empty buffer for `cap` elements of type T, with the memory of its ring ([`ring_layout`]), which it does not
-    /// own.
+    /// Creates an empty buffer for `cap` elements of type T. `ring` is the memory of its ring
+    /// ([`ring_layout`]), which it does not own.
     pub(super) fn new<T>(cap: usize, ring: *mut u8) -> Buffer {
         Buffer {
             len: AtomicUsize::new(0),
@@ -135,14 +135,14 @@ impl Buffer {
         }
     }
 
-    /// The layout of its ring.
+    /// Returns the layout of its ring.
     pub(super) fn ring_layout(&self) -> Layout {
         ring_layout(self.cap, self.elem_size, self.elem_align as usize)
     }
 
     #[inline]
-    pub(super) fn elem(&self) -> Bytes {
-        Bytes(self.elem_size)
+    pub(super) fn elem(&self) -> UntypedElem {
+        UntypedElem(self.elem_size)
     }
 
     #[inline]
@@ -150,7 +150,8 @@ impl Buffer {
         self.cap
     }
 
-    /// How many lie here. Acquire: what a look without the lock sees next is not older than this.
+    /// Returns the number of elements. Acquire: what a thread without the lock reads next is not
+    /// older than this.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
@@ -167,13 +168,14 @@ impl Buffer {
         self.cap == UNBOUNDED && elem.size() != 0
     }
 
-    /// Index `i` of the ring, for `i` below twice the capacity.
+    /// Returns the index in the ring for `i`, which is below twice the capacity.
     #[inline]
     fn wrap(&self, i: usize) -> usize {
         if i >= self.cap { i - self.cap } else { i }
     }
 
-    /// Appends the value at `from`; there is room by `cap`. False: the chain needs a block first.
+    /// Appends the value at `from`; `len` is below `cap`. Returns false if the chain needs a block
+    /// first.
     ///
     /// # Safety
     /// The lock is held; `elem` is this channel's; `from` is a value, which moves.
@@ -217,7 +219,7 @@ impl Buffer {
                 elem.copy(self.slot_in(self.base.get().cast(), at), to);
                 self.at.set(at + 1);
                 if len == 1 {
-                    // The only block (others would hold something): begin it again.
+                    // This is the only block, because others would contain elements: reuse it.
                     self.at.set(0);
                     self.end.set(0);
                 } else if at + 1 == self.block_len() {
@@ -231,8 +233,8 @@ impl Buffer {
         self.set_len(len - 1);
     }
 
-    /// Moves the first value to `to` and appends the one at `from`, in a full ring: it takes the
-    /// first one's place. Outside nobody sees the ring less than full (invariant 2).
+    /// Moves the first value of a full ring to `to`, and puts the value at `from` into its place,
+    /// as the last one. A thread without the lock never sees the ring less than full (invariant 2).
     ///
     /// # Safety
     /// As for `push` and `pop`; the ring is full.
@@ -252,7 +254,7 @@ impl Buffer {
     #[inline]
     unsafe fn ring_slot<E: Elem>(&self, elem: E, i: usize) -> *mut u8 {
         if elem.size() == 0 {
-            // Any aligned address will do.
+            // Any aligned address is valid.
             return std::ptr::without_provenance_mut(self.elem_align as usize);
         }
         debug_assert!(i < self.cap);
@@ -265,25 +267,25 @@ impl Buffer {
         (BLOCK_BYTES / self.elem_size.max(1)).clamp(1, BLOCK_MAX)
     }
 
-    /// Layout of a block, and where its elements begin.
+    /// Returns the layout of a block, and the offset of its elements.
     fn block_layout(&self) -> (Layout, usize) {
         let elements = self.elem_size * self.block_len();
         let elements = Layout::from_size_align(elements, self.elem_align as usize);
-        match elements.and_then(|elements| Layout::new::<Block>().extend(elements)) {
+        match elements.and_then(|elements| Layout::new::<BlockHeader>().extend(elements)) {
             Ok(layout) => layout,
             Err(_) => panic!("elements of {} bytes are too large", self.elem_size),
         }
     }
 
     #[inline]
-    unsafe fn slot_in(&self, block: *mut Block, i: usize) -> *mut u8 {
+    unsafe fn slot_in(&self, block: *mut BlockHeader, i: usize) -> *mut u8 {
         debug_assert!(i < self.block_len());
-        let first = size_of::<Block>().next_multiple_of(self.elem_align as usize);
+        let first = size_of::<BlockHeader>().next_multiple_of(self.elem_align as usize);
         // SAFETY: inside the block, by its layout.
         unsafe { block.cast::<u8>().add(first + i * self.elem_size) }
     }
 
-    /// The spare block becomes the last one.
+    /// Makes the spare block the last one of the chain.
     unsafe fn append_spare(&self) {
         let block = self.spare.replace(null_mut());
         if self.base.get().is_null() {
@@ -297,9 +299,10 @@ impl Buffer {
         self.end.set(0);
     }
 
-    /// The first block is used up and another follows: it becomes the spare one, or is discarded.
+    /// Removes the first block, which is used up and has a successor: it becomes the spare one, or
+    /// is discarded.
     unsafe fn drop_first_block(&self) {
-        let block: *mut Block = self.base.get().cast();
+        let block: *mut BlockHeader = self.base.get().cast();
         // SAFETY: the chain's first block.
         let block_ref = unsafe { &*block };
         self.base.set(block_ref.next.replace(null_mut()).cast());
@@ -312,39 +315,41 @@ impl Buffer {
         }
     }
 
-    /// Outside the lock: a block for [`Buffer::lend`].
-    pub(super) fn allocate(&self) -> Lent {
+    /// Allocates a block for [`Buffer::add_spare`]. Called without the lock.
+    pub(super) fn allocate(&self) -> Blocks {
         let layout = self.block_layout().0;
-        // SAFETY: the size is not zero: it has at least the header.
-        let block: *mut Block = unsafe { std::alloc::alloc(layout) }.cast();
+        // SAFETY: the size is not zero, because of the header.
+        let block: *mut BlockHeader = unsafe { std::alloc::alloc(layout) }.cast();
         if block.is_null() {
             handle_alloc_error(layout);
         }
-        // SAFETY: fresh, and large enough.
-        unsafe { block.write(Block { next: Cell::new(null_mut()) }) };
-        Lent { block, layout }
+        // SAFETY: newly allocated, and large enough.
+        unsafe { block.write(BlockHeader { next: Cell::new(null_mut()) }) };
+        Blocks { first: block, layout }
     }
 
-    /// Under the lock: keeps `lent` for the next push that needs it, if there is none in reserve.
-    pub(super) fn lend(&self, lent: &mut Lent) {
+    /// Keeps `block` for the next push that needs one, unless there is a spare block already.
+    /// Called under the lock.
+    pub(super) fn add_spare(&self, block: &mut Blocks) {
         if self.spare.get().is_null() {
-            self.spare.set(std::mem::replace(&mut lent.block, null_mut()));
+            self.spare.set(std::mem::replace(&mut block.first, null_mut()));
         }
     }
 
-    /// Without the lock: are there blocks to be freed?
+    /// Returns, without the lock, whether there are blocks to free.
     #[inline]
     pub(super) fn has_discarded(&self) -> bool {
         !self.discarded.load(Ordering::Relaxed).is_null()
     }
 
-    /// Under the lock: takes them out, to be dropped outside.
-    pub(super) fn take_discarded(&self) -> Lent {
-        let block = self.discarded.swap(null_mut(), Ordering::Relaxed);
-        Lent { block, layout: self.block_layout().0 }
+    /// Takes out the used-up blocks. Called under the lock; the caller drops them outside.
+    pub(super) fn take_discarded(&self) -> Blocks {
+        let first = self.discarded.swap(null_mut(), Ordering::Relaxed);
+        Blocks { first, layout: self.block_layout().0 }
     }
 
-    /// Under the lock: takes everything out, to be dropped outside, and leaves the buffer empty.
+    /// Takes out all elements, and leaves the buffer empty. Called under the lock; the caller drops
+    /// the elements outside.
     pub(super) fn take_all(&self) -> Contents {
         let contents = Contents { len: self.len(), at: self.at.replace(0), base: self.base.get() };
         if self.cap == UNBOUNDED && self.elem_size != 0 {
@@ -356,36 +361,36 @@ impl Buffer {
         contents
     }
 
-    /// The next of `contents`, which was taken from this buffer; None at the end. A chain's blocks
-    /// are freed on the way.
+    /// Returns the next element of `contents`, which was taken from this buffer, or None at the
+    /// end. Frees the blocks of a chain that it has used up.
     ///
     /// # Safety
-    /// Nobody pushes to this buffer any more (a ring's contents still lie in it), and T is its
-    /// type.
+    /// No thread pushes to this buffer any more (the contents of a ring are still in it), and T is
+    /// its type.
     pub(super) unsafe fn next_of<T>(&self, contents: &mut Contents) -> Option<T> {
-        let chain = self.is_chain(Of::<T>::ELEM);
+        let chain = self.is_chain(TypedElem::<T>::ELEM);
         if contents.len == 0 {
             if chain && !contents.base.is_null() {
-                let block = std::mem::replace(&mut contents.base, null_mut()).cast();
-                drop(Lent { block, layout: self.block_layout().0 });
+                let first = std::mem::replace(&mut contents.base, null_mut()).cast();
+                drop(Blocks { first, layout: self.block_layout().0 });
             }
             return None;
         }
         let at = contents.at;
         contents.len -= 1;
-        // SAFETY: as in `pop`; the contents are the caller's alone.
+        // SAFETY: as in `pop`; the contents belong to the caller alone.
         unsafe {
             if !chain {
                 contents.at = self.wrap(at + 1);
-                return Some(self.ring_slot(Of::<T>::ELEM, at).cast::<T>().read());
+                return Some(self.ring_slot(TypedElem::<T>::ELEM, at).cast::<T>().read());
             }
-            let block: *mut Block = contents.base.cast();
+            let block: *mut BlockHeader = contents.base.cast();
             let value = self.slot_in(block, at).cast::<T>().read();
             contents.at = at + 1;
             if contents.at == self.block_len() && contents.len > 0 {
                 contents.at = 0;
                 contents.base = (*block).next.replace(null_mut()).cast();
-                drop(Lent { block, layout: self.block_layout().0 });
+                drop(Blocks { first: block, layout: self.block_layout().0 });
             }
             Some(value)
         }
@@ -393,20 +398,21 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// The values are gone already (`take_all`); this is the memory of a chain. A ring's is the channel's.
+    /// Frees the memory of a chain. The values are gone already (`take_all`), and the memory of a
+    /// ring belongs to the channel.
     fn drop(&mut self) {
         let base = self.base.get();
         if self.cap != UNBOUNDED {
             return;
         }
         let layout = self.block_layout().0;
-        for block in [base.cast(), self.spare.get(), self.discarded.load(Ordering::Relaxed)] {
-            drop(Lent { block, layout });
+        for first in [base.cast(), self.spare.get(), self.discarded.load(Ordering::Relaxed)] {
+            drop(Blocks { first, layout });
         }
     }
 }
 
-/// The layout of a ring: nothing for channels without one.
+/// Returns the layout of a ring. Its size is 0 for a channel without one.
 pub(super) fn ring_layout(cap: usize, elem_size: usize, elem_align: usize) -> Layout {
     let cap = if cap == UNBOUNDED { 0 } else { cap };
     let layout = cap.checked_mul(elem_size).map(|size| Layout::from_size_align(size, elem_align));
@@ -416,17 +422,20 @@ pub(super) fn ring_layout(cap: usize, elem_size: usize, elem_align: usize) -> La
     }
 }
 
-/// Blocks outside of any channel: freed when dropped.
-pub(super) struct Lent {
-    block: *mut Block,
+/// Blocks that belong to no channel.
+///
+/// # Drop
+/// Frees them.
+pub(super) struct Blocks {
+    first: *mut BlockHeader,
     layout: Layout,
 }
 
-impl Drop for Lent {
+impl Drop for Blocks {
     fn drop(&mut self) {
-        let mut block = self.block;
+        let mut block = self.first;
         while !block.is_null() {
-            // SAFETY: made by `allocate` with this layout, and in nobody else's hands.
+            // SAFETY: `allocate` made it with this layout, and no channel contains it any more.
             unsafe {
                 let next = (*block).next.get();
                 std::alloc::dealloc(block.cast(), self.layout);
@@ -436,7 +445,7 @@ impl Drop for Lent {
     }
 }
 
-/// What [`Buffer::take_all`] took.
+/// The elements that [`Buffer::take_all`] took out.
 pub(super) struct Contents {
     len: usize,
     at: usize,

@@ -1,4 +1,4 @@
-//! A channel without its type: a lock, a buffer, and two lists of those who wait.
+//! A channel without its type: a lock, a buffer, and two queues of waiters.
 //!
 //! # States
 //! | state | buffer | receivers wait | senders wait |
@@ -6,34 +6,33 @@
 //! | idle | neither empty nor full | no | no |
 //! | empty | empty | maybe | only if the capacity is 0, and then no receiver |
 //! | full | full | no | maybe |
-//! | closed | what is left | no | no |
+//! | closed | values that are left | no | no |
 //!
-//! "Wait" means: can be claimed. Stale nodes (queue.rs) may lie in the lists at any time.
+//! "Wait" means: can be claimed. The queues may contain stale sudogs (queue.rs) at any time.
 //!
-//! As in Go, a value goes directly to a receiver that waits, past the buffer; and when a receiver
-//! takes the head of a full buffer, the first waiting sender's value takes the tail in the same
-//! step. So those who wait are served in their order, and nobody who comes later overtakes.
+//! As in Go, a value goes directly to a receiver that waits, past the buffer. When a receiver takes
+//! the head of a full buffer, the value of the first waiting sender takes the tail in the same
+//! step. So waiters are served in their order, and no later operation overtakes them.
 //!
 //! Invariants:
-//! 1. `lock` guards everything but the reads named here: `closed`, the buffer's `len`, the lists'
-//!    `first`.
-//! 2. The lock is held only inside the runtime (or on a plain thread), and under it nobody
-//!    allocates, frees, wakes, or runs the user's code: values are moved as bytes, and dropped
-//!    outside.
+//! 1. `lock` guards everything except these reads without it: `closed`, the buffer's `len`, the
+//!    queues' `first`.
+//! 2. The lock is held only inside the runtime (or on a plain thread). Its holder does not
+//!    allocate, free, wake, or run user code: values are moved as bytes, and dropped outside.
 //! 3. `closed` is set once, under the lock.
-//! 4. A look without the lock that finds the channel empty (full) *and after that* not closed has
-//!    seen it empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may say
-//!    so.
-//! 5. A thread holds several channels' locks only in the order of their addresses (select.rs).
+//! 4. A probe without the lock that finds the channel empty (full), *and after that* not closed,
+//!    has seen it empty (full) and open at one moment, because of 3. So `try_recv` (`try_send`) may
+//!    say so.
+//! 5. A thread locks several channels only in the order of their addresses (select/passes.rs).
 //!
-//! Rejected: lock-free rings as in crossbeam. They are quicker when both sides run in parallel, but
-//! have neither the handoff nor the order of waiters, and a select over them needs a second
-//! protocol.
+//! Rejected: lock-free rings as in crossbeam. They are faster when both sides run in parallel, but
+//! they have neither the direct handoff nor the order of waiters, and a select over them needs a
+//! second protocol.
 
-use super::buffer::{Buffer, Elem, Lent, Of};
+use super::buffer::{Blocks, Buffer, Elem, TypedElem};
 use super::cells::{AtomicBool, AtomicU32, Ordering};
 use super::lock::ChanLock;
-use super::queue::{List, Node, Taken};
+use super::queue::{Sudog, WaitQueue, WakeList};
 use crate::sched::Rt;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
@@ -42,74 +41,75 @@ use std::mem::MaybeUninit;
 
 /// See the head of the file.
 ///
-/// Two lines: in the first what every operation changes, in the second what only those of
-/// unbounded channels do. The ring comes after it (handle.rs).
+/// Two cache lines: the first has what every operation changes, the second what only operations of
+/// unbounded channels change. The ring follows (handle.rs).
 #[repr(C, align(64))]
 pub(crate) struct Core {
     lock: ChanLock,
-    receivers: List,
-    senders: List,
+    receivers: WaitQueue,
+    senders: WaitQueue,
     pub(super) buffer: Buffer,
     closed: AtomicBool,
-    /// One side has no handles left; the other side's last one frees the channel (handle.rs).
-    pub(super) half_dead: AtomicBool,
+    /// One side has no handles left; the last handle of the other side frees the channel
+    /// (handle.rs).
+    pub(super) one_side_gone: AtomicBool,
     pub(super) sender_count: AtomicU32,
     pub(super) receiver_count: AtomicU32,
-    /// Where its memory begins: so many bytes before it (handle.rs).
-    pub(super) shift: u32,
+    /// Bytes between the beginning of the allocation and the `Core` (handle.rs).
+    pub(super) alloc_offset: u32,
 }
 
-// SAFETY: invariant 1; the nodes in the lists are shared by the rules of queue.rs. Whether the
-// values may cross threads is said by `Sender` and `Receiver`.
+// SAFETY: invariant 1; the sudogs in the queues are shared by the rules of queue.rs. `Sender` and
+// `Receiver` decide whether the values may cross threads.
 unsafe impl Sync for Core {}
 // SAFETY: as above.
 unsafe impl Send for Core {}
 
-/// Nobody: for operations that are no part of a select.
-pub(super) const NOBODY: usize = 0;
+/// The sleeper that stands for none: for operations that are no part of a select.
+pub(super) const NO_SLEEPER: usize = 0;
 
-/// What an operation under the lock came to.
+/// The result of an operation under the lock.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The value has moved. The sleeper, if not [`NOBODY`], is to be woken after the lock is given
-    /// back.
+    /// The value has moved. The caller wakes the sleeper, unless it is [`NO_SLEEPER`], after it has
+    /// released the lock.
     Done(usize),
-    /// Not now.
+    /// The operation must wait.
     Wait,
     Closed,
-    /// A chain needs a block ([`Core::grow_slow`]); then try again.
+    /// A chain needs a block ([`Core::grow_slow`]); then the caller tries again.
     NoBlock,
 }
 
-/// Which end of a channel.
+/// The direction of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
+pub(super) enum ChanSide {
     Send,
     Recv,
 }
 
-/// How a wait at a channel ended.
+/// How an operation on a channel ended.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ended {
+pub(super) enum OpResult {
     Done,
     Closed,
     TimedOut,
 }
 
 impl Core {
-    pub(super) fn new<T>(cap: usize, ring: *mut u8, shift: u32) -> Core {
+    pub(super) fn new<T>(cap: usize, ring: *mut u8, alloc_offset: u32) -> Core {
         Core {
             lock: ChanLock::new(),
-            receivers: List::new(),
-            senders: List::new(),
+            receivers: WaitQueue::new(),
+            senders: WaitQueue::new(),
             buffer: Buffer::new::<T>(cap, ring),
             closed: AtomicBool::new(false),
-            half_dead: AtomicBool::new(false),
+            one_side_gone: AtomicBool::new(false),
             sender_count: AtomicU32::new(1),
             receiver_count: AtomicU32::new(1),
-            shift,
+            alloc_offset,
         }
     }
 
@@ -129,75 +129,79 @@ impl Core {
     }
 
     #[inline]
-    fn list(&self, side: Side) -> &List {
+    fn queue(&self, side: ChanSide) -> &WaitQueue {
         match side {
-            Side::Send => &self.senders,
-            Side::Recv => &self.receivers,
+            ChanSide::Send => &self.senders,
+            ChanSide::Recv => &self.receivers,
         }
     }
 
-    /// Without the lock: is there nothing more to come for this side? It stays so: nothing is put into a closed
-    /// channel. (In this order: whoever sees it closed sees what was put there before.) Many may ask a
-    /// closed channel at once, a context's `done` for one, and none of them needs the lock.
+    /// Returns, without the lock, whether every further operation of this side finds the channel
+    /// closed. This is final: no value is put into a closed channel. (`closed` is read first: a
+    /// thread that sees it set also sees the values that were put there before.) Many goroutines
+    /// may ask a closed channel at once, for example the `done` of a context, and none of them
+    /// needs the lock.
     #[inline]
-    fn is_over(&self, side: Side) -> bool {
-        self.is_closed() && (side == Side::Send || self.buffer.len() == 0)
+    fn is_finished(&self, side: ChanSide) -> bool {
+        self.is_closed() && (side == ChanSide::Send || self.buffer.len() == 0)
     }
 
-    /// Without the lock: may an operation of this side go on? If not, it was so at one moment
-    /// (invariant 4).
+    /// Returns, without the lock, whether an operation of this side may be ready. False is exact
+    /// for one moment (invariant 4).
     #[inline]
-    pub(super) fn looks_ready(&self, side: Side) -> bool {
+    pub(super) fn probe_ready(&self, side: ChanSide) -> bool {
         let waiting = match side {
-            Side::Send => self.buffer.len() >= self.buffer.cap() && self.receivers.looks_empty(),
-            Side::Recv => self.buffer.len() == 0 && self.senders.looks_empty(),
+            ChanSide::Send => {
+                self.buffer.len() >= self.buffer.cap() && self.receivers.probe_empty()
+            }
+            ChanSide::Recv => self.buffer.len() == 0 && self.senders.probe_empty(),
         };
         !waiting || self.is_closed()
     }
 
-    /// Under the lock: would an operation of this side go on, for `me`? A stale waiter counts, so
-    /// the operation may still find that it would not.
+    /// Returns whether an operation of this side by `me` is ready. A stale waiter counts, so the
+    /// operation may still have to wait.
     ///
     /// # Safety
     /// The lock is held.
-    pub(super) unsafe fn is_ready(&self, side: Side, me: usize) -> bool {
+    pub(super) unsafe fn is_ready(&self, side: ChanSide, me: usize) -> bool {
         // SAFETY: the lock is held.
         unsafe {
             self.is_closed()
                 || match side {
-                    Side::Send => {
+                    ChanSide::Send => {
                         self.buffer.len() < self.buffer.cap() || self.receivers.has_other(me)
                     }
-                    Side::Recv => self.buffer.len() > 0 || self.senders.has_other(me),
+                    ChanSide::Recv => self.buffer.len() > 0 || self.senders.has_other(me),
                 }
         }
     }
 
-    /// Under the lock: moves a value to `to`, if there is one.
+    /// Moves a value to `to`, if there is one.
     ///
     /// # Safety
     /// The lock is held; `elem` is this channel's; `to` has room for a value.
     #[inline]
     pub(super) unsafe fn recv_step<E: Elem>(&self, elem: E, to: *mut u8, me: usize) -> Step {
-        // SAFETY: the lock is held; a taken sender's slot holds a value until we wake it.
+        // SAFETY: the lock is held; a taken sender's slot holds a value until the sender is woken.
         unsafe {
             let sender = self.senders.take_first(me);
             if self.buffer.len() > 0 {
                 return match sender {
                     Some(sender) => {
                         self.buffer.rotate(elem, sender.slot.get(), to);
-                        Step::Done(sender.answer(true))
+                        Step::Done(sender.complete())
                     }
                     None => {
                         self.buffer.pop(elem, to);
-                        Step::Done(NOBODY)
+                        Step::Done(NO_SLEEPER)
                     }
                 };
             }
             match sender {
                 Some(sender) => {
                     elem.copy(sender.slot.get(), to);
-                    Step::Done(sender.answer(true))
+                    Step::Done(sender.complete())
                 }
                 None if self.is_closed() => Step::Closed,
                 None => Step::Wait,
@@ -205,85 +209,86 @@ impl Core {
         }
     }
 
-    /// Under the lock: moves the value at `from` into the channel, if it can take it.
+    /// Moves the value at `from` into the channel, if there is room or a receiver waits.
     ///
     /// # Safety
-    /// The lock is held; `elem` is this channel's; `from` is a value, which moves if this is
+    /// The lock is held; `elem` is this channel's; `from` is a value, which moves if the result is
     /// `Done`.
     #[inline]
     pub(super) unsafe fn send_step<E: Elem>(&self, elem: E, from: *const u8, me: usize) -> Step {
         if self.is_closed() {
             return Step::Closed;
         }
-        // SAFETY: the lock is held; a taken receiver's slot has room until we wake it.
+        // SAFETY: the lock is held; a taken receiver's slot has room until the receiver is woken.
         unsafe {
             if let Some(receiver) = self.receivers.take_first(me) {
                 elem.copy(from, receiver.slot.get());
-                return Step::Done(receiver.answer(true));
+                return Step::Done(receiver.complete());
             }
             if self.buffer.len() >= self.buffer.cap() {
                 return Step::Wait;
             }
-            if self.buffer.push(elem, from) { Step::Done(NOBODY) } else { Step::NoBlock }
+            if self.buffer.push(elem, from) { Step::Done(NO_SLEEPER) } else { Step::NoBlock }
         }
     }
 
-    /// One of the two above.
+    /// Does [`Core::send_step`] or [`Core::recv_step`].
     ///
     /// # Safety
-    /// As theirs.
+    /// As for those.
     #[inline]
     pub(super) unsafe fn step<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
         me: usize,
     ) -> Step {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's guarantee.
         unsafe {
             match side {
-                Side::Send => self.send_step(elem, slot, me),
-                Side::Recv => self.recv_step(elem, slot, me),
+                ChanSide::Send => self.send_step(elem, slot, me),
+                ChanSide::Recv => self.recv_step(elem, slot, me),
             }
         }
     }
 
-    /// A whole operation. The value at `slot` moves if this is `Done`.
+    /// Does an operation, and waits for it until `deadline`. The value at `slot` moves if the
+    /// result is `Done`.
     ///
     /// # Safety
-    /// `elem` is this channel's, and `slot` a value to send, or room for one to receive.
+    /// `elem` is this channel's, and `slot` is a value to send, or room for one to receive.
     #[inline]
-    pub(super) unsafe fn operate<E: Elem>(
+    pub(super) unsafe fn blocking_op<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
         deadline: Nanos,
-    ) -> Ended {
-        let ended = loop {
+    ) -> OpResult {
+        let result = loop {
             let here = Rt::enter();
-            if self.is_over(side) {
+            if self.is_finished(side) {
                 wait::leave(here);
-                break Ended::Closed;
+                break OpResult::Closed;
             }
             self.lock();
-            // SAFETY: locked; the rest is the caller's.
-            match unsafe { self.step(side, elem, slot, NOBODY) } {
+            // SAFETY: the lock is held; the rest is the caller's guarantee.
+            match unsafe { self.step(side, elem, slot, NO_SLEEPER) } {
                 Step::Done(sleeper) => {
                     self.unlock();
-                    if sleeper != NOBODY {
+                    if sleeper != NO_SLEEPER {
                         wait::wake_here(here, sleeper);
                     }
                     wait::leave(here);
-                    break Ended::Done;
+                    break OpResult::Done;
                 }
                 Step::Closed => {
                     self.unlock();
                     wait::leave(here);
-                    break Ended::Closed;
+                    break OpResult::Closed;
                 }
-                // SAFETY: locked, and the slot is good until this returns.
+                // SAFETY: the lock is held, and the slot is valid until this returns.
                 Step::Wait => break unsafe { self.wait_slow(here, side, slot, deadline) },
                 Step::NoBlock => {
                     self.unlock();
@@ -292,106 +297,109 @@ impl Core {
                 }
             }
         };
-        self.tidy();
-        ended
+        self.free_blocks();
+        result
     }
 
-    /// As [`Core::operate`], but does not wait: None.
+    /// As [`Core::blocking_op`], but returns None instead of waiting.
     ///
     /// # Safety
-    /// As for `operate`.
+    /// As for `blocking_op`.
     #[inline]
-    pub(super) unsafe fn attempt<E: Elem>(
+    pub(super) unsafe fn try_op<E: Elem>(
         &self,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
-    ) -> Option<Ended> {
+    ) -> Option<OpResult> {
         loop {
-            // Inside also for the look alone: so a loop that only looks can be preempted.
+            // Enters the runtime even for the probe, so that a loop that only probes can be
+            // preempted.
             let here = Rt::enter();
-            if !self.looks_ready(side) {
+            if !self.probe_ready(side) {
                 wait::leave(here);
                 return None;
             }
-            if self.is_over(side) {
+            if self.is_finished(side) {
                 wait::leave(here);
-                return Some(Ended::Closed);
+                return Some(OpResult::Closed);
             }
-            // SAFETY: the caller's.
-            let step = unsafe { self.attempt_in(here, side, elem, slot) };
+            // SAFETY: the caller's guarantee.
+            let step = unsafe { self.try_op_in(here, side, elem, slot) };
             wait::leave(here);
             match step {
                 Step::Done(_) => {
-                    self.tidy();
-                    return Some(Ended::Done);
+                    self.free_blocks();
+                    return Some(OpResult::Done);
                 }
-                Step::Closed => return Some(Ended::Closed),
+                Step::Closed => return Some(OpResult::Closed),
                 Step::Wait => return None,
                 Step::NoBlock => self.grow_slow(),
             }
         }
     }
 
-    /// [`Core::attempt`] inside the runtime (or on a plain thread): one step, and whom it woke.
+    /// Does one step inside the runtime (or on a plain thread), and wakes the partner.
     ///
     /// # Safety
-    /// As for `operate`.
+    /// As for `blocking_op`.
     #[inline]
-    pub(super) unsafe fn attempt_in<E: Elem>(
+    pub(super) unsafe fn try_op_in<E: Elem>(
         &self,
         here: Option<Rt>,
-        side: Side,
+        side: ChanSide,
         elem: E,
         slot: *mut u8,
     ) -> Step {
         self.lock();
-        // SAFETY: locked; the rest is the caller's.
-        let step = unsafe { self.step(side, elem, slot, NOBODY) };
+        // SAFETY: the lock is held; the rest is the caller's guarantee.
+        let step = unsafe { self.step(side, elem, slot, NO_SLEEPER) };
         self.unlock();
         if let Step::Done(sleeper) = step
-            && sleeper != NOBODY
+            && sleeper != NO_SLEEPER
         {
             wait::wake_here(here, sleeper);
         }
         step
     }
 
-    /// Takes a value out and forgets it, if there is one. True: there was. `T` is this channel's, which is bounded.
+    /// Removes a value, if there is one, and returns whether there was. `T` is this channel's type,
+    /// and the channel is bounded.
     pub(super) fn discard_in<T: Copy>(&self, here: Option<Rt>) -> bool {
-        if !self.looks_ready(Side::Recv) {
+        if !self.probe_ready(ChanSide::Recv) {
             return false;
         }
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
-        // SAFETY: `value` has room for one.
-        let step = unsafe { self.attempt_in(here, Side::Recv, Of::<T>::ELEM, slot) };
+        // SAFETY: `value` has room for a T.
+        let step = unsafe { self.try_op_in(here, ChanSide::Recv, TypedElem::<T>::ELEM, slot) };
         matches!(step, Step::Done(_))
     }
 
-    /// Sleeps until someone comes to the other side, the channel is closed, or until `deadline`.
-    /// Takes over the lock, and leaves the runtime.
+    /// Waits until an operation of the other side takes the sudog, until the channel is closed, or
+    /// until `deadline`. Releases the lock, and leaves the runtime.
     ///
     /// # Safety
-    /// The lock is held, and the slot is as for `operate`.
+    /// The lock is held, and the slot is as for `blocking_op`.
     #[inline(never)]
     unsafe fn wait_slow(
         &self,
         here: Option<Rt>,
-        side: Side,
+        side: ChanSide,
         slot: *mut u8,
         deadline: Nanos,
-    ) -> Ended {
-        let node = Node::new(slot);
-        let list = self.list(side);
+    ) -> OpResult {
+        let node = Sudog::new(slot);
+        let queue = self.queue(side);
         let reason = match side {
-            Side::Send => WaitReason::ChanSend,
-            Side::Recv => WaitReason::ChanReceive,
+            ChanSide::Send => WaitReason::ChanSend,
+            ChanSide::Recv => WaitReason::ChanReceive,
         };
         let register = |waiter| {
             node.waiter.set(waiter);
-            // SAFETY: locked; the node stays in this frame until it was taken or withdrawn.
-            unsafe { list.push(&node) };
+            // SAFETY: the lock is held; the sudog stays in this frame until it was taken or
+            // withdrawn.
+            unsafe { queue.push(&node) };
             self.unlock();
             true
         };
@@ -400,76 +408,77 @@ impl Core {
         } else if deadline <= now() {
             self.unlock();
             wait::leave(here);
-            return Ended::TimedOut;
+            return OpResult::TimedOut;
         } else {
             let (winner, here) = wait::wait_in(here, reason, deadline, register);
             if winner == Some(Waiter::TIMED_OUT) {
                 self.lock();
-                // SAFETY: locked; pushed to this list above.
-                unsafe { list.withdraw(&node) };
+                // SAFETY: the lock is held; the sudog was pushed to this queue above.
+                unsafe { queue.withdraw(&node) };
                 self.unlock();
                 wait::leave(here);
-                // It may run long after its time-out: what came meanwhile is better.
-                // SAFETY: the caller's.
-                let last = unsafe { self.attempt(side, self.buffer.elem(), slot) };
-                return last.unwrap_or(Ended::TimedOut);
+                // The caller may run long after its time-out: a value that came in between is
+                // better.
+                // SAFETY: the caller's guarantee.
+                let last = unsafe { self.try_op(side, self.buffer.elem(), slot) };
+                return last.unwrap_or(OpResult::TimedOut);
             }
             here
         };
         wait::leave(here);
-        if node.done.get() { Ended::Done } else { Ended::Closed }
+        if node.done.get() { OpResult::Done } else { OpResult::Closed }
     }
 
-    /// Adds a node of a select to its list.
+    /// Appends a sudog of a select to its queue.
     ///
     /// # Safety
-    /// The lock is held, and the node stays until it was taken or withdrawn.
+    /// The lock is held, and the sudog stays alive until it was taken or withdrawn.
     #[inline]
-    pub(super) unsafe fn enlist(&self, side: Side, node: &Node) {
-        // SAFETY: the caller's.
-        unsafe { self.list(side).push(node) };
+    pub(super) unsafe fn enlist(&self, side: ChanSide, node: &Sudog) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.queue(side).push(node) };
     }
 
-    /// Takes a node of a select out of its list, unless someone has.
+    /// Unlinks a sudog of a select, unless a taker has.
     ///
     /// # Safety
-    /// Inside the runtime or on a plain thread; if the node was linked, then at this channel and
-    /// side.
+    /// The caller is inside the runtime or on a plain thread. If the sudog was linked, then in this
+    /// queue of this channel.
     #[inline]
-    pub(super) unsafe fn withdraw(&self, side: Side, node: &Node) {
+    pub(super) unsafe fn withdraw(&self, side: ChanSide, node: &Sudog) {
         self.lock();
-        // SAFETY: locked; the rest is the caller's.
-        unsafe { self.list(side).withdraw(node) };
+        // SAFETY: the lock is held; the rest is the caller's guarantee.
+        unsafe { self.queue(side).withdraw(node) };
         self.unlock();
     }
 
-    /// How many nodes lie in the two lists, senders first. For tests.
+    /// Returns the numbers of waiting senders and receivers, stale ones included. For tests.
     pub(super) fn waiters(&self) -> (usize, usize) {
         let mut counts = (0, 0);
-        // SAFETY: locked.
+        // SAFETY: the lock is held.
         self.locked(|| counts = unsafe { (self.senders.count(), self.receivers.count()) });
         counts
     }
 
-    /// Brings a block to a chain. Outside the runtime.
+    /// Adds a block to a chain. Called outside the runtime.
     #[cold]
     pub(super) fn grow_slow(&self) {
-        let mut lent = self.buffer.allocate();
-        self.locked(|| self.buffer.lend(&mut lent));
-        // Another sender may have brought one: then ours is freed here.
+        let mut block = self.buffer.allocate();
+        self.locked(|| self.buffer.add_spare(&mut block));
+        // If another sender has added one meanwhile, this block is freed here.
     }
 
-    /// Frees blocks that a chain is done with. Outside the runtime.
+    /// Frees the blocks that a chain has used up. Called outside the runtime.
     #[inline]
-    pub(super) fn tidy(&self) {
+    pub(super) fn free_blocks(&self) {
         if self.buffer.has_discarded() {
-            self.tidy_slow();
+            self.free_blocks_slow();
         }
     }
 
     #[cold]
-    fn tidy_slow(&self) {
-        let mut discarded: Option<Lent> = None;
+    fn free_blocks_slow(&self) {
+        let mut discarded: Option<Blocks> = None;
         self.locked(|| discarded = Some(self.buffer.take_discarded()));
         drop(discarded);
     }
@@ -483,7 +492,8 @@ impl Core {
         wait::leave(here);
     }
 
-    /// Closes: no more sends; receivers drain what is left. Wakes receivers, then senders. Once.
+    /// Closes the channel: sends fail from now on, and receivers get the values that are left.
+    /// Wakes waiting receivers, then waiting senders. Does nothing if the channel is closed.
     pub(super) fn close(&self) {
         let here = Rt::enter();
         self.close_in(here);
@@ -492,12 +502,12 @@ impl Core {
 
     /// [`Core::close`], inside the runtime or on a plain thread.
     pub(super) fn close_in(&self, here: Option<Rt>) {
-        let mut taken = Taken::new();
+        let mut taken = WakeList::new();
         self.lock();
         if !self.is_closed() {
             // Release: pairs with `is_closed` without the lock.
             self.closed.store(true, Ordering::Release);
-            // SAFETY: locked; they are woken below.
+            // SAFETY: the lock is held; the taken sleepers are woken below.
             unsafe {
                 self.receivers.take_all(&mut taken);
                 self.senders.take_all(&mut taken);

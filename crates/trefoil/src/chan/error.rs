@@ -1,4 +1,4 @@
-//! What can go wrong at a channel.
+//! The errors of channel operations.
 
 use std::error::Error;
 use std::fmt;

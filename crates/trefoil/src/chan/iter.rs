@@ -1,4 +1,4 @@
-//! Loops over a receiver.
+//! Iterators over a receiver.
 
 use super::Receiver;
 use std::iter::FusedIterator;

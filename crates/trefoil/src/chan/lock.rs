@@ -1,44 +1,45 @@
-//! A channel's lock: as `sys::lock::RawLock`, with a cheaper way out.
+//! A channel's lock: like `sys::lock::RawLock`, with a cheaper unlock.
 //!
-//! Sections are tens of nanoseconds, and a locked instruction is 6–8 of them. RawLock needs one to
-//! get in and one to get out: the exchange that gives it back also learns whether somebody sleeps.
-//! Here the way out is a plain store, and a look at the count of sleepers *after* it. CPU time
-//! on a busy machine: send and receive on one core 27 ns instead of 43, a ping-pong 215 instead of
-//! 255.
+//! Critical sections take tens of nanoseconds, and a locked instruction 6 to 8 of them. RawLock
+//! needs one to lock and one to unlock: the exchange that unlocks also reads whether a thread
+//! sleeps. Here unlocking is a plain store, followed by a read of the number of sleepers. CPU time
+//! on a busy machine: 27 ns instead of 43 for a send and a receive on one core, 215 instead of 255
+//! for a ping-pong.
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `held` | 1: somebody is in |
-//! | `sleepers` | who sleeps in the kernel, or is about to |
+//! | `held` | 1 while a thread holds the lock |
+//! | `sleepers` | number of threads that sleep in the kernel, or are about to |
 //!
 //! # The lost wake-up
-//! A store and a later load of another word may change places on x86:
+//! On x86 a store and a later load of another word may be reordered:
 //!
 //! ```text
 //!   holder                                 newcomer
 //!   held = 0   (still in its store buffer)
-//!   sleepers? 0 → nobody to wake           sleepers + 1
+//!   sleepers? 0 → no thread to wake        sleepers + 1
 //!                                          held? still 1 → sleeps
 //! ```
-//! A store leaves the buffer within some hundred cycles; the newcomer's way into the kernel, which
-//! looks at `held` once more, is longer. So this nearly never happens; and because it might, a
-//! sleep ends after [`NAP`], and the newcomer looks again. The price is a delay, not a hang.
+//! A store leaves the buffer within some hundred cycles. The newcomer's way into the kernel, which
+//! reads `held` once more, takes longer. So the lost wake-up is very rare. Because it is possible,
+//! a sleep ends after [`MAX_SLEEP`], and the newcomer tries again. The cost is a delay, not a hang.
 //!
-//! Rejected: a barrier on the way out (costs what the exchange does); `membarrier` by the newcomer
+//! Rejected: a barrier in `unlock` (costs as much as the exchange); `membarrier` by the newcomer
 //! (exact, but sandboxes forbid it).
 //!
-//! The rules are those of `sys/lock.rs`: held only inside the runtime; no parking, no user code
-//! under it.
+//! The rules are those of `sys/lock.rs`: the lock is held only inside the runtime, and no goroutine
+//! parks and no user code runs under it.
 
 use crate::sys::futex::{futex_wait, futex_wake};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
-/// Looks at a held lock before the thread sleeps: 127 pauses in all, 3 to 6 µs. (A look after each pause took 225 ns
-/// an item with four senders and four receivers on two Ps; this takes 40 to 90.)
-const LOOKS: u32 = 7;
-/// The longest sleep: how late a newcomer is in the worst case.
-const NAP: Duration = Duration::from_micros(200);
+/// Probes of a held lock before the thread sleeps, with 127 pauses in all: 3 to 6 µs. (A probe
+/// after each pause took 225 ns per item with four senders and four receivers on two Ps; this takes
+/// 40 to 90.)
+const PROBES: u32 = 7;
+/// The longest sleep, and so the largest delay of a newcomer.
+const MAX_SLEEP: Duration = Duration::from_micros(200);
 
 /// See the head of the file.
 pub(super) struct ChanLock {
@@ -51,7 +52,7 @@ impl ChanLock {
         ChanLock { held: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
     }
 
-    /// Takes the lock; sleeps in the kernel if it must.
+    /// Takes the lock, and sleeps in the kernel if necessary.
     #[inline(always)]
     pub(super) fn lock(&self) {
         if !self.try_lock() {
@@ -61,16 +62,16 @@ impl ChanLock {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        // Acquire pairs with the Release in `unlock`: we see what the last holder wrote.
+        // Acquire pairs with the Release in `unlock`: the caller sees what the last holder wrote.
         self.held.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the lock back. Only the holder may call this, and it keeps the channel alive.
+    /// Releases the lock. Only the holder may call this, and it keeps the channel alive.
     #[inline(always)]
     pub(super) fn unlock(&self) {
         // Release pairs with the Acquire of the next holder.
         self.held.store(0, Ordering::Release);
-        // The compiler at least keeps the order.
+        // Keeps the compiler from reordering; the processor may.
         compiler_fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             self.wake_slow();
@@ -80,20 +81,20 @@ impl ChanLock {
     #[cold]
     fn lock_slow(&self) {
         loop {
-            for look in 0..LOOKS {
-                // Ever longer out of the way: whoever has the lock does several items meanwhile, with the
+            for probe in 0..PROBES {
+                // Back off longer each time: the holder handles several items meanwhile, with the
                 // channel in its cache.
-                for _ in 0..1 << look {
+                for _ in 0..1 << probe {
                     std::hint::spin_loop();
                 }
-                // Look before trying: a failed exchange would pull the line away from the holder.
+                // Read before trying: a failed exchange would take the cache line from the holder.
                 if self.held.load(Ordering::Relaxed) == 0 && self.try_lock() {
                     return;
                 }
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
-            // The kernel looks at `held` again, and then so do we.
-            futex_wait(&self.held, 1, Some(NAP));
+            // The kernel reads `held` again, and then this loop does.
+            futex_wait(&self.held, 1, Some(MAX_SLEEP));
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -110,10 +111,10 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn excludes_and_goes_on() {
+    fn excludes_other_threads_and_wakes_all_of_them() {
         const ROUNDS: u64 = 50_000;
         struct Counter(ChanLock, Cell<u64>);
-        // SAFETY: the cell is touched under the lock only.
+        // SAFETY: the cell is touched only under the lock.
         unsafe impl Sync for Counter {}
         let counter = Counter(ChanLock::new(), Cell::new(0));
         std::thread::scope(|s| {

@@ -68,8 +68,8 @@ pub use self::error::{
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
 
-use self::buffer::{Of, UNBOUNDED};
-use self::core::{Core, Ended, Side};
+use self::buffer::{TypedElem, UNBOUNDED};
+use self::core::{ChanSide, Core, OpResult};
 use self::handle::Handle;
 use crate::sched::Rt;
 use crate::sched::wait;
@@ -80,7 +80,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-/// As core.rs says.
+// Two cache lines (core.rs).
 const _: () = assert!(size_of::<Core>() == 128);
 
 /// Creates a channel with room for `cap` values.
@@ -101,7 +101,7 @@ const _: () = assert!(size_of::<Core>() == 128);
 /// assert_eq!(rx.recv(), Ok('a'));
 /// ```
 pub fn bounded<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
-    // Values without a size fit in any number; the largest one means "unbounded" inside.
+    // Any number of values of size zero fits; the largest number means "unbounded" internally.
     let cap = if size_of::<T>() == 0 { cap.min(UNBOUNDED - 1) } else { cap };
     assert!(cap != UNBOUNDED, "a channel of {cap} elements does not fit into memory");
     pair(cap)
@@ -212,12 +212,12 @@ pub struct Sender<T> {
 /// });
 /// ```
 pub struct Receiver<T> {
-    /// None: [`never`].
+    /// None for [`never`].
     handle: Option<Handle<T, false>>,
 }
 
-// SAFETY: a channel moves values between threads, and shows no thread a reference to one; the rest
-// of it is behind its lock.
+// SAFETY: a channel moves values between threads, and gives no thread a reference to one. Its lock
+// guards the rest.
 unsafe impl<T: Send> Send for Sender<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Sender<T> {}
@@ -289,28 +289,30 @@ impl<T> Sender<T> {
     pub fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().attempt(Side::Send, Of::<T>::ELEM, slot) } {
-            Some(Ended::Done) => Ok(()),
+        // SAFETY: `value` is a T, and moves if the result is `Done`.
+        match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
+            Some(OpResult::Done) => Ok(()),
             Some(_) => Err(TrySendError::Closed(ManuallyDrop::into_inner(value))),
             None => Err(TrySendError::Full(ManuallyDrop::into_inner(value))),
         }
     }
 
-    /// Sends from inside the runtime (a timer), if there is room: then the value moves, else it is
-    /// forgotten, so it must need no drop. Not for unbounded channels, which may have to allocate.
+    /// Sends a value from inside the runtime (a timer), if there is room. Otherwise the value is
+    /// forgotten, so its type must need no drop. Not for unbounded channels, which may have to
+    /// allocate.
     pub(crate) fn try_send_in(&self, rt: Rt, value: T)
     where
         T: Copy,
     {
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and Copy.
-        let _ = unsafe { self.core().attempt_in(Some(rt), Side::Send, Of::<T>::ELEM, slot) };
+        // SAFETY: `value` is a T, and T is Copy.
+        let _ =
+            unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
 
-    /// Drops the sender. If it is the last, the channel stays open and nothing more comes.
-    pub(crate) fn leave_open(self) {
-        self.handle.leave_open();
+    /// Drops the sender. If it is the last, the channel stays open, and no further value comes.
+    pub(crate) fn drop_keep_open(self) {
+        self.handle.drop_keep_open();
     }
 
     /// Sends a value, and waits at most for `limit`.
@@ -361,20 +363,22 @@ impl<T> Sender<T> {
     }
 
     fn send_by(&self, value: T, deadline: Nanos) -> Result<(), SendTimeoutError<T>> {
-        self.send_until(value, deadline).map_err(|(value, ended)| match ended {
-            Ended::TimedOut => SendTimeoutError::Timeout(value),
+        self.send_until(value, deadline).map_err(|(value, result)| match result {
+            OpResult::TimedOut => SendTimeoutError::Timeout(value),
             _ => SendTimeoutError::Closed(value),
         })
     }
 
     #[inline]
-    fn send_until(&self, value: T, deadline: Nanos) -> Result<(), (T, Ended)> {
+    fn send_until(&self, value: T, deadline: Nanos) -> Result<(), (T, OpResult)> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and moves if this is `Done`.
-        match unsafe { self.core().operate(Side::Send, Of::<T>::ELEM, slot, deadline) } {
-            Ended::Done => Ok(()),
-            ended => Err((ManuallyDrop::into_inner(value), ended)),
+        // SAFETY: `value` is a T, and moves if the result is `Done`.
+        match unsafe {
+            self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
+        } {
+            OpResult::Done => Ok(()),
+            result => Err((ManuallyDrop::into_inner(value), result)),
         }
     }
 
@@ -455,8 +459,8 @@ impl<T> Sender<T> {
         capacity(self.core())
     }
 
-    /// How many operations wait to send and to receive. For tests: whoever waits in a select counts
-    /// in each of its channels, and one that has just been served elsewhere for a moment longer.
+    /// Returns how many operations wait to send and to receive. For tests. A select counts in each
+    /// of its channels, and for a moment longer if it was just served through another one.
     #[doc(hidden)]
     pub fn waiters(&self) -> (usize, usize) {
         self.core().waiters()
@@ -486,8 +490,9 @@ impl<T> Receiver<T> {
         self.handle.as_ref().map(Handle::core)
     }
 
-    /// Takes a value out, if there is one, inside the runtime or on a plain thread. It is forgotten, so it must need no
-    /// drop. Not for unbounded channels. True: there was one.
+    /// Removes a value, if there is one, and returns whether there was. Inside the runtime or on a
+    /// plain thread. The value is forgotten, so its type must need no drop. Not for unbounded
+    /// channels.
     pub(crate) fn discard_in(&self, here: Option<Rt>) -> bool
     where
         T: Copy,
@@ -540,15 +545,15 @@ impl<T> Receiver<T> {
     #[inline]
     pub fn try_recv(&self) -> Result<T, TryRecvError> {
         let Some(core) = self.core() else {
-            wait::leave(Rt::enter()); // as in `Core::attempt`
+            wait::leave(Rt::enter()); // as in `Core::try_op`
             return Err(TryRecvError::Empty);
         };
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
-        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
-            match core.attempt(Side::Recv, Of::<T>::ELEM, slot) {
-                Some(Ended::Done) => Ok(value.assume_init()),
+            match core.try_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot) {
+                Some(OpResult::Done) => Ok(value.assume_init()),
                 Some(_) => Err(TryRecvError::Closed),
                 None => Err(TryRecvError::Empty),
             }
@@ -601,22 +606,22 @@ impl<T> Receiver<T> {
     }
 
     fn recv_by(&self, deadline: Nanos) -> Result<T, RecvTimeoutError> {
-        self.recv_until(deadline).map_err(|ended| match ended {
-            Ended::TimedOut => RecvTimeoutError::Timeout,
+        self.recv_until(deadline).map_err(|result| match result {
+            OpResult::TimedOut => RecvTimeoutError::Timeout,
             _ => RecvTimeoutError::Closed,
         })
     }
 
     #[inline]
-    fn recv_until(&self, deadline: Nanos) -> Result<T, Ended> {
+    fn recv_until(&self, deadline: Nanos) -> Result<T, OpResult> {
         let Some(core) = self.core() else { return Err(wait_for_never(deadline)) };
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
-        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
-            match core.operate(Side::Recv, Of::<T>::ELEM, slot, deadline) {
-                Ended::Done => Ok(value.assume_init()),
-                ended => Err(ended),
+            match core.blocking_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot, deadline) {
+                OpResult::Done => Ok(value.assume_init()),
+                result => Err(result),
             }
         }
     }
@@ -704,7 +709,7 @@ impl<T> Receiver<T> {
         self.core().map_or(Some(0), capacity)
     }
 
-    /// As [`Sender::waiters`].
+    /// Returns what [`Sender::waiters`] does.
     #[doc(hidden)]
     pub fn waiters(&self) -> (usize, usize) {
         self.core().map_or((0, 0), Core::waiters)
@@ -727,12 +732,12 @@ impl<T> Receiver<T> {
     }
 }
 
-/// Nothing comes; only the deadline, if any.
+/// Waits until `deadline`: no value ever comes.
 #[cold]
-fn wait_for_never(deadline: Nanos) -> Ended {
+fn wait_for_never(deadline: Nanos) -> OpResult {
     loop {
         if deadline != NEVER && deadline <= clock::now() {
-            return Ended::TimedOut;
+            return OpResult::TimedOut;
         }
         wait::wait(WaitReason::ChanReceiveNil, deadline, |_| true);
     }

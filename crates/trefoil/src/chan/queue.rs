@@ -1,44 +1,59 @@
-//! Who waits at a channel: nodes in the sleepers' own frames, in first-in first-out lists.
+//! The queues of a channel: goroutines and threads that wait to send or to receive.
 //!
-//! # The life of a node
-//! | state | who may touch it |
+//! A waiter has a [`Sudog`] (Go's name) in its own frame. A [`WaitQueue`] links them, first in,
+//! first out.
+//!
+//! # The life of a sudog
+//! | state | may be touched by |
 //! |---|---|
 //! | not linked, its owner awake | the owner |
-//! | linked | whoever holds the channel's lock |
+//! | linked | the holder of the channel's lock |
 //! | taken: unlinked *and* claimed | the taker, until it has woken the owner |
 //! | stale: its wait was claimed through another arm, or by the deadline | as linked |
 //!
 //! Invariants:
-//! 1. A linked node is alive: its owner leaves the frame only after it was taken and woken, or
-//!    after it has held the channel's lock and seen (or made) the node unlinked.
-//! 2. A taker writes `done` and the value before it wakes; the wake-up publishes both.
-//! 3. Lists and the links of nodes are touched under the channel's lock only. `first` is also read
-//!    without it, as a hint: null or not.
+//! 1. A linked sudog is alive. Its owner leaves the frame only after the sudog was taken and the
+//!    owner woken, or after the owner has held the channel's lock and found the sudog unlinked (or
+//!    unlinked it).
+//! 2. A taker writes `done` and the value before it wakes the owner; the wake-up publishes both.
+//! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
+//!    read without it, as a hint: null or not.
+//!
+//! # Why not `sched/queue.rs`
+//! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
+//!
+//! | | here | `sched/queue.rs` |
+//! |---|---|---|
+//! | emptiness | `first` is atomic: an operation can read it without the lock | under the lock |
+//! | size | 16 bytes per queue: a channel fits into two cache lines | 24 bytes: with a length |
+//! | node | 48 bytes: a select initialises one per arm | about 100 bytes |
+//! | take | claims one arm of a select; skips the taker's own sudogs | skips orphaned goroutines |
+//! | checked by | `trefoil-model`, which compiles this file with loom's cells | tests |
 
 use super::cells::{AtomicPtr, Cell, Ordering};
 use crate::sched::wait::Waiter;
 use std::ptr::{null, null_mut};
 
-/// One who waits to send or to receive. See the head of the file.
-pub(crate) struct Node {
-    next: Cell<*const Node>,
-    prev: Cell<*const Node>,
+/// A goroutine or thread that waits to send or to receive. See the head of the file.
+pub(crate) struct Sudog {
+    next: Cell<*const Sudog>,
+    prev: Cell<*const Sudog>,
     pub(super) waiter: Cell<Waiter>,
-    /// The value to be sent, or room for the one to be received.
+    /// The value to send, or room for the one to receive.
     pub(super) slot: Cell<*mut u8>,
-    /// Which arm of a select this is; 0 for a plain operation.
+    /// The number of the arm in its select; 0 for a plain operation.
     pub(super) arm: Cell<u16>,
-    /// For select: a number in its random order.
+    /// A position in the random order of the select.
     pub(super) order: Cell<u16>,
     linked: Cell<bool>,
-    /// The taker's answer: the value has moved. Else the channel was closed.
+    /// Written by the taker: true if the value has moved, false if the channel was closed.
     pub(super) done: Cell<bool>,
 }
 
-impl Node {
+impl Sudog {
     #[inline]
-    pub(super) fn new(slot: *mut u8) -> Node {
-        Node {
+    pub(super) fn new(slot: *mut u8) -> Sudog {
+        Sudog {
             next: Cell::new(null()),
             prev: Cell::new(null()),
             waiter: Cell::new(Waiter::sole(0)),
@@ -50,44 +65,44 @@ impl Node {
         }
     }
 
-    /// Answers a taken node; the caller then wakes the result.
+    /// Tells a taken sudog that its value has moved. The caller then wakes the returned sleeper.
     #[inline]
-    pub(super) fn answer(&self, done: bool) -> usize {
-        self.done.set(done);
+    pub(super) fn complete(&self) -> usize {
+        self.done.set(true);
         self.waiter.get().sleeper()
     }
 }
 
 /// See the head of the file.
-pub(super) struct List {
-    first: AtomicPtr<Node>,
-    last: Cell<*const Node>,
+pub(super) struct WaitQueue {
+    first: AtomicPtr<Sudog>,
+    last: Cell<*const Sudog>,
 }
 
-impl List {
-    pub(super) fn new() -> List {
-        List { first: AtomicPtr::new(null_mut()), last: Cell::new(null()) }
+impl WaitQueue {
+    pub(super) fn new() -> WaitQueue {
+        WaitQueue { first: AtomicPtr::new(null_mut()), last: Cell::new(null()) }
     }
 
-    /// Without the lock: nobody waits, at this moment. (Somebody stale may seem to.)
+    /// Returns, without the lock, whether the queue is empty at this moment. A stale sudog counts.
     #[inline]
-    pub(super) fn looks_empty(&self) -> bool {
-        // Acquire: what the caller looks at next is not older than this.
+    pub(super) fn probe_empty(&self) -> bool {
+        // Acquire: what the caller reads next is not older than this.
         self.first.load(Ordering::Acquire).is_null()
     }
 
     #[inline]
-    fn first(&self) -> *const Node {
+    fn first(&self) -> *const Sudog {
         self.first.load(Ordering::Relaxed)
     }
 
-    /// Appends.
+    /// Appends a sudog.
     ///
     /// # Safety
-    /// The lock is held; the node is not linked, and will be alive as invariant 1 says.
+    /// The lock is held. The sudog is not linked, and stays alive as invariant 1 demands.
     #[inline]
-    pub(super) unsafe fn push(&self, node: *const Node) {
-        // SAFETY: the caller's; `last` is linked here, so alive (invariant 1).
+    pub(super) unsafe fn push(&self, node: *const Sudog) {
+        // SAFETY: the caller's guarantee; `last` is linked here, so alive (invariant 1).
         unsafe {
             let last = self.last.get();
             (*node).prev.set(last);
@@ -95,21 +110,21 @@ impl List {
             (*node).linked.set(true);
             match last.as_ref() {
                 Some(last) => last.next.set(node),
-                // Release: pairs with `looks_empty`.
+                // Release: pairs with `probe_empty`.
                 None => self.first.store(node.cast_mut(), Ordering::Release),
             }
             self.last.set(node);
         }
     }
 
-    /// Takes a linked node out.
+    /// Unlinks a sudog.
     ///
     /// # Safety
-    /// The lock is held, and the node is linked in this list.
+    /// The lock is held, and the sudog is linked in this queue.
     #[inline]
-    unsafe fn unlink(&self, node: &Node) {
+    unsafe fn unlink(&self, node: &Sudog) {
         let (prev, next) = (node.prev.get(), node.next.get());
-        // SAFETY: neighbours are linked, so alive (invariant 1).
+        // SAFETY: the neighbours are linked, so alive (invariant 1).
         unsafe {
             match prev.as_ref() {
                 Some(prev) => prev.next.set(next),
@@ -123,27 +138,28 @@ impl List {
         node.linked.set(false);
     }
 
-    /// The owner takes its node out, unless a taker has.
+    /// Unlinks the caller's own sudog, unless a taker has.
     ///
     /// # Safety
-    /// The lock is held, and the node was pushed to this list, if to any.
-    pub(super) unsafe fn withdraw(&self, node: &Node) {
+    /// The lock is held. If the sudog was pushed, then to this queue.
+    pub(super) unsafe fn withdraw(&self, node: &Sudog) {
         if node.linked.get() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's guarantee.
             unsafe { self.unlink(node) };
         }
     }
 
-    /// Takes the first whose wait can still be claimed; stale ones on the way are unlinked. Those
-    /// of `me` are passed over: a select does not meet itself. (0: nobody.)
+    /// Takes the first sudog whose wait can still be claimed, and unlinks the stale ones before it.
+    /// Passes over the sudogs of the sleeper `me`, because a select never exchanges a value with
+    /// itself. A `me` of 0 matches no sleeper.
     ///
     /// # Safety
-    /// The lock is held. The taken node is the caller's to answer and wake.
+    /// The lock is held. The caller must complete and wake the returned sudog.
     #[inline]
-    pub(super) unsafe fn take_first<'a>(&self, me: usize) -> Option<&'a Node> {
+    pub(super) unsafe fn take_first<'a>(&self, me: usize) -> Option<&'a Sudog> {
         let mut at = self.first();
         loop {
-            // SAFETY: linked, so alive (invariant 1). A node whose claim fails is not touched
+            // SAFETY: linked, so alive (invariant 1). A sudog whose claim fails is not touched
             // again.
             unsafe {
                 let node = at.as_ref()?;
@@ -160,7 +176,7 @@ impl List {
         }
     }
 
-    /// Whether someone else than `me` waits here, stale ones included.
+    /// Returns whether a sleeper other than `me` has a sudog here. A stale one counts.
     ///
     /// # Safety
     /// The lock is held.
@@ -176,7 +192,7 @@ impl List {
         false
     }
 
-    /// How many are linked, stale ones included. For tests.
+    /// Returns the number of linked sudogs, stale ones included. For tests.
     ///
     /// # Safety
     /// The lock is held.
@@ -190,31 +206,32 @@ impl List {
         n
     }
 
-    /// Takes everybody who can be claimed and answers them "closed"; they are appended to `taken`.
+    /// Takes every sudog that can be claimed, because the channel is closed, and appends it to
+    /// `taken`.
     ///
     /// # Safety
     /// As for `take_first`.
-    pub(super) unsafe fn take_all(&self, taken: &mut Taken) {
-        // SAFETY: the caller's.
+    pub(super) unsafe fn take_all(&self, taken: &mut WakeList) {
+        // SAFETY: the caller's guarantee.
         while let Some(node) = unsafe { self.take_first(0) } {
-            node.answer(false);
+            node.done.set(false);
             taken.push(node);
         }
     }
 }
 
-/// Taken nodes, first in, first out, to be woken when the lock is given back.
-pub(super) struct Taken {
-    first: *const Node,
-    last: *const Node,
+/// Taken sudogs, first in, first out, whose owners are woken after the lock is released.
+pub(super) struct WakeList {
+    first: *const Sudog,
+    last: *const Sudog,
 }
 
-impl Taken {
-    pub(super) const fn new() -> Taken {
-        Taken { first: null(), last: null() }
+impl WakeList {
+    pub(super) const fn new() -> WakeList {
+        WakeList { first: null(), last: null() }
     }
 
-    fn push(&mut self, node: &Node) {
+    fn push(&mut self, node: &Sudog) {
         node.next.set(null());
         // SAFETY: taken and not yet woken, so alive.
         match unsafe { self.last.as_ref() } {
@@ -224,7 +241,7 @@ impl Taken {
         self.last = node;
     }
 
-    /// The next sleeper to wake.
+    /// Removes the first sudog, and returns the sleeper to wake.
     pub(super) fn pop(&mut self) -> Option<usize> {
         // SAFETY: taken and not yet woken, so alive; it is not touched after this.
         let node = unsafe { self.first.as_ref()? };

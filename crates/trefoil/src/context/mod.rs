@@ -32,19 +32,19 @@
 //! [`ErrGroup::with_context`](crate::sync::ErrGroup::with_context) cancels a context when the first
 //! goroutine of a group fails.
 
-// # How it is made
-// A context is a node in two trees: one for cancellation (`Node`), one for values (`Values`). Both
-// are chains of `Arc`s towards the root. A node has weak references to its children, so a context
-// without handles is freed, whether it was cancelled or not.
+// # Implementation
+// A context is a node in two trees: one for cancellation (`CancelNode`), one for values (`Values`).
+// Both are chains of `Arc`s towards the root. A node has weak references to its children, so a
+// context without handles is freed, whether it was cancelled or not.
 //
 // Invariants:
-// 1. `State::err` is set once, before the node's channel is closed: a goroutine that sees the close
-//    finds the error. A context is done when its channel is closed, and [`Context::err`] returns
-//    nothing earlier. A caller that finds `State::err` set closes the channel too before it
-//    continues, because the caller that set it may not have closed the channel yet.
+// 1. `NodeState::err` is set once, before the node's channel is closed: a goroutine that sees the
+//    close finds the error. A context is done when its channel is closed, and [`Context::err`]
+//    returns nothing earlier. A caller that finds `NodeState::err` set closes the channel too
+//    before it continues, because the caller that set it may not have closed the channel yet.
 // 2. A child is in its parent's `children`, or the parent was cancelled before the child could be
 //    inserted (then the child is created cancelled), or the child itself is cancelled or freed.
-// 3. No lock of a node is held while that of another is taken, or while a channel is closed.
+// 3. The lock of a node is not held while the lock of another is taken, or a channel is closed.
 
 use crate::chan::{self, Receiver, Sender};
 use crate::sync::{Mutex, OnceLock};
@@ -101,12 +101,12 @@ impl std::error::Error for ContextError {}
 /// let (below, _) = ctx.with_cancel();
 /// assert_eq!(below.err(), None);
 /// cancel.cancel();
-/// assert!(below.err().is_some(), "what is below is cancelled, too");
+/// assert!(below.err().is_some(), "contexts below are cancelled, too");
 /// ```
 #[derive(Clone, Default)]
 pub struct Context {
-    /// None: never cancelled.
-    node: Option<Arc<Node>>,
+    /// None if the context is never cancelled.
+    node: Option<Arc<CancelNode>>,
     values: Option<Arc<Values>>,
 }
 
@@ -126,23 +126,24 @@ pub struct Context {
 /// ```
 #[derive(Clone)]
 pub struct Cancel {
-    node: Arc<Node>,
+    node: Arc<CancelNode>,
 }
 
-struct Node {
-    parent: Option<Arc<Node>>,
+struct CancelNode {
+    parent: Option<Arc<CancelNode>>,
     deadline: Option<Instant>,
-    /// Nothing is ever sent; it is closed when the context is done.
+    /// No value is ever sent; the channel is closed when the context is done.
     done: Receiver<()>,
-    close: Sender<()>,
-    state: Mutex<State>,
+    /// None only while the node is dropped.
+    closer: Option<Sender<()>>,
+    state: Mutex<NodeState>,
 }
 
 #[derive(Default)]
-struct State {
+struct NodeState {
     err: Option<ContextError>,
-    /// By the child's address.
-    children: HashMap<usize, Weak<Node>>,
+    /// Keyed by the child's address.
+    children: HashMap<usize, Weak<CancelNode>>,
     timer: Option<Timer>,
 }
 
@@ -209,7 +210,7 @@ impl Context {
     /// ```
     pub fn with_deadline(&self, deadline: Instant) -> (Context, Cancel) {
         if self.deadline().is_some_and(|ours| ours <= deadline) {
-            return self.with_cancel(); // this one's own timer is earlier
+            return self.with_cancel(); // the timer of this context is earlier
         }
         let node = self.below(Some(deadline));
         let left = deadline.saturating_duration_since(Instant::now());
@@ -266,7 +267,8 @@ impl Context {
     /// be cancelled is never closed, so a receive waits forever.
     ///
     /// # Drop
-    /// A clone of the channel is closed when the last handle of the context is dropped, too.
+    /// Dropping the context does not close the channel: a clone of the channel stays open if the
+    /// context was not done before.
     ///
     /// # Examples
     /// ```
@@ -332,11 +334,17 @@ impl Context {
         self.node.as_ref()?.deadline
     }
 
-    /// A node below ours; cancelled if ours is.
-    fn below(&self, deadline: Option<Instant>) -> Arc<Node> {
-        let (close, done) = chan::bounded(1);
-        let state = Mutex::new(State::default());
-        let node = Arc::new(Node { parent: self.node.clone(), deadline, done, close, state });
+    /// Creates a node below that of this context. The new node is cancelled if the old one is.
+    fn below(&self, deadline: Option<Instant>) -> Arc<CancelNode> {
+        let (closer, done) = chan::bounded(1);
+        let state = Mutex::new(NodeState::default());
+        let node = Arc::new(CancelNode {
+            parent: self.node.clone(),
+            deadline,
+            done,
+            closer: Some(closer),
+            state,
+        });
         if let Some(parent) = &self.node {
             let mut state = parent.state.lock();
             match state.err {
@@ -345,7 +353,7 @@ impl Context {
                 }
                 Some(err) => {
                     drop(state);
-                    parent.close.close();
+                    parent.close();
                     node.cancel(err);
                 }
             }
@@ -374,7 +382,7 @@ impl Cancel {
     }
 }
 
-impl Node {
+impl CancelNode {
     fn key(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
@@ -398,9 +406,9 @@ impl Node {
     fn cancel(&self, err: ContextError) {
         let Some(children) = self.finish(err) else { return };
         if let Some(parent) = &self.parent {
-            parent.forget(self);
+            parent.remove_child(self);
         }
-        // A list, not a recursion: contexts may be nested deeper than a stack is.
+        // A list, not a recursion: contexts may be nested too deeply for a stack.
         let mut below: Vec<_> = children.into_values().collect();
         while let Some(child) = below.pop() {
             if let Some(child) = child.upgrade()
@@ -411,45 +419,57 @@ impl Node {
         }
     }
 
-    /// Makes this one done, and returns its children. None: it was done before.
-    fn finish(&self, err: ContextError) -> Option<HashMap<usize, Weak<Node>>> {
+    /// Makes this node done, and returns its children, or None if it was done before.
+    fn finish(&self, err: ContextError) -> Option<HashMap<usize, Weak<CancelNode>>> {
         let mut state = self.state.lock();
         if state.err.is_some() {
             drop(state);
-            self.close.close();
+            self.close();
             return None;
         }
         state.err = Some(err);
         let children = std::mem::take(&mut state.children);
         let timer = state.timer.take();
         drop(state);
-        self.close.close();
+        self.close();
         if let Some(timer) = timer {
             timer.stop();
         }
         Some(children)
     }
 
-    fn forget(&self, child: &Node) {
-        let gone = self.state.lock().children.remove(&child.key());
-        drop(gone);
+    /// Closes the channel of the context.
+    fn close(&self) {
+        if let Some(closer) = &self.closer {
+            closer.close();
+        }
+    }
+
+    fn remove_child(&self, child: &CancelNode) {
+        // Dropped without the lock.
+        let removed = self.state.lock().children.remove(&child.key());
+        drop(removed);
     }
 }
 
-impl Drop for Node {
+impl Drop for CancelNode {
     fn drop(&mut self) {
         if let Some(timer) = self.state.get_mut().timer.take() {
             timer.stop();
         }
+        // As in Go, a context that is only dropped is not done: clones of its channel stay open.
+        if let Some(closer) = self.closer.take() {
+            closer.drop_keep_open();
+        }
         let mut parent = self.parent.take();
         if let Some(parent) = &parent {
-            parent.forget(self);
+            parent.remove_child(self);
         }
         // A loop, not a recursion, as in `cancel`.
         while let Some(mut node) = parent.take().and_then(Arc::into_inner) {
             parent = node.parent.take();
             if let Some(parent) = &parent {
-                parent.forget(&node);
+                parent.remove_child(&node);
             }
         }
     }
@@ -476,5 +496,29 @@ impl fmt::Debug for Context {
 impl fmt::Debug for Cancel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cancel").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn done_stays_open_when_the_last_handle_is_dropped() {
+        let (ctx, cancel) = Context::background().with_timeout(Duration::from_secs(60));
+        let (child, _) = ctx.with_cancel();
+        let (done, child_done) = (ctx.done().clone(), child.done().clone());
+        drop((ctx, cancel, child));
+        assert!(done.try_recv().unwrap_err().is_empty());
+        assert!(child_done.try_recv().unwrap_err().is_empty());
+    }
+
+    #[test]
+    fn done_stays_closed_when_the_last_handle_is_dropped() {
+        let (ctx, cancel) = Context::background().with_cancel();
+        let done = ctx.done().clone();
+        cancel.cancel();
+        drop((ctx, cancel));
+        assert!(done.try_recv().unwrap_err().is_closed());
     }
 }

@@ -27,7 +27,7 @@ use super::waking::WakeContext;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
 use crate::sched::wait::deferred::{key_of, wake_later};
-use crate::sched::wait::list::{self, Batch, Node, Slept};
+use crate::sched::wait::list::{self, Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
@@ -396,9 +396,9 @@ fn park(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     );
     SLEEPING_GOROUTINES.fetch_sub(1, Ordering::Relaxed);
     match slept {
-        Slept::No => -libc::EAGAIN as isize,
-        Slept::Woken(_) => 0,
-        Slept::TimedOut => -libc::ETIMEDOUT as isize,
+        WaitResult::NotQueued => -libc::EAGAIN as isize,
+        WaitResult::Woken(_) => 0,
+        WaitResult::TimedOut => -libc::ETIMEDOUT as isize,
     }
 }
 

@@ -532,6 +532,12 @@ impl Rt {
         }
     }
 
+    /// Returns the number of the P, for callers above `sched` that keep a shard per P.
+    #[inline]
+    pub(crate) fn p_id(self) -> u32 {
+        self.p().id
+    }
+
     #[inline(always)]
     pub(crate) fn sched(self) -> &'static Sched {
         self.0.sched()

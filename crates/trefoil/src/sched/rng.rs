@@ -1,5 +1,36 @@
 //! Cheap randomness for steal orders: SplitMix64, and random tours over n places.
 
+use super::m::Rt;
+use std::cell::Cell;
+
+/// Returns a random number: from the generator of the P inside the runtime, else from that of the
+/// thread.
+#[inline]
+pub(crate) fn random(here: Option<Rt>) -> u64 {
+    match here {
+        // SAFETY: inside the runtime the P belongs to the caller, and no other borrow of its local
+        // state exists.
+        Some(rt) => unsafe { rt.p().local() }.rng.next(),
+        None => random_on_thread(),
+    }
+}
+
+fn random_on_thread() -> u64 {
+    thread_local! {
+        /// The state of the generator; 0 before its first use.
+        static STATE: Cell<u64> = const { Cell::new(0) };
+    }
+    STATE.with(|state| {
+        let mut rng = match state.get() {
+            0 => Rng::new(std::ptr::from_ref(state) as u64),
+            state => Rng(state),
+        };
+        let number = rng.next();
+        state.set(rng.0);
+        number
+    })
+}
+
 /// A generator owned by one P.
 pub(crate) struct Rng(u64);
 

@@ -1,4 +1,4 @@
-//! `Barrier`: std's, parking goroutines.
+//! `Barrier`: that of std, parking goroutines.
 
 use crate::sched::wait::list::{Batch, List, Node};
 use crate::sched::wait::reason::WaitReason;
@@ -24,7 +24,7 @@ use std::fmt;
 /// ```
 pub struct Barrier {
     n: usize,
-    /// Those who have come; never `n` of them.
+    /// The callers that wait: always fewer than `n`.
     waiting: Lock<List>,
 }
 
@@ -75,7 +75,7 @@ impl Barrier {
             }
             !leader
         };
-        // Without a deadline nobody withdraws.
+        // Without a deadline there is no withdrawal.
         let _ = node.sleep(WaitReason::Barrier, NEVER, arrive, |_| ());
         BarrierWaitResult(leader)
     }

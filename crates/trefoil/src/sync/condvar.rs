@@ -1,21 +1,21 @@
-//! `Condvar`: Go's `sync.Cond`, with std's face.
+//! `Condvar`: Go's `sync.Cond`, with the names of std.
 //!
 //! Invariants:
-//! 1. A waiter joins the list before it gives the mutex back, so a notification made under the
-//!    mutex, or after a change made under it, finds it.
+//! 1. A waiter joins the list before it unlocks the mutex, so a notification made under the mutex,
+//!    or after a change made under it, finds it.
 //! 2. `waiting` is the length of the list: a notification without waiters does not take the lock. A
-//!    relaxed look is enough: who changed the condition under the mutex has seen, through the
-//!    mutex, all that went to sleep before.
+//!    relaxed load is enough: a goroutine that changed the condition under the mutex has seen,
+//!    through the mutex, all waiters that joined before.
+//! 3. A waiter's node names the mutex, which its guard keeps alive until the waiter is woken. If
+//!    the waiters have different mutexes, `notify_all` does not use them.
 //!
-//! 3. A waiter's node names the mutex, which its guard keeps alive until it is woken. All who wait have
-//!    the same one, or it is not relied on.
-//!
-//! `notify_all` under the mutex wakes nobody: those who waited are moved to the mutex's queue, and each is
-//! woken by the one before it. Woken together they are spread over all Ps, and come back to queue for the
-//! mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on one.
+//! `notify_all` under the mutex wakes no waiter: it moves them to the queue of the mutex, where
+//! each is woken by the holder before it. If they were woken together, they would be spread over
+//! all Ps and then queue for the mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on
+//! one.
 
 use super::mutex::RawMutex;
-use crate::sched::wait::list::{List, Node, Slept, inside};
+use crate::sched::wait::list::{List, Node, WaitResult, inside};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;
@@ -81,16 +81,16 @@ pub struct RawCondvar {
 }
 
 impl RawCondvar {
-    /// Waits with the mutex `raw` held. True: notified; false: too late.
+    /// Waits with the mutex `raw` held. Returns false if the deadline passed before a notification.
     fn wait_nanos(&self, raw: &RawMutex, deadline: Nanos) -> bool {
         let node = Node::new(std::ptr::from_ref(raw).expose_provenance());
-        let slept = node.sleep(
+        let result = node.sleep(
             WaitReason::CondWait,
             deadline,
             |rt| {
                 let mut list = self.list.lock();
                 list.push_back(&node);
-                self.recount(&list);
+                self.update_count(&list);
                 drop(list);
                 raw.unlock_in(rt);
                 true
@@ -98,22 +98,22 @@ impl RawCondvar {
             |_| {
                 let mut list = self.list.lock();
                 list.remove(&node);
-                self.recount(&list);
+                self.update_count(&list);
             },
         );
-        let word = if let Slept::Woken(word) = slept { word } else { 0 };
+        let word = if let WaitResult::Woken(word) = result { word } else { 0 };
         raw.lock_after(word, WaitReason::MutexLock);
-        slept != Slept::TimedOut
+        result != WaitResult::TimedOut
     }
 
-    /// Under the lock: the list is `list` now.
-    fn recount(&self, list: &List) {
+    /// Sets `waiting` to the length of `list`. Called under the list's lock.
+    fn update_count(&self, list: &List) {
         self.waiting.store(list.len(), Ordering::Relaxed);
     }
 }
 
-// SAFETY: invariant 1: who waits is in the list before the mutex is given back. No panic is
-// possible in between, and the guard's state is empty.
+// SAFETY: invariant 1: a waiter is in the list before the mutex is unlocked. No panic is possible
+// in between, and the guard has no state.
 unsafe impl lock_api::RawCondvar for RawCondvar {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawCondvar =
@@ -132,7 +132,7 @@ unsafe impl lock_api::RawCondvar for RawCondvar {
         inside(|rt| {
             let mut list = self.list.lock();
             let first = list.take_first();
-            self.recount(&list);
+            self.update_count(&list);
             drop(list);
             let found = first.is_some();
             if let Some(first) = first {
@@ -149,12 +149,12 @@ unsafe impl lock_api::RawCondvar for RawCondvar {
         inside(|rt| {
             let mut list = self.list.lock();
             let mut all = list.take_all();
-            self.recount(&list);
+            self.update_count(&list);
             drop(list);
             let n = all.len();
             if let Some(mutex) = all.weight_of_all() {
-                // SAFETY: invariant 3; they are ours, and not woken yet.
-                unsafe { &*std::ptr::with_exposed_provenance::<RawMutex>(mutex) }.adopt(&mut all);
+                // SAFETY: invariant 3: the waiters were taken here and are not woken yet.
+                unsafe { &*std::ptr::with_exposed_provenance::<RawMutex>(mutex) }.requeue(&mut all);
             }
             all.wake_all(rt, 0);
             n

@@ -1,13 +1,14 @@
 //! `ErrGroup`: Go's `errgroup`, and the worker pool.
 //!
-//! There is no pool of workers as such: what a pool is for is a limit on how many tasks run at once
-//! (workers that wait for tasks save the start of a thread; starting a goroutine is as cheap as
-//! handing it a task). [`ErrGroup::set_limit`] is that limit, as Go's users know it.
+//! There is no pool with workers that wait for tasks: they would save the start of a thread, but
+//! starting a goroutine is as cheap as sending it a task. What remains is a limit on how many tasks
+//! run at once: [`ErrGroup::set_limit`], as in Go.
 
 use super::mutex::Mutex;
 use super::semaphore::{OwnedSemaphorePermit, Semaphore};
-use super::waitgroup::{Ticket, WaitGroup};
+use super::waitgroup::{DoneGuard, WaitGroup};
 use crate::context::{Cancel, Context};
+use crate::goroutine::go;
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,12 +48,12 @@ use std::sync::Arc;
 /// });
 /// ```
 pub struct ErrGroup<E> {
-    inner: Arc<Inner<E>>,
+    state: Arc<GroupState<E>>,
 }
 
-struct Inner<E> {
+struct GroupState<E> {
     running: WaitGroup,
-    /// None: no limit.
+    /// None if there is no limit.
     limit: Mutex<Option<Arc<Semaphore>>>,
     first: Mutex<Option<Failure<E>>>,
     cancel: Option<Cancel>,
@@ -94,13 +95,13 @@ impl<E: Send + 'static> ErrGroup<E> {
     }
 
     fn make(cancel: Option<Cancel>) -> ErrGroup<E> {
-        let inner = Inner {
+        let state = GroupState {
             running: WaitGroup::new(),
             limit: Mutex::new(None),
             first: Mutex::new(None),
             cancel,
         };
-        ErrGroup { inner: Arc::new(inner) }
+        ErrGroup { state: Arc::new(state) }
     }
 
     /// Starts `f` as a goroutine of the group. If the limit is reached, waits until a goroutine of
@@ -123,7 +124,7 @@ impl<E: Send + 'static> ErrGroup<E> {
     where
         F: FnOnce() -> Result<(), E> + Send + 'static,
     {
-        let limit = self.inner.limit.lock().clone();
+        let limit = self.state.limit.lock().clone();
         self.start(limit.map(Semaphore::acquire_owned), f);
     }
 
@@ -145,7 +146,7 @@ impl<E: Send + 'static> ErrGroup<E> {
     where
         F: FnOnce() -> Result<(), E> + Send + 'static,
     {
-        let limit = self.inner.limit.lock().clone();
+        let limit = self.state.limit.lock().clone();
         let permit = match limit.map(Semaphore::try_acquire_owned) {
             None => None,
             Some(Some(permit)) => Some(permit),
@@ -160,11 +161,11 @@ impl<E: Send + 'static> ErrGroup<E> {
     where
         F: FnOnce() -> Result<(), E> + Send + 'static,
     {
-        let ticket = self.inner.running.ticket();
-        let member = Member { group: self.inner.clone(), outcome: None, permit, ticket };
-        crate::go(move || {
+        let done = self.state.running.done_guard();
+        let member = GroupMember { group: self.state.clone(), result: None, permit, done };
+        go(move || {
             let mut member = member;
-            member.outcome = Some(f());
+            member.result = Some(f());
         });
     }
 
@@ -183,8 +184,8 @@ impl<E: Send + 'static> ErrGroup<E> {
     /// ```
     #[track_caller]
     pub fn set_limit(&self, n: usize) {
-        let mut limit = self.inner.limit.lock();
-        let running = self.inner.running.count();
+        let mut limit = self.state.limit.lock();
+        let running = self.state.running.count();
         assert!(
             running == 0,
             "ErrGroup: the limit was changed while {running} goroutines of the group were running"
@@ -221,9 +222,9 @@ impl<E: Send + 'static> ErrGroup<E> {
     /// ```
     #[track_caller]
     pub fn wait(&self) -> Result<(), E> {
-        self.inner.running.wait();
-        self.inner.cancel();
-        let first = self.inner.first.lock().take();
+        self.state.running.wait();
+        self.state.cancel();
+        let first = self.state.first.lock().take();
         match first {
             None => Ok(()),
             Some(Failure::Error(e)) => Err(e),
@@ -232,7 +233,7 @@ impl<E: Send + 'static> ErrGroup<E> {
     }
 }
 
-impl<E> Inner<E> {
+impl<E> GroupState<E> {
     fn cancel(&self) {
         if let Some(cancel) = &self.cancel {
             cancel.cancel();
@@ -240,20 +241,20 @@ impl<E> Inner<E> {
     }
 }
 
-/// A goroutine of the group, until its end. The fields are dropped in this order, after `drop`.
-struct Member<E> {
-    group: Arc<Inner<E>>,
-    /// None if it panicked.
-    outcome: Option<Result<(), E>>,
+/// A goroutine of the group, until it ends. The fields are dropped in this order, after `drop`.
+struct GroupMember<E> {
+    group: Arc<GroupState<E>>,
+    /// None if the goroutine panicked.
+    result: Option<Result<(), E>>,
     #[expect(dead_code, reason = "dropped at the end")]
     permit: Option<OwnedSemaphorePermit>,
     #[expect(dead_code, reason = "dropped at the end")]
-    ticket: Ticket,
+    done: DoneGuard,
 }
 
-impl<E> Drop for Member<E> {
+impl<E> Drop for GroupMember<E> {
     fn drop(&mut self) {
-        let failure = match self.outcome.take() {
+        let failure = match self.result.take() {
             Some(Ok(())) => return,
             Some(Err(e)) => Failure::Error(e),
             None => Failure::Panic,
@@ -264,7 +265,7 @@ impl<E> Drop for Member<E> {
             drop(first);
             self.group.cancel();
         } else {
-            // The user's `drop` runs without our lock.
+            // The user's `drop` runs without the lock.
             drop(first);
             drop(failure);
         }
@@ -273,7 +274,7 @@ impl<E> Drop for Member<E> {
 
 impl<E> Clone for ErrGroup<E> {
     fn clone(&self) -> ErrGroup<E> {
-        ErrGroup { inner: self.inner.clone() }
+        ErrGroup { state: self.state.clone() }
     }
 }
 
@@ -285,6 +286,6 @@ impl<E: Send + 'static> Default for ErrGroup<E> {
 
 impl<E> fmt::Debug for ErrGroup<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ErrGroup").field("running", &self.inner.running.count()).finish()
+        f.debug_struct("ErrGroup").field("running", &self.state.running.count()).finish()
     }
 }

@@ -34,11 +34,14 @@
 //! waits is parked; a thread that waits is blocked. A wait without a time limit cannot be ended
 //! early from outside.
 
-// # How it is made
-// | file | what |
+// # Implementation
+// | file | contents |
 // |---|---|
-// | `mutex_word.rs`, `rwlock_word.rs`, `once_word.rs` | protocols made of atomics only, checked by `trefoil-model` |
+// | `*_word.rs` | the protocols, made of one atomic each; `trefoil-model` checks them |
+// | `spin.rs` | whether to spin before a wait |
 // | the others | one primitive each |
+//
+// `errgroup.rs` uses `context`, which is above the other files here.
 
 mod barrier;
 mod condvar;

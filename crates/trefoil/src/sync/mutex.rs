@@ -1,13 +1,13 @@
-//! `Mutex`: Go's mutex, with std's face.
+//! `Mutex`: Go's mutex, with the names of std.
 //!
-//! The rules are in `mutex_word.rs`, the queue in `table.rs`; here they meet.
+//! The rules are in `mutex_word.rs`, the queue is in `sched/table.rs`; this file connects them.
 //!
-//! Invariant 1: a sleeper is woken with [`YOURS`] (it has the mutex), with [`TRY`] (it owns
-//! `WOKEN`), or with [`TRY_UNANNOUNCED`] (it does not).
+//! Invariant 1: a waiter is woken with [`HANDED_OVER`] (it has the mutex), with [`RETRY_WOKEN`] (it
+//! tries again, and owns `WOKEN`), or with [`RETRY`] (it tries again, and does not).
 
-use super::mutex_word::{MutexWord, Next, Unlocked};
+use super::mutex_word::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use super::spin::Spin;
-use crate::sched::wait::list::{Batch, List, Node, Slept, Taken};
+use crate::sched::wait::list::{Batch, List, Node, Taken, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
 use crate::sched::{Rt, switch};
@@ -17,12 +17,12 @@ use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-/// Who has waited for so long gets the mutex before newcomers. Go's number.
+/// A waiter that has waited for this long gets the mutex before newcomers. Go's number.
 const STARVATION_NANOS: Nanos = 1_000_000;
 
-const YOURS: u32 = 1;
-const TRY: u32 = 2;
-const TRY_UNANNOUNCED: u32 = 3;
+const HANDED_OVER: u32 = 1;
+const RETRY_WOKEN: u32 = 2;
+const RETRY: u32 = 3;
 
 /// A mutual exclusion lock that parks goroutines.
 ///
@@ -122,22 +122,23 @@ impl RawMutex {
         self.word.lock_fast() || self.lock_slow(deadline, reason, 0)
     }
 
-    /// Locks it again after a sleep that ended with `word`: 0, or, if the sleeper was moved to our queue
-    /// ([`RawMutex::adopt`]), what an unlocker says there.
+    /// Locks the mutex again after a wait on a condition variable that ended with `word`: 0, or, if
+    /// the waiter was moved to the queue of the mutex ([`RawMutex::requeue`]), an unlocker's word.
     pub(crate) fn lock_after(&self, word: u32, reason: WaitReason) {
-        if word != YOURS && (word == TRY || !self.word.lock_fast()) {
+        if word != HANDED_OVER && (word == RETRY_WOKEN || !self.word.lock_fast()) {
             self.lock_slow(NEVER, reason, word);
         }
     }
 
-    /// Inside the runtime, or on a plain thread: those in `batch` sleep on in our queue as long as there is somebody
-    /// who will unlock the mutex; they are in nobody else's way meanwhile. Leaves those that must be woken.
-    pub(crate) fn adopt(&self, batch: &mut Batch) {
+    /// Moves the sleepers in `batch` to the queue of the mutex, as long as a holder will unlock it:
+    /// woken at once they would only wait for it. Leaves in `batch` the sleepers that the caller
+    /// must wake. Inside the runtime, or on a plain thread.
+    pub(crate) fn requeue(&self, batch: &mut Batch) {
         let now = now();
         let mut rest = Batch::new();
         table::with_queue(self.key(), |queue| {
             while let Some(sleeper) = batch.pop() {
-                if sleeper.may_move() && self.word.join_queue(false, false) {
+                if sleeper.may_move() && self.word.join_queue(Contender::default()) {
                     sleeper.node().since.set(now);
                     sleeper.move_to(queue);
                 } else {
@@ -150,21 +151,20 @@ impl RawMutex {
 
     #[cold]
     fn lock_slow(&self, deadline: Nanos, reason: WaitReason, word: u32) -> bool {
-        let mut woken = word == TRY;
-        if self.word.try_lock(woken) {
+        let mut this = Contender { owns_woken: word == RETRY_WOKEN, starving: false };
+        if self.word.try_lock(this) {
             return true;
         }
         let mut spin = Spin::new();
-        let mut starving = false;
-        // It has been in the queue: next time it goes to the front.
-        let mut again = word != 0;
+        // A waiter that was in the queue before joins it at the front.
+        let mut was_queued = word != 0;
         let node = Node::new(0);
         loop {
             while self.word.worth_spinning() && spin.possible() {
-                woken = woken || self.word.announce();
+                this.owns_woken = this.owns_woken || self.word.announce();
                 spin.pause();
             }
-            if self.word.try_lock(woken) {
+            if self.word.try_lock(this) {
                 return true;
             }
             if node.since.get() == 0 {
@@ -172,8 +172,8 @@ impl RawMutex {
             }
             let enqueue = |_| {
                 table::with_queue(self.key(), |queue| {
-                    let joins = self.word.join_queue(woken, starving);
-                    match (joins, again) {
+                    let joins = self.word.join_queue(this);
+                    match (joins, was_queued) {
                         (false, _) => {}
                         (true, false) => queue.push_back(&node),
                         (true, true) => queue.push_front(&node),
@@ -182,16 +182,16 @@ impl RawMutex {
                 })
             };
             match node.sleep(reason, deadline, enqueue, |_| self.withdraw(&node)) {
-                Slept::No => {}
-                Slept::Woken(YOURS) => return true,
-                Slept::Woken(word) => {
-                    again = true;
-                    woken = word == TRY;
-                    starving = starving || too_long(&node);
+                WaitResult::NotQueued => {}
+                WaitResult::Woken(HANDED_OVER) => return true,
+                WaitResult::Woken(word) => {
+                    was_queued = true;
+                    this.owns_woken = word == RETRY_WOKEN;
+                    this.starving = this.starving || starves(&node);
                     spin.reset();
                 }
-                // It may run long after its time-out, and the mutex be free by now.
-                Slept::TimedOut => return self.word.try_lock(false),
+                // The waiter may run long after its time-out, and the mutex may be free by now.
+                WaitResult::TimedOut => return self.try_lock_now(),
             }
         }
     }
@@ -199,16 +199,17 @@ impl RawMutex {
     fn withdraw(&self, node: &Node) {
         table::with_queue(self.key(), |queue| {
             if queue.remove(node) && queue.is_empty() {
-                self.word.deserted();
+                self.word.queue_emptied();
             }
         });
     }
 
+    #[inline]
     pub(crate) fn try_lock_now(&self) -> bool {
-        self.word.try_lock(false)
+        self.word.try_lock(Contender::default())
     }
 
-    /// Unlocks. Only its holder may.
+    /// Unlocks the mutex. Only its holder may call this.
     #[inline]
     pub(crate) fn unlock_held(&self) {
         if self.word.unlock() == Unlocked::CallNext {
@@ -216,7 +217,7 @@ impl RawMutex {
         }
     }
 
-    /// Unlocks, inside the runtime: no yield. See [`RawMutex::unlock_slow`].
+    /// Unlocks the mutex inside the runtime, without yielding (see [`RawMutex::unlock_slow`]).
     pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
         if self.word.unlock() == Unlocked::CallNext
             && let Some((next, word)) = self.take_next()
@@ -236,10 +237,10 @@ impl RawMutex {
             return;
         };
         match next {
-            // It has the mutex: let it run at once, so that the mutex is not held by one who waits
-            // to run. As Go does.
-            Some((next, YOURS)) if next.is_goroutine() => {
-                next.wake(Some(rt), YOURS);
+            // As in Go, the next holder runs at once, so that the mutex is not held by a goroutine
+            // that waits to run.
+            Some((next, HANDED_OVER)) if next.is_goroutine() => {
+                next.wake(Some(rt), HANDED_OVER);
                 switch::yield_now(rt).leave();
             }
             Some((next, word)) => {
@@ -250,25 +251,27 @@ impl RawMutex {
         }
     }
 
-    /// An unlocker takes whom it must wake from the queue, and the word to say (invariant 1).
+    /// Takes the waiter that the unlocker must wake from the queue, and the word for it (invariant
+    /// 1).
     fn take_next(&self) -> Option<(Taken, u32)> {
         table::with_queue(self.key(), |queue| match self.word.next() {
-            Next::Nobody => None,
-            Next::Wake => {
+            NextWaiter::None => None,
+            NextWaiter::Wake => {
                 let first = self.take_first(queue)?;
-                let announced = self.word.woke(!queue.is_empty());
-                Some((first, if announced { TRY } else { TRY_UNANNOUNCED }))
+                let owns_woken = self.word.woke(state_of(queue));
+                Some((first, if owns_woken { RETRY_WOKEN } else { RETRY }))
             }
-            Next::HandOver => {
+            NextWaiter::HandOver => {
                 let Some(first) = self.take_first(queue) else {
-                    // All of them left at the last moment. Nobody is in the queue: nobody to call.
+                    // All waiters have withdrawn, so there is none to wake after this unlock.
                     let _ = self.word.unlock();
                     return None;
                 };
-                let rest = !queue.is_empty();
-                let starving = too_long(first.node());
-                self.word.handed_over(rest, rest && starving);
-                Some((first, YOURS))
+                let rest = state_of(queue);
+                let starving = rest == QueueState::NotEmpty && starves(first.node());
+                let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
+                self.word.handed_over(rest, mode);
+                Some((first, HANDED_OVER))
             }
         })
     }
@@ -276,24 +279,28 @@ impl RawMutex {
     fn take_first(&self, queue: &mut List) -> Option<Taken> {
         let first = queue.take_first();
         if first.is_none() {
-            self.word.deserted();
+            self.word.queue_emptied();
         }
         first
     }
 }
 
-/// Whether it has waited for so long that it starves.
-fn too_long(node: &Node) -> bool {
+fn state_of(queue: &List) -> QueueState {
+    if queue.is_empty() { QueueState::Empty } else { QueueState::NotEmpty }
+}
+
+/// Returns whether the waiter has waited for so long that it starves.
+fn starves(node: &Node) -> bool {
     now().saturating_sub(node.since.get()) >= STARVATION_NANOS
 }
 
-// SAFETY: `LOCKED` is set by one exchange from a state without it, or passed on while it is set; it
-// is cleared by its holder's `unlock` alone (`mutex_word.rs`).
+// SAFETY: `LOCKED` is set by one exchange from a state without it, or handed over while it is set.
+// Only the holder's `unlock` clears it (`mutex_word.rs`).
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawMutex = RawMutex::NEW;
 
-    /// Nothing in it is about the thread that locked it.
+    /// Another thread may unlock the mutex: it does not know the thread that locked it.
     type Guard = GuardSend;
 
     #[inline]
@@ -304,7 +311,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
 
     #[inline]
     fn try_lock(&self) -> Option<GuardSend> {
-        self.word.try_lock(false).then(GuardSend::new)
+        self.try_lock_now().then(GuardSend::new)
     }
 
     #[inline]
@@ -318,7 +325,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     }
 }
 
-// SAFETY: as above; None means that nothing was locked.
+// SAFETY: as above; None means that the mutex was not locked.
 unsafe impl lock_api::RawMutexTimed for RawMutex {
     type Duration = Duration;
     type Instant = Instant;

@@ -1,12 +1,11 @@
-//! `Once` and `OnceLock`: std's, parking goroutines.
+//! `Once` and `OnceLock`: those of std, parking goroutines.
 //!
-//! The protocol is in `once_word.rs`. Sleepers are chained through their own frames and woken all
-//! at once, so there is no queue and no lock.
+//! The protocol is in `once_word.rs`. Waiters are chained through their own frames and woken all at
+//! once, so there is no queue and no lock.
 //!
-//! Invariant 1: a place in the chain is alive until its sleeper is woken; who wakes reads the link
-//! first.
+//! Invariant 1: a waiter in the chain is alive until it is woken; the waker reads its link first.
 
-use super::once_word::{Begin, OnceWord};
+use super::once_word::{Begin, InitResult, OnceWord};
 use crate::sched::Rt;
 use crate::sched::wait;
 use crate::sched::wait::list::inside;
@@ -18,11 +17,12 @@ use std::mem::MaybeUninit;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::AtomicUsize;
 
-/// A sleeper, in its own frame.
+/// A waiter, in its own frame.
 #[repr(align(8))]
-struct Place {
+struct OnceWaiter {
     sleeper: Cell<usize>,
-    before: Cell<usize>,
+    /// The address of the waiter that came before, or 0.
+    previous: Cell<usize>,
 }
 
 /// Runs a closure once, however many goroutines call it.
@@ -81,7 +81,7 @@ impl Once {
     #[cold]
     fn call_slow<F: FnOnce()>(&self, f: F) {
         if self.begin_or_wait() {
-            let _done = Finish { once: self, again: false };
+            let _done = FinishOnDrop { once: self, result: InitResult::Done };
             f();
         }
     }
@@ -100,7 +100,8 @@ impl Once {
         self.word.is_done()
     }
 
-    /// True: the caller must run the initialiser, then drop a [`Finish`]. False: it is done.
+    /// Returns true if the caller must run the initializer, then drop a [`FinishOnDrop`]. Otherwise
+    /// waits until the initializer is done.
     fn begin_or_wait(&self) -> bool {
         loop {
             match self.word.begin() {
@@ -113,10 +114,10 @@ impl Once {
 
     #[cold]
     fn wait_slow(&self) {
-        let place = Place { sleeper: Cell::new(0), before: Cell::new(0) };
+        let waiter = OnceWaiter { sleeper: Cell::new(0), previous: Cell::new(0) };
         wait::block(WaitReason::Once, |sleeper| {
-            place.sleeper.set(sleeper);
-            self.word.wait(&raw const place as usize, |before| place.before.set(before))
+            waiter.sleeper.set(sleeper);
+            self.word.wait(&raw const waiter as usize, |previous| waiter.previous.set(previous))
         });
     }
 }
@@ -133,30 +134,31 @@ impl fmt::Debug for Once {
     }
 }
 
-/// Ends the run of an initialiser, also when it panics.
-struct Finish<'a> {
+/// Ends the run of an initializer, even if it panics.
+struct FinishOnDrop<'a> {
     once: &'a Once,
-    again: bool,
+    result: InitResult,
 }
 
-impl Drop for Finish<'_> {
+impl Drop for FinishOnDrop<'_> {
     fn drop(&mut self) {
-        let last = self.once.word.finish(self.again);
+        let last = self.once.word.finish(self.result);
         if last != 0 {
             inside(|here| wake_chain(here, last));
         }
     }
 }
 
-fn wake_chain(here: Option<Rt>, mut place: usize) {
-    while place != 0 {
-        // SAFETY: invariant 1. Both are read before the wake-up, after which it is gone.
-        let (sleeper, before) = unsafe {
-            let place = &*(place as *const Place);
-            (place.sleeper.get(), place.before.get())
+fn wake_chain(here: Option<Rt>, mut last: usize) {
+    while last != 0 {
+        // SAFETY: invariant 1. Both fields are read before the wake-up, after which the waiter is
+        // gone.
+        let (sleeper, previous) = unsafe {
+            let waiter = &*(last as *const OnceWaiter);
+            (waiter.sleeper.get(), waiter.previous.get())
         };
         wait::wake_here(here, sleeper);
-        place = before;
+        last = previous;
     }
 }
 
@@ -178,11 +180,11 @@ fn wake_chain(here: Option<Rt>, mut place: usize) {
 pub struct OnceLock<T> {
     once: Once,
     value: UnsafeCell<MaybeUninit<T>>,
-    /// It may drop a T.
+    /// Tells the compiler that a drop may drop a T.
     owns: PhantomData<T>,
 }
 
-// SAFETY: shared, it gives out `&T` (T: Sync), and a value may be made on one thread and dropped,
+// SAFETY: a shared one gives out `&T` (T: Sync), and a value may be made on one thread and dropped,
 // or taken, on another (T: Send).
 unsafe impl<T: Sync + Send> Sync for OnceLock<T> {}
 // SAFETY: it owns a T.
@@ -210,7 +212,7 @@ impl<T> OnceLock<T> {
     /// ```
     #[inline]
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: done, so the value is there and does not change while it is shared.
+        // SAFETY: the value is initialized, and does not change while it is shared.
         self.once.is_completed().then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
@@ -223,7 +225,7 @@ impl<T> OnceLock<T> {
     /// assert_eq!(place.into_inner(), Some(2));
     /// ```
     pub fn get_mut(&mut self) -> Option<&mut T> {
-        // SAFETY: as in `get`, and `&mut self`: nobody else looks.
+        // SAFETY: as in `get`, and `&mut self` is exclusive.
         self.once.is_completed().then(|| unsafe { self.value.get_mut().assume_init_mut() })
     }
 
@@ -263,19 +265,19 @@ impl<T> OnceLock<T> {
         if !self.once.is_completed() {
             self.init_slow(f);
         }
-        // SAFETY: as in `get`; it is done now.
+        // SAFETY: as in `get`; the value is initialized now.
         unsafe { (*self.value.get()).assume_init_ref() }
     }
 
     #[cold]
     fn init_slow<F: FnOnce() -> T>(&self, f: F) {
         if self.once.begin_or_wait() {
-            let mut finish = Finish { once: &self.once, again: true };
+            let mut finish = FinishOnDrop { once: &self.once, result: InitResult::Retry };
             let value = f();
-            // SAFETY: only the one that runs the initialiser writes, and nobody reads before
-            // `finish`.
+            // SAFETY: only the caller that runs the initializer writes, and no other caller reads
+            // before `finish`.
             unsafe { (*self.value.get()).write(value) };
-            finish.again = false;
+            finish.result = InitResult::Done;
         }
     }
 
@@ -291,7 +293,7 @@ impl<T> OnceLock<T> {
             return None;
         }
         self.once = Once::new();
-        // SAFETY: it was done, and is not any more: the value is ours.
+        // SAFETY: the value was initialized, and `once` does not say so any more.
         Some(unsafe { self.value.get_mut().assume_init_read() })
     }
 

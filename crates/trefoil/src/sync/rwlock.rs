@@ -1,22 +1,23 @@
-//! `RwLock`: Go's `RWMutex`, with std's face.
+//! `RwLock`: Go's `RWMutex`, with the names of std.
 //!
-//! Writers first get a mutex among themselves (with its barging, its queue, and its starvation
-//! mode), then close the door to readers and wait for those inside. The word (`rwlock_word.rs`) has the rules.
+//! A writer first locks a mutex among the writers (with its barging, its queue, and its starvation
+//! mode), then keeps new readers out and waits for the active ones. The rules of the word are in
+//! `rwlock_word.rs`.
 //!
 //! Invariants:
-//! 1. The door is closed and opened by the holder of `writers`. So one writer at a time waits for
-//!    readers.
-//! 2. The readers' queue has the word's address as its key, the writer's the one behind it.
-//! 3. Readers who come while a writer waits are behind it, and before the next one: neither side
-//!    starves the other.
+//! 1. Only the holder of `writers` keeps readers out and admits them again. So one writer at a time
+//!    waits for readers.
+//! 2. The readers' queue has the word's address as its key, the writer's queue that address + 1.
+//! 3. Readers that come while a writer waits are served after it, and before the next writer:
+//!    neither side starves the other.
 //!
-//! Rejected: one queue for both sides, in order of arrival: readers would enter in many small
+//! Rejected: one queue for both sides, in order of arrival: readers would be admitted in many small
 //! groups.
 
 use super::mutex::RawMutex;
-use super::rwlock_word::{Left, RwLockWord};
+use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
-use crate::sched::wait::list::{Batch, Node, Slept, inside};
+use crate::sched::wait::list::{Batch, Node, WaitResult, inside};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -141,7 +142,7 @@ impl RawRwLock {
         loop {
             let enqueue = |_| {
                 table::with_queue(self.readers_key(), |queue| {
-                    let waits = self.word.wait_at_door();
+                    let waits = self.word.queue_reader();
                     if waits {
                         queue.push_back(&node);
                     }
@@ -152,11 +153,11 @@ impl RawRwLock {
                 table::with_queue(self.readers_key(), |queue| queue.remove(&node));
             };
             match node.sleep(WaitReason::RwLockRead, deadline, enqueue, withdraw) {
-                Slept::Woken(_) => return true, // counted by who opened
-                // It may run long after its time-out, and the writer be gone by now.
-                Slept::TimedOut => return self.word.enter(),
-                Slept::No => {
-                    if self.word.enter() {
+                WaitResult::Woken(_) => return true, // counted by the writer
+                // The reader may run long after its time-out, and the writer may be gone by now.
+                WaitResult::TimedOut => return self.word.try_read(),
+                WaitResult::NotQueued => {
+                    if self.word.try_read() {
                         return true;
                     }
                 }
@@ -166,22 +167,22 @@ impl RawRwLock {
 
     #[inline]
     fn read_until(&self, deadline: Nanos) -> bool {
-        self.word.enter() || self.read_slow(deadline)
+        self.word.try_read() || self.read_slow(deadline)
     }
 
     #[inline]
-    fn read_end(&self) {
-        if self.word.leave() == Left::WakeWriter {
+    fn unlock_read(&self) {
+        if self.word.read_unlock() == ReadUnlock::WakeWriter {
             self.last_reader_slow();
         }
     }
 
-    /// The last reader inside wakes the writer, if it sleeps already.
+    /// Wakes the writer, if it sleeps already. Called by the last active reader.
     #[cold]
     fn last_reader_slow(&self) {
         inside(|rt| {
             let writer = table::with_queue(self.writer_key(), |queue| {
-                // We may be late: that writer is gone, and the next one waits for other readers.
+                // That writer may be gone, and the next one may wait for other readers.
                 if self.word.has_readers() { None } else { queue.take_first() }
             });
             if let Some(writer) = writer {
@@ -194,7 +195,7 @@ impl RawRwLock {
         if !self.writers.try_lock_now() {
             return false;
         }
-        let free = self.word.try_close();
+        let free = self.word.try_write();
         if !free {
             self.writers.unlock_held();
         }
@@ -206,13 +207,14 @@ impl RawRwLock {
         if !self.writers.lock_until(deadline, WaitReason::RwLockWrite) {
             return false;
         }
-        self.word.close() || self.wait_for_readers_slow(deadline)
+        self.word.exclude_readers() || self.wait_for_readers_slow(deadline)
     }
 
     #[cold]
     fn wait_for_readers_slow(&self, deadline: Nanos) -> bool {
-        // The door is closed already, so a look disturbs nobody but those who leave. (Readers who look at a closed door
-        // make the lock twice as slow: they all take its line.)
+        // New readers are kept out already, so spinning disturbs only the readers that unlock.
+        // (Readers that spin while they are kept out make the lock twice as slow: they all take its
+        // cache line.)
         let mut spin = Spin::new();
         while spin.possible() {
             spin.pause();
@@ -234,37 +236,37 @@ impl RawRwLock {
             table::with_queue(self.writer_key(), |queue| queue.remove(&node));
         };
         match node.sleep(WaitReason::RwLockWrite, deadline, enqueue, withdraw) {
-            Slept::No => true,
-            Slept::Woken(_) => {
+            WaitResult::NotQueued => true,
+            WaitResult::Woken(_) => {
                 assert!(!self.word.has_readers(), "a writer woken among readers: a bug in trefoil");
                 true
             }
-            // It may run long after its time-out, and the readers be gone by now.
-            Slept::TimedOut if !self.word.has_readers() => true,
-            Slept::TimedOut => {
-                self.open_slow(0);
+            // The writer may run long after its time-out, and the readers may be gone by now.
+            WaitResult::TimedOut if !self.word.has_readers() => true,
+            WaitResult::TimedOut => {
+                self.admit_readers_slow(0);
                 self.writers.unlock_held();
                 false
             }
         }
     }
 
-    /// The writer leaves; `stay` of it (one or none) stays as a reader. Then the next writer may
-    /// come.
-    fn write_end(&self, stay: u32) {
-        if !self.word.try_open(stay) {
-            self.open_slow(stay);
+    /// Unlocks for a writer, which stays as a reader if `readers` is 1 (else it is 0). Then the
+    /// next writer may lock.
+    fn unlock_write(&self, readers: u32) {
+        if !self.word.try_write_unlock(readers) {
+            self.admit_readers_slow(readers);
         }
         self.writers.unlock_held();
     }
 
-    /// Opens the door, and lets in all who wait at it; `stay` more readers are inside from now on.
+    /// Admits all readers that wait, and `more` readers besides.
     #[cold]
-    fn open_slow(&self, stay: u32) {
+    fn admit_readers_slow(&self, more: u32) {
         inside(|rt| {
             let readers: Batch = table::with_queue(self.readers_key(), |queue| {
                 let readers = queue.take_all();
-                self.word.open(stay + readers.len() as u32);
+                self.word.write_unlock(more + readers.len() as u32);
                 readers
             });
             readers.wake_all(rt, 0);
@@ -272,8 +274,9 @@ impl RawRwLock {
     }
 }
 
-// SAFETY: a writer is in only when the door is closed and no reader inside, one at a time (invariant 1); readers
-// enter only while it is open, or when it is opened on their behalf (`rwlock_word.rs`).
+// SAFETY: a writer holds the lock only while it keeps readers out and none is active, and there is
+// one writer at a time (invariant 1). Readers become active only while no writer keeps them out, or
+// when it admits them (`rwlock_word.rs`).
 unsafe impl lock_api::RawRwLock for RawRwLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawRwLock =
@@ -290,12 +293,12 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     fn try_lock_shared(&self) -> Option<GuardSend> {
-        self.word.enter().then(GuardSend::new)
+        self.word.try_read().then(GuardSend::new)
     }
 
     #[inline]
     unsafe fn unlock_shared(&self, _: GuardSend) {
-        self.read_end();
+        self.unlock_read();
     }
 
     #[inline]
@@ -311,27 +314,27 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, _: GuardSend) {
-        self.write_end(0);
+        self.unlock_write(0);
     }
 
     fn is_locked(&self) -> bool {
-        self.word.look() != (0, false)
+        self.word.snapshot() != (0, false)
     }
 
     fn is_locked_exclusive(&self) -> bool {
-        self.word.look() == (0, true)
+        self.word.snapshot() == (0, true)
     }
 }
 
-// SAFETY: the writer becomes one reader in the exchange that opens the door.
+// SAFETY: the writer becomes one reader in the exchange that admits readers again.
 unsafe impl lock_api::RawRwLockDowngrade for RawRwLock {
     unsafe fn downgrade(&self, _: GuardSend) -> GuardSend {
-        self.write_end(1);
+        self.unlock_write(1);
         GuardSend::new()
     }
 }
 
-// SAFETY: as above; None means that nothing was locked.
+// SAFETY: as above; None means that the lock was not taken.
 unsafe impl lock_api::RawRwLockTimed for RawRwLock {
     type Duration = Duration;
     type Instant = Instant;
@@ -355,7 +358,7 @@ unsafe impl lock_api::RawRwLockTimed for RawRwLock {
 
 impl fmt::Debug for RawRwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (readers, writer) = self.word.look();
+        let (readers, writer) = self.word.snapshot();
         f.debug_struct("RawRwLock").field("readers", &readers).field("writer", &writer).finish()
     }
 }

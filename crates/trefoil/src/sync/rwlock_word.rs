@@ -1,16 +1,17 @@
-//! The word of a `RwLock`: who is inside, and whether the door is open.
+//! The word of a `RwLock`: how many readers hold it, and whether a writer keeps new readers out.
 //!
 //! | bit | meaning |
 //! |---|---|
-//! | `WRITER` | the door is closed: a writer is in, or waits for the readers inside to leave |
-//! | `QUEUED` | readers wait at the door; only together with `WRITER` |
-//! | the rest | readers inside |
+//! | `WRITER` | a writer holds the lock, or waits until the active readers have unlocked |
+//! | `QUEUED` | readers wait for the writer; only together with `WRITER` |
+//! | the rest | number of active readers |
 //!
 //! Invariants:
 //! 1. `WRITER` is set and cleared by one writer at a time: `rwlock.rs` has a mutex for them.
-//! 2. While `WRITER` is set the number of readers inside only falls; at zero the writer is in.
-//! 3. `QUEUED` changes under the lock of the readers' queue; while it is set, so does `WRITER`. It is cleared together
-//!    with `WRITER`, and that lets in everybody in that queue.
+//! 2. While `WRITER` is set, the number of active readers only falls. At zero the writer holds the
+//!    lock.
+//! 3. `QUEUED` changes under the lock of the readers' queue; while it is set, so does `WRITER`. It
+//!    is cleared together with `WRITER`, and that admits all readers in that queue.
 
 use crate::shim::{AtomicU32, Ordering};
 
@@ -21,24 +22,25 @@ const READERS: u32 = QUEUED - 1;
 /// See the head of the file. Made of `AtomicU32::new(0)`: a lock can be in a static.
 pub(crate) struct RwLockWord(pub(crate) AtomicU32);
 
-/// What a reader that leaves must do.
+/// What a reader that unlocks must do.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum ReadUnlock {
     Done,
-    /// It was the last: wake the writer, if it sleeps already ([`RwLockWord::has_readers`], under its queue's lock).
+    /// It was the last reader: wake the writer, if it sleeps already ([`RwLockWord::has_readers`],
+    /// under the lock of its queue).
     WakeWriter,
 }
 
 impl RwLockWord {
-    /// A reader goes in, if the door is open.
+    /// Locks for reading, unless a writer keeps readers out.
     #[inline]
     #[must_use]
-    pub(crate) fn enter(&self) -> bool {
+    pub(crate) fn try_read(&self) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
         while now & WRITER == 0 {
             assert!(now & READERS != READERS, "RwLock: too many readers");
-            // Acquire: what the last writer did (Release in `open`).
+            // Acquire: what the last writer did (Release in `write_unlock`).
             match self.0.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(changed) => now = changed,
@@ -47,12 +49,13 @@ impl RwLockWord {
         false
     }
 
-    /// Under the lock of the readers' queue: the caller is about to join it. False: the door is open.
+    /// Prepares the word for a reader that is about to join the queue. Returns false if no writer
+    /// keeps readers out. Called under the lock of the readers' queue.
     #[must_use]
-    pub(crate) fn wait_at_door(&self) -> bool {
+    pub(crate) fn queue_reader(&self) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
         while now & WRITER != 0 {
-            // An exchange: a writer that sees nobody queued opens the door without the lock.
+            // An exchange: a writer that sees no queue unlocks without the lock of the queue.
             match self.0.compare_exchange_weak(
                 now,
                 now | QUEUED,
@@ -66,52 +69,59 @@ impl RwLockWord {
         false
     }
 
-    /// A reader goes.
+    /// Unlocks for a reader.
     #[inline]
-    pub(crate) fn leave(&self) -> Left {
-        // Release: the writer sees that our reads are done.
+    pub(crate) fn read_unlock(&self) -> ReadUnlock {
+        // Release: the writer sees that the reads of this reader are done.
         let before = self.0.fetch_sub(1, Ordering::Release);
         debug_assert!(before & READERS != 0, "read unlock of a lock that is not read-locked");
-        if before & WRITER != 0 && before & READERS == 1 { Left::WakeWriter } else { Left::Done }
+        if before & WRITER != 0 && before & READERS == 1 {
+            ReadUnlock::WakeWriter
+        } else {
+            ReadUnlock::Done
+        }
     }
 
-    /// Whether readers are inside. False, to a writer that has closed the door: it is in.
+    /// Returns whether readers are active. If a writer has set `WRITER`, false means that it holds
+    /// the lock.
     pub(crate) fn has_readers(&self) -> bool {
-        // Acquire: pairs with `leave`, of every reader that has left.
+        // Acquire: pairs with `read_unlock` of every reader.
         self.0.load(Ordering::Acquire) & READERS != 0
     }
 
-    /// The writer goes in, if nobody is there.
+    /// Locks for writing if the lock is free.
     #[must_use]
-    pub(crate) fn try_close(&self) -> bool {
-        // Acquire: what readers and writers before us did.
+    pub(crate) fn try_write(&self) -> bool {
+        // Acquire: what earlier readers and writers did.
         self.0.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// The writer closes the door. True: nobody was inside, so it is in.
+    /// Keeps new readers out. Returns true if no reader is active, so that the writer holds the
+    /// lock.
     #[inline]
     #[must_use]
-    pub(crate) fn close(&self) -> bool {
-        // Acquire: as in `try_close`.
+    pub(crate) fn exclude_readers(&self) -> bool {
+        // Acquire: as in `try_write`.
         self.0.fetch_or(WRITER, Ordering::Acquire) == 0
     }
 
-    /// The writer leaves, if nobody waits at the door; `stay` of it (one or none) stays as a reader.
+    /// Unlocks for a writer if no reader waits. `readers` (1 for a downgrade, else 0) is the number
+    /// of active readers from now on.
     #[inline]
     #[must_use]
-    pub(crate) fn try_open(&self, stay: u32) -> bool {
-        // Release: the next ones see what we did.
-        self.0.compare_exchange(WRITER, stay, Ordering::Release, Ordering::Relaxed).is_ok()
+    pub(crate) fn try_write_unlock(&self, readers: u32) -> bool {
+        // Release: the next holder sees what this writer did.
+        self.0.compare_exchange(WRITER, readers, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Under the lock of the readers' queue, which is empty now: the writer leaves, or gives up, and so many more readers
-    /// are inside.
-    pub(crate) fn open(&self, more: u32) {
+    /// Unlocks for a writer, or withdraws a writer that gives up, and adds `admitted` active
+    /// readers. Called under the lock of the readers' queue, which is empty now.
+    pub(crate) fn write_unlock(&self, admitted: u32) {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
-            // Readers may still be leaving, if the writer gave up.
-            let next = (now & READERS) + more;
-            // Release: as in `try_open`.
+            // If the writer gives up, readers may still be unlocking.
+            let next = (now & READERS) + admitted;
+            // Release: as in `try_write_unlock`.
             match self.0.compare_exchange_weak(now, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(changed) => now = changed,
@@ -119,8 +129,9 @@ impl RwLockWord {
         }
     }
 
-    /// A look from outside: readers inside, and whether the door is closed.
-    pub(crate) fn look(&self) -> (u32, bool) {
+    /// Returns the number of active readers, and whether `WRITER` is set. May be out of date at
+    /// once.
+    pub(crate) fn snapshot(&self) -> (u32, bool) {
         let word = self.0.load(Ordering::Relaxed);
         (word & READERS, word & WRITER != 0)
     }

@@ -2,18 +2,19 @@
 //!
 //! | bit of `word` | meaning |
 //! |---|---|
-//! | 0, `QUEUED` | somebody waits |
-//! | the rest | permits that nobody holds |
+//! | 0, `QUEUED` | the list is not empty |
+//! | the rest | number of available permits |
 //!
 //! Invariants:
-//! 1. `QUEUED` is set and cleared under the lock, and there tells whether the list is empty.
-//! 2. While it is set, the word changes only under the lock: nobody overtakes those who wait.
-//! 3. Under the lock, at its end: the first in the list wants more than there is.
+//! 1. `QUEUED` is set and cleared under the list's lock. There, it is set if the list is not empty.
+//! 2. While it is set, the word changes only under the lock: no caller overtakes the waiters.
+//! 3. When the lock is released, the first waiter wants more permits than are available.
 //!
-//! A permit given back goes to the first in line, and its goroutine runs at once: the giver yields
-//! to it. A permit on its way to a goroutine that waits to run would serve nobody.
+//! A released permit goes to the first waiter, and its goroutine runs at once: the releasing
+//! goroutine yields to it. A permit of a goroutine that only waits to run would be unused
+//! meanwhile.
 
-use crate::sched::wait::list::{Batch, List, Node, Slept};
+use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -24,9 +25,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const QUEUED: usize = 1;
+/// One permit, in `word`.
 const ONE: usize = 2;
 
-/// A number of permits that goroutines take and give back.
+/// A number of permits that goroutines take and release.
 ///
 /// Use it to limit how many goroutines do something at once. A goroutine that asks for more permits
 /// than are available waits. Waiters are served in the order in which they came, and no later
@@ -68,7 +70,7 @@ impl Semaphore {
 
     /// Takes a permit, and waits while none is available.
     ///
-    /// Dropping the permit gives it back.
+    /// Dropping the permit releases it.
     ///
     /// # Cancel
     /// The wait cannot be ended early; see [`acquire_timeout`](Semaphore::acquire_timeout).
@@ -191,7 +193,7 @@ impl Semaphore {
     /// assert_eq!(s.available_permits(), 2);
     /// ```
     pub fn add_permits(&self, n: usize) {
-        self.give(n);
+        self.release(n);
     }
 
     /// Returns how many permits are available now.
@@ -212,7 +214,7 @@ impl Semaphore {
     fn try_take(&self, n: usize) -> bool {
         let mut now = self.word.load(Ordering::Relaxed);
         while now & QUEUED == 0 && now / ONE >= n {
-            // Acquire: what was done before the permit was given back.
+            // Acquire: what was done before the permit was released.
             match self.word.compare_exchange_weak(
                 now,
                 now - n * ONE,
@@ -233,8 +235,8 @@ impl Semaphore {
             let mut list = self.list.lock();
             let mut freed = Batch::new();
             if list.drop_abandoned() {
-                // It may have been what the others waited for.
-                self.serve(&mut list, 0, &mut freed);
+                // The waiters behind the unlinked ones may be satisfied now.
+                self.grant(&mut list, 0, &mut freed);
             }
             let waits = self.must_wait(n);
             if waits {
@@ -247,20 +249,21 @@ impl Semaphore {
         let withdraw = |here| {
             let mut list = self.list.lock();
             list.remove(&node);
-            // We may have been what the others waited for.
+            // The waiters behind this one may be satisfied now.
             let mut freed = Batch::new();
-            self.serve(&mut list, 0, &mut freed);
+            self.grant(&mut list, 0, &mut freed);
             drop(list);
             freed.wake_all(here, 0);
         };
         match node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) {
-            Slept::No | Slept::Woken(_) => true,
-            // It may run long after its time-out, and permits be there that nobody waits for.
-            Slept::TimedOut => self.try_take(n),
+            WaitResult::NotQueued | WaitResult::Woken(_) => true,
+            // The waiter may run long after its time-out, and permits may be available by now.
+            WaitResult::TimedOut => self.try_take(n),
         }
     }
 
-    /// Under the lock: takes `n`, or sets `QUEUED`.
+    /// Takes `n` permits and returns false, or sets `QUEUED` and returns true. Called under the
+    /// lock.
     fn must_wait(&self, n: usize) -> bool {
         loop {
             if self.try_take(n) {
@@ -283,11 +286,11 @@ impl Semaphore {
     }
 
     #[inline]
-    fn give(&self, n: usize) {
+    fn release(&self, n: usize) {
         let mut now = self.word.load(Ordering::Relaxed);
         while now & QUEUED == 0 {
             check_total(now / ONE, n);
-            // Release: what we did before is seen by who takes the permit.
+            // Release: the next holder of the permit sees what this one did.
             match self.word.compare_exchange_weak(
                 now,
                 now + n * ONE,
@@ -298,28 +301,30 @@ impl Semaphore {
                 Err(changed) => now = changed,
             }
         }
-        self.give_slow(n);
+        self.release_slow(n);
     }
 
     #[cold]
-    fn give_slow(&self, n: usize) {
+    fn release_slow(&self, n: usize) {
         check_total(self.word.load(Ordering::Relaxed) / ONE, n);
         let rt = Rt::enter();
         let mut served = Batch::new();
-        self.serve(&mut self.list.lock(), n, &mut served);
-        let goroutines = served.wake_all(rt, 0);
+        self.grant(&mut self.list.lock(), n, &mut served);
+        let woke_goroutine = served.wake_all(rt, 0);
         match rt {
-            Some(rt) if goroutines => switch::yield_now(rt).leave(),
+            Some(rt) if woke_goroutine => switch::yield_now(rt).leave(),
             Some(rt) => rt.leave(),
             None => {}
         }
     }
 
-    /// Under the lock: `more` permits are there; those whose turn has come are taken from the list.
-    fn serve(&self, list: &mut List, more: usize, served: &mut Batch) {
+    /// Adds `more` permits, and takes the waiters that get theirs from the list. Called under the
+    /// lock.
+    fn grant(&self, list: &mut List, more: usize, served: &mut Batch) {
         let mut now = self.word.load(Ordering::Relaxed);
-        // Not queued (the last one withdrew before we had the lock): others change the word, too.
-        // AcqRel: both ends of a permit that passes through here.
+        // If `QUEUED` is clear (the last waiter withdrew before the caller had the lock), other
+        // callers change the word, too. AcqRel: a permit passes through here from its last holder
+        // to the next.
         while now & QUEUED == 0 {
             match self.word.compare_exchange_weak(
                 now,
@@ -337,8 +342,7 @@ impl Semaphore {
             served.push(first);
         }
         let queued = if list.is_empty() { 0 } else { QUEUED };
-        // A swap, not a store: it goes on with the release sequence of those who gave permits
-        // before.
+        // A swap, not a store: it continues the release sequence of earlier releases.
         self.word.swap(permits * ONE + queued, Ordering::AcqRel);
     }
 }
@@ -359,7 +363,7 @@ impl fmt::Debug for Semaphore {
 /// One or more permits of a [`Semaphore`], returned by [`Semaphore::acquire`] and its variants.
 ///
 /// # Drop
-/// Dropping it gives the permits back. If that lets a waiting goroutine continue, the goroutine
+/// Dropping it releases the permits. If that lets a waiting goroutine continue, the goroutine
 /// that drops the permits yields to it.
 ///
 /// # Examples
@@ -368,10 +372,10 @@ impl fmt::Debug for Semaphore {
 /// {
 ///     let _permit = s.acquire();
 ///     assert_eq!(s.available_permits(), 1);
-/// } // given back here
+/// } // released here
 /// assert_eq!(s.available_permits(), 2);
 /// ```
-#[must_use = "a permit that is not kept is given back at once"]
+#[must_use = "a permit that is not kept is released at once"]
 #[derive(Debug)]
 pub struct SemaphorePermit<'a> {
     semaphore: &'a Semaphore,
@@ -384,7 +388,7 @@ impl SemaphorePermit<'_> {
         self.n
     }
 
-    /// Gives up the permits without giving them back: the semaphore has fewer permits from now on.
+    /// Gives up the permits without releasing them: the semaphore has fewer permits from now on.
     ///
     /// # Examples
     /// ```
@@ -400,7 +404,7 @@ impl SemaphorePermit<'_> {
 impl Drop for SemaphorePermit<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.semaphore.give(self.n);
+        self.semaphore.release(self.n);
     }
 }
 
@@ -408,7 +412,7 @@ impl Drop for SemaphorePermit<'_> {
 /// [`Semaphore::acquire_owned`] and [`Semaphore::try_acquire_owned`].
 ///
 /// # Drop
-/// Dropping it gives the permit back. If that lets a waiting goroutine continue, the goroutine that
+/// Dropping it releases the permit. If that lets a waiting goroutine continue, the goroutine that
 /// drops the permit yields to it.
 ///
 /// # Examples
@@ -430,7 +434,7 @@ impl Drop for SemaphorePermit<'_> {
 ///     assert_eq!(downloads.available_permits(), 2);
 /// });
 /// ```
-#[must_use = "a permit that is not kept is given back at once"]
+#[must_use = "a permit that is not kept is released at once"]
 #[derive(Debug)]
 pub struct OwnedSemaphorePermit {
     semaphore: Arc<Semaphore>,
@@ -438,6 +442,6 @@ pub struct OwnedSemaphorePermit {
 
 impl Drop for OwnedSemaphorePermit {
     fn drop(&mut self) {
-        self.semaphore.give(1);
+        self.semaphore.release(1);
     }
 }

@@ -2,17 +2,18 @@
 //!
 //! | bits of `state` | meaning |
 //! |---|---|
-//! | 63..32 | how many are not done |
-//! | 31..0 | how many wait |
+//! | 63..32 | the count: how many calls of `done` are missing |
+//! | 31..0 | the number of waiters |
 //!
 //! Invariants:
 //! 1. The number of waiters changes under the list's lock, and there it is the list's length.
-//! 2. Who brings the first number to zero wakes all that wait.
+//! 2. The `done` that takes the count to zero wakes all waiters.
 //!
-//! The counter is behind an `Arc` that is made when it is first needed: `new` is `const`, and a
-//! goroutine started with [`WaitGroup::go`] can outlive the handle that started it.
+//! The counter is in an `Arc` that is made at its first use: `new` is `const`, and a goroutine
+//! started with [`WaitGroup::go`] can outlive the handle that started it.
 
-use crate::sched::wait::list::{List, Node, Slept, inside};
+use crate::goroutine::go;
+use crate::sched::wait::list::{List, Node, WaitResult, inside};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
@@ -21,10 +22,11 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+/// The count 1, in `state`.
 const ONE: u64 = 1 << 32;
-const WAITERS: u64 = ONE - 1;
-/// Goroutines that one group can count.
-const MAX: u64 = i32::MAX as u64;
+const WAITERS_MASK: u64 = ONE - 1;
+/// The largest count of a group.
+const MAX_COUNT: u64 = i32::MAX as u64;
 
 /// Waits for a number of goroutines to be done.
 ///
@@ -52,11 +54,11 @@ const MAX: u64 = i32::MAX as u64;
 /// });
 /// ```
 pub struct WaitGroup {
-    /// Null until it is needed; else from `Arc::into_raw`.
-    inner: AtomicPtr<Inner>,
+    /// Null before its first use; then from `Arc::into_raw`.
+    counter: AtomicPtr<WaitCounter>,
 }
 
-pub(crate) struct Inner {
+struct WaitCounter {
     state: AtomicU64,
     list: Lock<List>,
 }
@@ -64,39 +66,39 @@ pub(crate) struct Inner {
 impl WaitGroup {
     /// Creates a group with a count of zero.
     pub const fn new() -> WaitGroup {
-        WaitGroup { inner: AtomicPtr::new(null_mut()) }
+        WaitGroup { counter: AtomicPtr::new(null_mut()) }
     }
 
     #[inline]
-    fn inner(&self) -> &Inner {
+    fn counter(&self) -> &WaitCounter {
         // Acquire: the counter was made before its address was published.
-        let inner = self.inner.load(Ordering::Acquire);
-        let inner = if inner.is_null() { self.make_slow() } else { inner };
-        // SAFETY: we own a count of the Arc until we are dropped.
-        unsafe { &*inner }
+        let counter = self.counter.load(Ordering::Acquire);
+        let counter = if counter.is_null() { self.make_slow() } else { counter };
+        // SAFETY: this handle owns a strong count of the Arc until it is dropped.
+        unsafe { &*counter }
     }
 
     #[cold]
-    fn make_slow(&self) -> *mut Inner {
-        let new = Arc::new(Inner { state: AtomicU64::new(0), list: Lock::new(List::new()) });
+    fn make_slow(&self) -> *mut WaitCounter {
+        let new = Arc::new(WaitCounter { state: AtomicU64::new(0), list: Lock::new(List::new()) });
         let new = Arc::into_raw(new).cast_mut();
-        // Release: see `inner`; Acquire: somebody else's.
-        match self.inner.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // Release: see `counter`. Acquire: the counter of another thread.
+        match self.counter.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
             Err(theirs) => {
-                // SAFETY: made just now, and nobody knows it.
+                // SAFETY: made above, and no other thread can reach it.
                 drop(unsafe { Arc::from_raw(new) });
                 theirs
             }
         }
     }
 
-    fn share(&self) -> Arc<Inner> {
-        let inner = std::ptr::from_ref(self.inner());
-        // SAFETY: it came from `Arc::into_raw`, and our own count stays.
+    fn share(&self) -> Arc<WaitCounter> {
+        let counter = std::ptr::from_ref(self.counter());
+        // SAFETY: it came from `Arc::into_raw`, and this handle keeps its own strong count.
         unsafe {
-            Arc::increment_strong_count(inner);
-            Arc::from_raw(inner)
+            Arc::increment_strong_count(counter);
+            Arc::from_raw(counter)
         }
     }
 
@@ -116,7 +118,7 @@ impl WaitGroup {
     /// ```
     #[track_caller]
     pub fn add(&self, n: usize) {
-        self.inner().add(n);
+        self.counter().add(n);
     }
 
     /// Takes one off the count. When the count becomes zero, all waiters continue.
@@ -139,7 +141,7 @@ impl WaitGroup {
     /// ```
     #[track_caller]
     pub fn done(&self) {
-        self.inner().done();
+        self.counter().done();
     }
 
     /// Waits until the count is zero. Returns at once if it is zero already.
@@ -165,7 +167,7 @@ impl WaitGroup {
     /// ```
     #[track_caller]
     pub fn wait(&self) {
-        self.inner().wait();
+        self.counter().wait();
     }
 
     /// Starts `f` as a goroutine, and counts it until it ends.
@@ -190,64 +192,65 @@ impl WaitGroup {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        let ticket = self.ticket();
-        crate::go(move || {
-            let _done = ticket;
+        let guard = self.done_guard();
+        go(move || {
+            let _done = guard;
             drop(f());
         });
     }
 
-    /// Counts one more until the ticket is dropped.
+    /// Adds 1 to the count until the guard is dropped.
     #[track_caller]
-    pub(crate) fn ticket(&self) -> Ticket {
-        let inner = self.share();
-        inner.add(1);
-        Ticket(inner)
+    pub(crate) fn done_guard(&self) -> DoneGuard {
+        let counter = self.share();
+        counter.add(1);
+        DoneGuard(counter)
     }
 
-    /// How many are not done.
+    /// Returns the count.
     pub(crate) fn count(&self) -> u64 {
-        self.inner().state.load(Ordering::Relaxed) / ONE
+        self.counter().state.load(Ordering::Relaxed) / ONE
     }
 }
 
-impl Inner {
+impl WaitCounter {
     #[track_caller]
     fn add(&self, n: usize) {
         let n = n as u64;
-        assert!(n <= MAX, "WaitGroup: cannot count {n} goroutines");
+        assert!(n <= MAX_COUNT, "WaitGroup: cannot count {n} goroutines");
         if n == 0 {
             return;
         }
-        // Relaxed: `done` publishes what was done.
+        // Relaxed: `done` publishes the work.
         let before = self.state.fetch_add(n * ONE, Ordering::Relaxed);
         let count = before / ONE;
-        if count + n > MAX || count == 0 && before & WAITERS != 0 {
+        if count + n > MAX_COUNT || count == 0 && before & WAITERS_MASK != 0 {
             self.state.fetch_sub(n * ONE, Ordering::Relaxed);
-            assert!(count + n <= MAX, "WaitGroup: cannot count {} goroutines", count + n);
+            assert!(count + n <= MAX_COUNT, "WaitGroup: cannot count {} goroutines", count + n);
             panic!("WaitGroup misuse: add called concurrently with wait");
         }
     }
 
     #[track_caller]
     fn done(&self) {
-        // Release: our work is seen by who waits. Acquire: that of the others, by who wakes it.
+        // Release: a waiter sees the work before this call. Acquire: this call sees that of the
+        // others, and the wake-up publishes it.
         let before = self.state.fetch_sub(ONE, Ordering::AcqRel);
         if before < ONE {
             self.state.fetch_add(ONE, Ordering::Relaxed);
             panic!("WaitGroup: negative counter: done called more often than add");
         }
-        if before / ONE == 1 && before & WAITERS != 0 {
-            self.release_slow();
+        if before / ONE == 1 && before & WAITERS_MASK != 0 {
+            self.wake_all_slow();
         }
     }
 
     #[cold]
-    fn release_slow(&self) {
+    fn wake_all_slow(&self) {
         inside(|rt| {
             let mut list = self.list.lock();
             let all = list.take_all();
-            self.state.fetch_and(!WAITERS, Ordering::Relaxed);
+            self.state.fetch_and(!WAITERS_MASK, Ordering::Relaxed);
             drop(list);
             all.wake_all(rt, 0);
         });
@@ -255,7 +258,7 @@ impl Inner {
 
     #[track_caller]
     fn wait(&self) {
-        // Acquire: what was done before `done`.
+        // Acquire: the work before the calls of `done`.
         if self.state.load(Ordering::Acquire) < ONE {
             return;
         }
@@ -280,18 +283,18 @@ impl Inner {
             }
             false
         };
-        // Without a deadline nobody withdraws.
-        let slept = node.sleep(WaitReason::WaitGroupWait, NEVER, enqueue, |_| ());
-        if slept != Slept::No && self.state.load(Ordering::Acquire) != 0 {
+        // Without a deadline there is no withdrawal.
+        let result = node.sleep(WaitReason::WaitGroupWait, NEVER, enqueue, |_| ());
+        if result != WaitResult::NotQueued && self.state.load(Ordering::Acquire) != 0 {
             panic!("WaitGroup is reused before previous wait has returned");
         }
     }
 }
 
-/// One that is not done; dropping it is `done`.
-pub(crate) struct Ticket(Arc<Inner>);
+/// Calls `done` when it is dropped.
+pub(crate) struct DoneGuard(Arc<WaitCounter>);
 
-impl Drop for Ticket {
+impl Drop for DoneGuard {
     fn drop(&mut self) {
         self.0.done();
     }
@@ -299,16 +302,16 @@ impl Drop for Ticket {
 
 impl Clone for WaitGroup {
     fn clone(&self) -> WaitGroup {
-        WaitGroup { inner: AtomicPtr::new(Arc::into_raw(self.share()).cast_mut()) }
+        WaitGroup { counter: AtomicPtr::new(Arc::into_raw(self.share()).cast_mut()) }
     }
 }
 
 impl Drop for WaitGroup {
     fn drop(&mut self) {
-        let inner = *self.inner.get_mut();
-        if !inner.is_null() {
-            // SAFETY: our count, from `Arc::into_raw`.
-            drop(unsafe { Arc::from_raw(inner) });
+        let counter = *self.counter.get_mut();
+        if !counter.is_null() {
+            // SAFETY: the strong count of this handle, from `Arc::into_raw`.
+            drop(unsafe { Arc::from_raw(counter) });
         }
     }
 }

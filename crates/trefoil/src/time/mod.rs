@@ -42,6 +42,7 @@ mod timer;
 pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};
+use crate::goroutine::go;
 use crate::sched::wait;
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, LATEST, Nanos};
@@ -98,10 +99,11 @@ pub fn sleep_until(deadline: Instant) {
     }
 }
 
-/// Parks the goroutine, or blocks the plain thread, until `when`; a sleep without an end (`poll` without descriptors, say)
-/// until [`LATEST`]: a signal may be what the program waits for.
+/// Parks the goroutine, or blocks the plain thread, until `when`. An endless sleep (for example
+/// `poll` without descriptors) ends at [`LATEST`], so that it is no deadlock: the program may wait
+/// for a signal.
 pub(crate) fn sleep_until_nanos(when: Nanos) {
-    // Nobody else knows this wait: only its deadline ends it.
+    // The waiter is stored nowhere, so only the deadline ends the wait.
     wait::wait(WaitReason::Sleep, when.min(LATEST), |_| true);
 }
 
@@ -138,7 +140,7 @@ where
     T: Send + 'static,
 {
     let (sender, receiver) = bounded(1);
-    crate::go(move || {
+    go(move || {
         let _ = sender.send(catch_unwind(AssertUnwindSafe(f)));
     });
     match receiver.recv_timeout(d) {
@@ -169,3 +171,29 @@ impl fmt::Display for TimedOut {
 }
 
 impl std::error::Error for TimedOut {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn reset_of_an_after_func_timer_that_has_fired_does_not_set_it() {
+        let (tx, rx) = bounded(1);
+        let timer = after_func(Duration::from_millis(1), move || tx.send(()).unwrap());
+        rx.recv().unwrap();
+        assert!(!timer.reset(LONG), "it was not set any more");
+        assert!(!timer.reset(LONG), "the first reset did not set it");
+        assert!(!timer.stop(), "no call was prevented");
+    }
+
+    #[test]
+    fn reset_of_an_after_func_timer_that_was_stopped_sets_it() {
+        let (tx, rx) = bounded(1);
+        let timer = after_func(LONG, move || tx.send(()).unwrap());
+        assert!(timer.stop());
+        assert!(!timer.reset(Duration::from_millis(1)));
+        rx.recv().unwrap();
+    }
+}

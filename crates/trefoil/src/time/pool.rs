@@ -1,100 +1,103 @@
-//! Slots that nobody uses, on shelves: one for each P, so that those who make and drop timers do not meet.
+//! Unused timer slots, in sharded free lists: goroutines that make and drop timers on different Ps
+//! do not contend.
 //!
-//! | list of a shelf | what |
+//! | list of a shard | contents |
 //! |---|---|
-//! | `free` | may be reused |
-//! | `spent` | has fired and belonged to nobody; its job is still to be dropped, which a timer must not do |
+//! | `free` | slots that may be reused |
+//! | `fired` | slots that fired without a handle, with a job that a timer must not drop |
 //!
-//! A slot is put on the shelf of the P where it became free, and taken from any if the own one is empty.
+//! A slot goes to the shard of the P where it became free. It is taken from the shard of the
+//! caller's P, or from any other if that one is empty.
 
-use super::slot::{Slot, inside};
+use super::slot::{TimerSlot, inside};
 use crate::sched::Rt;
 use crate::sys::lock::Lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// More Ps than these share them.
-const SHELVES: usize = 16;
+/// Number of shards. With more Ps, several Ps share one.
+const SHARDS: usize = 16;
 
-/// Lines of its own.
+/// Aligned to two cache lines, so that shards do not share any.
 #[repr(align(128))]
-struct Shelf {
-    free: List,
-    spent: List,
+struct PoolShard {
+    free: TimerSlotList,
+    fired: TimerSlotList,
 }
 
-static ALL: [Shelf; SHELVES] = [const { Shelf { free: List::new(), spent: List::new() } }; SHELVES];
+static ALL: [PoolShard; SHARDS] =
+    [const { PoolShard { free: TimerSlotList::new(), fired: TimerSlotList::new() } }; SHARDS];
 
-fn shelf(here: Option<Rt>) -> &'static Shelf {
-    &ALL[here.map_or(0, |rt| rt.p().id as usize % SHELVES)]
+fn shard(here: Option<Rt>) -> &'static PoolShard {
+    &ALL[here.map_or(0, |rt| rt.p_id() as usize % SHARDS)]
 }
 
-struct List {
-    head: Lock<Option<&'static Slot>>,
-    /// For a look without the lock. Written under it.
+struct TimerSlotList {
+    head: Lock<Option<&'static TimerSlot>>,
+    /// Whether the list has a slot. Written under the lock, and read without it.
     any: AtomicBool,
 }
 
-impl List {
-    const fn new() -> List {
-        List { head: Lock::new(None), any: AtomicBool::new(false) }
+impl TimerSlotList {
+    const fn new() -> TimerSlotList {
+        TimerSlotList { head: Lock::new(None), any: AtomicBool::new(false) }
     }
 
-    fn push(&self, slot: &'static Slot) {
+    fn push(&self, slot: &'static TimerSlot) {
         let mut head = self.head.lock();
-        slot.link(head.replace(slot));
+        slot.set_next(head.replace(slot));
         self.any.store(true, Ordering::Relaxed);
     }
 
-    fn pop(&self) -> Option<&'static Slot> {
+    fn pop(&self) -> Option<&'static TimerSlot> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
         let mut head = self.head.lock();
         let slot = (*head)?;
-        *head = slot.link(None);
+        *head = slot.set_next(None);
         self.any.store(head.is_some(), Ordering::Relaxed);
         Some(slot)
     }
 }
 
-/// A slot of one's own.
-pub(super) fn take() -> &'static Slot {
-    let [spent, more, free] = inside(|here| {
-        let own = shelf(here);
-        match own.spent.pop() {
-            // Two for one: so they become fewer.
-            Some(spent) => [Some(spent), own.spent.pop(), None],
+/// Takes a slot, or makes one.
+pub(super) fn take() -> &'static TimerSlot {
+    let [fired, more, free] = inside(|here| {
+        let own = shard(here);
+        match own.fired.pop() {
+            // Two per call, so that the list becomes shorter.
+            Some(fired) => [Some(fired), own.fired.pop(), None],
             None => [None, None, own.free.pop()],
         }
     });
     if let Some(more) = more {
         more.retire();
     }
-    if let Some(spent) = spent {
-        spent.clear();
-        return spent;
+    if let Some(fired) = fired {
+        fired.clear();
+        return fired;
     }
-    free.or_else(take_elsewhere).unwrap_or_else(|| Box::leak(Box::new(Slot::new())))
+    free.or_else(take_elsewhere).unwrap_or_else(|| Box::leak(Box::new(TimerSlot::new())))
 }
 
+/// Takes a slot from any shard.
 #[cold]
-fn take_elsewhere() -> Option<&'static Slot> {
-    let (slot, spent) = inside(|_| {
-        let free = ALL.iter().find_map(|shelf| Some((shelf.free.pop()?, false)));
-        free.or_else(|| ALL.iter().find_map(|shelf| Some((shelf.spent.pop()?, true))))
-    })?;
-    if spent {
-        slot.clear();
+fn take_elsewhere() -> Option<&'static TimerSlot> {
+    if let Some(free) = inside(|_| ALL.iter().find_map(|shard| shard.free.pop())) {
+        return Some(free);
     }
-    Some(slot)
+    let fired = inside(|_| ALL.iter().find_map(|shard| shard.fired.pop()))?;
+    fired.clear();
+    Some(fired)
 }
 
-/// Its holder is done with it, and it has no job. Inside the runtime.
-pub(super) fn put(here: Option<Rt>, slot: &'static Slot) {
-    shelf(here).free.push(slot);
+/// Takes back a slot that has no handle and no job. Called inside the runtime.
+pub(super) fn put(here: Option<Rt>, slot: &'static TimerSlot) {
+    shard(here).free.push(slot);
 }
 
-/// It has fired and is nobody's. Inside the runtime.
-pub(super) fn spent(rt: Rt, slot: &'static Slot) {
-    shelf(Some(rt)).spent.push(slot);
+/// Takes back a slot that has fired, has no handle, and still has its job. Called inside the
+/// runtime.
+pub(super) fn put_fired(rt: Rt, slot: &'static TimerSlot) {
+    shard(Some(rt)).fired.push(slot);
 }

@@ -1,18 +1,20 @@
-//! A set timer: its memory, and what happens when its time comes.
+//! A timer's slot: its memory, and what happens when its time comes.
 //!
-//! The heap of a P has an **entry** for a timer: its slot and a number (`sched/timers.rs`). When the entry comes up, the
-//! slot knows what time it is really set for. So a timer that is set for later, as one that watches a connection is
-//! with each packet, or stopped, leaves its entry where it is; only one that is set for earlier needs another. A slot is
-//! never freed, only reused (`pool.rs`), and an entry that was replaced has another number.
+//! The heap of a P has an **entry** per timer: its slot and a number (`sched/timers.rs`). When the
+//! entry comes up, the slot knows the time for which the timer is really set. So a timer that is
+//! set for later (as the timer of a connection is with each packet) or stopped leaves its entry in
+//! the heap. Only a timer that is set for earlier needs another entry. A slot is never freed, only
+//! reused (`pool.rs`), and an entry that was replaced has an old number.
 //!
 //! Invariants:
-//! 1. What a setting does happens under the slot's lock, after a look at the time. So when `stop` or `set` has
-//!    returned, the old setting has either done it or never will.
-//! 2. With the lock held on a goroutine the goroutine is inside the runtime; nothing is allocated or freed.
-//! 3. A slot belongs to one `Timer` or `Ticker`, or (after `abandon`) to its setting: then it is spent when
-//!    it has fired, and the pool cleans it up.
-//! 4. If it is set, the entry numbered `number` is in a heap for that time or an earlier one, or in the hands of who
-//!    will call `fire`. `queued` says which heap's runtime, and which time; None: there is no such entry.
+//! 1. A timer does its job under the slot's lock, after it has compared its time with the clock. So
+//!    when `stop` or `set` has returned, the old setting has done its job or never will.
+//! 2. A goroutine that holds the lock is inside the runtime, and does not allocate or free.
+//! 3. A slot belongs to a `Timer` or `Ticker`, or (after `detach`) to its setting. Then the pool
+//!    takes it back when it has fired.
+//! 4. If the timer is set, the entry numbered `number` is in a heap, for that time or an earlier
+//!    one, or an M has taken it out and is about to call `fire`. `queued` is the runtime of that
+//!    heap and the time of the entry; None means that there is no such entry.
 
 use super::pool;
 use crate::chan::Sender;
@@ -26,55 +28,65 @@ use std::ops::DerefMut;
 use std::panic::Location;
 use std::time::Instant;
 
-/// What happens when the time comes.
+/// What a timer does when its time comes.
 pub(super) enum Job {
     Nothing,
-    /// The time is sent, if there is room.
+    /// Sends the time, if there is room.
     Send(TimerSender),
-    /// A goroutine runs it.
+    /// Calls the function in a new goroutine.
     Call(Box<dyn FnOnce() + Send>, &'static Location<'static>),
 }
 
-/// A timer's sender. Its drop does not close the channel: a fired or stopped timer is silent for ever, as in Go. (A closed
-/// channel is always ready, and a loop would choose its arm again and again.)
+/// The sender of a timer. Its drop does not close the channel: as in Go, a timer that fired or was
+/// stopped sends nothing more. (A closed channel is always ready, and a loop would choose its arm
+/// again and again.)
 pub(super) struct TimerSender(Option<Sender<Instant>>);
 
 impl Drop for TimerSender {
     fn drop(&mut self) {
         if let Some(sender) = self.0.take() {
-            sender.leave_open();
+            sender.drop_keep_open();
         }
     }
 }
 
 impl Job {
-    /// The time is sent by `sender`.
+    /// Creates a job that sends the time by `sender`.
     pub(super) fn send(sender: Sender<Instant>) -> Job {
         Job::Send(TimerSender(Some(sender)))
     }
 }
 
-struct State {
+/// To what a slot belongs (invariant 3).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A `Timer` or a `Ticker`.
+    Handle,
+    /// Its setting.
+    Setting,
+}
+
+struct SlotState {
     job: Job,
-    /// Nobody holds the slot: it is spent when it has fired.
-    orphan: bool,
-    /// Of a ticker; 0 for a timer.
+    owner: Owner,
+    /// The period of a ticker; 0 for a timer.
     period: Nanos,
-    /// `NEVER`: it is not set.
+    /// The time for which the timer is set; `NEVER` if it is not.
     when: Nanos,
-    /// Invariant 4.
+    /// See invariant 4.
     queued: Option<(RuntimeId, Nanos)>,
-    next: Option<&'static Slot>,
+    /// The next slot in a list of the pool.
+    next: Option<&'static TimerSlot>,
 }
 
 /// See the head of the file.
-pub(super) struct Slot {
-    /// The number of the entry that counts. Written under the lock.
+pub(super) struct TimerSlot {
+    /// The number of the valid entry. Written under the lock.
     number: AtomicU64,
-    state: Lock<State>,
+    state: Lock<SlotState>,
 }
 
-/// Calls `f` with the runtime entered, if this is a goroutine (invariant 2).
+/// Calls `f` inside the runtime (invariant 2). On a plain thread `f` gets None.
 pub(super) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
     let here = Rt::enter();
     let value = f(here);
@@ -82,8 +94,9 @@ pub(super) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
     value
 }
 
-/// [`inside`], for who sets a timer for `when`: with its runtime, if there is something to set. Found before anything is
-/// locked: on a plain thread the default one may have to be started.
+/// Calls `f` as [`inside`] does, with the runtime for a timer that is set for `when`, or None if
+/// there is no timer to set. The runtime is found before anything is locked: on a plain thread the
+/// default one may have to be started.
 fn inside_for<T>(when: Nanos, f: impl FnOnce(Option<Rt>, Option<&Sched>) -> T) -> T {
     inside(|here| match here {
         Some(rt) => f(here, Some(rt.sched())),
@@ -92,13 +105,13 @@ fn inside_for<T>(when: Nanos, f: impl FnOnce(Option<Rt>, Option<&Sched>) -> T) -
     })
 }
 
-impl Slot {
-    pub(super) fn new() -> Slot {
-        Slot {
+impl TimerSlot {
+    pub(super) fn new() -> TimerSlot {
+        TimerSlot {
             number: AtomicU64::new(0),
-            state: Lock::new(State {
+            state: Lock::new(SlotState {
                 job: Job::Nothing,
-                orphan: false,
+                owner: Owner::Handle,
                 period: 0,
                 when: NEVER,
                 queued: None,
@@ -107,28 +120,28 @@ impl Slot {
         }
     }
 
-    /// Under the lock: a number for a new entry; or for none, and the old one means nothing.
+    /// Returns the number for a new entry, and makes the old entry invalid. Called under the lock.
     fn next_number(&self) -> u64 {
         let number = self.number.load(Ordering::Relaxed) + 1;
         self.number.store(number, Ordering::Relaxed);
         number
     }
 
-    /// Takes the job away. The present setting will not happen.
+    /// Stops the timer, and takes its job away.
     #[must_use = "to be dropped outside the runtime"]
     fn cancel(&'static self) -> Job {
         let mut state = self.state.lock();
         self.next_number();
-        (state.when, state.queued, state.orphan) = (NEVER, None, false);
+        (state.when, state.queued, state.owner) = (NEVER, None, Owner::Handle);
         std::mem::replace(&mut state.job, Job::Nothing)
     }
 
-    /// For the pool: it was spent.
+    /// Drops the job of a slot that has fired. Called by the pool.
     pub(super) fn clear(&'static self) {
         drop(inside(|_| self.cancel()));
     }
 
-    /// Its holder is done with it.
+    /// Stops the timer, and returns the slot to the pool.
     pub(super) fn retire(&'static self) {
         drop(inside(|here| {
             let job = self.cancel();
@@ -137,37 +150,39 @@ impl Slot {
         }));
     }
 
-    /// The job and the first setting of a slot that was just taken. `orphan`: nobody holds it.
-    pub(super) fn start(&'static self, job: Job, when: Nanos, period: Nanos, orphan: bool) {
+    /// Sets a slot that was just taken from the pool.
+    pub(super) fn start(&'static self, job: Job, when: Nanos, period: Nanos, owner: Owner) {
         inside_for(when, |here, sched| {
             let mut state = self.state.lock();
-            // There was none; so nothing is dropped here.
+            // There is no old job, so nothing is dropped here.
             debug_assert!(matches!(state.job, Job::Nothing));
             std::mem::forget(std::mem::replace(&mut state.job, job));
-            state.orphan = orphan;
+            state.owner = owner;
             self.arm(here, sched, state, when, period);
         });
     }
 
-    /// For the pool's lists: the slot after this one becomes `next`; returns which it was.
-    pub(super) fn link(&self, next: Option<&'static Slot>) -> Option<&'static Slot> {
+    /// Links the slot into a list of the pool, and returns the slot that followed before.
+    pub(super) fn set_next(&self, next: Option<&'static TimerSlot>) -> Option<&'static TimerSlot> {
         std::mem::replace(&mut self.state.lock().next, next)
     }
 
-    /// The holder leaves it to its setting: it lives until it has fired.
-    pub(super) fn abandon(&'static self) {
+    /// Leaves the slot to its setting: it stays in use until it has fired.
+    pub(super) fn detach(&'static self) {
         let is_set = inside(|_| {
             let mut state = self.state.lock();
-            state.orphan = state.when != NEVER;
-            state.orphan
+            let is_set = state.when != NEVER;
+            state.owner = if is_set { Owner::Setting } else { Owner::Handle };
+            is_set
         });
         if !is_set {
             self.retire();
         }
     }
 
-    /// A new setting. Between the two `drain` takes out what the old one has sent. Returns whether the old one was
-    /// still to come, or what it sent was still there.
+    /// Sets the timer again, unless its function was called. Under the lock, between the old
+    /// setting and the new one, `drain` removes the value that the old one sent. Returns whether
+    /// the old setting had not fired yet, or its value was still there.
     pub(super) fn set(
         &'static self,
         when: Nanos,
@@ -176,19 +191,21 @@ impl Slot {
     ) -> bool {
         inside_for(when, |here, sched| {
             let state = self.state.lock();
-            let was = state.when != NEVER;
+            let was_set = state.when != NEVER;
             let drained = drain(here);
+            // A function is called once: without a job the timer stays unset.
+            let when = if matches!(state.job, Job::Nothing) { NEVER } else { when };
             self.arm(here, sched, state, when, period);
-            was || drained
+            was_set || drained
         })
     }
 
-    /// Under the lock, which it gives back. `sched` is there if `when` comes.
+    /// Sets the timer under the lock, which it releases. `sched` is there unless `when` is `NEVER`.
     fn arm(
         &'static self,
         here: Option<Rt>,
         sched: Option<&Sched>,
-        mut state: impl DerefMut<Target = State>,
+        mut state: impl DerefMut<Target = SlotState>,
         when: Nanos,
         period: Nanos,
     ) {
@@ -200,12 +217,12 @@ impl Slot {
         }
     }
 
-    /// Under the lock, which it gives back: invariant 4.
+    /// Adds an entry to a heap if invariant 4 needs one. Called under the lock, which it releases.
     fn queue(
         &'static self,
         sched: &Sched,
         here: Option<Rt>,
-        mut state: impl DerefMut<Target = State>,
+        mut state: impl DerefMut<Target = SlotState>,
     ) {
         let (when, home) = (state.when, sched.runtime_id());
         if state.queued.is_some_and(|(runtime, first)| runtime == home && first <= when) {
@@ -217,34 +234,21 @@ impl Slot {
         sched.set_callback_timer(here, when, self, number);
     }
 
-    /// The present setting will not happen. Then `drain` as in [`Slot::set`], and so the result.
+    /// Stops the timer. Then `drain` runs and the result is formed as in [`TimerSlot::set`].
     pub(super) fn stop(&'static self, drain: impl FnOnce(Option<Rt>) -> bool) -> bool {
         inside(|here| {
             let mut state = self.state.lock();
-            let was = std::mem::replace(&mut state.when, NEVER) != NEVER;
-            drain(here) || was
+            let was_set = std::mem::replace(&mut state.when, NEVER) != NEVER;
+            drain(here) || was_set
         })
     }
-}
 
-impl TimerCallback for Slot {
-    fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
-        let is_stale = || self.number.load(Ordering::Relaxed) != number;
-        // Before the lock, too: it may be in the hands of another runtime by now.
-        if is_stale() {
-            return;
-        }
-        let mut state = self.state.lock();
-        if is_stale() {
-            return;
-        }
-        state.queued = None;
-        if state.when > now {
-            if state.when != NEVER {
-                self.queue(rt.sched(), Some(rt), state);
-            }
-            return;
-        }
+    fn is_current(&self, number: u64) -> bool {
+        self.number.load(Ordering::Relaxed) == number
+    }
+
+    /// Does the job under the lock, which the caller holds.
+    fn run_job(rt: Rt, state: &mut SlotState, now: Nanos) {
         match &state.job {
             Job::Nothing | Job::Send(TimerSender(None)) => {}
             Job::Send(TimerSender(Some(sender))) => {
@@ -256,28 +260,49 @@ impl TimerCallback for Slot {
                 }
             }
         }
-        if state.period == 0 {
-            state.when = NEVER;
-            let spent = state.orphan;
-            drop(state);
-            if spent {
-                pool::spent(rt, self);
+    }
+}
+
+impl TimerCallback for TimerSlot {
+    fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
+        // Checked before the lock, too: a goroutine of another runtime may hold it by now.
+        if !self.is_current(number) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if !self.is_current(number) {
+            return;
+        }
+        state.queued = None;
+        if state.when > now {
+            if state.when != NEVER {
+                self.queue(rt.sched(), Some(rt), state);
             }
             return;
         }
-        // Ticks that could not be in time are left out.
+        TimerSlot::run_job(rt, &mut state, now);
+        if state.period == 0 {
+            state.when = NEVER;
+            let owner = state.owner;
+            drop(state);
+            if owner == Owner::Setting {
+                pool::put_fired(rt, self);
+            }
+            return;
+        }
+        // Ticks that are late already are left out.
         let period = state.period;
         state.when += (now.saturating_sub(state.when) / period + 1) * period;
         self.queue(rt.sched(), Some(rt), state);
     }
 
     fn forget_if_idle(&self, number: u64) -> bool {
-        if self.number.load(Ordering::Relaxed) != number {
+        if !self.is_current(number) {
             return true;
         }
-        // Its holder may wait for the heap's lock, which we have.
+        // The caller holds the heap's lock, for which the holder of the slot's lock may wait.
         let Some(mut state) = self.state.try_lock() else { return false };
-        if self.number.load(Ordering::Relaxed) == number {
+        if self.is_current(number) {
             if state.when != NEVER {
                 return false;
             }

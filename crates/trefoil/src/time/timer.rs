@@ -1,8 +1,8 @@
-//! `Timer`, `Ticker`, and the functions made of them.
+//! `Timer`, `Ticker`, and the functions made from them.
 
 use super::pool;
-use super::slot::{Job, Slot};
-use crate::chan::{Receiver, bounded};
+use super::slot::{Job, Owner, TimerSlot};
+use crate::chan::{Receiver, bounded, never};
 use crate::sched::Rt;
 use crate::sys::clock::{self, LATEST, Nanos};
 use std::fmt;
@@ -35,10 +35,10 @@ use std::time::{Duration, Instant};
 /// });
 /// ```
 pub struct Timer {
-    slot: &'static Slot,
+    slot: &'static TimerSlot,
     /// None for a timer that calls a function.
     receiver: Option<Receiver<Instant>>,
-    /// For `chan` of such a timer.
+    /// What `chan` returns for such a timer.
     never: Receiver<Instant>,
 }
 
@@ -57,11 +57,11 @@ impl Timer {
     /// });
     /// ```
     pub fn new(d: Duration) -> Timer {
-        // One place, so that firing never waits.
+        // Room for one value, so that firing never waits.
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::send(sender), clock::after(d), 0, false);
-        Timer { slot, receiver: Some(receiver), never: crate::chan::never() }
+        slot.start(Job::send(sender), clock::after(d), 0, Owner::Handle);
+        Timer { slot, receiver: Some(receiver), never: never() }
     }
 
     /// Returns the channel on which the timer sends the time.
@@ -115,8 +115,8 @@ impl Timer {
     /// Sets the timer to fire `d` from now, whether it has fired, was stopped, or neither.
     ///
     /// Returns true if the earlier setting was still to come, or if its value was not received yet.
-    /// That value is removed. A timer of [`after_func`] whose function was called does nothing
-    /// more.
+    /// That value is removed. Does nothing and returns false for a timer of [`after_func`] whose
+    /// function was called.
     ///
     /// # Examples
     /// ```
@@ -143,7 +143,7 @@ impl Drop for Timer {
     fn drop(&mut self) {
         match self.receiver {
             Some(_) => self.slot.retire(),
-            None => self.slot.abandon(),
+            None => self.slot.detach(),
         }
     }
 }
@@ -174,7 +174,7 @@ impl fmt::Debug for Timer {
 /// });
 /// ```
 pub struct Ticker {
-    slot: &'static Slot,
+    slot: &'static TimerSlot,
     receiver: Receiver<Instant>,
 }
 
@@ -197,11 +197,11 @@ impl Ticker {
     /// ```
     #[track_caller]
     pub fn new(d: Duration) -> Ticker {
-        // Before a slot is taken: it panics.
+        // May panic, so it comes before a slot is taken.
         let period = interval(d);
         let (sender, receiver) = bounded(1);
         let slot = pool::take();
-        slot.start(Job::send(sender), clock::after(d), period, false);
+        slot.start(Job::send(sender), clock::after(d), period, Owner::Handle);
         Ticker { slot, receiver }
     }
 
@@ -280,7 +280,7 @@ impl fmt::Debug for Ticker {
     }
 }
 
-/// The period of a ticker.
+/// Returns the period of a ticker.
 #[track_caller]
 fn interval(d: Duration) -> Nanos {
     assert!(!d.is_zero(), "non-positive interval for a Ticker");
@@ -305,7 +305,7 @@ fn interval(d: Duration) -> Nanos {
 /// ```
 pub fn after(d: Duration) -> Receiver<Instant> {
     let (sender, receiver) = bounded(1);
-    pool::take().start(Job::send(sender), clock::after(d), 0, true);
+    pool::take().start(Job::send(sender), clock::after(d), 0, Owner::Setting);
     receiver
 }
 
@@ -331,6 +331,6 @@ where
     F: FnOnce() + Send + 'static,
 {
     let slot = pool::take();
-    slot.start(Job::Call(Box::new(f), Location::caller()), clock::after(d), 0, false);
-    Timer { slot, receiver: None, never: crate::chan::never() }
+    slot.start(Job::Call(Box::new(f), Location::caller()), clock::after(d), 0, Owner::Handle);
+    Timer { slot, receiver: None, never: never() }
 }

@@ -1,8 +1,8 @@
-//! `Select`: operations that are gathered at run time.
+//! `Select`: a set of operations that is made at run time.
 
-use super::super::core::{Core, Side};
+use super::super::core::{ChanSide, Core};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::passes::{Arm, Chosen, poll, select, unchosen};
+use super::passes::{Arm, Chosen, Outcome, poll, select, unchosen};
 use crate::sys::clock::{self, NEVER};
 use std::error::Error;
 use std::fmt;
@@ -48,40 +48,40 @@ pub struct Select<'a> {
 
 struct Operation<'a> {
     core: Option<&'a Core>,
-    side: Side,
-    slot: Box<dyn Slot + 'a>,
-    /// Removed, or its value was sent.
-    spent: bool,
+    side: ChanSide,
+    slot: Box<dyn AnyValueSlot + 'a>,
+    /// It was removed, or its value was sent: it cannot be chosen any more.
+    disabled: bool,
 }
 
-/// Where a value lies before it is sent, or when it has been received. The type is that of the
-/// channel.
-trait Slot {
-    fn place(&mut self) -> *mut u8;
-    /// The value in it has moved out, or one has moved in.
-    fn moved(&mut self);
+/// A [`ValueSlot`] without its type.
+trait AnyValueSlot {
+    fn as_mut_ptr(&mut self) -> *mut u8;
+    /// Notes that the value has moved out of the slot, or that one has moved in.
+    fn note_moved(&mut self);
     /// Drops the value, if there is one.
     fn discard(&mut self);
 }
 
-struct Room<T> {
+/// The place of a value before it is sent, or after it was received. T is the type of the channel.
+struct ValueSlot<T> {
     value: MaybeUninit<T>,
     full: bool,
 }
 
-impl<T> Room<T> {
+impl<T> ValueSlot<T> {
     fn take(&mut self) -> Option<T> {
-        // SAFETY: full, and empty from now on.
+        // SAFETY: the slot is full, and empty from now on.
         std::mem::take(&mut self.full).then(|| unsafe { self.value.assume_init_read() })
     }
 }
 
-impl<T> Slot for Room<T> {
-    fn place(&mut self) -> *mut u8 {
+impl<T> AnyValueSlot for ValueSlot<T> {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
         self.value.as_mut_ptr().cast()
     }
 
-    fn moved(&mut self) {
+    fn note_moved(&mut self) {
         self.full = !self.full;
     }
 
@@ -90,7 +90,7 @@ impl<T> Slot for Room<T> {
     }
 }
 
-impl<T> Drop for Room<T> {
+impl<T> Drop for ValueSlot<T> {
     fn drop(&mut self) {
         self.discard();
     }
@@ -123,8 +123,8 @@ impl<'a> Select<'a> {
     where
         T: 'a,
     {
-        let room = Room::<T> { value: MaybeUninit::uninit(), full: false };
-        self.add(receiver.core(), Side::Recv, Box::new(room))
+        let slot = ValueSlot::<T> { value: MaybeUninit::uninit(), full: false };
+        self.add(receiver.core(), ChanSide::Recv, Box::new(slot))
     }
 
     /// Adds a send of `value`, and returns its index.
@@ -146,12 +146,17 @@ impl<'a> Select<'a> {
     where
         T: 'a,
     {
-        let room = Room { value: MaybeUninit::new(value), full: true };
-        self.add(Some(sender.core()), Side::Send, Box::new(room))
+        let slot = ValueSlot { value: MaybeUninit::new(value), full: true };
+        self.add(Some(sender.core()), ChanSide::Send, Box::new(slot))
     }
 
-    fn add(&mut self, core: Option<&'a Core>, side: Side, slot: Box<dyn Slot + 'a>) -> usize {
-        self.operations.push(Operation { core, side, slot, spent: false });
+    fn add(
+        &mut self,
+        core: Option<&'a Core>,
+        side: ChanSide,
+        slot: Box<dyn AnyValueSlot + 'a>,
+    ) -> usize {
+        self.operations.push(Operation { core, side, slot, disabled: false });
         self.operations.len() - 1
     }
 
@@ -175,25 +180,25 @@ impl<'a> Select<'a> {
     /// assert!(select.try_select().is_err());
     /// ```
     pub fn remove(&mut self, index: usize) {
-        self.operations[index].spent = true;
+        self.operations[index].disabled = true;
     }
 
     fn arms(&mut self) -> Vec<Arm<'a>> {
         let arm = |op: &mut Operation<'a>| {
-            let core = op.core.filter(|_| !op.spent);
-            // SAFETY: the box stays until the select has ended, and it holds a value if this is a
-            // send that is not spent; a received value was taken out by its SelectedOperation.
-            unsafe { Arm::channel(core, op.side, op.slot.place()) }
+            let core = op.core.filter(|_| !op.disabled);
+            // SAFETY: the box stays until the select has ended. For a send that is not disabled it
+            // holds a value; a received value was taken out by its SelectedOperation.
+            unsafe { Arm::channel(core, op.side, op.slot.as_mut_ptr()) }
         };
         self.operations.iter_mut().map(arm).collect()
     }
 
     fn chosen(&mut self, chosen: Chosen) -> SelectedOperation<'_, 'a> {
         let op = &mut self.operations[chosen.index];
-        if chosen.done {
-            op.slot.moved();
+        if chosen.outcome == Outcome::Moved {
+            op.slot.note_moved();
         }
-        op.spent = op.side == Side::Send;
+        op.disabled = op.side == ChanSide::Send;
         SelectedOperation { op, chosen, _not_send: PhantomData }
     }
 
@@ -346,7 +351,7 @@ impl fmt::Debug for Select<'_> {
 ///     assert_eq!(done.recv(&rx), Ok("value"));
 /// }
 /// ```
-#[must_use = "what was received is dropped with it"]
+#[must_use = "the received value is dropped with it"]
 pub struct SelectedOperation<'s, 'a> {
     op: &'s mut Operation<'a>,
     chosen: Chosen,
@@ -382,10 +387,10 @@ impl<'a> SelectedOperation<'_, 'a> {
     pub fn recv<T>(mut self, receiver: &Receiver<T>) -> Result<T, RecvError> {
         let this = receiver.core().map(std::ptr::from_ref);
         assert!(
-            self.op.side == Side::Recv && self.op.core.map(std::ptr::from_ref) == this,
+            self.op.side == ChanSide::Recv && self.op.core.map(std::ptr::from_ref) == this,
             "this operation is not a receive from this channel"
         );
-        self.room::<T>().take().ok_or(RecvError)
+        self.slot::<T>().take().ok_or(RecvError)
     }
 
     /// Returns the result of a send.
@@ -408,26 +413,26 @@ impl<'a> SelectedOperation<'_, 'a> {
     pub fn send<T>(mut self, sender: &Sender<T>) -> Result<(), SendError<T>> {
         let this = Some(std::ptr::from_ref(sender.core()));
         assert!(
-            self.op.side == Side::Send && self.op.core.map(std::ptr::from_ref) == this,
+            self.op.side == ChanSide::Send && self.op.core.map(std::ptr::from_ref) == this,
             "this operation is not a send to this channel"
         );
-        match self.room::<T>().take() {
+        match self.slot::<T>().take() {
             Some(value) => Err(SendError(value)),
             None => Ok(()),
         }
     }
 
-    /// The slot; the channel is one of Ts.
-    fn room<T>(&mut self) -> &mut Room<T> {
-        let slot: *mut (dyn Slot + 'a) = &raw mut *self.op.slot;
-        // SAFETY: made by `Select::recv` or `Select::send` for this channel, so for this type.
-        unsafe { &mut *slot.cast::<Room<T>>() }
+    /// Returns the slot. The channel's values are Ts.
+    fn slot<T>(&mut self) -> &mut ValueSlot<T> {
+        let slot: *mut (dyn AnyValueSlot + 'a) = &raw mut *self.op.slot;
+        // SAFETY: `Select::recv` or `Select::send` made it for this channel, so for this type.
+        unsafe { &mut *slot.cast::<ValueSlot<T>>() }
     }
 }
 
 impl Drop for SelectedOperation<'_, '_> {
     fn drop(&mut self) {
-        if self.op.side == Side::Recv {
+        if self.op.side == ChanSide::Recv {
             self.op.slot.discard();
         }
     }
@@ -469,7 +474,7 @@ pub struct SelectTimeoutError;
 
 impl fmt::Display for TrySelectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("none of the operations can go on now")
+        f.write_str("none of the operations is ready")
     }
 }
 

@@ -1,25 +1,26 @@
 //! `select!`.
 //!
 //! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends
-//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (what it is)}`. Each
-//! step of the parser makes its own `slot`: by hygiene they are different variables. Then one of
-//! the `@build` rules makes the code:
+//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. Each
+//! step of the parser makes its own `slot`: by macro hygiene they are different variables. Then one
+//! of the `@build` rules makes the code:
 //!
 //! ```text
 //! {
 //!     let (chosen, slot, slot, …) = {
-//!         let mut slot = RecvSlot::new(); …                     room for values, in this frame
+//!         let mut slot = RecvSlot::new(); …              room for the values, in this frame
 //!         let chosen = match [slot.recv(&rx), …] { mut arms => choose(&mut arms) };
-//!         (chosen, slot.finish(0, chosen), …)                    values of other send arms are dropped
+//!         (chosen, slot.finish(), …)                     values of other send arms are dropped
 //!     };
 //!     match chosen.index() { 0 => { let pattern = chosen.take(slot); body } … }
 //! }
 //! ```
 //!
-//! So everything is evaluated once, in the order it is written; nothing is borrowed any more when a
-//! body runs; and a body is ordinary code of the caller: it may `return`, `break`, use `?`.
+//! So every channel and value is evaluated once, in the order in which it is written. Nothing is
+//! borrowed any more when a body runs. A body is ordinary code of the caller: it may `return`,
+//! `break`, use `?`. The expansion contains no `unsafe` code.
 //!
-//! One step of recursion an arm: 64 arms stay below the default `recursion_limit`.
+//! The parser recurses once per arm, so 64 arms stay below the default `recursion_limit`.
 
 /// Waits for the first of several channel operations, and does it.
 ///
@@ -112,7 +113,7 @@ macro_rules! select {
     };
 }
 
-/// The parser of [`select!`](crate::select); see the file.
+/// The parser of [`select!`](crate::select); see the head of the file.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __select {
@@ -207,7 +208,7 @@ macro_rules! __select {
             [$($is)*] )
     };
 
-    // ---- What is wrong, in words.
+    // ---- Errors, with a message.
     (@parse $done:tt [] $($rest:tt)*) => {
         compile_error!("select!: more than 64 arms; trefoil::chan::Select takes any number")
     };
@@ -224,7 +225,10 @@ macro_rules! __select {
         compile_error!("select!: `default` must be the last arm")
     };
     (@parse $done:tt $is:tt default($($limit:tt)*) $($rest:tt)*) => {
-        compile_error!("select!: for a time limit write `after(duration) => …`, and `default => …` for none")
+        compile_error!(concat!(
+            "select!: for a time limit write `after(duration) => …`, ",
+            "and `default => …` for none"
+        ))
     };
     (@parse $done:tt $is:tt default $($rest:tt)*) => {
         compile_error!("select!: write `default => …`")
@@ -236,7 +240,10 @@ macro_rules! __select {
         compile_error!("select!: `recv` needs a name for its result: `recv(rx) -> v => …`")
     };
     (@parse $done:tt $is:tt recv($c:expr) -> $p:pat => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of a `recv` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of a `recv` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt recv $($rest:tt)*) => {
         compile_error!("select!: write `recv(rx) -> v => …`")
@@ -248,7 +255,10 @@ macro_rules! __select {
         compile_error!("select!: `send` needs a name for its result: `send(tx, value) -> r => …`")
     };
     (@parse $done:tt $is:tt send($c:expr, $v:expr) -> $p:pat => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of a `send` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of a `send` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt send $($rest:tt)*) => {
         compile_error!("select!: write `send(tx, value) -> r => …`")
@@ -257,14 +267,18 @@ macro_rules! __select {
         compile_error!("select!: `after` has no result: `after(duration) => …`")
     };
     (@parse $done:tt $is:tt after($d:expr) => $($rest:tt)*) => {
-        compile_error!("select!: a comma is missing after the body of an `after` arm (only a block needs none)")
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of an `after` arm ",
+            "(only a block needs none)"
+        ))
     };
     (@parse $done:tt $is:tt after $($rest:tt)*) => {
         compile_error!("select!: write `after(duration) => …`")
     };
     (@parse $done:tt $is:tt $other:tt $($rest:tt)*) => {
         compile_error!(concat!(
-            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, `after(duration)` or `default`, found `",
+            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, ",
+            "`after(duration)` or `default`, found `",
             stringify!($other),
             "`"
         ))
@@ -332,7 +346,7 @@ macro_rules! __select {
             let chosen = match [$($arm),+] {
                 mut arms => $crate::chan::select::$choose(&mut arms),
             };
-            (chosen, $($s.finish($i, chosen)),+)
+            (chosen, $($s.finish()),+)
         };
         match chosen.index() {
             $($i => {

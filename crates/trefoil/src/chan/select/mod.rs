@@ -1,9 +1,9 @@
 //! Waiting for the first of several channel operations.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `passes.rs` | the algorithm, over arms without types |
-//! | `arms.rs` | arms with types: what the macro makes in its frame |
+//! | `arms.rs` | arms with types, which the macro makes in its frame |
 //! | `macros.rs` | `select!` |
 //! | `dynamic.rs` | [`Select`]: a set of operations that is made at run time |
 

@@ -1,134 +1,164 @@
 //! The algorithm of a select, over [`Arm`]s without types.
 //!
 //! # Three passes
-//! 1. **Poll.** The arms in a random order; the first that can go on is done, and that is all. A
-//!    look without the lock comes first, so arms that cannot go on cost a read.
-//! 2. **Enlist.** In the same order: under the channel's lock the arm is looked at again; if it
-//!    still cannot go on its node joins the channel's list. One lock at a time. Then the goroutine
-//!    parks.
-//! 3. **Withdraw.** Someone has claimed the wait for one arm (or the deadline has); the other nodes
-//!    are taken out of their lists.
+//! 1. **Poll.** Polls the arms in a random order and does the first operation that is ready. Each
+//!    channel is probed without its lock first, so an arm that is not ready costs one read.
+//! 2. **Enlist.** In the same order, checks each arm again under its channel's lock. If the arm is
+//!    still not ready, its node joins the channel's queue. One lock is held at a time. Then the
+//!    goroutine parks.
+//! 3. **Withdraw.** Another goroutine has claimed the wait for one arm, or the deadline has. The
+//!    other nodes are taken out of their queues.
 //!
 //! # The races of pass 2
-//! While the later arms are being enlisted, the earlier ones are already in sight.
+//! While the later arms are being enlisted, other goroutines can already find the earlier ones.
 //!
-//! - *An arm can go on after all.* We claim our own wait for it. **Lost**: someone has claimed an
-//!   earlier arm; we leave this one alone and go to sleep, the wake-up is on its way. **Won**:
-//!   nobody else can have us any more; we do the operation and withdraw what was enlisted.
-//! - *The partner is another select.* Our own wait is claimed first, then its. If that fails (it
-//!   was claimed elsewhere: a stale node) and there is no other partner, we are claimed for
-//!   nothing: **aborted**; withdraw everything and begin again.
-//! - *The partner is ourselves*, by another arm: passed over. A select never meets itself.
+//! - *An arm has become ready.* The select claims its own wait for that arm. If the claim is
+//!   **lost**, another goroutine has claimed an earlier arm: the select leaves this arm alone and
+//!   parks, because the wake-up is on its way. If the claim is **won**, no other goroutine can
+//!   claim this wait any more: the select does the operation and withdraws the enlisted nodes.
+//! - *The partner is another select.* The select claims its own wait first, then the partner's. The
+//!   second claim fails if the partner's node is stale (its wait was claimed through another arm).
+//!   If there is no other partner, the select has claimed itself for nothing. It **aborts**:
+//!   withdraws everything and starts again.
+//! - *The partner is the same select*, through another arm. That node is passed over: a select
+//!   never exchanges a value with itself.
 //!
-//! An abort is harmless if the partner got on. But two selects that enlist in opposite orders may
-//! abort each other: each has claimed itself for the arm where it has seen the other one. So after
-//! an abort a select enlists in the order of the channels' addresses. Let S1 abort because S2 has
-//! claimed itself, S2 because of S3, and so on round a circle of such selects: each has enlisted at
-//! the channel where its predecessor stands, and stands at a later one itself, so the addresses
-//! would grow all the way round. (On one channel they cannot abort each other: there both claims are
-//! made under its lock.) So of those who are there one gets on, after one abort each at most.
+//! An abort is harmless if the partner continues. But two selects that enlist in opposite orders
+//! may abort each other: each has claimed itself for the arm where it found the other's node. So
+//! after an abort a select enlists in the order of the channels' addresses. Suppose that S1 aborts
+//! because S2 has claimed itself, S2 because of S3, and so on around a cycle. Each select has
+//! enlisted at the channel where its predecessor stands, and stands at a later one itself, so the
+//! addresses would have to grow all the way around the cycle. (On one channel two selects cannot
+//! abort each other: both claims are made under its lock.) So one of the selects continues, after
+//! at most one abort of each.
 //!
 //! # With `default`, or a deadline
-//! "Nothing can go on" must be true of all arms at one moment; polling them one by one is not
-//! enough (c1 has a value; we look at c2: empty; now someone fills c2, then takes from c1; we look
-//! at c1: empty. One of them was ready all the time). So if the poll finds nothing, all channels
-//! are locked, in the order of their addresses, and looked at once more. A single channel is its
-//! own moment, and needs no lock.
+//! "No arm is ready" must be true of all arms at one moment. Polling them one by one does not show
+//! that: c1 holds a value; the select finds c2 empty; another goroutine fills c2, then takes the
+//! value from c1; the select finds c1 empty. One of the two was ready all the time. So if the poll
+//! finds nothing, all channels are locked, in the order of their addresses, and checked once more.
+//! A select of one channel needs no lock for that.
 //!
-//! The same holds for a select whose deadline has passed before it could park. One that parked and
-//! then timed out had such a moment: the claim by the deadline, when all its nodes were in their
-//! lists. It polls all the same before it returns: it may run long after that claim, and an arm that
-//! became ready meanwhile is better than a time-out.
+//! The same holds for a select whose deadline has passed before it could park. A select that parked
+//! and then timed out had such a moment: the claim by the deadline, when all its nodes were in
+//! their queues. It polls again before it returns, because it may run long after that claim, and an
+//! arm that became ready in between is better than a time-out.
 //!
 //! Invariants:
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
-//!    lists.
+//!    queues.
 //! 2. A wait is claimed for arm i by the number i + 1.
+//! 3. An arm is done at most once. When it is chosen, its target becomes [`ArmTarget::Nothing`] and
+//!    its [`Outcome`] is stored in the slot that owns the value. No other code writes an outcome,
+//!    so a slot can trust it.
 //!
-//! Rejected: Go's way, all locks for pass 1 and 2 together and again for pass 3. It needs no second
-//! claim and no aborts, but a select whose first arm is ready pays for all of them.
+//! Rejected: Go's way, which holds all locks for passes 1 and 2 together and again for pass 3. It
+//! needs no second claim and no aborts, but a select whose first arm is ready pays for all of them.
 
-use super::super::core::{Core, NOBODY, Side, Step};
-use super::super::queue::Node;
+use super::super::core::{ChanSide, Core, NO_SLEEPER, Step};
+use super::super::queue::Sudog;
 use crate::sched::Rt;
+use crate::sched::rng;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::cell::Cell;
 
-/// The most arms of one select; the claim word has room for so many. Go's limit is the same but for
-/// two.
+/// The largest number of arms of one select: as many as the claim word can name. Go allows two
+/// more.
 const MAX_ARMS: usize = Waiter::TIMED_OUT as usize - 1;
-/// Choices from one random number: 8 arms are 40 320 orders, so 64 bits leave no visible bias.
+/// Choices made from one random number. Eight arms have 40,320 orders, so 64 bits leave no visible
+/// bias.
 const CHOICES_PER_NUMBER: usize = 8;
 
 /// One operation of a select, without its type.
 pub struct Arm<'a> {
-    target: Target<'a>,
-    node: Node,
+    target: ArmTarget<'a>,
+    /// Where the outcome is stored if this arm is chosen.
+    outcome: Option<&'a Cell<Outcome>>,
+    node: Sudog,
 }
 
-pub(super) enum Target<'a> {
-    /// `never()`, or an operation that was taken out.
+pub(super) enum ArmTarget<'a> {
+    /// `never()`, an operation that was removed, or one that is done.
     Nothing,
-    Channel(&'a Core, Side),
+    Channel(&'a Core, ChanSide),
     After(Nanos),
 }
 
+/// The result of an arm, and what became of the value in its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// No operation was done, because the arm was not chosen or is an `after`: the slot is as it
+    /// was.
+    NotDone,
+    /// The arm was chosen, and the value has moved out of the slot, or into it.
+    Moved,
+    /// The arm was chosen, and the channel is closed: the slot is as it was.
+    Closed,
+}
+
 impl<'a> Arm<'a> {
-    pub(super) fn new(target: Target<'a>, slot: *mut u8) -> Arm<'a> {
-        Arm { target, node: Node::new(slot) }
+    pub(super) fn new(target: ArmTarget<'a>, slot: *mut u8) -> Arm<'a> {
+        Arm { target, outcome: None, node: Sudog::new(slot) }
     }
 
     /// # Safety
-    /// For 'a, `slot` is a value to be sent to the channel, or room for one to be received. It
-    /// moves if this arm is chosen, and `done`.
+    /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value
+    /// moves if this arm is chosen with [`Outcome::Moved`].
     #[inline]
-    pub(super) unsafe fn channel(core: Option<&'a Core>, side: Side, slot: *mut u8) -> Arm<'a> {
-        Arm::new(core.map_or(Target::Nothing, |core| Target::Channel(core, side)), slot)
+    pub(super) unsafe fn channel(core: Option<&'a Core>, side: ChanSide, slot: *mut u8) -> Arm<'a> {
+        Arm::new(core.map_or(ArmTarget::Nothing, |core| ArmTarget::Channel(core, side)), slot)
+    }
+
+    /// Makes the select store the arm's outcome in `outcome`.
+    #[inline]
+    pub(super) fn reports_to(mut self, outcome: &'a Cell<Outcome>) -> Arm<'a> {
+        self.outcome = Some(outcome);
+        self
     }
 
     #[inline]
-    fn core(&self) -> Option<(&'a Core, Side)> {
+    fn core(&self) -> Option<(&'a Core, ChanSide)> {
         match self.target {
-            Target::Channel(core, side) => Some((core, side)),
+            ArmTarget::Channel(core, side) => Some((core, side)),
             _ => None,
         }
     }
 
-    /// For sorting: all operations of a channel together, those without one first.
+    /// Returns the sort key that brings the arms of each channel together, those without one first.
     fn address(&self) -> usize {
         self.core().map_or(0, |(core, _)| std::ptr::from_ref(core) as usize)
     }
+
+    /// Ends the arm after its operation (invariant 3).
+    #[inline]
+    fn end(&mut self, outcome: Outcome) {
+        self.target = ArmTarget::Nothing;
+        if let Some(report) = self.outcome {
+            report.set(outcome);
+        }
+    }
 }
 
-/// What a select came to.
-///
-/// Only `select` makes one, and only the macro and `Select` use it, once, with the arms it was
-/// made from:
-/// what lies in a slot is known by nothing else.
+/// The result of a select: which arm was chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
     pub(super) index: usize,
-    /// The value has moved. Else the channel is closed.
-    pub(super) done: bool,
+    pub(super) outcome: Outcome,
 }
 
 impl Chosen {
-    /// No arm: `default`, or the time was up.
-    const NONE: usize = usize::MAX;
+    /// The result if `default` was chosen.
+    const DEFAULT: Chosen = Chosen { index: usize::MAX, outcome: Outcome::NotDone };
 
-    fn of(index: usize, done: bool) -> Chosen {
-        Chosen { index, done }
-    }
-
-    /// Which arm.
+    /// Returns the index of the arm.
     #[inline]
     pub fn index(self) -> usize {
         self.index
     }
 
-    /// The result of the chosen arm, from its `finish`.
+    /// Returns the result of the chosen arm, which its `finish` returned.
     #[inline]
     pub fn take<R>(self, result: Option<R>) -> R {
         match result {
@@ -138,13 +168,13 @@ impl Chosen {
     }
 }
 
-/// For a `match` that has an arm for every choice.
+/// Stands for the impossible case of a `match` that has an arm for every choice.
 #[cold]
 pub fn unchosen() -> ! {
     unreachable!("select: the chosen arm has a result")
 }
 
-/// `select! {}`: waits for ever.
+/// `select! {}`: waits forever.
 pub fn no_cases() -> ! {
     loop {
         wait::block(WaitReason::SelectNoCases, |_| true);
@@ -161,7 +191,7 @@ pub fn choose(arms: &mut [Arm<'_>]) -> Chosen {
 
 /// Does one of the arms if that needs no waiting.
 pub fn choose_or_default(arms: &mut [Arm<'_>]) -> Chosen {
-    poll(arms).unwrap_or(Chosen::of(Chosen::NONE, false))
+    poll(arms).unwrap_or(Chosen::DEFAULT)
 }
 
 /// A random order over the arms, made while it is being used (Fisher and Yates).
@@ -171,12 +201,20 @@ struct Shuffle {
 }
 
 impl Shuffle {
-    /// A number below `n`, by the upper half of a product; the lower half is the randomness that is
-    /// left.
+    /// Starts from the order in which the arms lie.
+    fn start(arms: &[Arm<'_>]) -> Shuffle {
+        for (i, arm) in arms.iter().enumerate() {
+            arm.node.order.set(i as u16);
+        }
+        Shuffle { bits: 0, used: 0 }
+    }
+
+    /// Returns a random number below `n`: the upper half of a product. The lower half keeps the
+    /// randomness that is left.
     #[inline]
     fn below(&mut self, here: Option<Rt>, n: usize) -> usize {
         if self.used.is_multiple_of(CHOICES_PER_NUMBER) {
-            self.bits = random(here);
+            self.bits = rng::random(here);
         }
         self.used += 1;
         let product = u128::from(self.bits) * n as u128;
@@ -184,75 +222,49 @@ impl Shuffle {
         (product >> 64) as usize
     }
 
-    /// The arm at place `k`; places before it are settled.
+    /// Chooses the arm at position `k`. The positions before it are chosen already.
     #[inline]
     fn place(&mut self, here: Option<Rt>, arms: &[Arm<'_>], k: usize) -> usize {
         let other = k + self.below(here, arms.len() - k);
         arms[k].node.order.swap(&arms[other].node.order);
         usize::from(arms[k].node.order.get())
     }
-
-    /// From the order in which the arms lie.
-    fn start(arms: &[Arm<'_>]) -> Shuffle {
-        for (i, arm) in arms.iter().enumerate() {
-            arm.node.order.set(i as u16);
-        }
-        Shuffle { bits: 0, used: 0 }
-    }
-}
-
-/// A random number: the P's generator, or the thread's.
-#[inline]
-fn random(here: Option<Rt>) -> u64 {
-    match here {
-        // SAFETY: inside the runtime, so the P is ours; no other borrow of its local state is held.
-        Some(rt) => unsafe { rt.p().local() }.rng.next(),
-        None => random_on_thread(),
-    }
-}
-
-fn random_on_thread() -> u64 {
-    thread_local! {
-        static STATE: Cell<u64> = const { Cell::new(0) };
-    }
-    // SplitMix64, from the clock and the address of the thread's own state.
-    let mut z = STATE.with(|state| {
-        if state.get() == 0 {
-            state.set(now() ^ (std::ptr::from_ref(state) as u64).rotate_left(32));
-        }
-        state.set(state.get().wrapping_add(0x9e37_79b9_7f4a_7c15));
-        state.get()
-    });
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// What a pass found.
 #[derive(Clone, Copy)]
 enum Found {
     Nothing,
-    Chosen(usize, bool),
-    /// This arm's channel needs a block; then begin again.
+    /// The operation of this arm is done.
+    Chosen(usize, Outcome),
+    /// The channel of this arm needs a block; then the select starts again.
     NoBlock(usize),
 }
 
 impl Found {
-    /// The outcome of arm `i`.
+    /// Returns what `step` of arm `i` means, and wakes the partner.
     #[inline]
     fn of(here: Option<Rt>, i: usize, step: Step) -> Found {
         match step {
             Step::Done(sleeper) => {
-                if sleeper != NOBODY {
+                if sleeper != NO_SLEEPER {
                     wait::wake_here(here, sleeper);
                 }
-                Found::Chosen(i, true)
+                Found::Chosen(i, Outcome::Moved)
             }
-            Step::Closed => Found::Chosen(i, false),
+            Step::Closed => Found::Chosen(i, Outcome::Closed),
             Step::Wait => Found::Nothing,
             Step::NoBlock => Found::NoBlock(i),
         }
     }
+}
+
+/// The order in which the arms lie in their slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ArmOrder {
+    AsWritten,
+    /// By the address of their channel: after an abort.
+    ByAddress,
 }
 
 /// Gives the arms their numbers.
@@ -263,12 +275,24 @@ fn number(arms: &[Arm<'_>]) {
     }
 }
 
-/// After a choice, outside the runtime.
-fn finish(arms: &[Arm<'_>], i: usize, done: bool) -> Chosen {
-    if let Some((core, _)) = arms[i].core() {
-        core.tidy();
+/// Returns the position of the arm with this number.
+#[inline]
+fn position_of(arms: &[Arm<'_>], number: u16, order: ArmOrder) -> usize {
+    let is_it = |arm: &Arm<'_>| arm.node.arm.get() == number;
+    match order {
+        ArmOrder::AsWritten => usize::from(number),
+        ArmOrder::ByAddress => arms.iter().position(is_it).unwrap_or_else(|| unchosen()),
     }
-    Chosen::of(usize::from(arms[i].node.arm.get()), done)
+}
+
+/// Ends the select with arm `i`, outside the runtime.
+fn finish(arms: &mut [Arm<'_>], i: usize, outcome: Outcome) -> Chosen {
+    let core = arms[i].core();
+    arms[i].end(outcome);
+    if let Some((core, _)) = core {
+        core.free_blocks();
+    }
+    Chosen { index: usize::from(arms[i].node.arm.get()), outcome }
 }
 
 fn grow(arms: &[Arm<'_>], i: usize) {
@@ -277,97 +301,124 @@ fn grow(arms: &[Arm<'_>], i: usize) {
     }
 }
 
-/// Waits for one of the arms, or until `deadline`: None.
+/// The earliest deadline of a select.
+#[derive(Clone, Copy)]
+struct Deadline {
+    when: Nanos,
+    /// The number of its `after` arm; None if it is the deadline of the whole select.
+    arm: Option<usize>,
+}
+
+impl Deadline {
+    /// Returns the earliest of `when` and the times of the `after` arms.
+    fn earliest(arms: &[Arm<'_>], when: Nanos) -> Deadline {
+        let mut first = Deadline { when, arm: None };
+        for (i, arm) in arms.iter().enumerate() {
+            if let ArmTarget::After(when) = arm.target
+                && when < first.when
+            {
+                first = Deadline { when, arm: Some(i) };
+            }
+        }
+        first
+    }
+
+    fn has_passed(self) -> bool {
+        self.when != NEVER && self.when <= now()
+    }
+
+    /// Ends a select whose deadline has passed: an arm that is ready now still wins.
+    fn expire(self, arms: &mut [Arm<'_>]) -> Option<Chosen> {
+        let after = |index| Chosen { index, outcome: Outcome::NotDone };
+        poll_numbered(arms).or_else(|| self.arm.map(after))
+    }
+}
+
+/// Waits for one of the arms, or until `deadline`: then returns None.
 pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
     number(arms);
-    // The first of the deadlines, and its arm.
-    let mut deadline = (deadline, None);
-    for (i, arm) in arms.iter().enumerate() {
-        if let Target::After(when) = arm.target
-            && when < deadline.0
-        {
-            deadline = (when, Some(i));
-        }
-    }
-    let (deadline, after) = deadline;
-    let timed_out = || after.map(|i| Chosen::of(i, false));
-    // After an abort the arms are sorted by address.
-    let mut sorted = false;
+    let deadline = Deadline::earliest(arms, deadline);
+    let mut order = ArmOrder::AsWritten;
     loop {
         let here = Rt::enter();
-        match poll_pass(here, arms) {
-            Found::Chosen(i, done) => {
+        let mut found = poll_pass(here, arms);
+        if let Found::Nothing = found {
+            if deadline.has_passed() {
                 wait::leave(here);
-                return Some(finish(arms, i, done));
+                return deadline.expire(arms);
             }
-            Found::NoBlock(i) => {
-                wait::leave(here);
-                grow(arms, i);
-                continue;
+            match enlist_and_park(here, arms, deadline.when, order) {
+                Parked::Claimed(i) => {
+                    let done = arms[i].node.done.get();
+                    let outcome = if done { Outcome::Moved } else { Outcome::Closed };
+                    return Some(finish(arms, i, outcome));
+                }
+                Parked::TimedOut => return deadline.expire(arms),
+                Parked::No(late) => found = late,
             }
-            Found::Nothing => {}
-        }
-        if deadline != NEVER && deadline <= now() {
+        } else {
             wait::leave(here);
-            return poll_numbered(arms).or_else(timed_out);
         }
-        if sorted {
-            Shuffle::start(arms);
-        }
-        let mut found = Found::Nothing;
-        let mut enlisted = 0;
-        let (winner, here) = wait::wait_in(here, WaitReason::Select, deadline, |waiter| {
-            let sleep = enlist_pass(here, arms, waiter, &mut enlisted, &mut found);
-            if !sleep {
-                withdraw_pass(arms, enlisted, None);
-            }
-            sleep
-        });
-        if let Some(winner) = winner {
-            let won = (winner != Waiter::TIMED_OUT).then(|| numbered(arms, winner - 1, sorted));
-            withdraw_pass(arms, enlisted, won);
-            wait::leave(here);
-            return match won {
-                Some(i) => Some(finish(arms, i, arms[i].node.done.get())),
-                None => poll_numbered(arms).or_else(timed_out),
-            };
-        }
-        wait::leave(here);
         match found {
-            Found::Chosen(i, done) => return Some(finish(arms, i, done)),
+            Found::Chosen(i, outcome) => return Some(finish(arms, i, outcome)),
             Found::NoBlock(i) => grow(arms, i),
-            Found::Nothing if sorted => {} // aborted
+            Found::Nothing if order == ArmOrder::ByAddress => {} // aborted again
             Found::Nothing => {
                 arms.sort_unstable_by_key(Arm::address);
-                sorted = true;
+                order = ArmOrder::ByAddress;
             }
         }
     }
 }
 
-/// Where the arm with this number is.
-#[inline]
-fn numbered(arms: &[Arm<'_>], number: u16, sorted: bool) -> usize {
-    let is_it = |arm: &Arm<'_>| arm.node.arm.get() == number;
-    match sorted {
-        false => usize::from(number),
-        true => arms.iter().position(is_it).unwrap_or_else(|| unchosen()),
-    }
+/// How passes 2 and 3 ended.
+enum Parked {
+    /// Another goroutine has done the operation of this arm, or closed its channel.
+    Claimed(usize),
+    TimedOut,
+    /// The select did not park. `Found::Nothing` means that it aborted.
+    No(Found),
 }
 
-/// Pass 1. Leaves a whole order behind if it finds nothing.
+/// Passes 2 and 3, and the park between them. Leaves the runtime.
+#[inline]
+fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: ArmOrder) -> Parked {
+    if order == ArmOrder::ByAddress {
+        Shuffle::start(arms);
+    }
+    let mut found = Found::Nothing;
+    let mut enlisted = 0;
+    let (winner, here) = wait::wait_in(here, WaitReason::Select, deadline, |waiter| {
+        let park = enlist_pass(here, arms, waiter, &mut enlisted, &mut found);
+        if !park {
+            withdraw_pass(arms, enlisted, None);
+        }
+        park
+    });
+    let Some(winner) = winner else {
+        wait::leave(here);
+        return Parked::No(found);
+    };
+    let won = (winner != Waiter::TIMED_OUT).then(|| position_of(arms, winner - 1, order));
+    withdraw_pass(arms, enlisted, won);
+    wait::leave(here);
+    won.map_or(Parked::TimedOut, Parked::Claimed)
+}
+
+/// Pass 1. If it finds nothing, the `order` of the arms is complete for pass 2.
 #[inline]
 fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     let mut shuffle = Shuffle::start(arms);
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);
         let Some((core, side)) = arms[i].core() else { continue };
-        if !core.looks_ready(side) {
+        if !core.probe_ready(side) {
             continue;
         }
         core.lock();
-        // SAFETY: locked; the slot is as `Arm::channel` demands.
-        let step = unsafe { core.step(side, core.buffer.elem(), arms[i].node.slot.get(), NOBODY) };
+        // SAFETY: the lock is held; the slot is as `Arm::channel` demands.
+        let step =
+            unsafe { core.step(side, core.buffer.elem(), arms[i].node.slot.get(), NO_SLEEPER) };
         core.unlock();
         match Found::of(here, i, step) {
             Found::Nothing => {}
@@ -377,8 +428,8 @@ fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     Found::Nothing
 }
 
-/// Pass 2. True: sleep. False: `found` tells what was found (nothing: aborted). The first
-/// `enlisted` arms of the order are in lists.
+/// Pass 2. Returns true if the select must park. Otherwise `found` says what it found, and
+/// `Found::Nothing` means that it aborted. The first `enlisted` arms of the order are in queues.
 #[inline]
 fn enlist_pass(
     here: Option<Rt>,
@@ -393,8 +444,8 @@ fn enlist_pass(
         let node = &arms[i].node;
         if let Some((core, side)) = arms[i].core() {
             core.lock();
-            // SAFETY: locked; the node is withdrawn before it moves (invariant 1); the slot is as
-            // `Arm::channel` demands.
+            // SAFETY: the lock is held; the node is withdrawn before it moves (invariant 1); the
+            // slot is as `Arm::channel` demands.
             unsafe {
                 if core.is_ready(side, me) {
                     if !waiter.claim(node.arm.get() + 1) {
@@ -416,7 +467,7 @@ fn enlist_pass(
     true
 }
 
-/// Pass 3: the first `enlisted` arms of the order, but not the one that won.
+/// Pass 3: withdraws the first `enlisted` arms of the order, except the one that won.
 #[inline]
 fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
     for arm in &arms[..enlisted] {
@@ -424,19 +475,19 @@ fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
         if Some(i) != won
             && let Some((core, side)) = arms[i].core()
         {
-            // SAFETY: inside the runtime or on a plain thread; enlisted there.
+            // SAFETY: inside the runtime or on a plain thread; the node was enlisted there.
             unsafe { core.withdraw(side, &arms[i].node) };
         }
     }
 }
 
-/// Does one of the arms if that needs no waiting. Sorts them.
+/// Does one of the arms if that needs no waiting. Sorts the arms.
 pub(super) fn poll(arms: &mut [Arm<'_>]) -> Option<Chosen> {
     number(arms);
     poll_numbered(arms)
 }
 
-/// [`poll`], for arms that have their numbers. None of them may be in a list.
+/// [`poll`] for arms that have their numbers. None of them may be in a queue.
 fn poll_numbered(arms: &mut [Arm<'_>]) -> Option<Chosen> {
     loop {
         let here = Rt::enter();
@@ -447,14 +498,14 @@ fn poll_numbered(arms: &mut [Arm<'_>]) -> Option<Chosen> {
         }
         wait::leave(here);
         match found {
-            Found::Chosen(i, done) => return Some(finish(arms, i, done)),
+            Found::Chosen(i, outcome) => return Some(finish(arms, i, outcome)),
             Found::NoBlock(i) => grow(arms, i),
             Found::Nothing => return None,
         }
     }
 }
 
-/// All channels at one moment. The arms are sorted by address.
+/// Polls all channels at one moment. The arms are sorted by address.
 fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     let channels = arms.chunk_by(|a, b| a.address() == b.address());
     let mut cores = channels.filter_map(|same| Some(same.first()?.core()?.0));
@@ -463,17 +514,18 @@ fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
     }
     cores.clone().for_each(Core::lock);
     let mut shuffle = Shuffle::start(arms);
-    let mut outcome = None;
+    let mut found = None;
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);
         let Some((core, side)) = arms[i].core() else { continue };
-        // SAFETY: locked; the slot is as `Arm::channel` demands.
-        let step = unsafe { core.step(side, core.buffer.elem(), arms[i].node.slot.get(), NOBODY) };
+        // SAFETY: the lock is held; the slot is as `Arm::channel` demands.
+        let step =
+            unsafe { core.step(side, core.buffer.elem(), arms[i].node.slot.get(), NO_SLEEPER) };
         if step != Step::Wait {
-            outcome = Some((i, step));
+            found = Some((i, step));
             break;
         }
     }
     cores.by_ref().for_each(Core::unlock);
-    outcome.map_or(Found::Nothing, |(i, step)| Found::of(here, i, step))
+    found.map_or(Found::Nothing, |(i, step)| Found::of(here, i, step))
 }

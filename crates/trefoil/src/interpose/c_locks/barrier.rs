@@ -19,7 +19,7 @@
 
 use super::{BARRIER, Waiters, layout, real, sleep};
 use crate::interpose::park::is_forked;
-use crate::sched::wait::list::{Batch, Node, Slept};
+use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use libc::pthread_barrier_t;
 use std::ffi::c_int;
@@ -63,5 +63,5 @@ fn wait(address: usize, count: u32) -> c_int {
         // There is no deadline.
         || false,
     );
-    if slept == Slept::No { libc::PTHREAD_BARRIER_SERIAL_THREAD } else { 0 }
+    if slept == WaitResult::NotQueued { libc::PTHREAD_BARRIER_SERIAL_THREAD } else { 0 }
 }

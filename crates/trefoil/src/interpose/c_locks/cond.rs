@@ -26,7 +26,7 @@
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
 use crate::interpose::park::{is_forked, on_goroutine};
-use crate::sched::wait::list::{List, Node, Slept};
+use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{clockid_t, pthread_cond_t, pthread_mutex_t, timespec};
@@ -215,7 +215,7 @@ unsafe fn wait_in_queue(
     }
     // SAFETY: the caller's mutex.
     match unsafe { mutex::lock(mutex) } {
-        0 if slept == Slept::TimedOut => libc::ETIMEDOUT,
+        0 if slept == WaitResult::TimedOut => libc::ETIMEDOUT,
         rc => rc,
     }
 }

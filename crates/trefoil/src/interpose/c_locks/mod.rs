@@ -55,7 +55,7 @@ mod semaphore;
 use super::park::{begin_c_lock_wait, is_forked};
 use super::waking::WakeContext;
 use crate::sched::wait::deferred::{KEY_BARRIER, key_of, wake_later};
-use crate::sched::wait::list::{Batch, List, Node, Slept};
+use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
@@ -224,9 +224,9 @@ impl Waiters {
                 || self.with_queue(address, |queue| queue.withdraw(&node)),
             );
             match slept {
-                Slept::No => return rc,
-                Slept::Woken(_) => failures += 1,
-                Slept::TimedOut => {
+                WaitResult::NotQueued => return rc,
+                WaitResult::Woken(_) => failures += 1,
+                WaitResult::TimedOut => {
                     let rc = self.with_queue(address, |queue| attempt(queue, failures + 1));
                     return if rc == libc::EBUSY { libc::ETIMEDOUT } else { rc };
                 }
@@ -360,7 +360,7 @@ fn sleep(
     limit: Option<ClockTime>,
     enqueue: impl FnOnce(Option<Rt>) -> bool,
     withdraw: impl FnOnce() -> bool,
-) -> Slept {
+) -> WaitResult {
     if let Some(_wait) = begin_c_lock_wait(own_locks) {
         let withdraw = |_| {
             withdraw();

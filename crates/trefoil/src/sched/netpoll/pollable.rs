@@ -20,7 +20,7 @@ use crate::sched::Sched;
 #[cfg(feature = "std")]
 use crate::sched::m::Rt;
 use crate::sched::netpoll::poller::{Poller, Shard};
-use crate::sched::wait::list::{Batch, List, Node, Slept, inside};
+use crate::sched::wait::list::{Batch, List, Node, WaitResult, inside};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Event;
@@ -295,12 +295,12 @@ impl Pollable {
         );
         shard.uncount_waiter();
         Ok(match slept {
-            Slept::Woken(CLOSED) => IoWait::Closed,
-            Slept::Woken(_) => IoWait::Ready,
-            Slept::No => self.or_closed(IoWait::Ready),
+            WaitResult::Woken(CLOSED) => IoWait::Closed,
+            WaitResult::Woken(_) => IoWait::Ready,
+            WaitResult::NotQueued => self.or_closed(IoWait::Ready),
             // The deadline was moved meanwhile.
-            Slept::TimedOut if state.deadline().min(limit) > now() => IoWait::Ready,
-            Slept::TimedOut => self.or_closed(IoWait::TimedOut),
+            WaitResult::TimedOut if state.deadline().min(limit) > now() => IoWait::Ready,
+            WaitResult::TimedOut => self.or_closed(IoWait::TimedOut),
         })
     }
 

@@ -1,28 +1,31 @@
-//! Queues of sleepers: what the primitives of `sync` and descriptors wait in.
+//! Queues of sleepers: the primitives of `sync`, descriptors and futexes wait in them.
 //!
-//! A sleeper lies in a [`Node`] in its own frame; a [`List`] links nodes, first in, first out. The
-//! list is behind a lock of its owner: a bucket of `table.rs` (mutexes and read-write locks, which
-//! are one word each), or a lock in the primitive itself.
+//! A sleeper is a goroutine or a plain thread that waits. It has a [`Node`] in its own frame; a
+//! [`List`] links nodes, first in, first out. A lock of the list's owner guards it: the lock of a
+//! bucket of `table.rs` (mutexes and read-write locks, which are one word each), or a lock in the
+//! primitive itself. Channels have a list of their own, which is smaller and can be probed without
+//! its lock: see `chan/queue.rs`.
 //!
 //! # The life of a node
-//! | state | who may touch it |
+//! | state | may be touched by |
 //! |---|---|
 //! | not linked, sleeper awake | the sleeper |
-//! | linked | whoever holds the list's lock |
+//! | linked | the holder of the list's lock |
 //! | [`Taken`] | its taker, until it has woken the sleeper |
 //!
-//! A sleep ends by a taker or by its deadline, whoever claims it first (`sched/wait.rs`); never for
-//! no reason. A taker that loses unlinks the node all the same, and takes the next.
+//! A taker or the deadline ends a sleep, whichever claims it first (`sched/wait.rs`). There are no
+//! spurious wake-ups. A taker that loses the claim unlinks the node, and takes the next one.
 //!
-//! A goroutine whose runtime was dropped never runs again. Takers pass it over: a lock that is handed
-//! to it, or a permit, would be gone, and with it all who wait behind it. (One that is taken
-//! *before* its runtime is dropped keeps what it was given, like any goroutine that is left.)
+//! A goroutine whose runtime was dropped never runs again. Takers pass it over: a lock or a permit
+//! that is handed to it would be lost, and all sleepers behind it would wait forever. (A goroutine
+//! that is taken *before* its runtime is dropped keeps what it was given, like any orphaned
+//! goroutine.)
 //!
 //! Invariants:
-//! 1. A linked node is alive: its sleeper leaves the frame only after it was taken and woken, or
-//!    after it has unlinked the node itself.
-//! 2. Locks of lists are taken inside the runtime (or on a plain thread), and nothing is allocated,
-//!    freed or woken under them. A taken sleeper is woken after the lock is given back.
+//! 1. A linked node is alive: its sleeper leaves the frame only after the node was taken and the
+//!    sleeper woken, or after the sleeper has unlinked the node itself.
+//! 2. Locks of lists are taken inside the runtime (or on a plain thread). Their holder does not
+//!    allocate, free, or wake. A taken sleeper is woken after the lock is released.
 
 use crate::sched::Rt;
 use crate::sched::wait::reason::WaitReason;
@@ -33,31 +36,33 @@ use crate::sys::frame_waiter::{ClockTime, FrameWaiter};
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
 
-/// The winner of a claim by a taker; the other one is `Waiter::TIMED_OUT`.
+/// The winner of a wait that a taker claimed. The only other one is `Waiter::TIMED_OUT`.
 const TAKEN: u16 = 1;
 
 /// One sleeper. See the head of the file.
 pub(crate) struct Node {
-    /// Nobody's before its first sleep.
+    /// The sleeper; none (0) before its first sleep.
     waiter: Cell<Waiter>,
-    goroutine: Cell<bool>,
+    is_goroutine: Cell<bool>,
     next: Cell<*const Node>,
     prev: Cell<*const Node>,
     linked: Cell<bool>,
-    /// A taker has it. It may be in the taker's [`Batch`], and count as linked there. Under the lock of its list.
+    /// A taker has the node. It may be in the taker's [`Batch`], where it is linked, too. Guarded
+    /// by the lock of its list.
     #[cfg(feature = "std")]
     taken: Cell<bool>,
-    /// What it waits for belongs to the whole process: if it is a goroutine and is taken, it runs, even if its runtime
-    /// ends before.
+    /// The sleeper waits for something of the whole process: if it is a goroutine and is taken, it
+    /// runs, even if its runtime ends before.
     #[cfg(feature = "std")]
     of_process: bool,
-    /// What the taker wants to say.
+    /// The taker's message to the sleeper.
     word: Cell<u32>,
-    /// What the sleeper wants: permits, for a semaphore; its mutex, for a condition variable.
+    /// What the sleeper wants: the number of permits of a semaphore, or the mutex of a condition
+    /// variable.
     pub(crate) weight: usize,
-    /// Since when it wants it; 0 if nobody asks.
+    /// When the sleeper began to wait; 0 if the primitive does not use it.
     pub(crate) since: Cell<Nanos>,
-    /// Where the node is first of its queue (`table.rs`): the queue, its key, the next queue.
+    /// If the node is the first of its queue (`table.rs`): the queue, its key, the next queue.
     pub(crate) queue: Cell<List>,
     pub(crate) key: Cell<usize>,
     pub(crate) chain: Cell<*const Node>,
@@ -66,10 +71,10 @@ pub(crate) struct Node {
 /// How a [`Node::sleep`] ended.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Slept {
-    /// It did not begin: `enqueue` said no.
-    No,
-    /// Taken, with the taker's word.
+pub(crate) enum WaitResult {
+    /// The sleep did not begin: `enqueue` returned false.
+    NotQueued,
+    /// A taker woke the sleeper, with this word.
     Woken(u32),
     /// The deadline passed, and the node is in no list.
     TimedOut,
@@ -79,7 +84,7 @@ impl Node {
     pub(crate) fn new(weight: usize) -> Node {
         Node {
             waiter: Cell::new(Waiter::sole(0)),
-            goroutine: Cell::new(false),
+            is_goroutine: Cell::new(false),
             next: Cell::new(null()),
             prev: Cell::new(null()),
             linked: Cell::new(false),
@@ -96,27 +101,27 @@ impl Node {
         }
     }
 
-    /// For a wait that threads and all runtimes share: a wake-up that a goroutine takes with it into the end of its
-    /// runtime would be lost to the others.
+    /// Creates a node for a wait that threads and all runtimes share. There, a wake-up must not be
+    /// lost with a goroutine whose runtime ends.
     #[cfg(feature = "std")]
     pub(crate) fn of_process(weight: usize) -> Node {
         Node { of_process: true, ..Node::new(weight) }
     }
 
-    /// Sleeps in a list until a taker comes, or until `deadline`.
+    /// Sleeps in a list until a taker wakes the sleeper, or until `deadline`.
     ///
-    /// `enqueue` links the node under the list's lock, or says no. `withdraw` takes it out again
-    /// under the same lock, if it is still linked. Both run inside the runtime, and get it for what
-    /// they may have to wake (a condition variable gives its mutex back).
+    /// `enqueue` links the node under the list's lock, or returns false. `withdraw` unlinks it
+    /// under the same lock, if it is still linked. Both run inside the runtime, and get the `Rt`
+    /// for sleepers that they may have to wake (a condition variable unlocks its mutex).
     pub(crate) fn sleep(
         &self,
         reason: WaitReason,
         deadline: Nanos,
         enqueue: impl FnOnce(Option<Rt>) -> bool,
         withdraw: impl FnOnce(Option<Rt>),
-    ) -> Slept {
+    ) -> WaitResult {
         let here = Rt::enter();
-        self.goroutine.set(here.is_some());
+        self.is_goroutine.set(here.is_some());
         if deadline == NEVER {
             let mut sleeps = false;
             let here = wait::block_in(here, reason, |sleeper| {
@@ -124,27 +129,27 @@ impl Node {
                 sleeps = enqueue(here);
                 sleeps
             });
-            self.leave(here);
-            return if sleeps { Slept::Woken(self.word.get()) } else { Slept::No };
+            self.return_to_user(here);
+            return if sleeps { WaitResult::Woken(self.word.get()) } else { WaitResult::NotQueued };
         }
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
             self.waiter.set(waiter);
             enqueue(here)
         });
         let slept = match winner {
-            None => Slept::No,
+            None => WaitResult::NotQueued,
             Some(Waiter::TIMED_OUT) => {
                 withdraw(here);
-                Slept::TimedOut
+                WaitResult::TimedOut
             }
-            Some(_) => Slept::Woken(self.word.get()),
+            Some(_) => WaitResult::Woken(self.word.get()),
         };
-        self.leave(here);
+        self.return_to_user(here);
         slept
     }
 
-    /// Back to user code; without stopping there if the sleeper was promised that it runs.
-    fn leave(&self, here: Option<Rt>) {
+    /// Returns to user code. If the sleeper was promised that it runs, it does not stop on the way.
+    fn return_to_user(&self, here: Option<Rt>) {
         #[cfg(feature = "std")]
         if self.of_process
             && let Some(rt) = here
@@ -155,39 +160,41 @@ impl Node {
         wait::leave(here);
     }
 
-    /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread sleeps in the kernel, on
-    /// a word in this frame, and nothing is allocated. `withdraw` is [`List::withdraw`] under the list's lock: there is
-    /// no claim word in a frame, so that lock decides between a taker and the deadline. For a new node.
+    /// As [`Node::sleep`], on a plain thread or on a goroutine that must not park: the thread
+    /// sleeps in the kernel, on a word in this frame, and nothing is allocated. `withdraw` is
+    /// [`List::withdraw`] under the list's lock: there is no claim word in a frame, so that lock
+    /// decides between a taker and the deadline. The node must be new.
     #[cfg(feature = "std")]
     pub(crate) fn sleep_in_kernel(
         &self,
         limit: Option<ClockTime>,
         enqueue: impl FnOnce() -> bool,
         withdraw: impl FnOnce() -> bool,
-    ) -> Slept {
+    ) -> WaitResult {
         let frame = FrameWaiter::new();
         self.waiter.set(Waiter::sole(wait::frame_sleeper(&frame)));
-        self.goroutine.set(false);
+        self.is_goroutine.set(false);
         if !enqueue() {
-            return Slept::No;
+            return WaitResult::NotQueued;
         }
         if !frame.wait(limit) {
             if withdraw() {
-                return Slept::TimedOut;
+                return WaitResult::TimedOut;
             }
-            // It was taken at the last moment: its waker still needs the frame.
+            // A taker came first: it still needs the frame.
             frame.wait(None);
         }
-        Slept::Woken(self.word.get())
+        WaitResult::Woken(self.word.get())
     }
 
-    /// Whether the sleeper, in a list whose lock the caller holds, can still be woken.
+    /// Returns whether the sleeper can still be woken. The caller holds the lock of its list.
     #[cfg(feature = "std")]
     fn is_live(&self) -> bool {
         !self.is_abandoned() && self.waiter.get().is_open()
     }
 
-    /// Under the list's lock. Returns false if its deadline has passed, or its runtime has just ended.
+    /// Claims the sleep for the caller, which holds the list's lock. Returns false if the deadline
+    /// has passed, or the sleeper's runtime has just ended.
     fn claim(&self) -> bool {
         let claimed = self.waiter.get().claim(TAKEN);
         #[cfg(feature = "std")]
@@ -197,15 +204,16 @@ impl Node {
         claimed
     }
 
-    /// Under the list's lock: it will never run again.
+    /// Returns whether the sleeper never runs again. The caller holds the list's lock.
     fn is_abandoned(&self) -> bool {
         self.waiter.get().is_orphaned()
     }
 }
 
-/// Sleeps in several lists at once, with a new node in each, until a taker takes one of the nodes, or until `deadline`.
-/// `enqueue` links a node under its list's lock, or says no; then the sleep does not begin. `withdraw` takes a node out
-/// again under that lock, if it is still linked. Both run inside the runtime.
+/// Sleeps in several lists at once, with a new node in each, until a taker takes one of the nodes,
+/// or until `deadline`. `enqueue` links a node under its list's lock. If it returns false, the
+/// sleep does not begin. `withdraw` unlinks a node under that lock, if it is still linked. Both run
+/// inside the runtime.
 #[cfg(feature = "std")]
 pub(crate) fn sleep_in_any(
     nodes: &[Node],
@@ -219,9 +227,10 @@ pub(crate) fn sleep_in_any(
     let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
         for (i, node) in nodes.iter().enumerate() {
             node.waiter.set(waiter);
-            node.goroutine.set(here.is_some());
+            node.is_goroutine.set(here.is_some());
             if !enqueue(i, node) {
-                // If a taker was faster its wake-up is on its way, and must be awaited.
+                // If a taker was faster, its wake-up is on its way, and the sleeper must wait for
+                // it.
                 let sleeps = !waiter.claim(TAKEN);
                 if !sleeps {
                     withdraw_all();
@@ -237,7 +246,7 @@ pub(crate) fn sleep_in_any(
     wait::leave(here);
 }
 
-/// Runs `f` inside the runtime (on a plain thread there is none).
+/// Runs `f` inside the runtime. On a plain thread `f` gets None.
 #[inline]
 pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
     let here = Rt::enter();
@@ -246,7 +255,7 @@ pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
     r
 }
 
-/// Nodes, first in, first out. Doubly linked: a deadline takes a node from the middle.
+/// Nodes, first in, first out. Doubly linked, because a deadline unlinks a node from the middle.
 #[derive(Clone, Copy)]
 pub(crate) struct List {
     head: *const Node,
@@ -254,7 +263,7 @@ pub(crate) struct List {
     len: u32,
 }
 
-// SAFETY: the nodes belong to whoever holds the list's lock (invariant 1), on any thread.
+// SAFETY: the nodes belong to the holder of the list's lock (invariant 1), on any thread.
 unsafe impl Send for List {}
 
 impl List {
@@ -292,16 +301,16 @@ impl List {
         self.tie_back(node, next);
     }
 
-    /// Makes `next` follow `prev`; a null `prev` is the list's beginning.
+    /// Makes `next` follow `prev`. A null `prev` stands for the beginning of the list.
     fn tie(&mut self, prev: *const Node, next: *const Node) {
-        // SAFETY: linked nodes are alive (invariant 1), and we have the lock.
+        // SAFETY: linked nodes are alive (invariant 1), and the caller holds the lock.
         match unsafe { prev.as_ref() } {
             Some(prev) => prev.next.set(next),
             None => self.head = next,
         }
     }
 
-    /// Makes `prev` precede `next`; a null `next` is the list's end.
+    /// Makes `prev` precede `next`. A null `next` stands for the end of the list.
     fn tie_back(&mut self, prev: *const Node, next: *const Node) {
         // SAFETY: as in `tie`.
         match unsafe { next.as_ref() } {
@@ -310,7 +319,7 @@ impl List {
         }
     }
 
-    /// Takes `node` out, if it is (still) in.
+    /// Unlinks `node`, and returns whether it was linked.
     pub(crate) fn remove(&mut self, node: &Node) -> bool {
         if !node.linked.replace(false) {
             return false;
@@ -321,18 +330,19 @@ impl List {
         true
     }
 
-    /// Takes `node` out unless a taker has it: then its wake-up is on its way, and must be awaited.
+    /// Unlinks `node`, unless a taker has it. Then returns false: the wake-up is on its way, and
+    /// the sleeper must wait for it.
     #[cfg(feature = "std")]
     pub(crate) fn withdraw(&mut self, node: &Node) -> bool {
         !node.taken.get() && self.remove(node)
     }
 
-    /// Takes the first one, if `wanted` likes it. Those whose deadline has passed, or whose runtime
-    /// is gone, are dropped on the way.
+    /// Takes the first sleeper if `wanted` returns true for it. Unlinks sleepers before it whose
+    /// deadline has passed, or whose runtime is gone.
     #[must_use]
     pub(crate) fn take_first_if(&mut self, wanted: impl Fn(&Node) -> bool) -> Option<Taken> {
         loop {
-            // SAFETY: invariant 1, and we have the lock.
+            // SAFETY: invariant 1, and the caller holds the lock.
             let node = unsafe { self.head.as_ref()? };
             let abandoned = node.is_abandoned();
             if !abandoned && !wanted(node) {
@@ -345,33 +355,34 @@ impl List {
         }
     }
 
-    /// Drops those at the front whose runtime is gone. True: there were some.
+    /// Unlinks the sleepers at the front whose runtime is gone. Returns whether there were any.
     pub(crate) fn drop_abandoned(&mut self) -> bool {
         let before = self.len;
-        // SAFETY: invariant 1, and we have the lock.
+        // SAFETY: invariant 1, and the caller holds the lock.
         while let Some(node) = unsafe { self.head.as_ref() }.filter(|node| node.is_abandoned()) {
             self.remove(node);
         }
         self.len < before
     }
 
-    /// The sleepers that can still be woken: their deadline has not passed, and their runtime is not gone.
+    /// Returns the sleepers that can still be woken: their deadline has not passed, and their
+    /// runtime is not gone.
     #[cfg(feature = "std")]
     pub(crate) fn live(&self) -> impl Iterator<Item = &Node> {
-        // SAFETY: invariant 1, and the caller has the lock; the same for those that follow.
+        // SAFETY: invariant 1, and the caller holds the lock.
         let first = unsafe { self.head.as_ref() };
         // SAFETY: as above.
         std::iter::successors(first, |node| unsafe { node.next.get().as_ref() })
             .filter(|node| node.is_live())
     }
 
-    /// Takes the first one.
+    /// Takes the first sleeper.
     #[must_use]
     pub(crate) fn take_first(&mut self) -> Option<Taken> {
         self.take_first_if(|_| true)
     }
 
-    /// Takes all.
+    /// Takes all sleepers.
     pub(crate) fn take_all(&mut self) -> Batch {
         let mut batch = Batch::new();
         while let Some(taken) = self.take_first() {
@@ -387,31 +398,31 @@ pub(crate) struct Taken(NonNull<Node>);
 
 impl Taken {
     pub(crate) fn node(&self) -> &Node {
-        // SAFETY: ours until we wake it (the table in the head).
+        // SAFETY: the node belongs to the taker until it wakes the sleeper (the table in the head).
         unsafe { self.0.as_ref() }
     }
 
-    /// Whether it is a goroutine.
+    /// Returns whether the sleeper is a goroutine.
     pub(crate) fn is_goroutine(&self) -> bool {
-        self.node().goroutine.get()
+        self.node().is_goroutine.get()
     }
 
-    /// Whether it may sleep on in another list: nothing but a taker can end its sleep.
+    /// Returns whether the sleeper may be moved to another list: only a taker can end its sleep.
     pub(crate) fn may_move(&self) -> bool {
         self.node().waiter.get().is_sole()
     }
 
-    /// Under that list's lock, and only if it may.
+    /// Moves the sleeper to another list, whose lock the caller holds. Only if [`Taken::may_move`].
     pub(crate) fn move_to(self, list: &mut List) {
         debug_assert!(self.may_move());
         list.push_back(self.node());
     }
 
-    /// Wakes it with a word. `here` is where we are.
+    /// Wakes the sleeper with a word. `here` is the caller's `Rt::enter()`.
     pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
         self.node().word.set(word);
         self.node().linked.set(false);
-        // The last look at the node: the wake-up ends its life.
+        // The last access to the node: it may be gone after the wake-up.
         wait::wake_here(here, self.node().waiter.get().sleeper());
     }
 }
@@ -433,18 +444,18 @@ impl Batch {
         self.0.len as usize
     }
 
-    /// Whether any of them is as `wanted` says.
+    /// Returns whether `wanted` is true for any of the nodes.
     #[cfg(feature = "std")]
     pub(crate) fn any(&self, wanted: impl Fn(&Node) -> bool) -> bool {
-        // SAFETY: taken, so ours; the same for those that follow.
+        // SAFETY: taken nodes belong to the batch.
         let first = unsafe { self.0.head.as_ref() };
         // SAFETY: as above.
         std::iter::successors(first, |node| unsafe { node.next.get().as_ref() }).any(wanted)
     }
 
-    /// The weight that all of them have, if it is the same and there are several.
+    /// Returns the weight of the nodes, if there are several and all have the same.
     pub(crate) fn weight_of_all(&self) -> Option<usize> {
-        // SAFETY: taken, so ours; the same for those that follow.
+        // SAFETY: taken nodes belong to the batch.
         let first = unsafe { self.0.head.as_ref()? };
         // SAFETY: as above.
         let next = |node: &&Node| unsafe { node.next.get().as_ref() };
@@ -452,15 +463,15 @@ impl Batch {
         (same && self.len() > 1).then_some(first.weight)
     }
 
-    /// Takes out the first.
+    /// Removes the first sleeper.
     pub(crate) fn pop(&mut self) -> Option<Taken> {
         let first = NonNull::new(self.0.head.cast_mut())?;
-        // SAFETY: taken, so ours.
+        // SAFETY: taken nodes belong to the batch.
         self.0.remove(unsafe { first.as_ref() });
         Some(Taken(first))
     }
 
-    /// Wakes them in their order. True: there was a goroutine among them.
+    /// Wakes the sleepers in their order. Returns whether a goroutine was among them.
     pub(crate) fn wake_all(self, here: Option<Rt>, word: u32) -> bool {
         let mut goroutines = false;
         let mut next = self.0.head;
