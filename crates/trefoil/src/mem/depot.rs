@@ -31,7 +31,7 @@
 
 use std::ptr::NonNull;
 
-use crate::shim::Lock;
+use crate::sys::lock::Lock;
 
 /// What the first node of a batch on the shelf carries.
 pub(crate) struct BatchLinks<N> {

@@ -49,8 +49,8 @@ use self::depot::{Batch, Depot, Shelf};
 pub(crate) use self::growing::Growing;
 pub(crate) use self::stack::Stack;
 use self::stack::{Setup, StackTop};
-use crate::shim::Lock;
 use crate::sys::clock::{NEVER, Nanos};
+use crate::sys::lock::Lock;
 use crate::sys::mm;
 
 /// Stacks that move between a cache and the depot at once: half a cache, so that a P which

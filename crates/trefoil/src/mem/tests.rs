@@ -679,7 +679,7 @@ mod depot_alone {
     use std::ptr::NonNull;
 
     use crate::mem::depot::{Batch, BatchLinks, Depot, Node, Shelf};
-    use crate::shim::Lock;
+    use crate::sys::lock::Lock;
 
     struct Bead {
         next: Cell<Option<NonNull<Bead>>>,

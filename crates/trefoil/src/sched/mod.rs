@@ -44,7 +44,6 @@ pub(crate) mod preempt;
 pub(crate) mod procs;
 pub(crate) mod queue;
 pub(crate) mod reason;
-pub(crate) mod rng;
 pub(crate) mod runq;
 pub(crate) mod scope;
 pub(crate) mod spawn;

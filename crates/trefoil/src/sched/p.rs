@@ -13,7 +13,7 @@
 
 use super::g::{FreeGs, G};
 use super::m::M;
-use super::rng::Rng;
+use crate::sys::rng::Rng;
 use super::runq::RunQueue;
 use super::timers::Timers;
 use crate::mem::StackCache;

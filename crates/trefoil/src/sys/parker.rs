@@ -11,7 +11,8 @@
 //! After the sleeper has seen `NOTED` the parker may be gone: the waker's last access to it is the
 //! exchange; the system call that follows uses the address only as a key.
 
-use crate::shim::{AtomicU32, Ordering, futex_wait, futex_wake};
+use crate::shim::{AtomicU32, Ordering};
+use crate::sys::futex::{futex_wait, futex_wake};
 use std::time::Duration;
 
 const EMPTY: u32 = 0;

@@ -20,7 +20,7 @@ use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
 use crate::sched::timers::Alarm;
 use crate::sched::{Rt, RuntimeId, Sched, spawn, wait};
-use crate::shim::Lock;
+use crate::sys::lock::Lock;
 use crate::sys::clock::{NEVER, Nanos};
 use std::ops::DerefMut;
 use std::panic::Location;

@@ -1,25 +1,40 @@
-//! Cheap randomness for steal orders: SplitMix64, and random tours over n places.
+//! The random numbers of the runtime: SplitMix64, and random visiting orders.
+//!
+//! Not for cryptography: it spreads steal attempts and select arms.
 
-/// A generator owned by one P.
+use super::clock::now;
+
+/// The increment of SplitMix64: 2⁶⁴ divided by the golden ratio, made odd.
+const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A generator with one owner.
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub(crate) fn new(seed: u64) -> Rng {
-        let clock = std::time::Instant::now();
-        // The address of a local differs from run to run; the clock from P to P.
-        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (&raw const clock as u64) ^ now_bits())
+    /// Makes a generator that differs from those of other owners (by `id`) and of other runs (by the
+    /// clock and the address of a local variable).
+    pub(crate) fn new(id: u64) -> Rng {
+        let local = 0u8;
+        let address = &raw const local as u64;
+        Rng::from_seed(id.wrapping_mul(INCREMENT) ^ address ^ now().rotate_left(20))
     }
 
+    /// Makes a generator that repeats its sequence: for tests.
+    pub(crate) const fn from_seed(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    /// Returns the next 64 random bits.
     #[inline]
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(INCREMENT);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    /// All of `0..n` once each, from a random start with a random step coprime to n.
+    /// Visits each of `0..n` once: from a random start, with a random step that is coprime to `n`.
     pub(crate) fn tour(&mut self, n: u32) -> Tour {
         let n = n.max(1);
         let random = self.next();
@@ -29,11 +44,6 @@ impl Rng {
         }
         Tour { at: random as u32 % n, step: step % n, n, left: n }
     }
-}
-
-fn now_bits() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (t.tv_nsec as u64) << 20 ^ t.tv_sec as u64
 }
 
 fn gcd(mut a: u32, mut b: u32) -> u32 {
@@ -67,8 +77,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steal_order_visits_each_p_exactly_once() {
-        let mut rng = Rng::new(1);
+    fn tour_visits_each_place_exactly_once() {
+        let mut rng = Rng::from_seed(1);
         for n in 1..=64 {
             for _ in 0..50 {
                 let mut seen = vec![0; n as usize];
@@ -79,8 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn starts_are_spread() {
-        let mut rng = Rng::new(2);
+    fn tours_start_everywhere_equally_often() {
+        let mut rng = Rng::from_seed(2);
         let mut starts = [0; 8];
         for _ in 0..8000 {
             starts[rng.tour(8).next().unwrap() as usize] += 1;
