@@ -1,4 +1,4 @@
-//! Checks of the pool of stacks (`mem/depot.rs`).
+//! Checks of the pool of stacks (`mem/stack_pool.rs`).
 //!
 //! Nodes are made of loom cells, links included: a node that two threads believe to own is a
 //! reported data race.
@@ -10,7 +10,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use crate::depot_rs::{Batch, BatchLinks, Depot, Node, Shelf};
+use crate::stack_pool_rs::{
+    Batch, BatchLinks, BatchNode as Node, PoolState as Shelf, StackPool as Depot,
+};
 use crate::explore::{Bound, explore, must_fail};
 use crate::shim::{Lock, Mutation};
 

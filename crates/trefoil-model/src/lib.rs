@@ -14,7 +14,7 @@
 //! | [`join`] | `sched/join.rs` | a goroutine's end meets its handle |
 //! | [`park`] | `sched/state.rs` | a park meets its wake-up |
 //! | [`bed`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
-//! | [`depot`] | `mem/depot.rs` | the pool of stacks |
+//! | [`depot`] | `mem/stack_pool.rs` | the pool of stacks |
 //! | [`mutex`], [`rwlock`], [`once`] | `sync/{mutex,rwlock,once}_word.rs` | locking, handing over; running once |
 //! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
 //! | [`select`] | `chan/select/passes.rs` (and those) | exactly one arm wins |
@@ -42,8 +42,8 @@ mod shim;
 mod sys;
 mod time;
 
-#[path = "../../trefoil/src/mem/depot.rs"]
-mod depot_rs;
+#[path = "../../trefoil/src/mem/stack_pool.rs"]
+mod stack_pool_rs;
 #[path = "../../trefoil/src/sched/idle.rs"]
 mod idle_rs;
 #[path = "../../trefoil/src/sched/join.rs"]

@@ -21,7 +21,7 @@
 //!
 //! Invariants:
 //! 1. M's "in the runtime" byte is set by the handler, and cleared by the trampoline's last store, through
-//!    GS: the M of whatever thread it ends on. A pc in the trampoline is not diverted again ([`inside`]).
+//!    GS: the M of whatever thread it ends on. A pc in the trampoline is not diverted again ([`in_trampoline`]).
 //! 2. The extended state is saved with XINUSE as the mask and restored with all of XCR0: what was not in
 //!    use then is in its initial state afterwards. Protection keys (PKRU) are the thread's.
 //! 3. The successor finds the floating-point unit as a function call leaves it: initialised.
@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize,
 const RED_ZONE: usize = 128;
 /// Room that a diversion needs below the interrupted stack pointer: the largest state is 11 KiB (AMX), and
 /// the scheduler's frames are small.
-pub(crate) const ROOM: usize = 16 << 10;
+pub(crate) const DIVERT_BYTES: usize = 16 << 10;
 /// Carry is bit 0; these are trap, direction, alignment check.
 const TRAP_DIRECTION_ALIGNMENT: i64 = (1 << 8) | (1 << 10) | (1 << 18);
 /// XCR0 bits: protection keys; AMX tile configuration and data.
@@ -98,7 +98,7 @@ pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     MASK_LOW.store(mask as u32, Ordering::Relaxed);
     MASK_HIGH.store((mask >> 32) as u32, Ordering::Relaxed);
     COMPACT.store(compact.into(), Ordering::Relaxed);
-    let usable = size > 0 && size + 2048 < ROOM;
+    let usable = size > 0 && size + 2048 < DIVERT_BYTES;
     USABLE.store(usable, Ordering::Release);
     usable
 }
@@ -116,14 +116,14 @@ pub(crate) fn interrupted(context: &libc::ucontext_t) -> (usize, usize) {
 }
 
 /// Whether `pc` lies in the trampoline.
-pub(crate) fn inside(pc: usize) -> bool {
+pub(crate) fn in_trampoline(pc: usize) -> bool {
     (trampoline as *const () as usize..&raw const trefoil_trampoline_end as usize).contains(&pc)
 }
 
 /// Makes the interrupted goroutine go on in the trampoline.
 ///
 /// # Safety
-/// Called in a signal handler that is not on the goroutine's stack, which has [`ROOM`] below the
+/// Called in a signal handler that is not on the goroutine's stack, which has [`DIVERT_BYTES`] below the
 /// interrupted stack pointer; M's byte is set (invariant 1); [`init_preemption`] said yes.
 pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
     let regs = &mut context.uc_mcontext.gregs;

@@ -29,7 +29,7 @@ pub(super) enum WakeContext {
 impl WakeContext {
     /// That of the caller.
     pub(super) fn current() -> WakeContext {
-        if lock::pinned() {
+        if lock::holds_runtime_lock() {
             return WakeContext::Deferred;
         }
         if current_g().is_none() {

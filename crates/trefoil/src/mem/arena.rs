@@ -1,4 +1,4 @@
-//! The arena: address space for stacks, cut into chunks of slots, and the books that say how many
+//! The arena: address space for stacks, cut into chunks of slots, and the class_stats that say how many
 //! stacks may be promised.
 //!
 //! ```text
@@ -13,11 +13,11 @@
 //!
 //! A slot is in one of three states:
 //!
-//! | state | `virgin` | `live` | owner | memory |
+//! | state | `unused` | `live` | owner | memory |
 //! |---|---|---|---|---|
-//! | virgin | 1 | 0 | its class's [`Yard`] | reads as zero, costs no page |
+//! | unused | 1 | 0 | its class's [`ClassPool`] | reads as zero, costs no page |
 //! | in hand | 0 | 0 | the thread that makes or retires a stack in it | being changed |
-//! | stack | 0 | 1 | who holds its [`Stack`](super::Stack): G, cache, depot | header, TLS block |
+//! | stack | 0 | 1 | who holds its [`Stack`](super::Stack): G, cache, pool | header, TLS block |
 //!
 //! `guarded` says whether the guard marker is in place; it outlives the stack, so that a slot used
 //! again does not pay for it again.
@@ -26,18 +26,18 @@
 //! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at
 //! spawn it takes a *credit*. Per class:
 //!
-//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`enrol`] map a chunk before they
+//! 1. **slots ≥ reserved + `LOCAL_MAX` × caches.** [`reserve`] and [`register_cache`] map a chunk before they
 //!    would break it, and nothing else maps. A refusal is therefore always an error of `go`, never
 //!    of a goroutine's first run.
-//! 2. A stack outside caches and depot is covered by a credit; a cache (with what its owner carries
-//!    to or from the depot) holds at most `LOCAL_MAX`. With 1: whoever holds a credit and finds the
-//!    depot empty finds a virgin slot.
+//! 2. A stack outside caches and pool is covered by a credit; a cache (with what its owner carries
+//!    to or from the pool) holds at most `LOCAL_MAX`. With 1: whoever holds a credit and finds the
+//!    pool empty finds a unused slot.
 //! 3. A chunk is mapped once and stays: descriptors are never freed, so readers need no lock.
-//! 4. Lock order: depot → yard → registry.
+//! 4. Lock order: pool → pool → registry.
 //!
 //! Rejected: mapping in `refill` (the error would come in the scheduler, with nobody to tell);
 //! unmapping empty chunks (a hole lets others' mappings into the window; we give back their pages
-//! *and* page tables instead, see [`raze`]); a free list inside the slots (it would touch them).
+//! *and* page tables instead, see [`release_chunk`]); a free list inside the slots (it would touch them).
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -63,7 +63,7 @@ const CHUNK_BYTES: usize = 64 * MIB;
 /// Chunks in a process, at most: 4 TiB of default stacks, 16 M of them. Bounds the registry.
 const CHUNKS_MAX: usize = 1 << 16;
 
-/// Slots in a process, at most, and so the bound of [`Slot::index`].
+/// Slots in a process, at most, and so the bound of [`StackSlot::index`].
 pub(crate) const SLOTS_MAX: usize = CHUNKS_MAX * CHUNK_SLOTS_MAX;
 
 /// How far below the kernel's usual place the window starts: room for every chunk, so that growing
@@ -167,13 +167,13 @@ pub(crate) struct Chunk {
     id: u16,
     slots: u16,
     class: SizeClass,
-    /// Link of the yard's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`]
-    /// if this chunk is not on the list. Under the yard's lock.
+    /// Link of the pool's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`]
+    /// if this chunk is not on the list. Under the pool's lock.
     next_open: AtomicU32,
-    /// Changed under the yard's lock.
-    virgin: Bits,
+    /// Changed under the pool's lock.
+    unused: Bits,
     /// Set by the slot's owner while in hand, and by [`guard_locked`], whose caller has one slot of the
-    /// chunk in hand; cleared by [`raze`], which has all of them.
+    /// chunk in hand; cleared by [`release_chunk`], which has all of them.
     guarded: Bits,
     /// Changed inside `super::stack`'s gate.
     live: Bits,
@@ -187,9 +187,9 @@ impl Chunk {
         Span { base: self.base, len: self.slots as usize * self.class.slot_bytes() }
     }
 
-    fn slot(&'static self, nr: usize) -> Slot {
+    fn slot(&'static self, nr: usize) -> StackSlot {
         debug_assert!(nr < self.slots as usize);
-        Slot { chunk: self, nr: nr as u16 }
+        StackSlot { chunk: self, nr: nr as u16 }
     }
 
     /// Slots with an initialised stack.
@@ -206,19 +206,19 @@ impl Chunk {
     }
 
     /// The slots with an initialised stack. Stable only while the gate is closed.
-    pub(crate) fn live_slots(&'static self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn live_slots(&'static self) -> impl Iterator<Item = StackSlot> {
         (0..self.slots()).filter(|&nr| self.live.get(nr)).map(|nr| self.slot(nr))
     }
 }
 
 /// The address of a slot; a name, not ownership.
 #[derive(Clone, Copy)]
-pub(crate) struct Slot {
+pub(crate) struct StackSlot {
     chunk: &'static Chunk,
     nr: u16,
 }
 
-impl Slot {
+impl StackSlot {
     /// The slot's first byte, which is the guard's.
     #[inline]
     pub(crate) fn base(self) -> usize {
@@ -270,7 +270,7 @@ impl Slot {
     }
 
     /// The slot with this index in that chunk.
-    pub(crate) fn find(chunk_id: u16, index: u32) -> Slot {
+    pub(crate) fn find(chunk_id: u16, index: u32) -> StackSlot {
         let chunk = chunk(chunk_id as usize);
         chunk.slot((index - chunk.first_index) as usize)
     }
@@ -311,7 +311,7 @@ pub(crate) fn chunks() -> impl Iterator<Item = &'static Chunk> {
 }
 
 /// The slot that contains `addr`. For signal handlers and dumps.
-pub(crate) fn slot_at(addr: usize) -> Option<Slot> {
+pub(crate) fn slot_at(addr: usize) -> Option<StackSlot> {
     let holds = |c: &Chunk| addr.wrapping_sub(c.base) < c.bytes();
     let n = PUBLISHED.load(Ordering::Acquire);
     // Relaxed: cleared before the first chunk that is out of order was published.
@@ -344,15 +344,16 @@ fn last_below(n: usize, addr: usize) -> Option<&'static Chunk> {
 }
 
 /// Maps a chunk and makes it known. All or nothing.
-fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
+fn map_chunk(class: SizeClass) -> Result<&'static Chunk, ReserveError> {
     let mut registry = REGISTRY.lock();
     let id = PUBLISHED.load(Ordering::Relaxed); // only changed under the lock we hold
     if id == CHUNKS_MAX {
-        return Err(Refusal { class, why: Why::Chunks });
+        return Err(ReserveError { class, why: ReserveErrorKind::Chunks });
     }
-    let table = table(&mut registry).map_err(|e| Refusal { class, why: Why::Map(e) })?;
+    let table =
+        table(&mut registry).map_err(|e| ReserveError { class, why: ReserveErrorKind::Map(e) })?;
     let (span, guarded) = map_slots(registry.next_base, class, mm::guard_kind())
-        .map_err(|why| Refusal { class, why })?;
+        .map_err(|why| ReserveError { class, why })?;
     let base = span.base;
     if id > 0 && base < registry.next_base {
         SORTED.store(false, Ordering::Relaxed);
@@ -370,7 +371,7 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
         slots: class.slots() as u16,
         class,
         next_open: AtomicU32::new(NOT_OPEN),
-        virgin: bits(true),
+        unused: bits(true),
         guarded: bits(guarded),
         live: bits(false),
     };
@@ -404,8 +405,12 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
 }
 
 /// Maps the slots of a chunk; whether their guards are in place already. All or nothing.
-fn map_slots(hint: usize, class: SizeClass, kind: GuardKind) -> Result<(Span, bool), Why> {
-    let reserved = mm::reserve(hint, class.chunk_bytes()).map_err(Why::Map)?;
+fn map_slots(
+    hint: usize,
+    class: SizeClass,
+    kind: GuardKind,
+) -> Result<(Span, bool), ReserveErrorKind> {
+    let reserved = mm::reserve(hint, class.chunk_bytes()).map_err(ReserveErrorKind::Map)?;
     let span = Span { base: reserved.base.as_ptr().expose_provenance(), len: class.chunk_bytes() };
     // Guards now, if they cannot come later or would cost more then.
     let guarded = kind == GuardKind::Protect || reserved.wants_lock;
@@ -413,7 +418,7 @@ fn map_slots(hint: usize, class: SizeClass, kind: GuardKind) -> Result<(Span, bo
         // SAFETY: mapped just now, and nobody knows it. Only here: a second call could hit a mapping
         // that somebody else has made there since the first.
         let _ = unsafe { mm::unmap(span) };
-        return Err(Why::Guards(e));
+        return Err(ReserveErrorKind::Guards(e));
     }
     if reserved.wants_lock {
         // SAFETY: mapped just now.
@@ -449,7 +454,7 @@ static RELOCKING: Lock<()> = Lock::new(());
 /// after it was mapped. If it has, then also those of all its neighbours, because it takes a walk over the
 /// chunk's pages.
 #[cold]
-pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
+pub(crate) fn guard_locked(slot: StackSlot) -> io::Result<()> {
     let chunk = slot.chunk;
     let _one = RELOCKING.lock();
     if slot.is_guarded() {
@@ -467,7 +472,7 @@ pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
         spans[n] = chunk.slot(nr).guard();
         n += 1;
     }
-    // SAFETY: nobody touches a guard, whoever has the slot. None is taken away meanwhile, because `raze`
+    // SAFETY: nobody touches a guard, whoever has the slot. None is taken away meanwhile, because `release_chunk`
     // needs all slots of the chunk, and the caller has one.
     unsafe { mm::mark_locked(chunk.span(), &spans[..n]) }?;
     chunk.guarded.set_all(true, chunk.slots());
@@ -477,44 +482,45 @@ pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
 // -------------------------------------------------------------------------------------------------
 // The yards: what each class has, and what it has promised.
 
-/// The books of one class. Under its lock.
-struct Yard {
+/// The class_stats of one class. Under its lock.
+struct ClassPool {
     /// Slots mapped, in whatever state.
     slots: usize,
-    /// Virgin slots: the sum over the chunks' `virgin` bits.
-    virgins: usize,
+    /// Virgin slots: the sum over the chunks' `unused` bits.
+    unused: usize,
     /// Credits out: in caches or with goroutines.
-    granted: usize,
+    reserved: usize,
     /// Caches enrolled, each entitled to `LOCAL_MAX` stacks.
     caches: usize,
-    /// id + 1 of the first open chunk, 0: there is none. Every chunk with virgins is open; an open
+    /// id + 1 of the first open chunk, 0: there is none. Every chunk with unused is open; an open
     /// one without is dropped when met.
     open: u32,
 }
 
-static YARDS: [Lock<Yard>; CLASSES] =
-    [const { Lock::new(Yard { slots: 0, virgins: 0, granted: 0, caches: 0, open: 0 }) }; CLASSES];
+static CLASS_POOLS: [Lock<ClassPool>; CLASSES] =
+    [const { Lock::new(ClassPool { slots: 0, unused: 0, reserved: 0, caches: 0, open: 0 }) };
+        CLASSES];
 
-/// A reading of a class's books.
+/// A reading of a class's class_stats.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct ClassStats {
     pub(crate) slots: usize,
-    pub(crate) virgins: usize,
-    pub(crate) granted: usize,
+    pub(crate) unused: usize,
+    pub(crate) reserved: usize,
     pub(crate) caches: usize,
 }
 
-impl Yard {
+impl ClassPool {
     fn promised(&self) -> usize {
-        self.granted + LOCAL_MAX * self.caches
+        self.reserved + LOCAL_MAX * self.caches
     }
 
     /// Maps until `more` can be promised (invariant 1).
-    fn make_room(&mut self, class: SizeClass, more: usize) -> Result<(), Refusal> {
+    fn make_room(&mut self, class: SizeClass, more: usize) -> Result<(), ReserveError> {
         while self.slots < self.promised() + more {
             let chunk = map_chunk(class)?;
             self.slots += chunk.slots();
-            self.virgins += chunk.slots();
+            self.unused += chunk.slots();
             self.open(chunk);
         }
         Ok(())
@@ -527,121 +533,121 @@ impl Yard {
         }
     }
 
-    fn take(&mut self) -> Option<Slot> {
+    fn take(&mut self) -> Option<StackSlot> {
         loop {
             let chunk = chunk(self.open.checked_sub(1)? as usize);
-            if let Some(nr) = chunk.virgin.first() {
-                chunk.virgin.clear(nr);
-                self.virgins -= 1;
+            if let Some(nr) = chunk.unused.first() {
+                chunk.unused.clear(nr);
+                self.unused -= 1;
                 return Some(chunk.slot(nr));
             }
             self.open = chunk.next_open.swap(NOT_OPEN, Ordering::Relaxed);
         }
     }
 
-    fn give(&mut self, slot: Slot) {
-        debug_assert!(!slot.chunk.virgin.get(slot.nr as usize));
-        slot.chunk.virgin.set(slot.nr as usize);
-        self.virgins += 1;
+    fn give(&mut self, slot: StackSlot) {
+        debug_assert!(!slot.chunk.unused.get(slot.nr as usize));
+        slot.chunk.unused.set(slot.nr as usize);
+        self.unused += 1;
         self.open(slot.chunk);
     }
 
-    /// Whether the chunk is all virgin and can be spared for a while. A chunk's worth of virgins
-    /// stays ready besides, so that a load that swings does not raze and guard one chunk over and
+    /// Whether the chunk is all unused and can be spared for a while. A chunk's worth of unused
+    /// stays ready besides, so that a load that swings does not release_chunk and guard one chunk over and
     /// over.
-    fn may_raze(&self, chunk: &Chunk) -> bool {
+    fn may_release(&self, chunk: &Chunk) -> bool {
         let n = chunk.slots();
-        self.virgins >= 2 * n && self.slots >= self.promised() + n && chunk.virgin.count() == n
+        self.unused >= 2 * n && self.slots >= self.promised() + n && chunk.unused.count() == n
     }
 
-    /// Takes a chunk that is all virgin out of the books, so that promises do not count on it.
+    /// Takes a chunk that is all unused out of the class_stats, so that promises do not count on it.
     fn withdraw(&mut self, chunk: &Chunk) {
-        chunk.virgin.set_all(false, chunk.slots());
-        self.virgins -= chunk.slots();
+        chunk.unused.set_all(false, chunk.slots());
+        self.unused -= chunk.slots();
         self.slots -= chunk.slots();
     }
 
     fn restore(&mut self, chunk: &'static Chunk) {
-        chunk.virgin.set_all(true, chunk.slots());
-        self.virgins += chunk.slots();
+        chunk.unused.set_all(true, chunk.slots());
+        self.unused += chunk.slots();
         self.slots += chunk.slots();
         self.open(chunk);
     }
 }
 
 /// Takes `n` credits: after this, `n` more stacks can be had, whatever happens.
-pub(crate) fn grant(class: SizeClass, n: usize) -> Result<(), Refusal> {
-    let mut yard = YARDS[class.index()].lock();
-    yard.make_room(class, n)?;
-    yard.granted += n;
+pub(crate) fn reserve(class: SizeClass, n: usize) -> Result<(), ReserveError> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    pool.make_room(class, n)?;
+    pool.reserved += n;
     Ok(())
 }
 
 /// Gives `n` credits back.
-pub(crate) fn ungrant(class: SizeClass, n: usize) {
-    let mut yard = YARDS[class.index()].lock();
-    debug_assert!(yard.granted >= n, "more credits returned than granted");
+pub(crate) fn unreserve(class: SizeClass, n: usize) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    debug_assert!(pool.reserved >= n, "more credits returned than reserved");
     // Wrapping would promise the whole address space; too few promised shows in `refill`.
-    yard.granted = yard.granted.saturating_sub(n);
+    pool.reserved = pool.reserved.saturating_sub(n);
 }
 
 /// Entitles one more cache to `LOCAL_MAX` stacks.
-pub(crate) fn enrol(class: SizeClass) -> Result<(), Refusal> {
-    let mut yard = YARDS[class.index()].lock();
-    yard.make_room(class, LOCAL_MAX)?;
-    yard.caches += 1;
+pub(crate) fn register_cache(class: SizeClass) -> Result<(), ReserveError> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    pool.make_room(class, LOCAL_MAX)?;
+    pool.caches += 1;
     Ok(())
 }
 
 /// The cache is empty and will stay so.
-pub(crate) fn dismiss(class: SizeClass) {
-    let mut yard = YARDS[class.index()].lock();
-    debug_assert!(yard.caches > 0);
-    yard.caches -= 1;
+pub(crate) fn unregister_cache(class: SizeClass) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    debug_assert!(pool.caches > 0);
+    pool.caches -= 1;
 }
 
-/// Moves virgin slots into the caller's hands, at most `N`.
-pub(crate) fn take_virgins<const N: usize>(class: SizeClass, want: usize) -> SlotList<N> {
-    let mut yard = YARDS[class.index()].lock();
+/// Moves unused slots into the caller's hands, at most `N`.
+pub(crate) fn take_unused<const N: usize>(class: SizeClass, want: usize) -> SlotList<N> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
     let mut list = SlotList::new();
     while list.len < want.min(N) {
-        let Some(slot) = yard.take() else { break };
+        let Some(slot) = pool.take() else { break };
         list.push(slot);
     }
     list
 }
 
 /// Moves slots in hand back to virginity. Their memory has been discarded.
-pub(crate) fn give_virgins(class: SizeClass, slots: impl Iterator<Item = Slot>) {
-    let mut yard = YARDS[class.index()].lock();
+pub(crate) fn return_unused(class: SizeClass, slots: impl Iterator<Item = StackSlot>) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
     for slot in slots {
         debug_assert!(slot.class() == class);
-        yard.give(slot);
-        if yard.may_raze(slot.chunk) {
-            yard.withdraw(slot.chunk);
-            drop(yard);
-            raze(slot.chunk);
-            yard = YARDS[class.index()].lock();
-            yard.restore(slot.chunk);
+        pool.give(slot);
+        if pool.may_release(slot.chunk) {
+            pool.withdraw(slot.chunk);
+            drop(pool);
+            release_chunk(slot.chunk);
+            pool = CLASS_POOLS[class.index()].lock();
+            pool.restore(slot.chunk);
         }
     }
 }
 
-pub(crate) fn books(class: SizeClass) -> Books {
-    let y = YARDS[class.index()].lock();
-    Books { slots: y.slots, virgins: y.virgins, granted: y.granted, caches: y.caches }
+pub(crate) fn class_stats(class: SizeClass) -> ClassStats {
+    let y = CLASS_POOLS[class.index()].lock();
+    ClassStats { slots: y.slots, unused: y.unused, reserved: y.reserved, caches: y.caches }
 }
 
-/// A chunk whose slots are all virgin gives back its page tables too: they are 128 KiB, half a KiB
+/// A chunk whose slots are all unused gives back its page tables too: they are 128 KiB, half a KiB
 /// a slot, and would stay as long as a guard marker is in them. (The kernel frees a table when a
 /// discard leaves it empty, since 6.14; before that they stay.) 50–100 µs, so it is done without
-/// the yard's lock, with the chunk out of the books.
+/// the pool's lock, with the chunk out of the class_stats.
 #[cold]
-fn raze(chunk: &Chunk) {
+fn release_chunk(chunk: &Chunk) {
     if mm::guard_kind() != GuardKind::Marker {
         return;
     }
-    // SAFETY: every slot was virgin, so the yard owned all of the chunk, and it was withdrawn: it
+    // SAFETY: every slot was unused, so the pool owned all of the chunk, and it was withdrawn: it
     // is in our hands alone, and nobody relies on a guard or on contents.
     unsafe {
         if mm::unmark(chunk.span()).is_ok() {
@@ -653,7 +659,7 @@ fn raze(chunk: &Chunk) {
 
 /// Slots in hand: an array with a length, so that batches need no malloc.
 pub(crate) struct SlotList<const N: usize> {
-    slots: [Option<Slot>; N],
+    slots: [Option<StackSlot>; N],
     len: usize,
 }
 
@@ -661,29 +667,29 @@ impl<const N: usize> SlotList<N> {
     pub(crate) fn new() -> Self {
         SlotList { slots: [None; N], len: 0 }
     }
-    pub(crate) fn push(&mut self, slot: Slot) {
+    pub(crate) fn push(&mut self, slot: StackSlot) {
         self.slots[self.len] = Some(slot);
         self.len += 1;
     }
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = StackSlot> {
         self.slots[..self.len].iter().flatten().copied()
     }
 }
 
 // -------------------------------------------------------------------------------------------------
 
-/// Why no more slots can be had. The text, which allocates, is made late: outside the runtime, when no lock is held.
+/// ReserveErrorKind no more slots can be had. The text, which allocates, is made late: outside the runtime, when no lock is held.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct ReserveError {
     class: SizeClass,
-    why: Why,
+    why: ReserveErrorKind,
 }
 
 #[derive(Debug)]
-enum Why {
+enum ReserveErrorKind {
     /// The kernel maps no more.
     Map(io::Error),
     /// Out of VMAs, most likely.
@@ -692,14 +698,14 @@ enum Why {
     Chunks,
 }
 
-impl From<Refusal> for io::Error {
+impl From<ReserveError> for io::Error {
     #[cold]
-    fn from(refusal: Refusal) -> io::Error {
-        let Refusal { class, why } = refusal;
+    fn from(refusal: ReserveError) -> io::Error {
+        let ReserveError { class, why } = refusal;
         let have: usize = chunks().map(Chunk::slots).sum();
         let kib = class.slot_bytes() / KIB;
         let text = match why {
-            Why::Map(e) => format!(
+            ReserveErrorKind::Map(e) => format!(
                 "no address space for more goroutine stacks: the kernel refused {} MiB for {} \
                  stacks of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the \
                  cgroup's memory limit, at `ulimit -l` if the program has called mlockall, and \
@@ -707,7 +713,7 @@ impl From<Refusal> for io::Error {
                 class.chunk_bytes() / MIB,
                 class.slots(),
             ),
-            Why::Guards(e) => format!(
+            ReserveErrorKind::Guards(e) => format!(
                 "no more goroutine stacks: guarding {} stacks of {kib} KiB failed ({e}); there are \
                  {have}. This kernel has no MADV_GUARD_INSTALL (Linux 6.13), so each stack takes \
                  two memory mappings of the {} that vm.max_map_count allows. Raise it: \
@@ -715,7 +721,7 @@ impl From<Refusal> for io::Error {
                 class.slots(),
                 max_map_count().unwrap_or_else(|| "65530".into()),
             ),
-            Why::Chunks => format!(
+            ReserveErrorKind::Chunks => format!(
                 "no more goroutine stacks: there are {have} in {CHUNKS_MAX} chunks, which is the \
                  most that trefoil keeps"
             ),
@@ -754,7 +760,7 @@ mod tests {
         test_hooks::FAIL_PROTECT.set(true);
         let refused = map_slots(0, class, GuardKind::Protect);
         test_hooks::FAIL_PROTECT.set(false);
-        assert!(matches!(refused, Err(Why::Guards(_))));
+        assert!(matches!(refused, Err(ReserveErrorKind::Guards(_))));
         // What somebody else has mapped at the same place right after the first unmapping.
         let page = test_hooks::NEIGHBOUR.take().expect("the chunk was not unmapped");
         assert!(test_hooks::is_mapped(page), "somebody else's mapping is gone");

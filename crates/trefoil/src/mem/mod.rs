@@ -1,13 +1,13 @@
 //! Memory of goroutines: stacks, each with its thread-local storage on top.
 //!
 //! ```text
-//!   StackCache (one a P)       Depot (one a size)        virgin slots (mapped, cost nothing)
+//!   StackCache (one a P)       StackPool (one a size)        unused slots (mapped, cost nothing)
 //!   ≤ 64 stacks, hot      ⇄    1,024 trimmed to      →   TLS destroyed, pages given back,
 //!   pop/push: 1–2 ns     32    16 KiB, TLS kept      ←   guard kept; made anew in batches of 16
 //!                              more after a burst
 //! ```
 //! A stack moves right when there are too many of them, and left when a P needs one. So a steady
-//! load stays in the caches, a load that moves between Ps goes through the depot in batches, and
+//! load stays in the caches, a load that moves between Ps goes through the pool in batches, and
 //! after a burst of a million goroutines the memory goes back to the kernel: not at once, but when it was not needed
 //! for half a second ([`Scavenger`]).
 //!
@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `arena.rs` | address space: chunks, slots, size classes, credits |
 //! | `stack.rs` | what lies in a slot; making and retiring stacks |
-//! | `depot.rs` | the bounded pool between the caches (checked with loom) |
+//! | `pool.rs` | the bounded pool between the caches (checked with loom) |
 //! | `tls/` | the TLS block |
 //! | `magazine.rs` | free blocks of the program's allocator, kept by an M |
 //!
@@ -28,15 +28,15 @@
 //! - [`release`] does it, if the stack came from [`acquire`].
 //!
 //! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods are called
-//! inside the runtime; they do not call malloc (but for a DTV that glibc has enlarged). [`stock`] and
+//! inside the runtime; they do not call malloc (but for a DTV that glibc has enlarged). [`refill_pool`] and
 //! [`acquire`] do, for what hangs on a block: never with one of our locks held, but for the gate, which
 //! only [`for_each_block`] waits at.
 
 mod arena;
-mod depot;
-mod growing;
 pub(crate) mod magazine;
+mod mmap_vec;
 mod stack;
+mod stack_pool;
 pub(crate) mod tls;
 
 use std::io;
@@ -44,44 +44,44 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use self::arena::{CLASSES, SizeClass, SlotList};
-pub(crate) use self::arena::{LOCAL_MAX, Refusal};
-use self::depot::{Batch, Depot, Shelf};
-pub(crate) use self::growing::Growing;
+pub(crate) use self::arena::{LOCAL_MAX, ReserveError};
+pub(crate) use self::mmap_vec::MmapVec;
 pub(crate) use self::stack::Stack;
-use self::stack::{Setup, StackTop};
+use self::stack::{StackConfig, StackTop};
+use self::stack_pool::{Batch, PoolState, StackPool};
 use crate::sys::clock::{NEVER, Nanos};
 use crate::sys::lock::Lock;
 use crate::sys::mm;
 
-/// Stacks that move between a cache and the depot at once: half a cache, so that a P which
-/// alternates between ends and starts of goroutines meets the depot once in 32 of them.
+/// Stacks that move between a cache and the pool at once: half a cache, so that a P which
+/// alternates between ends and starts of goroutines meets the pool once in 32 of them.
 const BATCH: usize = LOCAL_MAX / 2;
 
-/// Stacks made at once when the depot is empty. Fewer than a batch: each costs two pages and 2–3
+/// Stacks made at once when the pool is empty. Fewer than a batch: each costs two pages and 2–3
 /// µs, and a program of five goroutines should not pay for 32.
 const FRESH_BATCH: usize = 16;
 
-/// Default-size stacks that the depot keeps for good: 16 MiB if every one of them keeps its 16 KiB.
-const DEPOT_MAX: usize = 1024;
+/// Default-size stacks that the pool keeps for good: 16 MiB if every one of them keeps its 16 KiB.
+const POOL_MAX: usize = 1024;
 
-/// Stacks of any other size in their depot.
-const DEPOT_MAX_OTHER: usize = 16;
+/// Stacks of any other size in their pool.
+const POOL_MAX_OTHER: usize = 16;
 
-/// Credits taken from the books at once: a spawn pays for the lock once in 64.
+/// Credits taken from the class_stats at once: a spawn pays for the lock once in 64.
 const CREDIT_BATCH: usize = 64;
 
 /// Credits a cache may keep. Two batches, so that a P at the edge does not go back and forth.
 const CREDITS_MAX: usize = 2 * CREDIT_BATCH;
 
 /// One a size class; what lies in it is initialised and recycled.
-static DEPOTS: [Depot<StackTop>; CLASSES] =
-    [const { Depot::new(Lock::new(Shelf::new())) }; CLASSES];
+static POOLS: [StackPool<StackTop>; CLASSES] =
+    [const { StackPool::new(Lock::new(PoolState::new())) }; CLASSES];
 
-/// A P's stock of stacks and credits. Only the P's owner touches it.
+/// A P's refill_pool of stacks and credits. Only the P's owner touches it.
 ///
-/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit
-/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` enrol it again,
-/// and a stack pushed meanwhile goes straight to the depot.
+/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the class_stats. Dismissed (`limit
+/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` register it again,
+/// and a stack pushed meanwhile goes straight to the pool.
 ///
 /// `stacks.len() < LOCAL_MAX` between calls: the one that its owner holds in hand fits too.
 pub(crate) struct StackCache {
@@ -94,9 +94,9 @@ pub(crate) struct StackCache {
 impl StackCache {
     /// An empty cache, enrolled. The first one fixes what [`configure`] set.
     pub(crate) fn new() -> io::Result<Self> {
-        let class = Setup::get()?.default();
+        let class = StackConfig::get()?.default();
         let mut cache = StackCache { stacks: Batch::new(), limit: 0, credits: 0, class };
-        cache.enrol()?;
+        cache.register()?;
         Ok(cache)
     }
 
@@ -107,13 +107,13 @@ impl StackCache {
         self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
     }
 
-    /// Fetches stacks from the depot when `pop` had none, and returns one. None: the depot is empty, and
-    /// [`stock`] fills it.
+    /// Fetches stacks from the pool when `pop` had none, and returns one. None: the pool is empty, and
+    /// [`refill_pool`] fills it.
     #[cold]
     pub(crate) fn refill(&mut self) -> io::Result<Option<Stack>> {
         debug_assert!(self.stacks.is_empty());
-        self.enrol()?;
-        if let Ok(batch) = DEPOTS[self.class.index()].take_or_else(BATCH, || ()) {
+        self.register()?;
+        if let Ok(batch) = POOLS[self.class.index()].take_or_else(BATCH, || ()) {
             debug_assert!(batch.len() <= LOCAL_MAX);
             self.stacks = batch;
         }
@@ -133,7 +133,7 @@ impl StackCache {
         }
     }
 
-    /// Full: the older half goes to the depot. Dismissed: everything does.
+    /// Full: the older half goes to the pool. Dismissed: everything does.
     #[cold]
     fn push_slow(&mut self) {
         let spill = if self.limit == 0 {
@@ -141,12 +141,12 @@ impl StackCache {
         } else {
             self.stacks.split_off(LOCAL_MAX - BATCH)
         };
-        deposit(self.class, DEPOT_MAX, spill);
+        deposit(self.class, POOL_MAX, spill);
     }
 
     /// Takes a credit: one stack will be there when it is needed. An error is the answer to `go`.
     #[inline]
-    pub(crate) fn reserve_one(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn reserve_one(&mut self) -> Result<(), ReserveError> {
         if self.credits == 0 {
             return self.reserve_slow();
         }
@@ -155,14 +155,14 @@ impl StackCache {
     }
 
     #[cold]
-    fn reserve_slow(&mut self) -> Result<(), Refusal> {
-        self.enrol()?;
+    fn reserve_slow(&mut self) -> Result<(), ReserveError> {
+        self.register()?;
         // At the edge of what can be had a whole batch may be too much and one not.
-        if arena::grant(self.class, CREDIT_BATCH).is_ok() {
+        if arena::reserve(self.class, CREDIT_BATCH).is_ok() {
             self.credits = CREDIT_BATCH as u32 - 1;
             return Ok(());
         }
-        arena::grant(self.class, 1)
+        arena::reserve(self.class, 1)
     }
 
     /// Returns a credit, after the stack it stood for.
@@ -171,45 +171,45 @@ impl StackCache {
         self.credits += 1;
         if self.credits as usize > CREDITS_MAX {
             self.credits -= CREDIT_BATCH as u32;
-            arena::ungrant(self.class, CREDIT_BATCH);
+            arena::unreserve(self.class, CREDIT_BATCH);
         }
     }
 
-    /// Gives up everything: stacks to the depot, credits to the books, and the entitlement. For a P
+    /// Gives up everything: stacks to the pool, credits to the class_stats, and the entitlement. For a P
     /// that retires; the cache may be used again.
     #[cold]
     pub(crate) fn drain(&mut self) {
         while !self.stacks.is_empty() {
             let rest = self.stacks.split_off(BATCH);
-            deposit(self.class, DEPOT_MAX, std::mem::replace(&mut self.stacks, rest));
+            deposit(self.class, POOL_MAX, std::mem::replace(&mut self.stacks, rest));
         }
-        arena::ungrant(self.class, std::mem::take(&mut self.credits) as usize);
+        arena::unreserve(self.class, std::mem::take(&mut self.credits) as usize);
         if std::mem::take(&mut self.limit) != 0 {
-            arena::dismiss(self.class);
+            arena::unregister_cache(self.class);
         }
     }
 
-    fn enrol(&mut self) -> Result<(), Refusal> {
+    fn register(&mut self) -> Result<(), ReserveError> {
         if self.limit == 0 {
-            arena::enrol(self.class)?;
+            arena::register_cache(self.class)?;
             self.limit = LOCAL_MAX as u32;
         }
         Ok(())
     }
 }
 
-/// Makes a batch of default-size stacks for the depot. It may wait for malloc's locks, whose holders may be
-/// goroutines: not with a P in hand. Who holds a credit calls this until the depot has a stack: there is a
+/// Makes a batch of default-size stacks for the pool. It may wait for malloc's locks, whose holders may be
+/// goroutines: not with a P in hand. Who holds a credit calls this until the pool has a stack: there is a
 /// slot for it, but it may pass through other hands. An error is the kernel's (no page for the guard's
 /// table) or that of `tls::create`.
 #[cold]
-pub(crate) fn stock() -> io::Result<()> {
-    let class = Setup::get()?.default();
-    tls::provide(FRESH_BATCH);
-    let slots = arena::take_virgins::<FRESH_BATCH>(class, FRESH_BATCH);
+pub(crate) fn refill_pool() -> io::Result<()> {
+    let class = StackConfig::get()?.default();
+    tls::ensure_dtv_buffers(FRESH_BATCH);
+    let slots = arena::take_unused::<FRESH_BATCH>(class, FRESH_BATCH);
     if slots.len() > 0 {
         // Not `deposit`: there is nothing to trim, and somebody wants them.
-        let rejected = DEPOTS[class.index()].put(make(&slots)?, usize::MAX);
+        let rejected = POOLS[class.index()].put(make(&slots)?, usize::MAX);
         debug_assert!(rejected.is_none());
     }
     Ok(())
@@ -219,22 +219,22 @@ pub(crate) fn stock() -> io::Result<()> {
 /// other than the default, and for threads without a P.
 pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
     let class = stack::class_of(size)?;
-    Setup::get()?;
-    arena::grant(class, 1)?;
-    let got = DEPOTS[class.index()].take_one_or_else(|| arena::take_virgins::<1>(class, 1));
+    StackConfig::get()?;
+    arena::reserve(class, 1)?;
+    let got = POOLS[class.index()].take_one_or_else(|| arena::take_unused::<1>(class, 1));
     let top = match got {
         Ok(top) => Ok(top),
         Err(slots) => make(&slots).and_then(|mut batch| batch.pop().ok_or_else(no_slot)),
     };
     match top {
         Ok(top) => {
-            // SAFETY: taken out of the depot or just made: ours alone.
+            // SAFETY: taken out of the pool or just made: ours alone.
             let mut stack = unsafe { Stack::from_top(top) };
             stack.set_own_credit();
             Ok(stack)
         }
         Err(e) => {
-            arena::ungrant(class, 1);
+            arena::unreserve(class, 1);
             Err(e)
         }
     }
@@ -245,35 +245,35 @@ pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
 pub(crate) fn release(mut stack: Stack) {
     stack.recycle();
     let class = stack.class();
-    let max = if stack.is_default_size() { DEPOT_MAX } else { DEPOT_MAX_OTHER };
+    let max = if stack.is_default_size() { POOL_MAX } else { POOL_MAX_OTHER };
     let credit = stack.take_own_credit();
     let mut batch = Batch::new();
     // SAFETY: the handle owned the stack; the batch does now.
     unsafe { batch.push(stack.into_top()) };
     deposit(class, max, batch);
-    // After the slot is to be had again, or the promise would be larger than the stock.
+    // After the slot is to be had again, or the promise would be larger than the refill_pool.
     if credit {
-        arena::ungrant(class, 1);
+        arena::unreserve(class, 1);
     }
 }
 
 /// [`StackCache::reserve_one`] for a thread without a P.
 pub(crate) fn reserve_one() -> io::Result<()> {
-    Ok(arena::grant(Setup::get()?.default(), 1)?)
+    Ok(arena::reserve(StackConfig::get()?.default(), 1)?)
 }
 
 /// [`StackCache::unreserve_one`] for a thread without a P.
 #[cfg(test)]
 pub(crate) fn unreserve_one() {
-    if let Ok(setup) = Setup::get() {
-        arena::ungrant(setup.default(), 1);
+    if let Ok(config) = StackConfig::get() {
+        arena::unreserve(config.default(), 1);
     }
 }
 
 /// Sets the default stack size (rounded up to a power of two) and whether TLS blocks keep glibc's
 /// reserve for dlopen. Before the first stack; afterwards an error, unless it changes nothing.
 pub(crate) fn configure(default_size: usize, reserve: bool) -> io::Result<()> {
-    Setup::configure(default_size, reserve)
+    StackConfig::configure(default_size, reserve)
 }
 
 /// Guards by mprotect whatever the kernel can: to test what an older one would do. Before the first
@@ -316,7 +316,7 @@ pub(crate) fn slot_at(addr: usize) -> Option<SlotInfo> {
 
 /// What the arena has, all sizes together. Each number is right, but not all at the same instant.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stats {
+pub(crate) struct ArenaStats {
     /// Address space of slots, in bytes.
     pub(crate) mapped_bytes: usize,
     /// Chunks mapped.
@@ -328,53 +328,53 @@ pub(crate) struct Stats {
     /// Of those, stacks in the depots.
     pub(crate) pooled: usize,
     /// Slots that cost nothing.
-    pub(crate) virgin: usize,
+    pub(crate) unused: usize,
     /// Credits out.
-    pub(crate) granted: usize,
+    pub(crate) reserved: usize,
     /// Caches enrolled.
     pub(crate) caches: usize,
 }
 
-/// Reads the books.
-pub(crate) fn stats() -> Stats {
-    let mut s = Stats::default();
+/// Reads the class_stats.
+pub(crate) fn stats() -> ArenaStats {
+    let mut s = ArenaStats::default();
     for chunk in arena::chunks() {
         s.chunks += 1;
         s.mapped_bytes += chunk.bytes();
         s.live += chunk.live();
     }
-    for (i, depot) in DEPOTS.iter().enumerate() {
-        let books = arena::books(SizeClass::from_index(i));
-        s.slots += books.slots;
-        s.virgin += books.virgins;
-        s.granted += books.granted;
-        s.caches += books.caches;
-        s.pooled += depot.len();
+    for (i, pool) in POOLS.iter().enumerate() {
+        let class_stats = arena::class_stats(SizeClass::from_index(i));
+        s.slots += class_stats.slots;
+        s.unused += class_stats.unused;
+        s.reserved += class_stats.reserved;
+        s.caches += class_stats.caches;
+        s.pooled += pool.len();
     }
     s
 }
 
 /// Makes stacks in slots in hand.
 fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
-    stack::make(slots, Setup::get()?)
+    stack::make(slots, StackConfig::get()?)
 }
 
-/// Puts stacks into their depot, trimmed. If that is full: those of the default size all the same, untrimmed, because
+/// Puts stacks into their pool, trimmed. If that is full: those of the default size all the same, untrimmed, because
 /// giving memory back takes longer than a goroutine lives, and whoever ends one is in a hurry; [`Scavenger`] sees to
 /// them. Others are retired.
 fn deposit(class: SizeClass, max: usize, batch: Batch<StackTop>) {
-    let depot = &DEPOTS[class.index()];
-    if depot.has_room(batch.len(), max) {
+    let pool = &POOLS[class.index()];
+    if pool.has_room(batch.len(), max) {
         // Trimmed before it is put, so that nobody takes it out in between.
         stack::trim(&batch);
-    } else if max != DEPOT_MAX {
+    } else if max != POOL_MAX {
         return stack::retire(class, batch);
     } else if SURPLUS.load(Ordering::Relaxed) == NONE {
         // Not over a scavenger's answer. Nothing is published with it.
         let (relaxed, told) = (Ordering::Relaxed, UNATTENDED);
         let _ = SURPLUS.compare_exchange(NONE, told, relaxed, relaxed);
     }
-    let rejected = depot.put(batch, usize::MAX);
+    let rejected = pool.put(batch, usize::MAX);
     debug_assert!(rejected.is_none());
 }
 
@@ -391,13 +391,13 @@ pub(crate) fn has_surplus() -> bool {
 
 /// Gives the memory of stacks back that nobody needed for a while: after a burst, not in it.
 ///
-/// Every [`Scavenger::PERIOD`] it learns how few stacks lay in the depot at one moment of the period: so many were not
-/// needed, and go, but for [`DEPOT_MAX`]. A little at a time, half of a CPU at most. On a thread without a P.
+/// Every [`Scavenger::PERIOD`] it learns how few stacks lay in the pool at one moment of the period: so many were not
+/// needed, and go, but for [`POOL_MAX`]. A little at a time, half of a CPU at most. On a thread without a P.
 pub(crate) struct Scavenger {
     /// When to go on; `NEVER` if there is nothing to do.
     next: Nanos,
     /// Of those that were not needed, how many are still here.
-    owed: usize,
+    to_retire: usize,
 }
 
 impl Scavenger {
@@ -407,46 +407,46 @@ impl Scavenger {
     const PAUSE: Nanos = 1_000_000;
 
     pub(crate) const fn new() -> Scavenger {
-        Scavenger { next: NEVER, owed: 0 }
+        Scavenger { next: NEVER, to_retire: 0 }
     }
 
     /// Does what is due by the clock, and says when there will be more to do.
-    pub(crate) fn work(&mut self, clock: impl Fn() -> Nanos) -> Nanos {
-        let Ok(setup) = Setup::get() else { return NEVER };
-        let class = setup.default();
-        let depot = &DEPOTS[class.index()];
+    pub(crate) fn run_due(&mut self, clock: impl Fn() -> Nanos) -> Nanos {
+        let Ok(config) = StackConfig::get() else { return NEVER };
+        let class = config.default();
+        let pool = &POOLS[class.index()];
         if has_surplus() {
             SURPLUS.store(ATTENDED, Ordering::Relaxed);
-            // What it will have in hand counts in the books, as a cache's stacks do.
+            // What it will have in hand counts in the class_stats, as a cache's stacks do.
             if self.next == NEVER {
-                if arena::enrol(class).is_err() {
+                if arena::register_cache(class).is_err() {
                     // The next stack that comes is another chance.
                     SURPLUS.store(NONE, Ordering::Relaxed);
                     return NEVER;
                 }
-                depot.unneeded();
+                pool.unneeded();
                 self.next = clock() + Self::PERIOD;
             }
         }
         if clock() < self.next {
             return self.next;
         }
-        if self.owed == 0 {
-            self.owed = depot.unneeded();
+        if self.to_retire == 0 {
+            self.to_retire = pool.unneeded();
         }
         // Some may have been needed since.
-        self.owed = self.owed.min(depot.len().saturating_sub(DEPOT_MAX));
-        let step = self.owed.min(Self::STEP);
-        self.owed -= give_back(class, step).min(self.owed);
-        if self.owed > 0 {
+        self.to_retire = self.to_retire.min(pool.len().saturating_sub(POOL_MAX));
+        let step = self.to_retire.min(Self::STEP);
+        self.to_retire -= retire_pooled(class, step).min(self.to_retire);
+        if self.to_retire > 0 {
             self.next = clock() + Self::PAUSE;
             return self.next;
         }
         // In this order: what comes later is noticed there or here.
         SURPLUS.store(NONE, Ordering::SeqCst);
-        if depot.has_room(0, DEPOT_MAX) {
+        if pool.has_room(0, POOL_MAX) {
             self.next = NEVER;
-            arena::dismiss(class);
+            arena::unregister_cache(class);
         } else {
             SURPLUS.store(ATTENDED, Ordering::Relaxed);
             self.next = clock() + Self::PERIOD;
@@ -456,12 +456,12 @@ impl Scavenger {
 
     /// All of it, at once: nobody will come again. (Or somebody of another runtime does.)
     pub(crate) fn finish(mut self) {
-        let Ok(setup) = Setup::get() else { return };
-        let class = setup.default();
+        let Ok(config) = StackConfig::get() else { return };
+        let class = config.default();
         let attended = std::mem::replace(&mut self.next, NEVER) != NEVER;
-        if attended || arena::enrol(class).is_ok() {
-            give_back(class, DEPOTS[class.index()].len().saturating_sub(DEPOT_MAX));
-            arena::dismiss(class);
+        if attended || arena::register_cache(class).is_ok() {
+            retire_pooled(class, POOLS[class.index()].len().saturating_sub(POOL_MAX));
+            arena::unregister_cache(class);
         }
         if attended {
             SURPLUS.store(UNATTENDED, Ordering::Relaxed);
@@ -469,11 +469,11 @@ impl Scavenger {
     }
 }
 
-/// Retires about so many default-size stacks of the depot; how many it were.
-fn give_back(class: SizeClass, most: usize) -> usize {
+/// Retires about so many default-size stacks of the pool; how many it were.
+fn retire_pooled(class: SizeClass, most: usize) -> usize {
     let mut given = 0;
     while given < most
-        && let Ok(batch) = DEPOTS[class.index()].take_or_else(BATCH, || ())
+        && let Ok(batch) = POOLS[class.index()].take_or_else(BATCH, || ())
     {
         given += batch.len();
         stack::retire(class, batch);

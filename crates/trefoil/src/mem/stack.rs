@@ -34,20 +34,20 @@
 //!
 //! Invariants:
 //! 1. A [`Stack`] is the only handle to a live stack: whoever has it owns slot, block and header.
-//!    It is linear: it ends in a cache, in the depot or in `release`; dropping it leaks the slot.
+//!    It is linear: it ends in a cache, in the pool or in `release`; dropping it leaks the slot.
 //! 2. The header is written when the stack is made and, but for links and flags, never again.
-//! 3. `live` of a slot changes only inside [`GATE`], together with `tls::create` and
+//! 3. `live` of a slot changes only inside [`LIVE_LOCK`], together with `tls::create` and
 //!    `tls::destroy`: who has closed the gate sees every block, and none comes or goes.
-//! 4. A virgin slot reads as zeroes above its guard, because `tls::create` needs that.
+//! 4. A unused slot reads as zeroes above its guard, because `tls::create` needs that.
 
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::arena::{self, SizeClass, Slot, SlotList};
-use super::depot::{Batch, BatchLinks, Node};
+use super::arena::{self, SizeClass, SlotList, StackSlot};
+use super::stack_pool::{Batch, BatchLinks, BatchNode};
 use super::tls;
-use crate::sys::lock::{Gate, Lock};
+use crate::sys::lock::{Lock, RawRwLock};
 use crate::sys::mm::{self, GuardKind, PAGE, Span};
 
 /// A cache line, and the step of the colours.
@@ -85,40 +85,40 @@ const TID_BASE: u32 = 0x2000_0000;
 pub(super) const HAND_MAX: usize = 64;
 
 /// Closed while someone walks all blocks; see invariant 3.
-pub(super) static GATE: Gate = Gate::new();
+pub(super) static LIVE_LOCK: RawRwLock = RawRwLock::new();
 
 // -------------------------------------------------------------------------------------------------
 
 /// What is fixed before the first stack, in a word: bit 31 = fixed, bits 0–7 class of the default
 /// size, bit 8 dlopen reserve, bits 16–23 colours, bits 24–30 hot pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Setup(u32);
+pub(super) struct StackConfig(u32);
 
-static SETUP: AtomicU32 = AtomicU32::new(0);
+static CONFIG: AtomicU32 = AtomicU32::new(0);
 /// What to fix: default size in bytes, reserve.
-static WISHES: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
+static REQUESTED: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
 
-impl Setup {
+impl StackConfig {
     const FIXED: u32 = 1 << 31;
     const RESERVE: u32 = 1 << 8;
     const COLOURS_SHIFT: u32 = 16;
     const HOT_SHIFT: u32 = 24;
 
-    /// The setup; the first call fixes it.
+    /// The config; the first call fixes it.
     #[inline]
-    pub(super) fn get() -> io::Result<Setup> {
+    pub(super) fn get() -> io::Result<StackConfig> {
         // Acquire pairs with the Release in `fix_slow`: what tls::init prepared is there.
-        match SETUP.load(Ordering::Acquire) {
+        match CONFIG.load(Ordering::Acquire) {
             0 => Self::fix_slow(),
-            word => Ok(Setup(word)),
+            word => Ok(StackConfig(word)),
         }
     }
 
     #[cold]
-    fn fix_slow() -> io::Result<Setup> {
+    fn fix_slow() -> io::Result<StackConfig> {
         let layout = tls::init()?;
-        let wishes = WISHES.lock();
-        let (bytes, reserve) = *wishes;
+        let requested = REQUESTED.lock();
+        let (bytes, reserve) = *requested;
         let class = class_of(bytes)?;
         let below = if reserve { layout.below } else { layout.below_used };
         let block = layout.above + below;
@@ -128,21 +128,25 @@ impl Setup {
             | if reserve { Self::RESERVE } else { 0 }
             | (colours as u32) << Self::COLOURS_SHIFT
             | (hot as u32) << Self::HOT_SHIFT;
-        // Under the lock of the wishes, so two first calls store the same.
-        SETUP.store(word, Ordering::Release);
-        Ok(Setup(word))
+        // Under the lock of the requested, so two first calls store the same.
+        CONFIG.store(word, Ordering::Release);
+        Ok(StackConfig(word))
     }
 
     /// Sets what the first stack will fix.
     pub(super) fn configure(default_bytes: usize, reserve: bool) -> io::Result<()> {
         let class = class_of(default_bytes)?;
-        let mut wishes = WISHES.lock();
-        match SETUP.load(Ordering::Acquire) {
+        let mut requested = REQUESTED.lock();
+        match CONFIG.load(Ordering::Acquire) {
             0 => {
-                *wishes = (default_bytes, reserve);
+                *requested = (default_bytes, reserve);
                 Ok(())
             }
-            word if Setup(word).default() == class && Setup(word).reserve() == reserve => Ok(()),
+            word if StackConfig(word).default() == class
+                && StackConfig(word).reserve() == reserve =>
+            {
+                Ok(())
+            }
             _ => Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "the default stack size can be set only before the first goroutine of the process",
@@ -164,13 +168,13 @@ impl Setup {
     }
 
     /// The pages that a stack in this slot will use in any case.
-    fn hot(self, slot: Slot) -> Span {
+    fn hot(self, slot: StackSlot) -> Span {
         let pages = (self.0 >> Self::HOT_SHIFT) as usize & HOT_PAGES_MAX;
         Span::new((slot.end() - pages * PAGE).max(slot.low()), slot.end())
     }
 
     /// Where the header of this slot lies.
-    fn top_of(self, slot: Slot) -> usize {
+    fn top_of(self, slot: StackSlot) -> usize {
         let pad = slot.index() as usize % self.colours() * LINE;
         slot.end() - pad - size_of::<StackTop>()
     }
@@ -214,9 +218,9 @@ fn need_bytes(block_bytes: usize) -> usize {
 /// The header of a stack, above its TLS block. One cache line.
 #[repr(C, align(64))]
 pub(crate) struct StackTop {
-    /// Chain in a cache, a batch or the depot.
+    /// Chain in a cache, a batch or the pool.
     next: Option<NonNull<StackTop>>,
-    /// Valid in the first header of a batch in the depot.
+    /// Valid in the first header of a batch in the pool.
     batch: Option<BatchLinks<StackTop>>,
     /// First byte of the slot.
     base: usize,
@@ -239,7 +243,7 @@ const _: () =
     assert!(arena::SLOTS_MAX <= TID_BASE as usize, "an index must not reach the tid's base");
 
 // SAFETY: next and batch are plain fields that only these functions touch.
-unsafe impl Node for StackTop {
+unsafe impl BatchNode for StackTop {
     #[inline]
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
         // SAFETY: the caller owns the stack, so its header is there and nobody writes it.
@@ -253,7 +257,7 @@ unsafe impl Node for StackTop {
     #[inline]
     unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self> {
         // SAFETY: the caller owns the stack.
-        unsafe { (*this.as_ptr()).batch }.expect("a batch head in the depot has its links")
+        unsafe { (*this.as_ptr()).batch }.expect("a batch head in the pool has its links")
     }
     #[inline]
     unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>) {
@@ -333,7 +337,7 @@ impl Stack {
 
     #[inline]
     pub(crate) fn is_default_size(&self) -> bool {
-        Setup::get().is_ok_and(|s| s.default() == self.class())
+        StackConfig::get().is_ok_and(|s| s.default() == self.class())
     }
 
     #[inline]
@@ -360,12 +364,12 @@ impl Stack {
 
 // -------------------------------------------------------------------------------------------------
 
-/// Makes stacks in slots in hand. What could not be made goes back to the yard; an error only if
+/// Makes stacks in slots in hand. What could not be made goes back to the pool; an error only if
 /// that was all of them.
 #[cold]
 pub(super) fn make<const N: usize>(
     slots: &SlotList<N>,
-    setup: Setup,
+    config: StackConfig,
 ) -> io::Result<Batch<StackTop>> {
     let mut made = Batch::new();
     let mut failed = SlotList::<N>::new();
@@ -374,11 +378,11 @@ pub(super) fn make<const N: usize>(
         slots.iter().for_each(|slot| failed.push(slot));
         error = Some(e);
     } else {
-        populate_all(slots, setup);
-        GATE.inside(|| {
+        populate_all(slots, config);
+        LIVE_LOCK.shared(|| {
             for slot in slots.iter() {
-                // SAFETY: in hand and virgin, so zeroed and ours (invariant 4).
-                match unsafe { make_one(slot, setup) } {
+                // SAFETY: in hand and unused, so zeroed and ours (invariant 4).
+                match unsafe { make_one(slot, config) } {
                     // SAFETY: just made, and given to the batch alone.
                     Ok(top) => unsafe { made.push(top) },
                     Err(e) => {
@@ -390,7 +394,7 @@ pub(super) fn make<const N: usize>(
         });
     }
     if failed.len() > 0 {
-        give_back(&failed);
+        return_slots(&failed);
     }
     match error {
         Some(e) if made.is_empty() => Err(e),
@@ -416,7 +420,7 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             slots.iter().try_for_each(arena::guard_locked)
         }
-        marked => marked.map(|()| slots.iter().for_each(Slot::set_guarded)),
+        marked => marked.map(|()| slots.iter().for_each(StackSlot::set_guarded)),
     };
     marked.map_err(|e| {
         io::Error::new(e.kind(), format!("the guard of a goroutine stack cannot be installed: {e}"))
@@ -425,10 +429,10 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
 
 /// Gets the hot pages of all slots in one call: two faults a stack fewer, which is half of the cost
 /// of making it (5.5 → 2.7 µs on a virtual machine).
-fn populate_all<const N: usize>(slots: &SlotList<N>, setup: Setup) {
+fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
     let mut spans = [Span::EMPTY; N];
     for (slot, span) in slots.iter().zip(&mut spans) {
-        *span = setup.hot(slot);
+        *span = config.hot(slot);
     }
     // SAFETY: the top of slots in our hands.
     unsafe { mm::populate(&spans[..slots.len()]) };
@@ -436,12 +440,12 @@ fn populate_all<const N: usize>(slots: &SlotList<N>, setup: Setup) {
 
 /// # Safety
 /// The slot is in the caller's hands, guarded and zeroed; inside the gate.
-unsafe fn make_one(slot: Slot, setup: Setup) -> io::Result<NonNull<StackTop>> {
+unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<StackTop>> {
     let at = |addr| NonNull::new(ptr::with_exposed_provenance_mut::<u8>(addr)).expect("mapped");
-    let top = at(setup.top_of(slot));
+    let top = at(config.top_of(slot));
     let tid = TID_BASE | slot.index();
     // SAFETY: [low, top) is ours and zeroed, by the contract.
-    let block = unsafe { tls::create(at(slot.low()), top, tid, setup.reserve()) }?;
+    let block = unsafe { tls::create(at(slot.low()), top, tid, config.reserve()) }?;
     // The ABI wants 16; the block's own alignment is at least that in practice.
     let sp = block.stack_top.as_ptr().addr() & !15;
     let top = top.cast::<StackTop>();
@@ -461,15 +465,15 @@ unsafe fn make_one(slot: Slot, setup: Setup) -> io::Result<NonNull<StackTop>> {
     unsafe { top.write(header) };
     slot.set_live(true);
     // SAFETY: nobody runs on the block yet.
-    unsafe { tls::settle(&block) };
+    unsafe { tls::refresh_new_block(&block) };
     Ok(top)
 }
 
 /// The slot that a stack lies in.
-fn slot_of(top: NonNull<StackTop>) -> Slot {
+fn slot_of(top: NonNull<StackTop>) -> StackSlot {
     // SAFETY: callers hold the batch, hence the stack; the fields are written once (invariant 2).
     let top = unsafe { top.as_ref() };
-    Slot::find(top.chunk, top.index)
+    StackSlot::find(top.chunk, top.index)
 }
 
 /// Gives back the pages of pooled stacks that lie deeper than what the next goroutine will likely
@@ -493,11 +497,11 @@ pub(super) fn trim(batch: &Batch<StackTop>) {
     let _ = unsafe { mm::discard(&spans[..n]) };
 }
 
-/// Turns stacks back into virgin slots of their class. At most `HAND_MAX`.
+/// Turns stacks back into unused slots of their class. At most `HAND_MAX`.
 #[cold]
 pub(super) fn retire(class: SizeClass, mut batch: Batch<StackTop>) {
     let mut slots = SlotList::<HAND_MAX>::new();
-    GATE.inside(|| {
+    LIVE_LOCK.shared(|| {
         while let Some(top) = batch.pop() {
             let slot = slot_of(top);
             debug_assert!(slot.class() == class);
@@ -507,11 +511,11 @@ pub(super) fn retire(class: SizeClass, mut batch: Batch<StackTop>) {
             slots.push(slot);
         }
     });
-    give_back(&slots);
+    return_slots(&slots);
 }
 
-/// Makes slots in hand zero again and returns them to their yard.
-fn give_back<const N: usize>(slots: &SlotList<N>) {
+/// Makes slots in hand zero again and returns them to their pool.
+fn return_slots<const N: usize>(slots: &SlotList<N>) {
     let mut spans = [Span::EMPTY; N];
     let mut class = None;
     for (slot, span) in slots.iter().zip(&mut spans) {
@@ -523,7 +527,7 @@ fn give_back<const N: usize>(slots: &SlotList<N>) {
     if unsafe { mm::discard(spans) }.is_err() {
         spans.iter().for_each(|&span| wipe_slow(span));
     }
-    arena::give_virgins(class, slots.iter());
+    arena::return_unused(class, slots.iter());
 }
 
 /// Zeroes what a stack may have left where `tls::create` will look (invariant 4), if the kernel
@@ -541,10 +545,10 @@ fn wipe_slow(slot: Span) {
 /// Calls `f` with the thread pointer of every live stack. No stack is made or retired meanwhile;
 /// `f` must not do so either.
 pub(super) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
-    let Ok(setup) = Setup::get() else { return };
-    GATE.closed(|| {
+    let Ok(config) = StackConfig::get() else { return };
+    LIVE_LOCK.exclusive(|| {
         for slot in arena::chunks().flat_map(arena::Chunk::live_slots) {
-            let top = ptr::with_exposed_provenance::<StackTop>(setup.top_of(slot));
+            let top = ptr::with_exposed_provenance::<StackTop>(config.top_of(slot));
             // SAFETY: the slot is live and the gate closed, so the header is complete and stays;
             // `tp` is never written after that (invariant 2), so its owner may run on undisturbed.
             f(unsafe { (*top).tp });

@@ -59,7 +59,7 @@ fn take(cache: &mut StackCache) -> Stack {
         if let Some(stack) = cache.pop().or_else(|| cache.refill().unwrap()) {
             return stack;
         }
-        stock().unwrap();
+        refill_pool().unwrap();
     }
 }
 
@@ -97,13 +97,13 @@ fn vmas() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-fn default_books() -> arena::Books {
-    arena::books(SizeClass::of(256 * KIB).unwrap())
+fn default_class_stats() -> arena::ClassStats {
+    arena::class_stats(SizeClass::of(256 * KIB).unwrap())
 }
 
 fn assert_promise_kept() {
-    let b = default_books();
-    assert!(b.slots >= b.granted + LOCAL_MAX * b.caches, "{b:?}");
+    let b = default_class_stats();
+    assert!(b.slots >= b.reserved + LOCAL_MAX * b.caches, "{b:?}");
 }
 
 /// A small generator, so that a failure can be repeated.
@@ -162,10 +162,10 @@ fn odd_sizes() {
         tids.sort_unstable();
         tids.dedup();
         assert_eq!(tids.len(), sizes.len());
-        assert_eq!(stats().granted, sizes.len());
+        assert_eq!(stats().reserved, sizes.len());
         let mapped = stats().mapped_bytes;
         stacks.into_iter().for_each(release);
-        assert_eq!(stats().granted, 0);
+        assert_eq!(stats().reserved, 0);
         for size in sizes {
             release(acquire(size).unwrap());
         }
@@ -314,15 +314,15 @@ fn guards_in_a_locked_chunk_do_not_lock_another_chunk() {
         if mm::guard_kind() != mm::GuardKind::Marker {
             return println!("skipped: this kernel has no guard markers");
         }
-        let class = Setup::get().unwrap().default();
-        arena::grant(class, 1).unwrap();
+        let class = StackConfig::get().unwrap().default();
+        arena::reserve(class, 1).unwrap();
         // SAFETY: no memory is passed.
         if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
             return println!("skipped: mlockall is refused here");
         }
-        arena::grant(class, default_books().slots).unwrap();
+        arena::reserve(class, default_class_stats().slots).unwrap();
         // One slot of each chunk: the first, which is locked, and the second, which came later.
-        let all = arena::take_virgins::<2048>(class, 2048);
+        let all = arena::take_unused::<2048>(class, 2048);
         let mut slots = SlotList::<2>::new();
         let of = |id| all.iter().find(|slot| slot.chunk_id() == id).unwrap();
         slots.push(of(0));
@@ -398,7 +398,7 @@ fn promises_hold_under_random_operations() {
         for round in 0..60_000 {
             let c = dice.roll(caches.len());
             let cache = &mut caches[c];
-            // The load swings, so that the depot overflows, chunks fall empty, and are used again.
+            // The load swings, so that the pool overflows, chunks fall empty, and are used again.
             let growing = round / 5_000 % 2 == 0;
             match dice.roll(100) {
                 0..30 if growing || waiting < 20 => {
@@ -436,19 +436,19 @@ fn promises_hold_under_random_operations() {
                 _ => {}
             }
             assert_promise_kept();
-            assert!(default_books().granted >= waiting + running.len() + apart.len());
+            assert!(default_class_stats().reserved >= waiting + running.len() + apart.len());
             assert!(caches.iter().all(|c| c.stacks.len() < LOCAL_MAX));
             peak = peak.max(running.len());
         }
-        assert!(peak > 2 * DEPOT_MAX, "{peak}");
+        assert!(peak > 2 * POOL_MAX, "{peak}");
         running.into_iter().for_each(|s| end(&mut caches[0], s));
         apart.into_iter().for_each(release);
         (0..waiting).for_each(|_| unreserve_one());
         caches.iter_mut().for_each(StackCache::drain);
         let s = stats();
-        assert_eq!((s.granted, s.caches), (0, 0));
+        assert_eq!((s.reserved, s.caches), (0, 0));
         assert_eq!(s.live, s.pooled);
-        assert_eq!(s.live + s.virgin, s.slots);
+        assert_eq!(s.live + s.unused, s.slots);
         println!("{s:?}");
     });
 }
@@ -517,7 +517,7 @@ fn no_stack_is_handed_out_twice() {
             unreserve_one();
         });
         let s = stats();
-        assert_eq!((s.granted, s.caches, s.live), (0, 0, s.pooled));
+        assert_eq!((s.reserved, s.caches, s.live), (0, 0, s.pooled));
         println!("{s:?}, {} walks", walks.into_inner());
     });
 }
@@ -537,14 +537,14 @@ fn memory_falls_after_a_burst() {
         let full = rss();
         // Not needed for a whole period, they go step by step; at first nothing does.
         let (mut scavenger, mut time) = (Scavenger::new(), 1);
-        time = scavenger.work(|| time);
+        time = scavenger.run_due(|| time);
         assert!(rss() + 4 * MIB > full);
         while time != NEVER {
-            time = scavenger.work(|| time);
+            time = scavenger.run_due(|| time);
         }
         let after = (rss(), status("VmPTE:"));
         println!("RSS and page tables, KiB: {:?} {:?} {:?}", k(before), k(peak), k(after));
-        let kept = (DEPOT_MAX * 16 + LOCAL_MAX * 80) * KIB;
+        let kept = (POOL_MAX * 16 + LOCAL_MAX * 80) * KIB;
         assert!(after.0 < before.0 + kept + 4 * MIB);
     });
 }
@@ -592,7 +592,7 @@ fn many(n: usize) {
         rss() / KIB,
         status("VmPTE:") / KIB,
     );
-    assert!(s.live <= DEPOT_MAX + LOCAL_MAX);
+    assert!(s.live <= POOL_MAX + LOCAL_MAX);
 }
 
 // ----------------------------------------------------------------------------------------- figures
@@ -626,7 +626,7 @@ fn figures() {
                 std::hint::black_box(&mut cache).unreserve_one();
             }
         });
-        timed("from one cache to another through the depot, each", 64_000, || {
+        timed("from one cache to another through the pool, each", 64_000, || {
             for _ in 0..1000 {
                 for _ in 0..64 {
                     held.push(start(&mut cache));
@@ -670,15 +670,15 @@ fn figures() {
     });
 }
 
-// ------------------------------------------------------------------------------------------- depot
+// ------------------------------------------------------------------------------------------- pool
 
-/// Here and not in depot.rs, which the model crate compiles with a lock that works only inside a
+/// Here and not in pool.rs, which the model crate compiles with a lock that works only inside a
 /// model.
-mod depot_alone {
+mod stack_pool_alone {
     use std::cell::Cell;
     use std::ptr::NonNull;
 
-    use crate::mem::depot::{Batch, BatchLinks, Depot, Node, Shelf};
+    use crate::mem::stack_pool::{Batch, BatchLinks, BatchNode, PoolState, StackPool};
     use crate::sys::lock::Lock;
 
     struct Bead {
@@ -688,7 +688,7 @@ mod depot_alone {
     }
 
     // SAFETY: plain cells: a getter returns what the setter stored.
-    unsafe impl Node for Bead {
+    unsafe impl BatchNode for Bead {
         unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
             // SAFETY: beads of a test outlive it.
             unsafe { this.as_ref() }.next.get()
@@ -737,19 +737,19 @@ mod depot_alone {
 
     #[test]
     fn bounded_and_in_batches() {
-        let depot = Depot::new(Lock::new(Shelf::new()));
-        assert!(depot.put(string_of(0..4), 10).is_none());
-        assert!(depot.put(string_of(4..8), 10).is_none());
-        let back = depot.put(string_of(8..11), 10).expect("would not fit");
+        let pool = StackPool::new(Lock::new(PoolState::new()));
+        assert!(pool.put(string_of(0..4), 10).is_none());
+        assert!(pool.put(string_of(4..8), 10).is_none());
+        let back = pool.put(string_of(8..11), 10).expect("would not fit");
         assert_eq!(ids(&back), [8, 9, 10]);
-        assert_eq!(depot.len(), 8);
-        let one = depot.take_one_or_else(|| ()).expect("not empty");
+        assert_eq!(pool.len(), 8);
+        let one = pool.take_one_or_else(|| ()).expect("not empty");
         // SAFETY: beads are never freed.
         assert_eq!(unsafe { one.as_ref() }.id, 4);
         // The rest of the broken batch (3) and the one below (4) fit in 7, not in 6.
-        assert_eq!(ids(&depot.take_or_else(6, || ()).unwrap()), [5, 6, 7]);
-        assert_eq!(ids(&depot.take_or_else(1, || ()).unwrap()), [0, 1, 2, 3]);
-        assert_eq!(depot.take_or_else(1, || 42).err(), Some(42));
-        assert_eq!(depot.len(), 0);
+        assert_eq!(ids(&pool.take_or_else(6, || ()).unwrap()), [5, 6, 7]);
+        assert_eq!(ids(&pool.take_or_else(1, || ()).unwrap()), [0, 1, 2, 3]);
+        assert_eq!(pool.take_or_else(1, || 42).err(), Some(42));
+        assert_eq!(pool.len(), 0);
     }
 }

@@ -184,7 +184,7 @@ fn help(sched: &Arc<Sched>) {
             (hooks.trace)(sched);
             next_trace += every.unwrap_or(NEVER);
         }
-        let next_stacks = scavenger.work(now);
+        let next_stacks = scavenger.run_due(now);
         let next = next_trace.min(next_stacks).min(next_start);
         sched.aide.bed.park_until(next);
     }

@@ -107,7 +107,7 @@ pub(super) fn call_helper() {
 
 /// On a helper thread: wakes all whose bucket was noted.
 pub(super) fn deliver() {
-    debug_assert!(!lock::pinned());
+    debug_assert!(!lock::holds_runtime_lock());
     if !ANY.swap(false, Ordering::SeqCst) {
         return;
     }

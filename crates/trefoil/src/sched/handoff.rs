@@ -39,7 +39,7 @@ use super::p::{P, flag};
 use super::{Sched, switch};
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
-use crate::sys::probe::{self, Look, Probe};
+use crate::sys::probe::{self, ThreadProbe, ThreadState};
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -190,37 +190,37 @@ impl Sched {
     pub(crate) fn take_from_blocked(
         &self,
         p: &'static P,
-        probe: &mut Probe,
+        probe: &mut ThreadProbe,
         run_nanos: Nanos,
-    ) -> Look {
+    ) -> ThreadState {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; they are never freed.
         let Some(m) = (unsafe { p.holder.load(Ordering::Acquire).as_ref() }) else {
-            return Look::Unknown;
+            return ThreadState::Unknown;
         };
         if m.in_runtime.load(Ordering::Relaxed) != 0 || m.hold.load(Ordering::Relaxed) != HELD {
-            return Look::Unknown;
+            return ThreadState::Unknown;
         }
         m.hold.store(DOUBTED, Ordering::Relaxed);
         full_fence();
-        let look = match probe.look(m.tid.load(Ordering::Relaxed)) {
+        let look = match probe.check(m.tid.load(Ordering::Relaxed)) {
             // A goroutine that sleeps briefly again and again is neither blocked nor found on a CPU.
-            Look::Briefly(_) if run_nanos >= LONG_RUN_NANOS => Look::Blocked,
+            ThreadState::BrieflyBlocked(_) if run_nanos >= LONG_RUN_NANOS => ThreadState::Blocked,
             // Another M would wait for the allocator's lock as well.
-            Look::Blocked
+            ThreadState::Blocked
                 if m.in_allocator.load(Ordering::Relaxed)
                     && run_nanos < ALLOCATOR_PATIENCE_NANOS
                     && central.strays.any(|m| m.in_allocator.load(Ordering::Relaxed)) =>
             {
-                Look::Briefly(LONG_RUN_NANOS)
+                ThreadState::BrieflyBlocked(LONG_RUN_NANOS)
             }
             look => look,
         };
         // Acquire: what it did inside the runtime is ours to see, if we take its P.
-        if look != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
+        if look != ThreadState::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(HELD, Ordering::Relaxed);
-            return if look == Look::Blocked { Look::Unknown } else { look };
+            return if look == ThreadState::Blocked { ThreadState::Unknown } else { look };
         }
         // It may wait for something that a goroutine holds which was stopped: whoever gets the P begins with those.
         p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
@@ -230,7 +230,7 @@ impl Sched {
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);
         wake.deliver();
-        Look::Blocked
+        ThreadState::Blocked
     }
 
     /// Under the lock: nobody holds `p` any more. If there is work, or nobody would notice new work, a
@@ -274,7 +274,8 @@ impl Sched {
             return false;
         }
         let central = self.central.lock();
-        let runs = |m: &M| Probe::new().look(m.tid.load(Ordering::Relaxed)) == Look::Running;
+        let runs =
+            |m: &M| ThreadProbe::new().check(m.tid.load(Ordering::Relaxed)) == ThreadState::Running;
         central.strays.any(runs)
     }
 
@@ -302,7 +303,10 @@ impl Sched {
                 continue;
             }
             // It may block again: then it is not disturbed, and begins anew.
-            if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly(_)) {
+            if matches!(
+                ThreadProbe::new().check(tid),
+                ThreadState::Blocked | ThreadState::BrieflyBlocked(_)
+            ) {
                 m.stray.cpu.set(cpu);
             } else if used > STRAY_CPU_NANOS {
                 signal(m);

@@ -9,7 +9,7 @@
 //! 1. No item is earlier than its parent; the hole counts as earlier than all.
 //! 2. With a hole `items[0]` means nothing.
 
-use crate::mem::Growing;
+use crate::mem::MmapVec;
 use crate::sys::clock::{NEVER, Nanos};
 
 /// Children of a node. Go's number.
@@ -22,13 +22,13 @@ pub(crate) trait Timed: Copy {
 
 /// See the head of the file.
 pub(crate) struct Heap<T: Timed> {
-    items: Growing<T>,
+    items: MmapVec<T>,
     hole: bool,
 }
 
 impl<T: Timed> Heap<T> {
     pub(crate) const fn new() -> Self {
-        Heap { items: Growing::new(), hole: false }
+        Heap { items: MmapVec::new(), hole: false }
     }
 
     pub(crate) fn len(&self) -> usize {

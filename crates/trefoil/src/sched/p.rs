@@ -13,11 +13,11 @@
 
 use super::g::{FreeGs, G};
 use super::m::M;
-use crate::sys::rng::Rng;
 use super::runq::RunQueue;
 use super::timers::Timers;
 use crate::mem::StackCache;
 use crate::sys::clock::Nanos;
+use crate::sys::rng::Rng;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::ptr::{NonNull, null_mut};

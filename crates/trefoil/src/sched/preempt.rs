@@ -13,7 +13,7 @@
 //! The handler refuses, and sysmon tries again, when
 //! 1. the thread is inside the runtime, or holds one of its locks;
 //! 2. it is not on a goroutine's stack (a user's signal handler on the alternate stack), or less than
-//!    [`ROOM`] of it is left;
+//!    [`DIVERT_BYTES`] of it is left;
 //! 3. its signal mask is not the one it began with: a user's handler may be running, whose return on another
 //!    thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
@@ -46,7 +46,7 @@ use super::handoff;
 use super::m::{HELD, LOST, M, Rt};
 use super::p::P;
 use super::switch;
-use crate::arch::{self, preempt::ROOM};
+use crate::arch::{self, preempt::DIVERT_BYTES};
 use crate::mem;
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
@@ -186,13 +186,16 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     let Some(slot) = here else { return false };
     // Without an alternate stack (somebody has taken it away) we stand on the goroutine's own.
     let own = &raw const pc as usize;
-    if sp < slot.low + ROOM || arch::preempt::inside(pc) || (slot.low..slot.high).contains(&own) {
+    if sp < slot.low + DIVERT_BYTES
+        || arch::preempt::in_trampoline(pc)
+        || (slot.low..slot.high).contains(&own)
+    {
         return false;
     }
     // The kernel's set is one word.
     // SAFETY: the set is longer than a word.
     let mask = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
-    if mask != m.signal_mask.get() || g.no_preempt.get() != 0 || lock::pinned() {
+    if mask != m.signal_mask.get() || g.no_preempt.get() != 0 || lock::holds_runtime_lock() {
         return false;
     }
     let ends = m.sched().stopping.load(Ordering::Relaxed);

@@ -160,7 +160,7 @@ fn acquire_slow(size: usize) -> io::Result<Stack> {
 /// Why there is no G, or no stack for it. Not an `io::Error` yet: its text allocates, and this comes up inside the runtime.
 enum NoG {
     Memory(io::Error),
-    Stack(mem::Refusal),
+    Stack(mem::ReserveError),
 }
 
 impl From<NoG> for io::Error {

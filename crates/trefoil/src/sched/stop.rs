@@ -169,7 +169,7 @@ impl Outputs {
 
     fn hold_one(&self, which: usize, with: fn(usize, &mut dyn FnMut())) {
         with(which, &mut || {
-            outputs::learn(which);
+            outputs::find_owner_word(which);
             WAITING[which].store(false, Ordering::Relaxed);
             self.held.fetch_add(1, Ordering::Release);
             self.bed.unpark();

@@ -22,9 +22,9 @@ use super::{MAX_PROCS, Sched, preempt};
 use crate::mem;
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::epoll::Bed;
+use crate::sys::epoll::PollSlot;
 use crate::sys::parker::Parker;
-use crate::sys::probe::{Look, Probe};
+use crate::sys::probe::{ThreadProbe, ThreadState};
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(crate) struct Sysmon {
     urged: AtomicBool,
     bed: Parker,
     /// It sleeps in the poller, not in its bed.
-    polling: Bed,
+    polling: PollSlot,
     poller: &'static Poller,
 }
 
@@ -82,7 +82,7 @@ impl Sysmon {
     /// One that lives for ever, with its poller.
     pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
-            polling: Bed::new(),
+            polling: PollSlot::new(),
             poller,
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
@@ -114,7 +114,7 @@ impl Sysmon {
     pub(crate) fn wake(&self) {
         self.bed.unpark();
         full_fence();
-        self.polling.call();
+        self.polling.wake();
     }
 
     /// Sleeps until `until`, or until it is woken; in the poller, if nobody else will look there soon. (Unlike
@@ -127,7 +127,7 @@ impl Sysmon {
         let poller = self.poller;
         let ready = self
             .polling
-            .lie(poller.door(), || poller.sleep(if self.bed.take_note() { 0 } else { until }));
+            .wait_in(poller.door(), || poller.sleep(if self.bed.take_token() { 0 } else { until }));
         ready.wake(None);
     }
 
@@ -162,7 +162,7 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
 struct Watch<'a> {
     sched: &'a Sched,
     /// One for each P, made at once: nothing may be allocated later.
-    probes: Box<[Probe]>,
+    probes: Box<[ThreadProbe]>,
     /// For each P, who is in `runnext` and since when.
     nexts: Box<[(usize, Nanos)]>,
     /// Between two looks for blocked threads, and how many of them found nothing.
@@ -196,7 +196,7 @@ struct Scene {
 
 impl<'a> Watch<'a> {
     fn new(sched: &'a Sched) -> Self {
-        let probes = (0..MAX_PROCS).map(|_| Probe::new()).collect();
+        let probes = (0..MAX_PROCS).map(|_| ThreadProbe::new()).collect();
         let nexts = vec![(0, 0); MAX_PROCS].into();
         Watch {
             sched,
@@ -321,16 +321,16 @@ impl<'a> Watch<'a> {
         if ran >= SLICE || (wanted && ran >= SHORTEST) {
             let run_nanos = scene.now.saturating_sub(run_since);
             match sched.take_from_blocked(p, &mut self.probes[p.id as usize], run_nanos) {
-                Look::Blocked => {
+                ThreadState::Blocked => {
                     scene.found_blocked = true;
                     return;
                 }
-                Look::Running => {}
-                Look::Briefly(more) => {
+                ThreadState::Running => {}
+                ThreadState::BrieflyBlocked(more) => {
                     scene.next = scene.next.min(scene.now + more.max(SHORTEST));
                     on_cpu = false;
                 }
-                Look::Unknown => on_cpu = false,
+                ThreadState::Unknown => on_cpu = false,
             }
         }
         if !wanted {

@@ -5,7 +5,7 @@
 //!
 //! Several threads may wait at once (the keeper, one that was the keeper a moment ago, sysmon), and the kernel
 //! wakes any of them. So a break is *for* a thread, and only that one takes it out: the eventfd counts the
-//! threads that are to come out ([`Bed`]), and stays readable until all of them have.
+//! threads that are to come out ([`PollSlot`]), and stays readable until all of them have.
 
 use super::clock::{NEVER, Nanos, now};
 use super::raw::syscall;
@@ -257,28 +257,28 @@ pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nan
 
 /// Where a thread says that it waits in an [`Epoll`] (or in its group), so that it can be called out of it.
 ///
-/// | `lies` | meaning |
+/// | `epoll` | meaning |
 /// |---|---|
 /// | an `Epoll` | it waits there, or is about to, or has just come out |
 /// | null | it does not; or somebody has called it, and puts (or has put) one break in |
 ///
 /// Whoever makes it null decides: a caller owes a break, the sleeper that finds itself called takes one.
-pub(crate) struct Bed {
-    lies: AtomicPtr<Epoll>,
+pub(crate) struct PollSlot {
+    epoll: AtomicPtr<Epoll>,
 }
 
-impl Bed {
-    pub(crate) const fn new() -> Bed {
-        Bed { lies: AtomicPtr::new(null_mut()) }
+impl PollSlot {
+    pub(crate) const fn new() -> PollSlot {
+        PollSlot { epoll: AtomicPtr::new(null_mut()) }
     }
 
     /// Lies down for `f`, which waits in `epoll` unless there is a note already (`f` looks for one).
-    pub(crate) fn lie<T>(&self, epoll: &'static Epoll, f: impl FnOnce() -> T) -> T {
-        self.lies.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
+    pub(crate) fn wait_in<T>(&self, epoll: &'static Epoll, f: impl FnOnce() -> T) -> T {
+        self.epoll.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
         // Who leaves a note sees that we lie here, or `f` sees the note.
         full_fence();
         let value = f();
-        if self.lies.swap(null_mut(), Ordering::AcqRel).is_null() {
+        if self.epoll.swap(null_mut(), Ordering::AcqRel).is_null() {
             // Who called us is between two instructions, or was stopped there by the kernel.
             while !epoll.take_break() {
                 std::thread::yield_now();
@@ -287,18 +287,18 @@ impl Bed {
         value
     }
 
-    /// Whether somebody lies in it.
-    pub(crate) fn is_used(&self) -> bool {
-        !self.lies.load(Ordering::Relaxed).is_null()
+    /// Whether somebody epoll in it.
+    pub(crate) fn is_occupied(&self) -> bool {
+        !self.epoll.load(Ordering::Relaxed).is_null()
     }
 
     /// Calls the sleeper, if there is one. The caller has left it a note, and made a full barrier after that.
-    pub(crate) fn call(&self) {
-        if !self.is_used() {
+    pub(crate) fn wake(&self) {
+        if !self.is_occupied() {
             return;
         }
         // SAFETY: null, or an Epoll, which is never freed; and not closed before the sleeper has left.
-        if let Some(epoll) = unsafe { self.lies.swap(null_mut(), Ordering::AcqRel).as_ref() } {
+        if let Some(epoll) = unsafe { self.epoll.swap(null_mut(), Ordering::AcqRel).as_ref() } {
             epoll.put_break();
         }
     }

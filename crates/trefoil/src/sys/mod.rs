@@ -1,4 +1,6 @@
-//! Doors to Linux: one small file each.
+//! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment.
+//!
+//! Nothing here knows goroutines, except that their thread-local storage may be current.
 
 pub(crate) mod altstack;
 pub(crate) mod clock;

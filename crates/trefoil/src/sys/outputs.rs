@@ -1,7 +1,7 @@
 //! Which goroutine holds std's lock of standard output or standard error.
 //!
 //! std does not tell. But `std::io::stdout()` is a reference to a reentrant lock, and that stores the `ThreadId` of its
-//! owner in one of its first words. A thread that holds the lock finds the word by its own id ([`learn`]). If none or
+//! owner in one of its first words. A thread that holds the lock finds the word by its own id ([`find_owner_word`]). If none or
 //! several match, in another version of std, the output counts as free.
 //!
 //! A goroutine's own `ThreadId` is noted when it writes to the descriptor, which std does under the lock ([`note_writer`]).
@@ -35,7 +35,7 @@ thread_local! {
 
 /// On a plain thread that holds the lock of standard output (0) or error (1): finds the word, and names the caller its
 /// holder.
-pub(crate) fn learn(which: usize) {
+pub(crate) fn find_owner_word(which: usize) {
     let lock: *const u64 = match which {
         0 if size_of::<std::io::Stdout>() == size_of::<usize>() => {
             // SAFETY: as large as a pointer, and a reference in every std so far; a wrong guess is found below.
@@ -108,7 +108,7 @@ mod tests {
             for which in [0, 1] {
                 let _out = (which == 0).then(|| std::io::stdout().lock());
                 let _err = (which == 1).then(|| std::io::stderr().lock());
-                learn(which);
+                find_owner_word(which);
                 assert!(
                     !OUTPUTS[which].owner.load(Ordering::Relaxed).is_null(),
                     "std keeps the owner elsewhere: see the head of the file"

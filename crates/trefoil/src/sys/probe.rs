@@ -5,7 +5,7 @@
 //! thread's CPU clock is read: one that has not moved between two looks was not on a CPU.
 //!
 //! Most sleeps are short if they are for memory (a page fault, `mmap` and its kin wait for one another), for a
-//! lock of ours, or for a futex. Such a one is [`Look::Briefly`] until it has lasted a while: seen again, and
+//! lock of ours, or for a futex. Such a one is [`ThreadState::BrieflyBlocked`] until it has lasted a while: seen again, and
 //! no CPU time was used in between.
 
 use super::clock::{Nanos, now};
@@ -19,18 +19,18 @@ use std::mem::ManuallyDrop;
 
 /// What a look found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum ThreadState {
     Running,
     /// Asleep in the kernel, at some moment of this look.
     Blocked,
     /// The same, but for something that is usually had soon: it counts when it has lasted this much longer.
-    Briefly(Nanos),
+    BrieflyBlocked(Nanos),
     /// Not to be said before the next look.
     Unknown,
 }
 
 /// Looks at one thread at a time, and remembers what it needs for the next look at the same.
-pub(crate) struct Probe {
+pub(crate) struct ThreadProbe {
     tid: u32,
     file: Option<File>,
     /// CPU time at the last look that needed it, and since when it has not changed.
@@ -55,45 +55,45 @@ impl Drop for File {
     }
 }
 
-impl Probe {
-    pub(crate) const fn new() -> Probe {
-        Probe { tid: 0, file: None, cpu: 0, since: 0 }
+impl ThreadProbe {
+    pub(crate) const fn new() -> ThreadProbe {
+        ThreadProbe { tid: 0, file: None, cpu: 0, since: 0 }
     }
 
     /// One look. No allocation, no lock of libc.
-    pub(crate) fn look(&mut self, tid: u32) -> Look {
+    pub(crate) fn check(&mut self, tid: u32) -> ThreadState {
         if self.tid != tid {
-            *self = Probe { tid, file: open(tid).map(File::new), cpu: 0, since: 0 };
+            *self = ThreadProbe { tid, file: open(tid).map(File::new), cpu: 0, since: 0 };
         }
         let mut text = [0u8; 160];
         let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
         match read {
-            Some(Ok(_)) if text.starts_with(b"running") => Look::Running,
+            Some(Ok(_)) if text.starts_with(b"running") => ThreadState::Running,
             // Anything else is not that file: somebody has closed ours, and the number was given to another.
             Some(Ok(n))
                 if n > 0
                     && let Some(call) = Call::read(&text[..n]) =>
             {
-                let patience = call.patience();
-                if patience == 0 {
-                    return Look::Blocked;
+                let min_sleep = call.min_sleep();
+                if min_sleep == 0 {
+                    return ThreadState::Blocked;
                 }
-                match patience.saturating_sub(self.stands_still(tid)) {
-                    0 => Look::Blocked,
-                    more => Look::Briefly(more),
+                match min_sleep.saturating_sub(self.idle_nanos(tid)) {
+                    0 => ThreadState::Blocked,
+                    more => ThreadState::BrieflyBlocked(more),
                 }
             }
             _ => {
                 if self.file.take().is_some() {
                     self.tid = 0;
                 }
-                self.look_at_clock(tid)
+                self.check_cpu_time(tid)
             }
         }
     }
 
     /// For how long, as far as we saw, the thread has not been on a CPU.
-    fn stands_still(&mut self, tid: u32) -> Nanos {
+    fn idle_nanos(&mut self, tid: u32) -> Nanos {
         let (cpu, now) = (cpu_time(tid), now());
         if cpu != std::mem::replace(&mut self.cpu, cpu) {
             self.since = now;
@@ -102,11 +102,11 @@ impl Probe {
     }
 
     #[cold]
-    fn look_at_clock(&mut self, tid: u32) -> Look {
-        match (self.cpu, self.stands_still(tid)) {
-            (0, _) => Look::Unknown,
-            (_, 0) => Look::Running,
-            _ => Look::Blocked,
+    fn check_cpu_time(&mut self, tid: u32) -> ThreadState {
+        match (self.cpu, self.idle_nanos(tid)) {
+            (0, _) => ThreadState::Unknown,
+            (_, 0) => ThreadState::Running,
+            _ => ThreadState::Blocked,
         }
     }
 }
@@ -133,13 +133,13 @@ impl Call {
     }
 
     /// How long a sleep in this call must last before it counts.
-    fn patience(&self) -> Nanos {
+    fn min_sleep(&self) -> Nanos {
         /// Until the next look.
         const FUTEX: Nanos = 10_000;
         /// Longer than a holder is off the CPU on a busy machine: or whoever gets the P would only wait behind.
         const SHORT: Nanos = 10_000_000;
         match self.number {
-            libc::SYS_futex if self.sixth as u32 == lock::OWN.get() => SHORT,
+            libc::SYS_futex if self.sixth as u32 == lock::LOCK_BITSET.get() => SHORT,
             libc::SYS_futex => FUTEX,
             -1
             | libc::SYS_mmap
@@ -202,17 +202,18 @@ mod tests {
                 std::thread::yield_now();
             }
             let tid = tid.load(Ordering::Relaxed);
-            let (mut probe, mut by_clock) = (Probe::new(), Probe { tid, ..Probe::new() });
-            assert_eq!(probe.look(tid), Look::Running);
-            assert_eq!(by_clock.look(tid), Look::Unknown);
+            let (mut probe, mut by_clock) =
+                (ThreadProbe::new(), ThreadProbe { tid, ..ThreadProbe::new() });
+            assert_eq!(probe.check(tid), ThreadState::Running);
+            assert_eq!(by_clock.check(tid), ThreadState::Unknown);
             std::thread::sleep(std::time::Duration::from_millis(30));
-            assert_eq!(by_clock.look(tid), Look::Running);
+            assert_eq!(by_clock.check(tid), ThreadState::Running);
             work.store(false, Ordering::Relaxed);
             std::thread::sleep(std::time::Duration::from_millis(20));
-            assert_eq!(probe.look(tid), Look::Blocked);
-            by_clock.look(tid);
+            assert_eq!(probe.check(tid), ThreadState::Blocked);
+            by_clock.check(tid);
             std::thread::sleep(std::time::Duration::from_millis(5));
-            assert_eq!(by_clock.look(tid), Look::Blocked);
+            assert_eq!(by_clock.check(tid), ThreadState::Blocked);
             stop.store(true, Ordering::Relaxed);
         });
     }

@@ -105,7 +105,7 @@ fn may_park_here() -> bool {
     // In a runtime that has ended a holder that parks would keep its locks for good.
     let lost = lock::c_locks_held() > 1 && has_runtime_ended();
     // SAFETY: on a goroutine GS is the M.
-    !lost && may_park() && !lock::pinned() && !unsafe { arch::is_in_runtime() }
+    !lost && may_park() && !lock::holds_runtime_lock() && !unsafe { arch::is_in_runtime() }
 }
 
 /// The deadline that C code passes, on the clock `clock`.

@@ -2,7 +2,7 @@
 
 use super::modules::{Dtv, table};
 use super::raw::store;
-use super::{Layout, Way, fallback};
+use super::{Layout, Method, fallback};
 use std::io;
 use std::ptr;
 
@@ -23,8 +23,8 @@ pub(super) unsafe fn build(
     tid: u32,
 ) -> io::Result<()> {
     let at = |off: i32| tp.wrapping_add_signed(off as isize);
-    // SAFETY: every offset was learnt inside [-below_used, above) (discover::words), and that range
-    // of this block is ours (caller). A kit has room for the DTV (kit, invariant 1).
+    // SAFETY: every offset was found inside [-below_used, above) (discover::words), and that range
+    // of this block is ours (caller). A buffer has room for the DTV (buffer, invariant 1).
     unsafe {
         for &(off, value) in &l.recipe.same {
             store(at(off), value);
@@ -34,13 +34,13 @@ pub(super) unsafe fn build(
         }
         l.recipe.low.iter().for_each(|&off| store(at(off), low));
         l.recipe.size.iter().for_each(|&off| store(at(off), top - low));
-        let dtv = l.take_kit(tp).cast::<[usize; 2]>();
+        let dtv = l.take_dtv_buffer(tp).cast::<[usize; 2]>();
         if dtv.is_null() {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         dtv.copy_from_nonoverlapping(l.dtv.as_ptr(), l.dtv.len());
-        for &(id, under) in &l.fixed {
-            (*dtv.add(id + 1))[0] = tp - under;
+        for &(id, below_tp) in &l.fixed {
+            (*dtv.add(id + 1))[0] = tp - below_tp;
         }
         store(tp + 8, dtv.add(1));
         store(tp + l.tid, tid);
@@ -76,10 +76,10 @@ impl Layout {
         }
     }
 
-    /// What a dead goroutine could bequeath through libc's TLS and struct pthread.
+    /// What a dead goroutine could save_libc_tls through libc's TLS and struct pthread.
     #[inline]
     unsafe fn reset(&self, tp: usize) {
-        // SAFETY: offsets inside the block, learnt from one (selftest::probe).
+        // SAFETY: offsets inside the block, found from one (selftest::probe).
         unsafe {
             for &(off, value) in &self.resets.words {
                 store(tp.wrapping_add_signed(off), value);
@@ -96,11 +96,11 @@ impl Layout {
         unsafe {
             self.reset(tp);
             Dtv::of(tp).free_dynamic(self);
-            match self.way {
-                Way::Template => self.bequeath(tp, Dtv::of(tp).start()),
-                Way::Pthread => {
-                    self.bequeath(tp, ptr::null_mut());
-                    fallback::bury(self, tp);
+            match self.method {
+                Method::Template => self.save_libc_tls(tp, Dtv::of(tp).start()),
+                Method::Pthread => {
+                    self.save_libc_tls(tp, ptr::null_mut());
+                    fallback::reap_thread(self, tp);
                 }
             }
         }

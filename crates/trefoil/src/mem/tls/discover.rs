@@ -32,7 +32,7 @@ pub(super) enum Word {
 
 /// What the proto taught. Offsets are relative to tp.
 #[derive(Debug)]
-pub(super) struct Learnt {
+pub(super) struct DiscoveredLayout {
     pub(super) above: usize,
     pub(super) below: usize,
     pub(super) below_used: usize,
@@ -49,7 +49,7 @@ pub(super) struct Learnt {
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
     /// The DTV's generation, if every module of now has a fixed place.
-    pub(super) quiet: Option<usize>,
+    pub(super) static_generation: Option<usize>,
     /// DTV entries −1.. as in the proto, as pairs of words.
     pub(super) dtv: Vec<[usize; 2]>,
 }
@@ -98,7 +98,7 @@ const DTV_MAX: usize = 4096;
 const PR_GET_TID_ADDRESS: usize = 40;
 
 /// Passed to the proto, filled by it.
-struct Proto {
+struct ProbeThread {
     low: usize,
     top: usize,
     /// The copy of address `a` is at `a + copy`.
@@ -113,12 +113,12 @@ struct Proto {
 }
 
 /// The proto's life. It must not allocate before the copy is made: malloc writes libc's TLS.
-extern "C" fn proto_main(arg: *mut c_void) -> *mut c_void {
+extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
     let sp: usize;
     // SAFETY: reads a register.
     unsafe { std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack)) };
     // SAFETY: `learn` waits for us in pthread_join and does not look at the record meanwhile.
-    let p = unsafe { &mut *arg.cast::<Proto>() };
+    let p = unsafe { &mut *arg.cast::<ProbeThread>() };
     p.tp = thread_pointer();
     p.entry_sp = sp & !15;
     if !(p.low..p.top).contains(&p.tp) || !(p.low..p.tp).contains(&p.entry_sp) {
@@ -145,9 +145,9 @@ extern "C" fn proto_main(arg: *mut c_void) -> *mut c_void {
 
 /// Reads two words at an address that may be anything: through a pipe, the kernel answers EFAULT
 /// instead of a crash (other threads may unmap their stacks meanwhile).
-struct Peek([c_int; 2]);
+struct PipeReader([c_int; 2]);
 
-impl Peek {
+impl PipeReader {
     fn new() -> Option<Self> {
         let mut fds = [0; 2];
         // SAFETY: the kernel writes two descriptors.
@@ -170,7 +170,7 @@ impl Peek {
     }
 }
 
-impl Drop for Peek {
+impl Drop for PipeReader {
     fn drop(&mut self) {
         for fd in self.0 {
             // SAFETY: our own descriptors.
@@ -181,8 +181,8 @@ impl Drop for Peek {
 
 /// The node of glibc's list of threads: the pair (next, prev), both outside of this block, whose
 /// neighbours point back. Runs on the proto: only while it lives it is in the list.
-fn find_list(p: &Proto) -> Option<usize> {
-    let peek = Peek::new()?;
+fn find_list(p: &ProbeThread) -> Option<usize> {
+    let reader = PipeReader::new()?;
     let own = p.low..p.top;
     let outside =
         |a: usize| (PAGE..1 << 47).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);
@@ -194,8 +194,8 @@ fn find_list(p: &Proto) -> Option<usize> {
             let [next, prev]: [usize; 2] = unsafe { load(at) };
             if outside(next)
                 && outside(prev)
-                && peek.word(next + 8) == Some(at)
-                && peek.word(prev) == Some(at)
+                && reader.word(next + 8) == Some(at)
+                && reader.word(prev) == Some(at)
             {
                 if found.is_some() {
                     return None; // two candidates: better none than the wrong one
@@ -260,13 +260,13 @@ pub(super) unsafe fn thread_on(
 }
 
 /// Runs the proto and reads its copy.
-pub(super) fn learn() -> Result<Learnt, String> {
+pub(super) fn discover() -> Result<DiscoveredLayout, String> {
     let segments = segments();
     let tls: usize = segments.iter().map(|s| s.size + s.align).sum();
     let span = tls.next_multiple_of(PAGE) + STACK + ODD;
     let half = span.next_multiple_of(PAGE);
     let map = Map::new(2 * half)?;
-    let mut p = Proto {
+    let mut p = ProbeThread {
         low: map.base,
         top: map.base + span,
         copy: half,
@@ -280,7 +280,7 @@ pub(super) fn learn() -> Result<Learnt, String> {
     };
     // SAFETY: the mapping outlives the join; `p` is the proto's alone until then.
     unsafe {
-        let thread = thread_on(p.low, p.top, proto_main, (&raw mut p).cast())?;
+        let thread = thread_on(p.low, p.top, probe_main, (&raw mut p).cast())?;
         check(libc::pthread_join(thread, std::ptr::null_mut()), "pthread_join")?;
     }
     if p.tid == 0 {
@@ -289,7 +289,7 @@ pub(super) fn learn() -> Result<Learnt, String> {
     read_copy(&p, &segments)
 }
 
-fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
+fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, String> {
     // SAFETY: [entry_sp, top) was copied, and every caller stays in it.
     let word = |at: usize| -> usize { unsafe { load(at + p.copy) } };
     let tp = p.tp;
@@ -302,13 +302,15 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
     let errno = p.errno_at as isize - tp as isize;
     let libc = *modules
         .iter()
-        .find(|m| (-(m.under as isize)..(m.size as isize - m.under as isize)).contains(&errno))
+        .find(|m| {
+            (-(m.below_tp as isize)..(m.size as isize - m.below_tp as isize)).contains(&errno)
+        })
         .ok_or("errno lies in no module's TLS")?;
     if libc.id == 1 && segments.len() == 1 {
         return Err("libc is linked statically: its TLS cannot be told from the program's".into());
     }
     let rseq = rseq_offset();
-    let lowest = modules.iter().map(|m| m.under).max().unwrap_or(0) as isize;
+    let lowest = modules.iter().map(|m| m.below_tp).max().unwrap_or(0) as isize;
     let below_used = lowest.max(-rseq.unwrap_or(0)) as usize;
     let below_used = below_used.next_multiple_of(64);
     let below =
@@ -319,9 +321,9 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
     let tid = find_tid(p, rseq)?;
     let clear_tid = (tp..p.top).contains(&p.clear_tid_at).then(|| p.clear_tid_at - tp);
 
-    let quiet = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
-    let mut learnt = Learnt {
-        quiet,
+    let static_generation = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
+    let mut found = DiscoveredLayout {
+        static_generation,
         above,
         below,
         below_used,
@@ -336,17 +338,18 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
         libc,
         dtv: p.dtv.clone(),
     };
-    learnt.words = words(p, &learnt);
-    Ok(learnt)
+    found.words = words(p, &found);
+    Ok(found)
 }
 
 /// Turns the copy into a recipe.
-fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
+fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
     let mut out = Vec::new();
     for off in (-(l.below_used as isize)..l.above as isize).step_by(8) {
         let at = p.tp.wrapping_add_signed(off);
         // An image brings it: in `fill`, after the words.
-        if l.modules.iter().any(|m| at >= p.tp - m.under && at + 8 <= p.tp - m.under + m.size) {
+        if l.modules.iter().any(|m| at >= p.tp - m.below_tp && at + 8 <= p.tp - m.below_tp + m.size)
+        {
             continue;
         }
         // SAFETY: inside the copy.
@@ -368,7 +371,7 @@ fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
             v if (p.tp - l.below..=p.top).contains(&v) => Word::Tp(v as isize - p.tp as isize),
             // Into the proto's frames (where pthread_exit would unwind to): no such frame here.
             v if (p.low..p.tp).contains(&v) => continue,
-            v if v == proto_main as *const () as usize || v == (&raw const *p) as usize => continue,
+            v if v == probe_main as *const () as usize || v == (&raw const *p) as usize => continue,
             v => Word::Same(v as u64),
         };
         out.push((off, word));
@@ -390,7 +393,7 @@ fn rseq_offset() -> Option<isize> {
 
 /// The tid: the 32-bit word that equals gettid() in the proto *and* in the calling thread, so that a
 /// small tid (a container's 7) is not mistaken for some other small number.
-fn find_tid(p: &Proto, rseq: Option<isize>) -> Result<usize, String> {
+fn find_tid(p: &ProbeThread, rseq: Option<isize>) -> Result<usize, String> {
     let (me, mine) = (thread_pointer(), rustix::thread::gettid().as_raw_nonzero().get() as u32);
     let mut found = (0..p.top - p.tp).step_by(4).filter(|&off| {
         // SAFETY: inside the copy; and the caller is a real thread with a block of the same size (the
@@ -406,7 +409,7 @@ fn find_tid(p: &Proto, rseq: Option<isize>) -> Result<usize, String> {
 }
 
 /// Modules with a fixed place, as the proto's DTV tells.
-fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String> {
+fn static_modules(p: &ProbeThread, segments: &[Segment]) -> Result<Vec<Module>, String> {
     if p.dtv.is_empty() {
         return Err("the DTV's length is out of bounds".into());
     }
@@ -425,7 +428,7 @@ fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String
 }
 
 /// Bytes below tp including glibc's reserve for dlopen, if glibc tells and the proto's frames agree.
-fn static_size(p: &Proto, above: usize, align: usize) -> Option<usize> {
+fn static_size(p: &ProbeThread, above: usize, align: usize) -> Option<usize> {
     type MinStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
     type StaticInfo = unsafe extern "C" fn(*mut usize, *mut usize);
     let fits = |total: usize| {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! # Two ways to make one
-//! - **Template**: a recipe learnt at start-up from one real thread (`discover`): some forty words, the
+//! - **Template**: a recipe found at start-up from one real thread (`discover`): some forty words, the
 //!   modules' images, a DTV. Tens of nanoseconds.
 //! - **Pthread** (`fallback`): `pthread_create` on the goroutine's memory; the thread leaves at once by a
 //!   raw exit and the goroutine lives on in its skin. Some 30 µs; glibc does all of the work.
@@ -23,12 +23,12 @@
 //!    `dlopen`, which writes areas that no code knew before.
 //! 2. The DTV is malloc's: glibc reallocates it. It is got beforehand, and `destroy` keeps it (`kit`).
 //! 3. `recycle` leaves libc's TLS and `struct pthread` as they are, but for what a dead goroutine could
-//!    bequeath: errno, locale, cancellation state (`Layout::resets`), and the pthread keys, which
+//!    save_libc_tls: errno, locale, cancellation state (`Layout::resets`), and the pthread keys, which
 //!    `run_destructors` has emptied. So malloc's cache survives; it is worth 100 ns and more.
 //! 4. `destroy` bequeaths libc's TLS to the next block that is created (`kit`), because glibc has no door
 //!    through which another thread's malloc cache could be freed.
 //! 5. `create`, `recycle` and `destroy` are the scheduler's: they do not malloc, except `create` when
-//!    `provide` did not keep up, and the pthread way. `free` is called by `run_destructors`, in user
+//!    `ensure_dtv_buffers` did not keep up, and the pthread method. `free` is called by `run_destructors`, in user
 //!    context; `recycle` only finds something to free if code ran in between.
 //! 6. The area between `stack_top` and `tp` is zero where no module lies.
 //!
@@ -39,14 +39,14 @@
 //!
 //! # Known limits
 //! PI mutexes (the tid is made up), code that caches `gettid()`, users of rseq (unregistered here:
-//! `sched_getcpu` takes the slower way), shadow stacks, sanitizers with their own thread state; a
+//! `sched_getcpu` takes the slower method), shadow stacks, sanitizers with their own thread state; a
 //! `setlocale` after `init` is not seen by `isalpha` & co. in goroutines whose block was made later.
 
 mod block;
 mod destructors;
 mod discover;
+mod dtv_buffer;
 mod fallback;
-mod kit;
 mod modules;
 pub(crate) mod raw;
 mod selftest;
@@ -55,10 +55,10 @@ mod selftest;
 mod tests;
 
 pub(crate) use destructors::{KeyDtor, key_created, key_deleted, run_destructors};
-use discover::{Learnt, Word};
-pub(crate) use kit::provide;
+use discover::{DiscoveredLayout, Word};
+pub(crate) use dtv_buffer::ensure_dtv_buffers;
 pub(crate) use modules::Loader;
-use modules::{Module, Table};
+use modules::{Module, ModuleTable};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -66,7 +66,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How blocks are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     /// From the recipe.
     Template,
     /// By `pthread_create` on the goroutine's memory.
@@ -83,9 +83,9 @@ pub(crate) struct Layout {
     /// The same without the reserve.
     pub(crate) below_used: usize,
     /// How blocks are made.
-    pub(crate) way: Way,
+    pub(crate) method: Method,
     /// Why not by the template, if not.
-    pub(crate) why: Option<String>,
+    pub(crate) fallback_reason: Option<String>,
     align: usize,
     tid: usize,
     errno: isize,
@@ -100,7 +100,7 @@ pub(crate) struct Layout {
     /// Highest number among them: later entries may be dynamic.
     fixed_last: usize,
     /// The DTV generation in which no dynamic module exists: a block that still has it has none.
-    quiet: Option<usize>,
+    static_generation: Option<usize>,
     resets: Resets,
     /// Where pthread keys' values live, if the self-test could tell.
     keys: Option<destructors::KeyPlaces>,
@@ -149,31 +149,35 @@ impl Layout {
         self.above + self.align + self.below
     }
 
-    fn new(learnt: Learnt, way: Way, why: Option<String>) -> Result<Self, String> {
+    fn new(
+        found: DiscoveredLayout,
+        method: Method,
+        fallback_reason: Option<String>,
+    ) -> Result<Self, String> {
         let f = discover::required(c"__call_tls_dtors")?;
         // SAFETY: glibc's function of that name (2.18 on) takes and returns nothing.
         let call_tls_dtors =
             unsafe { std::mem::transmute::<usize, unsafe extern "C-unwind" fn()>(f) };
-        let statics = || learnt.modules.iter().chain([&learnt.libc]);
-        let fixed: Box<[_]> = statics().map(|m| (m.id, m.under)).collect();
-        modules::publish_first(learnt.modules.clone());
+        let statics = || found.modules.iter().chain([&found.libc]);
+        let fixed: Box<[_]> = statics().map(|m| (m.id, m.below_tp)).collect();
+        modules::publish_first(found.modules.clone());
         Ok(Self {
-            above: learnt.above,
-            below: learnt.below,
-            below_used: learnt.below_used,
-            way,
-            why,
-            align: learnt.align,
-            tid: learnt.tid,
-            errno: learnt.errno,
-            clear_tid: learnt.clear_tid,
-            rseq: learnt.rseq,
-            recipe: Recipe::new(&learnt.words),
-            libc: learnt.libc,
-            quiet: learnt.quiet,
+            above: found.above,
+            below: found.below,
+            below_used: found.below_used,
+            method,
+            fallback_reason,
+            align: found.align,
+            tid: found.tid,
+            errno: found.errno,
+            clear_tid: found.clear_tid,
+            rseq: found.rseq,
+            recipe: Recipe::new(&found.words),
+            libc: found.libc,
+            static_generation: found.static_generation,
             fixed_last: fixed.iter().map(|f| f.0).max().unwrap_or(0),
             fixed,
-            dtv: learnt.dtv.into(),
+            dtv: found.dtv.into(),
             resets: Resets::default(),
             keys: None,
             buffers: Vec::new(),
@@ -189,13 +193,13 @@ pub(crate) struct Block {
     pub(crate) tp: NonNull<u8>,
     /// The goroutine's stack grows down from here; 16-aligned.
     pub(crate) stack_top: NonNull<u8>,
-    /// The modules it was made with; see `settle`.
-    made_with: *const Table,
+    /// The modules it was made with; see `refresh_new_block`.
+    made_with: *const ModuleTable,
 }
 
 static LAYOUT: OnceLock<Result<Layout, String>> = OnceLock::new();
 /// Kits for the first blocks: some batches of stacks for each of a few Ps.
-const FIRST_KITS: usize = 32;
+const FIRST_DTV_BUFFERS: usize = 32;
 
 /// There may be blocks. A plain byte, because interpose/dlopen.rs looks at it in assembly.
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
@@ -203,18 +207,18 @@ static FORCED: AtomicBool = AtomicBool::new(false);
 /// Some block has no room for what dlopen may add.
 static WITHOUT_RESERVE: AtomicBool = AtomicBool::new(false);
 
-/// Before `init`: take the pthread way (TREFOIL_DEBUG=tls=pthread).
+/// Before `init`: take the pthread method (TREFOIL_DEBUG=tls=pthread).
 pub(crate) fn force_fallback() {
     FORCED.store(true, Ordering::Relaxed);
 }
 
-/// Learns the layout, once a process, on a plain thread; tests it; decides the way.
+/// Learns the layout, once a process, on a plain thread; tests it; decides the method.
 pub(crate) fn init() -> io::Result<&'static Layout> {
     let decided = LAYOUT.get_or_init(|| decide(FORCED.load(Ordering::Relaxed)));
     if let Ok(layout) = decided
         && !READY.load(Ordering::Relaxed)
     {
-        kit::provide_slow(layout, FIRST_KITS);
+        dtv_buffer::ensure_dtv_buffers_slow(layout, FIRST_DTV_BUFFERS);
     }
     READY.store(decided.is_ok(), Ordering::Relaxed);
     decided.as_ref().map_err(|text| io::Error::new(io::ErrorKind::Unsupported, text.as_str()))
@@ -222,30 +226,31 @@ pub(crate) fn init() -> io::Result<&'static Layout> {
 
 fn decide(forced: bool) -> Result<Layout, String> {
     let head = "trefoil cannot give goroutines their own thread-local storage on this system";
-    let why = match forced.then(|| "asked for".to_string()).map_or_else(template, Err) {
+    let fallback_reason = match forced.then(|| "asked for".to_string()).map_or_else(template, Err) {
         Ok(layout) => return Ok(layout),
-        Err(why) => why,
+        Err(fallback_reason) => fallback_reason,
     };
-    pthread(&why).map_err(|text| format!("{head}: {text} (and by template: {why})"))
+    pthread(&fallback_reason)
+        .map_err(|text| format!("{head}: {text} (and by template: {fallback_reason})"))
 }
 
 fn template() -> Result<Layout, String> {
-    let learnt = discover::learn()?;
-    if learnt.list.is_none() {
+    let found = discover::discover()?;
+    if found.list.is_none() {
         return Err("the links of glibc's list of threads were not found".into());
     }
-    let mut layout = Layout::new(learnt, Way::Template, None)?;
+    let mut layout = Layout::new(found, Method::Template, None)?;
     selftest::compare(&layout)?;
     selftest::run(&mut layout)?;
     Ok(layout)
 }
 
-fn pthread(why: &str) -> Result<Layout, String> {
-    let learnt = discover::learn()?;
-    if learnt.clear_tid.is_none() {
+fn pthread(fallback_reason: &str) -> Result<Layout, String> {
+    let found = discover::discover()?;
+    if found.clear_tid.is_none() {
         return Err("the word that pthread_join waits for was not found".into());
     }
-    let mut layout = Layout::new(learnt, Way::Pthread, Some(why.to_string()))?;
+    let mut layout = Layout::new(found, Method::Pthread, Some(fallback_reason.to_string()))?;
     selftest::run(&mut layout)?;
     Ok(layout)
 }
@@ -253,7 +258,7 @@ fn pthread(why: &str) -> Result<Layout, String> {
 /// Whether blocks are made by `pthread_create`, which allocates wherever it is called.
 #[cfg(all(debug_assertions, feature = "std"))]
 pub(crate) fn is_by_pthread() -> bool {
-    matches!(LAYOUT.get(), Some(Ok(layout)) if layout.way == Way::Pthread)
+    matches!(LAYOUT.get(), Some(Ok(layout)) if layout.method == Method::Pthread)
 }
 
 /// The layout, after `init`.
@@ -271,7 +276,7 @@ fn before_init() -> ! {
 }
 
 /// Builds a block at the top of `[low, top)`. `tid` is a thread id that no thread has and no other
-/// block has. Without `reserve` the stack starts right under the TLS in use: 1.7 KiB more of the first
+/// block has. Without `reserve` the stack starts right below_tp the TLS in use: 1.7 KiB more of the first
 /// page, and a later dlopen of a library with initial-exec TLS is fatal.
 ///
 /// # Safety
@@ -291,15 +296,15 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// Nobody runs on the block yet.
 #[inline]
-pub(crate) unsafe fn settle(block: &Block) {
+pub(crate) unsafe fn refresh_new_block(block: &Block) {
     // SAFETY: the caller's promise is the same.
-    unsafe { layout().settle(block) }
+    unsafe { layout().refresh_new_block(block) }
 }
 
 /// A clean image for the next goroutine: of every module but libc's.
 ///
 /// # Safety
-/// `tp` came from `create`; its goroutine's code is over and `run_destructors` has run. May run on that
+/// `tp` added from `create`; its goroutine's code is over and `run_destructors` has run. May run on that
 /// very block (from runtime code that cannot be preempted), or on another while nobody runs on it.
 #[inline]
 pub(crate) unsafe fn recycle(tp: NonNull<u8>) {
@@ -327,7 +332,8 @@ impl Layout {
         let (low, top) = (low.as_ptr() as usize, top.as_ptr() as usize);
         debug_assert!(top.is_multiple_of(64) && low.is_multiple_of(16));
         let tp = (top - self.above) & !(self.align - 1);
-        let below = if reserve || self.way == Way::Pthread { self.below } else { self.below_used };
+        let below =
+            if reserve || self.method == Method::Pthread { self.below } else { self.below_used };
         if top <= low || top - low < self.above + self.align + below {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -338,21 +344,21 @@ impl Layout {
             // Relaxed: dlopen on another thread sees it through the block's publication.
             WITHOUT_RESERVE.store(true, Ordering::Relaxed);
         }
-        let made_with: *const Table = modules::table();
+        let made_with: *const ModuleTable = modules::table();
         // SAFETY: zeroed memory with room for the block (caller, checked above).
         unsafe {
-            match self.way {
-                Way::Template => block::build(self, tp, low, top, tid)?,
-                Way::Pthread => fallback::build(self, tp, low, top, tid)?,
+            match self.method {
+                Method::Template => block::build(self, tp, low, top, tid)?,
+                Method::Pthread => fallback::build(self, tp, low, top, tid)?,
             }
         }
         let at = |a: usize| NonNull::new(a as *mut u8).ok_or(io::ErrorKind::InvalidInput);
         Ok(Block { tp: at(tp)?, stack_top: at(tp - below)?, made_with })
     }
 
-    unsafe fn settle(&self, block: &Block) {
+    unsafe fn refresh_new_block(&self, block: &Block) {
         let now = modules::table();
-        if self.way == Way::Template && !std::ptr::eq(now, block.made_with) {
+        if self.method == Method::Template && !std::ptr::eq(now, block.made_with) {
             for m in &now.modules {
                 // SAFETY: nobody runs on the block (caller): images may be written again.
                 unsafe { m.fill(block.tp.as_ptr() as usize) };
@@ -369,15 +375,15 @@ pub(crate) fn modules_changed(loader: Option<Loader>, each: impl Fn(&mut dyn FnM
 }
 
 fn update(layout: &Layout, change: &modules::Change, each: impl Fn(&mut dyn FnMut(NonNull<u8>))) {
-    if change.came.iter().any(|m| m.under > layout.below_used)
+    if change.added.iter().any(|m| m.below_tp > layout.below_used)
         && WITHOUT_RESERVE.load(Ordering::Relaxed)
     {
         fatal(
             "dlopen of a library with initial-exec TLS, but goroutines were made without room for it",
         );
     }
-    // glibc knows the blocks of the pthread way: they are in its list of threads.
-    if layout.way == Way::Pthread {
+    // glibc knows the blocks of the pthread method: they are in its list of threads.
+    if layout.method == Method::Pthread {
         return;
     }
     let me = raw::thread_pointer();
@@ -386,8 +392,8 @@ fn update(layout: &Layout, change: &modules::Change, each: impl Fn(&mut dyn FnMu
         // SAFETY: areas of modules that were not loaded before, or are not any more: nobody's code
         // uses them but the constructors that ran on this goroutine inside dlopen.
         unsafe {
-            change.went.iter().for_each(|m| m.clear(tp));
-            for m in &change.came {
+            change.removed.iter().for_each(|m| m.clear(tp));
+            for m in &change.added {
                 if tp == me { m.fill_untouched(tp) } else { m.fill(tp) }
             }
         }

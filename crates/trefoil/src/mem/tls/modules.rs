@@ -8,8 +8,8 @@
 //! 3. libc's area is in no list of images: its initial state comes from a real thread (it holds
 //!    pointers that no image has), and a recycled block keeps it for malloc's cache.
 //! 4. A module that the loader lists may be another thread's, which unloads it now or has not relocated
-//!    it yet. So its image is read only inside `dl_iterate_phdr`, under the lock that unmapping takes,
-//!    and it is asked for its place only while it is pinned (`pins`). `__tls_get_addr` inside the
+//!    it yet. So its image is read only inside `dl_iterate_phdr`, below_tp the lock that unmapping takes,
+//!    and it is asked for its place only while it is pinned (`refs`). `__tls_get_addr` inside the
 //!    callback would take the loader's locks in the wrong order. (Nobody tells which modules one
 //!    dlopen brought, so a pin may hold another's for a moment after its dlclose, as POSIX allows.)
 //! 5. Blocks are brought up to date before the lock of `PUBLISHING` is free: who finds its module in
@@ -31,8 +31,8 @@ pub(super) const UNALLOCATED: usize = usize::MAX;
 pub(crate) struct Module {
     /// Number in the DTV, from 1.
     pub(super) id: usize,
-    /// Begins at `tp - under`.
-    pub(super) under: usize,
+    /// Begins at `tp - below_tp`.
+    pub(super) below_tp: usize,
     /// Our copy of the initial image; what is not in it, up to `size`, is zero.
     image: &'static [u8],
     /// The part of it that the file gave.
@@ -50,12 +50,12 @@ const WHOLE_MAX: usize = 1024;
 const WRITTEN_ZEROES_MAX: usize = 8 * PAGE;
 
 impl Module {
-    pub(super) fn new(s: &Segment, under: usize) -> Self {
+    pub(super) fn new(s: &Segment, below_tp: usize) -> Self {
         let mut image = s.image.clone();
         if s.size <= WHOLE_MAX {
             image.resize(s.size, 0);
         }
-        Self { id: s.id, under, image: Vec::leak(image), filled: s.image.len(), size: s.size }
+        Self { id: s.id, below_tp, image: Vec::leak(image), filled: s.image.len(), size: s.size }
     }
 
     fn is(&self, s: &Segment) -> bool {
@@ -68,7 +68,7 @@ impl Module {
     /// The block at `tp` is writable, in private anonymous memory, and reaches down to this module.
     #[inline]
     pub(super) unsafe fn fill(&self, tp: usize) {
-        let at = (tp - self.under) as *mut u8;
+        let at = (tp - self.below_tp) as *mut u8;
         // SAFETY: the area is the module's own (caller), of `size` bytes.
         unsafe {
             at.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
@@ -89,7 +89,7 @@ impl Module {
     /// As for `fill`.
     #[inline]
     pub(super) unsafe fn fill_zeroed(&self, tp: usize) {
-        let at = (tp - self.under) as *mut u8;
+        let at = (tp - self.below_tp) as *mut u8;
         // SAFETY: as in `fill`.
         unsafe { at.copy_from_nonoverlapping(self.image.as_ptr(), self.filled) };
     }
@@ -101,7 +101,7 @@ impl Module {
     /// As for `fill`.
     pub(super) unsafe fn fill_untouched(&self, tp: usize) {
         for (i, &byte) in self.image[..self.filled].iter().enumerate() {
-            let at = (tp - self.under + i) as *mut u8;
+            let at = (tp - self.below_tp + i) as *mut u8;
             // SAFETY: as in `fill`.
             unsafe {
                 if *at == 0 {
@@ -115,7 +115,7 @@ impl Module {
     /// As for `fill`.
     pub(super) unsafe fn clear(&self, tp: usize) {
         // SAFETY: as in `fill`.
-        unsafe { ((tp - self.under) as *mut u8).write_bytes(0, self.size) };
+        unsafe { ((tp - self.below_tp) as *mut u8).write_bytes(0, self.size) };
     }
 }
 
@@ -189,17 +189,17 @@ pub(super) fn segments() -> Vec<Segment> {
 }
 
 /// What `recycle` walks. Small and flat: it is on the path of every goroutine's end.
-pub(crate) struct Table {
+pub(crate) struct ModuleTable {
     pub(super) modules: Box<[Module]>,
 }
 
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+static TABLE: AtomicPtr<ModuleTable> = AtomicPtr::new(std::ptr::null_mut());
 /// One publisher at a time (`init`, `dlopen`, `dlclose`), with the modules that have no fixed place:
 /// they are asked once.
 static PUBLISHING: Mutex<Vec<Key>> = Mutex::new(Vec::new());
 
 #[inline(always)]
-pub(super) fn table() -> &'static Table {
+pub(super) fn table() -> &'static ModuleTable {
     // Acquire pairs with `publish`: without it a reader could see the pointer before the list.
     let table = TABLE.load(Ordering::Acquire);
     debug_assert!(!table.is_null(), "tls::init comes first");
@@ -208,7 +208,7 @@ pub(super) fn table() -> &'static Table {
 }
 
 fn publish(modules: Vec<Module>) {
-    let table = Box::leak(Box::new(Table { modules: modules.into() }));
+    let table = Box::leak(Box::new(ModuleTable { modules: modules.into() }));
     TABLE.store(table, Ordering::Release);
 }
 
@@ -223,8 +223,8 @@ pub(super) fn publish_first(modules: Vec<Module>) {
 /// What one pass over the loader's list found.
 #[derive(Default)]
 pub(crate) struct Change {
-    pub(crate) came: Vec<Module>,
-    pub(crate) went: Vec<Module>,
+    pub(crate) added: Vec<Module>,
+    pub(crate) removed: Vec<Module>,
 }
 
 /// The loader's own dlopen and dlclose, behind our doors.
@@ -235,22 +235,22 @@ pub(crate) struct Loader {
 }
 
 /// A reference that keeps a module loaded.
-struct Pin {
+struct ModuleRef {
     key: Key,
     handle: *mut c_void,
     loader: Loader,
 }
 
-impl Drop for Pin {
+impl Drop for ModuleRef {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours, from `pins`.
+        // SAFETY: the handle is ours, from `refs`.
         unsafe { (self.loader.close)(self.handle) };
     }
 }
 
 /// Pins the modules that are not known yet. Waits for loads and unloads in progress: nobody may hold
 /// `PUBLISHING` here, because constructors run inside those, and may dlopen.
-fn pins(loader: Loader, libc: usize) -> Vec<Pin> {
+fn refs(loader: Loader, libc: usize) -> Vec<ModuleRef> {
     let mut unknown = segments();
     {
         let dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
@@ -262,7 +262,7 @@ fn pins(loader: Loader, libc: usize) -> Vec<Pin> {
     let pin = |s: Segment| {
         // SAFETY: a reference to what is loaded already, or null.
         let handle = unsafe { (loader.open)(s.name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        (!handle.is_null()).then(|| Pin { key: s.key(), handle, loader })
+        (!handle.is_null()).then(|| ModuleRef { key: s.key(), handle, loader })
     };
     unknown.into_iter().filter_map(pin).collect()
 }
@@ -279,16 +279,16 @@ pub(super) fn refresh(
     if TABLE.load(Ordering::Acquire).is_null() {
         return;
     }
-    let pins = loader.map_or(Vec::new(), |loader| pins(loader, libc));
-    look(below, libc, &pins, &mut update);
-    if !pins.is_empty() {
-        // If its owner has closed one meanwhile, it went only now.
-        drop(pins);
-        look(below, libc, &[], &mut update);
+    let refs = loader.map_or(Vec::new(), |loader| refs(loader, libc));
+    rescan(below, libc, &refs, &mut update);
+    if !refs.is_empty() {
+        // If its owner has closed one meanwhile, it removed only now.
+        drop(refs);
+        rescan(below, libc, &[], &mut update);
     }
 }
 
-fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change)) {
+fn rescan(below: usize, libc: usize, refs: &[ModuleRef], update: &mut impl FnMut(&Change)) {
     /// What the compiler passes for a general-dynamic variable.
     #[repr(C)]
     struct Index {
@@ -312,8 +312,8 @@ fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change
             now.push(*known);
             continue;
         }
-        // Another thread's, which came just now: that thread looks when it has loaded it.
-        if !pins.iter().any(|p| p.key == s.key()) {
+        // Another thread's, which added just now: that thread looks when it has loaded it.
+        if !refs.iter().any(|p| p.key == s.key()) {
             continue;
         }
         // Nothing but the address tells whether a module has a fixed place: DF_STATIC_TLS is not set
@@ -326,11 +326,11 @@ fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change
             continue;
         }
         let new = Module::new(&s, tp - at);
-        change.came.push(new);
+        change.added.push(new);
         now.push(new);
     }
-    change.went = old.modules.iter().filter(|m| !now.contains(m)).copied().collect();
-    if !change.came.is_empty() || !change.went.is_empty() {
+    change.removed = old.modules.iter().filter(|m| !now.contains(m)).copied().collect();
+    if !change.added.is_empty() || !change.removed.is_empty() {
         publish(now);
         update(&change);
     }
@@ -368,7 +368,7 @@ impl Dtv {
     #[inline]
     pub(super) unsafe fn free_dynamic(&self, l: &Layout) {
         // SAFETY: the caller's; entry 0 holds the generation.
-        if l.quiet != Some(unsafe { load(self.0) }) {
+        if l.static_generation != Some(unsafe { load(self.0) }) {
             // SAFETY: the caller's.
             unsafe { self.free_dynamic_slow(l.fixed_last) };
         }
@@ -417,7 +417,7 @@ mod tests {
     /// nothing beside it is changed. Returns the pages of the mapping that are in memory then.
     fn filled(offset: usize, size: usize) -> usize {
         let map = Map::new(PAGES * PAGE).unwrap();
-        let module = Module { id: 1, under: size, image: &IMAGE, filled: SEVENS, size };
+        let module = Module { id: 1, below_tp: size, image: &IMAGE, filled: SEVENS, size };
         // SAFETY: a mapping of our own, large enough for the module.
         let (resident, all) = unsafe {
             (map.base as *mut u8).write_bytes(1, PAGES * PAGE);

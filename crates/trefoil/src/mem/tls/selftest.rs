@@ -1,14 +1,14 @@
 //! Before the first goroutine trusts a block: compare one with glibc's own work, then run on one.
 //!
 //! `compare` sets a block by the recipe beside one by `_dl_allocate_tls`. `run` hops onto a block and
-//! does there what goroutines will do; on the way it learns, from what a call changes, where glibc keeps the
+//! does there what goroutines will do; on the method it learns, from what a call changes, where glibc keeps the
 //! pthread keys, the buffers of `strerror`, and what a dead goroutine could leave behind (locale, cancellation).
 
 use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK, set_mask};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{Layout, Resets, Way, modules};
+use super::{Layout, Method, Resets, modules};
 use crate::arch;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -58,7 +58,8 @@ unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), Stri
     // SAFETY: areas and DTVs of the two blocks (caller).
     unsafe {
         for m in &modules::table().modules {
-            let bytes = |tp: usize| std::slice::from_raw_parts((tp - m.under) as *const u8, m.size);
+            let bytes =
+                |tp: usize| std::slice::from_raw_parts((tp - m.below_tp) as *const u8, m.size);
             if bytes(ours) != bytes(theirs) {
                 return Err(format!("module {}: another image than glibc's", m.id));
             }
@@ -113,7 +114,7 @@ struct Run<'a> {
     wrong: Option<&'static str>,
 }
 
-/// Runs code on a block of `l`'s way and completes `l` with what it learnt.
+/// Runs code on a block of `l`'s method and completes `l` with what it found.
 pub(super) fn run(l: &mut Layout) -> Result<(), String> {
     let room = (l.above + l.below + l.align + STACK).next_multiple_of(4096);
     let map = Map::new(room)?;
@@ -137,7 +138,7 @@ pub(super) fn run(l: &mut Layout) -> Result<(), String> {
             // A failed run may have left anything behind: then the block is not destroyed but leaked.
             if let Some(wrong) = run.wrong {
                 std::mem::forget(map);
-                return Err(format!("self-test on a block by {}: {wrong}", l.way));
+                return Err(format!("self-test on a block by {}: {wrong}", l.method));
             }
             l.recycle(block.tp.as_ptr() as usize);
             l.destroy(block.tp.as_ptr() as usize);
@@ -162,10 +163,10 @@ impl Run<'_> {
                 return Err("errno is not in the block");
             }
         }
-        self.learn_locale();
-        self.learn_cancellation();
-        self.learn_keys();
-        self.learn_buffers();
+        self.discover_locale();
+        self.discover_cancellation();
+        self.discover_keys();
+        self.discover_buffers();
         self.code()
     }
 
@@ -189,7 +190,7 @@ impl Run<'_> {
         out
     }
 
-    fn learn_locale(&mut self) {
+    fn discover_locale(&mut self) {
         let none: libc::locale_t = std::ptr::null_mut();
         // SAFETY: the "C" locale always exists and newlocale answers a constant for it.
         let c = unsafe { libc::newlocale(libc::LC_ALL_MASK, c"C".as_ptr(), none) };
@@ -215,7 +216,7 @@ impl Run<'_> {
         }
     }
 
-    fn learn_cancellation(&mut self) {
+    fn discover_cancellation(&mut self) {
         const DISABLE: i32 = 1;
         const ASYNCHRONOUS: i32 = 1;
         unsafe extern "C" {
@@ -245,7 +246,7 @@ impl Run<'_> {
     }
 
     /// Two words must change: the key's value, and the one with the byte "some value was set".
-    fn learn_keys(&mut self) {
+    fn discover_keys(&mut self) {
         const MARK: usize = 0x5eed_c0de;
         let mut key = 0;
         // SAFETY: a key of our own, deleted below.
@@ -263,7 +264,7 @@ impl Run<'_> {
         let pair = |off: isize| value.is_some_and(|v| off == v as isize || off == v as isize - 8);
         let others: Vec<_> = words.iter().filter(|w| !pair(w.0)).collect();
         if let (Some(value), [(off, before)], true) = (value, &others[..], key < 32) {
-            // The byte that went from 0 to 1.
+            // The byte that removed from 0 to 1.
             let used = (0..8).find(|&b| {
                 let byte = |w: u64| (w >> (b * 8)) as u8;
                 byte(*before) == 0 && byte(now(*off) as u64) == 1
@@ -288,7 +289,7 @@ impl Run<'_> {
 
     /// Where `struct pthread` keeps the buffers that `strerror` and `strsignal` allocate for a number without a text: the
     /// word that holds what the call has returned.
-    fn learn_buffers(&mut self) {
+    fn discover_buffers(&mut self) {
         const NO_SUCH_NUMBER: i32 = 99_999;
         unsafe extern "C" {
             fn strsignal(signal: i32) -> *mut std::ffi::c_char;
@@ -344,7 +345,7 @@ impl Run<'_> {
             libc::free(m.cast());
         }
         if format!("{}-{:?}", std::hint::black_box(7), Some("block")) != "7-Some(\"block\")" {
-            return Err("format! went wrong");
+            return Err("format! removed wrong");
         }
         // resume_unwind: no hook, no noise on stderr.
         if cfg!(panic = "unwind")
@@ -365,8 +366,8 @@ impl Run<'_> {
     }
 }
 
-/// The way is part of an error's text.
-impl std::fmt::Display for Way {
+/// The method is part of an error's text.
+impl std::fmt::Display for Method {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Template => "template",

@@ -14,7 +14,7 @@ static ONE: Mutex<()> = Mutex::new(());
 fn ways() -> [&'static Layout; 2] {
     static OTHER: OnceLock<Layout> = OnceLock::new();
     let first = init().expect("template");
-    assert_eq!(first.why, None);
+    assert_eq!(first.fallback_reason, None);
     [first, OTHER.get_or_init(|| pthread("a test").expect("pthread"))]
 }
 
@@ -233,7 +233,7 @@ fn ten_thousand_blocks_leave_nothing_behind() {
     }
     let _one = ONE.lock();
     for l in ways() {
-        let rounds = if l.way == Way::Template { 10_000 } else { 1_000 };
+        let rounds = if l.method == Method::Template { 10_000 } else { 1_000 };
         let life = || {
             let room = Room::new(l);
             room.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
@@ -247,7 +247,7 @@ fn ten_thousand_blocks_leave_nothing_behind() {
             life();
         }
         let leaked = allocated().saturating_sub(before);
-        assert!(leaked < 16 << 10, "{leaked} bytes in {rounds} lives by {}", l.way);
+        assert!(leaked < 16 << 10, "{leaked} bytes in {rounds} lives by {}", l.method);
     }
 }
 
@@ -342,7 +342,7 @@ fn figures() {
     clock("init by template", 1, &mut || drop(template().unwrap()));
     clock("init by pthread", 1, &mut || drop(pthread("a test").unwrap()));
     for l in ways() {
-        let n = if l.way == Way::Template { 1000 } else { 20 };
+        let n = if l.method == Method::Template { 1000 } else { 20 };
         let map = discover::Map::new(ROOM).unwrap();
         let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
         // SAFETY: memory of our own; what create writes is zeroed again by the loop.
@@ -352,20 +352,22 @@ fn figures() {
                 let from = (b.tp.as_ptr() as usize - l.below) as *mut u8;
                 from.write_bytes(0, l.below + l.above);
             };
-            // A block that is not destroyed would stay in glibc's list of threads (pthread way).
+            // A block that is not destroyed would stay in glibc's list of threads (pthread method).
             let end = |b: &Block| {
                 l.destroy(b.tp.as_ptr() as usize);
                 wipe(b);
             };
             end(&make());
-            clock(&format!("{}: create + destroy + wipe", l.way), n, &mut || end(&make()));
+            clock(&format!("{}: create + destroy + wipe", l.method), n, &mut || end(&make()));
             let b = make();
-            clock(&format!("{}: recycle", l.way), 1000, &mut || l.recycle(b.tp.as_ptr() as usize));
+            clock(&format!("{}: recycle", l.method), 1000, &mut || {
+                l.recycle(b.tp.as_ptr() as usize)
+            });
             on_block(&b, || {
                 clock("run_destructors, nothing to do", 1000, &mut || run_destructors());
             });
             end(&b);
-            clock(&format!("{}: wipe", l.way), n, &mut || wipe(&b));
+            clock(&format!("{}: wipe", l.method), n, &mut || wipe(&b));
         }
     }
 }
@@ -444,8 +446,8 @@ fn dlopen_of_initial_exec_tls() {
             let mut lib = None;
             let changed = || {
                 modules_changed(Some(crate::interpose::dlopen::loader()), |visit| {
-                    // `modules_changed` looks at the process' way; the pthread blocks are glibc's.
-                    if l.way == Way::Template {
+                    // `modules_changed` looks at the process' method; the pthread blocks are glibc's.
+                    if l.method == Method::Template {
                         [&a, &b].iter().for_each(|r| visit(r.block.tp));
                     }
                 });

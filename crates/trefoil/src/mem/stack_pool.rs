@@ -6,24 +6,24 @@
 //! three cache lines, not for a walk over 32 cold headers.
 //!
 //! ```text
-//!   Shelf.top ─▶ A1 ──next──▶ A2 ──▶ A3        a batch: head A1 carries {len 3, tail A3, below B1}
+//!   PoolState.top ─▶ A1 ──next──▶ A2 ──▶ A3        a batch: head A1 carries {len 3, tail A3, below B1}
 //!                │below
 //!                ▼
 //!                B1 ──next──▶ B2               the batch under it
 //! ```
 //!
 //! Invariants:
-//! 1. A node is in exactly one place: a batch in someone's hands, or the shelf. Whoever holds the
+//! 1. A node is in exactly one place: a batch in someone's hands, or the state. Whoever holds the
 //!    [`Batch`] owns its nodes and is the only one to touch their links.
-//! 2. `Shelf::len` is the sum of the lengths on the shelf and never exceeds the `max` given to
+//! 2. `PoolState::len` is the sum of the lengths on the state and never exceeds the `max` given to
 //!    `put`.
 //! 3. A batch is never empty, except in the hands of its maker.
-//! 4. [`Depot::take_or_else`] runs its second choice under the lock, so the depot *is* empty at
+//! 4. [`StackPool::take_or_else`] runs its second choice under the lock, so the depot *is* empty at
 //!    that moment: a caller who knows that "depot + second choice" has something, gets it. Looking
 //!    at one after the other would miss a batch that moves meanwhile.
 //!
 //! This file names nothing of the kernel or of stacks: the lock comes through `crate::shim`, the
-//! links through [`Node`]. `crates/trefoil-model` includes it as it is, with loom's lock and nodes
+//! links through [`BatchNode`]. `crates/trefoil-model` includes it as it is, with loom's lock and nodes
 //! made of loom's cells.
 //!
 //! Rejected: a lock-free stack of batches. Its ABA problem needs a tag or hazard pointers, and the
@@ -33,7 +33,7 @@ use std::ptr::NonNull;
 
 use crate::sys::lock::Lock;
 
-/// What the first node of a batch on the shelf carries.
+/// What the first node of a batch on the state carries.
 pub(crate) struct BatchLinks<N> {
     below: Option<NonNull<N>>,
     tail: NonNull<N>,
@@ -51,7 +51,7 @@ impl<N> Copy for BatchLinks<N> {}
 ///
 /// # Safety
 /// A getter returns what the last setter on the same node stored.
-pub(crate) unsafe trait Node: Sized {
+pub(crate) unsafe trait BatchNode: Sized {
     /// # Safety
     /// The caller owns the node (invariant 1), and `set_next` was called on it.
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>>;
@@ -68,16 +68,16 @@ pub(crate) unsafe trait Node: Sized {
 
 /// An owned chain of nodes, newest first. Dropping it forgets the nodes, which is a leak.
 #[must_use]
-pub(crate) struct Batch<N: Node> {
+pub(crate) struct Batch<N: BatchNode> {
     /// First and last node.
     ends: Option<(NonNull<N>, NonNull<N>)>,
     len: u32,
 }
 
 // SAFETY: a batch owns its nodes (invariant 1); moving it moves them.
-unsafe impl<N: Node + Send> Send for Batch<N> {}
+unsafe impl<N: BatchNode + Send> Send for Batch<N> {}
 
-impl<N: Node> Batch<N> {
+impl<N: BatchNode> Batch<N> {
     pub(crate) const fn new() -> Self {
         Batch { ends: None, len: 0 }
     }
@@ -166,19 +166,19 @@ impl<N: Node> Batch<N> {
 }
 
 /// What the depot's lock guards: a stack of batches.
-pub(crate) struct Shelf<N: Node> {
+pub(crate) struct PoolState<N: BatchNode> {
     top: Option<NonNull<N>>,
     len: usize,
     /// The least `len` since somebody asked.
     low: usize,
 }
 
-// SAFETY: the shelf owns the nodes on it (invariant 1).
-unsafe impl<N: Node + Send> Send for Shelf<N> {}
+// SAFETY: the state owns the nodes on it (invariant 1).
+unsafe impl<N: BatchNode + Send> Send for PoolState<N> {}
 
-impl<N: Node> Shelf<N> {
+impl<N: BatchNode> PoolState<N> {
     pub(crate) const fn new() -> Self {
-        Shelf { top: None, len: 0, low: 0 }
+        PoolState { top: None, len: 0, low: 0 }
     }
 
     fn put(&mut self, batch: Batch<N>) {
@@ -193,7 +193,7 @@ impl<N: Node> Shelf<N> {
     fn take(&mut self, want: usize) -> Batch<N> {
         let mut taken = Batch::new();
         while let Some(head) = self.top {
-            // SAFETY: a batch head on the shelf is the shelf's, and `put` set its links.
+            // SAFETY: a batch head on the state is the state's, and `put` set its links.
             let links = unsafe { N::batch(head) };
             if !taken.is_empty() && taken.len() + links.len as usize > want {
                 break;
@@ -222,30 +222,30 @@ impl<N: Node> Shelf<N> {
 }
 
 /// The pool. See the head of the file.
-pub(crate) struct Depot<N: Node> {
-    shelf: Lock<Shelf<N>>,
+pub(crate) struct StackPool<N: BatchNode> {
+    state: Lock<PoolState<N>>,
 }
 
-impl<N: Node> Depot<N> {
-    /// Made of a lock around an empty shelf, so that this is `const` with our lock and compiles
+impl<N: BatchNode> StackPool<N> {
+    /// Made of a lock around an empty state, so that this is `const` with our lock and compiles
     /// with loom's, whose constructor is not.
-    pub(crate) const fn new(shelf: Lock<Shelf<N>>) -> Self {
-        Depot { shelf }
+    pub(crate) const fn new(state: Lock<PoolState<N>>) -> Self {
+        StackPool { state }
     }
 
     /// Whether `more` nodes would fit now. A hint: `put` decides.
     pub(crate) fn has_room(&self, more: usize, max: usize) -> bool {
-        self.shelf.lock().len + more <= max
+        self.state.lock().len + more <= max
     }
 
     /// Pools the batch, or gives it back if it would not fit in `max` nodes.
     #[must_use = "a batch that did not fit is still the caller's"]
     pub(crate) fn put(&self, batch: Batch<N>, max: usize) -> Option<Batch<N>> {
-        let mut shelf = self.shelf.lock();
-        if shelf.len + batch.len() > max {
+        let mut state = self.state.lock();
+        if state.len + batch.len() > max {
             return Some(batch);
         }
-        shelf.put(batch);
+        state.put(batch);
         None
     }
 
@@ -256,26 +256,26 @@ impl<N: Node> Depot<N> {
         want: usize,
         or: impl FnOnce() -> R,
     ) -> Result<Batch<N>, R> {
-        let mut shelf = self.shelf.lock();
-        let batch = shelf.take(want);
+        let mut state = self.state.lock();
+        let batch = state.take(want);
         if batch.is_empty() { Err(or()) } else { Ok(batch) }
     }
 
-    /// Takes one node, or runs `or` as [`Depot::take_or_else`] does.
+    /// Takes one node, or runs `or` as [`StackPool::take_or_else`] does.
     pub(crate) fn take_one_or_else<R>(&self, or: impl FnOnce() -> R) -> Result<NonNull<N>, R> {
-        let mut shelf = self.shelf.lock();
-        shelf.take_one().ok_or_else(or)
+        let mut state = self.state.lock();
+        state.take_one().ok_or_else(or)
     }
 
     /// How many nodes were here all the time since the last call.
     pub(crate) fn unneeded(&self) -> usize {
-        let mut shelf = self.shelf.lock();
-        let len = shelf.len;
-        std::mem::replace(&mut shelf.low, len)
+        let mut state = self.state.lock();
+        let len = state.len;
+        std::mem::replace(&mut state.low, len)
     }
 
     /// Nodes in the pool.
     pub(crate) fn len(&self) -> usize {
-        self.shelf.lock().len
+        self.state.lock().len
     }
 }

@@ -10,18 +10,18 @@ use std::ptr::{NonNull, null_mut};
 const FIRST_BYTES: usize = 4096;
 
 /// See the head of the file.
-pub(crate) struct Growing<T: Copy> {
+pub(crate) struct MmapVec<T: Copy> {
     items: NonNull<T>,
     len: usize,
     bytes: usize,
 }
 
 // SAFETY: it owns its items, like a Vec.
-unsafe impl<T: Copy + Send> Send for Growing<T> {}
+unsafe impl<T: Copy + Send> Send for MmapVec<T> {}
 
-impl<T: Copy> Growing<T> {
+impl<T: Copy> MmapVec<T> {
     pub(crate) const fn new() -> Self {
-        Growing { items: NonNull::dangling(), len: 0, bytes: 0 }
+        MmapVec { items: NonNull::dangling(), len: 0, bytes: 0 }
     }
 
     #[inline]
@@ -65,7 +65,7 @@ impl<T: Copy> Growing<T> {
     }
 }
 
-impl<T: Copy> Deref for Growing<T> {
+impl<T: Copy> Deref for MmapVec<T> {
     type Target = [T];
     #[inline]
     fn deref(&self) -> &[T] {
@@ -74,7 +74,7 @@ impl<T: Copy> Deref for Growing<T> {
     }
 }
 
-impl<T: Copy> DerefMut for Growing<T> {
+impl<T: Copy> DerefMut for MmapVec<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as `deref`, and we are borrowed exclusively.
@@ -82,7 +82,7 @@ impl<T: Copy> DerefMut for Growing<T> {
     }
 }
 
-impl<T: Copy> Drop for Growing<T> {
+impl<T: Copy> Drop for MmapVec<T> {
     fn drop(&mut self) {
         if self.bytes != 0 {
             // SAFETY: ours, and nobody reads it any more.
