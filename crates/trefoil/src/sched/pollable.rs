@@ -200,8 +200,8 @@ impl Poller {
         let shard = &self.shards[p as usize % SHARDS];
         if !shard.epoll.is_open() {
             let _one = self.opening.lock();
-            self.door().open(true)?;
-            shard.epoll.open(false)?;
+            self.door().open_with_breaks()?;
+            shard.epoll.open()?;
         }
         Ok(shard)
     }

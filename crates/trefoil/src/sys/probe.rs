@@ -1,12 +1,14 @@
-//! Whether another thread of this process is on the CPU (or wants to be) or blocked in the kernel.
+//! Tells whether another thread of this process runs (or waits for a CPU) or is blocked in the kernel.
 //!
-//! `/proc/self/task/TID/syscall` says `running`, or which call the thread sleeps in: 0.3 µs for a running
-//! thread, 0.6 for a blocked one. Where that file is not to be had (a sandbox, no descriptor left) the
-//! thread's CPU clock is read: one that has not moved between two looks was not on a CPU.
+//! `/proc/self/task/TID/syscall` contains `running`, or the system call that the thread sleeps in:
+//! 0.3 µs for a running thread, 0.6 µs for a blocked one. If that file is not available (a sandbox, no
+//! descriptor left) the thread's CPU time is read: if it is the same in two checks, the thread was
+//! not on a CPU.
 //!
-//! Most sleeps are short if they are for memory (a page fault, `mmap` and its kin wait for one another), for a
-//! lock of ours, or for a futex. Such a one is [`ThreadState::BrieflyBlocked`] until it has lasted a while: seen again, and
-//! no CPU time was used in between.
+//! Most sleeps are short if they are for memory (page faults, `mmap` and its relatives wait for each
+//! other), for a lock of the runtime, or for a futex. Such a sleep is
+//! [`ThreadState::BrieflyBlocked`] until it has lasted a while: until a later check finds the thread
+//! asleep, and it has used no CPU time in between.
 
 use super::clock::{Nanos, now};
 use super::lock;
@@ -17,29 +19,30 @@ use std::ffi::CStr;
 use std::io::Write;
 use std::mem::ManuallyDrop;
 
-/// What a look found.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ThreadState {
     Running,
-    /// Asleep in the kernel, at some moment of this look.
+    /// Asleep in the kernel, at some moment of this check.
     Blocked,
-    /// The same, but for something that is usually had soon: it counts when it has lasted this much longer.
+    /// Asleep for something that usually comes soon. It counts as blocked after this much longer.
     BrieflyBlocked(Nanos),
-    /// Not to be said before the next look.
+    /// Unknown before the next check.
     Unknown,
 }
 
-/// Looks at one thread at a time, and remembers what it needs for the next look at the same.
+/// Checks one thread at a time, and stores what the next check of the same thread needs.
 pub(crate) struct ThreadProbe {
     tid: u32,
     file: Option<File>,
-    /// CPU time at the last look that needed it, and since when it has not changed.
+    /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,
     since: Nanos,
 }
 
-/// Closed by the kernel's call: libc's `close` is one of our doors, and may wake a goroutine that waits for a socket with
-/// the same number. Here the scheduler's lock is held.
+/// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it may
+/// wake a goroutine that waits for a socket with the same number, and the scheduler's lock is held
+/// here.
 struct File(ManuallyDrop<OwnedFd>);
 
 impl File {
@@ -50,7 +53,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor, for the last time.
+        // SAFETY: our own descriptor, which is not used after this.
         unsafe { rustix::io::close(self.0.as_raw_fd()) };
     }
 }
@@ -60,7 +63,7 @@ impl ThreadProbe {
         ThreadProbe { tid: 0, file: None, cpu: 0, since: 0 }
     }
 
-    /// One look. No allocation, no lock of libc.
+    /// Checks a thread. Does not allocate and takes no lock of libc.
     pub(crate) fn check(&mut self, tid: u32) -> ThreadState {
         if self.tid != tid {
             *self = ThreadProbe { tid, file: open(tid).map(File::new), cpu: 0, since: 0 };
@@ -69,7 +72,7 @@ impl ThreadProbe {
         let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
         match read {
             Some(Ok(_)) if text.starts_with(b"running") => ThreadState::Running,
-            // Anything else is not that file: somebody has closed ours, and the number was given to another.
+            // Other text: the program has closed our descriptor, and the number is another file now.
             Some(Ok(n))
                 if n > 0
                     && let Some(call) = Call::read(&text[..n]) =>
@@ -92,7 +95,7 @@ impl ThreadProbe {
         }
     }
 
-    /// For how long, as far as we saw, the thread has not been on a CPU.
+    /// Returns for how long the thread has used no CPU time, as far as the checks have seen.
     fn idle_nanos(&mut self, tid: u32) -> Nanos {
         let (cpu, now) = (cpu_time(tid), now());
         if cpu != std::mem::replace(&mut self.cpu, cpu) {
@@ -111,15 +114,15 @@ impl ThreadProbe {
     }
 }
 
-/// A call that a thread sleeps in: its number (−1 for a page fault), and the last argument.
+/// A system call that a thread sleeps in: its number (−1 for a page fault) and its last argument.
 struct Call {
     number: i64,
     sixth: u64,
 }
 
 impl Call {
-    /// From the file's text: the number, six arguments, stack pointer and instruction, all but the first
-    /// hexadecimal. A page fault has no arguments.
+    /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer, all
+    /// but the first in hexadecimal. A page fault has no arguments.
     fn read(text: &[u8]) -> Option<Call> {
         let text = std::str::from_utf8(text).ok()?;
         let mut fields = text.split_ascii_whitespace();
@@ -132,15 +135,16 @@ impl Call {
         })
     }
 
-    /// How long a sleep in this call must last before it counts.
+    /// Returns how long a sleep in this call must last before the thread counts as blocked.
     fn min_sleep(&self) -> Nanos {
-        /// Until the next look.
-        const FUTEX: Nanos = 10_000;
-        /// Longer than a holder is off the CPU on a busy machine: or whoever gets the P would only wait behind.
-        const SHORT: Nanos = 10_000_000;
+        /// Until the next check.
+        const FUTEX_NANOS: Nanos = 10_000;
+        /// Longer than a lock holder is off the CPU on a busy machine: an M that got the P earlier
+        /// would only wait for the same lock.
+        const SHORT_NANOS: Nanos = 10_000_000;
         match self.number {
-            libc::SYS_futex if self.sixth as u32 == lock::LOCK_BITSET.get() => SHORT,
-            libc::SYS_futex => FUTEX,
+            libc::SYS_futex if self.sixth as u32 == lock::LOCK_BITSET.get() => SHORT_NANOS,
+            libc::SYS_futex => FUTEX_NANOS,
             -1
             | libc::SYS_mmap
             | libc::SYS_mprotect
@@ -149,9 +153,9 @@ impl Call {
             | libc::SYS_mremap
             | libc::SYS_madvise
             | libc::SYS_process_madvise
-            // They do not sleep, but the kernel may touch user memory on their way out, which is a page fault.
+            // They do not sleep, but on return the kernel may touch user memory: a page fault.
             | libc::SYS_sched_yield
-            | libc::SYS_rt_sigreturn => SHORT,
+            | libc::SYS_rt_sigreturn => SHORT_NANOS,
             _ => 0,
         }
     }
@@ -164,13 +168,14 @@ fn open(tid: u32) -> Option<OwnedFd> {
     rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// Nanoseconds that a thread has spent on a CPU; 0 if that cannot be found out.
+/// Returns the nanoseconds that a thread has spent on a CPU; 0 if that cannot be found out.
 pub(crate) fn cpu_time(tid: u32) -> u64 {
-    /// The kernel's number for "the CPU time of one thread".
+    /// The kernel's clock type for the CPU time of one thread.
     const PER_THREAD_SCHED: i32 = 6;
     let clock = (!(tid as i32) << 3) | PER_THREAD_SCHED;
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec. A raw call: a signal handler asks, and errno is the goroutine's.
+    // SAFETY: writes one timespec. A raw call: a signal handler calls this, and errno belongs to the
+    // goroutine.
     if unsafe { syscall(libc::SYS_clock_gettime, [clock as usize, &raw mut t as usize]) } != 0 {
         return 0;
     }
@@ -183,7 +188,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[test]
-    fn tells_a_sleeper_from_a_worker() {
+    fn a_sleeping_thread_is_blocked_and_a_spinning_one_runs() {
         let (tid, work, stop) = (AtomicU32::new(0), AtomicBool::new(true), AtomicBool::new(false));
         std::thread::scope(|s| {
             s.spawn(|| {

@@ -13,7 +13,8 @@
 //! a table of offsets per glibc version (breaks on the next one, silently).
 
 use super::modules::{Module, Segment, segments};
-use super::raw::{load, symbol, syscall, thread_pointer};
+use super::raw::{load, symbol, thread_pointer};
+use crate::sys::raw::syscall;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 

@@ -18,7 +18,8 @@
 
 use super::Layout;
 use super::discover::thread_on;
-use super::raw::{store, syscall, thread_pointer};
+use super::raw::{store, thread_pointer};
+use crate::sys::raw::syscall;
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::io;

@@ -48,7 +48,7 @@ mod discover;
 mod dtv_buffer;
 mod fallback;
 mod modules;
-pub(crate) mod raw;
+mod raw;
 mod selftest;
 
 #[cfg(test)]
@@ -400,14 +400,8 @@ fn update(layout: &Layout, change: &modules::Change, each: impl Fn(&mut dyn FnMu
     });
 }
 
-/// Ends the process with a line on stderr; no allocation, no unwinding.
+/// Aborts the process with a message. Does not allocate.
 #[cold]
 fn fatal(text: &str) -> ! {
-    for part in ["fatal error: trefoil: ", text, "\n"] {
-        // SAFETY: writes a string to stderr.
-        unsafe {
-            raw::syscall(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0]);
-        }
-    }
-    std::process::abort()
+    crate::sys::fatal(format_args!("trefoil: {text}"))
 }
