@@ -1,6 +1,7 @@
-//! A growing array for the scheduler: no malloc (sched/mod.rs, rule 2), pages from the kernel.
+//! A vector for the scheduler, which must not call malloc (sched/mod.rs, rule 2): its pages come from
+//! `mmap`.
 //!
-//! Grows by doubling with `mremap`, which moves page tables and not bytes.
+//! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 use std::ops::{Deref, DerefMut};
@@ -16,7 +17,7 @@ pub(crate) struct MmapVec<T: Copy> {
     bytes: usize,
 }
 
-// SAFETY: it owns its items, like a Vec.
+// SAFETY: it owns its items, as a Vec does.
 unsafe impl<T: Copy + Send> Send for MmapVec<T> {}
 
 impl<T: Copy> MmapVec<T> {
@@ -49,7 +50,7 @@ impl<T: Copy> MmapVec<T> {
     #[cold]
     fn grow_slow(&mut self) {
         let bytes = (self.bytes * 2).max(FIRST_BYTES);
-        // SAFETY: a new mapping, or a larger one instead of the old, which nobody else knows.
+        // SAFETY: a new mapping, or a larger one that replaces this vector's own mapping.
         let memory = unsafe {
             if self.bytes == 0 {
                 let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -77,7 +78,7 @@ impl<T: Copy> Deref for MmapVec<T> {
 impl<T: Copy> DerefMut for MmapVec<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as `deref`, and we are borrowed exclusively.
+        // SAFETY: as `deref`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.items.as_ptr(), self.len) }
     }
 }
@@ -85,7 +86,7 @@ impl<T: Copy> DerefMut for MmapVec<T> {
 impl<T: Copy> Drop for MmapVec<T> {
     fn drop(&mut self) {
         if self.bytes != 0 {
-            // SAFETY: ours, and nobody reads it any more.
+            // SAFETY: this vector's own mapping, and no borrow of it is left.
             let _ = unsafe { munmap(self.items.as_ptr().cast(), self.bytes) };
         }
     }

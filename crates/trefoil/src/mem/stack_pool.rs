@@ -1,39 +1,40 @@
-//! The depot: a pool between the Ps' caches, traded in whole batches.
+//! The central stack pool: exchanges whole batches of stacks between the Ps' caches.
 //!
-//! A P whose cache runs over puts half of it here; a P whose cache ran dry takes such a batch. A
-//! batch is a chain of nodes whose first node also carries the chain's length and last node, so
-//! both directions are O(1) under the lock, whatever the batch's size: the lock is held for two or
-//! three cache lines, not for a walk over 32 cold headers.
+//! A P whose cache overflows puts half of it here; a P whose cache is empty takes such a batch. A
+//! batch is a chain of nodes whose first node also stores the chain's length and its last node. So
+//! both directions are O(1) under the lock, whatever the batch's size: the critical section touches
+//! two or three cache lines instead of walking over 32 cold headers.
 //!
 //! ```text
-//!   PoolState.top ─▶ A1 ──next──▶ A2 ──▶ A3        a batch: head A1 carries {len 3, tail A3, below B1}
-//!                │below
-//!                ▼
-//!                B1 ──next──▶ B2               the batch under it
+//!   PoolState.top ─▶ A1 ──next──▶ A2 ──▶ A3    a batch: head A1 has {len 3, tail A3, below B1}
+//!                    │below
+//!                    ▼
+//!                    B1 ──next──▶ B2           the batch below it
 //! ```
 //!
 //! Invariants:
-//! 1. A node is in exactly one place: a batch in someone's hands, or the state. Whoever holds the
-//!    [`Batch`] owns its nodes and is the only one to touch their links.
-//! 2. `PoolState::len` is the sum of the lengths on the state and never exceeds the `max` given to
-//!    `put`.
-//! 3. A batch is never empty, except in the hands of its maker.
-//! 4. [`StackPool::take_or_else`] runs its second choice under the lock, so the depot *is* empty at
-//!    that moment: a caller who knows that "depot + second choice" has something, gets it. Looking
-//!    at one after the other would miss a batch that moves meanwhile.
+//! 1. A node is in exactly one place: in a [`Batch`] that a thread owns, or in the pool. The owner of
+//!    a batch owns its nodes, and no other thread touches their links.
+//! 2. `PoolState::len` is the sum of the lengths of the batches in the pool. [`StackPool::put`] never
+//!    makes it exceed the `max` that it is given. `mem` passes `usize::MAX` (it decides before what
+//!    to do with a surplus), so there the pool may exceed `POOL_MAX` until the scavenger has run.
+//! 3. A batch in the pool is not empty.
+//! 4. [`StackPool::take_or_else`] runs its second choice under the lock, so the pool *is* empty at
+//!    that moment: if pool and second choice together contain a node, the caller gets one. Checking
+//!    one after the other would miss a batch that moves in between.
 //!
-//! This file names nothing of the kernel or of stacks: the lock comes through `crate::shim`, the
-//! links through [`BatchNode`]. `crates/trefoil-model` includes it as it is, with loom's lock and nodes
-//! made of loom's cells.
+//! This file uses neither the kernel nor stacks: the lock comes from `sys::lock`, the links from
+//! [`BatchNode`]. `crates/trefoil-model` compiles it with loom's lock and with nodes that are made of
+//! loom's cells.
 //!
-//! Rejected: a lock-free stack of batches. Its ABA problem needs a tag or hazard pointers, and the
-//! depot is visited once in 32 stacks: the lock is less than a nanosecond a stack.
+//! Rejected: a lock-free stack of batches. It needs a tag or hazard pointers against ABA, and the pool
+//! is used once per 32 stacks: the lock costs less than a nanosecond per stack.
 
 use std::ptr::NonNull;
 
 use crate::sys::lock::Lock;
 
-/// What the first node of a batch on the state carries.
+/// What the first node of a batch in the pool stores.
 pub(crate) struct BatchLinks<N> {
     below: Option<NonNull<N>>,
     tail: NonNull<N>,
@@ -47,26 +48,34 @@ impl<N> Clone for BatchLinks<N> {
 }
 impl<N> Copy for BatchLinks<N> {}
 
-/// A thing that can be chained: it has room for a `next` link and for [`BatchLinks`].
+/// An object that can be chained: it has room for a `next` link and for [`BatchLinks`].
 ///
 /// # Safety
 /// A getter returns what the last setter on the same node stored.
 pub(crate) unsafe trait BatchNode: Sized {
+    /// Returns the `next` link.
+    ///
     /// # Safety
     /// The caller owns the node (invariant 1), and `set_next` was called on it.
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>>;
+    /// Sets the `next` link.
+    ///
     /// # Safety
     /// The caller owns the node.
     unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>);
+    /// Returns the batch links.
+    ///
     /// # Safety
     /// The caller owns the node, and `set_batch` was called on it.
     unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self>;
+    /// Sets the batch links.
+    ///
     /// # Safety
     /// The caller owns the node.
     unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>);
 }
 
-/// An owned chain of nodes, newest first. Dropping it forgets the nodes, which is a leak.
+/// An owned chain of nodes, newest first. Dropping it leaks the nodes.
 #[must_use]
 pub(crate) struct Batch<N: BatchNode> {
     /// First and last node.
@@ -92,7 +101,7 @@ impl<N: BatchNode> Batch<N> {
         self.len == 0
     }
 
-    /// Puts a node in front.
+    /// Adds a node at the front.
     ///
     /// # Safety
     /// The caller owns `node`; the batch does from now on.
@@ -102,7 +111,7 @@ impl<N: BatchNode> Batch<N> {
             Some((head, tail)) => (Some(head), tail),
             None => (None, node),
         };
-        // SAFETY: ours by the contract.
+        // SAFETY: the batch owns the node from here on.
         unsafe { N::set_next(node, next) };
         self.ends = Some((node, tail));
         self.len += 1;
@@ -128,10 +137,10 @@ impl<N: BatchNode> Batch<N> {
         }
         let mut last = head;
         for _ in 1..keep {
-            // SAFETY: `keep < len`, so this node has a successor in our own chain.
+            // SAFETY: `keep < len`, so this node has a successor in this chain.
             last = unsafe { N::next(last) }.expect("a chain is as long as its len");
         }
-        // SAFETY: as above: `last` is ours and not the tail.
+        // SAFETY: as above: `last` is a node of this batch and not its tail.
         let rest = unsafe { N::next(last) }.expect("a chain is as long as its len");
         // SAFETY: as above.
         unsafe { N::set_next(last, None) };
@@ -140,21 +149,21 @@ impl<N: BatchNode> Batch<N> {
         Batch { ends: Some((rest, tail)), len }
     }
 
-    /// Puts another batch behind this one.
+    /// Appends another batch.
     pub(crate) fn append(&mut self, other: Batch<N>) {
         let Some((other_head, other_tail)) = other.ends else { return };
         self.len += other.len;
         self.ends = match self.ends {
             None => other.ends,
             Some((head, tail)) => {
-                // SAFETY: our own last node; `other` was given to us.
+                // SAFETY: the last node of this batch, which owns the nodes of `other` too now.
                 unsafe { N::set_next(tail, Some(other_head)) };
                 Some((head, other_tail))
             }
         };
     }
 
-    /// Calls `f` with each node, first to last. `f` may touch the node, not its links.
+    /// Calls `f` with each node, first to last. `f` may use the node, but not its links.
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<N>)) {
         let mut at = self.ends.map(|(head, _)| head);
         while let Some(node) = at {
@@ -165,15 +174,15 @@ impl<N: BatchNode> Batch<N> {
     }
 }
 
-/// What the depot's lock guards: a stack of batches.
+/// What the lock of a [`StackPool`] guards: a stack of batches.
 pub(crate) struct PoolState<N: BatchNode> {
     top: Option<NonNull<N>>,
     len: usize,
-    /// The least `len` since somebody asked.
+    /// The lowest `len` since the last call of [`StackPool::unneeded`].
     low: usize,
 }
 
-// SAFETY: the state owns the nodes on it (invariant 1).
+// SAFETY: the pool owns its nodes (invariant 1).
 unsafe impl<N: BatchNode + Send> Send for PoolState<N> {}
 
 impl<N: BatchNode> PoolState<N> {
@@ -183,7 +192,7 @@ impl<N: BatchNode> PoolState<N> {
 
     fn put(&mut self, batch: Batch<N>) {
         let Some((head, tail)) = batch.ends else { return };
-        // SAFETY: the batch's nodes are ours from here on; only its head gets the batch links.
+        // SAFETY: the pool owns the batch's nodes from here on; only the head gets batch links.
         unsafe { N::set_batch(head, BatchLinks { below: self.top, tail, len: batch.len }) };
         self.top = Some(head);
         self.len += batch.len();
@@ -193,7 +202,7 @@ impl<N: BatchNode> PoolState<N> {
     fn take(&mut self, want: usize) -> Batch<N> {
         let mut taken = Batch::new();
         while let Some(head) = self.top {
-            // SAFETY: a batch head on the state is the state's, and `put` set its links.
+            // SAFETY: the pool owns the head of a batch in it, and `put` has set its links.
             let links = unsafe { N::batch(head) };
             if !taken.is_empty() && taken.len() + links.len as usize > want {
                 break;
@@ -221,25 +230,25 @@ impl<N: BatchNode> PoolState<N> {
     }
 }
 
-/// The pool. See the head of the file.
+/// See the head of the file.
 pub(crate) struct StackPool<N: BatchNode> {
     state: Lock<PoolState<N>>,
 }
 
 impl<N: BatchNode> StackPool<N> {
-    /// Made of a lock around an empty state, so that this is `const` with our lock and compiles
-    /// with loom's, whose constructor is not.
+    /// Makes a pool from a lock around an empty state: so this is `const` with the runtime's lock, and
+    /// compiles with loom's lock, whose constructor is not `const`.
     pub(crate) const fn new(state: Lock<PoolState<N>>) -> Self {
         StackPool { state }
     }
 
-    /// Whether `more` nodes would fit now. A hint: `put` decides.
+    /// Returns whether `more` nodes would fit in `max` now. A hint: another thread may put some.
     pub(crate) fn has_room(&self, more: usize, max: usize) -> bool {
         self.state.lock().len + more <= max
     }
 
-    /// Pools the batch, or gives it back if it would not fit in `max` nodes.
-    #[must_use = "a batch that did not fit is still the caller's"]
+    /// Adds the batch, or returns it if the pool would have more than `max` nodes.
+    #[must_use = "the caller still owns a batch that did not fit"]
     pub(crate) fn put(&self, batch: Batch<N>, max: usize) -> Option<Batch<N>> {
         let mut state = self.state.lock();
         if state.len + batch.len() > max {
@@ -249,8 +258,8 @@ impl<N: BatchNode> StackPool<N> {
         None
     }
 
-    /// Takes about `want` nodes (whole batches: at least one, and more than `want` only if a single
-    /// batch is that long). If there is none, runs `or` while there still is none (invariant 4).
+    /// Takes about `want` nodes (whole batches: at least one batch, and more than `want` nodes only if
+    /// a single batch is that long). If the pool is empty, runs `or` while it still is (invariant 4).
     pub(crate) fn take_or_else<R>(
         &self,
         want: usize,
@@ -267,14 +276,14 @@ impl<N: BatchNode> StackPool<N> {
         state.take_one().ok_or_else(or)
     }
 
-    /// How many nodes were here all the time since the last call.
+    /// Returns how many nodes the pool had at every moment since the last call.
     pub(crate) fn unneeded(&self) -> usize {
         let mut state = self.state.lock();
         let len = state.len;
         std::mem::replace(&mut state.low, len)
     }
 
-    /// Nodes in the pool.
+    /// Returns the number of nodes in the pool.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().len
     }
