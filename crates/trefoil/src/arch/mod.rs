@@ -1,8 +1,8 @@
 //! What depends on the CPU: how one execution context becomes another.
 //!
 //! One file per architecture, each with the same names: `switch`, `prepare`, `call_on`, the thread
-//! pointer (FS on x86_64) that selects the thread-local storage, the M register (GS), and raw system
-//! calls. `preempt.rs` stops a goroutine between any two instructions.
+//! pointer (FS on x86_64) that selects the thread-local storage, the M register (GS), and raw
+//! system calls. `preempt.rs` stops a goroutine between any two instructions.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod preempt;

@@ -1,8 +1,8 @@
 //! x86_64: stopping a goroutine between any two instructions.
 //!
-//! A signal handler cannot switch stacks itself: its frame would stay on the thread. So it edits the
-//! interrupted context ([`divert`]) and returns. The goroutine continues in [`trampoline`], as if it
-//! had called it at that place:
+//! A signal handler cannot switch stacks itself: its frame would stay on the thread. So it edits
+//! the interrupted context ([`divert`]) and returns. The goroutine continues in [`trampoline`], as
+//! if it had called it at that place:
 //!
 //! ```text
 //!   rsp as interrupted ─┬───────────────────┐
@@ -17,23 +17,23 @@
 //! ```
 //!
 //! The trampoline saves everything and calls the scheduler like any function. When the goroutine is
-//! resumed, maybe on another thread, it restores everything and returns with `ret 128`, over the red
-//! zone.
+//! resumed, maybe on another thread, it restores everything and returns with `ret 128`, over the
+//! red zone.
 //!
 //! Invariants:
-//! 1. The handler sets M's byte "in the runtime". The trampoline's last store clears it, through GS: in
-//!    the M of the thread that it ends on. A pc in the trampoline is not diverted again
+//! 1. The handler sets M's byte "in the runtime". The trampoline's last store clears it, through
+//!    GS: in the M of the thread that it ends on. A pc in the trampoline is not diverted again
 //!    ([`in_trampoline`]).
-//! 2. The extended state is saved with XINUSE as the mask and restored with all of XCR0: a component
-//!    that was not in use is in its initial state afterwards. Protection keys (PKRU) belong to the
-//!    thread.
+//! 2. The extended state is saved with XINUSE as the mask and restored with all of XCR0: a
+//!    component that was not in use is in its initial state afterwards. Protection keys (PKRU)
+//!    belong to the thread.
 //! 3. The successor finds the floating-point unit as a function call leaves it: initialised.
 //! 4. DF, AC and TF are cleared before Rust code runs: compiled code relies on the first, and the
 //!    kernel's return from the handler would restore them. They come back with the saved flags.
 //!
-//! Rejected: switching inside the handler (the thread keeps a signal frame of 3.5 to 11.6 KiB, and its
-//! mask, until the goroutine is resumed *there*); saving only the fxsave part (malloc and memcpy use
-//! wide registers; memory is corrupt within seconds).
+//! Rejected: switching inside the handler (the thread keeps a signal frame of 3.5 to 11.6 KiB, and
+//! its mask, until the goroutine is resumed *there*); saving only the fxsave part (malloc and
+//! memcpy use wide registers; memory is corrupt within seconds).
 
 use std::arch::naked_asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -74,8 +74,8 @@ static INITIAL: Image = {
     Image(image)
 };
 
-/// Asks the CPU, once, and stores the function that a stopped goroutine calls. Returns false if there
-/// is no `xsave`: then goroutines cannot be preempted by a signal.
+/// Asks the CPU, once, and stores the function that a stopped goroutine calls. Returns false if
+/// there is no `xsave`: then goroutines cannot be preempted by a signal.
 pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     PREEMPTED.store(preempted as *mut (), Ordering::Relaxed);
     if USABLE.load(Ordering::Relaxed) {
@@ -126,8 +126,9 @@ pub(crate) fn in_trampoline(pc: usize) -> bool {
 /// Makes the interrupted goroutine continue in the trampoline.
 ///
 /// # Safety
-/// Called in a signal handler that is not on the goroutine's stack, which has [`DIVERT_BYTES`] below
-/// the interrupted stack pointer; M's byte is set (invariant 1); [`init_preemption`] returned true.
+/// Called in a signal handler that is not on the goroutine's stack, which has [`DIVERT_BYTES`]
+/// below the interrupted stack pointer; M's byte is set (invariant 1); [`init_preemption`] returned
+/// true.
 pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
     let regs = &mut context.uc_mcontext.gregs;
     let frame = (regs[libc::REG_RSP as usize] as usize - RED_ZONE_BYTES) as *mut i64;

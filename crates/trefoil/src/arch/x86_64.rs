@@ -28,12 +28,12 @@
 //! # The M register
 //! The GS base of a runtime thread is the address of its M (`sched::M`, whose first word is its own
 //! address). It is set once per thread and no compiler caches it, so it is right in every context,
-//! signal handlers included. It is **inherited by clone**: a plain thread started on a goroutine has
-//! its parent's M there. Hence this invariant:
+//! signal handlers included. It is **inherited by clone**: a plain thread started on a goroutine
+//! has its parent's M there. Hence this invariant:
 //!
 //! 1. GS may be read only by code that knows that it runs on a runtime thread: after
-//!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's own
-//!    context.
+//!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's
+//!    own context.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +95,8 @@ macro_rules! define_switch {
                 "mov r8d, [rsp]",
                 "movzx r9d, word ptr [rsp + 4]",
                 "mov [rdi], rsp",
-                // From here on the other stack. Its frame has the same layout, so the CFI stays true.
+                // From here on the other stack. Its frame has the same layout, so the CFI stays
+                // true.
                 "mov rsp, rsi",
                 $($setfs,)+
                 "xor r8d, [rsp]",
@@ -149,8 +150,9 @@ define_switch!(
     "syscall"
 );
 
-/// Suspends the running context into `*save` and resumes the context that was suspended at `sp`, with
-/// thread pointer `tp`. Returns when the context in `*save` is resumed, maybe on another thread.
+/// Suspends the running context into `*save` and resumes the context that was suspended at `sp`,
+/// with thread pointer `tp`. Returns when the context in `*save` is resumed, maybe on another
+/// thread.
 ///
 /// # Safety
 /// `sp` came from [`prepare`] or from an earlier switch and is resumed only once; `tp` is its TLS
@@ -166,8 +168,8 @@ pub(crate) unsafe fn switch(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
     }
 }
 
-/// Defines a naked call on another stack and thread pointer. `$set_own` loads the thread pointer from
-/// rcx, `$set_back` from rbx. Both may use rax, rdi, rsi, rcx, r11; r12 and r13 are taken.
+/// Defines a naked call on another stack and thread pointer. `$set_own` loads the thread pointer
+/// from rcx, `$set_back` from rbx. Both may use rax, rdi, rsi, rcx, r11; r12 and r13 are taken.
 macro_rules! define_call_on {
     ($name:ident, [$($set_own:literal),+], [$($set_back:literal),+]) => {
         #[unsafe(naked)]
@@ -222,9 +224,9 @@ define_call_on!(
     ["mov edi, 0x1002", "mov rsi, rbx", "mov eax, 158", "syscall"]
 );
 
-/// Calls `f(arg)` on the stack that ends at `sp` (null: on the caller's) with the thread pointer `tp`,
-/// then returns with the caller's stack and thread pointer. The compiler cannot see into the call, so
-/// it caches no address of a thread-local across it.
+/// Calls `f(arg)` on the stack that ends at `sp` (null: on the caller's) with the thread pointer
+/// `tp`, then returns with the caller's stack and thread pointer. The compiler cannot see into the
+/// call, so it caches no address of a thread-local across it.
 ///
 /// # Safety
 /// `sp` is null, or ends writable memory that is large enough for `f` and that no other code uses;
@@ -371,8 +373,8 @@ pub(crate) unsafe fn is_in_runtime() -> bool {
     value != 0
 }
 
-/// Sets the running thread's byte "in the runtime" by one instruction: between finding M and writing
-/// to it there is no moment at which the goroutine could move to another thread.
+/// Sets the running thread's byte "in the runtime" by one instruction: between finding M and
+/// writing to it there is no moment at which the goroutine could move to another thread.
 ///
 /// # Safety
 /// As [`current_m`].

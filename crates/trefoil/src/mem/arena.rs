@@ -8,7 +8,8 @@
 //!   └──────┴──────┴───────────────────┴──────┴──────────────────────────┴── …
 //! ```
 //! Chunks of all size classes follow each other without gaps and with the same flags, so the kernel
-//! keeps them as one VMA: with guard markers a million stacks are still one line in /proc/self/maps.
+//! keeps them as one VMA: with guard markers a million stacks are still one line in
+//! /proc/self/maps.
 //!
 //! A slot is in one of three states:
 //!
@@ -29,13 +30,13 @@
 //!    before they would break it, and nothing else maps. So a refusal of the kernel is always an
 //!    error of `go`, never of a goroutine's first run.
 //! 2. A stack outside caches and pool is covered by a credit. A cache, together with what its owner
-//!    moves to or from the pool, has at most `LOCAL_MAX` stacks. With 1: a thread that has a credit and
-//!    finds the stack pool empty finds an unused slot.
+//!    moves to or from the pool, has at most `LOCAL_MAX` stacks. With 1: a thread that has a credit
+//!    and finds the stack pool empty finds an unused slot.
 //! 3. A chunk is mapped once and stays: descriptors are never freed, so readers need no lock.
 //! 4. Lock order: stack pool → class pool → registry.
 //!
-//! Rejected: mapping in `refill` (the error would occur in the scheduler, which cannot report it to a
-//! caller); unmapping empty chunks (other mappings could then be placed into the window; instead
+//! Rejected: mapping in `refill` (the error would occur in the scheduler, which cannot report it to
+//! a caller); unmapping empty chunks (other mappings could then be placed into the window; instead
 //! [`release_chunk`] returns pages *and* page tables); a free list inside the slots (it would touch
 //! them).
 
@@ -49,15 +50,15 @@ use crate::sys::mm::{self, GuardKind, Span};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large frame, C
-/// does not, and a C frame with a buffer of a page or two must not skip the guard.
+/// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large
+/// frame, C does not, and a C frame with a buffer of a page or two must not skip the guard.
 pub(crate) const GUARD_BYTES: usize = 16 * KIB;
 
 /// Maximum number of slots in a chunk: four words of bitmap.
 pub(crate) const CHUNK_SLOTS_MAX: usize = 256;
 
-/// Approximate size of a chunk: 256 default slots. It takes two system calls, which 256 stacks share;
-/// and it is what a program with one goroutine takes from `ulimit -v`.
+/// Approximate size of a chunk: 256 default slots. It takes two system calls, which 256 stacks
+/// share; and it is what a program with one goroutine takes from `ulimit -v`.
 const CHUNK_BYTES: usize = 64 * MIB;
 
 /// Maximum number of chunks in a process: 4 TiB of default stacks, 16 million of them. Bounds the
@@ -131,8 +132,8 @@ impl SizeClass {
     }
 }
 
-/// A bit for every slot of a chunk. Atomic, because bits of one word belong to different owners. What
-/// a bit guards is ordered by the lock that its field names, so every access is Relaxed.
+/// A bit for every slot of a chunk. Atomic, because bits of one word belong to different owners.
+/// What a bit guards is ordered by the lock that its field names, so every access is Relaxed.
 struct Bits([AtomicU64; CHUNK_SLOTS_MAX / 64]);
 
 impl Bits {
@@ -172,8 +173,8 @@ impl Bits {
     }
 }
 
-/// The descriptor of a chunk. It lies in the registry's table and is never freed; zeroed memory until
-/// it is published.
+/// The descriptor of a chunk. It lies in the registry's table and is never freed; zeroed memory
+/// until it is published.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     // Written once, before the chunk is published.
@@ -187,8 +188,8 @@ pub(crate) struct Chunk {
     next_open: AtomicU32,
     /// Changed under the class pool's lock.
     unused: Bits,
-    /// Set by the thread that has taken the slot, and by [`guard_locked`], whose caller has taken one
-    /// slot of the chunk; cleared by [`release_chunk`], which has taken all of them.
+    /// Set by the thread that has taken the slot, and by [`guard_locked`], whose caller has taken
+    /// one slot of the chunk; cleared by [`release_chunk`], which has taken all of them.
     guarded: Bits,
     /// Changed under `stack::LIVE_LOCK` in shared mode.
     live: Bits,
@@ -301,8 +302,8 @@ impl StackSlot {
 // -------------------------------------------------------------------------------------------------
 // The registry: every chunk, readable without a lock, in a signal handler too.
 
-/// The table of descriptors: room for `CHUNKS_MAX` in zeroed memory, 8 MiB of addresses of which only
-/// the used pages cost memory. Null until the first chunk.
+/// The table of descriptors: room for `CHUNKS_MAX` in zeroed memory, 8 MiB of addresses of which
+/// only the used pages cost memory. Null until the first chunk.
 static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 
 /// The number of complete descriptors. Only grows, under [`REGISTRY`].
@@ -322,9 +323,9 @@ static REGISTRY: Lock<Registry> = Lock::new(Registry { next_base: 0, next_index:
 
 fn chunk(id: usize) -> &'static Chunk {
     assert!(id < PUBLISHED.load(Ordering::Acquire));
-    // SAFETY: `id` is published: the table exists and the entry is complete (the Acquire above pairs
-    // with the Release in `map_chunk`). Descriptors are never freed, and only their atomics are
-    // written later.
+    // SAFETY: `id` is published: the table exists and the entry is complete (the Acquire above
+    // pairs with the Release in `map_chunk`). Descriptors are never freed, and only their atomics
+    // are written later.
     unsafe { &*TABLE.load(Ordering::Relaxed).add(id) }
 }
 
@@ -397,8 +398,8 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, ReserveError> {
     // SAFETY: entry `id` is inside the table and unpublished, so only the holder of the registry's
     // lock uses it.
     unsafe { table.add(id).write(new) };
-    // Release pairs with the Acquire in `chunk` and `chunks`: a thread that reads the count sees the
-    // entry.
+    // Release pairs with the Acquire in `chunk` and `chunks`: a thread that reads the count sees
+    // the entry.
     PUBLISHED.store(id + 1, Ordering::Release);
     Ok(chunk(id))
 }
@@ -436,8 +437,8 @@ fn map_slots(
     // Install the guards now if they cannot be installed later, or would cost more then.
     let guarded = kind == GuardKind::Protect || reserved.wants_lock;
     if guarded && let Err(e) = guard_chunk(class, span, kind) {
-        // SAFETY: mapped above, and no other thread knows the address. Only here: a second call could
-        // unmap what another thread has mapped there since the first.
+        // SAFETY: mapped above, and no other thread knows the address. Only here: a second call
+        // could unmap what another thread has mapped there since the first.
         let _ = unsafe { mm::unmap(span) };
         return Err(ReserveErrorKind::Guards(e));
     }
@@ -472,9 +473,9 @@ fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()>
 /// another thread that locks it again.
 static RELOCKING: Lock<()> = Lock::new(());
 
-/// Installs the guard of `slot`, which the caller has taken, in a chunk that `mlockall` may have locked
-/// after it was mapped. If it has, installs the guards of all other slots of the chunk too, because
-/// the unlocking walks over all pages of the chunk.
+/// Installs the guard of `slot`, which the caller has taken, in a chunk that `mlockall` may have
+/// locked after it was mapped. If it has, installs the guards of all other slots of the chunk too,
+/// because the unlocking walks over all pages of the chunk.
 #[cold]
 pub(crate) fn guard_locked(slot: StackSlot) -> io::Result<()> {
     let chunk = slot.chunk;
@@ -514,8 +515,8 @@ struct ClassPool {
     reserved: usize,
     /// Registered caches; each reserves `LOCAL_MAX` stacks.
     caches: usize,
-    /// id + 1 of the first open chunk; 0 if there is none. Every chunk with unused slots is open. An
-    /// open chunk without unused slots is removed from the list when `take` finds it.
+    /// id + 1 of the first open chunk; 0 if there is none. Every chunk with unused slots is open.
+    /// An open chunk without unused slots is removed from the list when `take` finds it.
     open: u32,
 }
 
@@ -574,15 +575,16 @@ impl ClassPool {
         self.open(slot.chunk);
     }
 
-    /// Returns whether all slots of the chunk are unused and not needed soon. Another chunk's worth of
-    /// unused slots stays ready, so that an oscillating load does not release and guard one chunk
-    /// over and over.
+    /// Returns whether all slots of the chunk are unused and not needed soon. Another chunk's worth
+    /// of unused slots stays ready, so that an oscillating load does not release and guard one
+    /// chunk over and over.
     fn may_release(&self, chunk: &Chunk) -> bool {
         let n = chunk.slots();
         self.unused >= 2 * n && self.slots >= self.total_reserved() + n && chunk.unused.count() == n
     }
 
-    /// Takes all slots of an unused chunk out of the accounting, so that no reservation relies on them.
+    /// Takes all slots of an unused chunk out of the accounting, so that no reservation relies on
+    /// them.
     fn withdraw(&mut self, chunk: &Chunk) {
         chunk.unused.clear_all();
         self.unused -= chunk.slots();
@@ -661,17 +663,17 @@ pub(crate) fn class_stats(class: SizeClass) -> ClassStats {
     ClassStats { slots: y.slots, unused: y.unused, reserved: y.reserved, caches: y.caches }
 }
 
-/// Returns the page tables of a chunk without used slots to the kernel: they are 128 KiB, half a KiB
-/// per slot, and would stay as long as a guard marker is in them. (Since 6.14 the kernel frees a table
-/// that a discard leaves empty; before that they stay.) It takes 50–100 µs, so the caller does not
-/// hold the class pool's lock, and the chunk is withdrawn from the accounting.
+/// Returns the page tables of a chunk without used slots to the kernel: they are 128 KiB, half a
+/// KiB per slot, and would stay as long as a guard marker is in them. (Since 6.14 the kernel frees
+/// a table that a discard leaves empty; before that they stay.) It takes 50–100 µs, so the caller
+/// does not hold the class pool's lock, and the chunk is withdrawn from the accounting.
 #[cold]
 fn release_chunk(chunk: &Chunk) {
     if mm::guard_kind() != GuardKind::Marker {
         return;
     }
-    // SAFETY: every slot was unused, so the class pool owned all of the chunk, and it was withdrawn:
-    // only this thread uses it, and no stack relies on its guards or contents.
+    // SAFETY: every slot was unused, so the class pool owned all of the chunk, and it was
+    // withdrawn: only this thread uses it, and no stack relies on its guards or contents.
     unsafe {
         if mm::unmark(chunk.span()).is_ok() {
             chunk.guarded.clear_all();
@@ -704,8 +706,8 @@ impl<const N: usize> SlotList<N> {
 
 // -------------------------------------------------------------------------------------------------
 
-/// The reason why no more slots can be mapped. Its text, which allocates, is made outside the runtime,
-/// when no lock is held.
+/// The reason why no more slots can be mapped. Its text, which allocates, is made outside the
+/// runtime, when no lock is held.
 #[derive(Debug)]
 pub(crate) struct ReserveError {
     class: SizeClass,

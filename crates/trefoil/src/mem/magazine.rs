@@ -11,14 +11,15 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A block in class `c` has at least `Class::bytes(c)` usable bytes (its allocator defines what is
-//!    usable, see `interpose/malloc.rs`) and is aligned to [`ALIGN`].
+//! 1. A block in class `c` has at least `Class::bytes(c)` usable bytes (its allocator defines what
+//!    is usable, see `interpose/malloc.rs`) and is aligned to [`ALIGN`].
 //! 2. Blocks of one set of magazines come from one allocator, and return to that one.
 //! 3. Only the thread of its M uses a set, while that thread is inside the runtime.
 //!
 //! The capacity of a class starts at [`FIRST_CAPACITY`] blocks and doubles at each refill, up to
 //! [`MAX_CLASS_BYTES`]: a program that allocates little keeps little. The classes are those of
-//! jemalloc and close to those of mimalloc and tcmalloc, so rounding up to them wastes nothing there.
+//! jemalloc and close to those of mimalloc and tcmalloc, so rounding up to them wastes nothing
+//! there.
 //!
 //! Rejected: magazines per P (a goroutine whose P was retaken allocates too); calling the allocator
 //! each time under the M's thread pointer (44 ns per pair of calls instead of 14).
@@ -60,8 +61,8 @@ impl Class {
         Some(Class((8 + (exponent as usize - 7) * 4 + quarter) as u8))
     }
 
-    /// Returns the largest class for which a block of `bytes` is large enough; None if `bytes` is too
-    /// small or too large.
+    /// Returns the largest class for which a block of `bytes` is large enough; None if `bytes` is
+    /// too small or too large.
     #[cfg_attr(not(feature = "std"), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn filled_by(bytes: usize) -> Option<Class> {
@@ -119,8 +120,8 @@ pub(crate) enum BlocksOf {
 /// Returns a free block of a class to its allocator.
 pub(crate) type GiveBack = unsafe fn(block: *mut u8, class: Class);
 
-/// The allocators of the two sets, identified by the function that returns a block to them; null until
-/// there is one. Once set, it stays (invariant 2).
+/// The allocators of the two sets, identified by the function that returns a block to them; null
+/// until there is one. Once set, it stays (invariant 2).
 static OWNERS: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
 /// Returns whether `give_back` belongs to the allocator of this set. The first allocator that calls
@@ -208,7 +209,8 @@ impl Magazines {
     /// [`Magazines::take_surplus`].
     ///
     /// # Safety
-    /// The caller owns the block, which is free and of this class and allocator (invariants 1 and 2).
+    /// The caller owns the block, which is free and of this class and allocator (invariants 1 and
+    /// 2).
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn push(&mut self, class: Class, block: *mut u8) -> bool {
@@ -247,8 +249,8 @@ impl Magazines {
         }
     }
 
-    /// Takes out of a magazine over its capacity the half that was freed longest ago, to return it to
-    /// the allocator. (The most recently freed blocks are in the CPU's cache.)
+    /// Takes out of a magazine over its capacity the half that was freed longest ago, to return it
+    /// to the allocator. (The most recently freed blocks are in the CPU's cache.)
     #[cold]
     pub(crate) fn take_surplus(&mut self, class: Class) -> Chain {
         let magazine = &mut self.0[class.0 as usize];

@@ -1,5 +1,5 @@
-//! A vector for the scheduler, which must not call malloc (sched/mod.rs, rule 2): its pages come from
-//! `mmap`.
+//! A vector for the scheduler, which must not call malloc (sched/mod.rs, rule 2): its pages come
+//! from `mmap`.
 //!
 //! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 

@@ -7,9 +7,9 @@
 //!                              more after a burst
 //! ```
 //! A stack moves right when there are too many, and left when a P needs one. So a steady load stays
-//! in the caches, and a load that moves between Ps goes through the pool in batches. After a burst of
-//! a million goroutines the memory returns to the kernel: not at once, but when it was not needed
-//! for half a second ([`Scavenger`]).
+//! in the caches, and a load that moves between Ps goes through the pool in batches. After a burst
+//! of a million goroutines the memory returns to the kernel: not at once, but when it was not
+//! needed for half a second ([`Scavenger`]).
 //!
 //! | file | job |
 //! |---|---|
@@ -24,15 +24,16 @@
 //! **Credits.** A credit reserves one stack. `go` takes one with `reserve_one`, or with [`acquire`]
 //! together with the stack. With a credit, `pop` or `refill` cannot run out of slots (`arena.rs`,
 //! invariants 1 and 2). It is returned in one of two ways:
-//! - by `unreserve_one`, if the stack goes to `push`. At that moment the stack is in a cache, or the
-//!   thread that owns the P has it and will push it or run the next goroutine on it, without user
-//!   code in between. Otherwise stacks without a credit would accumulate and break invariant 2.
+//! - by `unreserve_one`, if the stack goes to `push`. At that moment the stack is in a cache, or
+//!   the thread that owns the P has it and will push it or run the next goroutine on it, without
+//!   user code in between. Otherwise stacks without a credit would accumulate and break invariant
+//!   2.
 //! - by [`release`], if the stack came from [`acquire`].
 //!
-//! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods are
-//! called inside the runtime and do not call malloc. [`refill_pool`], [`acquire`], [`release`] and the
-//! scavenger do, for the DTV of a TLS block: never while they hold a lock of the runtime, except
-//! `stack::LIVE_LOCK` in shared mode. Only [`for_each_block`] waits for that one.
+//! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods
+//! are called inside the runtime and do not call malloc. [`refill_pool`], [`acquire`], [`release`]
+//! and the scavenger do, for the DTV of a TLS block: never while they hold a lock of the runtime,
+//! except `stack::LIVE_LOCK` in shared mode. Only [`for_each_block`] waits for that one.
 
 mod arena;
 pub(crate) mod magazine;
@@ -55,8 +56,8 @@ use self::stack_pool::{Batch, PoolState, StackPool};
 use crate::sys::lock::Lock;
 use crate::sys::mm;
 
-/// Stacks that move between a cache and the pool at once: half a cache, so that a P that alternately
-/// ends and starts goroutines uses the pool once per 32 of them.
+/// Stacks that move between a cache and the pool at once: half a cache, so that a P that
+/// alternately ends and starts goroutines uses the pool once per 32 of them.
 const BATCH: usize = LOCAL_MAX / 2;
 
 /// Stacks made at once when the pool is empty. Fewer than a batch: each costs two pages and 2–3 µs,
@@ -72,8 +73,8 @@ const POOL_MAX_OTHER: usize = 16;
 /// Credits reserved at once: a spawn takes the class pool's lock once per 64.
 const CREDIT_BATCH: usize = 64;
 
-/// Credits that a cache may keep. Two batches, so that a P at the limit does not return and reserve a
-/// batch over and over.
+/// Credits that a cache may keep. Two batches, so that a P at the limit does not return and reserve
+/// a batch over and over.
 const CREDITS_MAX: usize = 2 * CREDIT_BATCH;
 
 /// One pool per size class. The stacks in it are initialised and recycled.
@@ -94,7 +95,8 @@ fn pool_of(class: SizeClass) -> &'static StackPool<StackTop> {
 /// `refill` and `reserve_one` register it again. A stack pushed while it is not registered goes to
 /// the pool at once.
 ///
-/// Between calls `stacks.len() < LOCAL_MAX`: so the stack that the P's owner has taken out fits too.
+/// Between calls `stacks.len() < LOCAL_MAX`: so the stack that the P's owner has taken out fits
+/// too.
 pub(crate) struct StackCache {
     stacks: Batch<StackTop>,
     limit: u32,
@@ -119,8 +121,8 @@ impl StackCache {
         self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
     }
 
-    /// Fetches stacks from the pool after `pop` returned None, and takes one. If it returns None the
-    /// pool is empty: call [`refill_pool`].
+    /// Fetches stacks from the pool after `pop` returned None, and takes one. If it returns None
+    /// the pool is empty: call [`refill_pool`].
     #[cold]
     pub(crate) fn refill(&mut self) -> io::Result<Option<Stack>> {
         debug_assert!(self.stacks.is_empty());
@@ -132,9 +134,9 @@ impl StackCache {
         Ok(self.pop())
     }
 
-    /// Takes back a recycled stack of the default size; its credit is returned by `unreserve_one`. No
-    /// code runs on the stack any more: a full cache gives stacks to the pool, which discards their
-    /// deep pages.
+    /// Takes back a recycled stack of the default size; its credit is returned by `unreserve_one`.
+    /// No code runs on the stack any more: a full cache gives stacks to the pool, which discards
+    /// their deep pages.
     #[inline]
     pub(crate) fn push(&mut self, mut stack: Stack) {
         debug_assert!(stack.class() == self.class, "other sizes go to release()");
@@ -146,7 +148,8 @@ impl StackCache {
         }
     }
 
-    /// Moves the older half to the pool if the cache is full, and all stacks if it is not registered.
+    /// Moves the older half to the pool if the cache is full, and all stacks if it is not
+    /// registered.
     #[cold]
     fn push_slow(&mut self) {
         let surplus = if self.limit == 0 {
@@ -189,8 +192,8 @@ impl StackCache {
         }
     }
 
-    /// Gives up everything: stacks to the pool, credits and registration to the arena. For a P that is
-    /// removed; the cache may be used again.
+    /// Gives up everything: stacks to the pool, credits and registration to the arena. For a P that
+    /// is removed; the cache may be used again.
     #[cold]
     pub(crate) fn drain(&mut self) {
         while !self.stacks.is_empty() {
@@ -212,8 +215,8 @@ impl StackCache {
     }
 }
 
-/// Makes a batch of default-size stacks for the pool. The holder of a credit calls this until it gets
-/// a stack: there is a slot for it, but other threads may take the stack first.
+/// Makes a batch of default-size stacks for the pool. The holder of a credit calls this until it
+/// gets a stack: there is a slot for it, but other threads may take the stack first.
 ///
 /// It may wait for malloc's locks, which goroutines may hold: so the caller must not own a P.
 ///
@@ -293,8 +296,8 @@ pub(crate) fn unreserve_one() {
 /// reserve for dlopen.
 ///
 /// # Errors
-/// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks exist already with other
-/// settings; the errors of `tls::init`.
+/// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks exist already with
+/// other settings; the errors of `tls::init`.
 pub(crate) fn configure(default_size: usize, dlopen_reserve: bool) -> io::Result<()> {
     StackConfig::configure(default_size, dlopen_reserve)
 }
@@ -304,8 +307,8 @@ pub(crate) fn force_mprotect_guards() {
     mm::force_mprotect_guards();
 }
 
-/// Calls `f` with the thread pointer of every initialised stack: running, cached or pooled. No stack
-/// is made or retired meanwhile, so `f` must not spawn, and should be short.
+/// Calls `f` with the thread pointer of every initialised stack: running, cached or pooled. No
+/// stack is made or retired meanwhile, so `f` must not spawn, and should be short.
 pub(crate) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
     stack::for_each_block(f);
 }
@@ -380,8 +383,8 @@ fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
     stack::make(slots, StackConfig::get()?)
 }
 
-/// Puts default-size stacks into the pool. If the pool is full they are not trimmed: discarding memory
-/// takes longer than a short goroutine lives, so that is left to the [`Scavenger`].
+/// Puts default-size stacks into the pool. If the pool is full they are not trimmed: discarding
+/// memory takes longer than a short goroutine lives, so that is left to the [`Scavenger`].
 fn deposit_default(class: SizeClass, batch: Batch<StackTop>) {
     if pool_of(class).has_room(batch.len(), POOL_MAX) {
         deposit_trimmed(class, batch);

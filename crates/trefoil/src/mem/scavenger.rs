@@ -1,8 +1,8 @@
 //! Retires pooled stacks that were not needed for a while: after a burst, not during it.
 //!
-//! Every [`PERIOD_NANOS`] the scavenger reads the lowest number of stacks that the pool of default-size
-//! stacks had in the period. So many were not needed; they are retired, except [`POOL_MAX`]. It works
-//! in steps with pauses, on half of a CPU at most, on a thread without a P.
+//! Every [`PERIOD_NANOS`] the scavenger reads the lowest number of stacks that the pool of
+//! default-size stacks had in the period. So many were not needed; they are retired, except
+//! [`POOL_MAX`]. It works in steps with pauses, on half of a CPU at most, on a thread without a P.
 //!
 //! | `SURPLUS` | meaning |
 //! |---|---|
@@ -106,8 +106,8 @@ impl Scavenger {
         self.to_retire -= retired.min(self.to_retire);
     }
 
-    /// Retires the whole surplus at once: the runtime of this scavenger ends. (A scavenger of another
-    /// runtime may continue.)
+    /// Retires the whole surplus at once: the runtime of this scavenger ends. (A scavenger of
+    /// another runtime may continue.)
     pub(crate) fn finish(mut self) {
         let Ok(config) = StackConfig::get() else { return };
         let class = config.default();

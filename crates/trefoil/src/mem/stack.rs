@@ -29,15 +29,16 @@
 //! ```
 //! Measured, a walk over nine lines of each of 1,000 stacks: 38 ns per stack with one colour, 15.4
 //! with 6, 13.0 with 44. 16 colours that are three lines apart are no better (13.0), so the step is
-//! one line. If the slack is less than [`COLOURS_MIN`] lines, conflicts would cost more than a page:
-//! then the stack takes one page more.
+//! one line. If the slack is less than [`COLOURS_MIN`] lines, conflicts would cost more than a
+//! page: then the stack takes one page more.
 //!
 //! Invariants:
-//! 1. A [`Stack`] is the only handle to a live stack: its holder owns slot, block and header. It ends
-//!    in a cache, in the pool or in `release`; dropping it leaks the slot.
+//! 1. A [`Stack`] is the only handle to a live stack: its holder owns slot, block and header. It
+//!    ends in a cache, in the pool or in `release`; dropping it leaks the slot.
 //! 2. The header is written when the stack is made. Later only its links and flags change.
-//! 3. `live` of a slot changes only under [`LIVE_LOCK`] in shared mode, together with `tls::create` and
-//!    `tls::destroy`: the holder of the exclusive mode sees every block, and none is made or destroyed.
+//! 3. `live` of a slot changes only under [`LIVE_LOCK`] in shared mode, together with `tls::create`
+//!    and `tls::destroy`: the holder of the exclusive mode sees every block, and none is made or
+//!    destroyed.
 //! 4. An unused slot reads as zeroes above its guard, because `tls::create` needs that.
 
 use std::io;
@@ -61,15 +62,18 @@ const COLOURS_MIN: usize = 4;
 /// More would fall into the same cache sets again.
 const COLOURS_MAX: usize = PAGE / LINE;
 
-/// Bytes that a pooled stack keeps below its end. println!, HashMap, sort and even a panic fit in them.
+/// Bytes that a pooled stack keeps below its end. println!, HashMap, sort and even a panic fit in
+/// them.
 const KEEP_BYTES: usize = 16 << 10;
-/// Bytes that a pooled stack keeps below the page of its first frame, however large its TLS block is.
+/// Bytes that a pooled stack keeps below the page of its first frame, however large its TLS block
+/// is.
 const KEEP_BELOW_SP_BYTES: usize = 2 * PAGE;
 
-/// Maximum number of hot pages that are populated at once: what fits in the bits of [`StackConfig`].
+/// Maximum number of hot pages that are populated at once: what fits in the bits of
+/// [`StackConfig`].
 const HOT_PAGES_MAX: usize = 0x7f;
-/// A block with more pages than this has large thread-locals, which a goroutine may never touch: then
-/// only the pages of its `struct pthread` are populated at once.
+/// A block with more pages than this has large thread-locals, which a goroutine may never touch:
+/// then only the pages of its `struct pthread` are populated at once.
 const POPULATED_BLOCK_PAGES_MAX: usize = 8;
 
 /// Default size of a slot.
@@ -79,11 +83,12 @@ const DEFAULT_BYTES: usize = 256 << 10;
 /// added to it.
 const ORDINARY_BLOCK_BYTES: usize = 8 << 10;
 
-/// First thread id of goroutines: above every kernel tid (2²² at most), below futex's owner-died and
-/// waiters bits.
+/// First thread id of goroutines: above every kernel tid (2²² at most), below futex's owner-died
+/// and waiters bits.
 const TID_BASE: u32 = 0x2000_0000;
 
-/// Maximum number of stacks that are made or retired at once; bounds the arrays on the caller's stack.
+/// Maximum number of stacks that are made or retired at once; bounds the arrays on the caller's
+/// stack.
 pub(super) const BATCH_MAX: usize = 64;
 
 /// Held in exclusive mode by a walk over all blocks; see invariant 3.
@@ -182,8 +187,8 @@ impl StackConfig {
     }
 }
 
-/// Returns the size class for a requested size. It includes guard and TLS block, except the part of a
-/// large TLS block beyond [`ORDINARY_BLOCK_BYTES`].
+/// Returns the size class for a requested size. It includes guard and TLS block, except the part of
+/// a large TLS block beyond [`ORDINARY_BLOCK_BYTES`].
 pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
     let asked = SizeClass::of(bytes)?;
     let beyond = tls::init()?.bytes().saturating_sub(ORDINARY_BLOCK_BYTES);
@@ -268,8 +273,8 @@ unsafe impl BatchNode for StackTop {
     }
 }
 
-// SAFETY: a header is reached only through the handle or chain that owns it, and contains nothing that
-// belongs to a thread.
+// SAFETY: a header is reached only through the handle or chain that owns it, and contains nothing
+// that belongs to a thread.
 unsafe impl Send for StackTop {}
 
 /// The only handle to an initialised stack with its TLS block (invariant 1).
@@ -297,7 +302,8 @@ impl Stack {
 
     #[inline]
     fn top(&self) -> &StackTop {
-        // SAFETY: the handle owns a live stack (invariant 1), so its header is initialised and stays.
+        // SAFETY: the handle owns a live stack (invariant 1), so its header is initialised and
+        // stays.
         unsafe { self.0.as_ref() }
     }
 
@@ -332,10 +338,12 @@ impl Stack {
         self.top().index
     }
 
-    /// Prepares the TLS block for the next goroutine. The last goroutine has run its TLS destructors.
+    /// Prepares the TLS block for the next goroutine. The last goroutine has run its TLS
+    /// destructors.
     #[inline]
     pub(crate) fn recycle(&self) {
-        // SAFETY: the block was made by `tls::create`, the handle owns it, and no goroutine runs on it.
+        // SAFETY: the block was made by `tls::create`, the handle owns it, and no goroutine runs on
+        // it.
         unsafe { tls::recycle(self.top().tp) }
     }
 
@@ -368,8 +376,8 @@ impl Stack {
 
 // -------------------------------------------------------------------------------------------------
 
-/// Makes stacks in slots that the caller has taken. Slots that failed return to their class pool. Fails
-/// only if all of them failed.
+/// Makes stacks in slots that the caller has taken. Slots that failed return to their class pool.
+/// Fails only if all of them failed.
 #[cold]
 pub(super) fn make<const N: usize>(
     slots: &SlotList<N>,
@@ -431,8 +439,8 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
     })
 }
 
-/// Populates the hot pages of all slots in one call: two page faults per stack fewer, which halves the
-/// cost of making it (5.5 → 2.7 µs on a virtual machine).
+/// Populates the hot pages of all slots in one call: two page faults per stack fewer, which halves
+/// the cost of making it (5.5 → 2.7 µs on a virtual machine).
 fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
     let mut spans = [Span::EMPTY; N];
     for (slot, span) in slots.iter().zip(&mut spans) {
@@ -445,7 +453,8 @@ fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
 /// Makes a stack in a slot.
 ///
 /// # Safety
-/// The caller has taken the slot, which is guarded and zeroed, and holds [`LIVE_LOCK`] in shared mode.
+/// The caller has taken the slot, which is guarded and zeroed, and holds [`LIVE_LOCK`] in shared
+/// mode.
 unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<StackTop>> {
     let at = |addr| NonNull::new(ptr::with_exposed_provenance_mut::<u8>(addr)).expect("mapped");
     let top = at(config.top_of(slot));
@@ -466,8 +475,8 @@ unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<S
         class: slot.class(),
         flags: 0,
     };
-    // SAFETY: [top, top + 64) lies in the slot and is aligned: a slot's end and the pad are multiples
-    // of 64.
+    // SAFETY: [top, top + 64) lies in the slot and is aligned: a slot's end and the pad are
+    // multiples of 64.
     unsafe { top.write(header) };
     slot.set_live();
     // SAFETY: no code runs on the block yet.
@@ -477,12 +486,14 @@ unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<S
 
 /// Returns the slot of a stack.
 fn slot_of(top: NonNull<StackTop>) -> StackSlot {
-    // SAFETY: the caller owns the batch, so the stack too; the fields are written once (invariant 2).
+    // SAFETY: the caller owns the batch, so the stack too; the fields are written once (invariant
+    // 2).
     let top = unsafe { top.as_ref() };
     StackSlot::find(top.chunk, top.index)
 }
 
-/// Discards the pages of pooled stacks that lie deeper than what the next goroutine will likely use.
+/// Discards the pages of pooled stacks that lie deeper than what the next goroutine will likely
+/// use.
 pub(super) fn trim(batch: &Batch<StackTop>) {
     debug_assert!(batch.len() <= BATCH_MAX);
     let mut spans = [Span::EMPTY; BATCH_MAX];
@@ -498,7 +509,8 @@ pub(super) fn trim(batch: &Batch<StackTop>) {
         }
     });
     // If the kernel refuses (mlockall before Linux 5.18), the pages stay.
-    // SAFETY: the caller owns the stacks, and no code runs on them; below the mark nothing is in use.
+    // SAFETY: the caller owns the stacks, and no code runs on them; below the mark nothing is in
+    // use.
     let _ = unsafe { mm::discard(&spans[..n]) };
 }
 
@@ -553,8 +565,9 @@ pub(super) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
     LIVE_LOCK.exclusive(|| {
         for slot in arena::chunks().flat_map(arena::Chunk::live_slots) {
             let top = ptr::with_exposed_provenance::<StackTop>(config.top_of(slot));
-            // SAFETY: the slot is live and the lock is held, so the header is complete and stays; `tp`
-            // is never written again (invariant 2), so the goroutine on it may continue to run.
+            // SAFETY: the slot is live and the lock is held, so the header is complete and stays;
+            // `tp` is never written again (invariant 2), so the goroutine on it may continue to
+            // run.
             f(unsafe { (*top).tp });
         }
     });

@@ -13,22 +13,23 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A node is in exactly one place: in a [`Batch`] that a thread owns, or in the pool. The owner of
-//!    a batch owns its nodes, and no other thread touches their links.
-//! 2. `PoolState::len` is the sum of the lengths of the batches in the pool. [`StackPool::put`] never
-//!    makes it exceed the `max` that it is given. `mem` passes `usize::MAX` (it decides before what
-//!    to do with a surplus), so there the pool may exceed `POOL_MAX` until the scavenger has run.
+//! 1. A node is in exactly one place: in a [`Batch`] that a thread owns, or in the pool. The owner
+//!    of a batch owns its nodes, and no other thread touches their links.
+//! 2. `PoolState::len` is the sum of the lengths of the batches in the pool. [`StackPool::put`]
+//!    never makes it exceed the `max` that it is given. `mem` passes `usize::MAX` (it decides
+//!    before what to do with a surplus), so there the pool may exceed `POOL_MAX` until the
+//!    scavenger has run.
 //! 3. A batch in the pool is not empty.
 //! 4. [`StackPool::take_or_else`] runs its second choice under the lock, so the pool *is* empty at
 //!    that moment: if pool and second choice together contain a node, the caller gets one. Checking
 //!    one after the other would miss a batch that moves in between.
 //!
 //! This file uses neither the kernel nor stacks: the lock comes from `sys::lock`, the links from
-//! [`BatchNode`]. `crates/trefoil-model` compiles it with loom's lock and with nodes that are made of
-//! loom's cells.
+//! [`BatchNode`]. `crates/trefoil-model` compiles it with loom's lock and with nodes that are made
+//! of loom's cells.
 //!
-//! Rejected: a lock-free stack of batches. It needs a tag or hazard pointers against ABA, and the pool
-//! is used once per 32 stacks: the lock costs less than a nanosecond per stack.
+//! Rejected: a lock-free stack of batches. It needs a tag or hazard pointers against ABA, and the
+//! pool is used once per 32 stacks: the lock costs less than a nanosecond per stack.
 
 use std::ptr::NonNull;
 
@@ -236,8 +237,8 @@ pub(crate) struct StackPool<N: BatchNode> {
 }
 
 impl<N: BatchNode> StackPool<N> {
-    /// Makes a pool from a lock around an empty state: so this is `const` with the runtime's lock, and
-    /// compiles with loom's lock, whose constructor is not `const`.
+    /// Makes a pool from a lock around an empty state: so this is `const` with the runtime's lock,
+    /// and compiles with loom's lock, whose constructor is not `const`.
     pub(crate) const fn new(state: Lock<PoolState<N>>) -> Self {
         StackPool { state }
     }
@@ -258,8 +259,9 @@ impl<N: BatchNode> StackPool<N> {
         None
     }
 
-    /// Takes about `want` nodes (whole batches: at least one batch, and more than `want` nodes only if
-    /// a single batch is that long). If the pool is empty, runs `or` while it still is (invariant 4).
+    /// Takes about `want` nodes (whole batches: at least one batch, and more than `want` nodes only
+    /// if a single batch is that long). If the pool is empty, runs `or` while it still is
+    /// (invariant 4).
     pub(crate) fn take_or_else<R>(
         &self,
         want: usize,

@@ -394,8 +394,8 @@ fn credits_are_covered_under_random_operations() {
         for round in 0..60_000 {
             let c = below(&mut rng, caches.len());
             let cache = &mut caches[c];
-            // The load oscillates, so that the pool overflows, and chunks become unused and are used
-            // again.
+            // The load oscillates, so that the pool overflows, and chunks become unused and are
+            // used again.
             let growing = round / 5_000 % 2 == 0;
             match below(&mut rng, 100) {
                 0..30 if growing || waiting < 20 => {
@@ -534,7 +534,8 @@ fn scavenger_returns_memory_after_a_burst() {
         assert!(peak.0 - before.0 > 6_000 * 64 * KIB);
         stacks.into_iter().for_each(|s| end(&mut cache, s));
         let full = rss();
-        // At first nothing is retired. After a period without need, stacks are retired step by step.
+        // At first nothing is retired. After a period without need, stacks are retired step by
+        // step.
         let (mut scavenger, mut time) = (Scavenger::new(), 1);
         time = scavenger.run_due(|| time);
         assert!(rss() + 4 * MIB > full);

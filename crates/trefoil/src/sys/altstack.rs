@@ -22,8 +22,8 @@ pub(crate) struct AlternateStack {
 }
 
 impl AlternateStack {
-    /// Installs one for the calling thread. Returns None if there is no memory: then a stack overflow
-    /// kills the process without a message.
+    /// Installs one for the calling thread. Returns None if there is no memory: then a stack
+    /// overflow kills the process without a message.
     pub(crate) fn install() -> Option<AlternateStack> {
         use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -47,8 +47,8 @@ impl AlternateStack {
 
 impl Drop for AlternateStack {
     fn drop(&mut self) {
-        // SAFETY: our mapping, which is no longer in use after the first call. That call restores the
-        // stack that std installed; std removes it itself.
+        // SAFETY: our mapping, which is no longer in use after the first call. That call restores
+        // the stack that std installed; std removes it itself.
         unsafe {
             libc::sigaltstack(&raw const self.before, null_mut());
             let _ = rustix::mm::munmap(self.memory, MAPPED_BYTES);

@@ -25,8 +25,8 @@ pub(crate) fn now() -> Nanos {
 const READINGS: u32 = 16;
 
 /// Returns the current time on std's clock and on this one. The second is at or after the first,
-/// usually by the time that one reading takes. So what is converted from nanoseconds to an `Instant`
-/// by this pair is never in the future.
+/// usually by the time that one reading takes. So what is converted from nanoseconds to an
+/// `Instant` by this pair is never in the future.
 ///
 /// A thread may lose its CPU between the two readings, but rarely in each of [`READINGS`] pairs.
 pub(crate) fn now_on_both() -> (Instant, Nanos) {

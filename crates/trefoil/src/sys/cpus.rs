@@ -5,8 +5,8 @@
 //! 2 at least, so that one long time slice does not delay everything else. The affinity mask is
 //! exact: on one CPU there is one P.
 //!
-//! A cgroup's limit also binds the cgroups below it, so every level from the process's own cgroup up
-//! to the mount is read, and the smallest limit counts.
+//! A cgroup's limit also binds the cgroups below it, so every level from the process's own cgroup
+//! up to the mount is read, and the smallest limit counts.
 //!
 //! Where the limit is found:
 //!

@@ -7,7 +7,8 @@
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
-//! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see it.)
+//! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
+//! it.)
 
 use std::env;
 

@@ -1,8 +1,8 @@
 //! epoll instances. One instance of a group has an eventfd, which interrupts waits: a *break*, as
 //! Go's netpollBreak.
 //!
-//! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by `ppoll`).
-//! Nested instances would make the kernel process every event twice.
+//! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by
+//! `ppoll`). Nested instances would make the kernel process every event twice.
 //!
 //! Several threads may wait at once (the idle poller, an M that was the idle poller a moment ago,
 //! sysmon), and the kernel wakes any of them. So a break is meant *for* one thread, and only that
@@ -109,8 +109,8 @@ impl Epoll {
         }
     }
 
-    /// Registers `fd` for both directions, for as long as it is open; `data` is not 0. Returns false
-    /// if `fd` cannot be polled (a regular file).
+    /// Registers `fd` for both directions, for as long as it is open; `data` is not 0. Returns
+    /// false if `fd` cannot be polled (a regular file).
     pub(crate) fn add(&self, fd: RawFd, data: u64) -> io::Result<bool> {
         debug_assert!(data != BREAK);
         let mut event = libc::epoll_event { events: INTEREST, u64: data };
@@ -135,8 +135,8 @@ impl Epoll {
         }
     }
 
-    /// Registers `fd` as [`Epoll::add`] does, but for these directions alone. It is probably registered
-    /// already; if it is ready in one of the directions, that is reported again.
+    /// Registers `fd` as [`Epoll::add`] does, but for these directions alone. It is probably
+    /// registered already; if it is ready in one of the directions, that is reported again.
     #[cfg(feature = "std")]
     pub(crate) fn arm(&self, fd: RawFd, data: u64, read: bool, write: bool) -> io::Result<bool> {
         let mut events = libc::EPOLLET;
@@ -179,8 +179,8 @@ impl Epoll {
         };
     }
 
-    /// Waits until `deadline` at most (0: not at all), and calls `each` with every event. Returns the
-    /// number of events, without breaks.
+    /// Waits until `deadline` at most (0: not at all), and calls `each` with every event. Returns
+    /// the number of events, without breaks.
     pub(crate) fn wait(&self, deadline: Nanos, mut each: impl FnMut(Event)) -> usize {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let n = self.wait_raw(deadline, &mut events);
@@ -242,8 +242,8 @@ impl Epoll {
     }
 }
 
-/// Waits until one of the group has events (or a break), until `deadline` at most. Returns a bit for
-/// each instance that has.
+/// Waits until one of the group has events (or a break), until `deadline` at most. Returns a bit
+/// for each instance that has.
 pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nanos) -> u32 {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
     let mut fds = [NONE; u32::BITS as usize];
@@ -269,16 +269,16 @@ fn check(fd: RawFd) -> io::Result<RawFd> {
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
 
-/// Where a thread publishes that it waits in an [`Epoll`] (or in its group), so that other threads can
-/// wake it there.
+/// Where a thread publishes that it waits in an [`Epoll`] (or in its group), so that other threads
+/// can wake it there.
 ///
 /// | `epoll` | meaning |
 /// |---|---|
 /// | an `Epoll` | the thread waits there, or is about to, or has just returned |
 /// | null | it does not wait; or a waker has taken the pointer, and sends (or has sent) one break |
 ///
-/// The thread whose swap makes it null decides: a waker that got the pointer sends a break, a sleeper
-/// that finds null consumes one.
+/// The thread whose swap makes it null decides: a waker that got the pointer sends a break, a
+/// sleeper that finds null consumes one.
 pub(crate) struct PollSlot {
     epoll: AtomicPtr<Epoll>,
 }
@@ -288,8 +288,8 @@ impl PollSlot {
         PollSlot { epoll: AtomicPtr::new(null_mut()) }
     }
 
-    /// Publishes `epoll` and runs `wait`, which waits in `epoll` unless the thread was woken already
-    /// (`wait` has to check that itself).
+    /// Publishes `epoll` and runs `wait`, which waits in `epoll` unless the thread was woken
+    /// already (`wait` has to check that itself).
     pub(crate) fn wait_in<T>(&self, epoll: &'static Epoll, wait: impl FnOnce() -> T) -> T {
         self.epoll.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
         // A waker sees that the thread waits here, or `wait` sees the waker's token.
@@ -309,8 +309,8 @@ impl PollSlot {
         !self.epoll.load(Ordering::Relaxed).is_null()
     }
 
-    /// Wakes the thread if it waits in an instance. The caller has left it a token before, and executed
-    /// a full barrier after that.
+    /// Wakes the thread if it waits in an instance. The caller has left it a token before, and
+    /// executed a full barrier after that.
     pub(crate) fn wake(&self) {
         if !self.is_occupied() {
             return;

@@ -277,7 +277,8 @@ impl RawRwLock {
                 s = self.state.load(Ordering::Relaxed);
                 continue;
             }
-            // Acquire pairs with the Release in `unlock_exclusive`: what the writer wrote is visible.
+            // Acquire pairs with the Release in `unlock_exclusive`: what the writer wrote is
+            // visible.
             let next =
                 self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed);
             match next {

@@ -1,6 +1,7 @@
 //! Memory mappings: reserve, discard, guard.
 //!
-//! Guards come in two kinds; which one is used depends on the kernel ([`guard_kind`] finds out once):
+//! Guards come in two kinds; which one is used depends on the kernel ([`guard_kind`] finds out
+//! once):
 //!
 //! | kind | how | cost |
 //! |---|---|---|
@@ -11,11 +12,11 @@
 //! `munmap` remove it.
 //!
 //! # Locked memory
-//! After `mlockall` the kernel refuses `MADV_GUARD_INSTALL` and `MADV_DONTNEED` on locked memory, and
-//! with `MCL_FUTURE` it populates every new writable mapping. So:
-//! - [`reserve`] maps without access, unlocks the mapping if the kernel has locked it, and only then
-//!   makes it writable. The caller installs its guards and calls [`lock_on_fault`]: a page is locked
-//!   when it is first touched, as the program asked for, and an unused stack costs nothing.
+//! After `mlockall` the kernel refuses `MADV_GUARD_INSTALL` and `MADV_DONTNEED` on locked memory,
+//! and with `MCL_FUTURE` it populates every new writable mapping. So:
+//! - [`reserve`] maps without access, unlocks the mapping if the kernel has locked it, and only
+//!   then makes it writable. The caller installs its guards and calls [`lock_on_fault`]: a page is
+//!   locked when it is first touched, as the program asked for, and an unused stack costs nothing.
 //! - A marker that was installed before the lock stays. [`mark_locked`] unlocks for a moment.
 //! - [`discard`] uses `MADV_DONTNEED_LOCKED` (Linux 5.18).
 //!
@@ -111,8 +112,8 @@ pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
     }
 }
 
-/// Locks each page of `span` in memory when it is first touched. Best effort: a kernel before 4.4, or
-/// `RLIMIT_MEMLOCK`, leaves it unlocked.
+/// Locks each page of `span` in memory when it is first touched. Best effort: a kernel before 4.4,
+/// or `RLIMIT_MEMLOCK`, leaves it unlocked.
 ///
 /// # Safety
 /// `span` was made by [`reserve`].
@@ -122,9 +123,9 @@ pub(crate) unsafe fn lock_on_fault(span: Span) {
     let _ = unsafe { rustix::mm::mlock_with(at, span.len, MlockFlags::ONFAULT) };
 }
 
-/// Does what [`mark`] does in memory that `mlockall` has locked: unlocks `whole`, which contains the
-/// spans, marks them, and locks `whole` again, on fault. Resident pages stay. One call at a time for
-/// one `whole`.
+/// Does what [`mark`] does in memory that `mlockall` has locked: unlocks `whole`, which contains
+/// the spans, marks them, and locks `whole` again, on fault. Resident pages stay. One call at a
+/// time for one `whole`.
 ///
 /// # Safety
 /// As [`mark`]; and `whole` was made by [`reserve`].
@@ -151,7 +152,8 @@ pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the pages to the kernel: the spans read as zeroes afterwards. Guard markers in them stay.
+/// Returns the pages to the kernel: the spans read as zeroes afterwards. Guard markers in them
+/// stay.
 ///
 /// # Safety
 /// The caller owns the spans (page-aligned, private anonymous memory) and loses their contents.
@@ -256,7 +258,8 @@ const SPANS_MAX: usize = 1024;
 /// 0: untried, 1: `process_madvise` on this process works, 2: it does not. A fact, as [`KIND`].
 static BATCHED: AtomicU8 = AtomicU8::new(0);
 
-/// Gives one advice for many spans: one call if the kernel accepts a vector, else one call per span.
+/// Gives one advice for many spans: one call if the kernel accepts a vector, else one call per
+/// span.
 ///
 /// # Safety
 /// The caller owns the spans and accepts what the advice does to them, once or twice.
@@ -268,7 +271,8 @@ unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
         }
     }
     for &span in spans {
-        // If the vector call stopped half-way, all spans are advised again: the advices are idempotent.
+        // If the vector call stopped half-way, all spans are advised again: the advices are
+        // idempotent.
         // SAFETY: the caller's contract.
         unsafe { advise(span, advice) }?;
     }

@@ -15,8 +15,8 @@ pub(crate) fn for_each(mut f: impl FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr
     unsafe extern "C" fn each(info: *mut libc::dl_phdr_info, size: usize, f: *mut c_void) -> c_int {
         // The record of an old libc is shorter.
         if size >= size_of::<libc::dl_phdr_info>() {
-            // SAFETY: the loader's record and its table of headers are valid during the call; `f` is
-            // what is passed below.
+            // SAFETY: the loader's record and its table of headers are valid during the call; `f`
+            // is what is passed below.
             unsafe {
                 let (info, f) = (&*info, &mut *f.cast::<Visitor<'_>>());
                 f(info, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()));

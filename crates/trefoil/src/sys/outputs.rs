@@ -1,15 +1,15 @@
 //! Tells whether the running goroutine holds std's lock of standard output or standard error.
 //!
-//! std has no such function. But `std::io::stdout()` is a reference to a reentrant lock, which stores
-//! the `ThreadId` of its owner in one of its first words. A thread that holds the lock finds the word
-//! by its own id ([`find_owner_word`]). If no word or several words match (in another version of
-//! std), the output counts as unlocked.
+//! std has no such function. But `std::io::stdout()` is a reference to a reentrant lock, which
+//! stores the `ThreadId` of its owner in one of its first words. A thread that holds the lock finds
+//! the word by its own id ([`find_owner_word`]). If no word or several words match (in another
+//! version of std), the output counts as unlocked.
 //!
-//! A goroutine's own `ThreadId` is recorded when it writes to the descriptor, which std does under the
-//! lock ([`note_writer`]). For a goroutine that has never written, any owner may be itself.
+//! A goroutine's own `ThreadId` is recorded when it writes to the descriptor, which std does under
+//! the lock ([`note_writer`]). For a goroutine that has never written, any owner may be itself.
 //!
-//! Rejected: `std::thread::current().id()` at the time of the question (it may allocate, and a signal
-//! handler asks).
+//! Rejected: `std::thread::current().id()` at the time of the question (it may allocate, and a
+//! signal handler asks).
 
 use std::cell::Cell;
 use std::mem::transmute_copy;
@@ -35,8 +35,8 @@ thread_local! {
     static WRITER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Finds the owner's word in the lock of standard output (0) or error (1), and records the caller as
-/// the runtime's holder. The caller is a plain thread that holds the lock.
+/// Finds the owner's word in the lock of standard output (0) or error (1), and records the caller
+/// as the runtime's holder. The caller is a plain thread that holds the lock.
 pub(crate) fn find_owner_word(which: usize) {
     let lock: *const u64 = match which {
         0 if size_of::<std::io::Stdout>() == size_of::<usize>() => {
@@ -64,16 +64,17 @@ pub(crate) fn find_owner_word(which: usize) {
     }
 }
 
-/// Records the running goroutine's `ThreadId` while it writes to `fd`: std writes under the lock, so
-/// the owner is the caller.
+/// Records the running goroutine's `ThreadId` while it writes to `fd`: std writes under the lock,
+/// so the owner is the caller.
 #[cfg(feature = "std")]
 pub(crate) fn note_writer(fd: i32) {
     let Some(output) = usize::try_from(fd - 1).ok().and_then(|which| OUTPUTS.get(which)) else {
         return;
     };
     if let Some(owner) = output.owner() {
-        // A write that does not come from std, while another goroutine holds the lock, records a wrong
-        // id. It contradicts an earlier record, or a later one contradicts it: then the id is unknown.
+        // A write that does not come from std, while another goroutine holds the lock, records a
+        // wrong id. It contradicts an earlier record, or a later one contradicts it: then the id is
+        // unknown.
         let known = WRITER.get();
         WRITER.set(if known == 0 || known == owner { owner } else { 0 });
     }
@@ -85,8 +86,8 @@ pub(crate) fn is_held_here() -> bool {
     OUTPUTS.iter().any(|output| output.owner().is_some_and(|owner| owner == me))
 }
 
-/// Returns whether the running goroutine may hold one of the locks: it does, or its id is unknown and
-/// one of them is held.
+/// Returns whether the running goroutine may hold one of the locks: it does, or its id is unknown
+/// and one of them is held.
 pub(crate) fn may_be_held_here() -> bool {
     let unknown = WRITER.get() == 0;
     is_held_here() || (unknown && OUTPUTS.iter().any(|output| output.owner().is_some()))

@@ -1,14 +1,15 @@
-//! Tells whether another thread of this process runs (or waits for a CPU) or is blocked in the kernel.
+//! Tells whether another thread of this process runs (or waits for a CPU) or is blocked in the
+//! kernel.
 //!
 //! `/proc/self/task/TID/syscall` contains `running`, or the system call that the thread sleeps in:
-//! 0.3 µs for a running thread, 0.6 µs for a blocked one. If that file is not available (a sandbox, no
-//! descriptor left) the thread's CPU time is read: if it is the same in two checks, the thread was
-//! not on a CPU.
+//! 0.3 µs for a running thread, 0.6 µs for a blocked one. If that file is not available (a sandbox,
+//! no descriptor left) the thread's CPU time is read: if it is the same in two checks, the thread
+//! was not on a CPU.
 //!
-//! Most sleeps are short if they are for memory (page faults, `mmap` and its relatives wait for each
-//! other), for a lock of the runtime, or for a futex. Such a sleep is
-//! [`ThreadState::BrieflyBlocked`] until it has lasted a while: until a later check finds the thread
-//! asleep, and it has used no CPU time in between.
+//! Most sleeps are short if they are for memory (page faults, `mmap` and its relatives wait for
+//! each other), for a lock of the runtime, or for a futex. Such a sleep is
+//! [`ThreadState::BrieflyBlocked`] until it has lasted a while: until a later check finds the
+//! thread asleep, and it has used no CPU time in between.
 
 use super::clock::{Nanos, now};
 use super::lock;
@@ -40,9 +41,9 @@ pub(crate) struct ThreadProbe {
     since: Nanos,
 }
 
-/// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it may
-/// wake a goroutine that waits for a socket with the same number, and the scheduler's lock is held
-/// here.
+/// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it
+/// may wake a goroutine that waits for a socket with the same number, and the scheduler's lock is
+/// held here.
 struct File(ManuallyDrop<OwnedFd>);
 
 impl File {
@@ -72,7 +73,8 @@ impl ThreadProbe {
         let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
         match read {
             Some(Ok(_)) if text.starts_with(b"running") => ThreadState::Running,
-            // Other text: the program has closed our descriptor, and the number is another file now.
+            // Other text: the program has closed our descriptor, and the number is another file
+            // now.
             Some(Ok(n))
                 if n > 0
                     && let Some(call) = Call::read(&text[..n]) =>
@@ -121,8 +123,8 @@ struct Call {
 }
 
 impl Call {
-    /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer, all
-    /// but the first in hexadecimal. A page fault has no arguments.
+    /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer,
+    /// all but the first in hexadecimal. A page fault has no arguments.
     fn read(text: &[u8]) -> Option<Call> {
         let text = std::str::from_utf8(text).ok()?;
         let mut fields = text.split_ascii_whitespace();
@@ -174,8 +176,8 @@ pub(crate) fn cpu_time(tid: u32) -> u64 {
     const PER_THREAD_SCHED: i32 = 6;
     let clock = (!(tid as i32) << 3) | PER_THREAD_SCHED;
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec. A raw call: a signal handler calls this, and errno belongs to the
-    // goroutine.
+    // SAFETY: writes one timespec. A raw call: a signal handler calls this, and errno belongs to
+    // the goroutine.
     if unsafe { syscall(libc::SYS_clock_gettime, [clock as usize, &raw mut t as usize]) } != 0 {
         return 0;
     }

@@ -1,9 +1,9 @@
 //! Real-time policies: a thread with SCHED_FIFO or SCHED_RR runs until it blocks, and no thread of
 //! its own priority can preempt it.
 //!
-//! A thread inherits policy and priority. So in a real-time process on one CPU, sysmon would wait for
-//! the goroutine that it has to preempt. Therefore sysmon and the helper thread run one priority
-//! above the Ms, and an M yields its CPU to the other Ms at the end of a time slice.
+//! A thread inherits policy and priority. So in a real-time process on one CPU, sysmon would wait
+//! for the goroutine that it has to preempt. Therefore sysmon and the helper thread run one
+//! priority above the Ms, and an M yields its CPU to the other Ms at the end of a time slice.
 
 use super::raw::syscall;
 
@@ -32,7 +32,8 @@ impl Realtime {
         Realtime { priority: self.priority + 1, ..self }
     }
 
-    /// Lets other threads of the same priority run: otherwise a thread with SCHED_FIFO keeps its CPU.
+    /// Lets other threads of the same priority run: otherwise a thread with SCHED_FIFO keeps its
+    /// CPU.
     #[cold]
     pub(crate) fn let_others_run(self) {
         // SAFETY: no arguments, touches no memory.

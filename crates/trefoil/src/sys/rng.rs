@@ -11,8 +11,8 @@ const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Makes a generator that differs from those of other owners (by `id`) and of other runs (by the
-    /// clock and the address of a local variable).
+    /// Makes a generator that differs from those of other owners (by `id`) and of other runs (by
+    /// the clock and the address of a local variable).
     pub(crate) fn new(id: u64) -> Rng {
         let local = 0u8;
         let address = &raw const local as u64;

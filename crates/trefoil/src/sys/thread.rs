@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. Everything that can fail fails before the thread exists.
-//! 2. A new thread neither allocates nor frees before its body has returned: the allocator's lock may
-//!    be held by a preempted goroutine, and this thread may be the one that has to resume it.
+//! 2. A new thread neither allocates nor frees before its body has returned: the allocator's lock
+//!    may be held by a preempted goroutine, and this thread may be the one that has to resume it.
 //!
 //! Rejected: `std::thread`. A std thread maps an alternate signal stack when it starts, and aborts
 //! the process if there is no address space for it.
@@ -70,8 +70,8 @@ fn static_tls_bytes() -> usize {
     bytes
 }
 
-/// Starts a detached thread with `stack_bytes` of stack besides its thread-local storage, which glibc
-/// takes from the stack too. A panic in `body` aborts the process.
+/// Starts a detached thread with `stack_bytes` of stack besides its thread-local storage, which
+/// glibc takes from the stack too. A panic in `body` aborts the process.
 pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     name: Name,
     stack_bytes: usize,

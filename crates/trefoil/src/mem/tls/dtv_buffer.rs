@@ -1,28 +1,28 @@
-//! Kits: what a new block needs from malloc, got beforehand.
+//! DTV buffers: malloc's memory for the DTV of a new block, allocated beforehand.
 //!
-//! A block's DTV must be malloc's, because glibc reallocates it. But blocks are made inside the scheduler,
-//! which must not wait for an arena lock: its holder may be a preempted goroutine that waits for this
-//! very P. So user code (`ensure_dtv_buffers`, at a goroutine's start or in `go`) keeps a stock of pieces, and
-//! `create` only takes one; malloc inside `create` is the last resort.
+//! A block's DTV must be malloc's memory, because glibc reallocates it. But `create` runs under a
+//! lock of the runtime, where it must not wait for malloc's lock: a preempted goroutine may hold
+//! that. So `mem::refill_pool` fills a list of free buffers before ([`ensure_dtv_buffers`]), and
+//! `create` takes one. malloc inside `create` is the last resort.
 //!
-//! A piece also carries the **estate** of a destroyed block: its libc TLS, which owns malloc's cache of
-//! that "thread" (glibc has no door through which somebody else could free it). The next block
-//! inherits it, so there are never more caches than there were blocks at once.
+//! A free buffer may also contain the **libc TLS of a destroyed block**, which owns the malloc
+//! cache of that "thread" (glibc has no function that frees the cache of another thread). The next
+//! block inherits it, so there are never more caches than blocks at the peak.
 //!
 //! ```text
-//!   in stock:    | next | size, estate or not | libc's TLS …         |
+//!   free:        | next | size, flag | libc's TLS …                  |
 //!   in a block:  | DTV[-1] (length) | DTV[0] (generation) | DTV[1] … |
 //! ```
 //!
 //! Invariants:
-//! 1. A buffer is malloc's memory of `size` bytes, owned by the stock or by one block. Sizes may differ:
-//!    glibc may have enlarged the DTV.
-//! 2. Anybody pushes, at any time: one CAS. Only runtime code that cannot be preempted takes, and one
-//!    at a time (`TAKING`). So nobody else removes the head that a taker looks at: no ABA, and its
-//!    `next` may be read.
+//! 1. A buffer is malloc's memory of `size` bytes, owned by the free list or by one block. Sizes
+//!    differ if glibc has enlarged a DTV.
+//! 2. Any thread may push at any time, by one compare-and-swap. Takers follow one another
+//!    ([`TAKING`]), and only they remove. So the head that a taker has read stays in the list:
+//!    there is no ABA, and its `next` may be read.
 //!
-//! Rejected: the DTV inside the block. No malloc at all, but the fifteenth dlopen of a library with TLS
-//! would make glibc reallocate our memory.
+//! Rejected: the DTV inside the block. It needs no malloc, but the fifteenth dlopen of a library
+//! with TLS would make glibc reallocate memory that is not malloc's.
 
 use super::Layout;
 use super::raw::{load, store};
@@ -30,21 +30,23 @@ use crate::sys::lock::Lock;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+/// The header of a free buffer.
 #[repr(C)]
 pub(super) struct DtvBuffer {
     next: *mut DtvBuffer,
-    /// Bytes, even; bit 0 says that there is an estate.
+    /// Bytes, an even number; plus [`HAS_LIBC_TLS`].
     size: usize,
 }
 
+/// The buffer contains the libc TLS of a destroyed block.
 const HAS_LIBC_TLS: usize = 1;
 
 static FREE_BUFFERS: AtomicPtr<DtvBuffer> = AtomicPtr::new(ptr::null_mut());
-/// About how many; only for `ensure_dtv_buffers`.
+/// The approximate length of the list, for [`ensure_dtv_buffers`].
 static FREE_COUNT: AtomicUsize = AtomicUsize::new(0);
 static TAKING: Lock<()> = Lock::new(());
 
-/// In user context: sees to it that `low` blocks can be made without malloc. One load if so.
+/// Makes sure that `low` blocks can be made without malloc; one load if they can. In user context.
 #[inline]
 pub(crate) fn ensure_dtv_buffers(low: usize) {
     if FREE_COUNT.load(Ordering::Relaxed) < low {
@@ -54,27 +56,27 @@ pub(crate) fn ensure_dtv_buffers(low: usize) {
 
 #[cold]
 pub(super) fn ensure_dtv_buffers_slow(l: &Layout, low: usize) {
-    // Twice as many, so that this is paid once in `low` goroutines.
+    // Twice as many, so that this happens once per `low` goroutines.
     for _ in FREE_COUNT.load(Ordering::Relaxed)..2 * low {
-        // SAFETY: a buffer of our own, in nobody's hands.
-        unsafe {
-            let buffer = l.new_dtv_buffer();
-            if buffer.is_null() {
-                return; // `create` will say so
-            }
-            push(buffer);
+        let buffer = l.new_dtv_buffer();
+        if buffer.is_null() {
+            return; // `create` will report it
         }
+        // SAFETY: a new buffer that no other thread knows.
+        unsafe { push(buffer) };
     }
 }
 
+/// Adds a buffer to the free list.
+///
 /// # Safety
-/// The buffer is the caller's.
+/// The caller owns the buffer.
 unsafe fn push(buffer: *mut DtvBuffer) {
     let mut head = FREE_BUFFERS.load(Ordering::Relaxed);
     loop {
-        // SAFETY: ours until the exchange succeeds.
+        // SAFETY: owned by the caller until the exchange succeeds.
         unsafe { (*buffer).next = head };
-        // Release pairs with the Acquire of `take`: it must see `next` and the estate.
+        // Release pairs with the Acquire of `take`, which must see `next` and the contents.
         match FREE_BUFFERS.compare_exchange_weak(head, buffer, Ordering::Release, Ordering::Relaxed)
         {
             Ok(_) => break,
@@ -84,17 +86,17 @@ unsafe fn push(buffer: *mut DtvBuffer) {
     FREE_COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
-/// From the stock; null if there is none.
+/// Takes a buffer from the free list; null if it is empty.
 fn take() -> *mut DtvBuffer {
     if FREE_BUFFERS.load(Ordering::Relaxed).is_null() {
         return ptr::null_mut();
     }
-    // Takers follow one another, so that each sees the last one's removal. Not a spin: the kernel may preempt the taker
-    // for a real-time thread on the same CPU, which would spin for ever.
+    // A lock instead of a spin: the kernel may preempt the taker for a real-time thread on the same
+    // CPU, which would spin for ever.
     let taking = TAKING.lock();
     let mut head = FREE_BUFFERS.load(Ordering::Acquire);
     while !head.is_null() {
-        // SAFETY: only takers remove, and we are the only one (invariant 2).
+        // SAFETY: only takers remove, and this is the only one (invariant 2).
         let next = unsafe { (*head).next };
         match FREE_BUFFERS.compare_exchange_weak(head, next, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => break,
@@ -113,9 +115,9 @@ impl Layout {
         size_of_val(&*self.dtv).max(size_of::<DtvBuffer>() + self.libc.size).next_multiple_of(16)
     }
 
-    /// Fresh from malloc; null if that has none.
+    /// Allocates a buffer without libc TLS; null if malloc has no memory.
     fn new_dtv_buffer(&self) -> *mut DtvBuffer {
-        // SAFETY: allocates; a buffer without an estate is two words.
+        // SAFETY: allocates; the header is two words.
         unsafe {
             let buffer = libc::malloc(self.dtv_buffer_bytes()).cast::<DtvBuffer>();
             if !buffer.is_null() {
@@ -125,27 +127,22 @@ impl Layout {
         }
     }
 
-    /// A buffer for the block at `tp`, whose libc TLS is complete: an estate, if the buffer has one, replaces
-    /// it. Null if there is no memory.
+    /// Takes a buffer for the block at `tp`, whose libc TLS is complete. If the buffer contains the
+    /// libc TLS of a destroyed block, the block inherits that. Returns null if there is no memory.
     ///
     /// # Safety
-    /// Nobody runs on the block yet; the caller cannot be preempted.
+    /// No code runs on the block yet; the caller cannot be preempted.
     #[inline]
     pub(super) unsafe fn take_dtv_buffer(&self, tp: usize) -> *mut DtvBuffer {
         let buffer = take();
         if buffer.is_null() {
             return self.new_dtv_buffer();
         }
-        // SAFETY: the buffer is ours; its estate is `libc.size` bytes; libc's area is the block's (caller).
+        // SAFETY: this thread owns the buffer; the block's libc TLS may be written (caller).
         unsafe {
             let size = (*buffer).size;
             if size & HAS_LIBC_TLS != 0 {
-                let to = (tp - self.libc.below_tp) as *mut u8;
-                to.copy_from_nonoverlapping(buffer.add(1).cast(), self.libc.size);
-                // The dead block's pointers into itself (`__resp`).
-                for &(off, n) in self.recipe.tp.iter().filter(|w| w.0 < 0) {
-                    store(tp.wrapping_add_signed(off as isize), tp.wrapping_add_signed(n as isize));
-                }
+                self.inherit_libc_tls(tp, buffer);
             }
             if size & !HAS_LIBC_TLS < self.dtv_buffer_bytes() {
                 return libc::realloc(buffer.cast(), self.dtv_buffer_bytes()).cast();
@@ -154,17 +151,34 @@ impl Layout {
         buffer
     }
 
-    /// Turns the DTV of a dead block, or null, into a buffer with the block's estate.
+    /// Copies the libc TLS in the buffer to the block at `tp`.
     ///
     /// # Safety
-    /// Nobody runs on the block or will; `dtv` (entry −1) is malloc's and the block's own.
+    /// The buffer contains `libc.size` bytes of libc TLS; no code runs on the block.
+    unsafe fn inherit_libc_tls(&self, tp: usize, buffer: *mut DtvBuffer) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let to = (tp - self.libc.below_tp) as *mut u8;
+            to.copy_from_nonoverlapping(buffer.add(1).cast(), self.libc.size);
+            // The destroyed block's pointers into itself (`__resp`).
+            for &(off, n) in self.recipe.tp.iter().filter(|w| w.0 < 0) {
+                store(tp.wrapping_add_signed(off as isize), tp.wrapping_add_signed(n as isize));
+            }
+        }
+    }
+
+    /// Turns the DTV of a block (or null) into a free buffer that contains the block's libc TLS.
+    ///
+    /// # Safety
+    /// No code runs on the block any more; `dtv` (entry −1) is malloc's memory and belongs to the
+    /// block.
     pub(super) unsafe fn save_libc_tls(&self, tp: usize, dtv: *mut [usize; 2]) {
-        // SAFETY: the caller's. glibc may have reallocated the DTV: then only its length says how big
-        // it is, and an estate might not fit.
+        // SAFETY: the caller's contract. If glibc has reallocated the DTV, only its length tells
+        // how large it is, and libc's TLS might not fit.
         unsafe {
             let entries = if dtv.is_null() { 0 } else { load::<usize>(dtv as usize) + 2 };
-            let ours = entries == self.dtv.len();
-            let mut size = if ours { self.dtv_buffer_bytes() } else { entries * 16 };
+            let is_original = entries == self.dtv.len();
+            let mut size = if is_original { self.dtv_buffer_bytes() } else { entries * 16 };
             let mut buffer = dtv.cast::<DtvBuffer>();
             if size < self.dtv_buffer_bytes() {
                 size = self.dtv_buffer_bytes();

@@ -1,4 +1,5 @@
-//! Both ways side by side: every test runs its body on blocks by the template and by pthread_create.
+//! Both ways side by side: every test runs its body on blocks by the template and by
+//! pthread_create.
 
 use super::selftest::on_block;
 use super::*;
@@ -446,7 +447,8 @@ fn dlopen_of_initial_exec_tls() {
             let mut lib = None;
             let changed = || {
                 modules_changed(Some(crate::interpose::dlopen::loader()), |visit| {
-                    // `modules_changed` looks at the process' method; the pthread blocks are glibc's.
+                    // `modules_changed` looks at the process' method; the pthread blocks are
+                    // glibc's.
                     if l.method == Method::Template {
                         [&a, &b].iter().for_each(|r| visit(r.block.tp));
                     }
