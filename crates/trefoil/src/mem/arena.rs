@@ -17,7 +17,7 @@
 //! |---|---|---|---|---|
 //! | unused | 1 | 0 | the [`ClassPool`] of its class | reads as zero, costs no page |
 //! | taken | 0 | 0 | the thread that makes or retires a stack in it | being changed |
-//! | stack | 0 | 1 | the holder of its [`Stack`](super::Stack): G, cache, pool | header, TLS block |
+//! | stack | 0 | 1 | holder of its [`Stack`](super::Stack): G, cache, pool | header, TLS block |
 //!
 //! `guarded` tells whether the guard marker is in place. It outlives the stack, so that a slot that
 //! is used again does not pay for it again.
@@ -370,7 +370,7 @@ fn last_below(n: usize, addr: usize) -> Option<&'static Chunk> {
 /// Maps a chunk and publishes it. After an error nothing has changed.
 fn map_chunk(class: SizeClass) -> Result<&'static Chunk, ReserveError> {
     let mut registry = REGISTRY.lock();
-    let id = PUBLISHED.load(Ordering::Relaxed); // only changed under the lock we hold
+    let id = PUBLISHED.load(Ordering::Relaxed); // only changed under REGISTRY
     if id == CHUNKS_MAX {
         return Err(ReserveError { class, kind: ReserveErrorKind::Chunks });
     }

@@ -6,7 +6,7 @@
 //! it, in batches.
 //!
 //! ```text
-//!   class:     0   1   2   …   39            bytes: 16, 32, … 128, 160, 192, 224, 256, 320, … 32,768
+//!   class:     0   1   2   …   39           bytes: 16, 32, … 128, 160, 192, 224, 256, 320, … 32768
 //!   head  ──▶ [block] ─▶ [block] ─▶ null     the first word of a free block points to the next one
 //! ```
 //!

@@ -595,7 +595,7 @@ fn many(n: usize) {
     assert!(s.live <= POOL_MAX + LOCAL_MAX);
 }
 
-// ----------------------------------------------------------------------------------------- figures
+// ----------------------------------------------------------------------------------------- timings
 
 fn timed(what: &str, n: usize, mut f: impl FnMut()) {
     let best = (0..5).map(|_| {
@@ -607,9 +607,9 @@ fn timed(what: &str, n: usize, mut f: impl FnMut()) {
 }
 
 #[test]
-#[ignore = "figures: cargo test --release -- --ignored --nocapture figures"]
-fn figures() {
-    passes_in_child("figures", || {
+#[ignore = "prints timings: cargo test --release -- --ignored --nocapture print_timings"]
+fn print_timings() {
+    passes_in_child("print_timings", || {
         let mut cache = StackCache::new().unwrap();
         let mut other = StackCache::new().unwrap();
         let mut held: Vec<Stack> = (0..16).map(|_| start(&mut cache)).collect();

@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn all_keys_are_parsed() {
         let env = debug(
-            "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,tls=pthread,\
-             guards=mprotect,",
+            "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,\
+             tls=pthread,guards=mprotect,",
         );
         let all = Env {
             procs: None,

@@ -290,7 +290,7 @@ impl RawRwLock {
 
     #[inline]
     fn unlock_shared(&self) {
-        // Release pairs with the Acquire load in `lock_exclusive`: the writer sees what we did.
+        // Release pairs with the Acquire load in `lock_exclusive`: the writer sees what the readers did.
         if self.state.fetch_sub(1, Ordering::Release) == WRITER | 1 {
             wake(&self.state, ALL_SLEEPERS);
         }

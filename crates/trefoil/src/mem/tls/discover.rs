@@ -2,7 +2,7 @@
 //! thread*.
 //!
 //! ```text
-//!   low                                  tp - below        tp - below_used      tp             top
+//!   low                                 tp - below        tp - below_used      tp             top
 //!    | stack of the probe … entry_sp ->  | dlopen reserve  | modules' TLS       | struct pthread |
 //! ```
 //! The probe thread runs on memory that is allocated here, of a size that no other value equals.
