@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use crate::stack_pool_rs::{
-    Batch, BatchLinks, BatchNode as Node, PoolState as Shelf, StackPool as Depot,
+    BatchLinks, BatchNode as Node, PoolState as Shelf, StackBatch as Batch, StackPool as Depot,
 };
 use crate::explore::{Bound, explore, must_fail};
 use crate::shim::{Lock, Mutation};

@@ -315,7 +315,6 @@ pub(crate) fn thread_pointer() -> *mut u8 {
 ///
 /// # Safety
 /// `tp` is a complete TLS block, and the code that follows may run on it.
-#[cfg(feature = "std")]
 #[inline]
 pub(crate) unsafe fn set_thread_pointer(tp: *mut u8) {
     // SAFETY: the caller's contract.

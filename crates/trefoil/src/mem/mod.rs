@@ -52,7 +52,7 @@ pub(crate) use self::mmap_vec::MmapVec;
 pub(crate) use self::scavenger::{Scavenger, has_surplus};
 pub(crate) use self::stack::Stack;
 use self::stack::{StackConfig, StackTop};
-use self::stack_pool::{Batch, PoolState, StackPool};
+use self::stack_pool::{PoolState, StackBatch, StackPool};
 use crate::sys::lock::Lock;
 use crate::sys::mm;
 
@@ -98,7 +98,7 @@ fn pool_of(class: SizeClass) -> &'static StackPool<StackTop> {
 /// Between calls `stacks.len() < LOCAL_MAX`: so the stack that the P's owner has taken out fits
 /// too.
 pub(crate) struct StackCache {
-    stacks: Batch<StackTop>,
+    stacks: StackBatch<StackTop>,
     limit: u32,
     credits: u32,
     class: SizeClass,
@@ -108,7 +108,7 @@ impl StackCache {
     /// Makes an empty, registered cache. The first one fixes the settings of [`configure`].
     pub(crate) fn new() -> io::Result<Self> {
         let class = StackConfig::get()?.default();
-        let mut cache = StackCache { stacks: Batch::new(), limit: 0, credits: 0, class };
+        let mut cache = StackCache { stacks: StackBatch::new(), limit: 0, credits: 0, class };
         cache.register()?;
         Ok(cache)
     }
@@ -153,7 +153,7 @@ impl StackCache {
     #[cold]
     fn push_slow(&mut self) {
         let surplus = if self.limit == 0 {
-            std::mem::replace(&mut self.stacks, Batch::new())
+            std::mem::replace(&mut self.stacks, StackBatch::new())
         } else {
             self.stacks.split_off(LOCAL_MAX - BATCH)
         };
@@ -265,7 +265,7 @@ pub(crate) fn release(mut stack: Stack) {
     stack.recycle();
     let (class, is_default) = (stack.class(), stack.is_default_size());
     let has_credit = stack.take_own_credit();
-    let mut batch = Batch::new();
+    let mut batch = StackBatch::new();
     // SAFETY: the handle owned the stack; the batch owns it now.
     unsafe { batch.push(stack.into_top()) };
     if is_default {
@@ -379,13 +379,13 @@ pub(crate) fn stats() -> ArenaStats {
 }
 
 /// Makes stacks in slots that the caller has taken.
-fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
+fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<StackBatch<StackTop>> {
     stack::make(slots, StackConfig::get()?)
 }
 
 /// Puts default-size stacks into the pool. If the pool is full they are not trimmed: discarding
 /// memory takes longer than a short goroutine lives, so that is left to the [`Scavenger`].
-fn deposit_default(class: SizeClass, batch: Batch<StackTop>) {
+fn deposit_default(class: SizeClass, batch: StackBatch<StackTop>) {
     if pool_of(class).has_room(batch.len(), POOL_MAX) {
         deposit_trimmed(class, batch);
     } else {
@@ -395,7 +395,7 @@ fn deposit_default(class: SizeClass, batch: Batch<StackTop>) {
 }
 
 /// Puts stacks of another size into their pool, or retires them if it is full.
-fn deposit_other(class: SizeClass, batch: Batch<StackTop>) {
+fn deposit_other(class: SizeClass, batch: StackBatch<StackTop>) {
     if pool_of(class).has_room(batch.len(), POOL_MAX_OTHER) {
         deposit_trimmed(class, batch);
     } else {
@@ -403,13 +403,13 @@ fn deposit_other(class: SizeClass, batch: Batch<StackTop>) {
     }
 }
 
-fn deposit_trimmed(class: SizeClass, batch: Batch<StackTop>) {
+fn deposit_trimmed(class: SizeClass, batch: StackBatch<StackTop>) {
     // Before `put`: afterwards another thread may take the stacks.
     stack::trim(&batch);
     put(class, batch);
 }
 
-fn put(class: SizeClass, batch: Batch<StackTop>) {
+fn put(class: SizeClass, batch: StackBatch<StackTop>) {
     let rejected = pool_of(class).put(batch, usize::MAX);
     debug_assert!(rejected.is_none());
 }

@@ -46,9 +46,9 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::arena::{self, SizeClass, SlotList, StackSlot};
-use super::stack_pool::{Batch, BatchLinks, BatchNode};
+use super::stack_pool::{BatchLinks, BatchNode, StackBatch};
 use super::tls;
-use crate::sys::lock::{Lock, RawRwLock};
+use crate::sys::lock::{Lock, SharedLock};
 use crate::sys::mm::{self, GuardKind, PAGE, Span};
 
 /// A cache line, and the step of the colours.
@@ -92,7 +92,7 @@ const TID_BASE: u32 = 0x2000_0000;
 pub(super) const BATCH_MAX: usize = 64;
 
 /// Held in exclusive mode by a walk over all blocks; see invariant 3.
-pub(super) static LIVE_LOCK: RawRwLock = RawRwLock::new();
+pub(super) static LIVE_LOCK: SharedLock = SharedLock::new();
 
 // -------------------------------------------------------------------------------------------------
 
@@ -382,8 +382,8 @@ impl Stack {
 pub(super) fn make<const N: usize>(
     slots: &SlotList<N>,
     config: StackConfig,
-) -> io::Result<Batch<StackTop>> {
-    let mut made = Batch::new();
+) -> io::Result<StackBatch<StackTop>> {
+    let mut made = StackBatch::new();
     let mut failed = SlotList::<N>::new();
     let mut error = None;
     if let Err(e) = guard_all(slots) {
@@ -494,7 +494,7 @@ fn slot_of(top: NonNull<StackTop>) -> StackSlot {
 
 /// Discards the pages of pooled stacks that lie deeper than what the next goroutine will likely
 /// use.
-pub(super) fn trim(batch: &Batch<StackTop>) {
+pub(super) fn trim(batch: &StackBatch<StackTop>) {
     debug_assert!(batch.len() <= BATCH_MAX);
     let mut spans = [Span::EMPTY; BATCH_MAX];
     let mut n = 0;
@@ -516,7 +516,7 @@ pub(super) fn trim(batch: &Batch<StackTop>) {
 
 /// Turns stacks, at most [`BATCH_MAX`], back into unused slots of their class.
 #[cold]
-pub(super) fn retire(class: SizeClass, mut batch: Batch<StackTop>) {
+pub(super) fn retire(class: SizeClass, mut batch: StackBatch<StackTop>) {
     let mut slots = SlotList::<BATCH_MAX>::new();
     LIVE_LOCK.shared(|| {
         while let Some(top) = batch.pop() {
@@ -551,7 +551,7 @@ fn return_slots<const N: usize>(slots: &SlotList<N>) {
 /// refuses to discard: under `mlockall` before Linux 5.18. Those pages are resident anyway.
 #[cold]
 fn wipe_slow(slot: Span) {
-    let block = tls::init().map_or(0, tls::Layout::bytes).next_multiple_of(PAGE);
+    let block = tls::init().map_or(0, tls::BlockLayout::bytes).next_multiple_of(PAGE);
     let len = slot.len.min(HOT_PAGES_MAX * PAGE + block);
     let at = ptr::with_exposed_provenance_mut::<u8>(slot.base + slot.len - len);
     // SAFETY: the top of a slot that this thread has taken.

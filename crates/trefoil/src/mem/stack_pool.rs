@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A node is in exactly one place: in a [`Batch`] that a thread owns, or in the pool. The owner
-//!    of a batch owns its nodes, and no other thread touches their links.
+//! 1. A node is in exactly one place: in a [`StackBatch`] that a thread owns, or in the pool. The
+//!    owner of a batch owns its nodes, and no other thread touches their links.
 //! 2. `PoolState::len` is the sum of the lengths of the batches in the pool. [`StackPool::put`]
 //!    never makes it exceed the `max` that it is given. `mem` passes `usize::MAX` (it decides
 //!    before what to do with a surplus), so there the pool may exceed `POOL_MAX` until the
@@ -78,18 +78,18 @@ pub(crate) unsafe trait BatchNode: Sized {
 
 /// An owned chain of nodes, newest first. Dropping it leaks the nodes.
 #[must_use]
-pub(crate) struct Batch<N: BatchNode> {
+pub(crate) struct StackBatch<N: BatchNode> {
     /// First and last node.
     ends: Option<(NonNull<N>, NonNull<N>)>,
     len: u32,
 }
 
 // SAFETY: a batch owns its nodes (invariant 1); moving it moves them.
-unsafe impl<N: BatchNode + Send> Send for Batch<N> {}
+unsafe impl<N: BatchNode + Send> Send for StackBatch<N> {}
 
-impl<N: BatchNode> Batch<N> {
+impl<N: BatchNode> StackBatch<N> {
     pub(crate) const fn new() -> Self {
-        Batch { ends: None, len: 0 }
+        StackBatch { ends: None, len: 0 }
     }
 
     #[inline]
@@ -130,11 +130,11 @@ impl<N: BatchNode> Batch<N> {
     }
 
     /// Keeps the first `keep` nodes, the newest, and returns the others. Walks `keep` nodes.
-    pub(crate) fn split_off(&mut self, keep: usize) -> Batch<N> {
+    pub(crate) fn split_off(&mut self, keep: usize) -> StackBatch<N> {
         debug_assert!(keep > 0);
-        let Some((head, tail)) = self.ends else { return Batch::new() };
+        let Some((head, tail)) = self.ends else { return StackBatch::new() };
         if keep >= self.len() {
-            return Batch::new();
+            return StackBatch::new();
         }
         let mut last = head;
         for _ in 1..keep {
@@ -146,12 +146,12 @@ impl<N: BatchNode> Batch<N> {
         // SAFETY: as above.
         unsafe { N::set_next(last, None) };
         let len = self.len - keep as u32;
-        *self = Batch { ends: Some((head, last)), len: keep as u32 };
-        Batch { ends: Some((rest, tail)), len }
+        *self = StackBatch { ends: Some((head, last)), len: keep as u32 };
+        StackBatch { ends: Some((rest, tail)), len }
     }
 
     /// Appends another batch.
-    pub(crate) fn append(&mut self, other: Batch<N>) {
+    pub(crate) fn append(&mut self, other: StackBatch<N>) {
         let Some((other_head, other_tail)) = other.ends else { return };
         self.len += other.len;
         self.ends = match self.ends {
@@ -191,7 +191,7 @@ impl<N: BatchNode> PoolState<N> {
         PoolState { top: None, len: 0, low: 0 }
     }
 
-    fn put(&mut self, batch: Batch<N>) {
+    fn put(&mut self, batch: StackBatch<N>) {
         let Some((head, tail)) = batch.ends else { return };
         // SAFETY: the pool owns the batch's nodes from here on; only the head gets batch links.
         unsafe { N::set_batch(head, BatchLinks { below: self.top, tail, len: batch.len }) };
@@ -200,8 +200,8 @@ impl<N: BatchNode> PoolState<N> {
     }
 
     /// Takes batches while they fit in `want`, and the first one in any case.
-    fn take(&mut self, want: usize) -> Batch<N> {
-        let mut taken = Batch::new();
+    fn take(&mut self, want: usize) -> StackBatch<N> {
+        let mut taken = StackBatch::new();
         while let Some(head) = self.top {
             // SAFETY: the pool owns the head of a batch in it, and `put` has set its links.
             let links = unsafe { N::batch(head) };
@@ -210,7 +210,7 @@ impl<N: BatchNode> PoolState<N> {
             }
             self.top = links.below;
             self.len -= links.len as usize;
-            taken.append(Batch { ends: Some((head, links.tail)), len: links.len });
+            taken.append(StackBatch { ends: Some((head, links.tail)), len: links.len });
         }
         self.low = self.low.min(self.len);
         taken
@@ -223,7 +223,7 @@ impl<N: BatchNode> PoolState<N> {
         let links = unsafe { N::batch(head) };
         self.top = links.below;
         self.len -= links.len as usize;
-        let mut batch = Batch { ends: Some((head, links.tail)), len: links.len };
+        let mut batch = StackBatch { ends: Some((head, links.tail)), len: links.len };
         let node = batch.pop();
         self.put(batch);
         self.low = self.low.min(self.len);
@@ -250,7 +250,7 @@ impl<N: BatchNode> StackPool<N> {
 
     /// Adds the batch, or returns it if the pool would have more than `max` nodes.
     #[must_use = "the caller still owns a batch that did not fit"]
-    pub(crate) fn put(&self, batch: Batch<N>, max: usize) -> Option<Batch<N>> {
+    pub(crate) fn put(&self, batch: StackBatch<N>, max: usize) -> Option<StackBatch<N>> {
         let mut state = self.state.lock();
         if state.len + batch.len() > max {
             return Some(batch);
@@ -266,7 +266,7 @@ impl<N: BatchNode> StackPool<N> {
         &self,
         want: usize,
         or: impl FnOnce() -> R,
-    ) -> Result<Batch<N>, R> {
+    ) -> Result<StackBatch<N>, R> {
         let mut state = self.state.lock();
         let batch = state.take(want);
         if batch.is_empty() { Err(or()) } else { Ok(batch) }

@@ -677,7 +677,7 @@ mod stack_pool_alone {
     use std::cell::Cell;
     use std::ptr::NonNull;
 
-    use crate::mem::stack_pool::{Batch, BatchLinks, BatchNode, PoolState, StackPool};
+    use crate::mem::stack_pool::{BatchLinks, BatchNode, PoolState, StackBatch, StackPool};
     use crate::sys::lock::Lock;
 
     struct TestNode {
@@ -706,8 +706,8 @@ mod stack_pool_alone {
         }
     }
 
-    fn batch_of(ids: std::ops::Range<usize>) -> Batch<TestNode> {
-        let mut batch = Batch::new();
+    fn batch_of(ids: std::ops::Range<usize>) -> StackBatch<TestNode> {
+        let mut batch = StackBatch::new();
         for id in ids.rev() {
             let node = Box::new(TestNode { next: Cell::new(None), batch: Cell::new(None), id });
             // SAFETY: leaked here, owned by the batch.
@@ -716,7 +716,7 @@ mod stack_pool_alone {
         batch
     }
 
-    fn ids(batch: &Batch<TestNode>) -> Vec<usize> {
+    fn ids(batch: &StackBatch<TestNode>) -> Vec<usize> {
         let mut out = Vec::new();
         // SAFETY: nodes are never freed.
         batch.for_each(|b| out.push(unsafe { b.as_ref() }.id));

@@ -239,7 +239,7 @@ impl<T> Drop for LockGuard<'_, T> {
 ///
 /// `state`: bit 31 ([`WRITER`]) is set while a writer holds or waits for the lock; bits 0–30 count
 /// the readers.
-pub(crate) struct RawRwLock {
+pub(crate) struct SharedLock {
     state: AtomicU32,
     writer: RawLock,
 }
@@ -247,9 +247,9 @@ pub(crate) struct RawRwLock {
 const WRITER: u32 = 1 << 31;
 const ALL_SLEEPERS: u32 = u32::MAX >> 1;
 
-impl RawRwLock {
+impl SharedLock {
     pub(crate) const fn new() -> Self {
-        RawRwLock { state: AtomicU32::new(0), writer: RawLock::new() }
+        SharedLock { state: AtomicU32::new(0), writer: RawLock::new() }
     }
 
     /// Runs `f` as one of any number of readers. Must not nest, in itself or in `exclusive`.
@@ -290,7 +290,8 @@ impl RawRwLock {
 
     #[inline]
     fn unlock_shared(&self) {
-        // Release pairs with the Acquire load in `lock_exclusive`: the writer sees what the readers did.
+        // Release pairs with the Acquire load in `lock_exclusive`: the writer sees what the readers
+        // did.
         if self.state.fetch_sub(1, Ordering::Release) == WRITER | 1 {
             wake(&self.state, ALL_SLEEPERS);
         }
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn an_exclusive_holder_excludes_all_shared_holders() {
-        let lock = RawRwLock::new();
+        let lock = SharedLock::new();
         let alone = AtomicBool::new(false);
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {

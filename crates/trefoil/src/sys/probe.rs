@@ -77,7 +77,7 @@ impl ThreadProbe {
             // now.
             Some(Ok(n))
                 if n > 0
-                    && let Some(call) = Call::read(&text[..n]) =>
+                    && let Some(call) = BlockedCall::read(&text[..n]) =>
             {
                 let min_sleep = call.min_sleep();
                 if min_sleep == 0 {
@@ -117,21 +117,21 @@ impl ThreadProbe {
 }
 
 /// A system call that a thread sleeps in: its number (−1 for a page fault) and its last argument.
-struct Call {
+struct BlockedCall {
     number: i64,
     sixth: u64,
 }
 
-impl Call {
+impl BlockedCall {
     /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer,
     /// all but the first in hexadecimal. A page fault has no arguments.
-    fn read(text: &[u8]) -> Option<Call> {
+    fn read(text: &[u8]) -> Option<BlockedCall> {
         let text = std::str::from_utf8(text).ok()?;
         let mut fields = text.split_ascii_whitespace();
         let number = fields.next()?.parse().ok()?;
         fields.clone().next()?.strip_prefix("0x")?;
         let sixth = fields.nth(5).and_then(|field| field.strip_prefix("0x"));
-        Some(Call {
+        Some(BlockedCall {
             number,
             sixth: sixth.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
         })

@@ -2,7 +2,7 @@
 
 use super::modules::{Dtv, table};
 use super::raw::store;
-use super::{Layout, Method, fallback};
+use super::{BlockLayout, Method, fallback};
 use std::io;
 use std::ptr;
 
@@ -16,7 +16,7 @@ const RSEQ_CPU_ID: isize = 4;
 /// # Safety
 /// `[low, top)` is zeroed, writable and used by no other thread; the block around `tp` fits in it.
 pub(super) unsafe fn build(
-    l: &Layout,
+    l: &BlockLayout,
     tp: usize,
     low: usize,
     top: usize,
@@ -54,7 +54,7 @@ pub(super) unsafe fn build(
 ///
 /// # Safety
 /// `tp` is a block that no thread has registered with the kernel.
-pub(super) unsafe fn unregister_rseq(l: &Layout, tp: usize) {
+pub(super) unsafe fn unregister_rseq(l: &BlockLayout, tp: usize) {
     if let Some(rseq) = l.rseq {
         // SAFETY: glibc's place for it, inside the block.
         unsafe {
@@ -65,7 +65,7 @@ pub(super) unsafe fn unregister_rseq(l: &Layout, tp: usize) {
     }
 }
 
-impl Layout {
+impl BlockLayout {
     #[inline]
     pub(super) unsafe fn recycle(&self, tp: usize) {
         // SAFETY: the goroutine has ended (caller): no code uses addresses into its TLS.

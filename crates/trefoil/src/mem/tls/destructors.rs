@@ -12,7 +12,7 @@
 
 use super::modules::Dtv;
 use super::raw::{load, store, thread_pointer};
-use super::{Layout, fatal, layout};
+use super::{BlockLayout, fatal, layout};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -110,7 +110,7 @@ pub(super) unsafe fn free_buffers(buffers: &[usize]) {
 }
 
 #[inline]
-pub(super) unsafe fn run_all(l: &Layout) {
+pub(super) unsafe fn run_all(l: &BlockLayout) {
     for _ in 0..DESTRUCTOR_ITERATIONS {
         call_tls_dtors(l);
         // SAFETY: the caller's contract.
@@ -123,7 +123,7 @@ pub(super) unsafe fn run_all(l: &Layout) {
     unsafe { forget_keys(l) };
 }
 
-fn call_tls_dtors(l: &Layout) {
+fn call_tls_dtors(l: &BlockLayout) {
     // SAFETY: at the end of a goroutine its TLS destructors are due, each of them once.
     guard(|| unsafe { (l.call_tls_dtors)() });
 }
@@ -138,7 +138,7 @@ fn guard(f: impl FnOnce()) {
 
 /// Runs one round of key destructors. Returns false if no destructor ran; then all values are null.
 #[inline]
-unsafe fn run_keys(l: &Layout) -> bool {
+unsafe fn run_keys(l: &BlockLayout) -> bool {
     match l.keys {
         // SAFETY: the running block. Only calls of this goroutine write the byte.
         Some(places) if unsafe { load::<u8>(thread_pointer() + places.used) } == 0 => false,
@@ -148,7 +148,7 @@ unsafe fn run_keys(l: &Layout) -> bool {
 }
 
 #[cold]
-unsafe fn run_keys_slow(l: &Layout) -> bool {
+unsafe fn run_keys_slow(l: &BlockLayout) -> bool {
     let tp = thread_pointer();
     let mut ran = false;
     if let Some(places) = l.keys {
@@ -183,7 +183,7 @@ unsafe fn run_keys_slow(l: &Layout) -> bool {
 }
 
 /// Calls `f` for every key with a value that is not null, with the value's address if it is known.
-unsafe fn each_value(l: &Layout, tp: usize, mut f: impl FnMut(u32, Option<usize>)) {
+unsafe fn each_value(l: &BlockLayout, tp: usize, mut f: impl FnMut(u32, Option<usize>)) {
     let Some(places) = l.keys else {
         for key in 0..KEYS_MAX as u32 {
             let live = DTORS[key as usize].load(Ordering::Acquire) != 0;
@@ -215,7 +215,7 @@ unsafe fn each_value(l: &Layout, tp: usize, mut f: impl FnMut(u32, Option<usize>
 
 /// Sets every value to null without running destructors, and frees the second-level blocks.
 #[cold]
-unsafe fn forget_keys(l: &Layout) {
+unsafe fn forget_keys(l: &BlockLayout) {
     let tp = thread_pointer();
     // SAFETY: the running block, at the goroutine's end (caller). The second-level blocks are
     // calloc's; glibc makes new ones on demand.

@@ -150,9 +150,9 @@ extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
 
 /// Reads words at any address, through a pipe: a bad address is EFAULT instead of a crash (other
 /// threads may unmap their stacks meanwhile).
-struct PipeReader([c_int; 2]);
+struct SafeReader([c_int; 2]);
 
-impl PipeReader {
+impl SafeReader {
     fn new() -> Option<Self> {
         let mut fds = [0; 2];
         // SAFETY: the kernel writes two descriptors.
@@ -175,7 +175,7 @@ impl PipeReader {
     }
 }
 
-impl Drop for PipeReader {
+impl Drop for SafeReader {
     fn drop(&mut self) {
         for fd in self.0 {
             // SAFETY: the descriptors of this pipe.
@@ -187,7 +187,7 @@ impl Drop for PipeReader {
 /// Finds the node of glibc's list of threads: the pair (next, prev), both outside of this block,
 /// whose neighbours point back. Runs on the probe thread, which is in the list only while it runs.
 fn find_list(p: &ProbeThread) -> Option<usize> {
-    let reader = PipeReader::new()?;
+    let reader = SafeReader::new()?;
     let own = p.low..p.top;
     let outside =
         |a: usize| (PAGE..1 << 47).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);

@@ -24,7 +24,7 @@
 //! Rejected: the DTV inside the block. It needs no malloc, but the fifteenth dlopen of a library
 //! with TLS would make glibc reallocate memory that is not malloc's.
 
-use super::Layout;
+use super::BlockLayout;
 use super::raw::{load, store};
 use crate::sys::lock::Lock;
 use std::ptr;
@@ -55,7 +55,7 @@ pub(crate) fn ensure_dtv_buffers(low: usize) {
 }
 
 #[cold]
-pub(super) fn ensure_dtv_buffers_slow(l: &Layout, low: usize) {
+pub(super) fn ensure_dtv_buffers_slow(l: &BlockLayout, low: usize) {
     // Twice as many, so that this happens once per `low` goroutines.
     for _ in FREE_COUNT.load(Ordering::Relaxed)..2 * low {
         let buffer = l.new_dtv_buffer();
@@ -110,7 +110,7 @@ fn take() -> *mut DtvBuffer {
     head
 }
 
-impl Layout {
+impl BlockLayout {
     fn dtv_buffer_bytes(&self) -> usize {
         size_of_val(&*self.dtv).max(size_of::<DtvBuffer>() + self.libc.size).next_multiple_of(16)
     }

@@ -19,7 +19,7 @@
 //!
 //! Rejected: unlinking the node here (glibc's lock for it is not accessible).
 
-use super::Layout;
+use super::BlockLayout;
 use super::discover::thread_on;
 use super::raw::{store, thread_pointer};
 use crate::sys::raw::syscall;
@@ -63,7 +63,7 @@ extern "C" fn leave(arg: *mut c_void) -> *mut c_void {
 /// # Safety
 /// As for `block::build`.
 pub(super) unsafe fn build(
-    l: &Layout,
+    l: &BlockLayout,
     tp: usize,
     low: usize,
     top: usize,
@@ -96,7 +96,7 @@ pub(super) unsafe fn build(
 ///
 /// # Safety
 /// No code runs on the block or uses it afterwards.
-pub(super) unsafe fn reap_thread(l: &Layout, tp: usize) {
+pub(super) unsafe fn reap_thread(l: &BlockLayout, tp: usize) {
     let Some(word) = l.clear_tid else { return };
     // SAFETY: the word's place was discovered from a real thread; the kernel clears it at a
     // thread's end. So for glibc this is an ended, joinable thread (invariant 2).

@@ -26,9 +26,9 @@
 //! 2. The DTV is malloc's memory, because glibc reallocates it. It is allocated beforehand, and
 //!    `destroy` keeps its memory (`dtv_buffer`).
 //! 3. `recycle` leaves libc's TLS and `struct pthread` as they are, except for what the next
-//!    goroutine would otherwise inherit: errno, locale, cancellation state (`Layout::resets`), and
-//!    the pthread keys, which `run_destructors` has emptied. So malloc's cache survives; that saves
-//!    100 ns and more.
+//!    goroutine would otherwise inherit: errno, locale, cancellation state (`BlockLayout::resets`),
+//!    and the pthread keys, which `run_destructors` has emptied. So malloc's cache survives; that
+//!    saves 100 ns and more.
 //! 4. `destroy` saves libc's TLS for the next block that is created (`dtv_buffer`), because glibc
 //!    has no function that frees the malloc cache of another thread.
 //! 5. `recycle` is called inside the runtime: it does not call malloc, and it finds something to
@@ -81,7 +81,7 @@ pub(crate) enum Method {
 
 /// The layout of this process's blocks. Offsets are relative to tp.
 #[derive(Debug)]
-pub(crate) struct Layout {
+pub(crate) struct BlockLayout {
     /// Bytes from tp to the top, 64-aligned.
     pub(crate) above: usize,
     /// Bytes below tp including glibc's reserve for dlopen, 64-aligned.
@@ -152,7 +152,7 @@ impl Recipe {
     }
 }
 
-impl Layout {
+impl BlockLayout {
     /// Returns the bytes of the largest block, including what its alignment may take.
     pub(crate) fn bytes(&self) -> usize {
         self.above + self.align + self.below
@@ -197,7 +197,7 @@ impl Layout {
 
 /// A block at the top of a goroutine's memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct TlsBlock {
     /// The FS base.
     pub(crate) tp: NonNull<u8>,
     /// The goroutine's stack grows down from here; 16-aligned.
@@ -206,7 +206,7 @@ pub(crate) struct Block {
     made_with: *const ModuleTable,
 }
 
-static LAYOUT: OnceLock<Result<Layout, String>> = OnceLock::new();
+static LAYOUT: OnceLock<Result<BlockLayout, String>> = OnceLock::new();
 /// DTV buffers for the first blocks: some batches of stacks for each of a few Ps.
 const FIRST_DTV_BUFFERS: usize = 32;
 
@@ -225,7 +225,7 @@ pub(crate) fn force_fallback() {
 ///
 /// # Errors
 /// `Unsupported`, with the reason, if neither method works on this system.
-pub(crate) fn init() -> io::Result<&'static Layout> {
+pub(crate) fn init() -> io::Result<&'static BlockLayout> {
     let selected = LAYOUT.get_or_init(select);
     if let Ok(layout) = selected
         && !READY.load(Ordering::Relaxed)
@@ -237,7 +237,7 @@ pub(crate) fn init() -> io::Result<&'static Layout> {
 }
 
 /// Tries the template method, then the pthread method.
-fn select() -> Result<Layout, String> {
+fn select() -> Result<BlockLayout, String> {
     let head = "trefoil cannot give goroutines their own thread-local storage on this system";
     let reason = if FORCED.load(Ordering::Relaxed) {
         "asked for".to_string()
@@ -250,23 +250,23 @@ fn select() -> Result<Layout, String> {
     pthread(&reason).map_err(|text| format!("{head}: {text} (and by template: {reason})"))
 }
 
-fn template() -> Result<Layout, String> {
+fn template() -> Result<BlockLayout, String> {
     let found = discover::discover()?;
     if found.list.is_none() {
         return Err("the links of glibc's list of threads were not found".into());
     }
-    let mut layout = Layout::new(found, Method::Template, None)?;
+    let mut layout = BlockLayout::new(found, Method::Template, None)?;
     selftest::compare(&layout)?;
     selftest::run(&mut layout)?;
     Ok(layout)
 }
 
-fn pthread(fallback_reason: &str) -> Result<Layout, String> {
+fn pthread(fallback_reason: &str) -> Result<BlockLayout, String> {
     let found = discover::discover()?;
     if found.clear_tid.is_none() {
         return Err("the word that pthread_join waits for was not found".into());
     }
-    let mut layout = Layout::new(found, Method::Pthread, Some(fallback_reason.to_string()))?;
+    let mut layout = BlockLayout::new(found, Method::Pthread, Some(fallback_reason.to_string()))?;
     selftest::run(&mut layout)?;
     Ok(layout)
 }
@@ -279,7 +279,7 @@ pub(crate) fn is_by_pthread() -> bool {
 
 /// Returns the layout. `init` was called before.
 #[inline(always)]
-fn layout() -> &'static Layout {
+fn layout() -> &'static BlockLayout {
     match LAYOUT.get() {
         Some(Ok(layout)) => layout,
         _ => before_init(),
@@ -307,7 +307,7 @@ pub(crate) unsafe fn create(
     top: NonNull<u8>,
     tid: u32,
     dlopen_reserve: bool,
-) -> io::Result<Block> {
+) -> io::Result<TlsBlock> {
     // SAFETY: the caller's contract is the same.
     unsafe { layout().create(low, top, tid, dlopen_reserve) }
 }
@@ -318,7 +318,7 @@ pub(crate) unsafe fn create(
 /// # Safety
 /// No code runs on the block yet.
 #[inline]
-pub(crate) unsafe fn refresh_new_block(block: &Block) {
+pub(crate) unsafe fn refresh_new_block(block: &TlsBlock) {
     // SAFETY: the caller's contract is the same.
     unsafe { layout().refresh_new_block(block) }
 }
@@ -343,14 +343,14 @@ pub(crate) unsafe fn destroy(tp: NonNull<u8>) {
     unsafe { layout().destroy(tp.as_ptr() as usize) }
 }
 
-impl Layout {
+impl BlockLayout {
     unsafe fn create(
         &self,
         low: NonNull<u8>,
         top: NonNull<u8>,
         tid: u32,
         dlopen_reserve: bool,
-    ) -> io::Result<Block> {
+    ) -> io::Result<TlsBlock> {
         let (low, top) = (low.as_ptr() as usize, top.as_ptr() as usize);
         debug_assert!(top.is_multiple_of(64) && low.is_multiple_of(16));
         let tp = (top - self.above) & !(self.align - 1);
@@ -375,10 +375,10 @@ impl Layout {
             }
         }
         let at = |a: usize| NonNull::new(a as *mut u8).ok_or(io::ErrorKind::InvalidInput);
-        Ok(Block { tp: at(tp)?, stack_top: at(tp - below)?, made_with })
+        Ok(TlsBlock { tp: at(tp)?, stack_top: at(tp - below)?, made_with })
     }
 
-    unsafe fn refresh_new_block(&self, block: &Block) {
+    unsafe fn refresh_new_block(&self, block: &TlsBlock) {
         let now = modules::table();
         if self.method == Method::Template && !std::ptr::eq(now, block.made_with) {
             for m in &now.modules {
@@ -397,7 +397,11 @@ pub(crate) fn modules_changed(loader: Option<Loader>, each: impl Fn(&mut dyn FnM
     modules::refresh(layout.below, layout.libc.id, loader, |change| update(layout, change, &each));
 }
 
-fn update(layout: &Layout, change: &modules::Change, each: impl Fn(&mut dyn FnMut(NonNull<u8>))) {
+fn update(
+    layout: &BlockLayout,
+    change: &modules::Change,
+    each: impl Fn(&mut dyn FnMut(NonNull<u8>)),
+) {
     if change.added.iter().any(|m| m.below_tp > layout.below_used)
         && WITHOUT_RESERVE.load(Ordering::Relaxed)
     {

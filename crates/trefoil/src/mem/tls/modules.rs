@@ -18,7 +18,7 @@
 //! 5. Blocks are updated before the lock of `PUBLISHING` is released: a thread that finds its
 //!    module in the table may write to it at once.
 
-use super::Layout;
+use super::BlockLayout;
 use super::raw::load;
 use crate::sys::mm::{self, PAGE, Span};
 use crate::sys::objects;
@@ -390,7 +390,7 @@ impl Dtv {
     /// # Safety
     /// As for `len`; no code uses addresses of these variables any more.
     #[inline]
-    pub(super) unsafe fn free_dynamic(&self, l: &Layout) {
+    pub(super) unsafe fn free_dynamic(&self, l: &BlockLayout) {
         // SAFETY: the caller's contract; entry 0 holds the generation.
         if l.static_generation != Some(unsafe { load(self.0) }) {
             // SAFETY: the caller's contract.

@@ -10,7 +10,7 @@ use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK_BYTES};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{Layout, Method, Resets, modules};
+use super::{BlockLayout, Method, Resets, modules};
 use crate::arch;
 use crate::sys::signal::{change_mask, set_mask};
 use std::cell::Cell;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const TEST_TID: u32 = 0x3fff_fff0;
 
 /// Checks that the recipe's block equals glibc's in every module's area and in the DTV.
-pub(super) fn compare(l: &Layout) -> Result<(), String> {
+pub(super) fn compare(l: &BlockLayout) -> Result<(), String> {
     type Allocate = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
     type Deallocate = unsafe extern "C" fn(*mut c_void, bool);
     let (Some(allocate), Some(deallocate)) =
@@ -60,7 +60,7 @@ pub(super) fn compare(l: &Layout) -> Result<(), String> {
 ///
 /// # Safety
 /// No code runs on the blocks.
-unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), String> {
+unsafe fn same_blocks(l: &BlockLayout, ours: usize, theirs: usize) -> Result<(), String> {
     // SAFETY: areas and DTVs of the two blocks (caller).
     unsafe {
         for m in &modules::table().modules {
@@ -91,7 +91,7 @@ unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), Stri
 /// # Safety
 /// The block is complete and no code runs on it; `f` does not unwind.
 #[inline(never)]
-pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
+pub(crate) unsafe fn on_block(block: &super::TlsBlock, mut f: impl FnMut()) {
     extern "sysv64" fn call<F: FnMut()>(f: *mut ()) {
         // SAFETY: `on_block` passes its own closure, which lives until `call_on` returns.
         unsafe { (*f.cast::<F>())() }
@@ -111,7 +111,7 @@ pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
 
 /// State and results of a run on a block.
 struct Run<'a> {
-    layout: &'a Layout,
+    layout: &'a BlockLayout,
     /// Room for a copy of the block.
     before: Vec<u64>,
     resets: Resets,
@@ -124,7 +124,7 @@ struct Run<'a> {
 ///
 /// # Errors
 /// A text that names what failed.
-pub(super) fn run(l: &mut Layout) -> Result<(), String> {
+pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
     let room = (l.above + l.below + l.align + STACK_BYTES).next_multiple_of(4096);
     let map = Map::new(room)?;
     let (resets, keys, buffers) = {

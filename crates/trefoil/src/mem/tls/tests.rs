@@ -11,8 +11,8 @@ use std::time::Instant;
 /// Serialises the tests: malloc's counters and the saved libc TLS belong to the process.
 static SERIAL: Mutex<()> = Mutex::new(());
 
-fn methods() -> [&'static Layout; 2] {
-    static OTHER: OnceLock<Layout> = OnceLock::new();
+fn methods() -> [&'static BlockLayout; 2] {
+    static OTHER: OnceLock<BlockLayout> = OnceLock::new();
     let first = init().expect("template");
     assert_eq!(first.fallback_reason, None);
     [first, OTHER.get_or_init(|| pthread("a test").expect("pthread"))]
@@ -20,15 +20,15 @@ fn methods() -> [&'static Layout; 2] {
 
 /// A goroutine's memory, with its block.
 struct TestBlock {
-    layout: &'static Layout,
-    block: Block,
+    layout: &'static BlockLayout,
+    block: TlsBlock,
     map: discover::Map,
 }
 
 const MEMORY_BYTES: usize = 256 << 10;
 
 impl TestBlock {
-    fn new(layout: &'static Layout) -> Self {
+    fn new(layout: &'static BlockLayout) -> Self {
         static TID: AtomicU32 = AtomicU32::new(0x2000_0000);
         let map = discover::Map::new(MEMORY_BYTES).expect("memory");
         let at = |a: usize| NonNull::new(a as *mut u8).expect("address");
@@ -348,12 +348,12 @@ fn print_timings() {
         // SAFETY: memory of our own; what create writes is zeroed again by the loop.
         unsafe {
             let make = || l.create(at(map.base), at(map.base + MEMORY_BYTES), 1, true).unwrap();
-            let wipe = |b: &Block| {
+            let wipe = |b: &TlsBlock| {
                 let from = (b.tp.as_ptr() as usize - l.below) as *mut u8;
                 from.write_bytes(0, l.below + l.above);
             };
             // A block that is not destroyed would stay in glibc's list of threads (pthread method).
-            let end = |b: &Block| {
+            let end = |b: &TlsBlock| {
                 l.destroy(b.tp.as_ptr() as usize);
                 wipe(b);
             };
