@@ -3,7 +3,7 @@
 use super::selftest::on_block;
 use super::*;
 use std::cell::{Cell, RefCell};
-use std::ffi::c_void;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::Instant;
@@ -387,8 +387,24 @@ fn library(name: &str, source: &str) -> Option<std::ffi::CString> {
         .then(|| std::ffi::CString::new(so.into_os_string().into_encoded_bytes()).unwrap())
 }
 
-/// A library of the test. It is not loaded by the interposed `dlopen`, which would update the
-/// runtime's blocks: the blocks here are not among them.
+/// Returns libc's own dlopen and dlclose. The interposed functions would update the runtime's blocks;
+/// the blocks of these tests are not among them.
+fn loader() -> Loader {
+    type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+    type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
+    // SAFETY: libc's functions of these names have these types.
+    unsafe {
+        let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
+        let close = libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr());
+        assert!(!open.is_null() && !close.is_null());
+        Loader {
+            open: std::mem::transmute::<*mut c_void, Open>(open),
+            close: std::mem::transmute::<*mut c_void, Close>(close),
+        }
+    }
+}
+
+/// A library of the test, loaded by [`loader`].
 struct Library {
     handle: *mut c_void,
     get: extern "C" fn() -> i32,
@@ -397,32 +413,25 @@ struct Library {
 
 impl Library {
     fn open(path: &std::ffi::CStr) -> Self {
-        type Open = unsafe extern "C" fn(*const libc::c_char, i32) -> *mut c_void;
+        type Get = extern "C" fn() -> i32;
+        type Set = extern "C" fn(i32);
         // SAFETY: the library is made by the test and exports these two functions.
         unsafe {
-            let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
-            let open = std::mem::transmute::<*mut c_void, Open>(open);
-            let handle = open(path.as_ptr(), libc::RTLD_NOW);
+            let handle = (loader().open)(path.as_ptr(), libc::RTLD_NOW);
             assert!(!handle.is_null());
-            let get = std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(libc::dlsym(
+            let (get, set) =
+                (libc::dlsym(handle, c"get".as_ptr()), libc::dlsym(handle, c"set".as_ptr()));
+            Self {
                 handle,
-                c"get".as_ptr(),
-            ));
-            let set = std::mem::transmute::<*mut c_void, extern "C" fn(i32)>(libc::dlsym(
-                handle,
-                c"set".as_ptr(),
-            ));
-            Self { handle, get, set }
+                get: std::mem::transmute::<*mut c_void, Get>(get),
+                set: std::mem::transmute::<*mut c_void, Set>(set),
+            }
         }
     }
 
     fn close(self) {
-        type Close = unsafe extern "C" fn(*mut c_void) -> i32;
         // SAFETY: a handle of `open`; the functions are not called any more.
-        unsafe {
-            let close = libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr());
-            assert_eq!(std::mem::transmute::<*mut c_void, Close>(close)(self.handle), 0);
-        }
+        assert_eq!(unsafe { (loader().close)(self.handle) }, 0);
     }
 }
 
@@ -446,7 +455,7 @@ fn dlopen_of_initial_exec_tls_updates_every_block() {
         for _ in 0..2 {
             let mut lib = None;
             let changed = || {
-                modules_changed(Some(crate::interpose::dlopen::loader()), |visit| {
+                modules_changed(Some(loader()), |visit| {
                     // `modules_changed` checks the method of the process; glibc updates the blocks
                     // of the pthread method.
                     if l.method == Method::Template {
