@@ -322,7 +322,7 @@ pub(crate) struct SlotInfo {
     pub(crate) high: usize,
     /// Bytes of the slot, guard included.
     pub(crate) size: usize,
-    /// [`Stack::index`] of its stack.
+    /// The number of the slot; see `StackSlot::index`.
     pub(crate) index: u32,
 }
 
