@@ -14,7 +14,7 @@
 //! | [`join`] | `sched/goroutine/join.rs` | a goroutine's end meets its handle |
 //! | [`park`] | `sched/goroutine/state.rs` | a park meets its wake-up |
 //! | [`parker`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
-//! | [`depot`] | `mem/depot.rs` | the pool of stacks |
+//! | [`stack_pool`] | `mem/stack_pool.rs` | the central stack pool |
 //! | [`mutex`], [`rwlock`], [`once`] | `sync/{mutex,rwlock,once}_word.rs`; *restates* the queues around them | mutual exclusion, hand-over, running once |
 //! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
 //! | [`select`] | `chan/select/passes.rs` (and those) | exactly one arm wins |
@@ -48,8 +48,6 @@ mod shim;
 mod sys;
 mod time;
 
-#[path = "../../trefoil/src/mem/depot.rs"]
-mod depot_rs;
 #[path = "../../trefoil/src/sched/search/idle.rs"]
 mod idle_rs;
 #[path = "../../trefoil/src/sched/goroutine/join.rs"]
@@ -64,11 +62,12 @@ mod parker_rs;
 mod runq_rs;
 #[path = "../../trefoil/src/sync/rwlock_word.rs"]
 mod rwlock_word_rs;
+#[path = "../../trefoil/src/mem/stack_pool.rs"]
+mod stack_pool_rs;
 #[path = "../../trefoil/src/sched/goroutine/state.rs"]
 mod state_rs;
 
 pub mod channel;
-pub mod depot;
 pub mod explore;
 pub mod idle_poller;
 pub mod join;
@@ -79,5 +78,6 @@ pub mod parker;
 pub mod runq;
 pub mod rwlock;
 pub mod select;
+pub mod stack_pool;
 pub mod timer;
 pub mod wake;

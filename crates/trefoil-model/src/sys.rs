@@ -1,4 +1,12 @@
-//! A clock that stands still.
+//! The clock, which stands still; locks and futexes come from `crate::shim`.
+
+pub(crate) mod lock {
+    pub(crate) use crate::shim::Lock;
+}
+
+pub(crate) mod futex {
+    pub(crate) use crate::shim::{futex_wait, futex_wake};
+}
 
 pub(crate) mod clock {
     use std::time::Duration;

@@ -47,7 +47,7 @@ checks! { park:
     detects_commit_before_save
 }
 
-checks! { depot:
+checks! { stack_pool:
     two_caches_trade_batches
     single_stacks_and_batches
     reserved_stack_is_always_found

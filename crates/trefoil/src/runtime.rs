@@ -429,7 +429,7 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
         }
     });
     let layout = mem::tls::init()?;
-    if let Some(why) = &layout.why
+    if let Some(why) = &layout.fallback_reason
         && !env.tls_pthread
     {
         static WARN_ONCE: Once = Once::new();

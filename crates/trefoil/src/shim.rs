@@ -1,27 +1,32 @@
-//! The atomics that the lock-free protocols are written with.
+//! The atomics and capacities that the lock-free protocols are written with.
 //!
-//! The protocol files (`sched/{runq,idle,join,state}.rs`, `sync/*_word.rs`, `sys/parker.rs`, `mem/depot.rs`) name only
-//! this module. `crates/trefoil-model` compiles the same files against a shim of the same shape made of
-//! loom's types and tiny capacities, and explores every interleaving. So what is checked is what runs.
+//! The protocol files (`sched/{runq,idle,join,state}.rs`, `sync/*_word.rs`, `sys/parker.rs`)
+//! use atomics, fences and spin hints only through this module, and the stack pool
+//! (`mem/stack_pool.rs`) uses locks only through `sys::lock`. `crates/trefoil-model` compiles the
+//! same files against modules of the same names that are made of loom's types and small
+//! capacities. loom explores every interleaving of a small case; for larger cases the number of
+//! preemptions is bounded (each check states its bound).
+//!
+//! This module imports nothing from the crate.
 
-pub(crate) use crate::sys::futex::{futex_wait, futex_wake};
-pub(crate) use crate::sys::lock::Lock;
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Slots in a P's local run queue. Go's number.
+/// Slots in a P's local run queue, as in Go.
 pub(crate) const RING: usize = 256;
 
-/// A full (store-load) barrier.
+/// Executes a full (store-load) barrier.
 ///
-/// x86: a locked read-modify-write of the stack is such a barrier and costs half of `mfence`
-/// (7 against 14 ns measured); the compiler is held by the asm block's memory clobber.
+/// On x86 a locked read-modify-write of the stack is such a barrier and takes half the time of
+/// `mfence` (7 instead of 14 ns, measured). The memory clobber of the asm block stops the compiler
+/// from moving accesses across it.
 #[inline(always)]
 pub(crate) fn full_fence() {
-    // SAFETY: adds zero to a word in our own red zone; changes nothing.
+    // SAFETY: ORs zero into a word of the caller's red zone, which changes nothing.
     unsafe { std::arch::asm!("lock or dword ptr [rsp - 8], 0") }
 }
 
-/// A swap (Release and Acquire) that is also a full barrier. On x86 a locked instruction is both.
+/// Swaps with Acquire and Release ordering, and is a full barrier too. On x86 one locked
+/// instruction is both.
 #[inline(always)]
 pub(crate) fn swap_full<T>(cell: &AtomicPtr<T>, value: *mut T) -> *mut T {
     let old = cell.swap(value, Ordering::SeqCst);
@@ -29,7 +34,7 @@ pub(crate) fn swap_full<T>(cell: &AtomicPtr<T>, value: *mut T) -> *mut T {
     old
 }
 
-/// What a spinning thread does between two looks.
+/// Tells the CPU that the calling thread spins: call it between two reads of the awaited word.
 #[inline(always)]
 pub(crate) fn spin_hint() {
     std::hint::spin_loop();

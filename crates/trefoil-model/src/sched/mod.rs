@@ -52,7 +52,7 @@ fn me() -> usize {
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 
-pub(crate) mod rng {
+pub(crate) mod random {
     //! The random numbers of a P.
 
     use super::{Cell, RANDOM, Rt};

@@ -1,8 +1,8 @@
 //! x86_64: stopping a goroutine between any two instructions.
 //!
-//! A signal handler cannot switch stacks itself: its frame would stay behind on the thread. So it edits
-//! the interrupted context ([`divert`]) and returns; the goroutine goes on in [`trampoline`], as if it had
-//! called it at that place:
+//! A signal handler cannot switch stacks itself: its frame would stay on the thread. So it edits
+//! the interrupted context ([`divert`]) and returns. The goroutine continues in [`trampoline`], as
+//! if it had called it at that place:
 //!
 //! ```text
 //!   rsp as interrupted ─┬───────────────────┐
@@ -16,50 +16,53 @@
 //!                       └───────────────────┘
 //! ```
 //!
-//! It saves everything, calls the scheduler like any function, and when the goroutine is resumed, maybe
-//! on another thread, puts everything back and returns with `ret 128`, over the red zone.
+//! The trampoline saves everything and calls the scheduler like any function. When the goroutine is
+//! resumed, maybe on another thread, it restores everything and returns with `ret 128`, over the
+//! red zone.
 //!
 //! Invariants:
-//! 1. M's "in the runtime" byte is set by the handler, and cleared by the trampoline's last store, through
-//!    GS: the M of whatever thread it ends on. A pc in the trampoline is not diverted again ([`inside`]).
-//! 2. The extended state is saved with XINUSE as the mask and restored with all of XCR0: what was not in
-//!    use then is in its initial state afterwards. Protection keys (PKRU) are the thread's.
+//! 1. The handler sets M's byte "in the runtime". The trampoline's last store clears it, through
+//!    GS: in the M of the thread that it ends on. A pc in the trampoline is not diverted again
+//!    ([`in_trampoline`]).
+//! 2. The extended state is saved with XINUSE as the mask and restored with all of XCR0: a
+//!    component that was not in use is in its initial state afterwards. Protection keys (PKRU)
+//!    belong to the thread.
 //! 3. The successor finds the floating-point unit as a function call leaves it: initialised.
-//! 4. DF, AC and TF are cleared before Rust code runs: compiled code counts on the first, and the kernel's
-//!    return from the handler would bring them back. They return with the saved flags.
+//! 4. DF, AC and TF are cleared before Rust code runs: compiled code relies on the first, and the
+//!    kernel's return from the handler would restore them. They come back with the saved flags.
 //!
-//! Rejected: switching inside the handler (the thread keeps a signal frame, 3.5 to 11.6 KiB, and its mask,
-//! until the goroutine is resumed *there*); saving only the fxsave part (malloc and memcpy use wide
-//! registers, and corrupt within seconds).
+//! Rejected: switching inside the handler (the thread keeps a signal frame of 3.5 to 11.6 KiB, and
+//! its mask, until the goroutine is resumed *there*); saving only the fxsave part (malloc and
+//! memcpy use wide registers; memory is corrupt within seconds).
 
 use std::arch::naked_asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes below the stack pointer that belong to the interrupted function.
-const RED_ZONE: usize = 128;
-/// Room that a diversion needs below the interrupted stack pointer: the largest state is 11 KiB (AMX), and
-/// the scheduler's frames are small.
-pub(crate) const ROOM: usize = 16 << 10;
-/// Carry is bit 0; these are trap, direction, alignment check.
+const RED_ZONE_BYTES: usize = 128;
+/// Bytes that a diversion needs below the interrupted stack pointer: the largest state is 11 KiB
+/// (AMX), and the scheduler's frames are small.
+pub(crate) const DIVERT_BYTES: usize = 16 << 10;
+/// The flags trap, direction and alignment check.
 const TRAP_DIRECTION_ALIGNMENT: i64 = (1 << 8) | (1 << 10) | (1 << 18);
 /// XCR0 bits: protection keys; AMX tile configuration and data.
 const PKRU: u64 = 1 << 9;
 const AMX: u64 = (1 << 17) | (1 << 18);
 
-/// What to save and restore: XCR0 without [`PKRU`], in halves.
+/// The components to save and restore: XCR0 without [`PKRU`], in halves.
 static MASK_LOW: AtomicU32 = AtomicU32::new(0);
 static MASK_HIGH: AtomicU32 = AtomicU32::new(0);
 /// Bytes of the state, with and without AMX.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 static SIZE_SMALL: AtomicUsize = AtomicUsize::new(0);
-/// The CPU can save what is in use, compactly.
+/// 1 if the CPU can save only what is in use, compactly.
 static COMPACT: AtomicU8 = AtomicU8::new(0);
-/// The scheduler's function.
+/// The function of the scheduler that the trampoline calls.
 static PREEMPTED: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 static USABLE: AtomicBool = AtomicBool::new(false);
 
-/// The initial state as `xrstor` wants it: control words, and a header that says "nothing here".
+/// The initial state for `xrstor`: control words, and a header without components.
 #[repr(C, align(64))]
 struct Image([u8; 576]);
 static INITIAL: Image = {
@@ -71,8 +74,8 @@ static INITIAL: Image = {
     Image(image)
 };
 
-/// Asks the CPU, once, and takes note of what a stopped goroutine is to call. False: there is no `xsave`,
-/// and goroutines cannot be stopped from outside.
+/// Asks the CPU, once, and stores the function that a stopped goroutine calls. Returns false if
+/// there is no `xsave`: then goroutines cannot be preempted by a signal.
 pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     PREEMPTED.store(preempted as *mut (), Ordering::Relaxed);
     if USABLE.load(Ordering::Relaxed) {
@@ -89,7 +92,7 @@ pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     const XSAVEC: u32 = 1 << 1;
     const XGETBV1: u32 = 1 << 2;
     let compact = details.eax & (XSAVEC | XGETBV1) == XSAVEC | XGETBV1;
-    // Without "what is in use" AMX would cost 8 KiB each time; such CPUs do not have it.
+    // Without XINUSE, AMX would cost 8 KiB each time; such CPUs do not have AMX.
     let mask = xcr0 & !PKRU & if compact { !0 } else { !AMX };
     let tiles = if xcr0 & AMX != 0 { __cpuid_count(0xd, 18).eax as usize + 64 } else { 0 };
     let size = whole.ecx.max(whole.ebx).max(if compact { details.ebx } else { 0 }) as usize;
@@ -98,7 +101,7 @@ pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     MASK_LOW.store(mask as u32, Ordering::Relaxed);
     MASK_HIGH.store((mask >> 32) as u32, Ordering::Relaxed);
     COMPACT.store(compact.into(), Ordering::Relaxed);
-    let usable = size > 0 && size + 2048 < ROOM;
+    let usable = size > 0 && size + 2048 < DIVERT_BYTES;
     USABLE.store(usable, Ordering::Release);
     usable
 }
@@ -109,25 +112,26 @@ fn xcr0() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// The interrupted program counter and stack pointer.
+/// Returns the interrupted program counter and stack pointer.
 pub(crate) fn interrupted(context: &libc::ucontext_t) -> (usize, usize) {
     let regs = &context.uc_mcontext.gregs;
     (regs[libc::REG_RIP as usize] as usize, regs[libc::REG_RSP as usize] as usize)
 }
 
-/// Whether `pc` lies in the trampoline.
-pub(crate) fn inside(pc: usize) -> bool {
+/// Returns whether `pc` lies in the trampoline.
+pub(crate) fn in_trampoline(pc: usize) -> bool {
     (trampoline as *const () as usize..&raw const trefoil_trampoline_end as usize).contains(&pc)
 }
 
-/// Makes the interrupted goroutine go on in the trampoline.
+/// Makes the interrupted goroutine continue in the trampoline.
 ///
 /// # Safety
-/// Called in a signal handler that is not on the goroutine's stack, which has [`ROOM`] below the
-/// interrupted stack pointer; M's byte is set (invariant 1); [`init_preemption`] said yes.
+/// Called in a signal handler that is not on the goroutine's stack, which has [`DIVERT_BYTES`]
+/// below the interrupted stack pointer; M's byte is set (invariant 1); [`init_preemption`] returned
+/// true.
 pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
     let regs = &mut context.uc_mcontext.gregs;
-    let frame = (regs[libc::REG_RSP as usize] as usize - RED_ZONE) as *mut i64;
+    let frame = (regs[libc::REG_RSP as usize] as usize - RED_ZONE_BYTES) as *mut i64;
     // SAFETY: below the red zone, inside the goroutine's stack.
     unsafe {
         frame.sub(1).write(regs[libc::REG_RIP as usize]);
@@ -143,7 +147,8 @@ pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
 unsafe extern "sysv64" fn trampoline() {
     naked_asm!(
         ".cfi_startproc",
-        // Unwinders must not take the pc for a return address: it may be a function's first instruction.
+        // Unwinders must not take the pc for a return address: it may be the first instruction of a
+        // function.
         ".cfi_signal_frame",
         ".cfi_def_cfa rsp, 144",
         ".cfi_offset rip, -136",
@@ -194,7 +199,7 @@ unsafe extern "sysv64" fn trampoline() {
         ".cfi_rel_offset rbp, 0",
         "mov rbp, rsp",
         ".cfi_def_cfa_register rbp",
-        // What to save, and how much room it takes.
+        // Which components to save, and their size.
         "mov rbx, [rip + {size_small}]",
         "cmp byte ptr [rip + {compact}], 0",
         "je 30f",
@@ -211,7 +216,7 @@ unsafe extern "sysv64" fn trampoline() {
         "mov eax, [rip + {mask_low}]",
         "mov edx, [rip + {mask_high}]",
         "31:",
-        // The interrupted stack pointer may be anything.
+        // The interrupted stack pointer may have any alignment.
         "sub rsp, rbx",
         "and rsp, -64",
         "xor ecx, ecx",

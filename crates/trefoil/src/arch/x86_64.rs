@@ -1,10 +1,10 @@
-//! x86_64: the switch between goroutines, and the FS and GS bases.
+//! x86_64: the switch between goroutines, the FS and GS bases, and system calls.
 //!
 //! # What a switch does
 //! A goroutine is suspended inside [`switch`], called like any function, so only the callee-saved
 //! state of the System V ABI needs saving: six registers, and the control bits of MXCSR and x87.
-//! The thread pointer moves with the stack: after `wrfsbase` every `thread_local!` of the code that
-//! resumes is that goroutine's own.
+//! The thread pointer moves with the stack: after `wrfsbase` every `thread_local!` of the resumed
+//! code belongs to the resumed goroutine.
 //!
 //! ```text
 //!   fresh                        suspended                    running
@@ -19,26 +19,27 @@
 //!
 //! # Choices, measured
 //! 1. `pop rcx; jmp rcx` instead of `ret`: the return predictor never saw the matching call, and a
-//!    mispredicted `ret` costs 12.6 ns against 2.5.
+//!    mispredicted `ret` costs 12.6 ns instead of 2.5.
 //! 2. MXCSR and the x87 control word are compared and loaded only when control bits differ: a plain
 //!    `ldmxcsr` costs 45 ns when the sticky exception flags differ.
-//! 3. `wrfsbase` costs 4.4 ns; `arch_prctl`, for CPUs or kernels without FSGSBASE, 139 ns. The
-//!    choice is made once ([`init`]).
+//! 3. `wrfsbase` costs 4.4 ns; `arch_prctl`, for CPUs or kernels without FSGSBASE, 139 ns. [`init`]
+//!    chooses once.
 //!
 //! # The M register
 //! The GS base of a runtime thread is the address of its M (`sched::M`, whose first word is its own
-//! address). It is set once per thread and no compiler ever caches it, so it is right in every
-//! context, signal handlers included. It is **inherited by clone**: a plain thread started on a
-//! goroutine has its parent's M there, hence invariant:
+//! address). It is set once per thread and no compiler caches it, so it is right in every context,
+//! signal handlers included. It is **inherited by clone**: a plain thread started on a goroutine
+//! has its parent's M there. Hence this invariant:
 //!
-//! 1. GS may be read only by code that knows that it runs on a runtime thread, i.e. after
-//!    `sched::current_g()` (a thread-local of the goroutine) said so, or on the M's own context.
+//! 1. GS may be read only by code that knows that it runs on a runtime thread: after
+//!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's
+//!    own context.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that [`switch`] keeps on a suspended stack: control words, six registers, return address.
-const FRAME: usize = 8 * 8;
+/// Bytes that [`switch`] saves on a suspended stack: control words, six registers, return address.
+const FRAME_BYTES: usize = 8 * 8;
 /// MXCSR after reset: all exceptions masked, round to nearest.
 const MXCSR_INIT: u32 = 0x1f80;
 /// x87 control word after `fninit`.
@@ -46,21 +47,21 @@ const X87_INIT: u16 = 0x037f;
 /// HWCAP2 bit 1: user space may use the FSGSBASE instructions.
 const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
-const SYS_ARCH_PRCTL: u64 = 158;
-const ARCH_SET_GS: u64 = 0x1001;
-const ARCH_GET_GS: u64 = 0x1004;
+const ARCH_SET_GS: usize = 0x1001;
+const ARCH_SET_FS: usize = 0x1002;
+const ARCH_GET_GS: usize = 0x1004;
 
-/// Whether `wrfsbase` may be used. False until [`init`].
+/// Set if `wrfsbase` may be used. False until [`init`].
 static FSGSBASE: AtomicBool = AtomicBool::new(false);
 
-/// Looks once at what the CPU and the kernel allow. Before the first switch.
+/// Finds out whether CPU and kernel allow `wrfsbase`. Call it before the first switch.
 pub(crate) fn init() {
     // SAFETY: getauxval only reads the auxiliary vector.
     let hwcap2 = unsafe { libc::getauxval(libc::AT_HWCAP2) };
     FSGSBASE.store(hwcap2 & HWCAP2_FSGSBASE != 0, Ordering::Relaxed);
 }
 
-/// A naked switch, with `$setfs` moving the thread pointer (in rdx) on the new stack.
+/// Defines a naked switch; `$setfs` loads the thread pointer from rdx, on the new stack.
 /// `$setfs` may use rax, rcx, rdi, rsi, r10, r11.
 macro_rules! define_switch {
     ($name:ident, $($setfs:literal),+) => {
@@ -90,11 +91,12 @@ macro_rules! define_switch {
                 ".cfi_adjust_cfa_offset 8",
                 "stmxcsr [rsp]",
                 "fnstcw [rsp + 4]",
-                // Our control words travel in r8, r9 to be compared with the successor's.
+                // The control words go to r8, r9, to be compared with the successor's.
                 "mov r8d, [rsp]",
                 "movzx r9d, word ptr [rsp + 4]",
                 "mov [rdi], rsp",
-                // From here on the other stack. Its frame looks the same, so the CFI stays true.
+                // From here on the other stack. Its frame has the same layout, so the CFI stays
+                // true.
                 "mov rsp, rsi",
                 $($setfs,)+
                 "xor r8d, [rsp]",
@@ -148,12 +150,13 @@ define_switch!(
     "syscall"
 );
 
-/// Suspends the running context into `*save` and resumes the one suspended at `sp` with thread
-/// pointer `tp`. Returns when someone resumes the value stored in `*save`, maybe on another thread.
+/// Suspends the running context into `*save` and resumes the context that was suspended at `sp`,
+/// with thread pointer `tp`. Returns when the context in `*save` is resumed, maybe on another
+/// thread.
 ///
 /// # Safety
 /// `sp` came from [`prepare`] or from an earlier switch and is resumed only once; `tp` is its TLS
-/// block; nobody else resumes either context meanwhile; `save` stays valid until then.
+/// block; no other thread resumes either context meanwhile; `save` stays valid until then.
 #[inline(always)]
 pub(crate) unsafe fn switch(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
     if FSGSBASE.load(Ordering::Relaxed) {
@@ -165,20 +168,25 @@ pub(crate) unsafe fn switch(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
     }
 }
 
-/// Defines a naked call on another stack and thread pointer, with `$set_own` and `$set_back` loading the
-/// thread pointer from `rcx` and from `rbx`. Both may use rax, rdi, rsi, rcx, r11; r12 and r13 are taken.
+/// Defines a naked call on another stack and thread pointer. `$set_own` loads the thread pointer
+/// from rcx, `$set_back` from rbx. Both may use rax, rdi, rsi, rcx, r11; r12 and r13 are taken.
 macro_rules! define_call_on {
     ($name:ident, [$($set_own:literal),+], [$($set_back:literal),+]) => {
         #[unsafe(naked)]
-        unsafe extern "sysv64" fn $name(f: extern "sysv64" fn(*mut ()), arg: *mut (), sp: *mut u8, tp: *mut u8) {
+        unsafe extern "sysv64" fn $name(
+            f: extern "sysv64" fn(*mut ()),
+            arg: *mut (),
+            sp: *mut u8,
+            tp: *mut u8,
+        ) {
             naked_asm!(
                 ".cfi_startproc",
                 "push rbp",
                 ".cfi_def_cfa_offset 16",
                 ".cfi_offset rbp, -16",
                 "mov rbp, rsp",
-                // The frame is found through rbp from here on, whichever stack rsp is on: unwinders walk
-                // from the called function into the caller's stack.
+                // From here on the frame is found through rbp, whichever stack rsp is on: unwinders
+                // walk from the called function into the caller's stack.
                 ".cfi_def_cfa_register rbp",
                 "push rbx",
                 ".cfi_offset rbx, -24",
@@ -216,13 +224,14 @@ define_call_on!(
     ["mov edi, 0x1002", "mov rsi, rbx", "mov eax, 158", "syscall"]
 );
 
-/// Calls `f(arg)` on the stack that ends at `sp` (null: on the caller's) and with the thread pointer `tp`, then returns on
-/// the caller's own.
-/// The compiler cannot look into the call, so it keeps no address of a thread-local across it.
+/// Calls `f(arg)` on the stack that ends at `sp` (null: on the caller's) with the thread pointer
+/// `tp`, then returns with the caller's stack and thread pointer. The compiler cannot see into the
+/// call, so it caches no address of a thread-local across it.
 ///
 /// # Safety
-/// `sp` is null, or writable memory for as deep as `f` goes, used by nobody else; `tp` is a complete TLS block that no other
-/// code runs on; `f` does not unwind; the caller is not moved to another thread before `tp` is loaded.
+/// `sp` is null, or ends writable memory that is large enough for `f` and that no other code uses;
+/// `tp` is a complete TLS block that no other code runs on; `f` does not unwind; the caller is not
+/// moved to another thread before `tp` is loaded.
 #[inline(always)]
 pub(crate) unsafe fn call_on(
     f: extern "sysv64" fn(*mut ()),
@@ -239,15 +248,15 @@ pub(crate) unsafe fn call_on(
     }
 }
 
-/// Lays a fresh frame under `top`, so that the first switch to the returned `sp` calls `main` on that
-/// stack. `main` never returns.
+/// Writes a fresh frame below `top`, so that the first switch to the returned `sp` calls `main` on
+/// that stack. `main` never returns.
 ///
 /// # Safety
-/// `top` is 16-aligned and at least 128 writable bytes lie under it.
+/// `top` is 16-aligned and at least 128 writable bytes lie below it.
 pub(crate) unsafe fn prepare(top: *mut u8, main: unsafe extern "sysv64" fn() -> !) -> *mut u8 {
     // SAFETY: inside the caller's 128 bytes. One word of padding keeps rsp 16-aligned in the stub.
     unsafe {
-        let sp = top.sub(FRAME + 16);
+        let sp = top.sub(FRAME_BYTES + 16);
         let words = sp.cast::<u64>();
         words.write(u64::from(MXCSR_INIT) | u64::from(X87_INIT) << 32);
         for i in 1..7 {
@@ -274,7 +283,7 @@ unsafe extern "sysv64" fn entry_stub() -> ! {
     )
 }
 
-/// Floating-point control as a fresh goroutine finds it, where it differs.
+/// Resets the floating-point control words to those of a fresh goroutine, if they differ.
 #[inline]
 pub(crate) fn reset_float_control() {
     let (mut mxcsr, mut x87) = (0u32, 0u16);
@@ -285,7 +294,7 @@ pub(crate) fn reset_float_control() {
     }
     if (mxcsr ^ MXCSR_INIT) & 0xffc0 != 0 || x87 != X87_INIT {
         let (mxcsr, x87) = (MXCSR_INIT, X87_INIT);
-        // SAFETY: the state every thread starts with.
+        // SAFETY: the state that every thread starts with.
         unsafe {
             asm!("ldmxcsr [{}]", "fldcw [{}]", in(reg) &raw const mxcsr, in(reg) &raw const x87,
                 options(nostack, preserves_flags));
@@ -293,7 +302,7 @@ pub(crate) fn reset_float_control() {
     }
 }
 
-/// The thread pointer: glibc keeps it in its own first word.
+/// Returns the thread pointer (the FS base): the first word of every TLS block is its own address.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> *mut u8 {
     let tp: *mut u8;
@@ -302,30 +311,40 @@ pub(crate) fn thread_pointer() -> *mut u8 {
     tp
 }
 
+/// Sets the thread pointer by a system call: 139 ns, but it works on every machine. For rare paths.
+///
+/// # Safety
+/// `tp` is a complete TLS block, and the code that follows may run on it.
+#[inline]
+pub(crate) unsafe fn set_thread_pointer(tp: *mut u8) {
+    // SAFETY: the caller's contract.
+    unsafe { syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, tp as usize]) };
+}
+
 /// Makes `m` this thread's M.
 ///
 /// # Safety
 /// `m` outlives the thread, and its first word is its own address.
 pub(crate) unsafe fn set_m<M>(m: *const M) {
     // SAFETY: user space does not use GS for anything else.
-    unsafe { arch_prctl(ARCH_SET_GS, m as u64) };
+    unsafe { syscall(libc::SYS_arch_prctl, [ARCH_SET_GS, m as usize]) };
 }
 
-/// The GS base: null if this thread never had an M. For code that does not know where it runs; the value
-/// may be a parent's M (see the head).
+/// Returns the GS base: null if this thread never had an M. For code that does not know on which
+/// thread it runs; the value may be the M of the parent thread (see the head).
 pub(crate) fn inherited_m<M>() -> *const M {
-    let mut base = 0u64;
+    let mut base = 0usize;
     if FSGSBASE.load(Ordering::Relaxed) {
         // SAFETY: the CPU has the instruction.
         unsafe { asm!("rdgsbase {}", out(reg) base, options(nostack, nomem, preserves_flags)) }
         return base as *const M;
     }
     // SAFETY: the kernel writes one word.
-    unsafe { arch_prctl(ARCH_GET_GS, &raw mut base as u64) };
+    unsafe { syscall(libc::SYS_arch_prctl, [ARCH_GET_GS, &raw mut base as usize]) };
     base as *const M
 }
 
-/// The M of the running thread.
+/// Returns the M of the running thread.
 ///
 /// # Safety
 /// Invariant 1 of the head: this is a runtime thread, and the caller cannot be preempted while it
@@ -338,7 +357,7 @@ pub(crate) unsafe fn current_m<M>() -> *const M {
     m
 }
 
-/// Whether the running thread's "in the runtime" byte is set, read in one instruction.
+/// Returns whether the running thread's byte "in the runtime" is set. One instruction.
 ///
 /// # Safety
 /// As [`current_m`], but the caller may be preempted: wherever user code runs, the byte is 0.
@@ -347,14 +366,14 @@ pub(crate) unsafe fn is_in_runtime() -> bool {
     let value: u8;
     // SAFETY: the caller's contract.
     unsafe {
-        asm!("mov {v}, byte ptr gs:[{off}]", off = const super::M_IN_RUNTIME, v = out(reg_byte) value,
-            options(nostack, preserves_flags, readonly))
+        asm!("mov {v}, byte ptr gs:[{off}]", off = const super::M_IN_RUNTIME,
+            v = out(reg_byte) value, options(nostack, preserves_flags, readonly))
     }
     value != 0
 }
 
-/// Sets the running thread's "in the runtime" byte, in one instruction: there is no moment between finding M
-/// and writing to it in which the goroutine could have moved.
+/// Sets the running thread's byte "in the runtime" by one instruction: between finding M and
+/// writing to it there is no moment at which the goroutine could move to another thread.
 ///
 /// # Safety
 /// As [`current_m`].
@@ -367,12 +386,28 @@ pub(crate) unsafe fn set_in_runtime<const VALUE: u8>() {
     }
 }
 
-unsafe fn arch_prctl(op: u64, arg: u64) -> i64 {
-    let result: i64;
-    // SAFETY: the caller passes an op with a matching argument.
+/// Makes a system call without libc. Returns the kernel's result: a negative one is minus the error
+/// number.
+///
+/// # Safety
+/// That of the system call.
+#[inline(always)]
+pub(crate) unsafe fn syscall<const N: usize>(number: libc::c_long, args: [usize; N]) -> isize {
+    const { assert!(N <= 6, "a system call has six arguments at most") };
+    let mut all = [0; 6];
+    all[..N].copy_from_slice(&args);
+    let result: isize;
+    // SAFETY: the caller's contract. The kernel changes rcx and r11 only. Memory is not declared
+    // untouched, so the compiler caches no contents across the call.
     unsafe {
-        asm!("syscall", inlateout("rax") SYS_ARCH_PRCTL => result, in("rdi") op, in("rsi") arg,
-            lateout("rcx") _, lateout("r11") _, options(nostack));
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") all[0], in("rsi") all[1], in("rdx") all[2],
+            in("r10") all[3], in("r8") all[4], in("r9") all[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
     }
     result
 }
@@ -393,7 +428,7 @@ mod tests {
     unsafe extern "sysv64" fn partner() -> ! {
         let pair = PAIR.get();
         loop {
-            // SAFETY: the test below keeps the pair alive and resumes us alone.
+            // SAFETY: the test below keeps the pair alive, and it alone resumes this context.
             unsafe {
                 (*pair).count.set((*pair).count.get() + 1);
                 switch((*pair).there.as_ptr(), (*pair).here.get(), (*pair).tp);
@@ -429,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_mode_is_kept_for_each_side() {
+    fn each_context_keeps_its_rounding_mode() {
         init();
         let read = || {
             let mut v = 0u32;
@@ -448,13 +483,13 @@ mod tests {
         };
         PAIR.set(&pair);
         let up = 0x5f80u32; // round towards +inf, all masked
-        // SAFETY: a valid control word; put back below.
+        // SAFETY: a valid control word; restored below.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const up) };
         // SAFETY: as above.
         unsafe { switch(pair.here.as_ptr(), pair.there.get(), pair.tp) };
         assert_eq!(read() & 0xffc0, up & 0xffc0);
         let init = MXCSR_INIT;
-        // SAFETY: the state every thread starts with.
+        // SAFETY: the state that every thread starts with.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const init) };
     }
 }

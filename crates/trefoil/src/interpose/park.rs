@@ -68,7 +68,10 @@ pub(super) fn may_park_for_c_lock() -> bool {
     // In a runtime that has ended, a holder that parks would keep its locks for good.
     let would_leak = lock::c_locks_held() > 1 && is_runtime_drained();
     // SAFETY: on a goroutine GS is the M.
-    !would_leak && may_park() && !lock::pinned() && !unsafe { crate::arch::is_in_runtime() }
+    !would_leak
+        && may_park()
+        && !lock::holds_runtime_lock()
+        && !unsafe { crate::arch::is_in_runtime() }
 }
 
 /// The right of a goroutine to park, or to yield; kept until it runs again.

@@ -9,7 +9,8 @@
 //! so it is installed when `mem::tls::init` has made its thread. glibc's `sigaction` rejects this
 //! signal; the raw system call does not.
 
-use crate::mem::tls::raw;
+use crate::arch;
+use crate::sys::raw;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -66,17 +67,17 @@ unsafe fn rt_sigaction(new: *const Action, old: *mut Action) -> isize {
 unsafe extern "C" fn wrapper(signal: c_int, info: *mut c_void, context: *mut c_void) {
     // SAFETY: set before the handler was installed; glibc's handler has this type.
     let real = unsafe { std::mem::transmute::<usize, Handler>(REAL.load(Ordering::Acquire)) };
-    let now = raw::thread_pointer();
+    let now = arch::thread_pointer() as usize;
     let own = crate::sched::thread_fs_base().unwrap_or(now);
     // SAFETY: the thread's own block is complete, and only this thread uses it. FS is the
     // goroutine's again before other code runs here, because every signal is blocked.
     unsafe {
         if own != now {
-            raw::set_fs(own);
+            arch::set_thread_pointer(own as *mut u8);
         }
         real(signal, info, context);
         if own != now {
-            raw::set_fs(now);
+            arch::set_thread_pointer(now as *mut u8);
         }
     }
 }

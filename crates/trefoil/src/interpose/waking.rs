@@ -34,7 +34,7 @@ pub(super) enum WakeContext {
 impl WakeContext {
     /// Returns the caller's context.
     pub(super) fn current() -> WakeContext {
-        if lock::pinned() {
+        if lock::holds_runtime_lock() {
             return WakeContext::Deferred;
         }
         if current_g().is_none() {

@@ -1,5 +1,5 @@
-//! The arena: address space for stacks, cut into chunks of slots, and the books that say how many
-//! stacks may be promised.
+//! The arena: address space for stacks, cut into chunks of slots, and the accounting of how many
+//! stacks are reserved.
 //!
 //! ```text
 //!   window (4 TiB of addresses below the kernel's usual place, chunks mapped upward)
@@ -8,36 +8,37 @@
 //!   └──────┴──────┴───────────────────┴──────┴──────────────────────────┴── …
 //! ```
 //! Chunks of all size classes follow each other without gaps and with the same flags, so the kernel
-//! keeps them as one VMA; with guard markers a million stacks are still one line in
+//! keeps them as one VMA: with guard markers a million stacks are still one line in
 //! /proc/self/maps.
 //!
 //! A slot is in one of three states:
 //!
-//! | state | `virgin` | `live` | owner | memory |
+//! | state | `unused` | `live` | owner | memory |
 //! |---|---|---|---|---|
-//! | virgin | 1 | 0 | its class's [`Yard`] | reads as zero, costs no page |
-//! | in hand | 0 | 0 | the thread that makes or retires a stack in it | being changed |
-//! | stack | 0 | 1 | who holds its [`Stack`](super::Stack): G, cache, depot | header, TLS block |
+//! | unused | 1 | 0 | the [`ClassPool`] of its class | reads as zero, costs no page |
+//! | taken | 0 | 0 | the thread that makes or retires a stack in it | being changed |
+//! | stack | 0 | 1 | holder of its [`Stack`](super::Stack): G, cache, pool | header, TLS block |
 //!
-//! `guarded` says whether the guard marker is in place; it outlives the stack, so that a slot used
-//! again does not pay for it again.
+//! `guarded` tells whether the guard marker is in place. It outlives the stack, so that a slot that
+//! is used again does not pay for it again.
 //!
 //! # Credits
-//! A goroutine gets its stack when it first runs, but `go` must fail when there will be none: at
-//! spawn it takes a *credit*. Per class:
+//! A goroutine gets its stack when it first runs, but `go` must fail if there will be none: so `go`
+//! reserves a *credit*. Per class:
 //!
-//! 1. **slots ≥ granted + `LOCAL_MAX` × caches.** [`grant`] and [`register`] map a chunk before they
-//!    would break it, and nothing else maps. A refusal is therefore always an error of `go`, never
-//!    of a goroutine's first run.
-//! 2. A stack outside caches and depot is covered by a credit; a cache (with what its owner carries
-//!    to or from the depot) holds at most `LOCAL_MAX`. With 1: whoever holds a credit and finds the
-//!    depot empty finds a virgin slot.
+//! 1. **slots ≥ reserved + `LOCAL_MAX` × caches.** [`reserve`] and [`register_cache`] map a chunk
+//!    before they would break it, and nothing else maps. So a refusal of the kernel is always an
+//!    error of `go`, never of a goroutine's first run.
+//! 2. A stack outside caches and pool is covered by a credit. A cache, together with what its owner
+//!    moves to or from the pool, has at most `LOCAL_MAX` stacks. With 1: a thread that has a credit
+//!    and finds the stack pool empty finds an unused slot.
 //! 3. A chunk is mapped once and stays: descriptors are never freed, so readers need no lock.
-//! 4. Lock order: depot → yard → registry.
+//! 4. Lock order: stack pool → class pool → registry.
 //!
-//! Rejected: mapping in `refill` (the error would come in the scheduler, with nobody to tell);
-//! unmapping empty chunks (a hole lets others' mappings into the window; we give back their pages
-//! *and* page tables instead, see [`raze`]); a free list inside the slots (it would touch them).
+//! Rejected: mapping in `refill` (the error would occur in the scheduler, which cannot report it to
+//! a caller); unmapping empty chunks (other mappings could then be placed into the window; instead
+//! [`release_chunk`] returns pages *and* page tables); a free list inside the slots (it would touch
+//! them).
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -50,40 +51,44 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large
-/// frame, C does not, and a C frame with a buffer of a page or two must not step over.
+/// frame, C does not, and a C frame with a buffer of a page or two must not skip the guard.
 pub(crate) const GUARD_BYTES: usize = 16 * KIB;
 
-/// Slots in a chunk, at most: four words of bitmap.
+/// Maximum number of slots in a chunk: four words of bitmap.
 pub(crate) const CHUNK_SLOTS_MAX: usize = 256;
 
-/// Bytes in a chunk, about: 256 default slots. Two system calls, shared by 256 stacks; and it
-/// is what a program with one goroutine takes from `ulimit -v`.
+/// Approximate size of a chunk: 256 default slots. It takes two system calls, which 256 stacks
+/// share; and it is what a program with one goroutine takes from `ulimit -v`.
 const CHUNK_BYTES: usize = 64 * MIB;
 
-/// Chunks in a process, at most: 4 TiB of default stacks, 16 M of them. Bounds the registry.
+/// Maximum number of chunks in a process: 4 TiB of default stacks, 16 million of them. Bounds the
+/// registry.
 const CHUNKS_MAX: usize = 1 << 16;
 
-/// Slots in a process, at most, and so the bound of [`Slot::index`].
+/// Maximum number of slots in a process, and so the bound of [`StackSlot::index`].
 pub(crate) const SLOTS_MAX: usize = CHUNKS_MAX * CHUNK_SLOTS_MAX;
 
-/// How far below the kernel's usual place the window starts: room for every chunk, so that growing
-/// upward we meet nobody.
+/// How far below the kernel's usual place the window starts: room for every chunk, so that chunks
+/// mapped upward meet no other mapping.
 const WINDOW_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES;
 
-/// Stacks a P's cache may hold, at most.
+/// Maximum number of stacks in a P's cache.
 pub(crate) const LOCAL_MAX: usize = 64;
 
-/// The number of size classes: 64 KiB, 128 KiB … 1 GiB. (Of 32 KiB, guard and TLS block would leave less
-/// than `PTHREAD_STACK_MIN`, and libc refuses to describe such a stack.)
+/// The number of size classes: 64 KiB, 128 KiB … 1 GiB. (In 32 KiB, guard and TLS block would leave
+/// less than `PTHREAD_STACK_MIN`, and libc refuses to describe such a stack.)
 pub(crate) const CLASSES: usize = 15;
 const CLASS_SHIFT_MIN: u32 = 16;
 
-/// A stack size that we keep slots of: 64 KiB « n.
+/// A size of slots: 64 KiB « n.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SizeClass(u8);
 
 impl SizeClass {
-    /// The smallest class with at least `bytes` a slot, guard and TLS block included.
+    /// Returns the smallest class with at least `bytes` per slot, guard and TLS block included.
+    ///
+    /// # Errors
+    /// `InvalidInput` for 0 and for more than 1 GiB.
     pub(crate) fn of(bytes: usize) -> io::Result<SizeClass> {
         let shift = bytes.checked_next_power_of_two().map_or(u32::MAX, usize::trailing_zeros);
         if shift > CLASS_SHIFT_MIN + CLASSES as u32 - 1 {
@@ -112,7 +117,7 @@ impl SizeClass {
         self.0 as usize
     }
 
-    /// Bytes from a slot's base to its end.
+    /// Returns the bytes from a slot's base to its end.
     #[inline]
     pub(crate) fn slot_bytes(self) -> usize {
         1 << (CLASS_SHIFT_MIN + self.0 as u32)
@@ -127,11 +132,17 @@ impl SizeClass {
     }
 }
 
-/// A bit for every slot of a chunk. Atomic because bits of one word belong to different owners;
-/// what a bit guards is ordered by the lock or gate that its field names, so all of it is Relaxed.
+/// A bit for every slot of a chunk. Atomic, because bits of one word belong to different owners.
+/// What a bit guards is ordered by the lock that its field names, so every access is Relaxed.
 struct Bits([AtomicU64; CHUNK_SLOTS_MAX / 64]);
 
 impl Bits {
+    /// Makes bits of which the first `count` are set.
+    fn new(count: usize) -> Bits {
+        let bits = Bits([const { AtomicU64::new(0) }; CHUNK_SLOTS_MAX / 64]);
+        bits.set_first(count);
+        bits
+    }
     fn get(&self, nr: usize) -> bool {
         self.0[nr / 64].load(Ordering::Relaxed) & (1 << (nr % 64)) != 0
     }
@@ -141,12 +152,16 @@ impl Bits {
     fn clear(&self, nr: usize) {
         self.0[nr / 64].fetch_and(!(1 << (nr % 64)), Ordering::Relaxed);
     }
-    fn set_all(&self, on: bool, count: usize) {
+    /// Sets the first `count` bits.
+    fn set_first(&self, count: usize) {
         for (i, word) in self.0.iter().enumerate() {
             let here = count.saturating_sub(i * 64).min(64) as u32;
             let ones = u64::MAX.checked_shr(64 - here).unwrap_or(0);
-            word.store(if on { ones } else { 0 }, Ordering::Relaxed);
+            word.store(ones, Ordering::Relaxed);
         }
+    }
+    fn clear_all(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
     fn count(&self) -> usize {
         self.0.iter().map(|w| w.load(Ordering::Relaxed).count_ones() as usize).sum()
@@ -158,7 +173,8 @@ impl Bits {
     }
 }
 
-/// What we know of a chunk. Lives in the registry's table, for ever; zeroed memory until published.
+/// The descriptor of a chunk. It lies in the registry's table and is never freed; zeroed memory
+/// until it is published.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
     // Written once, before the chunk is published.
@@ -167,15 +183,15 @@ pub(crate) struct Chunk {
     id: u16,
     slots: u16,
     class: SizeClass,
-    /// Link of the yard's list of open chunks: id + 1 of the next one, 0 at the end, [`NOT_OPEN`]
-    /// if this chunk is not on the list. Under the yard's lock.
+    /// Link of the class pool's list of open chunks: id + 1 of the next one, 0 at the end,
+    /// [`NOT_OPEN`] if this chunk is not in the list. Under the class pool's lock.
     next_open: AtomicU32,
-    /// Changed under the yard's lock.
-    virgin: Bits,
-    /// Set by the slot's owner while in hand, and by [`guard_locked`], whose caller has one slot of the
-    /// chunk in hand; cleared by [`raze`], which has all of them.
+    /// Changed under the class pool's lock.
+    unused: Bits,
+    /// Set by the thread that has taken the slot, and by [`guard_locked`], whose caller has taken
+    /// one slot of the chunk; cleared by [`release_chunk`], which has taken all of them.
     guarded: Bits,
-    /// Changed inside `super::stack`'s gate.
+    /// Changed under `stack::LIVE_LOCK` in shared mode.
     live: Bits,
 }
 
@@ -187,12 +203,12 @@ impl Chunk {
         Span { base: self.base, len: self.slots as usize * self.class.slot_bytes() }
     }
 
-    fn slot(&'static self, nr: usize) -> Slot {
+    fn slot(&'static self, nr: usize) -> StackSlot {
         debug_assert!(nr < self.slots as usize);
-        Slot { chunk: self, nr: nr as u16 }
+        StackSlot { chunk: self, nr: nr as u16 }
     }
 
-    /// Slots with an initialised stack.
+    /// Returns the number of slots with an initialised stack.
     pub(crate) fn live(&self) -> usize {
         self.live.count()
     }
@@ -205,27 +221,28 @@ impl Chunk {
         self.span().len
     }
 
-    /// The slots with an initialised stack. Stable only while the gate is closed.
-    pub(crate) fn live_slots(&'static self) -> impl Iterator<Item = Slot> {
+    /// Returns the slots with an initialised stack. They do not change while the caller holds
+    /// `stack::LIVE_LOCK` in exclusive mode.
+    pub(crate) fn live_slots(&'static self) -> impl Iterator<Item = StackSlot> {
         (0..self.slots()).filter(|&nr| self.live.get(nr)).map(|nr| self.slot(nr))
     }
 }
 
-/// The address of a slot; a name, not ownership.
+/// Identifies a slot; does not own it.
 #[derive(Clone, Copy)]
-pub(crate) struct Slot {
+pub(crate) struct StackSlot {
     chunk: &'static Chunk,
     nr: u16,
 }
 
-impl Slot {
-    /// The slot's first byte, which is the guard's.
+impl StackSlot {
+    /// Returns the slot's first byte, which belongs to the guard.
     #[inline]
     pub(crate) fn base(self) -> usize {
         self.chunk.base + self.nr as usize * self.class().slot_bytes()
     }
 
-    /// The first byte above the guard.
+    /// Returns the first byte above the guard.
     #[inline]
     pub(crate) fn low(self) -> usize {
         self.base() + GUARD_BYTES
@@ -241,7 +258,7 @@ impl Slot {
         self.chunk.class
     }
 
-    /// Unique among all slots of the process, and never another's.
+    /// Returns a number that no other slot of the process has or will have.
     pub(crate) fn index(self) -> u32 {
         self.chunk.first_index + self.nr as u32
     }
@@ -262,15 +279,21 @@ impl Slot {
         self.chunk.guarded.set(self.nr as usize);
     }
 
-    /// Says that a stack lives here, or no longer. Inside the gate, by the slot's owner.
-    pub(crate) fn set_live(self, live: bool) {
-        let (bits, nr) = (&self.chunk.live, self.nr as usize);
-        debug_assert_ne!(bits.get(nr), live);
-        if live { bits.set(nr) } else { bits.clear(nr) }
+    /// Records that the slot contains a stack. By the thread that has taken the slot, under
+    /// `stack::LIVE_LOCK`.
+    pub(crate) fn set_live(self) {
+        debug_assert!(!self.chunk.live.get(self.nr as usize));
+        self.chunk.live.set(self.nr as usize);
     }
 
-    /// The slot with this index in that chunk.
-    pub(crate) fn find(chunk_id: u16, index: u32) -> Slot {
+    /// Records that the slot contains no stack any more; as `set_live`.
+    pub(crate) fn clear_live(self) {
+        debug_assert!(self.chunk.live.get(self.nr as usize));
+        self.chunk.live.clear(self.nr as usize);
+    }
+
+    /// Returns the slot with this index, which lies in this chunk.
+    pub(crate) fn find(chunk_id: u16, index: u32) -> StackSlot {
         let chunk = chunk(chunk_id as usize);
         chunk.slot((index - chunk.first_index) as usize)
     }
@@ -279,14 +302,15 @@ impl Slot {
 // -------------------------------------------------------------------------------------------------
 // The registry: every chunk, readable without a lock, in a signal handler too.
 
-/// The table of descriptors: `CHUNKS_MAX` of them in zeroed memory of its own, 8 MiB of addresses
-/// of which only the used pages cost. Null until the first chunk.
+/// The table of descriptors: room for `CHUNKS_MAX` in zeroed memory, 8 MiB of addresses of which
+/// only the used pages cost memory. Null until the first chunk.
 static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 
-/// Descriptors that are complete. Only grows, under [`REGISTRY`].
+/// The number of complete descriptors. Only grows, under [`REGISTRY`].
 static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// Every chunk lies above the one before: the kernel usually maps them where we ask it to. Cleared under [`REGISTRY`].
+/// Every chunk lies above the one before it: the kernel usually follows the hint. Cleared under
+/// [`REGISTRY`].
 static SORTED: AtomicBool = AtomicBool::new(true);
 
 struct Registry {
@@ -299,19 +323,19 @@ static REGISTRY: Lock<Registry> = Lock::new(Registry { next_base: 0, next_index:
 
 fn chunk(id: usize) -> &'static Chunk {
     assert!(id < PUBLISHED.load(Ordering::Acquire));
-    // SAFETY: `id` is published: the table exists and the entry is complete (Acquire above pairs
-    // with the Release in `publish`). Descriptors are never freed or written again but for their
-    // atomics.
+    // SAFETY: `id` is published: the table exists and the entry is complete (the Acquire above
+    // pairs with the Release in `map_chunk`). Descriptors are never freed, and only their atomics
+    // are written later.
     unsafe { &*TABLE.load(Ordering::Relaxed).add(id) }
 }
 
-/// Every chunk mapped so far. Takes no lock and allocates nothing: for signal handlers too.
+/// Returns every chunk mapped so far. Takes no lock and allocates nothing: for signal handlers too.
 pub(crate) fn chunks() -> impl Iterator<Item = &'static Chunk> {
     (0..PUBLISHED.load(Ordering::Acquire)).map(chunk)
 }
 
-/// The slot that contains `addr`. For signal handlers and dumps.
-pub(crate) fn slot_at(addr: usize) -> Option<Slot> {
+/// Returns the slot that contains `addr`. For signal handlers and dumps.
+pub(crate) fn slot_at(addr: usize) -> Option<StackSlot> {
     let holds = |c: &Chunk| addr.wrapping_sub(c.base) < c.bytes();
     let n = PUBLISHED.load(Ordering::Acquire);
     // Relaxed: cleared before the first chunk that is out of order was published.
@@ -323,13 +347,13 @@ pub(crate) fn slot_at(addr: usize) -> Option<Slot> {
     Some(chunk.slot((addr - chunk.base) / chunk.class.slot_bytes()))
 }
 
-/// For tests: as if a chunk had come out of order.
+/// Makes `slot_at` search as if a chunk were out of order.
 #[cfg(test)]
-pub(crate) fn disorder() {
+pub(crate) fn pretend_unsorted() {
     SORTED.store(false, Ordering::Relaxed);
 }
 
-/// Of the first `n` chunks, which are sorted, the last that begins at `addr` or below.
+/// Returns, of the first `n` chunks, which are sorted, the last one that begins at or below `addr`.
 fn last_below(n: usize, addr: usize) -> Option<&'static Chunk> {
     let (mut low, mut high) = (0, n);
     while low < high {
@@ -343,26 +367,22 @@ fn last_below(n: usize, addr: usize) -> Option<&'static Chunk> {
     low.checked_sub(1).map(chunk)
 }
 
-/// Maps a chunk and makes it known. All or nothing.
-fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
+/// Maps a chunk and publishes it. After an error nothing has changed.
+fn map_chunk(class: SizeClass) -> Result<&'static Chunk, ReserveError> {
     let mut registry = REGISTRY.lock();
-    let id = PUBLISHED.load(Ordering::Relaxed); // only changed under the lock we hold
+    let id = PUBLISHED.load(Ordering::Relaxed); // only changed under REGISTRY
     if id == CHUNKS_MAX {
-        return Err(Refusal { class, why: Why::Chunks });
+        return Err(ReserveError { class, kind: ReserveErrorKind::Chunks });
     }
-    let table = table(&mut registry).map_err(|e| Refusal { class, why: Why::Map(e) })?;
+    let table =
+        table(&mut registry).map_err(|e| ReserveError { class, kind: ReserveErrorKind::Map(e) })?;
     let (span, guarded) = map_slots(registry.next_base, class, mm::guard_kind())
-        .map_err(|why| Refusal { class, why })?;
+        .map_err(|kind| ReserveError { class, kind })?;
     let base = span.base;
     if id > 0 && base < registry.next_base {
         SORTED.store(false, Ordering::Relaxed);
     }
     registry.next_base = base + span.len;
-    let bits = |on: bool| {
-        let bits = Bits([const { AtomicU64::new(0) }; CHUNK_SLOTS_MAX / 64]);
-        bits.set_all(on, class.slots());
-        bits
-    };
     let new = Chunk {
         base,
         first_index: registry.next_index,
@@ -370,19 +390,21 @@ fn map_chunk(class: SizeClass) -> Result<&'static Chunk, Refusal> {
         slots: class.slots() as u16,
         class,
         next_open: AtomicU32::new(NOT_OPEN),
-        virgin: bits(true),
-        guarded: bits(guarded),
-        live: bits(false),
+        unused: Bits::new(class.slots()),
+        guarded: Bits::new(if guarded { class.slots() } else { 0 }),
+        live: Bits::new(0),
     };
     registry.next_index += class.slots() as u32;
-    // SAFETY: entry `id` is inside the table and unpublished: ours alone while we hold the lock.
+    // SAFETY: entry `id` is inside the table and unpublished, so only the holder of the registry's
+    // lock uses it.
     unsafe { table.add(id).write(new) };
-    // Release pairs with the Acquire in `chunk` and `chunks`: who sees the count sees the entry.
+    // Release pairs with the Acquire in `chunk` and `chunks`: a thread that reads the count sees
+    // the entry.
     PUBLISHED.store(id + 1, Ordering::Release);
     Ok(chunk(id))
 }
 
-/// The table of descriptors; the first call makes it and places the window by it.
+/// Returns the table of descriptors. The first call maps it and places the window below it.
 fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
     if let Some(table) = NonNull::new(TABLE.load(Ordering::Relaxed)) {
         return Ok(table);
@@ -391,10 +413,10 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
     let reserved = mm::reserve(0, bytes)?;
     let table = reserved.base.cast::<Chunk>();
     if reserved.wants_lock {
-        // SAFETY: mapped just now.
+        // SAFETY: mapped above.
         unsafe { mm::lock_on_fault(Span { base: table.as_ptr().expose_provenance(), len: bytes }) };
     }
-    // The kernel put the table at its random usual place; the window inherits that randomness.
+    // The kernel placed the table at its usual, random address; the window inherits the randomness.
     let huge_page = 2 * MIB;
     let usual = table.as_ptr().expose_provenance();
     registry.next_base = usual.saturating_sub(WINDOW_BYTES) & !(huge_page - 1);
@@ -403,33 +425,38 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
     Ok(table)
 }
 
-/// Maps the slots of a chunk; whether their guards are in place already. All or nothing.
-fn map_slots(hint: usize, class: SizeClass, kind: GuardKind) -> Result<(Span, bool), Why> {
-    let reserved = mm::reserve(hint, class.chunk_bytes()).map_err(Why::Map)?;
+/// Maps the slots of a chunk. Returns whether their guards are in place already. After an error
+/// nothing is mapped.
+fn map_slots(
+    hint: usize,
+    class: SizeClass,
+    kind: GuardKind,
+) -> Result<(Span, bool), ReserveErrorKind> {
+    let reserved = mm::reserve(hint, class.chunk_bytes()).map_err(ReserveErrorKind::Map)?;
     let span = Span { base: reserved.base.as_ptr().expose_provenance(), len: class.chunk_bytes() };
-    // Guards now, if they cannot come later or would cost more then.
+    // Install the guards now if they cannot be installed later, or would cost more then.
     let guarded = kind == GuardKind::Protect || reserved.wants_lock;
     if guarded && let Err(e) = guard_chunk(class, span, kind) {
-        // SAFETY: mapped just now, and nobody knows it. Only here: a second call could hit a mapping
-        // that somebody else has made there since the first.
+        // SAFETY: mapped above, and no other thread knows the address. Only here: a second call
+        // could unmap what another thread has mapped there since the first.
         let _ = unsafe { mm::unmap(span) };
-        return Err(Why::Guards(e));
+        return Err(ReserveErrorKind::Guards(e));
     }
     if reserved.wants_lock {
-        // SAFETY: mapped just now.
+        // SAFETY: mapped above.
         unsafe { mm::lock_on_fault(span) };
     }
     Ok((span, guarded))
 }
 
-/// Installs every guard of a new chunk. Where guards are mappings of their own, the map limit shows
-/// here. After an error some may be in place: the caller unmaps the chunk.
+/// Installs every guard of a new chunk. If guards are mappings of their own, this fails at the map
+/// limit. After an error some may be in place: the caller unmaps the chunk.
 fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()> {
     let guards = (0..class.slots()).map(|nr| {
         let base = chunk.base + nr * class.slot_bytes();
         Span::new(base, base + GUARD_BYTES)
     });
-    // SAFETY: our own new mapping, unknown to anybody else.
+    // SAFETY: a new mapping whose address no other thread knows.
     unsafe {
         match kind {
             GuardKind::Protect => guards.into_iter().try_for_each(|guard| mm::protect(guard)),
@@ -442,21 +469,22 @@ fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()>
     }
 }
 
-/// One at a time: who unlocks a chunk for its guards must not meet another who locks it again.
+/// Serialises [`guard_locked`]: a thread that has unlocked a chunk for its guards must not meet
+/// another thread that locks it again.
 static RELOCKING: Lock<()> = Lock::new(());
 
-/// Installs the guard of `slot`, which is in the caller's hands, where `mlockall` may have locked the chunk
-/// after it was mapped. If it has, then also those of all its neighbours, because it takes a walk over the
-/// chunk's pages.
+/// Installs the guard of `slot`, which the caller has taken, in a chunk that `mlockall` may have
+/// locked after it was mapped. If it has, installs the guards of all other slots of the chunk too,
+/// because the unlocking walks over all pages of the chunk.
 #[cold]
-pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
+pub(crate) fn guard_locked(slot: StackSlot) -> io::Result<()> {
     let chunk = slot.chunk;
     let _one = RELOCKING.lock();
     if slot.is_guarded() {
         return Ok(());
     }
     // A chunk that the program has not locked must not become locked here.
-    // SAFETY: the slot is in the caller's hands, and nobody touches a guard.
+    // SAFETY: the caller has taken the slot, and no code touches a guard.
     match unsafe { mm::mark(&[slot.guard()]) } {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
         marked => return marked.map(|()| slot.set_guarded()),
@@ -467,54 +495,55 @@ pub(crate) fn guard_locked(slot: Slot) -> io::Result<()> {
         spans[n] = chunk.slot(nr).guard();
         n += 1;
     }
-    // SAFETY: nobody touches a guard, whoever has the slot. None is taken away meanwhile, because `raze`
-    // needs all slots of the chunk, and the caller has one.
+    // SAFETY: no code touches a guard, whichever thread owns its slot. None is removed meanwhile:
+    // `release_chunk` needs all slots of the chunk, and the caller has one.
     unsafe { mm::mark_locked(chunk.span(), &spans[..n]) }?;
-    chunk.guarded.set_all(true, chunk.slots());
+    chunk.guarded.set_first(chunk.slots());
     Ok(())
 }
 
 // -------------------------------------------------------------------------------------------------
-// The yards: what each class has, and what it has promised.
+// The class pools: the slots of each class, and how many are reserved.
 
-/// The books of one class. Under its lock.
-struct Yard {
-    /// Slots mapped, in whatever state.
+/// The unused slots and the accounting of one class. Under its lock.
+struct ClassPool {
+    /// Mapped slots, in any state.
     slots: usize,
-    /// Virgin slots: the sum over the chunks' `virgin` bits.
-    virgins: usize,
-    /// Credits out: in caches or with goroutines.
-    granted: usize,
-    /// Caches enrolled, each entitled to `LOCAL_MAX` stacks.
+    /// Unused slots: the sum over the chunks' `unused` bits.
+    unused: usize,
+    /// Reserved credits: in caches or held by goroutines.
+    reserved: usize,
+    /// Registered caches; each reserves `LOCAL_MAX` stacks.
     caches: usize,
-    /// id + 1 of the first open chunk, 0: there is none. Every chunk with virgins is open; an open
-    /// one without is dropped when met.
+    /// id + 1 of the first open chunk; 0 if there is none. Every chunk with unused slots is open.
+    /// An open chunk without unused slots is removed from the list when `take` finds it.
     open: u32,
 }
 
-static YARDS: [Lock<Yard>; CLASSES] =
-    [const { Lock::new(Yard { slots: 0, virgins: 0, granted: 0, caches: 0, open: 0 }) }; CLASSES];
+static CLASS_POOLS: [Lock<ClassPool>; CLASSES] =
+    [const { Lock::new(ClassPool { slots: 0, unused: 0, reserved: 0, caches: 0, open: 0 }) };
+        CLASSES];
 
-/// A reading of a class's books.
+/// The accounting of a class.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct ClassStats {
     pub(crate) slots: usize,
-    pub(crate) virgins: usize,
-    pub(crate) granted: usize,
+    pub(crate) unused: usize,
+    pub(crate) reserved: usize,
     pub(crate) caches: usize,
 }
 
-impl Yard {
-    fn promised(&self) -> usize {
-        self.granted + LOCAL_MAX * self.caches
+impl ClassPool {
+    fn total_reserved(&self) -> usize {
+        self.reserved + LOCAL_MAX * self.caches
     }
 
-    /// Maps until `more` can be promised (invariant 1).
-    fn make_room(&mut self, class: SizeClass, more: usize) -> Result<(), Refusal> {
-        while self.slots < self.promised() + more {
+    /// Maps chunks until `more` can be reserved (invariant 1).
+    fn make_room(&mut self, class: SizeClass, more: usize) -> Result<(), ReserveError> {
+        while self.slots < self.total_reserved() + more {
             let chunk = map_chunk(class)?;
             self.slots += chunk.slots();
-            self.virgins += chunk.slots();
+            self.unused += chunk.slots();
             self.open(chunk);
         }
         Ok(())
@@ -527,133 +556,135 @@ impl Yard {
         }
     }
 
-    fn take(&mut self) -> Option<Slot> {
+    fn take(&mut self) -> Option<StackSlot> {
         loop {
             let chunk = chunk(self.open.checked_sub(1)? as usize);
-            if let Some(nr) = chunk.virgin.first() {
-                chunk.virgin.clear(nr);
-                self.virgins -= 1;
+            if let Some(nr) = chunk.unused.first() {
+                chunk.unused.clear(nr);
+                self.unused -= 1;
                 return Some(chunk.slot(nr));
             }
             self.open = chunk.next_open.swap(NOT_OPEN, Ordering::Relaxed);
         }
     }
 
-    fn give(&mut self, slot: Slot) {
-        debug_assert!(!slot.chunk.virgin.get(slot.nr as usize));
-        slot.chunk.virgin.set(slot.nr as usize);
-        self.virgins += 1;
+    fn give(&mut self, slot: StackSlot) {
+        debug_assert!(!slot.chunk.unused.get(slot.nr as usize));
+        slot.chunk.unused.set(slot.nr as usize);
+        self.unused += 1;
         self.open(slot.chunk);
     }
 
-    /// Whether the chunk is all virgin and can be spared for a while. A chunk's worth of virgins
-    /// stays ready besides, so that a load that swings does not raze and guard one chunk over and
-    /// over.
-    fn may_raze(&self, chunk: &Chunk) -> bool {
+    /// Returns whether all slots of the chunk are unused and not needed soon. Another chunk's worth
+    /// of unused slots stays ready, so that an oscillating load does not release and guard one
+    /// chunk over and over.
+    fn may_release(&self, chunk: &Chunk) -> bool {
         let n = chunk.slots();
-        self.virgins >= 2 * n && self.slots >= self.promised() + n && chunk.virgin.count() == n
+        self.unused >= 2 * n && self.slots >= self.total_reserved() + n && chunk.unused.count() == n
     }
 
-    /// Takes a chunk that is all virgin out of the books, so that promises do not count on it.
+    /// Takes all slots of an unused chunk out of the accounting, so that no reservation relies on
+    /// them.
     fn withdraw(&mut self, chunk: &Chunk) {
-        chunk.virgin.set_all(false, chunk.slots());
-        self.virgins -= chunk.slots();
+        chunk.unused.clear_all();
+        self.unused -= chunk.slots();
         self.slots -= chunk.slots();
     }
 
+    /// Reverses `withdraw`.
     fn restore(&mut self, chunk: &'static Chunk) {
-        chunk.virgin.set_all(true, chunk.slots());
-        self.virgins += chunk.slots();
+        chunk.unused.set_first(chunk.slots());
+        self.unused += chunk.slots();
         self.slots += chunk.slots();
         self.open(chunk);
     }
 }
 
-/// Takes `n` credits: after this, `n` more stacks can be had, whatever happens.
-pub(crate) fn grant(class: SizeClass, n: usize) -> Result<(), Refusal> {
-    let mut yard = YARDS[class.index()].lock();
-    yard.make_room(class, n)?;
-    yard.granted += n;
+/// Reserves `n` credits: from then on `n` more stacks are available, whatever happens.
+pub(crate) fn reserve(class: SizeClass, n: usize) -> Result<(), ReserveError> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    pool.make_room(class, n)?;
+    pool.reserved += n;
     Ok(())
 }
 
-/// Gives `n` credits back.
-pub(crate) fn ungrant(class: SizeClass, n: usize) {
-    let mut yard = YARDS[class.index()].lock();
-    debug_assert!(yard.granted >= n, "more credits returned than granted");
-    // Wrapping would promise the whole address space; too few promised shows in `refill`.
-    yard.granted = yard.granted.saturating_sub(n);
+/// Returns `n` credits.
+pub(crate) fn unreserve(class: SizeClass, n: usize) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    debug_assert!(pool.reserved >= n, "more credits returned than reserved");
+    // Wrapping would reserve the whole address space; if too few are reserved, `refill` shows it.
+    pool.reserved = pool.reserved.saturating_sub(n);
 }
 
-/// Entitles one more cache to `LOCAL_MAX` stacks.
-pub(crate) fn register(class: SizeClass) -> Result<(), Refusal> {
-    let mut yard = YARDS[class.index()].lock();
-    yard.make_room(class, LOCAL_MAX)?;
-    yard.caches += 1;
+/// Reserves `LOCAL_MAX` stacks for one more cache.
+pub(crate) fn register_cache(class: SizeClass) -> Result<(), ReserveError> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    pool.make_room(class, LOCAL_MAX)?;
+    pool.caches += 1;
     Ok(())
 }
 
-/// The cache is empty and will stay so.
-pub(crate) fn dismiss(class: SizeClass) {
-    let mut yard = YARDS[class.index()].lock();
-    debug_assert!(yard.caches > 0);
-    yard.caches -= 1;
+/// Ends the reservation of a cache, which is empty and stays empty.
+pub(crate) fn unregister_cache(class: SizeClass) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
+    debug_assert!(pool.caches > 0);
+    pool.caches -= 1;
 }
 
-/// Moves virgin slots into the caller's hands, at most `N`.
-pub(crate) fn take_virgins<const N: usize>(class: SizeClass, want: usize) -> SlotList<N> {
-    let mut yard = YARDS[class.index()].lock();
+/// Takes at most `want` (and at most `N`) unused slots for the caller.
+pub(crate) fn take_unused<const N: usize>(class: SizeClass, want: usize) -> SlotList<N> {
+    let mut pool = CLASS_POOLS[class.index()].lock();
     let mut list = SlotList::new();
     while list.len < want.min(N) {
-        let Some(slot) = yard.take() else { break };
+        let Some(slot) = pool.take() else { break };
         list.push(slot);
     }
     list
 }
 
-/// Moves slots in hand back to virginity. Their memory has been discarded.
-pub(crate) fn give_virgins(class: SizeClass, slots: impl Iterator<Item = Slot>) {
-    let mut yard = YARDS[class.index()].lock();
+/// Returns slots that the caller has taken. Their memory has been discarded.
+pub(crate) fn return_unused(class: SizeClass, slots: impl Iterator<Item = StackSlot>) {
+    let mut pool = CLASS_POOLS[class.index()].lock();
     for slot in slots {
         debug_assert!(slot.class() == class);
-        yard.give(slot);
-        if yard.may_raze(slot.chunk) {
-            yard.withdraw(slot.chunk);
-            drop(yard);
-            raze(slot.chunk);
-            yard = YARDS[class.index()].lock();
-            yard.restore(slot.chunk);
+        pool.give(slot);
+        if pool.may_release(slot.chunk) {
+            pool.withdraw(slot.chunk);
+            drop(pool);
+            release_chunk(slot.chunk);
+            pool = CLASS_POOLS[class.index()].lock();
+            pool.restore(slot.chunk);
         }
     }
 }
 
-pub(crate) fn books(class: SizeClass) -> Books {
-    let y = YARDS[class.index()].lock();
-    Books { slots: y.slots, virgins: y.virgins, granted: y.granted, caches: y.caches }
+pub(crate) fn class_stats(class: SizeClass) -> ClassStats {
+    let y = CLASS_POOLS[class.index()].lock();
+    ClassStats { slots: y.slots, unused: y.unused, reserved: y.reserved, caches: y.caches }
 }
 
-/// A chunk whose slots are all virgin gives back its page tables too: they are 128 KiB, half a KiB
-/// a slot, and would stay as long as a guard marker is in them. (The kernel frees a table when a
-/// discard leaves it empty, since 6.14; before that they stay.) 50–100 µs, so it is done without
-/// the yard's lock, with the chunk out of the books.
+/// Returns the page tables of a chunk without used slots to the kernel: they are 128 KiB, half a
+/// KiB per slot, and would stay as long as a guard marker is in them. (Since 6.14 the kernel frees
+/// a table that a discard leaves empty; before that they stay.) It takes 50–100 µs, so the caller
+/// does not hold the class pool's lock, and the chunk is withdrawn from the accounting.
 #[cold]
-fn raze(chunk: &Chunk) {
+fn release_chunk(chunk: &Chunk) {
     if mm::guard_kind() != GuardKind::Marker {
         return;
     }
-    // SAFETY: every slot was virgin, so the yard owned all of the chunk, and it was withdrawn: it
-    // is in our hands alone, and nobody relies on a guard or on contents.
+    // SAFETY: every slot was unused, so the class pool owned all of the chunk, and it was
+    // withdrawn: only this thread uses it, and no stack relies on its guards or contents.
     unsafe {
         if mm::unmark(chunk.span()).is_ok() {
-            chunk.guarded.set_all(false, chunk.slots());
+            chunk.guarded.clear_all();
             let _ = mm::discard(&[chunk.span()]);
         }
     }
 }
 
-/// Slots in hand: an array with a length, so that batches need no malloc.
+/// Slots that a thread has taken: an array with a length, so that batches need no malloc.
 pub(crate) struct SlotList<const N: usize> {
-    slots: [Option<Slot>; N],
+    slots: [Option<StackSlot>; N],
     len: usize,
 }
 
@@ -661,53 +692,54 @@ impl<const N: usize> SlotList<N> {
     pub(crate) fn new() -> Self {
         SlotList { slots: [None; N], len: 0 }
     }
-    pub(crate) fn push(&mut self, slot: Slot) {
+    pub(crate) fn push(&mut self, slot: StackSlot) {
         self.slots[self.len] = Some(slot);
         self.len += 1;
     }
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = StackSlot> {
         self.slots[..self.len].iter().flatten().copied()
     }
 }
 
 // -------------------------------------------------------------------------------------------------
 
-/// Why no more slots can be had. The text, which allocates, is made late: outside the runtime, when no lock is held.
+/// The reason why no more slots can be mapped. Its text, which allocates, is made outside the
+/// runtime, when no lock is held.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct ReserveError {
     class: SizeClass,
-    why: Why,
+    kind: ReserveErrorKind,
 }
 
 #[derive(Debug)]
-enum Why {
-    /// The kernel maps no more.
+enum ReserveErrorKind {
+    /// The kernel refused the mapping.
     Map(io::Error),
-    /// Out of VMAs, most likely.
+    /// Guards failed: most likely the limit of VMAs is reached.
     Guards(io::Error),
-    /// Our own bound.
+    /// [`CHUNKS_MAX`] is reached.
     Chunks,
 }
 
-impl From<Refusal> for io::Error {
+impl From<ReserveError> for io::Error {
     #[cold]
-    fn from(refusal: Refusal) -> io::Error {
-        let Refusal { class, why } = refusal;
+    fn from(refusal: ReserveError) -> io::Error {
+        let ReserveError { class, kind } = refusal;
         let have: usize = chunks().map(Chunk::slots).sum();
         let kib = class.slot_bytes() / KIB;
-        let text = match why {
-            Why::Map(e) => format!(
+        let text = match kind {
+            ReserveErrorKind::Map(e) => format!(
                 "no address space for more goroutine stacks: the kernel refused {} MiB for {} \
-                 stacks of {kib} KiB ({e}); there are {have}. Look at `ulimit -v`, at the \
-                 cgroup's memory limit, at `ulimit -l` if the program has called mlockall, and \
-                 at vm.overcommit_memory (2 counts stacks in full), or use smaller ones",
+                 stacks of {kib} KiB ({e}); there are {have}. Check `ulimit -v`, the \
+                 cgroup's memory limit, `ulimit -l` if the program has called mlockall, and \
+                 vm.overcommit_memory (2 counts stacks in full), or use smaller stacks",
                 class.chunk_bytes() / MIB,
                 class.slots(),
             ),
-            Why::Guards(e) => format!(
+            ReserveErrorKind::Guards(e) => format!(
                 "no more goroutine stacks: guarding {} stacks of {kib} KiB failed ({e}); there are \
                  {have}. This kernel has no MADV_GUARD_INSTALL (Linux 6.13), so each stack takes \
                  two memory mappings of the {} that vm.max_map_count allows. Raise it: \
@@ -715,7 +747,7 @@ impl From<Refusal> for io::Error {
                 class.slots(),
                 max_map_count().unwrap_or_else(|| "65530".into()),
             ),
-            Why::Chunks => format!(
+            ReserveErrorKind::Chunks => format!(
                 "no more goroutine stacks: there are {have} in {CHUNKS_MAX} chunks, which is the \
                  most that trefoil keeps"
             ),
@@ -734,7 +766,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_round_up_to_classes() {
+    fn sizes_are_rounded_up_to_classes() {
         let bytes = |n| SizeClass::of(n).unwrap().slot_bytes();
         assert_eq!(bytes(1), 64 * KIB);
         assert_eq!(bytes(64 * KIB), 64 * KIB);
@@ -754,11 +786,11 @@ mod tests {
         test_hooks::FAIL_PROTECT.set(true);
         let refused = map_slots(0, class, GuardKind::Protect);
         test_hooks::FAIL_PROTECT.set(false);
-        assert!(matches!(refused, Err(Why::Guards(_))));
-        // What somebody else has mapped at the same place right after the first unmapping.
+        assert!(matches!(refused, Err(ReserveErrorKind::Guards(_))));
+        // The hook has mapped a page at the same place right after the first unmapping.
         let page = test_hooks::NEIGHBOUR.take().expect("the chunk was not unmapped");
-        assert!(test_hooks::is_mapped(page), "somebody else's mapping is gone");
-        // SAFETY: the page of the hook, which nobody uses.
+        assert!(test_hooks::is_mapped(page), "the mapping of another owner is gone");
+        // SAFETY: the page of the hook, which no code uses.
         unsafe { mm::unmap(Span { base: page, len: mm::PAGE }) }.unwrap();
     }
 

@@ -1,38 +1,40 @@
-//! Magazines: free blocks of an allocator, by size class, in front of that allocator.
+//! Magazines: a cache of free blocks in front of an allocator, by size class.
 //!
-//! An M has them, not a goroutine (Go keeps them per P, as its mcache). A goroutine that allocates takes a block from
-//! the M that runs it, while it cannot be preempted: no atomics, no lock, and nothing of the allocator's is left in the
-//! goroutine's thread-local storage. Blocks come from the allocator, and go back to it, in batches.
+//! They belong to an M, not to a goroutine (Go's mcache belongs to a P). A goroutine that allocates
+//! takes a block from its M while it cannot be preempted: no atomics, no lock, and no state of the
+//! allocator in the goroutine's thread-local storage. Blocks come from the allocator, and return to
+//! it, in batches.
 //!
 //! ```text
-//!   class:     0   1   2   …   39            bytes: 16, 32, … 128, 160, 192, 224, 256, 320, … 32,768
+//!   class:     0   1   2   …   39           bytes: 16, 32, … 128, 160, 192, 224, 256, 320, … 32768
 //!   head  ──▶ [block] ─▶ [block] ─▶ null     the first word of a free block points to the next one
 //! ```
 //!
 //! Invariants:
-//! 1. A block in class `c` has at least `Class::bytes(c)` usable bytes (what counts as usable is the owner's choice, see
-//!    `interpose/malloc.rs`) and is aligned to [`ALIGN`].
-//! 2. Blocks of one set of magazines come from one allocator, and go back to that one.
-//! 3. A set is touched by the thread of its M alone, while that thread is inside the runtime.
+//! 1. A block in class `c` has at least `Class::bytes(c)` usable bytes (its allocator defines what
+//!    is usable, see `interpose/malloc/`) and is aligned to [`ALIGN`].
+//! 2. Blocks of one set of magazines come from one allocator, and return to that one.
+//! 3. Only the thread of its M uses a set, while that thread is inside the runtime.
 //!
-//! A class begins with [`FIRST_CAPACITY`] blocks and doubles at each refill, up to [`MAX_CLASS_BYTES`]: a program that
-//! allocates little keeps little. The classes are those of jemalloc and are near those of mimalloc and tcmalloc, so
-//! rounding up to them wastes nothing there.
+//! The capacity of a class starts at [`FIRST_CAPACITY`] blocks and doubles at each refill, up to
+//! [`MAX_CLASS_BYTES`]: a program that allocates little keeps little. The classes are those of
+//! jemalloc and close to those of mimalloc and tcmalloc, so rounding up to them wastes nothing
+//! there.
 //!
-//! Rejected: magazines of the P (a goroutine whose P was retaken allocates as well); calling the allocator each time
-//! under the M's thread pointer (44 ns per pair of calls instead of 14).
+//! Rejected: magazines per P (a goroutine whose P was retaken allocates too); calling the allocator
+//! each time under the M's thread pointer (44 ns per pair of calls instead of 14).
 
 use std::alloc::Layout;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// How many size classes there are.
+/// The number of size classes.
 pub(crate) const CLASSES: usize = 40;
-/// The largest block that magazines keep.
+/// The size of the largest class.
 pub(crate) const MAX_BYTES: usize = 32 << 10;
 /// The alignment of every block.
 pub(crate) const ALIGN: usize = 16;
-/// Blocks that a class keeps at first, and at most, and the bytes that it keeps at most.
+/// The initial and the maximum capacity of a class in blocks, and its maximum in bytes.
 const FIRST_CAPACITY: u32 = 8;
 const MAX_CAPACITY: u32 = 128;
 const MAX_CLASS_BYTES: usize = 64 << 10;
@@ -44,7 +46,7 @@ const LINEAR_BYTES: usize = 128;
 pub(crate) struct Class(u8);
 
 impl Class {
-    /// The smallest class whose blocks have `bytes` bytes. None: too large.
+    /// Returns the smallest class whose blocks have at least `bytes`; None if `bytes` is too large.
     #[inline(always)]
     pub(crate) fn fitting(bytes: usize) -> Option<Class> {
         if bytes <= LINEAR_BYTES {
@@ -59,7 +61,8 @@ impl Class {
         Some(Class((8 + (exponent as usize - 7) * 4 + quarter) as u8))
     }
 
-    /// The largest class for which a block of `bytes` bytes is large enough. None: too small, or too large.
+    /// Returns the largest class for which a block of `bytes` is large enough; None if `bytes` is
+    /// too small or too large.
     #[cfg_attr(not(feature = "std"), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn filled_by(bytes: usize) -> Option<Class> {
@@ -70,13 +73,13 @@ impl Class {
         Some(if up.bytes() > bytes { Class(up.0 - 1) } else { up })
     }
 
-    /// The class for a layout. None: larger than magazines keep, or of a special alignment.
+    /// Returns the class for a layout; None if its size or its alignment is too large.
     #[inline(always)]
     pub(crate) fn of(layout: Layout) -> Option<Class> {
         if layout.align() > ALIGN { None } else { Class::fitting(layout.size()) }
     }
 
-    /// Bytes of its blocks.
+    /// Returns the size of its blocks.
     #[inline(always)]
     pub(crate) const fn bytes(self) -> usize {
         let i = self.0 as usize;
@@ -87,7 +90,7 @@ impl Class {
         (5 + quarter) << (5 + doubling)
     }
 
-    /// What the allocator is asked for.
+    /// Returns the layout that is requested from the allocator.
     #[inline(always)]
     pub(crate) fn layout(self) -> Layout {
         // SAFETY: the alignment is a power of two, and the size is at most `MAX_BYTES`.
@@ -98,34 +101,35 @@ impl Class {
         ((MAX_CLASS_BYTES / self.bytes()) as u32).clamp(2, MAX_CAPACITY)
     }
 
-    /// All of them.
+    /// Returns all classes.
     fn all() -> impl Iterator<Item = Class> {
         (0..CLASSES as u8).map(Class)
     }
 }
 
-/// Whose blocks a set of magazines keeps.
+/// The allocator whose blocks a set of magazines keeps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlocksOf {
-    /// libc's malloc (`interpose/malloc.rs`).
+    /// libc's malloc (`interpose/malloc/`).
     #[cfg_attr(not(feature = "std"), allow(dead_code))]
     Libc = 0,
     /// The program's global allocator (`alloc.rs`).
     Wrapped = 1,
 }
 
-/// Gives a free block of a class back to its allocator.
+/// Returns a free block of a class to its allocator.
 pub(crate) type GiveBack = unsafe fn(block: *mut u8, class: Class);
 
-/// The allocators behind the two sets, each named by the function that gives a block back to it; null until there is
-/// one. Once set, it stays (invariant 2).
+/// The allocators of the two sets, identified by the function that returns a block to them; null
+/// until there is one. Once set, it stays (invariant 2).
 static OWNERS: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
-/// Whether `give_back` belongs to the allocator whose blocks this set keeps. The first one that asks gets the set.
+/// Returns whether `give_back` belongs to the allocator of this set. The first allocator that calls
+/// this gets the set.
 #[inline(always)]
 pub(crate) fn owns(of: BlocksOf, give_back: GiveBack) -> bool {
     let key = give_back as *mut ();
-    // Relaxed: nothing but code is reached through the word.
+    // Relaxed: the word leads only to code.
     OWNERS[of as usize].load(Ordering::Relaxed) == key || claim_slow(of, key)
 }
 
@@ -143,11 +147,11 @@ struct Magazine {
     capacity: u32,
 }
 
-/// One set: a magazine for every class.
+/// A set: one magazine per class.
 pub(crate) struct Magazines([Magazine; CLASSES]);
 
 /// A chain of free blocks, linked through their first words.
-#[must_use = "blocks that are in no magazine belong to nobody"]
+#[must_use = "dropping a chain leaks its blocks"]
 pub(crate) struct Chain {
     head: *mut u8,
     len: u32,
@@ -156,11 +160,13 @@ pub(crate) struct Chain {
 impl Chain {
     pub(crate) const EMPTY: Chain = Chain { head: null_mut(), len: 0 };
 
+    /// Adds a block.
+    ///
     /// # Safety
-    /// The block is the caller's, free, and has room for a pointer.
+    /// The caller owns the block, which is free and has room for a pointer.
     #[inline(always)]
     pub(crate) unsafe fn push(&mut self, block: *mut u8) {
-        // SAFETY: the caller's. Blocks are aligned to `ALIGN`.
+        // SAFETY: the caller's contract. Blocks are aligned to `ALIGN`.
         unsafe { block.cast::<*mut u8>().write(self.head) };
         self.head = block;
         self.len += 1;
@@ -172,7 +178,7 @@ impl Chain {
             return None;
         }
         let block = self.head;
-        // SAFETY: a free block of the chain holds the next one in its first word.
+        // SAFETY: the first word of a free block in the chain points to the next one.
         self.head = unsafe { block.cast::<*mut u8>().read() };
         self.len -= 1;
         Some(block)
@@ -184,7 +190,8 @@ impl Magazines {
         Magazines([Magazine { head: null_mut(), len: 0, capacity: FIRST_CAPACITY }; CLASSES])
     }
 
-    /// A block of the class. None: the magazine is empty; see [`Magazines::refill_size`].
+    /// Takes a block of the class. Returns None if the magazine is empty; see
+    /// [`Magazines::refill_size`].
     #[inline(always)]
     pub(crate) fn pop(&mut self, class: Class) -> Option<*mut u8> {
         let magazine = &mut self.0[class.0 as usize];
@@ -192,16 +199,18 @@ impl Magazines {
             return None;
         }
         let block = magazine.head;
-        // SAFETY: a free block in a magazine holds the next one in its first word.
+        // SAFETY: the first word of a free block in a magazine points to the next one.
         magazine.head = unsafe { block.cast::<*mut u8>().read() };
         magazine.len -= 1;
         Some(block)
     }
 
-    /// Keeps a free block. False: the magazine was full; see [`Magazines::take_surplus`].
+    /// Adds a free block. Returns false if the magazine is over its capacity; see
+    /// [`Magazines::take_surplus`].
     ///
     /// # Safety
-    /// The block is the caller's, free, and one of this class and allocator (invariants 1 and 2).
+    /// The caller owns the block, which is free and of this class and allocator (invariants 1 and
+    /// 2).
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn push(&mut self, class: Class, block: *mut u8) -> bool {
@@ -209,14 +218,14 @@ impl Magazines {
         if magazine.head == block {
             freed_twice(block);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { block.cast::<*mut u8>().write(magazine.head) };
         magazine.head = block;
         magazine.len += 1;
         magazine.len <= magazine.capacity
     }
 
-    /// How many blocks to fetch for an empty magazine: half of what it keeps, which grows.
+    /// Returns how many blocks to fetch for an empty magazine: half of its capacity, which doubles.
     #[cold]
     pub(crate) fn refill_size(&mut self, class: Class) -> u32 {
         let magazine = &mut self.0[class.0 as usize];
@@ -233,15 +242,15 @@ impl Magazines {
             return;
         }
         while let Some(block) = chain.pop() {
-            // SAFETY: a block of the chain is free and of the class (the caller fetched it for it).
+            // SAFETY: a block of the chain is free and of this class.
             unsafe { block.cast::<*mut u8>().write(magazine.head) };
             magazine.head = block;
             magazine.len += 1;
         }
     }
 
-    /// Of a magazine that is over its capacity: the half that was freed longest ago, to go back to the allocator. (The
-    /// most recently freed blocks are in the CPU's cache.)
+    /// Takes out of a magazine over its capacity the half that was freed longest ago, to return it
+    /// to the allocator. (The most recently freed blocks are in the CPU's cache.)
     #[cold]
     pub(crate) fn take_surplus(&mut self, class: Class) -> Chain {
         let magazine = &mut self.0[class.0 as usize];
@@ -261,13 +270,13 @@ impl Magazines {
         Chain { head: rest, len }
     }
 
-    /// Gives everything back to the allocator: the thread ends.
+    /// Returns all blocks to the allocator, when the thread ends.
     pub(crate) fn drain(&mut self, of: BlocksOf) {
         let owner = OWNERS[of as usize].load(Ordering::Relaxed);
         if owner.is_null() {
-            return; // nobody has put a block in
+            return; // no block was ever added
         }
-        // SAFETY: only `owns` stores there, and only such functions.
+        // SAFETY: only `claim_slow` stores there, and only functions of this type.
         let give_back = unsafe { std::mem::transmute::<*mut (), GiveBack>(owner) };
         for class in Class::all() {
             let magazine = &mut self.0[class.0 as usize];
@@ -291,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_grow_and_fit_every_size() {
+    fn every_size_fits_its_class_and_no_smaller_one() {
         let bytes: Vec<_> = Class::all().map(Class::bytes).collect();
         assert!(bytes.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!((bytes[0], bytes[7], bytes[8], bytes[39]), (16, 128, 160, MAX_BYTES));
@@ -314,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn surplus_is_what_was_freed_first() {
+    fn take_surplus_returns_the_blocks_that_were_freed_first() {
         let mut blocks = [[0u128; 2]; 20];
         let class = Class::fitting(32).unwrap();
         let mut magazines = Magazines::new();
@@ -322,7 +331,7 @@ mod tests {
         let all: Vec<*mut u8> = blocks.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
         let mut full = 0;
         for &block in &all[..17] {
-            // SAFETY: memory of this test's own.
+            // SAFETY: blocks of this test.
             full += u32::from(!unsafe { magazines.push(class, block) });
         }
         assert_eq!(full, 1, "the capacity has doubled to 16");

@@ -1,152 +1,169 @@
 //! Memory of goroutines: stacks, each with its thread-local storage on top.
 //!
 //! ```text
-//!   StackCache (one a P)       Depot (one a size)        virgin slots (mapped, cost nothing)
-//!   ≤ 64 stacks, hot      ⇄    1,024 trimmed to      →   TLS destroyed, pages given back,
-//!   pop/push: 1–2 ns     32    16 KiB, TLS kept      ←   guard kept; made anew in batches of 16
+//!   StackCache (per P)         StackPool (per size)       unused slots (mapped, cost nothing)
+//!   ≤ 64 stacks, hot      ⇄    1,024 trimmed to      →    TLS destroyed, pages discarded,
+//!   pop/push: 1–2 ns     32    16 KiB, TLS kept;     ←    guard kept; made again in batches of 16
 //!                              more after a burst
 //! ```
-//! A stack moves right when there are too many of them, and left when a P needs one. So a steady
-//! load stays in the caches, a load that moves between Ps goes through the depot in batches, and
-//! after a burst of a million goroutines the memory goes back to the kernel: not at once, but when it was not needed
-//! for half a second ([`Scavenger`]).
+//! A stack moves right when there are too many, and left when a P needs one. So a steady load stays
+//! in the caches, and a load that moves between Ps goes through the pool in batches. After a burst
+//! of a million goroutines the memory returns to the kernel: not at once, but when it was not
+//! needed for half a second ([`Scavenger`]).
 //!
 //! | file | job |
 //! |---|---|
 //! | `arena.rs` | address space: chunks, slots, size classes, credits |
-//! | `stack.rs` | what lies in a slot; making and retiring stacks |
-//! | `depot.rs` | the bounded pool between the caches (checked with loom) |
-//! | `tls/` | the TLS block |
-//! | `magazine.rs` | free blocks of the program's allocator, kept by an M |
+//! | `stack.rs` | the layout of a slot; makes and retires stacks |
+//! | `stack_pool.rs` | the pool between the caches (checked with loom) |
+//! | `scavenger.rs` | retires pooled stacks that were not needed |
+//! | `tls/` | TLS blocks |
+//! | `magazine.rs` | free blocks of the program's allocator, cached per M |
+//! | `mmap_vec.rs` | a vector without malloc |
 //!
-//! **Credits.** `go` takes one with `reserve_one`, or with [`acquire`] together with the stack;
-//! with it, `pop` or `refill` cannot run out of slots (`arena.rs`, invariants 1 and 2). It is given
-//! back in one of two ways:
-//! - `unreserve_one`, if the stack goes to `push`. At that moment the stack is in a cache, or in the
-//!   hands of a P's owner who will push it or run the next goroutine on it, without user code in
-//!   between: else stacks without a credit pile up, and invariant 2 is broken.
-//! - [`release`] does it, if the stack came from [`acquire`].
+//! **Credits.** A credit reserves one stack. `go` takes one with `reserve_one`, or with [`acquire`]
+//! together with the stack. With a credit, `pop` or `refill` cannot run out of slots (`arena.rs`,
+//! invariants 1 and 2). It is returned in one of two ways:
+//! - by `unreserve_one`, if the stack goes to `push`. At that moment the stack is in a cache, or
+//!   the thread that owns the P has it and will push it or run the next goroutine on it, without
+//!   user code in between. Otherwise stacks without a credit would accumulate and break invariant
+//!   2.
+//! - by [`release`], if the stack came from [`acquire`].
 //!
-//! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods are called
-//! inside the runtime; they do not call malloc (but for a DTV that glibc has enlarged). [`stock`] and
-//! [`acquire`] do, for what hangs on a block: never with one of our locks held, but for the gate, which
-//! only [`for_each_block`] waits at.
+//! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods
+//! are called inside the runtime and do not call malloc. [`refill_pool`], [`acquire`], [`release`]
+//! and the scavenger do, for the DTV of a TLS block: never while they hold a lock of the runtime,
+//! except `stack::LIVE_LOCK` in shared mode. Only [`for_each_block`] waits for that one.
 
 mod arena;
-mod depot;
-mod growing;
 pub(crate) mod magazine;
+mod mmap_vec;
+mod scavenger;
 mod stack;
+mod stack_pool;
 pub(crate) mod tls;
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use self::arena::{CLASSES, SizeClass, SlotList};
-pub(crate) use self::arena::{LOCAL_MAX, Refusal};
-use self::depot::{Batch, Depot, Shelf};
-pub(crate) use self::growing::Growing;
+pub(crate) use self::arena::{LOCAL_MAX, ReserveError};
+pub(crate) use self::mmap_vec::MmapVec;
+pub(crate) use self::scavenger::{Scavenger, has_surplus};
 pub(crate) use self::stack::Stack;
-use self::stack::{Setup, StackTop};
-use crate::shim::Lock;
-use crate::sys::clock::{NEVER, Nanos};
+use self::stack::{StackConfig, StackTop};
+use self::stack_pool::{PoolState, StackBatch, StackPool};
+use crate::sys::lock::Lock;
 use crate::sys::mm;
 
-/// Stacks that move between a cache and the depot at once: half a cache, so that a P which
-/// alternates between ends and starts of goroutines meets the depot once in 32 of them.
+/// Stacks that move between a cache and the pool at once: half a cache, so that a P that
+/// alternately ends and starts goroutines uses the pool once per 32 of them.
 const BATCH: usize = LOCAL_MAX / 2;
 
-/// Stacks made at once when the depot is empty. Fewer than a batch: each costs two pages and 2–3
-/// µs, and a program of five goroutines should not pay for 32.
+/// Stacks made at once when the pool is empty. Fewer than a batch: each costs two pages and 2–3 µs,
+/// and a program with five goroutines should not pay for 32.
 const FRESH_BATCH: usize = 16;
 
-/// Default-size stacks that the depot keeps for good: 16 MiB if every one of them keeps its 16 KiB.
-const DEPOT_MAX: usize = 1024;
+/// Default-size stacks that the pool keeps for good: 16 MiB if each keeps its 16 KiB.
+const POOL_MAX: usize = 1024;
 
-/// Stacks of any other size in their depot.
-const DEPOT_MAX_OTHER: usize = 16;
+/// Stacks of any other size class that their pool keeps.
+const POOL_MAX_OTHER: usize = 16;
 
-/// Credits taken from the books at once: a spawn pays for the lock once in 64.
+/// Credits reserved at once: a spawn takes the class pool's lock once per 64.
 const CREDIT_BATCH: usize = 64;
 
-/// Credits a cache may keep. Two batches, so that a P at the edge does not go back and forth.
+/// Credits that a cache may keep. Two batches, so that a P at the limit does not return and reserve
+/// a batch over and over.
 const CREDITS_MAX: usize = 2 * CREDIT_BATCH;
 
-/// One a size class; what lies in it is initialised and recycled.
-static DEPOTS: [Depot<StackTop>; CLASSES] =
-    [const { Depot::new(Lock::new(Shelf::new())) }; CLASSES];
+/// One pool per size class. The stacks in it are initialised and recycled.
+static POOLS: [StackPool<StackTop>; CLASSES] =
+    [const { StackPool::new(Lock::new(PoolState::new())) }; CLASSES];
 
-/// A P's stock of stacks and credits. Only the P's owner touches it.
+fn pool_of(class: SizeClass) -> &'static StackPool<StackTop> {
+    &POOLS[class.index()]
+}
+
+/// The stacks and credits that a P keeps. Only the thread that owns the P uses it.
 ///
-/// Enrolled (`limit == LOCAL_MAX`): entitled to `LOCAL_MAX` stacks in the books. Dismissed (`limit
-/// == 0`, after [`StackCache::drain`]): holds nothing; `refill` and `reserve_one` register it again,
-/// and a stack pushed meanwhile goes straight to the depot.
+/// | `limit` | meaning |
+/// |---|---|
+/// | `LOCAL_MAX` | registered with the arena, which reserves `LOCAL_MAX` stacks for it |
+/// | 0 | not registered (after [`StackCache::drain`]) and empty |
 ///
-/// `stacks.len() < LOCAL_MAX` between calls: the one that its owner holds in hand fits too.
+/// `refill` and `reserve_one` register it again. A stack pushed while it is not registered goes to
+/// the pool at once.
+///
+/// Between calls `stacks.len() < LOCAL_MAX`: so the stack that the P's owner has taken out fits
+/// too.
 pub(crate) struct StackCache {
-    stacks: Batch<StackTop>,
+    stacks: StackBatch<StackTop>,
     limit: u32,
     credits: u32,
     class: SizeClass,
 }
 
 impl StackCache {
-    /// An empty cache, enrolled. The first one fixes what [`configure`] set.
+    /// Makes an empty, registered cache. The first one fixes the settings of [`configure`].
     pub(crate) fn new() -> io::Result<Self> {
-        let class = Setup::get()?.default();
-        let mut cache = StackCache { stacks: Batch::new(), limit: 0, credits: 0, class };
+        let class = StackConfig::get()?.default();
+        let mut cache = StackCache { stacks: StackBatch::new(), limit: 0, credits: 0, class };
         cache.register()?;
         Ok(cache)
     }
 
-    /// The stack that was pushed last, its cache lines warm. None: `refill`.
+    /// Takes the stack that was pushed last: its cache lines are warm. If it returns None, call
+    /// `refill`.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Stack> {
-        // SAFETY: a node of our batch is a stack that nobody else holds; the handle takes it over.
+        // SAFETY: the batch owned the stack of the node; the handle owns it now.
         self.stacks.pop().map(|top| unsafe { Stack::from_top(top) })
     }
 
-    /// Fetches stacks from the depot when `pop` had none, and returns one. None: the depot is empty, and
-    /// [`stock`] fills it.
+    /// Fetches stacks from the pool after `pop` returned None, and takes one. If it returns None
+    /// the pool is empty: call [`refill_pool`].
     #[cold]
     pub(crate) fn refill(&mut self) -> io::Result<Option<Stack>> {
         debug_assert!(self.stacks.is_empty());
         self.register()?;
-        if let Ok(batch) = DEPOTS[self.class.index()].take_or_else(BATCH, || ()) {
+        if let Ok(batch) = pool_of(self.class).take_or_else(BATCH, || ()) {
             debug_assert!(batch.len() <= LOCAL_MAX);
             self.stacks = batch;
         }
         Ok(self.pop())
     }
 
-    /// Takes back a default-size stack, recycled; its credit is `unreserve_one`'s. Nobody runs on
-    /// it any more: a full cache gives stacks on, and their deep pages away.
+    /// Takes back a recycled stack of the default size; its credit is returned by `unreserve_one`.
+    /// No code runs on the stack any more: a full cache gives stacks to the pool, which discards
+    /// their deep pages.
     #[inline]
     pub(crate) fn push(&mut self, mut stack: Stack) {
         debug_assert!(stack.class() == self.class, "other sizes go to release()");
-        stack.take_own_credit(); // of `acquire`; from here on it is one like any other
-        // SAFETY: the handle owned the stack; the batch does now.
+        stack.take_own_credit(); // of `acquire`; from here on it is a stack like any other
+        // SAFETY: the handle owned the stack; the batch owns it now.
         unsafe { self.stacks.push(stack.into_top()) };
         if self.stacks.len() >= self.limit as usize {
             self.push_slow();
         }
     }
 
-    /// Full: the older half goes to the depot. Dismissed: everything does.
+    /// Moves the older half to the pool if the cache is full, and all stacks if it is not
+    /// registered.
     #[cold]
     fn push_slow(&mut self) {
-        let spill = if self.limit == 0 {
-            std::mem::replace(&mut self.stacks, Batch::new())
+        let surplus = if self.limit == 0 {
+            std::mem::replace(&mut self.stacks, StackBatch::new())
         } else {
             self.stacks.split_off(LOCAL_MAX - BATCH)
         };
-        deposit(self.class, DEPOT_MAX, spill);
+        deposit_default(self.class, surplus);
     }
 
-    /// Takes a credit: one stack will be there when it is needed. An error is the answer to `go`.
+    /// Takes a credit: a stack will be available when it is needed. An error becomes the error of
+    /// `go`.
     #[inline]
-    pub(crate) fn reserve_one(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn reserve_one(&mut self) -> Result<(), ReserveError> {
         if self.credits == 0 {
             return self.reserve_slow();
         }
@@ -155,135 +172,143 @@ impl StackCache {
     }
 
     #[cold]
-    fn reserve_slow(&mut self) -> Result<(), Refusal> {
+    fn reserve_slow(&mut self) -> Result<(), ReserveError> {
         self.register()?;
-        // At the edge of what can be had a whole batch may be too much and one not.
-        if arena::grant(self.class, CREDIT_BATCH).is_ok() {
+        // Close to the limit a whole batch may be too much where a single credit is not.
+        if arena::reserve(self.class, CREDIT_BATCH).is_ok() {
             self.credits = CREDIT_BATCH as u32 - 1;
             return Ok(());
         }
-        arena::grant(self.class, 1)
+        arena::reserve(self.class, 1)
     }
 
-    /// Returns a credit, after the stack it stood for.
+    /// Returns a credit, after its stack was returned.
     #[inline]
     pub(crate) fn unreserve_one(&mut self) {
         self.credits += 1;
         if self.credits as usize > CREDITS_MAX {
             self.credits -= CREDIT_BATCH as u32;
-            arena::ungrant(self.class, CREDIT_BATCH);
+            arena::unreserve(self.class, CREDIT_BATCH);
         }
     }
 
-    /// Gives up everything: stacks to the depot, credits to the books, and the entitlement. For a P
-    /// that retires; the cache may be used again.
+    /// Gives up everything: stacks to the pool, credits and registration to the arena. For a P that
+    /// is removed; the cache may be used again.
     #[cold]
     pub(crate) fn drain(&mut self) {
         while !self.stacks.is_empty() {
             let rest = self.stacks.split_off(BATCH);
-            deposit(self.class, DEPOT_MAX, std::mem::replace(&mut self.stacks, rest));
+            deposit_default(self.class, std::mem::replace(&mut self.stacks, rest));
         }
-        arena::ungrant(self.class, std::mem::take(&mut self.credits) as usize);
+        arena::unreserve(self.class, std::mem::take(&mut self.credits) as usize);
         if std::mem::take(&mut self.limit) != 0 {
-            arena::dismiss(self.class);
+            arena::unregister_cache(self.class);
         }
     }
 
-    fn register(&mut self) -> Result<(), Refusal> {
+    fn register(&mut self) -> Result<(), ReserveError> {
         if self.limit == 0 {
-            arena::register(self.class)?;
+            arena::register_cache(self.class)?;
             self.limit = LOCAL_MAX as u32;
         }
         Ok(())
     }
 }
 
-/// Makes a batch of default-size stacks for the depot. It may wait for malloc's locks, whose holders may be
-/// goroutines: not with a P in hand. Who holds a credit calls this until the depot has a stack: there is a
-/// slot for it, but it may pass through other hands. An error is the kernel's (no page for the guard's
-/// table) or that of `tls::create`.
+/// Makes a batch of default-size stacks for the pool. The holder of a credit calls this until it
+/// gets a stack: there is a slot for it, but other threads may take the stack first.
+///
+/// It may wait for malloc's locks, which goroutines may hold: so the caller must not own a P.
+///
+/// # Errors
+/// `ENOMEM` if the kernel has no memory for the page table of a guard; the errors of `tls::create`.
 #[cold]
-pub(crate) fn stock() -> io::Result<()> {
-    let class = Setup::get()?.default();
-    tls::provide(FRESH_BATCH);
-    let slots = arena::take_virgins::<FRESH_BATCH>(class, FRESH_BATCH);
+pub(crate) fn refill_pool() -> io::Result<()> {
+    let class = StackConfig::get()?.default();
+    tls::ensure_dtv_buffers(FRESH_BATCH);
+    let slots = arena::take_unused::<FRESH_BATCH>(class, FRESH_BATCH);
     if slots.len() > 0 {
-        // Not `deposit`: there is nothing to trim, and somebody wants them.
-        let rejected = DEPOTS[class.index()].put(make(&slots)?, usize::MAX);
-        debug_assert!(rejected.is_none());
+        // Not `deposit_default`: there is nothing to trim, and a goroutine waits for a stack.
+        put(class, make(&slots)?);
     }
     Ok(())
 }
 
-/// A stack of at least `size` bytes (guard and TLS block included: `stack::class_of`), with its own credit. For sizes
-/// other than the default, and for threads without a P.
+/// Takes a stack of at least `size` bytes (guard and TLS block included: `stack::class_of`) with a
+/// credit of its own. For sizes other than the default, and for threads without a P.
 pub(crate) fn acquire(size: usize) -> io::Result<Stack> {
     let class = stack::class_of(size)?;
-    Setup::get()?;
-    arena::grant(class, 1)?;
-    let got = DEPOTS[class.index()].take_one_or_else(|| arena::take_virgins::<1>(class, 1));
-    let top = match got {
+    StackConfig::get()?;
+    arena::reserve(class, 1)?;
+    let taken = pool_of(class).take_one_or_else(|| arena::take_unused::<1>(class, 1));
+    let top = match taken {
         Ok(top) => Ok(top),
         Err(slots) => make(&slots).and_then(|mut batch| batch.pop().ok_or_else(no_slot)),
     };
     match top {
         Ok(top) => {
-            // SAFETY: taken out of the depot or just made: ours alone.
+            // SAFETY: taken from the pool or just made, so no other handle to it exists.
             let mut stack = unsafe { Stack::from_top(top) };
             stack.set_own_credit();
             Ok(stack)
         }
         Err(e) => {
-            arena::ungrant(class, 1);
+            arena::unreserve(class, 1);
             Err(e)
         }
     }
 }
 
-/// Takes back a stack of any size, and recycles it; takes the credit too, if the stack carries one.
-/// Nobody runs on the stack.
+/// Takes back a stack of any size, recycles it, and returns its credit if it has one of its own. No
+/// code runs on the stack any more.
 pub(crate) fn release(mut stack: Stack) {
     stack.recycle();
-    let class = stack.class();
-    let max = if stack.is_default_size() { DEPOT_MAX } else { DEPOT_MAX_OTHER };
-    let credit = stack.take_own_credit();
-    let mut batch = Batch::new();
-    // SAFETY: the handle owned the stack; the batch does now.
+    let (class, is_default) = (stack.class(), stack.is_default_size());
+    let has_credit = stack.take_own_credit();
+    let mut batch = StackBatch::new();
+    // SAFETY: the handle owned the stack; the batch owns it now.
     unsafe { batch.push(stack.into_top()) };
-    deposit(class, max, batch);
-    // After the slot is to be had again, or the promise would be larger than the stock.
-    if credit {
-        arena::ungrant(class, 1);
+    if is_default {
+        deposit_default(class, batch)
+    } else {
+        deposit_other(class, batch)
+    }
+    // Only after the slot is available again; otherwise credits could exceed slots.
+    if has_credit {
+        arena::unreserve(class, 1);
     }
 }
 
-/// [`StackCache::reserve_one`] for a thread without a P.
+/// Does what [`StackCache::reserve_one`] does, for a thread without a P.
 pub(crate) fn reserve_one() -> io::Result<()> {
-    Ok(arena::grant(Setup::get()?.default(), 1)?)
+    Ok(arena::reserve(StackConfig::get()?.default(), 1)?)
 }
 
-/// [`StackCache::unreserve_one`] for a thread without a P.
+/// Does what [`StackCache::unreserve_one`] does, for a thread without a P.
 #[cfg(test)]
 pub(crate) fn unreserve_one() {
-    if let Ok(setup) = Setup::get() {
-        arena::ungrant(setup.default(), 1);
+    if let Ok(config) = StackConfig::get() {
+        arena::unreserve(config.default(), 1);
     }
 }
 
-/// Sets the default stack size (rounded up to a power of two) and whether TLS blocks keep glibc's
-/// reserve for dlopen. Before the first stack; afterwards an error, unless it changes nothing.
-pub(crate) fn configure(default_size: usize, reserve: bool) -> io::Result<()> {
-    Setup::configure(default_size, reserve)
+/// Sets the default stack size (rounded up to a power of two), and whether TLS blocks keep glibc's
+/// reserve for dlopen.
+///
+/// # Errors
+/// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks exist already with
+/// other settings; the errors of `tls::init`.
+pub(crate) fn configure(default_size: usize, dlopen_reserve: bool) -> io::Result<()> {
+    StackConfig::configure(default_size, dlopen_reserve)
 }
 
-/// Guards by mprotect whatever the kernel can: to test what an older one would do. Before the first
-/// stack.
+/// Selects mprotect guards, as on kernels before 6.13. Call it before the first stack.
 pub(crate) fn force_mprotect_guards() {
     mm::force_mprotect_guards();
 }
 
-/// Calls `f` with the thread pointer of every initialised stack: in use, cached or pooled. No stack
-/// is made or retired meanwhile, so `f` must not spawn, and should be short.
+/// Calls `f` with the thread pointer of every initialised stack: running, cached or pooled. No
+/// stack is made or retired meanwhile, so `f` must not spawn, and should be short.
 pub(crate) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
     stack::for_each_block(f);
 }
@@ -297,191 +322,99 @@ pub(crate) struct SlotInfo {
     pub(crate) high: usize,
     /// Bytes of the slot, guard included.
     pub(crate) size: usize,
-    /// [`Stack::index`] of its stack.
+    /// The number of the slot; see `StackSlot::index`.
     pub(crate) index: u32,
 }
 
-/// Whether a fault at `addr` hit the guard of a stack. Async-signal-safe: reads the registry, no
-/// lock.
+/// Returns the slot whose guard contains `addr`. Async-signal-safe.
 pub(crate) fn guard_hit(addr: usize) -> Option<SlotInfo> {
     slot_at(addr).filter(|slot| addr < slot.low)
 }
 
-/// The slot that `addr` lies in, guard or not. Lock-free.
+/// Returns the slot that contains `addr`, guard included. Takes no lock; async-signal-safe.
 pub(crate) fn slot_at(addr: usize) -> Option<SlotInfo> {
     let slot = arena::slot_at(addr)?;
     let (low, high, size) = (slot.low(), slot.end(), slot.class().slot_bytes());
     Some(SlotInfo { low, high, size, index: slot.index() })
 }
 
-/// What the arena has, all sizes together. Each number is right, but not all at the same instant.
+/// Counters of the arena, for all sizes together. They are not read at the same instant.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stats {
+pub(crate) struct ArenaStats {
     /// Address space of slots, in bytes.
     pub(crate) mapped_bytes: usize,
-    /// Chunks mapped.
+    /// Mapped chunks.
     pub(crate) chunks: usize,
-    /// Slots mapped.
+    /// Mapped slots.
     pub(crate) slots: usize,
     /// Slots with an initialised stack: running, cached or pooled.
     pub(crate) live: usize,
-    /// Of those, stacks in the depots.
+    /// Live stacks that are in the pools.
     pub(crate) pooled: usize,
-    /// Slots that cost nothing.
-    pub(crate) virgin: usize,
-    /// Credits out.
-    pub(crate) granted: usize,
-    /// Caches enrolled.
+    /// Slots without a stack, which cost nothing.
+    pub(crate) unused: usize,
+    /// Reserved credits.
+    pub(crate) reserved: usize,
+    /// Registered caches.
     pub(crate) caches: usize,
 }
 
-/// Reads the books.
-pub(crate) fn stats() -> Stats {
-    let mut s = Stats::default();
+/// Returns the counters of the arena.
+pub(crate) fn stats() -> ArenaStats {
+    let mut s = ArenaStats::default();
     for chunk in arena::chunks() {
         s.chunks += 1;
         s.mapped_bytes += chunk.bytes();
         s.live += chunk.live();
     }
-    for (i, depot) in DEPOTS.iter().enumerate() {
-        let books = arena::books(SizeClass::from_index(i));
-        s.slots += books.slots;
-        s.virgin += books.virgins;
-        s.granted += books.granted;
-        s.caches += books.caches;
-        s.pooled += depot.len();
+    for (i, pool) in POOLS.iter().enumerate() {
+        let class = arena::class_stats(SizeClass::from_index(i));
+        s.slots += class.slots;
+        s.unused += class.unused;
+        s.reserved += class.reserved;
+        s.caches += class.caches;
+        s.pooled += pool.len();
     }
     s
 }
 
-/// Makes stacks in slots in hand.
-fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<Batch<StackTop>> {
-    stack::make(slots, Setup::get()?)
+/// Makes stacks in slots that the caller has taken.
+fn make<const N: usize>(slots: &SlotList<N>) -> io::Result<StackBatch<StackTop>> {
+    stack::make(slots, StackConfig::get()?)
 }
 
-/// Puts stacks into their depot, trimmed. If that is full: those of the default size all the same, untrimmed, because
-/// giving memory back takes longer than a goroutine lives, and whoever ends one is in a hurry; [`Scavenger`] sees to
-/// them. Others are retired.
-fn deposit(class: SizeClass, max: usize, batch: Batch<StackTop>) {
-    let depot = &DEPOTS[class.index()];
-    if depot.has_room(batch.len(), max) {
-        // Trimmed before it is put, so that nobody takes it out in between.
-        stack::trim(&batch);
-    } else if max != DEPOT_MAX {
-        return stack::retire(class, batch);
-    } else if SURPLUS.load(Ordering::Relaxed) == NONE {
-        // Not over a scavenger's answer. Nothing is published with it.
-        let (relaxed, told) = (Ordering::Relaxed, UNATTENDED);
-        let _ = SURPLUS.compare_exchange(NONE, told, relaxed, relaxed);
+/// Puts default-size stacks into the pool. If the pool is full they are not trimmed: discarding
+/// memory takes longer than a short goroutine lives, so that is left to the [`Scavenger`].
+fn deposit_default(class: SizeClass, batch: StackBatch<StackTop>) {
+    if pool_of(class).has_room(batch.len(), POOL_MAX) {
+        deposit_trimmed(class, batch);
+    } else {
+        scavenger::note_surplus();
+        put(class, batch);
     }
-    let rejected = depot.put(batch, usize::MAX);
+}
+
+/// Puts stacks of another size into their pool, or retires them if it is full.
+fn deposit_other(class: SizeClass, batch: StackBatch<StackTop>) {
+    if pool_of(class).has_room(batch.len(), POOL_MAX_OTHER) {
+        deposit_trimmed(class, batch);
+    } else {
+        stack::retire(class, batch);
+    }
+}
+
+fn deposit_trimmed(class: SizeClass, batch: StackBatch<StackTop>) {
+    // Before `put`: afterwards another thread may take the stacks.
+    stack::trim(&batch);
+    put(class, batch);
+}
+
+fn put(class: SizeClass, batch: StackBatch<StackTop>) {
+    let rejected = pool_of(class).put(batch, usize::MAX);
     debug_assert!(rejected.is_none());
 }
 
-/// Whether there may be more unused stacks than are kept for good, and whether a scavenger knows. A hint.
-static SURPLUS: AtomicU8 = AtomicU8::new(NONE);
-const NONE: u8 = 0;
-const UNATTENDED: u8 = 1;
-const ATTENDED: u8 = 2;
-
-/// Whether a [`Scavenger`] should be put to work.
-pub(crate) fn has_surplus() -> bool {
-    SURPLUS.load(Ordering::Relaxed) == UNATTENDED
-}
-
-/// Gives the memory of stacks back that nobody needed for a while: after a burst, not in it.
-///
-/// Every [`Scavenger::PERIOD`] it learns how few stacks lay in the depot at one moment of the period: so many were not
-/// needed, and go, but for [`DEPOT_MAX`]. A little at a time, half of a CPU at most. On a thread without a P.
-pub(crate) struct Scavenger {
-    /// When to go on; `NEVER` if there is nothing to do.
-    next: Nanos,
-    /// Of those that were not needed, how many are still here.
-    owed: usize,
-}
-
-impl Scavenger {
-    const PERIOD: Nanos = 500_000_000;
-    /// Stacks at a time, and the pause after it: they take about as long.
-    const STEP: usize = 512;
-    const PAUSE: Nanos = 1_000_000;
-
-    pub(crate) const fn new() -> Scavenger {
-        Scavenger { next: NEVER, owed: 0 }
-    }
-
-    /// Does what is due by the clock, and says when there will be more to do.
-    pub(crate) fn work(&mut self, clock: impl Fn() -> Nanos) -> Nanos {
-        let Ok(setup) = Setup::get() else { return NEVER };
-        let class = setup.default();
-        let depot = &DEPOTS[class.index()];
-        if has_surplus() {
-            SURPLUS.store(ATTENDED, Ordering::Relaxed);
-            // What it will have in hand counts in the books, as a cache's stacks do.
-            if self.next == NEVER {
-                if arena::register(class).is_err() {
-                    // The next stack that comes is another chance.
-                    SURPLUS.store(NONE, Ordering::Relaxed);
-                    return NEVER;
-                }
-                depot.unneeded();
-                self.next = clock() + Self::PERIOD;
-            }
-        }
-        if clock() < self.next {
-            return self.next;
-        }
-        if self.owed == 0 {
-            self.owed = depot.unneeded();
-        }
-        // Some may have been needed since.
-        self.owed = self.owed.min(depot.len().saturating_sub(DEPOT_MAX));
-        let step = self.owed.min(Self::STEP);
-        self.owed -= give_back(class, step).min(self.owed);
-        if self.owed > 0 {
-            self.next = clock() + Self::PAUSE;
-            return self.next;
-        }
-        // In this order: what comes later is noticed there or here.
-        SURPLUS.store(NONE, Ordering::SeqCst);
-        if depot.has_room(0, DEPOT_MAX) {
-            self.next = NEVER;
-            arena::dismiss(class);
-        } else {
-            SURPLUS.store(ATTENDED, Ordering::Relaxed);
-            self.next = clock() + Self::PERIOD;
-        }
-        self.next
-    }
-
-    /// All of it, at once: nobody will come again. (Or somebody of another runtime does.)
-    pub(crate) fn finish(mut self) {
-        let Ok(setup) = Setup::get() else { return };
-        let class = setup.default();
-        let attended = std::mem::replace(&mut self.next, NEVER) != NEVER;
-        if attended || arena::register(class).is_ok() {
-            give_back(class, DEPOTS[class.index()].len().saturating_sub(DEPOT_MAX));
-            arena::dismiss(class);
-        }
-        if attended {
-            SURPLUS.store(UNATTENDED, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Retires about so many default-size stacks of the depot; how many it were.
-fn give_back(class: SizeClass, most: usize) -> usize {
-    let mut given = 0;
-    while given < most
-        && let Ok(batch) = DEPOTS[class.index()].take_or_else(BATCH, || ())
-    {
-        given += batch.len();
-        stack::retire(class, batch);
-    }
-    given
-}
-
-/// Invariant 2 of the arena is broken: someone took a stack without a credit.
+/// Invariant 2 of the arena is broken: a stack was taken without a credit.
 #[cold]
 fn no_slot() -> io::Error {
     debug_assert!(false, "a stack was asked for without a credit");

@@ -1,4 +1,4 @@
-//! A stack in its slot: where everything lies, how one is made, trimmed and retired.
+//! A stack in its slot: the layout, and how stacks are made, trimmed and retired.
 //!
 //! ```text
 //!   base     low                         sp            tp        top          end = base + size
@@ -14,9 +14,9 @@
 //!
 //! # Colour
 //! Slots are powers of two apart, so without a pad the same frame of every goroutine falls into the
-//! same set of the L1 cache (64 sets of 64 B: the page offset decides), and a ring of 1,000
-//! goroutines took 39.6 ns a hop instead of 11.0. The pad moves each stack by `index % colours`
-//! cache lines. It must not cost a page, so it takes exactly the slack of the hot pages of a small
+//! same set of the L1 cache (64 sets of 64 B, selected by the page offset): a ring of 1,000
+//! goroutines took 39.6 ns per hop instead of 11.0. The pad moves each stack by `index % colours`
+//! cache lines. It must not cost a page, so it uses exactly the slack of the hot pages of a small
 //! parked goroutine:
 //!
 //! ```text
@@ -27,27 +27,28 @@
 //!   with glibc's reserve:    4,480 + 64 + 896 = 5,440 → 2 pages, slack 2,752 → 44 colours
 //!   without:         2,768 → 2,816 + 64 + 896 = 3,776 → 1 page,  slack   320 →  6 colours
 //! ```
-//! Measured, a walk over nine lines of each of 1,000 stacks: 38 ns a stack with one colour, 15.4
-//! with 6, 13.0 with 44; 16 colours three lines apart are no better (13.0), so the step is one
-//! line. Where the slack is less than [`COLOURS_MIN`] lines, conflicts would cost more than a page:
-//! one page more then.
+//! Measured, a walk over nine lines of each of 1,000 stacks: 38 ns per stack with one colour, 15.4
+//! with 6, 13.0 with 44. 16 colours that are three lines apart are no better (13.0), so the step is
+//! one line. If the slack is less than [`COLOURS_MIN`] lines, conflicts would cost more than a
+//! page: then the stack takes one page more.
 //!
 //! Invariants:
-//! 1. A [`Stack`] is the only handle to a live stack: whoever has it owns slot, block and header.
-//!    It is linear: it ends in a cache, in the depot or in `release`; dropping it leaks the slot.
-//! 2. The header is written when the stack is made and, but for links and flags, never again.
-//! 3. `live` of a slot changes only inside [`GATE`], together with `tls::create` and
-//!    `tls::destroy`: who has closed the gate sees every block, and none comes or goes.
-//! 4. A virgin slot reads as zeroes above its guard, because `tls::create` needs that.
+//! 1. A [`Stack`] is the only handle to a live stack: its holder owns slot, block and header. It
+//!    ends in a cache, in the pool or in `release`; dropping it leaks the slot.
+//! 2. The header is written when the stack is made. Later only its links and flags change.
+//! 3. `live` of a slot changes only under [`LIVE_LOCK`] in shared mode, together with `tls::create`
+//!    and `tls::destroy`: the holder of the exclusive mode sees every block, and none is made or
+//!    destroyed.
+//! 4. An unused slot reads as zeroes above its guard, because `tls::create` needs that.
 
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::arena::{self, SizeClass, Slot, SlotList};
-use super::depot::{Batch, BatchLinks, Node};
+use super::arena::{self, SizeClass, SlotList, StackSlot};
+use super::stack_pool::{BatchLinks, BatchNode, StackBatch};
 use super::tls;
-use crate::sys::lock::{Gate, Lock};
+use crate::sys::lock::{Lock, SharedLock};
 use crate::sys::mm::{self, GuardKind, PAGE, Span};
 
 /// A cache line, and the step of the colours.
@@ -56,69 +57,75 @@ const LINE: usize = 64;
 /// Stack that a small goroutine uses while parked in a channel or timer: measured 0.7–0.9 KiB.
 const PARKED_BYTES: usize = 14 * LINE;
 
-/// Fewer colours than this and we rather pay a page.
+/// If there were fewer colours than this, the stack takes one page more.
 const COLOURS_MIN: usize = 4;
 /// More would fall into the same cache sets again.
 const COLOURS_MAX: usize = PAGE / LINE;
 
-/// What a pooled stack keeps below its end. println!, HashMap, sort and even a panic stay in it.
+/// Bytes that a pooled stack keeps below its end. println!, HashMap, sort and even a panic fit in
+/// them.
 const KEEP_BYTES: usize = 16 << 10;
-/// What a pooled stack keeps below the page of its first frame, however large its TLS block is.
+/// Bytes that a pooled stack keeps below the page of its first frame, however large its TLS block
+/// is.
 const KEEP_BELOW_SP_BYTES: usize = 2 * PAGE;
 
-/// Hot pages that are populated at once, at most: what fits in the bits.
+/// Maximum number of hot pages that are populated at once: what fits in the bits of
+/// [`StackConfig`].
 const HOT_PAGES_MAX: usize = 0x7f;
-/// A block of more pages than this has large thread-locals, which a goroutine may never touch: only the
-/// pages of its `struct pthread` are populated at once.
+/// A block with more pages than this has large thread-locals, which a goroutine may never touch:
+/// then only the pages of its `struct pthread` are populated at once.
 const POPULATED_BLOCK_PAGES_MAX: usize = 8;
 
 /// Default size of a slot.
 const DEFAULT_BYTES: usize = 256 << 10;
 
-/// What a TLS block takes of the stack size that was asked for; a larger one adds the rest to it.
+/// Bytes of a TLS block that are taken from the requested stack size; the rest of a larger block is
+/// added to it.
 const ORDINARY_BLOCK_BYTES: usize = 8 << 10;
 
-/// Slots' tids: above every kernel tid (2²² at most), below futex's owner-died and waiters bits.
+/// First thread id of goroutines: above every kernel tid (2²² at most), below futex's owner-died
+/// and waiters bits.
 const TID_BASE: u32 = 0x2000_0000;
 
-/// Stacks made or retired at once, at most; bounds the arrays on the caller's stack.
-pub(super) const HAND_MAX: usize = 64;
+/// Maximum number of stacks that are made or retired at once; bounds the arrays on the caller's
+/// stack.
+pub(super) const BATCH_MAX: usize = 64;
 
-/// Closed while someone walks all blocks; see invariant 3.
-pub(super) static GATE: Gate = Gate::new();
+/// Held in exclusive mode by a walk over all blocks; see invariant 3.
+pub(super) static LIVE_LOCK: SharedLock = SharedLock::new();
 
 // -------------------------------------------------------------------------------------------------
 
-/// What is fixed before the first stack, in a word: bit 31 = fixed, bits 0–7 class of the default
-/// size, bit 8 dlopen reserve, bits 16–23 colours, bits 24–30 hot pages.
+/// The settings that the first stack fixes, in a word: bits 0–7 class of the default size, bit 8
+/// dlopen reserve, bits 16–23 colours, bits 24–30 hot pages, bit 31 set.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Setup(u32);
+pub(super) struct StackConfig(u32);
 
-static SETUP: AtomicU32 = AtomicU32::new(0);
-/// What to fix: default size in bytes, reserve.
-static WISHES: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
+static CONFIG: AtomicU32 = AtomicU32::new(0);
+/// The settings to fix: default size in bytes, dlopen reserve.
+static REQUESTED: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
 
-impl Setup {
+impl StackConfig {
     const FIXED: u32 = 1 << 31;
     const RESERVE: u32 = 1 << 8;
     const COLOURS_SHIFT: u32 = 16;
     const HOT_SHIFT: u32 = 24;
 
-    /// The setup; the first call fixes it.
+    /// Returns the settings; the first call fixes them.
     #[inline]
-    pub(super) fn get() -> io::Result<Setup> {
-        // Acquire pairs with the Release in `fix_slow`: what tls::init prepared is there.
-        match SETUP.load(Ordering::Acquire) {
+    pub(super) fn get() -> io::Result<StackConfig> {
+        // Acquire pairs with the Release in `fix_slow`: what tls::init prepared is visible.
+        match CONFIG.load(Ordering::Acquire) {
             0 => Self::fix_slow(),
-            word => Ok(Setup(word)),
+            word => Ok(StackConfig(word)),
         }
     }
 
     #[cold]
-    fn fix_slow() -> io::Result<Setup> {
+    fn fix_slow() -> io::Result<StackConfig> {
         let layout = tls::init()?;
-        let wishes = WISHES.lock();
-        let (bytes, reserve) = *wishes;
+        let requested = REQUESTED.lock();
+        let (bytes, reserve) = *requested;
         let class = class_of(bytes)?;
         let below = if reserve { layout.below } else { layout.below_used };
         let block = layout.above + below;
@@ -128,21 +135,25 @@ impl Setup {
             | if reserve { Self::RESERVE } else { 0 }
             | (colours as u32) << Self::COLOURS_SHIFT
             | (hot as u32) << Self::HOT_SHIFT;
-        // Under the lock of the wishes, so two first calls store the same.
-        SETUP.store(word, Ordering::Release);
-        Ok(Setup(word))
+        // Under the lock of `REQUESTED`, so two first calls store the same value.
+        CONFIG.store(word, Ordering::Release);
+        Ok(StackConfig(word))
     }
 
-    /// Sets what the first stack will fix.
+    /// Sets what the first stack will fix; see `mem::configure`.
     pub(super) fn configure(default_bytes: usize, reserve: bool) -> io::Result<()> {
         let class = class_of(default_bytes)?;
-        let mut wishes = WISHES.lock();
-        match SETUP.load(Ordering::Acquire) {
+        let mut requested = REQUESTED.lock();
+        match CONFIG.load(Ordering::Acquire) {
             0 => {
-                *wishes = (default_bytes, reserve);
+                *requested = (default_bytes, reserve);
                 Ok(())
             }
-            word if Setup(word).default() == class && Setup(word).reserve() == reserve => Ok(()),
+            word if StackConfig(word).default() == class
+                && StackConfig(word).reserve() == reserve =>
+            {
+                Ok(())
+            }
             _ => Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "the default stack size can be set only before the first goroutine of the process",
@@ -163,21 +174,21 @@ impl Setup {
         (self.0 >> Self::COLOURS_SHIFT) as usize & 0xff
     }
 
-    /// The pages that a stack in this slot will use in any case.
-    fn hot(self, slot: Slot) -> Span {
+    /// Returns the pages that every stack in this slot uses.
+    fn hot(self, slot: StackSlot) -> Span {
         let pages = (self.0 >> Self::HOT_SHIFT) as usize & HOT_PAGES_MAX;
         Span::new((slot.end() - pages * PAGE).max(slot.low()), slot.end())
     }
 
-    /// Where the header of this slot lies.
-    fn top_of(self, slot: Slot) -> usize {
+    /// Returns the address of the header in this slot.
+    fn top_of(self, slot: StackSlot) -> usize {
         let pad = slot.index() as usize % self.colours() * LINE;
         slot.end() - pad - size_of::<StackTop>()
     }
 }
 
-/// The size class of stacks for which `bytes` were asked: guard and TLS block included, but for what a
-/// program with large thread-locals has beyond [`ORDINARY_BLOCK_BYTES`].
+/// Returns the size class for a requested size. It includes guard and TLS block, except the part of
+/// a large TLS block beyond [`ORDINARY_BLOCK_BYTES`].
 pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
     let asked = SizeClass::of(bytes)?;
     let beyond = tls::init()?.bytes().saturating_sub(ORDINARY_BLOCK_BYTES);
@@ -185,18 +196,18 @@ pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
     if beyond == 0 { Ok(asked) } else { Ok(SizeClass::of(bytes + beyond).unwrap_or(asked)) }
 }
 
-/// How many lines the tops may be apart; see the head of the file.
+/// Returns the number of colours; see the head of the file.
 fn colours(block_bytes: usize) -> usize {
     let slack = hot_pages(block_bytes) * PAGE - need_bytes(block_bytes);
     (slack / LINE + 1).min(COLOURS_MAX)
 }
 
-/// Pages that a small parked goroutine takes, whatever its colour.
+/// Returns the pages that a small parked goroutine uses, whatever its colour.
 fn hot_pages(block_bytes: usize) -> usize {
     (need_bytes(block_bytes) + (COLOURS_MIN - 1) * LINE).div_ceil(PAGE)
 }
 
-/// Pages at the end of a slot that are populated when its stack is made.
+/// Returns the pages at the end of a slot that are populated when its stack is made.
 fn populated_pages(block_bytes: usize, above_bytes: usize) -> usize {
     let pages = match hot_pages(block_bytes) {
         pages @ 0..=POPULATED_BLOCK_PAGES_MAX => pages,
@@ -214,9 +225,9 @@ fn need_bytes(block_bytes: usize) -> usize {
 /// The header of a stack, above its TLS block. One cache line.
 #[repr(C, align(64))]
 pub(crate) struct StackTop {
-    /// Chain in a cache, a batch or the depot.
+    /// Link in a cache, a batch or the pool.
     next: Option<NonNull<StackTop>>,
-    /// Valid in the first header of a batch in the depot.
+    /// Valid in the first header of a batch in the pool.
     batch: Option<BatchLinks<StackTop>>,
     /// First byte of the slot.
     base: usize,
@@ -226,11 +237,11 @@ pub(crate) struct StackTop {
     sp_below: u32,
     chunk: u16,
     class: SizeClass,
-    /// [`OWN_CREDIT`].
+    /// 0 or [`OWN_CREDIT`].
     flags: u8,
 }
 
-/// The stack came from `acquire` with a credit, and `release` returns it; `push` clears the flag,
+/// The stack came from `acquire` with a credit, which `release` returns. `push` clears the flag,
 /// because its caller returns credits itself.
 const OWN_CREDIT: u8 = 1;
 
@@ -239,10 +250,10 @@ const _: () =
     assert!(arena::SLOTS_MAX <= TID_BASE as usize, "an index must not reach the tid's base");
 
 // SAFETY: next and batch are plain fields that only these functions touch.
-unsafe impl Node for StackTop {
+unsafe impl BatchNode for StackTop {
     #[inline]
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: the caller owns the stack, so its header is there and nobody writes it.
+        // SAFETY: the caller owns the stack, so its header exists and no other thread writes it.
         unsafe { (*this.as_ptr()).next }
     }
     #[inline]
@@ -253,7 +264,7 @@ unsafe impl Node for StackTop {
     #[inline]
     unsafe fn batch(this: NonNull<Self>) -> BatchLinks<Self> {
         // SAFETY: the caller owns the stack.
-        unsafe { (*this.as_ptr()).batch }.expect("a batch head in the depot has its links")
+        unsafe { (*this.as_ptr()).batch }.expect("a batch head in the pool has its links")
     }
     #[inline]
     unsafe fn set_batch(this: NonNull<Self>, links: BatchLinks<Self>) {
@@ -262,21 +273,23 @@ unsafe impl Node for StackTop {
     }
 }
 
-// SAFETY: a header is reached only through the handle or chain that owns it; it holds no thread's
-// state.
+// SAFETY: a header is reached only through the handle or chain that owns it, and contains nothing
+// that belongs to a thread.
 unsafe impl Send for StackTop {}
 
-/// An initialised stack with its TLS block: the one handle to it (invariant 1).
-#[must_use = "a stack that is dropped is leaked: give it to a cache or to release()"]
+/// The only handle to an initialised stack with its TLS block (invariant 1).
+#[must_use = "dropping a stack leaks it: pass it to a cache or to release()"]
 #[repr(transparent)]
 pub(crate) struct Stack(NonNull<StackTop>);
 
-// SAFETY: owning the handle is owning the memory, whichever thread has it.
+// SAFETY: the handle owns the memory, on whichever thread it is.
 unsafe impl Send for Stack {}
 
 impl Stack {
+    /// Makes the handle of a stack.
+    ///
     /// # Safety
-    /// The caller owns this stack, and from now on the handle does.
+    /// The caller owns this stack; from then on the handle does.
     #[inline]
     pub(super) unsafe fn from_top(top: NonNull<StackTop>) -> Stack {
         Stack(top)
@@ -289,51 +302,54 @@ impl Stack {
 
     #[inline]
     fn top(&self) -> &StackTop {
-        // SAFETY: we own a live stack (invariant 1), so its header is initialised and stays.
+        // SAFETY: the handle owns a live stack (invariant 1), so its header is initialised and
+        // stays.
         unsafe { self.0.as_ref() }
     }
 
-    /// Where the first frame goes: 16-aligned, just below the TLS block.
+    /// Returns the initial stack pointer: 16-aligned, just below the TLS block.
     #[inline]
     pub(crate) fn sp(&self) -> *mut u8 {
-        // Inside the slot: made from the header's own pointer, whose provenance is the whole slot.
+        // Made from the header's pointer, whose provenance is the whole slot.
         self.0.as_ptr().cast::<u8>().wrapping_sub(self.top().sp_below as usize)
     }
 
-    /// The thread pointer: what FS must hold while this stack runs.
+    /// Returns the thread pointer: the FS base while code runs on this stack.
     #[inline]
     pub(crate) fn tp(&self) -> *mut u8 {
         self.top().tp.as_ptr()
     }
 
-    /// The addresses a stack pointer may have: above the guard, up to [`Stack::sp`].
+    /// Returns the range of valid stack pointers: above the guard, up to [`Stack::sp`].
     #[inline]
     pub(crate) fn bounds(&self) -> (usize, usize) {
         (self.top().base + arena::GUARD_BYTES, self.sp().addr())
     }
 
-    /// Bytes of address space, guard and TLS block included.
+    /// Returns the bytes of address space, guard and TLS block included.
     #[cfg(test)]
     pub(crate) fn size(&self) -> usize {
         self.top().class.slot_bytes()
     }
 
-    /// Unique to this stack in the process, for life; also the low bits of its tid.
+    /// Returns a number that no other slot of the process has; also the low bits of its tid.
     #[cfg(test)]
     pub(crate) fn index(&self) -> u32 {
         self.top().index
     }
 
-    /// Prepares the TLS block for the next goroutine. The last one has run its TLS destructors.
+    /// Prepares the TLS block for the next goroutine. The last goroutine has run its TLS
+    /// destructors.
     #[inline]
     pub(crate) fn recycle(&self) {
-        // SAFETY: the block was made by `tls::create` and is ours; no goroutine runs on it.
+        // SAFETY: the block was made by `tls::create`, the handle owns it, and no goroutine runs on
+        // it.
         unsafe { tls::recycle(self.top().tp) }
     }
 
     #[inline]
     pub(crate) fn is_default_size(&self) -> bool {
-        Setup::get().is_ok_and(|s| s.default() == self.class())
+        StackConfig::get().is_ok_and(|s| s.default() == self.class())
     }
 
     #[inline]
@@ -342,11 +358,11 @@ impl Stack {
     }
 
     pub(super) fn set_own_credit(&mut self) {
-        // SAFETY: we own the header, and `&mut self` excludes other borrows of it.
+        // SAFETY: the handle owns the header, and `&mut self` excludes other borrows of it.
         unsafe { (*self.0.as_ptr()).flags |= OWN_CREDIT }
     }
 
-    /// Whether the stack carried its own credit; it no longer does.
+    /// Takes the stack's own credit. Returns whether it had one.
     #[inline]
     pub(super) fn take_own_credit(&mut self) -> bool {
         let had = self.top().flags & OWN_CREDIT != 0;
@@ -360,26 +376,26 @@ impl Stack {
 
 // -------------------------------------------------------------------------------------------------
 
-/// Makes stacks in slots in hand. What could not be made goes back to the yard; an error only if
-/// that was all of them.
+/// Makes stacks in slots that the caller has taken. Slots that failed return to their class pool.
+/// Fails only if all of them failed.
 #[cold]
 pub(super) fn make<const N: usize>(
     slots: &SlotList<N>,
-    setup: Setup,
-) -> io::Result<Batch<StackTop>> {
-    let mut made = Batch::new();
+    config: StackConfig,
+) -> io::Result<StackBatch<StackTop>> {
+    let mut made = StackBatch::new();
     let mut failed = SlotList::<N>::new();
     let mut error = None;
     if let Err(e) = guard_all(slots) {
         slots.iter().for_each(|slot| failed.push(slot));
         error = Some(e);
     } else {
-        populate_all(slots, setup);
-        GATE.inside(|| {
+        populate_all(slots, config);
+        LIVE_LOCK.shared(|| {
             for slot in slots.iter() {
-                // SAFETY: in hand and virgin, so zeroed and ours (invariant 4).
-                match unsafe { make_one(slot, setup) } {
-                    // SAFETY: just made, and given to the batch alone.
+                // SAFETY: the caller has taken the slot, which was unused, so zeroed (invariant 4).
+                match unsafe { make_one(slot, config) } {
+                    // SAFETY: just made, so no other handle to it exists.
                     Ok(top) => unsafe { made.push(top) },
                     Err(e) => {
                         failed.push(slot);
@@ -390,7 +406,7 @@ pub(super) fn make<const N: usize>(
         });
     }
     if failed.len() > 0 {
-        give_back(&failed);
+        return_slots(&failed);
     }
     match error {
         Some(e) if made.is_empty() => Err(e),
@@ -398,7 +414,7 @@ pub(super) fn make<const N: usize>(
     }
 }
 
-/// Installs the guards that are missing, in one call. (With mprotect guards none ever is.)
+/// Installs the missing guards in one call. (With mprotect guards none is missing.)
 fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
     let mut spans = [Span::EMPTY; N];
     let mut n = 0;
@@ -410,39 +426,42 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
         return Ok(());
     }
     debug_assert!(mm::guard_kind() == GuardKind::Marker);
-    // SAFETY: the slots are in our hands, and nobody touches a guard.
+    // SAFETY: this thread has taken the slots, and no code touches a guard.
     let marked = match unsafe { mm::mark(&spans[..n]) } {
-        // The kernel installs none in memory that `mlockall` has locked. Some of the slots may lie in it.
+        // The kernel installs none in memory that `mlockall` has locked; some slots may lie in it.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             slots.iter().try_for_each(arena::guard_locked)
         }
-        marked => marked.map(|()| slots.iter().for_each(Slot::set_guarded)),
+        marked => marked.map(|()| slots.iter().for_each(StackSlot::set_guarded)),
     };
     marked.map_err(|e| {
         io::Error::new(e.kind(), format!("the guard of a goroutine stack cannot be installed: {e}"))
     })
 }
 
-/// Gets the hot pages of all slots in one call: two faults a stack fewer, which is half of the cost
-/// of making it (5.5 → 2.7 µs on a virtual machine).
-fn populate_all<const N: usize>(slots: &SlotList<N>, setup: Setup) {
+/// Populates the hot pages of all slots in one call: two page faults per stack fewer, which halves
+/// the cost of making it (5.5 → 2.7 µs on a virtual machine).
+fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
     let mut spans = [Span::EMPTY; N];
     for (slot, span) in slots.iter().zip(&mut spans) {
-        *span = setup.hot(slot);
+        *span = config.hot(slot);
     }
-    // SAFETY: the top of slots in our hands.
+    // SAFETY: the tops of slots that this thread has taken.
     unsafe { mm::populate(&spans[..slots.len()]) };
 }
 
+/// Makes a stack in a slot.
+///
 /// # Safety
-/// The slot is in the caller's hands, guarded and zeroed; inside the gate.
-unsafe fn make_one(slot: Slot, setup: Setup) -> io::Result<NonNull<StackTop>> {
+/// The caller has taken the slot, which is guarded and zeroed, and holds [`LIVE_LOCK`] in shared
+/// mode.
+unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<StackTop>> {
     let at = |addr| NonNull::new(ptr::with_exposed_provenance_mut::<u8>(addr)).expect("mapped");
-    let top = at(setup.top_of(slot));
+    let top = at(config.top_of(slot));
     let tid = TID_BASE | slot.index();
-    // SAFETY: [low, top) is ours and zeroed, by the contract.
-    let block = unsafe { tls::create(at(slot.low()), top, tid, setup.reserve()) }?;
-    // The ABI wants 16; the block's own alignment is at least that in practice.
+    // SAFETY: [low, top) is part of the slot and zeroed, by the contract.
+    let block = unsafe { tls::create(at(slot.low()), top, tid, config.reserve()) }?;
+    // The ABI requires 16; in practice the block's own alignment is at least that.
     let sp = block.stack_top.as_ptr().addr() & !15;
     let top = top.cast::<StackTop>();
     let header = StackTop {
@@ -456,31 +475,32 @@ unsafe fn make_one(slot: Slot, setup: Setup) -> io::Result<NonNull<StackTop>> {
         class: slot.class(),
         flags: 0,
     };
-    // SAFETY: [top, top + 64) is in the slot, ours, aligned: a slot's end and the pad are multiples
-    // of 64.
+    // SAFETY: [top, top + 64) lies in the slot and is aligned: a slot's end and the pad are
+    // multiples of 64.
     unsafe { top.write(header) };
-    slot.set_live(true);
-    // SAFETY: nobody runs on the block yet.
-    unsafe { tls::settle(&block) };
+    slot.set_live();
+    // SAFETY: no code runs on the block yet.
+    unsafe { tls::refresh_new_block(&block) };
     Ok(top)
 }
 
-/// The slot that a stack lies in.
-fn slot_of(top: NonNull<StackTop>) -> Slot {
-    // SAFETY: callers hold the batch, hence the stack; the fields are written once (invariant 2).
+/// Returns the slot of a stack.
+fn slot_of(top: NonNull<StackTop>) -> StackSlot {
+    // SAFETY: the caller owns the batch, so the stack too; the fields are written once (invariant
+    // 2).
     let top = unsafe { top.as_ref() };
-    Slot::find(top.chunk, top.index)
+    StackSlot::find(top.chunk, top.index)
 }
 
-/// Gives back the pages of pooled stacks that lie deeper than what the next goroutine will likely
+/// Discards the pages of pooled stacks that lie deeper than what the next goroutine will likely
 /// use.
-pub(super) fn trim(batch: &Batch<StackTop>) {
-    debug_assert!(batch.len() <= HAND_MAX);
-    let mut spans = [Span::EMPTY; HAND_MAX];
+pub(super) fn trim(batch: &StackBatch<StackTop>) {
+    debug_assert!(batch.len() <= BATCH_MAX);
+    let mut spans = [Span::EMPTY; BATCH_MAX];
     let mut n = 0;
     batch.for_each(|top| {
         let slot = slot_of(top);
-        // SAFETY: we hold the batch; the field is written once.
+        // SAFETY: the caller owns the batch; the field is written once.
         let sp = top.as_ptr().addr() - unsafe { top.as_ref() }.sp_below as usize;
         let mark = (slot.end() - KEEP_BYTES).min((sp & !(PAGE - 1)) - KEEP_BELOW_SP_BYTES);
         if mark > slot.low() {
@@ -488,30 +508,31 @@ pub(super) fn trim(batch: &Batch<StackTop>) {
             n += 1;
         }
     });
-    // Only a saving: where the kernel refuses (mlockall before Linux 5.18), the pages stay.
-    // SAFETY: stacks in the batch are ours and idle; below the mark nothing is alive.
+    // If the kernel refuses (mlockall before Linux 5.18), the pages stay.
+    // SAFETY: the caller owns the stacks, and no code runs on them; below the mark nothing is in
+    // use.
     let _ = unsafe { mm::discard(&spans[..n]) };
 }
 
-/// Turns stacks back into virgin slots of their class. At most `HAND_MAX`.
+/// Turns stacks, at most [`BATCH_MAX`], back into unused slots of their class.
 #[cold]
-pub(super) fn retire(class: SizeClass, mut batch: Batch<StackTop>) {
-    let mut slots = SlotList::<HAND_MAX>::new();
-    GATE.inside(|| {
+pub(super) fn retire(class: SizeClass, mut batch: StackBatch<StackTop>) {
+    let mut slots = SlotList::<BATCH_MAX>::new();
+    LIVE_LOCK.shared(|| {
         while let Some(top) = batch.pop() {
             let slot = slot_of(top);
             debug_assert!(slot.class() == class);
-            slot.set_live(false);
-            // SAFETY: the stack is ours, popped from our batch; after this only its slot is left.
+            slot.clear_live();
+            // SAFETY: the batch owned the stack; after this only its slot is used.
             unsafe { tls::destroy(top.as_ref().tp) };
             slots.push(slot);
         }
     });
-    give_back(&slots);
+    return_slots(&slots);
 }
 
-/// Makes slots in hand zero again and returns them to their yard.
-fn give_back<const N: usize>(slots: &SlotList<N>) {
+/// Zeroes slots that this thread has taken, and returns them to their class pool.
+fn return_slots<const N: usize>(slots: &SlotList<N>) {
     let mut spans = [Span::EMPTY; N];
     let mut class = None;
     for (slot, span) in slots.iter().zip(&mut spans) {
@@ -519,34 +540,34 @@ fn give_back<const N: usize>(slots: &SlotList<N>) {
         class = Some(slot.class());
     }
     let (Some(class), spans) = (class, &spans[..slots.len()]) else { return };
-    // SAFETY: the slots are in our hands and nothing in them is alive.
+    // SAFETY: this thread has taken the slots, and nothing in them is in use.
     if unsafe { mm::discard(spans) }.is_err() {
         spans.iter().for_each(|&span| wipe_slow(span));
     }
-    arena::give_virgins(class, slots.iter());
+    arena::return_unused(class, slots.iter());
 }
 
-/// Zeroes what a stack may have left where `tls::create` will look (invariant 4), if the kernel
-/// does not take pages back: under `mlockall` one before 5.18 refuses, and those pages are resident
-/// anyway.
+/// Zeroes the top of a slot, which `tls::create` expects to be zero (invariant 4), if the kernel
+/// refuses to discard: under `mlockall` before Linux 5.18. Those pages are resident anyway.
 #[cold]
 fn wipe_slow(slot: Span) {
-    let block = tls::init().map_or(0, tls::Layout::bytes).next_multiple_of(PAGE);
+    let block = tls::init().map_or(0, tls::BlockLayout::bytes).next_multiple_of(PAGE);
     let len = slot.len.min(HOT_PAGES_MAX * PAGE + block);
     let at = ptr::with_exposed_provenance_mut::<u8>(slot.base + slot.len - len);
-    // SAFETY: the top of a slot in our hands.
+    // SAFETY: the top of a slot that this thread has taken.
     unsafe { at.write_bytes(0, len) };
 }
 
 /// Calls `f` with the thread pointer of every live stack. No stack is made or retired meanwhile;
 /// `f` must not do so either.
 pub(super) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
-    let Ok(setup) = Setup::get() else { return };
-    GATE.closed(|| {
+    let Ok(config) = StackConfig::get() else { return };
+    LIVE_LOCK.exclusive(|| {
         for slot in arena::chunks().flat_map(arena::Chunk::live_slots) {
-            let top = ptr::with_exposed_provenance::<StackTop>(setup.top_of(slot));
-            // SAFETY: the slot is live and the gate closed, so the header is complete and stays;
-            // `tp` is never written after that (invariant 2), so its owner may run on undisturbed.
+            let top = ptr::with_exposed_provenance::<StackTop>(config.top_of(slot));
+            // SAFETY: the slot is live and the lock is held, so the header is complete and stays;
+            // `tp` is never written again (invariant 2), so the goroutine on it may continue to
+            // run.
             f(unsafe { (*top).tp });
         }
     });
@@ -557,7 +578,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_take_the_slack_and_no_more() {
+    fn colours_use_the_slack_and_cost_no_page() {
         assert_eq!(colours(4_480), 44); // glibc 2.36 with its dlopen reserve: two pages
         assert_eq!(colours(2_768), 6); // without: one page
         assert_eq!((hot_pages(4_480), hot_pages(2_768)), (2, 1));

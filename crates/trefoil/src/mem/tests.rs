@@ -1,5 +1,5 @@
-//! Tests of the arena as a whole. The arena is one for the process, and some of these end in
-//! SIGSEGV, so each runs in a child: this test binary again, with one test chosen.
+//! Tests of the arena as a whole. There is one arena per process, and some of these tests end in
+//! SIGSEGV, so each runs in a child process: this test binary again, with one test selected.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -8,13 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::*;
+use crate::sys::clock::NEVER;
+use crate::sys::rng::Rng;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 const CHILD: &str = "TREFOIL_MEM_TEST_CHILD";
 
-/// Runs `body` in a child process; returns what became of it.
+/// Runs `body` in a child process; the parent gets its output.
 fn run_in_child(test: &str, body: impl FnOnce()) -> Option<Output> {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         body();
@@ -41,25 +43,25 @@ fn passes_in_child(test: &str, body: impl FnOnce()) {
 fn faults_in_child(test: &str, body: impl FnOnce()) {
     if let Some(out) = run_in_child(test, body) {
         let errors = String::from_utf8_lossy(&out.stderr);
-        let said = String::from_utf8_lossy(&out.stdout).contains("about to fault");
-        assert!(said, "{errors}");
+        let reached = String::from_utf8_lossy(&out.stdout).contains("about to fault");
+        assert!(reached, "{errors}");
         assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{errors}");
     }
 }
 
-/// As a P does: a credit at spawn, a stack at the first run.
+/// Starts a goroutine as a P does: takes a credit at spawn and a stack at the first run.
 fn start(cache: &mut StackCache) -> Stack {
     cache.reserve_one().unwrap();
     take(cache)
 }
 
-/// A stack for a credit that the caller holds.
+/// Takes a stack for a credit that the caller has.
 fn take(cache: &mut StackCache) -> Stack {
     loop {
         if let Some(stack) = cache.pop().or_else(|| cache.refill().unwrap()) {
             return stack;
         }
-        stock().unwrap();
+        refill_pool().unwrap();
     }
 }
 
@@ -97,31 +99,25 @@ fn vmas() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-fn default_books() -> arena::Books {
-    arena::books(SizeClass::of(256 * KIB).unwrap())
+fn default_class_stats() -> arena::ClassStats {
+    arena::class_stats(SizeClass::of(256 * KIB).unwrap())
 }
 
-fn assert_promise_kept() {
-    let b = default_books();
-    assert!(b.slots >= b.granted + LOCAL_MAX * b.caches, "{b:?}");
+fn assert_credits_are_covered() {
+    let b = default_class_stats();
+    assert!(b.slots >= b.reserved + LOCAL_MAX * b.caches, "{b:?}");
 }
 
-/// A small generator, so that a failure can be repeated.
-struct Dice(u64);
-impl Dice {
-    fn roll(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % n
-    }
+/// Returns a random number below `n`.
+fn below(rng: &mut Rng, n: usize) -> usize {
+    (rng.next() % n as u64) as usize
 }
 
 // ------------------------------------------------------------------------------------------- shape
 
 #[test]
-fn a_stack_is_what_it_says() {
-    passes_in_child("a_stack_is_what_it_says", || {
+fn stack_has_the_size_bounds_and_guard_of_its_class() {
+    passes_in_child("stack_has_the_size_bounds_and_guard_of_its_class", || {
         let mut cache = StackCache::new().unwrap();
         let stack = start(&mut cache);
         let (low, high) = stack.bounds();
@@ -149,8 +145,8 @@ fn a_stack_is_what_it_says() {
 }
 
 #[test]
-fn odd_sizes() {
-    passes_in_child("odd_sizes", || {
+fn acquire_rounds_sizes_up_and_reuses_pooled_stacks() {
+    passes_in_child("acquire_rounds_sizes_up_and_reuses_pooled_stacks", || {
         let sizes = [1, 32 * KIB, 33 * KIB, 100_000, 256 * KIB, MIB, 3 * MIB, 64 * MIB, 1 << 30];
         let stacks: Vec<Stack> = sizes.iter().map(|&n| acquire(n).unwrap()).collect();
         for (stack, size) in stacks.iter().zip(sizes) {
@@ -162,10 +158,10 @@ fn odd_sizes() {
         tids.sort_unstable();
         tids.dedup();
         assert_eq!(tids.len(), sizes.len());
-        assert_eq!(stats().granted, sizes.len());
+        assert_eq!(stats().reserved, sizes.len());
         let mapped = stats().mapped_bytes;
         stacks.into_iter().for_each(release);
-        assert_eq!(stats().granted, 0);
+        assert_eq!(stats().reserved, 0);
         for size in sizes {
             release(acquire(size).unwrap());
         }
@@ -175,8 +171,8 @@ fn odd_sizes() {
 }
 
 #[test]
-fn every_address_has_its_slot() {
-    passes_in_child("every_address_has_its_slot", || {
+fn slot_at_finds_every_stack_in_sorted_and_unsorted_chunks() {
+    passes_in_child("slot_at_finds_every_stack_in_sorted_and_unsorted_chunks", || {
         let sizes = [MIB, 64 * KIB, 256 * KIB, 64 * MIB, 3 * MIB];
         // Several chunks of each.
         let each = |&n: &usize| (0..300.min(GIB / n)).map(move |_| acquire(n).unwrap());
@@ -196,15 +192,15 @@ fn every_address_has_its_slot() {
             }
         };
         all_found();
-        // Where the kernel has its own mind.
-        arena::disorder();
+        // As if the kernel had not followed the hint for a chunk.
+        arena::pretend_unsorted();
         all_found();
     });
 }
 
 #[test]
-fn configured_sizes() {
-    passes_in_child("configured_sizes", || {
+fn configure_sets_the_default_size_until_the_first_stack() {
+    passes_in_child("configure_sets_the_default_size_until_the_first_stack", || {
         assert!(configure(2 << 30, true).is_err());
         configure(60 * KIB, false).unwrap();
         let mut cache = StackCache::new().unwrap();
@@ -223,27 +219,27 @@ fn fault_below(low: usize, bytes: usize) {
     unsafe { at(low).write(1) };
     assert!(guard_hit(low - bytes).is_some());
     println!("about to fault");
-    // SAFETY: faults, which is what the test is for.
+    // SAFETY: faults, which the test expects.
     unsafe { at(low - bytes).write_volatile(1) };
 }
 
 #[test]
-fn guard_faults_at_its_top() {
-    faults_in_child("guard_faults_at_its_top", || {
+fn touching_the_top_of_a_guard_faults() {
+    faults_in_child("touching_the_top_of_a_guard_faults", || {
         fault_below(start(&mut StackCache::new().unwrap()).bounds().0, 1);
     });
 }
 
 #[test]
-fn guard_faults_at_its_bottom() {
-    faults_in_child("guard_faults_at_its_bottom", || {
+fn touching_the_bottom_of_a_guard_faults() {
+    faults_in_child("touching_the_bottom_of_a_guard_faults", || {
         fault_below(acquire(MIB).unwrap().bounds().0, arena::GUARD_BYTES);
     });
 }
 
 #[test]
-fn mprotect_guard_faults() {
-    faults_in_child("mprotect_guard_faults", || {
+fn touching_an_mprotect_guard_faults() {
+    faults_in_child("touching_an_mprotect_guard_faults", || {
         force_mprotect_guards();
         fault_below(start(&mut StackCache::new().unwrap()).bounds().0, 1);
     });
@@ -262,13 +258,13 @@ fn guard_survives_discard() {
 }
 
 #[test]
-fn guard_is_back_after_a_chunk_was_razed() {
-    faults_in_child("guard_is_back_after_a_chunk_was_razed", || {
+fn guard_is_installed_again_after_its_chunk_was_released() {
+    faults_in_child("guard_is_installed_again_after_its_chunk_was_released", || {
         let mut cache = StackCache::new().unwrap();
         for round in 0..2 {
             let stacks: Vec<Stack> = (0..4_000).map(|_| start(&mut cache)).collect();
             if round == 1 {
-                // Every slot, so those of razed chunks too.
+                // Every slot, so those of released chunks too.
                 for stack in &stacks[1..] {
                     assert!(guard_hit(stack.bounds().0 - 1).is_some());
                 }
@@ -280,7 +276,7 @@ fn guard_is_back_after_a_chunk_was_razed() {
     });
 }
 
-/// Asks the kernel to read a byte for us.
+/// Returns whether the kernel can read a byte at this address.
 fn readable(addr: usize) -> bool {
     let mut fds = [0; 2];
     // SAFETY: plain calls; a bad address is EFAULT, not a fault.
@@ -293,7 +289,7 @@ fn readable(addr: usize) -> bool {
     }
 }
 
-/// Whether the kernel keeps the pages of the mapping with this address in memory.
+/// Returns whether the mapping with this address is locked in memory.
 fn is_locked(addr: usize) -> bool {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = text.lines();
@@ -314,15 +310,15 @@ fn guards_in_a_locked_chunk_do_not_lock_another_chunk() {
         if mm::guard_kind() != mm::GuardKind::Marker {
             return println!("skipped: this kernel has no guard markers");
         }
-        let class = Setup::get().unwrap().default();
-        arena::grant(class, 1).unwrap();
+        let class = StackConfig::get().unwrap().default();
+        arena::reserve(class, 1).unwrap();
         // SAFETY: no memory is passed.
         if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
             return println!("skipped: mlockall is refused here");
         }
-        arena::grant(class, default_books().slots).unwrap();
+        arena::reserve(class, default_class_stats().slots).unwrap();
         // One slot of each chunk: the first, which is locked, and the second, which came later.
-        let all = arena::take_virgins::<2048>(class, 2048);
+        let all = arena::take_unused::<2048>(class, 2048);
         let mut slots = SlotList::<2>::new();
         let of = |id| all.iter().find(|slot| slot.chunk_id() == id).unwrap();
         slots.push(of(0));
@@ -359,7 +355,7 @@ fn map_limit_is_a_clear_error_at_reservation() {
         // Reading /proc/self/maps takes a mapping or two itself; half a chunk would be hundreds.
         assert!(vmas() <= before.0 + 4, "something half-done remains");
         assert_eq!(stats().slots, before.1);
-        // What was promised is there.
+        // What was reserved is available.
         let some: Vec<Stack> = (0..1000).map(|_| take(&mut cache)).collect();
         some.into_iter().for_each(|s| end(&mut cache, s));
         cache.reserve_one().unwrap();
@@ -382,33 +378,34 @@ fn address_space_limit_is_a_clear_error_at_reservation() {
         };
         assert!(error.contains("ulimit -v"), "{error}");
         let stacks: Vec<Stack> = (0..reserved).map(|_| take(&mut cache)).collect();
-        println!("all {} promised stacks were had; then: {error}", stacks.len());
+        println!("all {} reserved stacks were made; then: {error}", stacks.len());
     });
 }
 
 // ----------------------------------------------------------------------------------------- credits
 
 #[test]
-fn promises_hold_under_random_operations() {
-    passes_in_child("promises_hold_under_random_operations", || {
-        let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+fn credits_are_covered_under_random_operations() {
+    passes_in_child("credits_are_covered_under_random_operations", || {
+        let mut rng = Rng::from_seed(1);
         let mut caches: Vec<StackCache> = (0..3).map(|_| StackCache::new().unwrap()).collect();
         let (mut waiting, mut running, mut apart) = (0usize, Vec::new(), Vec::new());
         let mut peak = 0;
         for round in 0..60_000 {
-            let c = dice.roll(caches.len());
+            let c = below(&mut rng, caches.len());
             let cache = &mut caches[c];
-            // The load swings, so that the depot overflows, chunks fall empty, and are used again.
+            // The load oscillates, so that the pool overflows, and chunks become unused and are
+            // used again.
             let growing = round / 5_000 % 2 == 0;
-            match dice.roll(100) {
+            match below(&mut rng, 100) {
                 0..30 if growing || waiting < 20 => {
-                    for _ in 0..dice.roll(8) {
+                    for _ in 0..below(&mut rng, 8) {
                         cache.reserve_one().unwrap();
                         waiting += 1;
                     }
                 }
                 30..60 if waiting > 0 => {
-                    for _ in 0..dice.roll(waiting.min(200)) {
+                    for _ in 0..below(&mut rng, waiting.min(200)) {
                         let s = take(cache);
                         running.push(s);
                         waiting -= 1;
@@ -416,8 +413,8 @@ fn promises_hold_under_random_operations() {
                 }
                 60..90 => {
                     let some = if growing { 4 } else { 40 };
-                    for _ in 0..dice.roll(running.len().clamp(1, some)) {
-                        let s = running.swap_remove(dice.roll(running.len()));
+                    for _ in 0..below(&mut rng, running.len().clamp(1, some)) {
+                        let s = running.swap_remove(below(&mut rng, running.len()));
                         end(cache, s);
                     }
                 }
@@ -435,27 +432,27 @@ fn promises_hold_under_random_operations() {
                 }
                 _ => {}
             }
-            assert_promise_kept();
-            assert!(default_books().granted >= waiting + running.len() + apart.len());
+            assert_credits_are_covered();
+            assert!(default_class_stats().reserved >= waiting + running.len() + apart.len());
             assert!(caches.iter().all(|c| c.stacks.len() < LOCAL_MAX));
             peak = peak.max(running.len());
         }
-        assert!(peak > 2 * DEPOT_MAX, "{peak}");
+        assert!(peak > 2 * POOL_MAX, "{peak}");
         running.into_iter().for_each(|s| end(&mut caches[0], s));
         apart.into_iter().for_each(release);
         (0..waiting).for_each(|_| unreserve_one());
         caches.iter_mut().for_each(StackCache::drain);
         let s = stats();
-        assert_eq!((s.granted, s.caches), (0, 0));
+        assert_eq!((s.reserved, s.caches), (0, 0));
         assert_eq!(s.live, s.pooled);
-        assert_eq!(s.live + s.virgin, s.slots);
+        assert_eq!(s.live + s.unused, s.slots);
         println!("{s:?}");
     });
 }
 
 #[test]
-fn no_stack_is_handed_out_twice() {
-    passes_in_child("no_stack_is_handed_out_twice", || {
+fn no_stack_has_two_owners() {
+    passes_in_child("no_stack_has_two_owners", || {
         let taken: Vec<AtomicBool> = (0..1 << 16).map(|_| AtomicBool::new(false)).collect();
         let exchange = Mutex::new(Vec::<Stack>::new());
         let walks = AtomicUsize::new(0);
@@ -465,23 +462,25 @@ fn no_stack_is_handed_out_twice() {
                 .map(|t| {
                     let (taken, exchange) = (&taken, &exchange);
                     s.spawn(move || {
-                        let mut dice = Dice(t + 1);
+                        let mut rng = Rng::from_seed(t + 1);
                         let mut cache = StackCache::new().unwrap();
                         let mut held = Vec::new();
                         for round in 0..20_000 {
                             let growing = round / 250 % 2 == 0;
-                            for _ in 0..dice.roll(if growing { 60 } else { 20 }) {
+                            for _ in 0..below(&mut rng, if growing { 60 } else { 20 }) {
                                 let stack = start(&mut cache);
                                 let was =
                                     taken[stack.index() as usize].swap(true, Ordering::Relaxed);
                                 assert!(!was, "stack {} has two owners", stack.index());
                                 held.push(stack);
                             }
-                            if dice.roll(4) == 0 {
+                            if below(&mut rng, 4) == 0 {
                                 std::mem::swap(&mut *exchange.lock().unwrap(), &mut held);
                             }
-                            for _ in 0..dice.roll(if growing { 40 } else { 90 }).min(held.len()) {
-                                let stack = held.swap_remove(dice.roll(held.len()));
+                            for _ in
+                                0..below(&mut rng, if growing { 40 } else { 90 }).min(held.len())
+                            {
+                                let stack = held.swap_remove(below(&mut rng, held.len()));
                                 taken[stack.index() as usize].store(false, Ordering::Relaxed);
                                 end(&mut cache, stack);
                             }
@@ -504,7 +503,7 @@ fn no_stack_is_handed_out_twice() {
                     for_each_block(&mut |tp| unsafe {
                         assert_eq!(tp.cast::<usize>().read(), tp.as_ptr().addr());
                     });
-                    assert_promise_kept();
+                    assert_credits_are_covered();
                     walks.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
@@ -517,7 +516,7 @@ fn no_stack_is_handed_out_twice() {
             unreserve_one();
         });
         let s = stats();
-        assert_eq!((s.granted, s.caches, s.live), (0, 0, s.pooled));
+        assert_eq!((s.reserved, s.caches, s.live), (0, 0, s.pooled));
         println!("{s:?}, {} walks", walks.into_inner());
     });
 }
@@ -525,8 +524,8 @@ fn no_stack_is_handed_out_twice() {
 // ------------------------------------------------------------------------------------------ memory
 
 #[test]
-fn memory_falls_after_a_burst() {
-    passes_in_child("memory_falls_after_a_burst", || {
+fn scavenger_returns_memory_after_a_burst() {
+    passes_in_child("scavenger_returns_memory_after_a_burst", || {
         let mut cache = StackCache::new().unwrap();
         let before = (rss(), status("VmPTE:"));
         let stacks: Vec<Stack> = (0..6_000).map(|_| start(&mut cache)).collect();
@@ -535,16 +534,17 @@ fn memory_falls_after_a_burst() {
         assert!(peak.0 - before.0 > 6_000 * 64 * KIB);
         stacks.into_iter().for_each(|s| end(&mut cache, s));
         let full = rss();
-        // Not needed for a whole period, they go step by step; at first nothing does.
+        // At first nothing is retired. After a period without need, stacks are retired step by
+        // step.
         let (mut scavenger, mut time) = (Scavenger::new(), 1);
-        time = scavenger.work(|| time);
+        time = scavenger.run_due(|| time);
         assert!(rss() + 4 * MIB > full);
         while time != NEVER {
-            time = scavenger.work(|| time);
+            time = scavenger.run_due(|| time);
         }
         let after = (rss(), status("VmPTE:"));
         println!("RSS and page tables, KiB: {:?} {:?} {:?}", k(before), k(peak), k(after));
-        let kept = (DEPOT_MAX * 16 + LOCAL_MAX * 80) * KIB;
+        let kept = (POOL_MAX * 16 + LOCAL_MAX * 80) * KIB;
         assert!(after.0 < before.0 + kept + 4 * MIB);
     });
 }
@@ -554,16 +554,16 @@ fn k((a, b): (usize, usize)) -> (usize, usize) {
 }
 
 #[test]
-fn hundred_thousand_stacks_are_few_mappings() {
-    passes_in_child("hundred_thousand_stacks_are_few_mappings", || {
+fn hundred_thousand_stacks_take_few_mappings() {
+    passes_in_child("hundred_thousand_stacks_take_few_mappings", || {
         many(100_000);
     });
 }
 
 #[test]
 #[ignore = "8 GiB"]
-fn a_million_stacks() {
-    passes_in_child("a_million_stacks", || many(1_000_000));
+fn a_million_stacks_take_few_mappings() {
+    passes_in_child("a_million_stacks_take_few_mappings", || many(1_000_000));
 }
 
 fn many(n: usize) {
@@ -592,10 +592,10 @@ fn many(n: usize) {
         rss() / KIB,
         status("VmPTE:") / KIB,
     );
-    assert!(s.live <= DEPOT_MAX + LOCAL_MAX);
+    assert!(s.live <= POOL_MAX + LOCAL_MAX);
 }
 
-// ----------------------------------------------------------------------------------------- figures
+// ----------------------------------------------------------------------------------------- timings
 
 fn timed(what: &str, n: usize, mut f: impl FnMut()) {
     let best = (0..5).map(|_| {
@@ -607,9 +607,9 @@ fn timed(what: &str, n: usize, mut f: impl FnMut()) {
 }
 
 #[test]
-#[ignore = "figures: cargo test --release -- --ignored --nocapture figures"]
-fn figures() {
-    passes_in_child("figures", || {
+#[ignore = "prints timings: cargo test --release -- --ignored --nocapture print_timings"]
+fn print_timings() {
+    passes_in_child("print_timings", || {
         let mut cache = StackCache::new().unwrap();
         let mut other = StackCache::new().unwrap();
         let mut held: Vec<Stack> = (0..16).map(|_| start(&mut cache)).collect();
@@ -626,7 +626,7 @@ fn figures() {
                 std::hint::black_box(&mut cache).unreserve_one();
             }
         });
-        timed("from one cache to another through the depot, each", 64_000, || {
+        timed("from one cache to another through the pool, each", 64_000, || {
             for _ in 0..1000 {
                 for _ in 0..64 {
                     held.push(start(&mut cache));
@@ -670,27 +670,26 @@ fn figures() {
     });
 }
 
-// ------------------------------------------------------------------------------------------- depot
+// ------------------------------------------------------------------------------------------- pool
 
-/// Here and not in depot.rs, which the model crate compiles with a lock that works only inside a
-/// model.
-mod depot_alone {
+/// Not in stack_pool.rs, which the model crate compiles with a lock that works only inside a model.
+mod stack_pool_alone {
     use std::cell::Cell;
     use std::ptr::NonNull;
 
-    use crate::mem::depot::{Batch, BatchLinks, Depot, Node, Shelf};
-    use crate::shim::Lock;
+    use crate::mem::stack_pool::{BatchLinks, BatchNode, PoolState, StackBatch, StackPool};
+    use crate::sys::lock::Lock;
 
-    struct Bead {
-        next: Cell<Option<NonNull<Bead>>>,
-        batch: Cell<Option<BatchLinks<Bead>>>,
+    struct TestNode {
+        next: Cell<Option<NonNull<TestNode>>>,
+        batch: Cell<Option<BatchLinks<TestNode>>>,
         id: usize,
     }
 
     // SAFETY: plain cells: a getter returns what the setter stored.
-    unsafe impl Node for Bead {
+    unsafe impl BatchNode for TestNode {
         unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
-            // SAFETY: beads of a test outlive it.
+            // SAFETY: nodes of a test outlive it.
             unsafe { this.as_ref() }.next.get()
         }
         unsafe fn set_next(this: NonNull<Self>, next: Option<NonNull<Self>>) {
@@ -707,26 +706,26 @@ mod depot_alone {
         }
     }
 
-    fn string_of(ids: std::ops::Range<usize>) -> Batch<Bead> {
-        let mut batch = Batch::new();
+    fn batch_of(ids: std::ops::Range<usize>) -> StackBatch<TestNode> {
+        let mut batch = StackBatch::new();
         for id in ids.rev() {
-            let bead = Box::new(Bead { next: Cell::new(None), batch: Cell::new(None), id });
+            let node = Box::new(TestNode { next: Cell::new(None), batch: Cell::new(None), id });
             // SAFETY: leaked here, owned by the batch.
-            unsafe { batch.push(NonNull::from(Box::leak(bead))) };
+            unsafe { batch.push(NonNull::from(Box::leak(node))) };
         }
         batch
     }
 
-    fn ids(batch: &Batch<Bead>) -> Vec<usize> {
+    fn ids(batch: &StackBatch<TestNode>) -> Vec<usize> {
         let mut out = Vec::new();
-        // SAFETY: beads are never freed.
+        // SAFETY: nodes are never freed.
         batch.for_each(|b| out.push(unsafe { b.as_ref() }.id));
         out
     }
 
     #[test]
-    fn split_keeps_the_newest_and_append_restores() {
-        let mut b = string_of(0..10);
+    fn split_off_keeps_the_newest_and_append_restores() {
+        let mut b = batch_of(0..10);
         let rest = b.split_off(4);
         assert_eq!((ids(&b), ids(&rest)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7, 8, 9]));
         assert_eq!((b.len(), rest.len()), (4, 6));
@@ -736,20 +735,20 @@ mod depot_alone {
     }
 
     #[test]
-    fn bounded_and_in_batches() {
-        let depot = Depot::new(Lock::new(Shelf::new()));
-        assert!(depot.put(string_of(0..4), 10).is_none());
-        assert!(depot.put(string_of(4..8), 10).is_none());
-        let back = depot.put(string_of(8..11), 10).expect("would not fit");
+    fn pool_is_bounded_by_max_and_returns_whole_batches() {
+        let pool = StackPool::new(Lock::new(PoolState::new()));
+        assert!(pool.put(batch_of(0..4), 10).is_none());
+        assert!(pool.put(batch_of(4..8), 10).is_none());
+        let back = pool.put(batch_of(8..11), 10).expect("would not fit");
         assert_eq!(ids(&back), [8, 9, 10]);
-        assert_eq!(depot.len(), 8);
-        let one = depot.take_one_or_else(|| ()).expect("not empty");
-        // SAFETY: beads are never freed.
+        assert_eq!(pool.len(), 8);
+        let one = pool.take_one_or_else(|| ()).expect("not empty");
+        // SAFETY: nodes are never freed.
         assert_eq!(unsafe { one.as_ref() }.id, 4);
         // The rest of the broken batch (3) and the one below (4) fit in 7, not in 6.
-        assert_eq!(ids(&depot.take_or_else(6, || ()).unwrap()), [5, 6, 7]);
-        assert_eq!(ids(&depot.take_or_else(1, || ()).unwrap()), [0, 1, 2, 3]);
-        assert_eq!(depot.take_or_else(1, || 42).err(), Some(42));
-        assert_eq!(depot.len(), 0);
+        assert_eq!(ids(&pool.take_or_else(6, || ()).unwrap()), [5, 6, 7]);
+        assert_eq!(ids(&pool.take_or_else(1, || ()).unwrap()), [0, 1, 2, 3]);
+        assert_eq!(pool.take_or_else(1, || 42).err(), Some(42));
+        assert_eq!(pool.len(), 0);
     }
 }

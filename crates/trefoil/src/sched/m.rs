@@ -38,7 +38,7 @@ use crate::sched::{Sched, current_g, monitor::handoff, switch};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
-use crate::sys::epoll::Bed;
+use crate::sys::epoll::PollSlot;
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
 use crate::sys::thread;
@@ -94,7 +94,7 @@ pub(crate) struct M {
     pub(crate) signal_mask: Cell<u64>,
     pub(crate) parker: Parker,
     /// Where it sleeps in its runtime's poller, instead of in its parker.
-    pub(crate) polling: Bed,
+    pub(crate) polling: PollSlot,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
     pub(crate) idle_link: Cell<Option<&'static M>>,
@@ -168,7 +168,7 @@ impl M {
                 tid: AtomicU32::new(0),
                 signal_mask: Cell::new(0),
                 parker: Parker::new(),
-                polling: Bed::new(),
+                polling: PollSlot::new(),
                 handed: Cell::new(None),
                 idle_link: Cell::new(None),
                 listed: Cell::new(false),
@@ -207,13 +207,13 @@ impl M {
         self.parker.unpark();
         // The thread sees the note, or we see where it sleeps (`sleep_polling`).
         full_fence();
-        self.polling.call();
+        self.polling.wake();
     }
 
     /// Sleeps until `until`, a wake, or until descriptors are ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> ReadyBatch {
-        self.polling.lie(poller.wakeup_epoll(), || {
-            poller.sleep_as_idle_poller(if self.parker.take_note() { 0 } else { until.max(1) })
+        self.polling.wait_in(poller.wakeup_epoll(), || {
+            poller.sleep_as_idle_poller(if self.parker.take_token() { 0 } else { until.max(1) })
         })
     }
 

@@ -37,7 +37,7 @@ pub(crate) mod p;
 pub(crate) mod p_snapshot;
 pub(crate) mod procs;
 pub(crate) mod queues;
-pub(crate) mod rng;
+pub(crate) mod random;
 pub(crate) mod search;
 pub(crate) mod shutdown;
 pub(crate) mod switch;

@@ -1,6 +1,6 @@
 //! `set_procs`: more or fewer Ps while everything runs.
 //!
-//! No stop of the world. Growing adds idle Ps. Shrinking takes idle Ps at once and asks the others
+//! No stop of the world. MmapVec adds idle Ps. Shrinking takes idle Ps at once and asks the others
 //! (`flag::RETIRE`); the M that holds one answers at its next scheduling step ([`Sched::retire`]): its
 //! queue goes to the head of the global queue, its caches to the depots, and it takes an idle P or
 //! parks. Until then the goroutine that runs there goes on.

@@ -191,7 +191,7 @@ impl HeldOutputs {
     /// Holds the output `which` until it is to be released. Runs on a thread of its own.
     fn hold(&self, which: usize, with_output: fn(usize, &mut dyn FnMut())) {
         with_output(which, &mut || {
-            outputs::learn(which);
+            outputs::find_owner_word(which);
             HAS_WAITER[which].store(false, Ordering::Relaxed);
             self.locked.fetch_add(1, Ordering::Release);
             self.owner.unpark();

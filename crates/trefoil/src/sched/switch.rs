@@ -595,7 +595,7 @@ fn give_stack(rt: Rt, g: &'static G) -> bool {
                 return true;
             }
             // It allocates, so it may have to wait for a goroutine that was preempted inside malloc.
-            Ok(None) => rt.retakable(mem::stock),
+            Ok(None) => rt.retakable(mem::refill_pool),
             Err(e) => Err(e),
         };
         if let Err(e) = made {

@@ -1,33 +1,34 @@
-//! The runtime's clock: nanoseconds of CLOCK_MONOTONIC, the clock of `std::time::Instant`.
+//! The runtime's clock: nanoseconds of `CLOCK_MONOTONIC`, the clock of `std::time::Instant`.
 
 use super::parker::Parker;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
-/// A point in time, in nanoseconds. `NEVER` is later than any other.
+/// A point in time, in nanoseconds. [`NEVER`] is later than any other.
 pub(crate) type Nanos = u64;
 
-/// The point in time that does not come.
+/// The point in time that is never reached.
 pub(crate) const NEVER: Nanos = u64::MAX;
 
-/// The last point in time that comes. A time-out that is longer ends here, in some hundred years: a goroutine that waits
-/// with a time-out is not part of a deadlock, however long it is.
+/// The last point in time before [`NEVER`], some hundred years ahead. A longer timeout ends here: a
+/// goroutine that waits with a timeout is not part of a deadlock, however long the timeout is.
 pub(crate) const LATEST: Nanos = NEVER - 1;
 
-/// Now. 27 ns: kept off the fast paths.
+/// Returns the current time. Takes 27 ns, so fast paths avoid it.
 #[inline]
 pub(crate) fn now() -> Nanos {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Readings of both clocks that [`now_on_both`] makes; it keeps the closest pair.
+/// How often [`now_on_both`] reads both clocks; it keeps the closest pair.
 const READINGS: u32 = 16;
 
-/// Now, on std's clock and on this one. The second is at or after the first, usually by the time that one reading takes:
-/// so what is converted from nanoseconds to an `Instant` by this pair is never in the future.
+/// Returns the current time on std's clock and on this one. The second is at or after the first,
+/// usually by the time that one reading takes. So what is converted from nanoseconds to an
+/// `Instant` by this pair is never in the future.
 ///
-/// A thread may lose its CPU between the two readings; it rarely does so each time.
+/// A thread may lose its CPU between the two readings, but rarely in each of [`READINGS`] pairs.
 pub(crate) fn now_on_both() -> (Instant, Nanos) {
     let pair = || {
         let before = now();
@@ -45,23 +46,23 @@ pub(crate) fn now_on_both() -> (Instant, Nanos) {
     closest
 }
 
-/// `now` plus a duration; at most [`LATEST`].
+/// Returns the time after `d` from now; at most [`LATEST`].
 pub(crate) fn after(d: Duration) -> Nanos {
     after_nanos(u64::try_from(d.as_nanos()).unwrap_or(LATEST))
 }
 
-/// `now` plus so many nanoseconds; at most [`LATEST`].
+/// Returns the time after `nanos` from now; at most [`LATEST`].
 pub(crate) fn after_nanos(nanos: u64) -> Nanos {
     now().saturating_add(nanos).min(LATEST)
 }
 
-/// A std `Instant` on this clock; a past one is now.
+/// Converts a std `Instant` to this clock; a past one becomes the current time.
 pub(crate) fn at(t: Instant) -> Nanos {
     after(t.saturating_duration_since(Instant::now()))
 }
 
 impl Parker {
-    /// As `park`, at most until `deadline`. True: a note came.
+    /// Sleeps as `park` does, at most until `deadline`. Returns whether it consumed a token.
     pub(crate) fn park_until(&self, deadline: Nanos) -> bool {
         if deadline == NEVER {
             self.park();

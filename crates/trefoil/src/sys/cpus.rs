@@ -1,22 +1,22 @@
-//! How many CPUs there are for us, and so how many Ps by default.
+//! The number of CPUs that the process may use, and so the default number of Ps.
 //!
 //! Go's rule since 1.25: `min(affinity CPUs, max(2, ceil(cgroup quota / period)))`. The quota is
-//! rounded up, since a P that idles now and then is better than a part of a CPU left unused, and it
-//! counts as 2 at least, so that one long slice does not hold up everything else. The affinity mask
-//! is exact and needs no such care: on one CPU there is one P.
+//! rounded up, because a P that idles at times is better than an unused part of a CPU. It counts as
+//! 2 at least, so that one long time slice does not delay everything else. The affinity mask is
+//! exact: on one CPU there is one P.
 //!
-//! A cgroup's limit binds all below it, so every level from the process's own cgroup up to the
-//! mount is looked at, and the smallest counts.
+//! A cgroup's limit also binds the cgroups below it, so every level from the process's own cgroup
+//! up to the mount is read, and the smallest limit counts.
 //!
-//! Where the limit stands:
+//! Where the limit is found:
 //!
 //! | | line of /proc/self/cgroup | mount | files |
 //! |---|---|---|---|
 //! | v1 | controllers contain `cpu` | `cgroup` with option `cpu` | `cpu.cfs_{quota,period}_us` |
 //! | v2 | `0::PATH` | `cgroup2` | `cpu.max` |
 //!
-//! A hybrid system has both; a controller lives in one of the two, so the other has no such file.
-//! What cannot be read or understood is no limit: none of this may stop a program from starting.
+//! A hybrid system has both; a controller belongs to one of the two, so the other has no such file.
+//! What cannot be read or parsed is no limit: none of this may stop a program from starting.
 
 use std::ffi::OsString;
 use std::fs;
@@ -29,14 +29,15 @@ pub(crate) const MAX_PROCS: usize = 1024;
 /// A quota counts as this many CPUs at least.
 const MIN_QUOTA_CPUS: usize = 2;
 
-/// Threads of this process, whoever made them; more than there are if that cannot be found out.
+/// Returns the number of threads of this process, including those that are not the runtime's;
+/// `usize::MAX` if it cannot be found out.
 pub(crate) fn num_threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count)
 }
 
-/// The CPUs that the process may run on: the affinity mask of its first thread.
+/// Returns the number of CPUs that the process may run on: the affinity mask of its first thread.
 ///
-/// Not the calling thread's mask: a thread that pinned itself must not shrink everyone's count.
+/// Not the calling thread's mask: a thread that pinned itself must not reduce the number of Ps.
 pub(crate) fn num_cpus() -> usize {
     match rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) {
         Ok(set) => (set.count() as usize).max(1),
@@ -45,14 +46,14 @@ pub(crate) fn num_cpus() -> usize {
     }
 }
 
-/// The number of Ps when nobody says otherwise.
+/// Returns the default number of Ps.
 ///
 /// Reads files: for the start of a runtime and for sysmon, not for a hot path.
 pub(crate) fn default_procs() -> usize {
     procs_for(num_cpus(), cgroup_cpus(Path::new("/")))
 }
 
-/// The value of the environment variable `var` as a number of Ps.
+/// Parses the value of the environment variable `var` as a number of Ps.
 pub(crate) fn parse_procs(var: &str, value: &str) -> Result<usize, String> {
     match value.parse() {
         Ok(n) if (1..=MAX_PROCS).contains(&n) => Ok(n),
@@ -68,9 +69,9 @@ fn procs_for(affinity: usize, quota: Option<usize>) -> usize {
     affinity.min(quota).clamp(1, MAX_PROCS)
 }
 
-/// The smallest CPU limit of the cgroups that this process is in, rounded up to whole CPUs.
+/// Returns the smallest CPU limit of the cgroups that this process is in, rounded up to whole CPUs.
 ///
-/// `root` stands for `/`; tests put a made-up tree there.
+/// `root` stands for `/`; tests pass a directory with made-up files.
 fn cgroup_cpus(root: &Path) -> Option<usize> {
     let cgroups = parse_cgroups(&read(&root.join("proc/self/cgroup"))?);
     let mounts = parse_mounts(&read(&root.join("proc/self/mountinfo"))?);
@@ -81,7 +82,8 @@ fn cgroup_cpus(root: &Path) -> Option<usize> {
     levels.filter_map(|(version, dir)| limit(version, &dir)).min()
 }
 
-/// Paths may hold bytes that are not UTF-8: such a level is not found and is skipped.
+/// Reads a file. Paths in it may contain bytes that are not UTF-8: such a level is not found and is
+/// skipped.
 fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
 }
@@ -100,7 +102,7 @@ struct Cgroup {
     path: PathBuf,
 }
 
-/// Lines are `ID:CONTROLLERS:PATH`; the path is not escaped and may hold colons.
+/// Parses lines `ID:CONTROLLERS:PATH`; the path is not escaped and may contain colons.
 fn parse_cgroups(text: &str) -> Vec<Cgroup> {
     let cgroup = |line: &str| {
         let mut fields = line.splitn(3, ':');
@@ -119,12 +121,12 @@ fn parse_cgroups(text: &str) -> Vec<Cgroup> {
 #[derive(Debug, PartialEq)]
 struct Mount {
     version: Version,
-    /// The cgroup that is seen at `point`; not `/` in a container without a cgroup namespace.
+    /// The cgroup that is mounted at `point`; not `/` in a container without a cgroup namespace.
     root: PathBuf,
     point: PathBuf,
 }
 
-/// Lines are `ID PARENT DEVICE ROOT POINT OPTIONS [TAG…] - TYPE SOURCE OPTIONS`.
+/// Parses lines `ID PARENT DEVICE ROOT POINT OPTIONS [TAG…] - TYPE SOURCE OPTIONS`.
 fn parse_mounts(text: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let mut fields = line.split(' ');
@@ -141,7 +143,8 @@ fn parse_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
-/// mountinfo writes blank, tab, newline, `#` and backslash as a backslash and three octal digits.
+/// Decodes a field of mountinfo, which writes blank, tab, newline, `#` and backslash as a backslash
+/// and three octal digits.
 fn unescape(field: &str) -> PathBuf {
     let bytes = field.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -161,13 +164,13 @@ fn unescape(field: &str) -> PathBuf {
     OsString::from_vec(out).into()
 }
 
-/// The folders of the cgroup and of those above it, up to the mount point, seen through `mount`.
+/// Returns the directories of the cgroup and of its ancestors, up to the mount point of `mount`.
 ///
-/// None if the mount shows another part of the hierarchy. A level that is not there (a container
-/// whose paths are the host's, a cgroup that was deleted) reads as no limit later on.
+/// The list is empty if the mount shows another part of the hierarchy. A directory that does not
+/// exist (a container whose paths are the host's, a deleted cgroup) reads as no limit later.
 fn levels(root: &Path, mount: &Mount, cgroup: &Cgroup) -> Vec<(Version, PathBuf)> {
     let Ok(below) = cgroup.path.strip_prefix(&mount.root) else { return Vec::new() };
-    // `..` leads out of the cgroup namespace to a place whose name we cannot see.
+    // `..` leads out of the cgroup namespace, to a cgroup whose name is not visible here.
     if below.components().any(|part| part == Component::ParentDir) {
         return Vec::new();
     }
@@ -175,7 +178,7 @@ fn levels(root: &Path, mount: &Mount, cgroup: &Cgroup) -> Vec<(Version, PathBuf)
     below.ancestors().map(|level| (cgroup.version, point.join(level))).collect()
 }
 
-/// The limit that the files in this folder set.
+/// Returns the limit that the files in this directory set.
 fn limit(version: Version, dir: &Path) -> Option<usize> {
     match version {
         Version::V1 => parse_limit(&format!(
@@ -187,7 +190,7 @@ fn limit(version: Version, dir: &Path) -> Option<usize> {
     }
 }
 
-/// `QUOTA PERIOD` in whole CPUs, rounded up. A quota of `max` (v2) or `-1` (v1) is no limit.
+/// Parses `QUOTA PERIOD` to whole CPUs, rounded up. A quota of `max` (v2) or `-1` (v1) is no limit.
 fn parse_limit(text: &str) -> Option<usize> {
     let mut fields = text.split_whitespace().map(|field| field.parse::<u64>().ok());
     let (quota, period) = (fields.next()??, fields.next()??);
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A folder that stands for `/`; removed at the end.
+    /// A directory that stands for `/`; removed when dropped.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -241,7 +244,7 @@ mod tests {
         32 22 0:28 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
 
     #[test]
-    fn v2() {
+    fn v2_quota_is_rounded_up() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/app\n"),
             ("proc/self/mountinfo", V2_MOUNT),
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn v2_without_a_limit() {
+    fn v2_quota_of_max_is_no_limit() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/app\n"),
             ("proc/self/mountinfo", V2_MOUNT),
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_takes_the_smallest() {
+    fn the_smallest_limit_of_nested_cgroups_counts() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/a/b/c\n"),
             ("proc/self/mountinfo", V2_MOUNT),
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn v1() {
+    fn v1_quota_is_rounded_up() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "5:cpuset:/set\n4:cpu,cpuacct:/app\n"),
             ("proc/self/mountinfo", V1_MOUNT),
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn v1_in_a_container() {
+    fn v1_limit_is_found_in_a_container_without_a_namespace() {
         // No cgroup namespace: the host's path, and a mount that starts at just that cgroup.
         let tree = Tree::new(&[
             ("proc/self/cgroup", "4:cpu,cpuacct:/docker/1f/inner\n"),
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_of_another_part_is_not_ours() {
+    fn a_mount_of_another_part_of_the_hierarchy_is_skipped() {
         for mount_root in ["/docker/2e", "/docker/1", "/.."] {
             let mounts = format!("31 22 0:27 {mount_root} /cg rw - cgroup2 none rw\n");
             let tree = Tree::new(&[
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn outside_of_the_namespace() {
+    fn a_cgroup_outside_of_the_namespace_is_no_limit() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/../sibling\n"),
             ("proc/self/mountinfo", V2_MOUNT),
@@ -327,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn hybrid() {
+    fn hybrid_system_uses_the_hierarchy_with_the_controller() {
         let mounts =
             format!("{V1_MOUNT}40 22 0:40 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
         let tree = Tree::new(&[
@@ -341,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn escaped_mount_point_and_colon_in_the_path() {
+    fn escaped_mount_points_and_colons_in_paths_are_parsed() {
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/a:b c (deleted)\n"),
             ("proc/self/mountinfo", "30 22 0:26 / /my\\040cg\\134x rw - cgroup2 cgroup2 rw\n"),
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn unescapes_only_what_is_octal() {
+    fn only_octal_escapes_are_decoded() {
         for (from, to) in [
             ("/a\\040b", "/a b"),
             ("/a\\", "/a\\"),
@@ -397,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_up_and_at_least_two() {
+    fn a_quota_counts_as_two_cpus_at_least() {
         assert_eq!(parse_limit("1 100000"), Some(1));
         assert_eq!(parse_limit("100000 100000"), Some(1));
         assert_eq!(parse_limit("100001 100000"), Some(2));
@@ -413,12 +416,12 @@ mod tests {
     }
 
     #[test]
-    fn this_machine() {
+    fn default_procs_is_between_one_and_num_cpus() {
         assert!((1..=num_cpus()).contains(&default_procs()));
     }
 
     #[test]
-    fn procs_from_text() {
+    fn parse_procs_accepts_one_to_max_procs() {
         assert_eq!(parse_procs("TREFOIL_PROCS", "1"), Ok(1));
         assert_eq!(parse_procs("TREFOIL_PROCS", "1024"), Ok(1024));
         assert_eq!(

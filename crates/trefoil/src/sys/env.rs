@@ -1,30 +1,31 @@
-//! What the environment says about the runtime.
+//! The environment variables of the runtime.
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `TREFOIL_PROCS` | number of Ps, 1 to 1024 |
 //! | `GOMAXPROCS` | the same, where `TREFOIL_PROCS` is not set |
-//! | `TREFOIL_DEBUG` | `key=value` pairs with commas between them, the keys are in `KEYS` |
+//! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
 //!
-//! An empty variable counts as unset. A value that is not understood is an error which names the
-//! variable: who sets `TREFOIL_PROCS=4x` wants to know, not to get the default. (Go ignores it.)
+//! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
+//! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
+//! it.)
 
 use std::env;
 
 use super::cpus::parse_procs;
 
-/// The settings, each with its default when the environment is silent.
+/// The settings; a variable that is not set leaves the default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Env {
     /// Number of Ps.
     pub procs: Option<usize>,
-    /// Time from one line of the scheduler's trace to the next, in milliseconds.
+    /// Interval between two lines of the scheduler's trace, in milliseconds.
     pub schedtrace_ms: Option<u64>,
     /// The trace shows every P, M and G.
     pub scheddetail: bool,
     /// No preemption by signal.
     pub asyncpreemptoff: bool,
-    /// The signal that preempts; None: SIGURG.
+    /// The preemption signal. Defaults to SIGURG.
     pub preempt_signal: Option<i32>,
     /// How long a goroutine may run while others wait, in microseconds.
     pub slice_us: Option<u64>,
@@ -52,12 +53,12 @@ const KEYS: [(&str, &str); 7] = [
 /// Reads the environment of the process.
 pub(crate) fn read() -> Result<Env, String> {
     parse([TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DEBUG].into_iter().filter_map(|var| {
-        // What is not UTF-8 becomes a value that no parser takes.
+        // What is not UTF-8 becomes a value that no parser accepts.
         Some((var, env::var_os(var)?.to_string_lossy().into_owned()))
     }))
 }
 
-/// The settings in these variables; others may be among them.
+/// Parses these variables; unknown ones are skipped.
 fn parse<K, V>(vars: impl IntoIterator<Item = (K, V)>) -> Result<Env, String>
 where
     K: AsRef<str>,
@@ -76,7 +77,7 @@ where
             _ => {}
         }
     }
-    // Go's variable is not even looked at when ours is set.
+    // An invalid value of Go's variable is no error if ours is set.
     env.procs = ours.or(gos).transpose()?;
     Ok(env)
 }
@@ -84,7 +85,7 @@ where
 fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let understood = match key {
+        let valid = match key {
             "schedtrace" => match value.parse() {
                 Ok(ms) => {
                     env.schedtrace_ms = Some(ms).filter(|&ms| ms > 0);
@@ -112,26 +113,26 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
             "guards" => word(value, "mprotect", &mut env.guards_mprotect),
             _ => false,
         };
-        if !understood {
+        if !valid {
             return Err(format!("{TREFOIL_DEBUG}={}: {}", pair.escape_debug(), help(key)));
         }
     }
     Ok(())
 }
 
-/// Sets `to` from `0` or `1`; false if it is neither.
+/// Sets `to` from `0` or `1`; returns false if the value is neither.
 fn switch(value: &str, to: &mut bool) -> bool {
     *to = value == "1";
     matches!(value, "0" | "1")
 }
 
-/// Sets `to` if the value is the one word; false if it is not.
+/// Sets `to` if the value is `word`; returns false if it is not.
 fn word(value: &str, word: &str, to: &mut bool) -> bool {
     *to = value == word;
     *to
 }
 
-/// What should have been written instead.
+/// Describes the valid values of a key, or the valid keys.
 fn help(key: &str) -> String {
     match KEYS.iter().find(|(known, _)| *known == key) {
         Some((key, values)) => format!("expected {key}={values}"),
@@ -151,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_the_default() {
+    fn an_empty_environment_gives_the_defaults() {
         assert_eq!(parse::<&str, &str>([]), Ok(Env::default()));
         let empty = [(TREFOIL_PROCS, ""), (GOMAXPROCS, ""), (TREFOIL_DEBUG, ""), ("PATH", "/bin")];
         assert_eq!(parse(empty), Ok(Env::default()));
     }
 
     #[test]
-    fn our_procs_win_in_any_order() {
+    fn trefoil_procs_overrides_gomaxprocs_in_any_order() {
         for vars in [
             [(TREFOIL_PROCS, "3"), (GOMAXPROCS, "5")],
             [(GOMAXPROCS, "5"), (TREFOIL_PROCS, "3")],
@@ -178,10 +179,10 @@ mod tests {
     }
 
     #[test]
-    fn all_keys() {
+    fn all_keys_are_parsed() {
         let env = debug(
-            "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,tls=pthread,\
-             guards=mprotect,",
+            "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,\
+             tls=pthread,guards=mprotect,",
         );
         let all = Env {
             procs: None,
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values() {
+    fn an_invalid_value_is_an_error_that_names_the_key() {
         for (value, error) in [
             (
                 "scheddetail=1,schedtrace=fast",
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_lists_the_known() {
+    fn an_unknown_key_is_an_error_that_lists_the_known_keys() {
         for value in ["madvise=1", "=", "schedtrace =1", "\0"] {
             let error = debug(value).unwrap_err();
             assert!(error.contains("unknown key"), "{error}");

@@ -1,11 +1,13 @@
-//! The epoll door: instances, one of a group with an eventfd that ends waits.
+//! epoll instances. One instance of a group has an eventfd, which interrupts waits: a *break*, as
+//! Go's netpollBreak.
 //!
-//! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by `ppoll`): nesting them
-//! would make the kernel walk through two for every event.
+//! A thread waits in one instance ([`Epoll::wait`]), or for any of a group ([`wait_any`], by
+//! `ppoll`). Nested instances would make the kernel process every event twice.
 //!
-//! Several threads may wait at once (the idle poller, one that was the idle poller a moment ago, sysmon), and the kernel
-//! wakes any of them. So a break is *for* a thread, and only that one takes it out: the eventfd counts the
-//! threads that are to come out ([`Bed`]), and stays readable until all of them have.
+//! Several threads may wait at once (the idle poller, an M that was the idle poller a moment ago,
+//! sysmon), and the kernel wakes any of them. So a break is meant *for* one thread, and only that
+//! thread consumes it: the eventfd counts the threads that have to return ([`PollSlot`]), and stays
+//! readable until all of them have.
 
 use super::clock::{NEVER, Nanos, now};
 use super::raw::syscall;
@@ -15,56 +17,62 @@ use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-/// Events taken by one call. Go's number.
+/// Events taken by one call, as in Go.
 pub(crate) const BATCH: usize = 128;
 
-/// What a descriptor is registered for: both directions, edges only.
+/// What a descriptor is registered for: both directions, edge-triggered.
 const INTEREST: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-/// What makes a reader, or a writer, look again.
+/// The events that end the wait of a reader, and of a writer.
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 
-/// The eventfd's mark.
+/// The `data` of the eventfd.
 const BREAK: u64 = 0;
-/// Each read takes one break out.
+/// A semaphore: each read consumes one break.
 const BREAK_FLAGS: i32 = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE;
 
-/// One answer of the kernel.
+/// One reported event.
 #[derive(Clone, Copy)]
 pub(crate) struct Event {
-    /// What the descriptor was registered with.
+    /// The `data` that the descriptor was registered with.
     pub(crate) data: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
 }
 
-/// An epoll instance. Its memory lives for ever (`sched` leaks it), its descriptors until `close`.
+/// An epoll instance. Its memory is never freed (`sched` leaks it), its descriptors live until
+/// `close`.
 pub(crate) struct Epoll {
     fd: AtomicI32,
     waker: AtomicI32,
-    /// The kernel has no `epoll_pwait2` (before 5.11): milliseconds.
+    /// The kernel has no `epoll_pwait2` (before 5.11), so timeouts are in milliseconds.
     coarse: AtomicBool,
 }
 
 impl Epoll {
-    /// Not open: nobody has asked for the network yet.
+    /// Makes one that is not open: the runtime has not used the network yet.
     pub(crate) const fn new() -> Epoll {
         Epoll { fd: AtomicI32::new(-1), waker: AtomicI32::new(-1), coarse: AtomicBool::new(false) }
     }
 
-    /// Opens it; `breaks`: with the eventfd. By one caller at a time.
-    pub(crate) fn open(&self, breaks: bool) -> io::Result<()> {
+    /// Opens it without an eventfd. By one caller at a time.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        if !self.is_open() {
+            // SAFETY: makes a descriptor.
+            let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+            self.fd.store(fd, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Opens it with the eventfd of its group. By one caller at a time.
+    pub(crate) fn open_with_breaks(&self) -> io::Result<()> {
         if self.is_open() {
             return Ok(());
         }
-        let check = |fd: RawFd| if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) };
         // SAFETY: calls that make descriptors, and one that registers one of them.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            if !breaks {
-                self.fd.store(fd, Ordering::Release);
-                return Ok(());
-            }
             let waker = match check(libc::eventfd(0, BREAK_FLAGS)) {
                 Ok(waker) => waker,
                 Err(e) => {
@@ -90,19 +98,19 @@ impl Epoll {
         self.fd.load(Ordering::Acquire) >= 0
     }
 
-    /// Gives the descriptors back. Nobody waits any more.
+    /// Closes the descriptors. No thread waits in it any more.
     pub(crate) fn close(&self) {
         for fd in [&self.fd, &self.waker] {
             let fd = fd.swap(-1, Ordering::AcqRel);
             if fd >= 0 {
-                // SAFETY: ours, and nobody uses it (caller).
+                // SAFETY: our descriptor, which no thread uses any more (caller).
                 unsafe { syscall(libc::SYS_close, [fd as usize]) };
             }
         }
     }
 
-    /// Registers `fd` for both directions, for as long as it is open; `data` is not 0. False: it cannot be
-    /// waited for (a regular file).
+    /// Registers `fd` for both directions, for as long as it is open; `data` is not 0. Returns
+    /// false if `fd` cannot be polled (a regular file).
     pub(crate) fn add(&self, fd: RawFd, data: u64) -> io::Result<bool> {
         debug_assert!(data != BREAK);
         let mut event = libc::epoll_event { events: INTEREST, u64: data };
@@ -114,7 +122,7 @@ impl Epoll {
             }
             let e = io::Error::last_os_error();
             match e.raw_os_error() {
-                // Somebody has used the same open file with another mark.
+                // The same open file is registered already, with other data.
                 Some(libc::EEXIST) => {
                     if libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) == 0 {
                         return Ok(true);
@@ -127,8 +135,8 @@ impl Epoll {
         }
     }
 
-    /// As [`Epoll::add`], for a descriptor that is probably known and for these directions alone: if it is ready
-    /// there, that is reported anew.
+    /// Registers `fd` as [`Epoll::add`] does, but for these directions alone. It is probably
+    /// registered already; if it is ready in one of the directions, that is reported again.
     #[cfg(feature = "std")]
     pub(crate) fn arm(&self, fd: RawFd, data: u64, read: bool, write: bool) -> io::Result<bool> {
         let mut events = libc::EPOLLET;
@@ -142,14 +150,14 @@ impl Epoll {
         let epoll = self.fd.load(Ordering::Acquire);
         // SAFETY: one event of our own.
         let mut tell = |op| unsafe { libc::epoll_ctl(epoll, op, fd, &raw mut event) == 0 };
-        // The last one if somebody was faster.
+        // The second MOD is for the case that another thread has added it in between.
         if [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD]
             .into_iter()
             .any(&mut tell)
         {
             return Ok(true);
         }
-        // SAFETY: as above, to know why.
+        // SAFETY: as above; the call is repeated for its error.
         if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } == 0 {
             return Ok(true);
         }
@@ -157,10 +165,10 @@ impl Epoll {
         if e.raw_os_error() == Some(libc::EPERM) { Ok(false) } else { Err(e) }
     }
 
-    /// Forgets `fd`.
+    /// Unregisters `fd`.
     pub(crate) fn remove(&self, fd: RawFd) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: one event of our own. It may not be there any more.
+        // SAFETY: one event of our own. `fd` may be unregistered already.
         unsafe {
             libc::epoll_ctl(
                 self.fd.load(Ordering::Acquire),
@@ -171,8 +179,8 @@ impl Epoll {
         };
     }
 
-    /// Waits until `deadline` at most (0: not at all), and hands every event to `each`. How many there were,
-    /// a break not counted.
+    /// Waits until `deadline` at most (0: not at all), and calls `each` with every event. Returns
+    /// the number of events, without breaks.
     pub(crate) fn wait(&self, deadline: Nanos, mut each: impl FnMut(Event)) -> usize {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let n = self.wait_raw(deadline, &mut events);
@@ -180,7 +188,7 @@ impl Epoll {
         for event in &events[..n] {
             let (bits, data) = (event.events, event.u64);
             if data == BREAK {
-                continue; // for whom it is, he takes it out
+                continue; // the thread that it is meant for consumes it
             }
             count += 1;
             let (readable, writable) = (bits & READABLE != 0, bits & WRITABLE != 0);
@@ -202,7 +210,7 @@ impl Epoll {
             // SAFETY: room for BATCH events; the limit outlives the call; no mask.
             let n = unsafe { syscall(libc::SYS_epoll_pwait2, args) };
             if n != -(libc::ENOSYS as isize) {
-                return n.max(0) as usize; // below zero, a signal: the caller looks again
+                return n.max(0) as usize; // below zero: a signal; the caller polls again
             }
             self.coarse.store(true, Ordering::Relaxed);
         }
@@ -219,14 +227,14 @@ impl Epoll {
         self.waker.load(Ordering::Relaxed) as usize
     }
 
-    /// Somebody is to come out.
+    /// Makes one waiting thread return.
     fn put_break(&self) {
         let one = 1u64;
         // SAFETY: writes eight bytes of our own.
         unsafe { syscall(libc::SYS_write, [self.waker_fd(), &raw const one as usize, 8]) };
     }
 
-    /// We are out. False: it has not been put in yet.
+    /// Consumes one break. Returns false if its sender has not written it yet.
     fn take_break(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into our own.
@@ -234,13 +242,14 @@ impl Epoll {
     }
 }
 
-/// Waits until one of the group has events (or a break), until `deadline` at most. Which have: a bit each.
+/// Waits until one of the group has events (or a break), until `deadline` at most. Returns a bit
+/// for each instance that has.
 pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nanos) -> u32 {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
     let mut fds = [NONE; u32::BITS as usize];
     let mut len = 0;
     for epoll in group.take(fds.len()) {
-        // The kernel passes over those that are not open: -1.
+        // The kernel skips instances that are not open: their descriptor is −1.
         fds[len].fd = epoll.fd.load(Ordering::Acquire);
         len += 1;
     }
@@ -250,36 +259,44 @@ pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nan
         tv_nsec: (left % 1_000_000_000) as i64,
     };
     let limit = if deadline == NEVER { 0 } else { &raw mut limit as usize };
-    // SAFETY: `len` entries of our own; the limit, which the kernel changes, outlives the call; no mask.
+    // SAFETY: `len` entries of our own; the limit, which the kernel changes, outlives the call; no
+    // mask.
     unsafe { syscall(libc::SYS_ppoll, [fds.as_mut_ptr() as usize, len, limit]) };
     (0..len).filter(|&i| fds[i].revents != 0).fold(0, |bits, i| bits | 1 << i)
 }
 
-/// Where a thread says that it waits in an [`Epoll`] (or in its group), so that it can be called out of it.
-///
-/// | `lies` | meaning |
-/// |---|---|
-/// | an `Epoll` | it waits there, or is about to, or has just come out |
-/// | null | it does not; or somebody has called it, and puts (or has put) one break in |
-///
-/// Whoever makes it null decides: a caller owes a break, the sleeper that finds itself called takes one.
-pub(crate) struct Bed {
-    lies: AtomicPtr<Epoll>,
+fn check(fd: RawFd) -> io::Result<RawFd> {
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
 
-impl Bed {
-    pub(crate) const fn new() -> Bed {
-        Bed { lies: AtomicPtr::new(null_mut()) }
+/// Where a thread publishes that it waits in an [`Epoll`] (or in its group), so that other threads
+/// can wake it there.
+///
+/// | `epoll` | meaning |
+/// |---|---|
+/// | an `Epoll` | the thread waits there, or is about to, or has just returned |
+/// | null | it does not wait; or a waker has taken the pointer, and sends (or has sent) one break |
+///
+/// The thread whose swap makes it null decides: a waker that got the pointer sends a break, a
+/// sleeper that finds null consumes one.
+pub(crate) struct PollSlot {
+    epoll: AtomicPtr<Epoll>,
+}
+
+impl PollSlot {
+    pub(crate) const fn new() -> PollSlot {
+        PollSlot { epoll: AtomicPtr::new(null_mut()) }
     }
 
-    /// Lies down for `f`, which waits in `epoll` unless there is a note already (`f` looks for one).
-    pub(crate) fn lie<T>(&self, epoll: &'static Epoll, f: impl FnOnce() -> T) -> T {
-        self.lies.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
-        // Who leaves a note sees that we lie here, or `f` sees the note.
+    /// Publishes `epoll` and runs `wait`, which waits in `epoll` unless the thread was woken
+    /// already (`wait` has to check that itself).
+    pub(crate) fn wait_in<T>(&self, epoll: &'static Epoll, wait: impl FnOnce() -> T) -> T {
+        self.epoll.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
+        // A waker sees that the thread waits here, or `wait` sees the waker's token.
         full_fence();
-        let value = f();
-        if self.lies.swap(null_mut(), Ordering::AcqRel).is_null() {
-            // Who called us is between two instructions, or was stopped there by the kernel.
+        let value = wait();
+        if self.epoll.swap(null_mut(), Ordering::AcqRel).is_null() {
+            // The waker is between two instructions, or was descheduled there.
             while !epoll.take_break() {
                 std::thread::yield_now();
             }
@@ -287,18 +304,19 @@ impl Bed {
         value
     }
 
-    /// Whether somebody lies in it.
-    pub(crate) fn is_used(&self) -> bool {
-        !self.lies.load(Ordering::Relaxed).is_null()
+    /// Returns whether the thread waits in an instance.
+    pub(crate) fn is_occupied(&self) -> bool {
+        !self.epoll.load(Ordering::Relaxed).is_null()
     }
 
-    /// Calls the sleeper, if there is one. The caller has left it a note, and made a full barrier after that.
-    pub(crate) fn call(&self) {
-        if !self.is_used() {
+    /// Wakes the thread if it waits in an instance. The caller has left it a token before, and
+    /// executed a full barrier after that.
+    pub(crate) fn wake(&self) {
+        if !self.is_occupied() {
             return;
         }
-        // SAFETY: null, or an Epoll, which is never freed; and not closed before the sleeper has left.
-        if let Some(epoll) = unsafe { self.lies.swap(null_mut(), Ordering::AcqRel).as_ref() } {
+        // SAFETY: null, or an Epoll: it is never freed, and not closed before the sleeper has left.
+        if let Some(epoll) = unsafe { self.epoll.swap(null_mut(), Ordering::AcqRel).as_ref() } {
             epoll.put_break();
         }
     }

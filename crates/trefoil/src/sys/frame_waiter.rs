@@ -3,16 +3,17 @@
 //! | word | meaning |
 //! |---|---|
 //! | `AWAKE` | the owner has not gone to sleep yet |
-//! | `ASLEEP` | the owner is in, or on its way into, the kernel |
+//! | `ASLEEP` | the owner is in the kernel, or on its way into it |
 //! | `WOKEN` | the wait is over; the owner may leave the frame at any time |
 //!
 //! Invariants:
-//! 1. A waiter is woken once. The waker's exchange to `WOKEN` is its last access to the word; the system call that may
-//!    follow uses the address only as a key.
-//! 2. The owner leaves the frame only after it has read `WOKEN`, or when it knows that no waker has its address.
+//! 1. A waiter is woken once. The waker's exchange to `WOKEN` is its last access to the word; the
+//!    system call that may follow uses the address only as a key.
+//! 2. The owner leaves the frame only after it has read `WOKEN`, or when it knows that no waker has
+//!    its address.
 //!
-//! Rejected: `Parker`, whose notes outlive a wait and whose timeouts are relative. An absolute deadline on
-//! `CLOCK_REALTIME` must follow when that clock is set.
+//! Rejected: `Parker`, whose token outlives a wait and whose timeouts are relative. A deadline on
+//! `CLOCK_REALTIME` must move when that clock is set.
 
 use rustix::thread::futex::{self, Timespec};
 use std::num::NonZeroU32;
@@ -22,7 +23,7 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const WOKEN: u32 = 2;
 
-/// An absolute point in time, and the clock that it is on.
+/// An absolute point in time on one of two clocks.
 #[derive(Clone, Copy)]
 pub(crate) struct ClockTime {
     pub(crate) clock: WaitClock,
@@ -30,6 +31,7 @@ pub(crate) struct ClockTime {
     pub(crate) nanos: u32,
 }
 
+/// The clock of a [`ClockTime`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitClock {
     Realtime,
@@ -45,7 +47,7 @@ impl FrameWaiter {
         FrameWaiter(AtomicU32::new(AWAKE))
     }
 
-    /// Sleeps until it is woken, or until `limit`. Returns whether it was woken.
+    /// Sleeps until `wake` is called, or until `limit`. Returns whether it was woken.
     pub(crate) fn wait(&self, limit: Option<ClockTime>) -> bool {
         // Acquire, here and below: what the waker wrote before `wake` is visible to the owner.
         if self
@@ -71,7 +73,7 @@ impl FrameWaiter {
             if self.0.load(Ordering::Acquire) == WOKEN {
                 return true;
             }
-            // Another error, or none: a signal, or a wake-up that was meant for an earlier owner of this address.
+            // Another error, or none: a signal, or a wake-up for an earlier owner of this address.
             if slept == Err(rustix::io::Errno::TIMEDOUT) {
                 return false;
             }
@@ -83,7 +85,7 @@ impl FrameWaiter {
         let word = &raw const self.0;
         // Release: pairs with the owner's Acquire.
         if self.0.swap(WOKEN, Ordering::Release) == ASLEEP {
-            // SAFETY: the kernel does not read the word for a wake-up; a frame that is gone is a key like any other.
+            // SAFETY: the kernel does not read the word for a wake-up, so the frame may be gone.
             let _ = unsafe {
                 super::raw::syscall(
                     libc::SYS_futex,

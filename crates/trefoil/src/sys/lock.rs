@@ -1,21 +1,21 @@
 //! The runtime's own locks.
 //!
-//! std's locks are no use below the scheduler: their futex call is one of the calls we interpose
-//! (on a goroutine it would park the goroutine that holds the scheduler), and their poisoning asks
-//! `thread::panicking`, which reads TLS that a goroutine being born does not have yet. These locks
-//! touch nothing but their own word and the kernel: rustix's raw syscalls, no errno.
+//! std's locks cannot be used below the scheduler. Their futex call is one of the interposed
+//! functions: on a goroutine it would park the goroutine that holds the scheduler. And their
+//! poisoning reads `thread::panicking` from TLS that a goroutine under construction does not have
+//! yet. These locks touch only their own word and the kernel: raw system calls, no errno.
 //!
-//! A holder is never preempted: it would stop every P that wants the lock. Inside the runtime nobody is; for
-//! user code that comes by (`set_procs`, a goroutine's name) every lock counts itself in [`PINS`], which the
-//! preemption handler looks at.
+//! A goroutine that holds one is not preempted: it would stop every P that wants the lock. Code
+//! inside the runtime is never preempted. For user code that takes a lock (`set_procs`, naming a
+//! goroutine), each lock counts itself in [`LOCKS_HELD`], which the preemption handler checks.
 //!
 //! Rules for users:
-//! 1. Give a lock back on the stack that took it: `PINS` is the goroutine's.
-//! 2. Never park, run user code, or call an interposed libc function with a lock held.
-//! 3. Locks nest only in the order their owners document.
+//! 1. Unlock on the stack that locked: `LOCKS_HELD` belongs to the goroutine.
+//! 2. Never park, run user code, or call an interposed libc function while holding a lock.
+//! 3. Locks nest only in the order that their owners document.
 //!
-//! Rejected: a ticket lock (fair, but a descheduled holder lets every waiter burn its CPU), and
-//! `parking_lot_core` (its table is malloc'ed, and malloc may be what was interrupted).
+//! Rejected: a ticket lock (fair, but while the holder is descheduled every waiter burns its CPU),
+//! and `parking_lot_core` (its table is malloc'ed, and malloc may be what was interrupted).
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -26,13 +26,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-/// Looks at a held lock before the thread sleeps. Sections are tens to hundreds of ns and a look
-/// with its pause is 40–140 cycles, so this covers several of them; a sleep and wake-up cost 6 µs.
+/// Reads of a held lock before the thread sleeps. Critical sections last tens to hundreds of
+/// nanoseconds and a read with its pause 40–140 cycles, so this covers several of them. A sleep and
+/// a wake-up cost 6 µs.
 const SPINS: u32 = 64;
 
-/// The bits that who sleeps for one of these locks gives to the kernel: so others can tell what it waits for
-/// (`probe.rs`).
-pub(super) const OWN: NonZeroU32 = NonZeroU32::new(0x7472_6566).unwrap();
+/// The futex bitset of a thread that sleeps for one of these locks. It tells sysmon's probe what
+/// the thread waits for (`probe.rs`).
+pub(super) const LOCK_BITSET: NonZeroU32 = NonZeroU32::new(0x7472_6566).unwrap();
 
 const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
@@ -40,73 +41,72 @@ const CONTENDED: u32 = 2;
 
 thread_local! {
     /// How many of these locks the running goroutine (or thread) holds.
-    static PINS: Cell<u32> = const { Cell::new(0) };
+    static LOCKS_HELD: Cell<u32> = const { Cell::new(0) };
+    /// How many mutexes and read-write locks of C code the running goroutine (or thread) holds.
+    static C_LOCKS_HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether the running goroutine holds a lock of the runtime. Safe in a signal handler that knows whose
-/// thread-locals these are.
-pub(crate) fn pinned() -> bool {
-    PINS.get() != 0
+/// Returns whether the running goroutine holds a lock of the runtime. Safe in a signal handler that
+/// knows to which goroutine or thread the current thread-locals belong.
+pub(crate) fn holds_runtime_lock() -> bool {
+    LOCKS_HELD.get() != 0
 }
 
-thread_local! {
-    /// Mutexes and read-write locks of C code that the running goroutine (or thread) holds.
-    static C_LOCKS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// How many mutexes and read-write locks of C code (`interpose/c_locks/`) the running goroutine holds. A hint: one may be
-/// unlocked by another goroutine than locked it. Safe in a signal handler that knows whose thread-locals these are.
+/// Returns how many mutexes and read-write locks of C code (`interpose/c_locks/`) the running
+/// goroutine holds. A hint: a lock may be unlocked by a goroutine that did not lock it. Safe in a
+/// signal handler, as [`holds_runtime_lock`].
 pub(crate) fn c_locks_held() -> u32 {
-    C_LOCKS.get()
+    C_LOCKS_HELD.get()
 }
 
-/// The running goroutine has taken one.
+/// Counts a C lock that the running goroutine has locked.
 #[cfg(feature = "std")]
 #[inline(always)]
 pub(crate) fn count_c_lock() {
-    C_LOCKS.set(C_LOCKS.get().wrapping_add(1));
+    C_LOCKS_HELD.set(C_LOCKS_HELD.get().wrapping_add(1));
 }
 
-/// The running goroutine has given one back.
+/// Uncounts a C lock that the running goroutine has unlocked.
 #[cfg(feature = "std")]
 #[inline(always)]
 pub(crate) fn uncount_c_lock() {
-    C_LOCKS.set(C_LOCKS.get().saturating_sub(1));
+    C_LOCKS_HELD.set(C_LOCKS_HELD.get().saturating_sub(1));
 }
 
 #[inline(always)]
-fn pin() {
-    PINS.set(PINS.get() + 1);
+fn disable_preemption() {
+    LOCKS_HELD.set(LOCKS_HELD.get() + 1);
 }
 
 #[inline(always)]
-fn unpin() {
-    PINS.set(PINS.get() - 1);
+fn enable_preemption() {
+    LOCKS_HELD.set(LOCKS_HELD.get() - 1);
 }
 
-/// While it lives the goroutine is not preempted: for who has one of libc's locks. Dropped on the stack that made it.
-pub(super) struct Pin(PhantomData<*const ()>);
+/// Prevents preemption of the running goroutine while it exists: for holders of a libc lock. It is
+/// dropped on the stack that made it.
+pub(super) struct PreemptGuard(PhantomData<*const ()>);
 
-impl Pin {
-    pub(super) fn new() -> Pin {
-        pin();
-        Pin(PhantomData)
+impl PreemptGuard {
+    pub(super) fn new() -> PreemptGuard {
+        disable_preemption();
+        PreemptGuard(PhantomData)
     }
 }
 
-impl Drop for Pin {
+impl Drop for PreemptGuard {
     fn drop(&mut self) {
-        unpin();
+        enable_preemption();
     }
 }
 
-/// A mutual exclusion of one word.
+/// A mutex of one word, without a value.
 ///
 /// | `state` | meaning |
 /// |---|---|
 /// | `UNLOCKED` | free |
-/// | `LOCKED` | held, nobody sleeps |
-/// | `CONTENDED` | held, somebody may sleep: the holder must wake one when it leaves |
+/// | `LOCKED` | held, no thread sleeps |
+/// | `CONTENDED` | held, threads may sleep: `unlock` must wake one |
 pub(crate) struct RawLock {
     state: AtomicU32,
 }
@@ -116,10 +116,10 @@ impl RawLock {
         RawLock { state: AtomicU32::new(UNLOCKED) }
     }
 
-    /// Takes the lock; sleeps in the kernel if it must.
+    /// Takes the lock; sleeps in the kernel while another thread holds it.
     #[inline]
     pub(crate) fn lock(&self) {
-        pin();
+        disable_preemption();
         if !self.try_lock() {
             self.lock_slow();
         }
@@ -128,31 +128,31 @@ impl RawLock {
     /// Takes the lock if it is free now.
     #[inline]
     fn try_lock(&self) -> bool {
-        // Acquire pairs with the Release in `unlock`: we see what the last holder wrote.
+        // Acquire pairs with the Release in `unlock`: what the last holder wrote is visible.
         self.state.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the lock back. Only the holder may call this; a second call would let two holders in.
+    /// Unlocks. Only the holder may call this; a second call would let two holders in.
     #[inline]
     pub(crate) fn unlock(&self) {
         // Release pairs with the Acquire of the next holder.
         if self.state.swap(UNLOCKED, Ordering::Release) == CONTENDED {
             self.wake_slow();
         }
-        unpin();
+        enable_preemption();
     }
 
     #[cold]
     fn lock_slow(&self) {
         for _ in 0..SPINS {
-            // Look before trying: a failed exchange would pull the line away from the holder.
+            // Read before trying: a failed exchange would pull the cache line away from the holder.
             if self.state.load(Ordering::Relaxed) == UNLOCKED && self.try_lock() {
                 return;
             }
             std::hint::spin_loop();
         }
-        // From here on we take the lock as CONTENDED: we cannot know whether others sleep too, and
-        // a needless wake is cheaper than a lost one. Acquire: as in `try_lock`.
+        // From here on the lock is taken as CONTENDED: other threads may sleep too, and a needless
+        // wake-up is cheaper than a lost one. Acquire: as in `try_lock`.
         while self.state.swap(CONTENDED, Ordering::Acquire) != UNLOCKED {
             sleep_while(&self.state, CONTENDED);
         }
@@ -179,7 +179,7 @@ impl<T> Lock<T> {
         Lock { raw: RawLock::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the lock; the guard gives it back.
+    /// Takes the lock; dropping the guard unlocks it.
     #[inline]
     pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         self.raw.lock();
@@ -188,11 +188,11 @@ impl<T> Lock<T> {
 
     /// Takes the lock if it is free now.
     pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
-        pin();
+        disable_preemption();
         if self.raw.try_lock() {
             return Some(LockGuard { lock: self });
         }
-        unpin();
+        enable_preemption();
         None
     }
 }
@@ -203,7 +203,7 @@ impl<T> fmt::Debug for Lock<T> {
     }
 }
 
-/// Holding this is holding the lock.
+/// Access to the value of a locked [`Lock`].
 #[must_use]
 pub(crate) struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
@@ -234,49 +234,51 @@ impl<T> Drop for LockGuard<'_, T> {
     }
 }
 
-/// Many pass, or one closes it: a shared/exclusive lock for "do not change the set while I walk
-/// it".
+/// A read-write lock without a value. A waiting writer stops new readers, so it waits only for the
+/// readers that are already in.
 ///
-/// `state`: bit 31 [`CLOSED`] = someone walks or waits to walk; bits 0–30 = how many are inside.
-/// Nobody enters a closed gate, so the closer waits only for those already inside.
-pub(crate) struct Gate {
+/// `state`: bit 31 ([`WRITER`]) is set while a writer holds or waits for the lock; bits 0–30 count
+/// the readers.
+pub(crate) struct SharedLock {
     state: AtomicU32,
-    closer: RawLock,
+    writer: RawLock,
 }
 
-const CLOSED: u32 = 1 << 31;
+const WRITER: u32 = 1 << 31;
+const ALL_SLEEPERS: u32 = u32::MAX >> 1;
 
-impl Gate {
+impl SharedLock {
     pub(crate) const fn new() -> Self {
-        Gate { state: AtomicU32::new(0), closer: RawLock::new() }
+        SharedLock { state: AtomicU32::new(0), writer: RawLock::new() }
     }
 
-    /// Runs `f` inside, beside any number of others. Must not nest, in itself or in `closed`.
+    /// Runs `f` as one of any number of readers. Must not nest, in itself or in `exclusive`.
     #[inline]
-    pub(crate) fn inside<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.enter();
-        let _leave = OnDrop(|| self.leave());
+    pub(crate) fn shared<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.lock_shared();
+        let _unlock = OnDrop(|| self.unlock_shared());
         f()
     }
 
-    /// Runs `f` alone: everybody inside has left, nobody enters before `f` ends.
-    pub(crate) fn closed<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.close();
-        let _open = OnDrop(|| self.open());
+    /// Runs `f` as the only one: all readers have left, and none enters before `f` ends.
+    pub(crate) fn exclusive<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.lock_exclusive();
+        let _unlock = OnDrop(|| self.unlock_exclusive());
         f()
     }
 
     #[inline]
-    fn enter(&self) {
-        pin();
+    fn lock_shared(&self) {
+        disable_preemption();
         let mut s = self.state.load(Ordering::Relaxed);
         loop {
-            if s & CLOSED != 0 {
+            if s & WRITER != 0 {
                 sleep_while(&self.state, s);
                 s = self.state.load(Ordering::Relaxed);
                 continue;
             }
-            // Acquire pairs with the Release in `open`: we see what the walker wrote.
+            // Acquire pairs with the Release in `unlock_exclusive`: what the writer wrote is
+            // visible.
             let next =
                 self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed);
             match next {
@@ -287,21 +289,22 @@ impl Gate {
     }
 
     #[inline]
-    fn leave(&self) {
-        // Release pairs with the Acquire load in `close`: the walker sees what we did inside.
-        if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
-            wake(&self.state, u32::MAX >> 1);
+    fn unlock_shared(&self) {
+        // Release pairs with the Acquire load in `lock_exclusive`: the writer sees what the readers
+        // did.
+        if self.state.fetch_sub(1, Ordering::Release) == WRITER | 1 {
+            wake(&self.state, ALL_SLEEPERS);
         }
-        unpin();
+        enable_preemption();
     }
 
     #[cold]
-    fn close(&self) {
-        self.closer.lock();
-        self.state.fetch_or(CLOSED, Ordering::Relaxed);
+    fn lock_exclusive(&self) {
+        self.writer.lock();
+        self.state.fetch_or(WRITER, Ordering::Relaxed);
         loop {
             let s = self.state.load(Ordering::Acquire);
-            if s == CLOSED {
+            if s == WRITER {
                 return;
             }
             sleep_while(&self.state, s);
@@ -309,14 +312,14 @@ impl Gate {
     }
 
     #[cold]
-    fn open(&self) {
+    fn unlock_exclusive(&self) {
         self.state.store(0, Ordering::Release);
-        wake(&self.state, u32::MAX >> 1);
-        self.closer.unlock();
+        wake(&self.state, ALL_SLEEPERS);
+        self.writer.unlock();
     }
 }
 
-/// Runs its closure when dropped, so that a panic in the middle does not leave a lock held.
+/// Runs its closure when dropped, so that a panic does not leave a lock held.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -325,12 +328,13 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Sleeps if the word still has this value. May return early, for no reason too: callers look
-/// again.
+/// Sleeps if the word still has this value. May return early and without a reason: callers read the
+/// word again.
 #[cold]
 fn sleep_while(word: &AtomicU32, value: u32) {
-    // EAGAIN (it changed) and EINTR (a signal) both mean "look again". A plain wake-up fits every set of bits.
-    let _ = futex::wait_bitset(word, futex::Flags::PRIVATE, value, None, OWN);
+    // EAGAIN (the word changed) and EINTR (a signal) both mean "read it again". A wake-up without a
+    // bitset matches every bitset.
+    let _ = futex::wait_bitset(word, futex::Flags::PRIVATE, value, None, LOCK_BITSET);
 }
 
 #[cold]
@@ -345,7 +349,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn lock_excludes_and_loses_no_wakeup() {
+    fn lock_excludes_other_threads_and_loses_no_wakeup() {
         const ROUNDS: u64 = 50_000;
         let lock = Lock::new(0u64);
         std::thread::scope(|s| {
@@ -356,7 +360,7 @@ mod tests {
                         let mut n = lock.lock();
                         let seen = *n;
                         if (i + t) % 4096 == 0 {
-                            std::thread::yield_now(); // let the others reach the futex
+                            std::thread::yield_now(); // let the other threads reach the futex
                         }
                         *n = seen + 1;
                     }
@@ -367,20 +371,20 @@ mod tests {
     }
 
     #[test]
-    fn closed_gate_has_nobody_inside() {
-        let gate = Gate::new();
+    fn an_exclusive_holder_excludes_all_shared_holders() {
+        let lock = SharedLock::new();
         let alone = AtomicBool::new(false);
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {
             for _ in 0..3 {
                 s.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        gate.inside(|| assert!(!alone.load(Ordering::SeqCst)));
+                        lock.shared(|| assert!(!alone.load(Ordering::SeqCst)));
                     }
                 });
             }
             for _ in 0..2_000 {
-                gate.closed(|| {
+                lock.exclusive(|| {
                     alone.store(true, Ordering::SeqCst);
                     std::hint::spin_loop();
                     alone.store(false, Ordering::SeqCst);

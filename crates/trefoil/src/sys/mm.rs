@@ -1,33 +1,35 @@
-//! The door to the memory manager: map, give back, guard.
+//! Memory mappings: reserve, discard, guard.
 //!
-//! Guards come in two kinds, and the kernel decides which we get (asked once, [`guard_kind`]):
+//! Guards come in two kinds; which one is used depends on the kernel ([`guard_kind`] finds out
+//! once):
 //!
 //! | kind | how | cost |
 //! |---|---|---|
-//! | [`GuardKind::Marker`] | `MADV_GUARD_INSTALL` (Linux ≥ 6.13): a mark in the page table | none |
+//! | [`GuardKind::Marker`] | `MADV_GUARD_INSTALL` (Linux ≥ 6.13): a page-table marker | none |
 //! | [`GuardKind::Protect`] | `mprotect(PROT_NONE)` | two VMAs of `vm.max_map_count` |
 //!
-//! A marker survives `MADV_DONTNEED` over it (by design, tested in `mem`) and goes with
-//! `MADV_GUARD_REMOVE` or munmap.
+//! A marker survives `MADV_DONTNEED` over it (by design, tested in `mem`). `MADV_GUARD_REMOVE` and
+//! `munmap` remove it.
 //!
 //! # Locked memory
-//! After `mlockall` the kernel refuses two advices on locked memory, `MADV_GUARD_INSTALL` and
-//! `MADV_DONTNEED`, and with `MCL_FUTURE` it gives every new writable mapping all of its pages. So:
-//! - [`reserve`] maps without access, unlocks the mapping if the kernel has locked it, and only then
-//!   makes it writable. The caller installs its guards and calls [`lock_on_fault`]: a page is locked
-//!   when it is first touched, as the program asked for, and an unused stack costs nothing.
-//! - A marker that was put in before the lock stays. [`mark_locked`] unlocks for the moment it needs.
+//! After `mlockall` the kernel refuses `MADV_GUARD_INSTALL` and `MADV_DONTNEED` on locked memory,
+//! and with `MCL_FUTURE` it populates every new writable mapping. So:
+//! - [`reserve`] maps without access, unlocks the mapping if the kernel has locked it, and only
+//!   then makes it writable. The caller installs its guards and calls [`lock_on_fault`]: a page is
+//!   locked when it is first touched, as the program asked for, and an unused stack costs nothing.
+//! - A marker that was installed before the lock stays. [`mark_locked`] unlocks for a moment.
 //! - [`discard`] uses `MADV_DONTNEED_LOCKED` (Linux 5.18).
 //!
-//! Everything here is a raw syscall, without errno and without libc: these run with a goroutine's
+//! Everything here is a raw system call, without errno and without libc: it runs with a goroutine's
 //! TLS, inside the runtime, where interposed functions must not be called. rustix lacks the guard
-//! advices and `process_madvise`; those two go through [`syscall6`].
+//! advices and `process_madvise`; those two go through `sys::raw`.
 
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::raw::syscall;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 
@@ -43,7 +45,7 @@ const MADV_GUARD_REMOVE: usize = 103;
 /// The calling process, as a pidfd (Linux ≥ 6.15); unlike a descriptor it stays right after fork.
 const PIDFD_SELF_THREAD_GROUP: isize = -10_001;
 
-/// A piece of address space; the kernel's `struct iovec`.
+/// A range of addresses, laid out as the kernel's `struct iovec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
@@ -54,13 +56,13 @@ pub(crate) struct Span {
 impl Span {
     pub(crate) const EMPTY: Span = Span { base: 0, len: 0 };
 
-    /// The bytes `low..high`.
+    /// Returns the bytes `low..high`.
     pub(crate) const fn new(low: usize, high: usize) -> Span {
         Span { base: low, len: high - low }
     }
 }
 
-/// How an inaccessible page is made here.
+/// How a page is made inaccessible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum GuardKind {
@@ -68,11 +70,11 @@ pub(crate) enum GuardKind {
     Protect = 2,
 }
 
-/// A new mapping, by [`reserve`].
+/// A new mapping, made by [`reserve`].
 #[derive(Clone, Copy)]
 pub(crate) struct Reserved {
     pub(crate) base: NonNull<u8>,
-    /// The process locks its memory (`mlockall` with `MCL_FUTURE`): [`lock_on_fault`] is to follow.
+    /// The process locks its memory (`mlockall` with `MCL_FUTURE`): call [`lock_on_fault`] later.
     pub(crate) wants_lock: bool,
 }
 
@@ -82,13 +84,13 @@ pub(crate) struct Reserved {
 pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let hint = ptr::without_provenance_mut::<c_void>(hint);
-    // Without access at first: under `MCL_FUTURE` the kernel would populate all of it here and now.
-    // SAFETY: without MAP_FIXED a mapping never replaces another one; the hint is only a wish.
+    // Without access at first: under `MCL_FUTURE` the kernel would populate all of it at once.
+    // SAFETY: without MAP_FIXED a mapping never replaces another one; the hint is not binding.
     let at = unsafe { rustix::mm::mmap_anonymous(hint, len, ProtFlags::empty(), flags) }?;
     let span = Span { base: at.expose_provenance(), len };
-    // SAFETY: our new mapping, without contents, which nobody else knows.
+    // SAFETY: a new mapping without contents, whose address no other thread knows.
     let made = unsafe {
-        // The only way to learn whether a mapping is locked, on every kernel.
+        // On every kernel the only way to find out whether a mapping is locked.
         let refused = advise(span, MADV_DONTNEED).is_err();
         let wants_lock = refused && rustix::mm::munlock(at, len).is_ok();
         rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE)
@@ -103,15 +105,15 @@ pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
             Ok(Reserved { base, wants_lock })
         }
         Err(e) => {
-            // SAFETY: mapped just now, and nobody knows it.
+            // SAFETY: mapped above; no other thread knows the address.
             let _ = unsafe { unmap(span) };
             Err(e.into())
         }
     }
 }
 
-/// Locks each page of `span` in memory when it is first touched. Best effort: a kernel before 4.4, or
-/// `RLIMIT_MEMLOCK`, leaves it unlocked.
+/// Locks each page of `span` in memory when it is first touched. Best effort: a kernel before 4.4,
+/// or `RLIMIT_MEMLOCK`, leaves it unlocked.
 ///
 /// # Safety
 /// `span` was made by [`reserve`].
@@ -121,14 +123,15 @@ pub(crate) unsafe fn lock_on_fault(span: Span) {
     let _ = unsafe { rustix::mm::mlock_with(at, span.len, MlockFlags::ONFAULT) };
 }
 
-/// [`mark`] for memory that `mlockall` has locked: unlocks `whole`, which contains the spans, marks
-/// them, and locks `whole` again, on fault. Pages that are there stay. One at a time for one `whole`.
+/// Does what [`mark`] does in memory that `mlockall` has locked: unlocks `whole`, which contains
+/// the spans, marks them, and locks `whole` again, on fault. Resident pages stay. One call at a
+/// time for one `whole`.
 ///
 /// # Safety
 /// As [`mark`]; and `whole` was made by [`reserve`].
 pub(crate) unsafe fn mark_locked(whole: Span, spans: &[Span]) -> io::Result<()> {
     let at = ptr::with_exposed_provenance_mut(whole.base);
-    // SAFETY: unlocking and locking change no contents; the rest is the caller's contract.
+    // SAFETY: unlocking and locking change no contents; the caller's contract covers the rest.
     unsafe {
         rustix::mm::munlock(at, whole.len)?;
         let marked = mark(spans);
@@ -137,19 +140,20 @@ pub(crate) unsafe fn mark_locked(whole: Span, spans: &[Span]) -> io::Result<()> 
     }
 }
 
-/// Unmaps.
+/// Unmaps a span.
 ///
 /// # Safety
-/// `span` was made by [`reserve`], and nobody uses it or will.
+/// `span` was made by [`reserve`], and no thread uses it now or later.
 pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
-    // SAFETY: by the contract nobody holds a pointer into the span.
+    // SAFETY: by the contract no pointer into the span is used any more.
     unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(span.base), span.len) }?;
     #[cfg(test)]
     test_hooks::unmapped(span);
     Ok(())
 }
 
-/// Gives the pages back: the spans read as zeroes afterwards. Guard markers in them stay.
+/// Returns the pages to the kernel: the spans read as zeroes afterwards. Guard markers in them
+/// stay.
 ///
 /// # Safety
 /// The caller owns the spans (page-aligned, private anonymous memory) and loses their contents.
@@ -165,8 +169,8 @@ pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
     }
 }
 
-/// Gives the spans their pages now, in one call, where touching them would fault page by page. A
-/// wish: a kernel before 5.14 does not know it, and then they fault.
+/// Populates the spans now, in one call instead of one page fault per page. Best effort: a kernel
+/// before 5.14 does not support it, and then the pages fault.
 ///
 /// # Safety
 /// The caller owns the spans (page-aligned, mapped writable).
@@ -184,7 +188,7 @@ pub(crate) unsafe fn mark(spans: &[Span]) -> io::Result<()> {
     unsafe { advise_all(spans, MADV_GUARD_INSTALL) }
 }
 
-/// Takes every guard marker out of `span`; other pages in it are left alone.
+/// Removes every guard marker from `span`; its other pages do not change.
 ///
 /// # Safety
 /// The caller owns the span and no stack in it relies on its guard any more.
@@ -193,10 +197,13 @@ pub(crate) unsafe fn unmark(span: Span) -> io::Result<()> {
     unsafe { advise(span, MADV_GUARD_REMOVE) }
 }
 
-/// Makes `span` inaccessible for good, as a VMA of its own. ENOMEM: the map limit is reached.
+/// Makes `span` inaccessible for good, as a VMA of its own.
+///
+/// # Errors
+/// `ENOMEM` if the process has as many mappings as `vm.max_map_count` allows.
 ///
 /// # Safety
-/// The caller owns the span and nobody touches it again.
+/// The caller owns the span and no thread touches it again.
 pub(crate) unsafe fn protect(span: Span) -> io::Result<()> {
     #[cfg(test)]
     if test_hooks::FAIL_PROTECT.get() {
@@ -208,7 +215,7 @@ pub(crate) unsafe fn protect(span: Span) -> io::Result<()> {
     Ok(())
 }
 
-/// What kind of guard this process uses; found by trying on a scratch page the first time.
+/// Returns the kind of guard that this process uses; the first call tries it on a scratch page.
 pub(crate) fn guard_kind() -> GuardKind {
     match KIND.load(Ordering::Relaxed) {
         k if k == GuardKind::Marker as u8 => GuardKind::Marker,
@@ -217,20 +224,20 @@ pub(crate) fn guard_kind() -> GuardKind {
     }
 }
 
-/// For tests and for distrust: use mprotect guards whatever the kernel can. Before the first stack.
+/// Selects mprotect guards, whatever the kernel supports. Call it before the first stack.
 pub(crate) fn force_mprotect_guards() {
     KIND.store(GuardKind::Protect as u8, Ordering::Relaxed);
 }
 
-/// 0 = not asked yet, else a [`GuardKind`]. A fact about the kernel: any thread may write it, all
-/// write the same, nothing else depends on it, so Relaxed.
+/// 0: unknown, else a [`GuardKind`]. A fact about the kernel: all threads write the same value and
+/// nothing else depends on it, so Relaxed.
 static KIND: AtomicU8 = AtomicU8::new(0);
 
 #[cold]
 fn probe_slow() -> GuardKind {
     let marker = reserve(0, PAGE).is_ok_and(|page| {
         let span = Span { base: page.base.as_ptr().expose_provenance(), len: PAGE };
-        // SAFETY: our own scratch page, never touched, unmapped here.
+        // SAFETY: a scratch page of our own, never touched, unmapped here.
         unsafe {
             let ok = advise(span, MADV_GUARD_INSTALL).is_ok();
             let _ = unmap(span);
@@ -238,20 +245,21 @@ fn probe_slow() -> GuardKind {
         }
     });
     let kind = if marker { GuardKind::Marker } else { GuardKind::Protect };
-    // Not a plain store: `force_mprotect_guards` may have spoken meanwhile, and it wins.
+    // Not a plain store: `force_mprotect_guards` may have been called meanwhile, and it wins.
     match KIND.compare_exchange(0, kind as u8, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => kind,
         Err(_) => guard_kind(),
     }
 }
 
-/// The kernel's bound on spans a call (`UIO_MAXIOV`); our batches are far smaller.
+/// The kernel's limit of spans per call (`UIO_MAXIOV`); batches here are far smaller.
 const SPANS_MAX: usize = 1024;
 
-/// 0 = untried, 1 = `process_madvise` on ourselves works, 2 = it does not. A fact, as [`KIND`].
+/// 0: untried, 1: `process_madvise` on this process works, 2: it does not. A fact, as [`KIND`].
 static BATCHED: AtomicU8 = AtomicU8::new(0);
 
-/// One advice for many spans: one call where the kernel takes a vector, else one call a span.
+/// Gives one advice for many spans: one call if the kernel accepts a vector, else one call per
+/// span.
 ///
 /// # Safety
 /// The caller owns the spans and accepts what the advice does to them, once or twice.
@@ -263,7 +271,8 @@ unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
         }
     }
     for &span in spans {
-        // A vector that stopped half-way is simply done again: our advices are idempotent.
+        // If the vector call stopped half-way, all spans are advised again: the advices are
+        // idempotent.
         // SAFETY: the caller's contract.
         unsafe { advise(span, advice) }?;
     }
@@ -274,16 +283,10 @@ unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
 /// As [`advise_all`].
 unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
     let want: usize = spans.iter().map(|s| s.len).sum();
-    let args = [
-        PIDFD_SELF_THREAD_GROUP as usize,
-        spans.as_ptr().expose_provenance(),
-        spans.len(),
-        advice,
-        0,
-        0,
-    ];
-    // SAFETY: the vector is borrowed for the call, the spans are the caller's contract.
-    let got = unsafe { syscall6(libc::SYS_process_madvise as usize, args) };
+    let vector = spans.as_ptr().expose_provenance();
+    let args = [PIDFD_SELF_THREAD_GROUP as usize, vector, spans.len(), advice, 0];
+    // SAFETY: the vector is borrowed for the call; the spans are the caller's contract.
+    let got = unsafe { syscall(libc::SYS_process_madvise, args) };
     if got < 0 && BATCHED.load(Ordering::Relaxed) == 0 {
         BATCHED.store(2, Ordering::Relaxed);
     } else if got >= 0 {
@@ -298,9 +301,8 @@ unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
     const EINTR: isize = -4; // guard install backs off for a pending signal
     const EAGAIN: isize = -11;
     loop {
-        let args = [span.base, span.len, advice, 0, 0, 0];
         // SAFETY: the caller's contract.
-        match unsafe { syscall6(libc::SYS_madvise as usize, args) } {
+        match unsafe { syscall(libc::SYS_madvise, [span.base, span.len, advice]) } {
             0 => return Ok(()),
             EINTR | EAGAIN => {}
             e => return Err(Errno::from_raw_os_error(-e as i32).into()),
@@ -308,45 +310,19 @@ unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
     }
 }
 
-/// A raw system call: the result, or minus the error number.
-///
-/// # Safety
-/// That of the call made.
-unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
-    let ret: isize;
-    // SAFETY: the kernel's convention: number in rax, arguments in rdi…r9; rcx and r11 are lost.
-    // Memory is not declared untouched, so the compiler keeps no contents over the call.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") nr as isize => ret,
-            in("rdi") a[0],
-            in("rsi") a[1],
-            in("rdx") a[2],
-            in("r10") a[3],
-            in("r8") a[4],
-            in("r9") a[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    ret
-}
-
-/// For tests of what happens when the kernel refuses.
+/// Simulates refusals of the kernel.
 #[cfg(test)]
 pub(crate) mod test_hooks {
     use super::{MapFlags, PAGE, ProtFlags, Span, ptr};
     use std::cell::Cell;
 
     thread_local! {
-        /// On this thread [`protect`](super::protect) fails, and whatever is unmapped is replaced at once
-        /// by a page of another owner.
+        /// On this thread [`protect`](super::protect) fails, and the first span that is unmapped is
+        /// replaced at once by a page of another owner.
         pub(crate) static FAIL_PROTECT: Cell<bool> = const { Cell::new(false) };
         /// On this thread [`discard`](super::discard) fails.
         pub(crate) static FAIL_DISCARD: Cell<bool> = const { Cell::new(false) };
-        /// That page.
+        /// The page that has replaced an unmapped span.
         pub(crate) static NEIGHBOUR: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
@@ -363,7 +339,7 @@ pub(crate) mod test_hooks {
 
     pub(crate) fn is_mapped(page: usize) -> bool {
         let mut resident = 0;
-        // SAFETY: asks about one page, and writes one byte of ours.
+        // SAFETY: asks about one page, and writes one byte of a local.
         unsafe {
             libc::mincore(ptr::with_exposed_provenance_mut(page), PAGE, &raw mut resident) == 0
         }

@@ -1,4 +1,6 @@
-//! Doors to Linux: one small file each.
+//! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment.
+//!
+//! Nothing here knows goroutines, except that their thread-local storage may be current.
 
 pub(crate) mod altstack;
 pub(crate) mod clock;
@@ -7,6 +9,8 @@ pub(crate) mod env;
 pub(crate) mod epoll;
 #[cfg(feature = "std")]
 pub(crate) mod frame_waiter;
+#[allow(dead_code)] // for the free lists of `sched` and `time`
+pub(crate) mod free_list;
 pub(crate) mod futex;
 pub(crate) mod lock;
 pub(crate) mod mm;
@@ -16,6 +20,7 @@ pub(crate) mod parker;
 pub(crate) mod probe;
 pub(crate) mod raw;
 pub(crate) mod realtime;
+pub(crate) mod rng;
 pub(crate) mod signal;
 pub(crate) mod stderr;
 pub(crate) mod thread;

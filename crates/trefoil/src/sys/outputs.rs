@@ -1,13 +1,15 @@
-//! Which goroutine holds std's lock of standard output or standard error.
+//! Tells whether the running goroutine holds std's lock of standard output or standard error.
 //!
-//! std does not tell. But `std::io::stdout()` is a reference to a reentrant lock, and that stores the `ThreadId` of its
-//! owner in one of its first words. A thread that holds the lock finds the word by its own id ([`learn`]). If none or
-//! several match, in another version of std, the output counts as free.
+//! std has no such function. But `std::io::stdout()` is a reference to a reentrant lock, which
+//! stores the `ThreadId` of its owner in one of its first words. A thread that holds the lock finds
+//! the word by its own id ([`find_owner_word`]). If no word or several words match (in another
+//! version of std), the output counts as unlocked.
 //!
-//! A goroutine's own `ThreadId` is noted when it writes to the descriptor, which std does under the lock ([`note_writer`]).
-//! For a goroutine that has never done so every owner may be itself.
+//! A goroutine's own `ThreadId` is recorded when it writes to the descriptor, which std does under
+//! the lock ([`note_writer`]). For a goroutine that has never written, any owner may be itself.
 //!
-//! Rejected: `std::thread::current().id()` where the answer is needed (it may allocate, and a signal handler asks).
+//! Rejected: `std::thread::current().id()` at the time of the question (it may allocate, and a
+//! signal handler asks).
 
 use std::cell::Cell;
 use std::mem::transmute_copy;
@@ -15,13 +17,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-/// Words of the lock that are searched: all of standard error's, which is the smaller one.
+/// Words of the lock that are searched: all words of standard error's, which is the smaller one.
 const WORDS: usize = 3;
 
 struct Output {
-    /// Null until it was found.
+    /// The word with the owner's id; null until it was found.
     owner: AtomicPtr<AtomicU64>,
-    /// The thread of ours that holds the lock now and then (`sched/stop.rs`), or 0.
+    /// The `ThreadId` of the runtime's thread that holds the lock at times (`sched/stop.rs`), or 0.
     holder: AtomicU64,
 }
 
@@ -29,16 +31,16 @@ static OUTPUTS: [Output; 2] =
     [const { Output { owner: AtomicPtr::new(null_mut()), holder: AtomicU64::new(0) } }; 2];
 
 thread_local! {
-    /// The goroutine's `ThreadId`; 0 if it is not known.
+    /// The goroutine's `ThreadId`; 0 if it is unknown.
     static WRITER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// On a plain thread that holds the lock of standard output (0) or error (1): finds the word, and names the caller its
-/// holder.
-pub(crate) fn learn(which: usize) {
+/// Finds the owner's word in the lock of standard output (0) or error (1), and records the caller
+/// as the runtime's holder. The caller is a plain thread that holds the lock.
+pub(crate) fn find_owner_word(which: usize) {
     let lock: *const u64 = match which {
         0 if size_of::<std::io::Stdout>() == size_of::<usize>() => {
-            // SAFETY: as large as a pointer, and a reference in every std so far; a wrong guess is found below.
+            // SAFETY: as large as a pointer, and a reference in every std so far.
             unsafe { transmute_copy(&std::io::stdout()) }
         }
         1 if size_of::<std::io::Stderr>() == size_of::<usize>() => {
@@ -50,11 +52,11 @@ pub(crate) fn learn(which: usize) {
     if size_of::<ThreadId>() != size_of::<u64>() || !lock.is_aligned() {
         return;
     }
-    // SAFETY: as large as a u64, which every bit pattern is.
+    // SAFETY: as large as a u64, for which every bit pattern is valid.
     let me: u64 = unsafe { transmute_copy(&std::thread::current().id()) };
     let output = &OUTPUTS[which];
     output.holder.store(me, Ordering::Relaxed);
-    // SAFETY: the first words of a static of std's.
+    // SAFETY: the first words of a static of std.
     let matches = |i: &usize| unsafe { lock.add(*i).read_volatile() } == me;
     let mut found = (0..WORDS).filter(matches);
     if let (Some(i), None) = (found.next(), found.next()) {
@@ -62,15 +64,17 @@ pub(crate) fn learn(which: usize) {
     }
 }
 
-/// On a goroutine that writes to `fd`: std does that under the lock, so the owner is the caller.
+/// Records the running goroutine's `ThreadId` while it writes to `fd`: std writes under the lock,
+/// so the owner is the caller.
 #[cfg(feature = "std")]
 pub(crate) fn note_writer(fd: i32) {
     let Some(output) = usize::try_from(fd - 1).ok().and_then(|which| OUTPUTS.get(which)) else {
         return;
     };
     if let Some(owner) = output.owner() {
-        // A write that is not std's, while another goroutine holds the output, contradicts an earlier note or will be
-        // contradicted by a later one.
+        // A write that does not come from std, while another goroutine holds the lock, records a
+        // wrong id. It contradicts an earlier record, or a later one contradicts it: then the id is
+        // unknown.
         let known = WRITER.get();
         WRITER.set(if known == 0 || known == owner { owner } else { 0 });
     }
@@ -82,16 +86,17 @@ pub(crate) fn is_held_here() -> bool {
     OUTPUTS.iter().any(|output| output.owner().is_some_and(|owner| owner == me))
 }
 
-/// The same, but a goroutine that has never written may hold whatever is held.
+/// Returns whether the running goroutine may hold one of the locks: it does, or its id is unknown
+/// and one of them is held.
 pub(crate) fn may_be_held_here() -> bool {
     let unknown = WRITER.get() == 0;
     is_held_here() || (unknown && OUTPUTS.iter().any(|output| output.owner().is_some()))
 }
 
 impl Output {
-    /// Who holds it, except a thread of ours.
+    /// Returns the `ThreadId` of the holder, unless that is the runtime's thread.
     fn owner(&self) -> Option<u64> {
-        // SAFETY: null, or in a static of std's, which only changes it atomically.
+        // SAFETY: null, or in a static of std, which changes it only atomically.
         let owner = unsafe { self.owner.load(Ordering::Relaxed).as_ref()? };
         let owner = owner.load(Ordering::Relaxed);
         (owner != 0 && owner != self.holder.load(Ordering::Relaxed)).then_some(owner)
@@ -103,17 +108,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_of_an_output_is_found() {
+    fn the_owner_word_of_each_output_is_found() {
         std::thread::spawn(|| {
             for which in [0, 1] {
                 let _out = (which == 0).then(|| std::io::stdout().lock());
                 let _err = (which == 1).then(|| std::io::stderr().lock());
-                learn(which);
+                find_owner_word(which);
                 assert!(
                     !OUTPUTS[which].owner.load(Ordering::Relaxed).is_null(),
                     "std keeps the owner elsewhere: see the head of the file"
                 );
-                // Its own holder does not count.
+                // The runtime's own holder does not count.
                 assert_eq!(OUTPUTS[which].owner(), None);
             }
         })

@@ -1,22 +1,26 @@
-//! A thread's bed: one futex word.
+//! Blocks one thread until another thread wakes it: one futex word, as in std.
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `EMPTY` | awake, nothing noted |
-//! | `ASLEEP` | in, or on the way into, the kernel |
-//! | `NOTED` | woken; the next `park` returns at once |
+//! | `EMPTY` | running, no token |
+//! | `PARKED` | in the kernel, or on the way into it |
+//! | `NOTIFIED` | a token is available; the next `park` returns at once |
 //!
-//! A note is kept until a `park` consumes it, so the order of `park` and `unpark` does not matter.
-//! Notes do not add up: one `park` may consume two. What both wakers did is visible then.
-//! After the sleeper has seen `NOTED` the parker may be gone: the waker's last access to it is the
-//! exchange; the system call that follows uses the address only as a key.
+//! Invariants:
+//! 1. A token stays until a `park` consumes it, so the order of `park` and `unpark` does not
+//!    matter.
+//! 2. Tokens do not add up: one `park` may consume two. What both wakers did before is visible
+//!    then.
+//! 3. After the sleeper has read `NOTIFIED` the parker may be gone. The waker's last access to it
+//!    is the exchange; the system call that follows uses the address only as a key.
 
-use crate::shim::{AtomicU32, Ordering, futex_wait, futex_wake};
+use crate::shim::{AtomicU32, Ordering};
+use crate::sys::futex::{futex_wait, futex_wake};
 use std::time::Duration;
 
 const EMPTY: u32 = 0;
-const NOTED: u32 = 1;
-const ASLEEP: u32 = 2;
+const NOTIFIED: u32 = 1;
+const PARKED: u32 = 2;
 
 /// See the head of the file.
 pub(crate) struct Parker(AtomicU32);
@@ -26,48 +30,52 @@ impl Parker {
         Parker(AtomicU32::new(EMPTY))
     }
 
-    /// Sleeps until a note comes, and consumes it.
+    /// Sleeps until a token is available, and consumes it.
     pub(crate) fn park(&self) {
-        // Acquire, each time: what the waker did before `unpark` is seen after `park`.
-        if self.0.swap(ASLEEP, Ordering::Acquire) == NOTED {
-            // Not a plain store: a second note may have come since, and this consumes it too.
+        // Acquire, each time: what the waker did before `unpark` is visible after `park`.
+        if self.0.swap(PARKED, Ordering::Acquire) == NOTIFIED {
+            // Not a plain store: a second token may have come since, and this consumes it too.
             self.0.swap(EMPTY, Ordering::Acquire);
             return;
         }
         loop {
-            // It changed, or a signal came: the loop looks again.
-            futex_wait(&self.0, ASLEEP, None);
-            if self.0.compare_exchange(NOTED, EMPTY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // Returns when the word changed or a signal came: the loop checks which.
+            futex_wait(&self.0, PARKED, None);
+            if self
+                .0
+                .compare_exchange(NOTIFIED, EMPTY, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+            {
                 return;
             }
         }
     }
 
-    /// As `park`, at most for `limit`. True: a note came.
+    /// Sleeps as `park` does, at most for `limit`. Returns whether it consumed a token.
     pub(crate) fn park_timeout(&self, limit: Duration) -> bool {
-        if self.0.swap(ASLEEP, Ordering::Acquire) == NOTED {
+        if self.0.swap(PARKED, Ordering::Acquire) == NOTIFIED {
             self.0.swap(EMPTY, Ordering::Acquire);
             return true;
         }
-        futex_wait(&self.0, ASLEEP, Some(limit));
-        // A note may come at the last moment: it is consumed here, not lost.
-        self.0.swap(EMPTY, Ordering::Acquire) == NOTED
+        futex_wait(&self.0, PARKED, Some(limit));
+        // A token may come at the last moment: it is consumed here, not lost.
+        self.0.swap(EMPTY, Ordering::Acquire) == NOTIFIED
     }
 
-    /// Consumes a note without sleeping. True: there was one.
-    pub(crate) fn take_note(&self) -> bool {
-        self.0.swap(EMPTY, Ordering::Acquire) == NOTED
+    /// Consumes a token without sleeping. Returns whether there was one.
+    pub(crate) fn take_token(&self) -> bool {
+        self.0.swap(EMPTY, Ordering::Acquire) == NOTIFIED
     }
 
-    /// Returns whether its thread sleeps, or is about to, and no note has come.
+    /// Returns whether the thread sleeps, or is about to, and no token has come.
     pub(crate) fn is_asleep(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == ASLEEP
+        self.0.load(Ordering::Relaxed) == PARKED
     }
 
-    /// Leaves a note, and wakes the sleeper if there is one.
+    /// Makes a token available, and wakes the thread if it sleeps.
     pub(crate) fn unpark(&self) {
         // Release: pairs with the sleeper's Acquire.
-        if self.0.swap(NOTED, Ordering::Release) == ASLEEP {
+        if self.0.swap(NOTIFIED, Ordering::Release) == PARKED {
             futex_wake(&self.0, 1);
         }
     }
@@ -78,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_that_came_first_is_not_lost() {
+    fn a_token_that_came_before_park_is_not_lost() {
         let parker = Parker::new();
         parker.unpark();
         assert!(parker.park_timeout(Duration::from_secs(60)));

@@ -1,9 +1,9 @@
-//! Real-time threads: a thread of SCHED_FIFO or SCHED_RR runs until it blocks, and no thread of its own priority can stop
-//! it.
+//! Real-time policies: a thread with SCHED_FIFO or SCHED_RR runs until it blocks, and no thread of
+//! its own priority can preempt it.
 //!
-//! A thread inherits policy and priority. So in a real-time process sysmon would wait, on one CPU, for the goroutine that
-//! it is to preempt. The threads that serve a runtime therefore run one step above those that run goroutines, and these
-//! give way to each other at the end of a time slice.
+//! A thread inherits policy and priority. So in a real-time process on one CPU, sysmon would wait
+//! for the goroutine that it has to preempt. Therefore sysmon and the helper thread run one
+//! priority above the Ms, and an M yields its CPU to the other Ms at the end of a time slice.
 
 use super::raw::syscall;
 
@@ -15,10 +15,10 @@ pub(crate) struct Realtime {
 }
 
 impl Realtime {
-    /// Those of the calling thread; None if it is an ordinary one.
+    /// Returns policy and priority of the calling thread; None if it is not a real-time thread.
     pub(crate) fn of_this_thread() -> Option<Realtime> {
         let mut param = libc::sched_param { sched_priority: 0 };
-        // SAFETY: of this thread; writes one structure.
+        // SAFETY: asks about this thread; writes one structure.
         let policy = unsafe {
             libc::sched_getparam(0, &raw mut param);
             libc::sched_getscheduler(0)
@@ -27,22 +27,23 @@ impl Realtime {
         is_realtime.then_some(Realtime { policy, priority: param.sched_priority })
     }
 
-    /// One step more urgent.
+    /// Returns the next higher priority.
     pub(crate) fn above(self) -> Realtime {
         Realtime { priority: self.priority + 1, ..self }
     }
 
-    /// Lets other threads of the same priority run: a thread of SCHED_FIFO keeps its CPU otherwise, whatever it runs.
+    /// Lets other threads of the same priority run: otherwise a thread with SCHED_FIFO keeps its
+    /// CPU.
     #[cold]
     pub(crate) fn let_others_run(self) {
         // SAFETY: no arguments, touches no memory.
         unsafe { syscall(libc::SYS_sched_yield, []) };
     }
 
-    /// Gives the calling thread this policy and priority. Without the right to do so it stays as it is.
+    /// Gives the calling thread this policy and priority. Does nothing without the permission to.
     pub(crate) fn apply(self) {
         let param = libc::sched_param { sched_priority: self.priority };
-        // SAFETY: of this thread; reads one structure.
+        // SAFETY: changes this thread; reads one structure.
         unsafe { libc::sched_setscheduler(0, self.policy, &raw const param) };
     }
 }

@@ -1,36 +1,34 @@
-//! The signal mask of the running thread.
+//! The signal mask of the running thread. Bit n − 1 of a mask is signal n, as in the kernel.
 
 use super::raw::syscall;
+use std::ffi::c_int;
 
-/// Lets a signal through.
-pub(crate) fn unblock(signal: i32) {
-    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: a set of our own.
-    unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), signal);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
-    }
-}
-
-/// The bit of a signal in a mask.
+/// Returns the bit of a signal in a mask.
 pub(crate) const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Sets the mask; see [`current_mask`].
-pub(crate) fn set_mask(mask: u64) {
-    let (how, set) = (libc::SIG_SETMASK as usize, &raw const mask as usize);
-    // SAFETY: reads a mask of the kernel's size.
-    unsafe { syscall(libc::SYS_rt_sigprocmask, [how, set, 0, size_of::<u64>()]) };
+/// Unblocks one signal.
+pub(crate) fn unblock(signal: i32) {
+    change_mask(libc::SIG_UNBLOCK, bit(signal));
 }
 
-/// The mask, as the kernel keeps it: bit n − 1 is signal n.
+/// Replaces the mask.
+pub(crate) fn set_mask(mask: u64) {
+    change_mask(libc::SIG_SETMASK, mask);
+}
+
+/// Returns the mask.
 pub(crate) fn current_mask() -> u64 {
-    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: reads the mask into a set of our own, whose first word is the kernel's set.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), set.as_mut_ptr());
-        set.as_ptr().cast::<u64>().read()
-    }
+    change_mask(libc::SIG_BLOCK, 0)
+}
+
+/// Changes the mask by `SIG_BLOCK`, `SIG_UNBLOCK` or `SIG_SETMASK`, and returns the old one. A raw
+/// call: unlike libc's function it can block glibc's own signals too.
+pub(crate) fn change_mask(how: c_int, mask: u64) -> u64 {
+    let mut old = 0u64;
+    let (new, before) = ((&raw const mask) as usize, (&raw mut old) as usize);
+    // SAFETY: the kernel reads one mask and writes one, both of its size.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, before, size_of::<u64>()]) };
+    old
 }

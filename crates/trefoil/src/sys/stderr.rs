@@ -1,9 +1,9 @@
-//! Writing to stderr when nothing else can be trusted: no allocation, no lock, no errno.
+//! Writes to stderr without allocation, lock or errno: for signal handlers and fatal errors.
 
 use std::fmt::{self, Write};
 use std::os::fd::BorrowedFd;
 
-/// Writes formatted text without allocating.
+/// Writes formatted text to stderr without allocating.
 pub(crate) fn write_stderr(text: fmt::Arguments<'_>) {
     struct Stderr;
     impl Write for Stderr {
@@ -15,9 +15,9 @@ pub(crate) fn write_stderr(text: fmt::Arguments<'_>) {
     let _ = Stderr.write_fmt(text);
 }
 
-/// Writes bytes to stderr, past std's lock.
+/// Writes bytes to stderr without taking std's lock.
 pub(crate) fn write_all_stderr(mut bytes: &[u8]) {
-    // SAFETY: descriptor 2 is not closed by us; if it is closed the write fails.
+    // SAFETY: borrowed for the writes only; if descriptor 2 is closed they fail.
     let stderr = unsafe { BorrowedFd::borrow_raw(2) };
     while !bytes.is_empty() {
         match rustix::io::write(stderr, bytes) {
@@ -28,7 +28,7 @@ pub(crate) fn write_all_stderr(mut bytes: &[u8]) {
     }
 }
 
-/// The runtime cannot go on. Says why on stderr and aborts; allocates nothing.
+/// Writes a message to stderr and aborts, because the runtime cannot continue. Allocates nothing.
 #[cold]
 pub(crate) fn fatal(what: fmt::Arguments<'_>) -> ! {
     write_stderr(format_args!("fatal error: {what}\n"));

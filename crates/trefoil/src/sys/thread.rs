@@ -1,10 +1,12 @@
-//! Threads of the runtime, by pthread_create.
+//! Starts the threads of the runtime, by `pthread_create`.
 //!
-//! Not by std: a std thread maps an alternate signal stack in its first moments and aborts the process if
-//! there is no address space for it. Here everything that can fail has failed before the thread exists.
+//! Invariants:
+//! 1. Everything that can fail fails before the thread exists.
+//! 2. A new thread neither allocates nor frees before its body has returned: the allocator's lock
+//!    may be held by a preempted goroutine, and this thread may be the one that has to resume it.
 //!
-//! A new thread neither allocates nor frees before its body is done: the allocator's lock may be held by a preempted
-//! goroutine, which this very thread is to resume.
+//! Rejected: `std::thread`. A std thread maps an alternate signal stack when it starts, and aborts
+//! the process if there is no address space for it.
 
 use super::mm::PAGE;
 use super::objects;
@@ -16,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A thread's name, as the kernel keeps it: 15 bytes and a zero.
+/// A thread's name, as the kernel stores it: 15 bytes and a zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Name {
     bytes: [u8; 16],
@@ -24,7 +26,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Cut where it is too long.
+    /// Formats a name; what is beyond 15 bytes is cut off.
     pub(crate) fn new(text: fmt::Arguments<'_>) -> Name {
         let mut name = Name { bytes: [0; 16], len: 0 };
         let _ = name.write_fmt(text);
@@ -42,14 +44,15 @@ impl Write for Name {
     }
 }
 
-/// What a thread is started with; it owns the memory.
+/// The argument of a new thread, which owns the memory.
 struct Start<F> {
     name: Name,
     body: F,
 }
 
-/// Bytes of thread-local storage that glibc takes from a thread's stack, beyond what every program has.
-/// Summed up once: what is loaded later has no fixed place in it, or one in glibc's small reserve.
+/// Returns the bytes of thread-local storage that glibc takes from a thread's stack, beyond what
+/// every program has. Computed once: what is loaded later has no fixed place there, or one in
+/// glibc's small reserve.
 fn static_tls_bytes() -> usize {
     static BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
     let known = BYTES.load(Ordering::Relaxed);
@@ -67,8 +70,8 @@ fn static_tls_bytes() -> usize {
     bytes
 }
 
-/// Starts a detached thread with a stack of so many bytes, besides the thread-local storage that lies on
-/// it. A panic in it aborts.
+/// Starts a detached thread with `stack_bytes` of stack besides its thread-local storage, which
+/// glibc takes from the stack too. A panic in `body` aborts the process.
 pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     name: Name,
     stack_bytes: usize,
@@ -77,7 +80,7 @@ pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     let start = Box::into_raw(Box::new(Start { name, body }));
     let mut attr = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
-    // SAFETY: an attribute object of our own, initialised and destroyed here; the start is handed over.
+    // SAFETY: the attribute object is initialised and destroyed here; the thread owns `start`.
     let rc = unsafe {
         libc::pthread_attr_init(attr.as_mut_ptr());
         let bytes = stack_bytes + static_tls_bytes();
@@ -90,14 +93,15 @@ pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     if rc == 0 {
         return Ok(());
     }
-    // SAFETY: there is no thread that would take it.
+    // SAFETY: no thread was started, so `start` is still owned here.
     drop(unsafe { Box::from_raw(start) });
     Err(io::Error::from_raw_os_error(rc))
 }
 
 extern "C" fn run<F: FnOnce()>(start: *mut c_void) -> *mut c_void {
     let start = start.cast::<Start<F>>();
-    // SAFETY: what `spawn` handed over, once: its value is moved out, and the memory is freed after the body.
+    // SAFETY: `spawn` passed ownership once: the value is moved out, and the memory is freed after
+    // the body.
     unsafe {
         let Start { name, body } = start.read();
         libc::prctl(libc::PR_SET_NAME, name.bytes.as_ptr());

@@ -58,7 +58,7 @@
 use super::super::core::{ChanSide, Core, NO_SLEEPER, Step};
 use super::super::queue::Sudog;
 use crate::sched::Rt;
-use crate::sched::rng;
+use crate::sched::random;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -214,7 +214,7 @@ impl Shuffle {
     #[inline]
     fn below(&mut self, here: Option<Rt>, n: usize) -> usize {
         if self.used.is_multiple_of(CHOICES_PER_NUMBER) {
-            self.bits = rng::random(here);
+            self.bits = random::random(here);
         }
         self.used += 1;
         let product = u128::from(self.bits) * n as u128;

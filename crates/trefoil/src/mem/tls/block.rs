@@ -1,30 +1,30 @@
-//! Blocks by the recipe: create, recycle, destroy.
+//! Blocks by the template method: create, recycle, destroy.
 
 use super::modules::{Dtv, table};
 use super::raw::store;
-use super::{Layout, Way, fallback};
+use super::{BlockLayout, Method, fallback};
 use std::io;
 use std::ptr;
 
-/// rseq(2): "not registered, and do not try": glibc then asks the kernel for the CPU.
+/// rseq(2): registration failed. glibc then asks the kernel for the CPU number.
 const RSEQ_CPU_ID_REGISTRATION_FAILED: i32 = -2;
-/// Between `cpu_id_start` and `cpu_id` in `struct rseq`.
+/// Offset of `cpu_id` in `struct rseq`.
 const RSEQ_CPU_ID: isize = 4;
 
 /// Writes a whole block at `tp`.
 ///
 /// # Safety
-/// `[low, top)` is zeroed, writable and nobody else's; `tp` fits in it with its surroundings.
+/// `[low, top)` is zeroed, writable and used by no other thread; the block around `tp` fits in it.
 pub(super) unsafe fn build(
-    l: &Layout,
+    l: &BlockLayout,
     tp: usize,
     low: usize,
     top: usize,
     tid: u32,
 ) -> io::Result<()> {
     let at = |off: i32| tp.wrapping_add_signed(off as isize);
-    // SAFETY: every offset was learnt inside [-below_used, above) (discover::words), and that range
-    // of this block is ours (caller). A kit has room for the DTV (kit, invariant 1).
+    // SAFETY: every offset was found inside [-below_used, above) (discover::words), and the caller
+    // owns that range. A buffer has room for the DTV (dtv_buffer, invariant 1).
     unsafe {
         for &(off, value) in &l.recipe.same {
             store(at(off), value);
@@ -34,13 +34,13 @@ pub(super) unsafe fn build(
         }
         l.recipe.low.iter().for_each(|&off| store(at(off), low));
         l.recipe.size.iter().for_each(|&off| store(at(off), top - low));
-        let dtv = l.take_kit(tp).cast::<[usize; 2]>();
+        let dtv = l.take_dtv_buffer(tp).cast::<[usize; 2]>();
         if dtv.is_null() {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         dtv.copy_from_nonoverlapping(l.dtv.as_ptr(), l.dtv.len());
-        for &(id, under) in &l.fixed {
-            (*dtv.add(id + 1))[0] = tp - under;
+        for &(id, below_tp) in &l.fixed {
+            (*dtv.add(id + 1))[0] = tp - below_tp;
         }
         store(tp + 8, dtv.add(1));
         store(tp + l.tid, tid);
@@ -50,11 +50,13 @@ pub(super) unsafe fn build(
     Ok(())
 }
 
+/// Marks the block's rseq area as not registered.
+///
 /// # Safety
-/// `tp` is a block that no thread registered with the kernel.
-pub(super) unsafe fn unregister_rseq(l: &Layout, tp: usize) {
+/// `tp` is a block that no thread has registered with the kernel.
+pub(super) unsafe fn unregister_rseq(l: &BlockLayout, tp: usize) {
     if let Some(rseq) = l.rseq {
-        // SAFETY: glibc's own place for it, inside the block.
+        // SAFETY: glibc's place for it, inside the block.
         unsafe {
             let at = tp.wrapping_add_signed(rseq);
             store(at, [0u32; 5]);
@@ -63,10 +65,10 @@ pub(super) unsafe fn unregister_rseq(l: &Layout, tp: usize) {
     }
 }
 
-impl Layout {
+impl BlockLayout {
     #[inline]
     pub(super) unsafe fn recycle(&self, tp: usize) {
-        // SAFETY: the goroutine is over (caller): nobody holds addresses into its TLS.
+        // SAFETY: the goroutine has ended (caller): no code uses addresses into its TLS.
         unsafe {
             for m in &table().modules {
                 m.fill(tp);
@@ -76,10 +78,10 @@ impl Layout {
         }
     }
 
-    /// What a dead goroutine could bequeath through libc's TLS and struct pthread.
+    /// Resets what the next goroutine would inherit through libc's TLS and `struct pthread`.
     #[inline]
     unsafe fn reset(&self, tp: usize) {
-        // SAFETY: offsets inside the block, learnt from one (selftest::probe).
+        // SAFETY: offsets inside the block, found by the self-test.
         unsafe {
             for &(off, value) in &self.resets.words {
                 store(tp.wrapping_add_signed(off), value);
@@ -92,15 +94,15 @@ impl Layout {
     }
 
     pub(super) unsafe fn destroy(&self, tp: usize) {
-        // SAFETY: nobody runs on the block and nobody will (caller).
+        // SAFETY: no code runs on the block now or later (caller).
         unsafe {
             self.reset(tp);
             Dtv::of(tp).free_dynamic(self);
-            match self.way {
-                Way::Template => self.bequeath(tp, Dtv::of(tp).start()),
-                Way::Pthread => {
-                    self.bequeath(tp, ptr::null_mut());
-                    fallback::bury(self, tp);
+            match self.method {
+                Method::Template => self.save_libc_tls(tp, Dtv::of(tp).start()),
+                Method::Pthread => {
+                    self.save_libc_tls(tp, ptr::null_mut());
+                    fallback::reap_thread(self, tp);
                 }
             }
         }

@@ -1,70 +1,72 @@
-//! A goroutine's end, as glibc does it for a thread: TLS destructors, then pthread keys' destructors.
+//! Runs destructors at a goroutine's end, as glibc does for a thread: of thread-locals, then of
+//! pthread keys.
 //!
-//! glibc keeps a key's destructor in a table that cannot be read, so the interposed
-//! `pthread_key_create` (interpose/keys.rs) writes it down here too.
+//! glibc stores a key's destructor in a table that is not accessible, so the interposed
+//! `pthread_key_create` (interpose/keys.rs) stores it here too.
 //!
 //! | `DTORS[key]` | meaning |
 //! |---|---|
-//! | 0 | not a live key, as far as we know |
+//! | 0 | not a live key, as far as known |
 //! | 1 | live, no destructor |
 //! | else | live, address of the destructor |
 
 use super::modules::Dtv;
 use super::raw::{load, store, thread_pointer};
-use super::{Layout, fatal, layout};
+use super::{BlockLayout, fatal, layout};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// glibc's PTHREAD_KEYS_MAX.
 const KEYS_MAX: usize = 1024;
-/// Keys in a block of the first level, and such blocks: glibc's PTHREAD_KEY_2NDLEVEL_SIZE.
+/// Keys per second-level block, and the number of such blocks: glibc's PTHREAD_KEY_2NDLEVEL_SIZE.
 const KEYS_SIDE: usize = 32;
-/// POSIX: rounds before a destructor that sets values again and again is given up.
+/// Rounds after which POSIX allows to stop, if destructors set values again and again.
 const DESTRUCTOR_ITERATIONS: usize = 4;
 const LIVE: usize = 1;
 
-/// A key's destructor, as C and Rust give it.
+/// A key's destructor, as C and Rust pass it.
 pub(crate) type KeyDtor = unsafe extern "C" fn(*mut c_void);
 
 static DTORS: [AtomicUsize; KEYS_MAX] = [const { AtomicUsize::new(0) }; KEYS_MAX];
 
-/// Where glibc keeps a thread's values, as the self-test saw it.
+/// Where glibc stores a thread's values, as found by the self-test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyPlaces {
-    /// The byte that says "some value was set".
+    /// The byte that is set when some value was set.
     pub(super) used: usize,
-    /// 32 pairs (sequence number, value), then 32 pointers to such blocks; the first to this one.
+    /// 32 pairs (sequence number, value), then 32 pointers to such blocks; the first points to this
+    /// one.
     pub(super) first: usize,
 }
 
-/// pthread_key_create made `key`; nobody else knows it yet.
+/// Records a key that `pthread_key_create` has just made; no other thread knows it yet.
 pub(crate) fn key_created(key: u32, dtor: Option<KeyDtor>) {
     if let Some(slot) = DTORS.get(key as usize) {
-        // Release: the key reaches other threads by the program's own means; this only keeps our
-        // store before those. Pairs with the Acquire in `run_keys`.
+        // Release: the program passes the key to other threads by its own synchronisation; this
+        // keeps the store before it. Pairs with the Acquire in `run_keys_slow`.
         slot.store(dtor.map_or(LIVE, |d| d as usize), Ordering::Release);
     }
 }
 
-/// pthread_key_delete is about to end `key`.
+/// Removes a key that `pthread_key_delete` is about to delete.
 pub(crate) fn key_deleted(key: u32) {
     if let Some(slot) = DTORS.get(key as usize) {
         slot.store(0, Ordering::Release);
     }
 }
 
-/// On the goroutine itself, at its end.
+/// Runs the destructors of the running goroutine, at its end.
 ///
-/// Destructors are user code: they may park, spawn, set new values; what they make anew is destroyed
-/// too, in as many rounds as POSIX grants. Afterwards every key's value is null.
+/// Destructors are user code: they may park, spawn and set new values. What they create is
+/// destroyed too, in as many rounds as POSIX requires. Afterwards every key's value is null.
 ///
 /// # Safety
-/// The goroutine's function has returned: nobody holds references into its TLS.
+/// The goroutine's function has returned: no references into its TLS are left.
 pub(crate) unsafe fn run_destructors() {
     let l = layout();
-    // SAFETY: the caller's. After the destructors nobody holds addresses into dynamic TLS; free may
-    // wait for an arena's lock, so it is called here rather than in the scheduler.
+    // SAFETY: the caller's contract. After the destructors no code uses addresses into dynamic TLS.
+    // `free` may wait for malloc's lock, so it is called here instead of in the scheduler.
     unsafe {
         run_all(l);
         forget_errors();
@@ -73,12 +75,13 @@ pub(crate) unsafe fn run_destructors() {
     }
 }
 
-/// What libc keeps of a thread's last failures, and a recycled block would show to the next goroutine.
+/// Clears the last errors that libc stores per thread: the next goroutine on this block would see
+/// them.
 fn forget_errors() {
     unsafe extern "C" {
         safe fn __h_errno_location() -> *mut std::ffi::c_int;
     }
-    // SAFETY: this goroutine's own. The first dlerror says the error, the second frees it.
+    // SAFETY: of the running goroutine. The first dlerror returns the error, the second frees it.
     unsafe {
         *__h_errno_location() = 0;
         if !libc::dlerror().is_null() {
@@ -87,14 +90,15 @@ fn forget_errors() {
     }
 }
 
-/// Frees what glibc frees at a thread's end: a block that is destroyed would take it along.
+/// Frees the buffers that glibc frees at a thread's end: destroying the block would leak them.
 ///
 /// # Safety
-/// Offsets of words in the running block that are null or own memory of malloc's, which nobody uses any more.
+/// The words at these offsets of the running block are null or own malloc's memory, which no code
+/// uses any more.
 pub(super) unsafe fn free_buffers(buffers: &[usize]) {
     for &off in buffers {
         let at = thread_pointer() + off;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             let buffer = load::<*mut c_void>(at);
             if !buffer.is_null() {
@@ -106,25 +110,25 @@ pub(super) unsafe fn free_buffers(buffers: &[usize]) {
 }
 
 #[inline]
-pub(super) unsafe fn run_all(l: &Layout) {
+pub(super) unsafe fn run_all(l: &BlockLayout) {
     for _ in 0..DESTRUCTOR_ITERATIONS {
         call_tls_dtors(l);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         if !unsafe { run_keys(l) } {
             return;
         }
     }
     call_tls_dtors(l);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { forget_keys(l) };
 }
 
-fn call_tls_dtors(l: &Layout) {
+fn call_tls_dtors(l: &BlockLayout) {
     // SAFETY: at the end of a goroutine its TLS destructors are due, each of them once.
     guard(|| unsafe { (l.call_tls_dtors)() });
 }
 
-/// Nobody above a destructor can make use of its panic.
+/// Runs a destructor. A panic aborts: no code above it could handle it.
 #[inline]
 fn guard(f: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(f)).is_err() {
@@ -132,27 +136,27 @@ fn guard(f: impl FnOnce()) {
     }
 }
 
-/// One round; false if no destructor ran (then all values are null).
+/// Runs one round of key destructors. Returns false if no destructor ran; then all values are null.
 #[inline]
-unsafe fn run_keys(l: &Layout) -> bool {
+unsafe fn run_keys(l: &BlockLayout) -> bool {
     match l.keys {
-        // SAFETY: our own block. The byte is glibc's, written by this goroutine's calls only.
+        // SAFETY: the running block. Only calls of this goroutine write the byte.
         Some(places) if unsafe { load::<u8>(thread_pointer() + places.used) } == 0 => false,
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         _ => unsafe { run_keys_slow(l) },
     }
 }
 
 #[cold]
-unsafe fn run_keys_slow(l: &Layout) -> bool {
+unsafe fn run_keys_slow(l: &BlockLayout) -> bool {
     let tp = thread_pointer();
     let mut ran = false;
     if let Some(places) = l.keys {
-        // SAFETY: our own block; a value set from here on sets the byte again.
+        // SAFETY: the running block; a value set from here on sets the byte again.
         unsafe { store(tp + places.used, 0u8) };
     }
-    // SAFETY: our own block (caller); a destructor runs for the value it was made for, once, because
-    // the value is taken out first. `getspecific` answers null for a value of a deleted key.
+    // SAFETY: the running block (caller). A destructor runs once per value, because the value is
+    // taken out first. `getspecific` returns null for a value of a deleted key.
     unsafe {
         each_value(l, tp, |key, slot| {
             let value = libc::pthread_getspecific(key);
@@ -170,16 +174,16 @@ unsafe fn run_keys_slow(l: &Layout) -> bool {
             }
         });
     }
-    // Blocks for keys of 32 and more: glibc frees them at a thread's end. Not before the last round.
+    // Second-level blocks (of keys from 32 on) are freed at a thread's end, after the last round.
     if !ran {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { forget_keys(l) };
     }
     ran
 }
 
-/// Calls `f` for every key with a value that is not null; with the value's place if we know it.
-unsafe fn each_value(l: &Layout, tp: usize, mut f: impl FnMut(u32, Option<usize>)) {
+/// Calls `f` for every key with a value that is not null, with the value's address if it is known.
+unsafe fn each_value(l: &BlockLayout, tp: usize, mut f: impl FnMut(u32, Option<usize>)) {
     let Some(places) = l.keys else {
         for key in 0..KEYS_MAX as u32 {
             let live = DTORS[key as usize].load(Ordering::Acquire) != 0;
@@ -193,8 +197,8 @@ unsafe fn each_value(l: &Layout, tp: usize, mut f: impl FnMut(u32, Option<usize>
     let blocks = tp + places.first + KEYS_SIDE * 16;
     for b in 0..KEYS_SIDE {
         for i in 0..KEYS_SIDE {
-            // SAFETY: glibc's table in our own block; blocks are read again after each destructor,
-            // which may have made one. They are freed only in `forget_keys`.
+            // SAFETY: glibc's table in the running block. The pointers are read again after each
+            // destructor, which may have made a block. Blocks are freed only in `forget_keys`.
             unsafe {
                 let block: usize = load(blocks + b * 8);
                 if block == 0 {
@@ -209,12 +213,12 @@ unsafe fn each_value(l: &Layout, tp: usize, mut f: impl FnMut(u32, Option<usize>
     }
 }
 
-/// Makes every value null without asking a destructor, and frees the blocks of high keys.
+/// Sets every value to null without running destructors, and frees the second-level blocks.
 #[cold]
-unsafe fn forget_keys(l: &Layout) {
+unsafe fn forget_keys(l: &BlockLayout) {
     let tp = thread_pointer();
-    // SAFETY: our own block, at the goroutine's end (caller). The blocks are calloc's; glibc makes new
-    // ones on demand.
+    // SAFETY: the running block, at the goroutine's end (caller). The second-level blocks are
+    // calloc's; glibc makes new ones on demand.
     unsafe {
         each_value(l, tp, |key, slot| match slot {
             Some(slot) => store(slot, 0usize),

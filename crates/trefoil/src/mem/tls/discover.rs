@@ -1,19 +1,24 @@
-//! Learns glibc's layout of a thread's block **by value**, from one real thread: the *proto*.
+//! Discovers glibc's layout of a thread's block **by value**, from one real thread: the *probe
+//! thread*.
 //!
 //! ```text
-//!   low                                  tp - below        tp - below_used      tp             top
-//!    | stack of the proto …  entry_sp ->  | dlopen reserve  | modules' TLS       | struct pthread |
+//!   low                                 tp - below        tp - below_used      tp             top
+//!    | stack of the probe … entry_sp ->  | dlopen reserve  | modules' TLS       | struct pthread |
 //! ```
-//! The proto runs on memory of ours with a size that nothing else has. Before it does anything else it
-//! copies everything above its stack pointer; later we read the copy and ask of each word what it is.
-//! Names are no help: glibc 2.31 does not export the thread_db symbols, and offsets move between
-//! versions (2.31, 2.36, 2.41 and 2.43 differ in size, in rseq's place and in the join protocol).
+//! The probe thread runs on memory that is allocated here, of a size that no other value equals.
+//! Before anything else it copies everything above its stack pointer. Later the copy is read, and
+//! each word is classified by its value. Symbols do not help: glibc 2.31 does not export those of
+//! thread_db, and offsets differ between versions (2.31, 2.36, 2.41 and 2.43 differ in size, in
+//! rseq's place and in the join protocol).
 //!
 //! Rejected: `_dl_allocate_tls` for each block (2.1 µs, and it knows nothing of `struct pthread`);
 //! a table of offsets per glibc version (breaks on the next one, silently).
 
 use super::modules::{Module, Segment, segments};
-use super::raw::{load, symbol, syscall, thread_pointer};
+use super::raw::{load, symbol, thread_pointer};
+use crate::sys::mm::PAGE;
+use crate::sys::raw::syscall;
+use crate::sys::signal::{change_mask, set_mask};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -24,33 +29,33 @@ pub(super) enum Word {
     Same(u64),
     /// `tp + n`.
     Tp(isize),
-    /// The lowest address of the memory the block lies in (`stackblock`).
+    /// The lowest address of the memory that the block lies in (`stackblock`).
     Low,
     /// The size of that memory (`stackblock_size`).
     Size,
 }
 
-/// What the proto taught. Offsets are relative to tp.
+/// What was read from the probe thread. Offsets are relative to tp.
 #[derive(Debug)]
-pub(super) struct Learnt {
+pub(super) struct DiscoveredLayout {
     pub(super) above: usize,
     pub(super) below: usize,
     pub(super) below_used: usize,
     pub(super) align: usize,
     pub(super) tid: usize,
     pub(super) errno: isize,
-    /// The word that the kernel clears when the thread ends: what `pthread_join` waits for.
+    /// The word that the kernel clears when the thread ends; `pthread_join` waits for it.
     pub(super) clear_tid: Option<usize>,
     pub(super) rseq: Option<isize>,
-    /// (offset, word), ascending; complete only with `list` found.
+    /// (offset, word), ascending; complete only if `list` was found.
     pub(super) words: Vec<(isize, Word)>,
-    /// Offset of the node that chains glibc's threads.
+    /// Offset of the node in glibc's list of threads.
     pub(super) list: Option<usize>,
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
-    /// The DTV's generation, if every module of now has a fixed place.
-    pub(super) quiet: Option<usize>,
-    /// DTV entries −1.. as in the proto, as pairs of words.
+    /// The DTV's generation, if every loaded module has a fixed place.
+    pub(super) static_generation: Option<usize>,
+    /// DTV entries from −1 on, as in the probe thread, as pairs of words.
     pub(super) dtv: Vec<[usize; 2]>,
 }
 
@@ -78,27 +83,26 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; its users (the joined proto, the self-test) are gone.
+        // SAFETY: its users (the joined probe thread, the self-test) have ended.
         let _ = unsafe { rustix::mm::munmap(self.base as *mut c_void, self.len) };
     }
 }
 
-/// Stack for the proto and for the self-test; committed lazily, so size costs nothing. The unwinder in
-/// a debug build takes some 20 KiB.
-pub(super) const STACK: usize = 256 << 10;
-/// Makes the proto's stack size a number that no other field has.
-const ODD: usize = 0x12c0;
-const PAGE: usize = 4096;
-/// glibc's PTHREAD_STACK_MIN, part of what `__pthread_get_minstack` answers.
-const STACK_MIN: usize = 16384;
-/// Between the static TLS and the proto's first frame lie clone's and start_thread's frames: 0.2–0.5 KiB
-/// seen, more would mean that we misread something.
-const ENTRY_FRAMES_MAX: usize = 4096;
-const DTV_MAX: usize = 4096;
+/// Stack of the probe thread and of the self-test. It is committed lazily, so its size costs
+/// nothing. The unwinder in a debug build takes some 20 KiB.
+pub(super) const STACK_BYTES: usize = 256 << 10;
+/// Makes the probe thread's stack size a number that no other field has.
+const ODD_BYTES: usize = 0x12c0;
+/// glibc's PTHREAD_STACK_MIN, part of the result of `__pthread_get_minstack`.
+const STACK_MIN_BYTES: usize = 16384;
+/// Limit for the frames of clone and start_thread, between the static TLS and the probe thread's
+/// first frame: 0.2–0.5 KiB were seen. More would mean that something was misread.
+const ENTRY_FRAMES_MAX_BYTES: usize = 4096;
+const DTV_ENTRIES_MAX: usize = 4096;
 const PR_GET_TID_ADDRESS: usize = 40;
 
-/// Passed to the proto, filled by it.
-struct Proto {
+/// The argument of the probe thread, which fills it.
+struct ProbeThread {
     low: usize,
     top: usize,
     /// The copy of address `a` is at `a + copy`.
@@ -112,26 +116,27 @@ struct Proto {
     dtv: Vec<[usize; 2]>,
 }
 
-/// The proto's life. It must not allocate before the copy is made: malloc writes libc's TLS.
-extern "C" fn proto_main(arg: *mut c_void) -> *mut c_void {
+/// The probe thread's main function. It must not allocate before the copy is made: malloc writes
+/// libc's TLS.
+extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
     let sp: usize;
     // SAFETY: reads a register.
     unsafe { std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack)) };
-    // SAFETY: `learn` waits for us in pthread_join and does not look at the record meanwhile.
-    let p = unsafe { &mut *arg.cast::<Proto>() };
+    // SAFETY: `discover` waits in pthread_join and does not use the record meanwhile.
+    let p = unsafe { &mut *arg.cast::<ProbeThread>() };
     p.tp = thread_pointer();
     p.entry_sp = sp & !15;
     if !(p.low..p.top).contains(&p.tp) || !(p.low..p.tp).contains(&p.entry_sp) {
-        return std::ptr::null_mut(); // `learn` sees that nothing was copied
+        return std::ptr::null_mut(); // `discover` sees that `tid` is 0
     }
-    // SAFETY: [sp, top) is our stack and block; the copy's half of the mapping is of the same size;
-    // a DTV has its length in front (entry −1), bounded here by the room that was allocated before.
+    // SAFETY: [sp, top) is this thread's stack and block; the copy's half of the mapping has the
+    // same size; a DTV has its length in front (entry −1), bounded here by the allocated capacity.
     unsafe {
         let from = p.entry_sp as *const u8;
         ((p.entry_sp + p.copy) as *mut u8).copy_from_nonoverlapping(from, p.top - p.entry_sp);
         let dtv: usize = load(p.tp + 8);
         let len: usize = load(dtv - 16);
-        if (1..DTV_MAX).contains(&len) {
+        if (1..DTV_ENTRIES_MAX).contains(&len) {
             p.dtv.as_mut_ptr().copy_from_nonoverlapping((dtv - 16) as *const [usize; 2], len + 2);
             p.dtv.set_len(len + 2);
         }
@@ -143,11 +148,11 @@ extern "C" fn proto_main(arg: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Reads two words at an address that may be anything: through a pipe, the kernel answers EFAULT
-/// instead of a crash (other threads may unmap their stacks meanwhile).
-struct Peek([c_int; 2]);
+/// Reads words at any address, through a pipe: a bad address is EFAULT instead of a crash (other
+/// threads may unmap their stacks meanwhile).
+struct SafeReader([c_int; 2]);
 
-impl Peek {
+impl SafeReader {
     fn new() -> Option<Self> {
         let mut fds = [0; 2];
         // SAFETY: the kernel writes two descriptors.
@@ -159,7 +164,7 @@ impl Peek {
 
     fn word(&self, at: usize) -> Option<usize> {
         let mut word = 0usize;
-        // SAFETY: the kernel checks `at`; what comes back goes to a local of the same size.
+        // SAFETY: the kernel checks `at`; the word is read back into a local of the same size.
         unsafe {
             if syscall(libc::SYS_write, [self.0[1] as usize, at, 8, 0]) != 8 {
                 return None;
@@ -170,32 +175,32 @@ impl Peek {
     }
 }
 
-impl Drop for Peek {
+impl Drop for SafeReader {
     fn drop(&mut self) {
         for fd in self.0 {
-            // SAFETY: our own descriptors.
+            // SAFETY: the descriptors of this pipe.
             unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0]) };
         }
     }
 }
 
-/// The node of glibc's list of threads: the pair (next, prev), both outside of this block, whose
-/// neighbours point back. Runs on the proto: only while it lives it is in the list.
-fn find_list(p: &Proto) -> Option<usize> {
-    let peek = Peek::new()?;
+/// Finds the node of glibc's list of threads: the pair (next, prev), both outside of this block,
+/// whose neighbours point back. Runs on the probe thread, which is in the list only while it runs.
+fn find_list(p: &ProbeThread) -> Option<usize> {
+    let reader = SafeReader::new()?;
     let own = p.low..p.top;
     let outside =
         |a: usize| (PAGE..1 << 47).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);
-    // Another thread may be born or end between two looks: then no pair fits, look again.
+    // Another thread may start or end between two reads: then no pair fits, so try again.
     for _ in 0..8 {
         let mut found = None;
         for at in (p.tp + 16..p.top - 16).step_by(8) {
-            // SAFETY: our own block, from our own thread.
+            // SAFETY: the block of the running thread.
             let [next, prev]: [usize; 2] = unsafe { load(at) };
             if outside(next)
                 && outside(prev)
-                && peek.word(next + 8) == Some(at)
-                && peek.word(prev) == Some(at)
+                && reader.word(next + 8) == Some(at)
+                && reader.word(prev) == Some(at)
             {
                 if found.is_some() {
                     return None; // two candidates: better none than the wrong one
@@ -217,23 +222,14 @@ fn check(rc: c_int, what: &str) -> Result<(), String> {
     }
 }
 
-/// Every signal but glibc's own two (32, 33): a user's handler has no business on our threads, and on
-/// the proto it would change what we are about to copy.
+/// Every signal except glibc's own two (32, 33). A handler of the program must not run on the
+/// threads made here; on the probe thread it would change what is about to be copied.
 const USER_SIGNALS: u64 = !(0b11 << 31);
 
-/// Sets the calling thread's signal mask, returns the old one.
-pub(super) fn set_mask(how: c_int, mask: u64) -> u64 {
-    let mut old = 0u64;
-    let (new, before) = ((&raw const mask) as usize, (&raw mut old) as usize);
-    // SAFETY: two masks of the kernel's size.
-    unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, before, size_of::<u64>()]) };
-    old
-}
-
-/// `pthread_create` on `[low, top)`, with the user's signals blocked.
+/// Starts a thread on `[low, top)` by `pthread_create`, with the program's signals blocked.
 ///
 /// # Safety
-/// The memory is the thread's until it is gone; `main(arg)` may run on it.
+/// The thread owns the memory until it has ended; `main(arg)` may run on it.
 pub(super) unsafe fn thread_on(
     low: usize,
     top: usize,
@@ -242,16 +238,16 @@ pub(super) unsafe fn thread_on(
 ) -> Result<libc::pthread_t, String> {
     let mut attr = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
-    // SAFETY: attr is initialised first and destroyed last; the memory is the caller's promise.
+    // SAFETY: attr is initialised first and destroyed last; the memory is the caller's contract.
     unsafe {
         check(libc::pthread_attr_init(attr.as_mut_ptr()), "pthread_attr_init")?;
         let (stack, size) = (low as *mut c_void, top - low);
         let made =
             check(libc::pthread_attr_setstack(attr.as_mut_ptr(), stack, size), "attr_setstack")
                 .and_then(|()| {
-                    let mask = set_mask(libc::SIG_BLOCK, USER_SIGNALS);
+                    let mask = change_mask(libc::SIG_BLOCK, USER_SIGNALS);
                     let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), main, arg);
-                    set_mask(libc::SIG_SETMASK, mask);
+                    set_mask(mask);
                     check(rc, "pthread_create")
                 });
         libc::pthread_attr_destroy(attr.as_mut_ptr());
@@ -259,14 +255,17 @@ pub(super) unsafe fn thread_on(
     }
 }
 
-/// Runs the proto and reads its copy.
-pub(super) fn learn() -> Result<Learnt, String> {
+/// Runs the probe thread and reads its copy.
+///
+/// # Errors
+/// A text that names what is not as expected.
+pub(super) fn discover() -> Result<DiscoveredLayout, String> {
     let segments = segments();
     let tls: usize = segments.iter().map(|s| s.size + s.align).sum();
-    let span = tls.next_multiple_of(PAGE) + STACK + ODD;
+    let span = tls.next_multiple_of(PAGE) + STACK_BYTES + ODD_BYTES;
     let half = span.next_multiple_of(PAGE);
     let map = Map::new(2 * half)?;
-    let mut p = Proto {
+    let mut p = ProbeThread {
         low: map.base,
         top: map.base + span,
         copy: half,
@@ -276,11 +275,11 @@ pub(super) fn learn() -> Result<Learnt, String> {
         errno_at: 0,
         clear_tid_at: 0,
         list: None,
-        dtv: Vec::with_capacity(DTV_MAX + 2),
+        dtv: Vec::with_capacity(DTV_ENTRIES_MAX + 2),
     };
-    // SAFETY: the mapping outlives the join; `p` is the proto's alone until then.
+    // SAFETY: the mapping outlives the join; only the probe thread uses `p` until then.
     unsafe {
-        let thread = thread_on(p.low, p.top, proto_main, (&raw mut p).cast())?;
+        let thread = thread_on(p.low, p.top, probe_main, (&raw mut p).cast())?;
         check(libc::pthread_join(thread, std::ptr::null_mut()), "pthread_join")?;
     }
     if p.tid == 0 {
@@ -289,7 +288,7 @@ pub(super) fn learn() -> Result<Learnt, String> {
     read_copy(&p, &segments)
 }
 
-fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
+fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, String> {
     // SAFETY: [entry_sp, top) was copied, and every caller stays in it.
     let word = |at: usize| -> usize { unsafe { load(at + p.copy) } };
     let tp = p.tp;
@@ -302,13 +301,15 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
     let errno = p.errno_at as isize - tp as isize;
     let libc = *modules
         .iter()
-        .find(|m| (-(m.under as isize)..(m.size as isize - m.under as isize)).contains(&errno))
+        .find(|m| {
+            (-(m.below_tp as isize)..(m.size as isize - m.below_tp as isize)).contains(&errno)
+        })
         .ok_or("errno lies in no module's TLS")?;
     if libc.id == 1 && segments.len() == 1 {
         return Err("libc is linked statically: its TLS cannot be told from the program's".into());
     }
     let rseq = rseq_offset();
-    let lowest = modules.iter().map(|m| m.under).max().unwrap_or(0) as isize;
+    let lowest = modules.iter().map(|m| m.below_tp).max().unwrap_or(0) as isize;
     let below_used = lowest.max(-rseq.unwrap_or(0)) as usize;
     let below_used = below_used.next_multiple_of(64);
     let below =
@@ -319,9 +320,9 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
     let tid = find_tid(p, rseq)?;
     let clear_tid = (tp..p.top).contains(&p.clear_tid_at).then(|| p.clear_tid_at - tp);
 
-    let quiet = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
-    let mut learnt = Learnt {
-        quiet,
+    let static_generation = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
+    let mut found = DiscoveredLayout {
+        static_generation,
         above,
         below,
         below_used,
@@ -336,17 +337,18 @@ fn read_copy(p: &Proto, segments: &[Segment]) -> Result<Learnt, String> {
         libc,
         dtv: p.dtv.clone(),
     };
-    learnt.words = words(p, &learnt);
-    Ok(learnt)
+    found.words = words(p, &found);
+    Ok(found)
 }
 
-/// Turns the copy into a recipe.
-fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
+/// Classifies each word of the copy: the recipe.
+fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
     let mut out = Vec::new();
     for off in (-(l.below_used as isize)..l.above as isize).step_by(8) {
         let at = p.tp.wrapping_add_signed(off);
-        // An image brings it: in `fill`, after the words.
-        if l.modules.iter().any(|m| at >= p.tp - m.under && at + 8 <= p.tp - m.under + m.size) {
+        // Part of an image, which is written after the words.
+        if l.modules.iter().any(|m| at >= p.tp - m.below_tp && at + 8 <= p.tp - m.below_tp + m.size)
+        {
             continue;
         }
         // SAFETY: inside the copy.
@@ -366,9 +368,10 @@ fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
             v if v == p.low => Word::Low,
             v if v == p.top - p.low => Word::Size,
             v if (p.tp - l.below..=p.top).contains(&v) => Word::Tp(v as isize - p.tp as isize),
-            // Into the proto's frames (where pthread_exit would unwind to): no such frame here.
+            // Points into the probe thread's frames (where pthread_exit would unwind to):
+            // goroutines have no such frame.
             v if (p.low..p.tp).contains(&v) => continue,
-            v if v == proto_main as *const () as usize || v == (&raw const *p) as usize => continue,
+            v if v == probe_main as *const () as usize || v == (&raw const *p) as usize => continue,
             v => Word::Same(v as u64),
         };
         out.push((off, word));
@@ -376,7 +379,7 @@ fn words(p: &Proto, l: &Learnt) -> Vec<(isize, Word)> {
     out
 }
 
-/// The kernel's part of `struct rseq` that we reset; later fields are zero in an unregistered area.
+/// The part of `struct rseq` that the kernel writes; later fields are zero in an unregistered area.
 const RSEQ_SIZE: isize = 32;
 
 fn rseq_offset() -> Option<isize> {
@@ -388,13 +391,13 @@ fn rseq_offset() -> Option<isize> {
     }
 }
 
-/// The tid: the 32-bit word that equals gettid() in the proto *and* in the calling thread, so that a
-/// small tid (a container's 7) is not mistaken for some other small number.
-fn find_tid(p: &Proto, rseq: Option<isize>) -> Result<usize, String> {
+/// Finds the tid: the 32-bit word that equals gettid() in the probe thread *and* in the calling
+/// thread, so that another small number is not mistaken for a small tid (7 in a container).
+fn find_tid(p: &ProbeThread, rseq: Option<isize>) -> Result<usize, String> {
     let (me, mine) = (thread_pointer(), rustix::thread::gettid().as_raw_nonzero().get() as u32);
     let mut found = (0..p.top - p.tp).step_by(4).filter(|&off| {
-        // SAFETY: inside the copy; and the caller is a real thread with a block of the same size (the
-        // kernel may write rseq meanwhile, which is left out).
+        // SAFETY: inside the copy; and the calling thread is a real thread with a block of the same
+        // size. (rseq, which the kernel may write meanwhile, is excluded.)
         !rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&(off as isize)))
             && unsafe { load::<u32>(p.tp + off + p.copy) == p.tid && load::<u32>(me + off) == mine }
     });
@@ -405,8 +408,8 @@ fn find_tid(p: &Proto, rseq: Option<isize>) -> Result<usize, String> {
     }
 }
 
-/// Modules with a fixed place, as the proto's DTV tells.
-fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String> {
+/// Returns the modules with a fixed place, by the probe thread's DTV.
+fn static_modules(p: &ProbeThread, segments: &[Segment]) -> Result<Vec<Module>, String> {
     if p.dtv.is_empty() {
         return Err("the DTV's length is out of bounds".into());
     }
@@ -417,32 +420,34 @@ fn static_modules(p: &Proto, segments: &[Segment]) -> Result<Vec<Module>, String
             continue; // dynamic: glibc allocates it on first use
         }
         if to_free != 0 || at + s.size > p.tp {
-            return Err(format!("module {} has a DTV entry that we do not understand", s.id));
+            return Err(format!("module {} has an unexpected DTV entry", s.id));
         }
         modules.push(Module::new(s, p.tp - at));
     }
     Ok(modules)
 }
 
-/// Bytes below tp including glibc's reserve for dlopen, if glibc tells and the proto's frames agree.
-fn static_size(p: &Proto, above: usize, align: usize) -> Option<usize> {
+/// Returns the bytes below tp including glibc's reserve for dlopen, if glibc exports them and they
+/// are consistent with the probe thread's frames.
+fn static_size(p: &ProbeThread, above: usize, align: usize) -> Option<usize> {
     type MinStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
     type StaticInfo = unsafe extern "C" fn(*mut usize, *mut usize);
     let fits = |total: usize| {
         let below = total.checked_sub(above)?.next_multiple_of(64.min(align));
         let frames = (p.tp - below).checked_sub(p.entry_sp)?;
-        (frames < ENTRY_FRAMES_MAX).then_some(below)
+        (frames < ENTRY_FRAMES_MAX_BYTES).then_some(below)
     };
     let min_stack = symbol(c"__pthread_get_minstack").and_then(|f: *mut c_void| {
         let mut attr = MaybeUninit::uninit();
-        // SAFETY: glibc's function of that name (2.15 on) takes an initialised attr, only to ignore it.
+        // SAFETY: glibc's function of that name (2.15 on) takes an initialised attr, and ignores
+        // it.
         let total = unsafe {
             libc::pthread_attr_init(attr.as_mut_ptr());
             let total = std::mem::transmute::<*mut c_void, MinStack>(f)(attr.as_ptr());
             libc::pthread_attr_destroy(attr.as_mut_ptr());
             total
         };
-        fits(total.checked_sub(PAGE + STACK_MIN)?)
+        fits(total.checked_sub(PAGE + STACK_MIN_BYTES)?)
     });
     min_stack.or_else(|| {
         let (mut size, mut align) = (0, 0);
@@ -453,7 +458,7 @@ fn static_size(p: &Proto, above: usize, align: usize) -> Option<usize> {
     })
 }
 
-/// A function that must exist, by name.
+/// Returns the address of a function that must exist.
 pub(super) fn required(name: &CStr) -> Result<usize, String> {
     symbol(name)
         .map(|f| f as usize)

@@ -2,20 +2,23 @@
 //!
 //! Invariants:
 //! 1. A published table is never freed: `create` and `recycle` read it without a lock. A new one is
-//!    published only when a `dlopen`/`dlclose` changed the static set, so the leak is bounded by that.
-//! 2. Images are copies of ours, never freed: `dlclose` unmaps the loader's while a reader may hold the
-//!    table. The copy of a small module includes its zeroes, so that filling it is one memcpy.
-//! 3. libc's area is in no list of images: its initial state comes from a real thread (it holds
+//!    published only when a `dlopen` or `dlclose` has changed the modules with a fixed place, so
+//!    the leak is bounded by that.
+//! 2. Images are copies that are never freed: `dlclose` unmaps the loader's image while another
+//!    thread may read the table. The copy of a small module includes its zeroes, so that filling it
+//!    is one memcpy.
+//! 3. libc is in no table: the initial state of its area comes from a real thread (it contains
 //!    pointers that no image has), and a recycled block keeps it for malloc's cache.
-//! 4. A module that the loader lists may be another thread's, which unloads it now or has not relocated
-//!    it yet. So its image is read only inside `dl_iterate_phdr`, under the lock that unmapping takes,
-//!    and it is asked for its place only while it is pinned (`pins`). `__tls_get_addr` inside the
-//!    callback would take the loader's locks in the wrong order. (Nobody tells which modules one
-//!    dlopen brought, so a pin may hold another's for a moment after its dlclose, as POSIX allows.)
-//! 5. Blocks are brought up to date before the lock of `PUBLISHING` is free: who finds its module in
-//!    the table may write to it at once.
+//! 4. A module that the loader lists may belong to another thread, which is unloading it or has not
+//!    relocated it yet. So its image is read only inside `dl_iterate_phdr`, under the lock that
+//!    unmapping takes, and its place is asked for only while a reference keeps it loaded
+//!    (`ModuleRef`). `__tls_get_addr` inside the callback would take the loader's locks in the
+//!    wrong order. (The loader does not tell which modules one dlopen added, so a reference may
+//!    keep another thread's module loaded for a moment after its dlclose, as POSIX allows.)
+//! 5. Blocks are updated before the lock of `PUBLISHING` is released: a thread that finds its
+//!    module in the table may write to it at once.
 
-use super::Layout;
+use super::BlockLayout;
 use super::raw::load;
 use crate::sys::mm::{self, PAGE, Span};
 use crate::sys::objects;
@@ -23,39 +26,39 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// glibc: the DTV entry of a module whose TLS was not asked for yet.
+/// The DTV entry of a module whose TLS glibc has not allocated yet.
 pub(super) const UNALLOCATED: usize = usize::MAX;
 
-/// One module's place in every block.
+/// A module's place in every block, and its initial image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// Number in the DTV, from 1.
+    /// Index in the DTV, from 1.
     pub(super) id: usize,
-    /// Begins at `tp - under`.
-    pub(super) under: usize,
-    /// Our copy of the initial image; what is not in it, up to `size`, is zero.
+    /// The module's area begins at `tp - below_tp`.
+    pub(super) below_tp: usize,
+    /// A copy of the initial image; the rest up to `size` is zero.
     image: &'static [u8],
-    /// The part of it that the file gave.
+    /// Bytes of `image` that come from the file.
     filled: usize,
     pub(super) size: usize,
 }
 
-/// Up to this size a module's zeroes are copied rather than written: one call less, and it still fits
-/// in the first-level cache beside the rest.
-const WHOLE_MAX: usize = 1024;
+/// Up to this size a module's zeroes are part of the image: that is one call fewer, and the image
+/// still fits in the first-level cache beside the rest.
+const WHOLE_IMAGE_MAX_BYTES: usize = 1024;
 
-/// Up to this size zeroes are written at a goroutine's end, whether it has touched them or not. Eight pages
-/// take 1.5 µs; giving them back takes 0.3 µs, and 2.5 µs more for the first that is touched again. At 16
-/// pages the two are equal.
+/// Up to this size zeroes are written at a goroutine's end, whether it has touched the area or not.
+/// Writing eight pages takes 1.5 µs. Discarding them takes 0.3 µs, and 2.5 µs more for the first
+/// page that is touched again. At 16 pages both take the same time.
 const WRITTEN_ZEROES_MAX: usize = 8 * PAGE;
 
 impl Module {
-    pub(super) fn new(s: &Segment, under: usize) -> Self {
+    pub(super) fn new(s: &Segment, below_tp: usize) -> Self {
         let mut image = s.image.clone();
-        if s.size <= WHOLE_MAX {
+        if s.size <= WHOLE_IMAGE_MAX_BYTES {
             image.resize(s.size, 0);
         }
-        Self { id: s.id, under, image: Vec::leak(image), filled: s.image.len(), size: s.size }
+        Self { id: s.id, below_tp, image: Vec::leak(image), filled: s.image.len(), size: s.size }
     }
 
     fn is(&self, s: &Segment) -> bool {
@@ -68,8 +71,8 @@ impl Module {
     /// The block at `tp` is writable, in private anonymous memory, and reaches down to this module.
     #[inline]
     pub(super) unsafe fn fill(&self, tp: usize) {
-        let at = (tp - self.under) as *mut u8;
-        // SAFETY: the area is the module's own (caller), of `size` bytes.
+        let at = (tp - self.below_tp) as *mut u8;
+        // SAFETY: the module's area (caller), of `size` bytes.
         unsafe {
             at.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
             if self.image.len() < self.size {
@@ -83,25 +86,27 @@ impl Module {
         }
     }
 
-    /// As `fill`, where the area reads as zeroes: the rest is not touched, because it may be large.
+    /// Writes the image as `fill` does, into an area that reads as zeroes: the rest, which may be
+    /// large, is not touched.
     ///
     /// # Safety
     /// As for `fill`.
     #[inline]
     pub(super) unsafe fn fill_zeroed(&self, tp: usize) {
-        let at = (tp - self.under) as *mut u8;
+        let at = (tp - self.below_tp) as *mut u8;
         // SAFETY: as in `fill`.
         unsafe { at.copy_from_nonoverlapping(self.image.as_ptr(), self.filled) };
     }
 
-    /// As `fill`, for a block whose goroutine has been inside `dlopen`: the module's constructors may
-    /// have written variables already. A byte that is still zero has not been written.
+    /// Writes the image as `fill` does, for a block whose goroutine has called `dlopen`: the
+    /// module's constructors may have written variables already. Only bytes that are still zero are
+    /// written.
     ///
     /// # Safety
     /// As for `fill`.
     pub(super) unsafe fn fill_untouched(&self, tp: usize) {
         for (i, &byte) in self.image[..self.filled].iter().enumerate() {
-            let at = (tp - self.under + i) as *mut u8;
+            let at = (tp - self.below_tp + i) as *mut u8;
             // SAFETY: as in `fill`.
             unsafe {
                 if *at == 0 {
@@ -111,19 +116,21 @@ impl Module {
         }
     }
 
+    /// Zeroes the area of a module that was unloaded.
+    ///
     /// # Safety
     /// As for `fill`.
     pub(super) unsafe fn clear(&self, tp: usize) {
         // SAFETY: as in `fill`.
-        unsafe { ((tp - self.under) as *mut u8).write_bytes(0, self.size) };
+        unsafe { ((tp - self.below_tp) as *mut u8).write_bytes(0, self.size) };
     }
 }
 
-/// Zeroes a large area: gives its whole pages back to the kernel. So a page that no goroutine has written
-/// stays without memory, and a page that one has written is not kept for the next, which may not need it.
+/// Zeroes a large area by discarding its whole pages. So a page that no goroutine has written takes
+/// no memory, and a page that one has written is not kept for the next, which may not need it.
 ///
 /// # Safety
-/// The area is the caller's, in private anonymous memory.
+/// The caller owns the area, which is private anonymous memory.
 #[cold]
 unsafe fn zero_large(at: *mut u8, len: usize) {
     let (low, high) = (at.addr(), at.addr() + len);
@@ -143,11 +150,11 @@ unsafe fn zero_large(at: *mut u8, len: usize) {
 /// A PT_TLS segment as the loader reports it.
 pub(super) struct Segment {
     pub(super) id: usize,
-    /// Of the module, as the loader knows it.
+    /// The module's name in the loader.
     name: CString,
-    /// The loader's image lies here, as long as the module is loaded.
+    /// Address of the loader's image while the module is loaded.
     at: usize,
-    /// A copy of it.
+    /// A copy of that image.
     image: Vec<u8>,
     pub(super) size: usize,
     pub(super) align: usize,
@@ -159,17 +166,18 @@ impl Segment {
     }
 }
 
-/// A module with TLS: its number, where its image lies, its name. Numbers and addresses are used again.
+/// Identifies a loaded module with TLS: DTV index, address of its image, name. Indices and
+/// addresses are reused.
 type Key = (usize, usize, CString);
 
-/// Every module with TLS, static or not.
+/// Returns the TLS segment of every loaded module, whether its place is fixed or not.
 pub(super) fn segments() -> Vec<Segment> {
     let mut all = Vec::new();
     objects::for_each(|info, headers| {
         if info.dlpi_tls_modid == 0 {
             return;
         }
-        // SAFETY: the loader's string.
+        // SAFETY: a string of the loader, valid during the call.
         let name = unsafe { CStr::from_ptr(info.dlpi_name) };
         all.extend(headers.iter().filter(|h| h.p_type == libc::PT_TLS).map(|h| {
             let at = (info.dlpi_addr + h.p_vaddr) as usize;
@@ -188,31 +196,32 @@ pub(super) fn segments() -> Vec<Segment> {
     all
 }
 
-/// What `recycle` walks. Small and flat: it is on the path of every goroutine's end.
-pub(crate) struct Table {
+/// The modules with a fixed place. Small and flat, because `recycle` walks it at every goroutine's
+/// end.
+pub(crate) struct ModuleTable {
     pub(super) modules: Box<[Module]>,
 }
 
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// One publisher at a time (`init`, `dlopen`, `dlclose`), with the modules that have no fixed place:
-/// they are asked once.
+static TABLE: AtomicPtr<ModuleTable> = AtomicPtr::new(std::ptr::null_mut());
+/// Serialises publishers (`init`, `dlopen`, `dlclose`). Its value is the modules known to have no
+/// fixed place: each is asked once.
 static PUBLISHING: Mutex<Vec<Key>> = Mutex::new(Vec::new());
 
 #[inline(always)]
-pub(super) fn table() -> &'static Table {
-    // Acquire pairs with `publish`: without it a reader could see the pointer before the list.
+pub(super) fn table() -> &'static ModuleTable {
+    // Acquire pairs with the Release in `publish`: the table is complete.
     let table = TABLE.load(Ordering::Acquire);
-    debug_assert!(!table.is_null(), "tls::init comes first");
+    debug_assert!(!table.is_null(), "tls::init was not called");
     // SAFETY: published after `init`, never freed (invariant 1).
     unsafe { &*table }
 }
 
 fn publish(modules: Vec<Module>) {
-    let table = Box::leak(Box::new(Table { modules: modules.into() }));
+    let table = Box::leak(Box::new(ModuleTable { modules: modules.into() }));
     TABLE.store(table, Ordering::Release);
 }
 
-/// The table of start-up; a second call (tests learn the layout twice) changes nothing.
+/// Publishes the modules of start-up. A second call (tests discover the layout twice) does nothing.
 pub(super) fn publish_first(modules: Vec<Module>) {
     let _one = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
     if TABLE.load(Ordering::Acquire).is_null() {
@@ -220,14 +229,14 @@ pub(super) fn publish_first(modules: Vec<Module>) {
     }
 }
 
-/// What one pass over the loader's list found.
+/// The difference between two tables.
 #[derive(Default)]
 pub(crate) struct Change {
-    pub(crate) came: Vec<Module>,
-    pub(crate) went: Vec<Module>,
+    pub(crate) added: Vec<Module>,
+    pub(crate) removed: Vec<Module>,
 }
 
-/// The loader's own dlopen and dlclose, behind our doors.
+/// The loader's own dlopen and dlclose, behind the interposed functions.
 #[derive(Clone, Copy)]
 pub(crate) struct Loader {
     pub(crate) open: unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void,
@@ -235,22 +244,23 @@ pub(crate) struct Loader {
 }
 
 /// A reference that keeps a module loaded.
-struct Pin {
+struct ModuleRef {
     key: Key,
     handle: *mut c_void,
     loader: Loader,
 }
 
-impl Drop for Pin {
+impl Drop for ModuleRef {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours, from `pins`.
+        // SAFETY: a handle of `reference_new_modules`, closed once.
         unsafe { (self.loader.close)(self.handle) };
     }
 }
 
-/// Pins the modules that are not known yet. Waits for loads and unloads in progress: nobody may hold
-/// `PUBLISHING` here, because constructors run inside those, and may dlopen.
-fn pins(loader: Loader, libc: usize) -> Vec<Pin> {
+/// Takes a reference to each module that is not known yet. Waits for loads and unloads in progress:
+/// so the caller must not hold `PUBLISHING`, because constructors run inside those, and may call
+/// dlopen.
+fn reference_new_modules(loader: Loader, libc: usize) -> Vec<ModuleRef> {
     let mut unknown = segments();
     {
         let dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
@@ -259,17 +269,17 @@ fn pins(loader: Loader, libc: usize) -> Vec<Pin> {
             s.id != libc && !dynamic.contains(&s.key()) && !known.iter().any(|m| m.is(s))
         });
     }
-    let pin = |s: Segment| {
-        // SAFETY: a reference to what is loaded already, or null.
+    let reference = |s: Segment| {
+        // SAFETY: returns a handle of a loaded module, or null.
         let handle = unsafe { (loader.open)(s.name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        (!handle.is_null()).then(|| Pin { key: s.key(), handle, loader })
+        (!handle.is_null()).then(|| ModuleRef { key: s.key(), handle, loader })
     };
-    unknown.into_iter().filter_map(pin).collect()
+    unknown.into_iter().filter_map(reference).collect()
 }
 
-/// Looks at the loader's list again, publishes the new table if the static set changed, and has
-/// `update` bring the blocks up to date. `below` bounds the static area, `libc` is libc's module number.
-/// Runs on the thread that loaded; `loader` is None on one that unloaded.
+/// Reads the loader's list again. If the modules with a fixed place have changed, publishes a new
+/// table and calls `update`, which updates the blocks. `below` bounds the static area, `libc` is
+/// libc's DTV index. Runs on the thread that loaded (with its `loader`) or unloaded (None).
 pub(super) fn refresh(
     below: usize,
     libc: usize,
@@ -279,26 +289,17 @@ pub(super) fn refresh(
     if TABLE.load(Ordering::Acquire).is_null() {
         return;
     }
-    let pins = loader.map_or(Vec::new(), |loader| pins(loader, libc));
-    look(below, libc, &pins, &mut update);
-    if !pins.is_empty() {
-        // If its owner has closed one meanwhile, it went only now.
-        drop(pins);
-        look(below, libc, &[], &mut update);
+    let refs = loader.map_or(Vec::new(), |loader| reference_new_modules(loader, libc));
+    rescan(below, libc, &refs, &mut update);
+    if !refs.is_empty() {
+        // If a module was closed meanwhile, dropping the reference has unloaded it.
+        drop(refs);
+        rescan(below, libc, &[], &mut update);
     }
 }
 
-fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change)) {
-    /// What the compiler passes for a general-dynamic variable.
-    #[repr(C)]
-    struct Index {
-        module: usize,
-        offset: usize,
-    }
-    unsafe extern "C" {
-        #[allow(clashing_extern_declarations)]
-        fn __tls_get_addr(index: *const Index) -> *mut c_void;
-    }
+/// One pass over the loader's list; see `refresh`.
+fn rescan(below: usize, libc: usize, refs: &[ModuleRef], update: &mut impl FnMut(&Change)) {
     let mut dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
     let tp = super::raw::thread_pointer();
     let (old, mut now, mut change) = (table(), Vec::new(), Change::default());
@@ -312,34 +313,55 @@ fn look(below: usize, libc: usize, pins: &[Pin], update: &mut impl FnMut(&Change
             now.push(*known);
             continue;
         }
-        // Another thread's, which came just now: that thread looks when it has loaded it.
-        if !pins.iter().any(|p| p.key == s.key()) {
+        // Without a reference another thread is loading it; that thread will rescan when it has.
+        if !refs.iter().any(|r| r.key == s.key()) {
             continue;
         }
-        // Nothing but the address tells whether a module has a fixed place: DF_STATIC_TLS is not set
-        // for TLS descriptors that glibc resolved statically. A dynamic module is allocated by the
-        // question, for this goroutine only; `recycle` gives that back.
-        // SAFETY: the module is pinned: its number is valid.
-        let at = unsafe { __tls_get_addr(&Index { module: s.id, offset: 0 }) } as usize;
+        // SAFETY: a reference keeps the module loaded, so its index is valid.
+        let at = unsafe { tls_address(s.id) };
+        // Only the address tells whether a module has a fixed place: DF_STATIC_TLS is not set for
+        // TLS descriptors that glibc resolved statically.
         if !(tp - below..tp).contains(&at) {
             dynamic.push(s.key());
             continue;
         }
         let new = Module::new(&s, tp - at);
-        change.came.push(new);
+        change.added.push(new);
         now.push(new);
     }
-    change.went = old.modules.iter().filter(|m| !now.contains(m)).copied().collect();
-    if !change.came.is_empty() || !change.went.is_empty() {
+    change.removed = old.modules.iter().filter(|m| !now.contains(m)).copied().collect();
+    if !change.added.is_empty() || !change.removed.is_empty() {
         publish(now);
         update(&change);
     }
 }
 
-/// A goroutine's dynamic thread vector: `[-1]` length, `[0]` generation, then (address, to free).
+/// Returns the address of a module's TLS in the running block. If the module has no fixed place,
+/// this allocates its TLS for the running goroutine; `recycle` frees that.
+///
+/// # Safety
+/// The module with this DTV index stays loaded during the call.
+unsafe fn tls_address(module: usize) -> usize {
+    /// What the compiler passes for a general-dynamic variable.
+    #[repr(C)]
+    struct Index {
+        module: usize,
+        offset: usize,
+    }
+    unsafe extern "C" {
+        #[allow(clashing_extern_declarations)]
+        fn __tls_get_addr(index: *const Index) -> *mut c_void;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { __tls_get_addr(&Index { module, offset: 0 }) as usize }
+}
+
+/// A block's dynamic thread vector: `[-1]` length, `[0]` generation, then (address, to free).
 pub(super) struct Dtv(usize);
 
 impl Dtv {
+    /// Returns the DTV of a block.
+    ///
     /// # Safety
     /// `tp` is a complete block.
     #[inline(always)]
@@ -353,32 +375,34 @@ impl Dtv {
         self.0 + i * 16
     }
 
+    /// Returns the highest index of its entries.
+    ///
     /// # Safety
-    /// The DTV is alive and nobody else uses it.
+    /// The DTV exists and no other thread uses it.
     #[inline(always)]
     pub(super) unsafe fn len(&self) -> usize {
         // SAFETY: entry −1 holds the length.
         unsafe { load(self.0 - 16) }
     }
 
-    /// Gives the TLS that `__tls_get_addr` allocated back.
+    /// Frees the TLS that `__tls_get_addr` has allocated.
     ///
     /// # Safety
-    /// As for `len`; the goroutine's code no longer holds addresses of these variables.
+    /// As for `len`; no code uses addresses of these variables any more.
     #[inline]
-    pub(super) unsafe fn free_dynamic(&self, l: &Layout) {
-        // SAFETY: the caller's; entry 0 holds the generation.
-        if l.quiet != Some(unsafe { load(self.0) }) {
-            // SAFETY: the caller's.
+    pub(super) unsafe fn free_dynamic(&self, l: &BlockLayout) {
+        // SAFETY: the caller's contract; entry 0 holds the generation.
+        if l.static_generation != Some(unsafe { load(self.0) }) {
+            // SAFETY: the caller's contract.
             unsafe { self.free_dynamic_slow(l.fixed_last) };
         }
     }
 
     #[cold]
     unsafe fn free_dynamic_slow(&self, fixed: usize) {
-        // SAFETY: the caller's; entries up to the length exist.
+        // SAFETY: the caller's contract; entries up to the length exist.
         for i in fixed + 1..=unsafe { self.len() } {
-            // SAFETY: as above; `to_free` is malloc's (glibc took it from there) or null.
+            // SAFETY: as above; `to_free` is null or memory that glibc got from malloc.
             unsafe {
                 let to_free: *mut c_void = load(self.entry(i) + 8);
                 if !to_free.is_null() {
@@ -389,7 +413,7 @@ impl Dtv {
         }
     }
 
-    /// Entry −1: where malloc's memory begins.
+    /// Returns the address of entry −1, where malloc's memory begins.
     pub(super) fn start(&self) -> *mut [usize; 2] {
         (self.0 - 16) as *mut [usize; 2]
     }
@@ -406,19 +430,20 @@ mod tests {
 
     fn resident_pages(map: &Map) -> usize {
         let mut resident = [0u8; PAGES];
-        // SAFETY: asks about our mapping, and writes a byte for each of its pages.
+        // SAFETY: asks about a mapping of this test, and writes a byte for each of its pages.
         let asked =
             unsafe { libc::mincore(map.base as *mut c_void, PAGES * PAGE, resident.as_mut_ptr()) };
         assert_eq!(asked, 0);
         resident.iter().filter(|&&page| page & 1 != 0).count()
     }
 
-    /// A module of `size` bytes that begins `offset` bytes into a mapping full of ones is filled, and
-    /// nothing beside it is changed. Returns the pages of the mapping that are in memory then.
+    /// Fills a module of `size` bytes that begins `offset` bytes into a mapping full of ones, and
+    /// checks that nothing beside it changes. Returns how many pages of the mapping are resident
+    /// then.
     fn filled(offset: usize, size: usize) -> usize {
         let map = Map::new(PAGES * PAGE).unwrap();
-        let module = Module { id: 1, under: size, image: &IMAGE, filled: SEVENS, size };
-        // SAFETY: a mapping of our own, large enough for the module.
+        let module = Module { id: 1, below_tp: size, image: &IMAGE, filled: SEVENS, size };
+        // SAFETY: a mapping of this test, large enough for the module.
         let (resident, all) = unsafe {
             (map.base as *mut u8).write_bytes(1, PAGES * PAGE);
             module.fill(map.base + offset + size);
@@ -440,7 +465,7 @@ mod tests {
                 for size in [edge, edge + 1, edge + 64, edge + PAGE - 8] {
                     let resident = filled(offset, size);
                     mm::test_hooks::FAIL_DISCARD.set(true);
-                    assert_eq!(filled(offset, size), PAGES, "nothing can be given back");
+                    assert_eq!(filled(offset, size), PAGES, "nothing can be discarded");
                     mm::test_hooks::FAIL_DISCARD.set(false);
                     if size - SEVENS <= WRITTEN_ZEROES_MAX {
                         assert_eq!(resident, PAGES, "{size} at {offset}");

@@ -1,15 +1,18 @@
-//! Before the first goroutine trusts a block: compare one with glibc's own work, then run on one.
+//! The self-test before the first goroutine: compares a block with one made by glibc, then runs on
+//! one.
 //!
-//! `compare` sets a block by the recipe beside one by `_dl_allocate_tls`. `run` hops onto a block and
-//! does there what goroutines will do; on the way it learns, from what a call changes, where glibc keeps the
-//! pthread keys, the buffers of `strerror`, and what a dead goroutine could leave behind (locale, cancellation).
+//! `compare` makes a block by the recipe and one by `_dl_allocate_tls`. `run` switches to a block
+//! and does what goroutines will do. From the words that a call changes it also finds out where
+//! glibc stores the pthread keys, the buffers of `strerror`, and what the next goroutine on a block
+//! would inherit (locale, cancellation).
 
 use super::destructors::{self, KeyPlaces};
-use super::discover::{Map, STACK, set_mask};
+use super::discover::{Map, STACK_BYTES};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{Layout, Resets, Way, modules};
+use super::{BlockLayout, Method, Resets, modules};
 use crate::arch;
+use crate::sys::signal::{change_mask, set_mask};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{catch_unwind, resume_unwind};
@@ -19,23 +22,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A thread id that no thread has (pid_max is at most 2²²) and no goroutine gets.
 const TEST_TID: u32 = 0x3fff_fff0;
 
-/// The recipe's block must equal glibc's in every module's area and in the DTV.
-pub(super) fn compare(l: &Layout) -> Result<(), String> {
+/// Checks that the recipe's block equals glibc's in every module's area and in the DTV.
+pub(super) fn compare(l: &BlockLayout) -> Result<(), String> {
     type Allocate = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
     type Deallocate = unsafe extern "C" fn(*mut c_void, bool);
     let (Some(allocate), Some(deallocate)) =
         (symbol(c"_dl_allocate_tls"), symbol(c"_dl_deallocate_tls"))
     else {
-        return Ok(()); // the running test has to do
+        return Ok(()); // the test run has to suffice
     };
     let room = (l.above + l.below + l.align).next_multiple_of(4096);
     let map = Map::new(2 * room)?;
     let ours = (map.base + room - l.above) & !(l.align - 1);
     let theirs = ours + room;
     if !theirs.is_multiple_of(l.align) {
-        return Ok(()); // TLS aligned to more than a page: the two blocks would need different offsets
+        // TLS aligned to more than a page: the two blocks would need different offsets.
+        return Ok(());
     }
-    // SAFETY: two halves of a mapping of ours, each with room for a block; glibc's functions of these
+    // SAFETY: two halves of a new mapping, each with room for a block; glibc's functions of these
     // names initialise and free a block (2.1 on); `build` gets zeroed memory.
     unsafe {
         super::block::build(l, ours, map.base, map.base + room, TEST_TID)
@@ -52,15 +56,18 @@ pub(super) fn compare(l: &Layout) -> Result<(), String> {
     }
 }
 
+/// Compares two blocks.
+///
 /// # Safety
-/// Both are blocks that nobody runs on.
-unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), String> {
+/// No code runs on the blocks.
+unsafe fn same_blocks(l: &BlockLayout, ours: usize, theirs: usize) -> Result<(), String> {
     // SAFETY: areas and DTVs of the two blocks (caller).
     unsafe {
         for m in &modules::table().modules {
-            let bytes = |tp: usize| std::slice::from_raw_parts((tp - m.under) as *const u8, m.size);
+            let bytes =
+                |tp: usize| std::slice::from_raw_parts((tp - m.below_tp) as *const u8, m.size);
             if bytes(ours) != bytes(theirs) {
-                return Err(format!("module {}: another image than glibc's", m.id));
+                return Err(format!("module {}: the image differs from glibc's", m.id));
             }
         }
         let (a, b) = (Dtv::of(ours), Dtv::of(theirs));
@@ -71,40 +78,40 @@ unsafe fn same_blocks(l: &Layout, ours: usize, theirs: usize) -> Result<(), Stri
             let dynamic = i > 0 && va == vb && (va == UNALLOCATED || va == 0);
             let agree = if fixed { va + (theirs - ours) == vb } else { va == vb || i == 0 };
             if !agree || (fixed && (fa != 0 || fb != 0)) || (i > 0 && !fixed && !dynamic) {
-                return Err(format!("DTV entry {i}: another one than glibc's"));
+                return Err(format!("DTV entry {i} differs from glibc's"));
             }
         }
     }
     Ok(())
 }
 
-/// Runs a closure on a block and its stack, and comes back. It must not be inlined: the compiler takes the thread
-/// pointer for constant within a function.
+/// Runs a closure on a block and its stack, and returns. It must not be inlined: the compiler
+/// assumes that the thread pointer is constant within a function.
 ///
 /// # Safety
-/// The block is complete and nobody runs on it; `f` does not unwind.
+/// The block is complete and no code runs on it; `f` does not unwind.
 #[inline(never)]
-pub(crate) unsafe fn on_block(block: &super::Block, mut f: impl FnMut()) {
+pub(crate) unsafe fn on_block(block: &super::TlsBlock, mut f: impl FnMut()) {
     extern "sysv64" fn call<F: FnMut()>(f: *mut ()) {
-        // SAFETY: `on_block` passes its own closure, alive until `call_on` returns.
+        // SAFETY: `on_block` passes its own closure, which lives until `call_on` returns.
         unsafe { (*f.cast::<F>())() }
     }
     fn of<F: FnMut()>(_: &F) -> extern "sysv64" fn(*mut ()) {
         call::<F>
     }
-    // No signal meanwhile, glibc's 33 included: this thread is no M, so its handler would take the
-    // block for the thread's own (interpose/setxid.rs).
-    let mask = set_mask(libc::SIG_SETMASK, !0);
-    // SAFETY: the caller's.
+    // All signals are blocked, glibc's 33 included: this thread is no M, so the handler would take
+    // the block for the thread's own (interpose/setxid.rs).
+    let mask = change_mask(libc::SIG_SETMASK, !0);
+    // SAFETY: the caller's contract.
     unsafe {
         arch::call_on(of(&f), (&raw mut f).cast(), block.stack_top.as_ptr(), block.tp.as_ptr());
     }
-    set_mask(libc::SIG_SETMASK, mask);
+    set_mask(mask);
 }
 
-/// Results of a run on the block.
+/// State and results of a run on a block.
 struct Run<'a> {
-    layout: &'a Layout,
+    layout: &'a BlockLayout,
     /// Room for a copy of the block.
     before: Vec<u64>,
     resets: Resets,
@@ -113,14 +120,18 @@ struct Run<'a> {
     wrong: Option<&'static str>,
 }
 
-/// Runs code on a block of `l`'s way and completes `l` with what it learnt.
-pub(super) fn run(l: &mut Layout) -> Result<(), String> {
-    let room = (l.above + l.below + l.align + STACK).next_multiple_of(4096);
+/// Runs code on a block made by `l`'s method, and completes `l` with what it found.
+///
+/// # Errors
+/// A text that names what failed.
+pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
+    let room = (l.above + l.below + l.align + STACK_BYTES).next_multiple_of(4096);
     let map = Map::new(room)?;
     let (resets, keys, buffers) = {
         let l = &*l;
         let at = |a: usize| NonNull::new(a as *mut u8).ok_or("null mapping");
-        // SAFETY: a fresh mapping; nobody else knows the block; it is destroyed before the unmapping.
+        // SAFETY: a new mapping; no other thread knows the block; it is destroyed before the
+        // unmapping.
         unsafe {
             let block = l
                 .create(at(map.base)?, at(map.base + room)?, TEST_TID, true)
@@ -134,10 +145,10 @@ pub(super) fn run(l: &mut Layout) -> Result<(), String> {
                 wrong: None,
             };
             on_block(&block, || run.wrong = run.all().err());
-            // A failed run may have left anything behind: then the block is not destroyed but leaked.
+            // After a failed run the block may be in any state: so it is leaked, not destroyed.
             if let Some(wrong) = run.wrong {
                 std::mem::forget(map);
-                return Err(format!("self-test on a block by {}: {wrong}", l.way));
+                return Err(format!("self-test on a block by {}: {wrong}", l.method));
             }
             l.recycle(block.tp.as_ptr() as usize);
             l.destroy(block.tp.as_ptr() as usize);
@@ -153,7 +164,7 @@ pub(super) fn run(l: &mut Layout) -> Result<(), String> {
 impl Run<'_> {
     fn all(&mut self) -> Result<(), &'static str> {
         let tp = thread_pointer();
-        // SAFETY: we run on this block; it is complete if the recipe is right.
+        // SAFETY: the running block, which is complete if the recipe is right.
         unsafe {
             if load::<u32>(tp + self.layout.tid) != TEST_TID {
                 return Err("the thread id is not the one that was set");
@@ -162,20 +173,20 @@ impl Run<'_> {
                 return Err("errno is not in the block");
             }
         }
-        self.learn_locale();
-        self.learn_cancellation();
-        self.learn_keys();
-        self.learn_buffers();
+        self.discover_locale();
+        self.discover_cancellation();
+        self.discover_keys();
+        self.discover_buffers();
         self.code()
     }
 
-    /// Copies the block, runs `f`, tells which words it changed: (offset, word before).
+    /// Copies the block, runs `f`, and returns the words that changed: (offset, word before).
     fn changed(&mut self, f: impl FnOnce()) -> Vec<(isize, u64)> {
         let l = self.layout;
         let words = (l.below_used + l.above) / 8;
         let from = (thread_pointer() - l.below_used) as *const u64;
         let mut out = Vec::with_capacity(16); // before the copy: malloc changes the block
-        // SAFETY: this block's own words, while only this code runs on it; the room was allocated.
+        // SAFETY: words of the running block; `before` has the capacity.
         unsafe {
             self.before.as_mut_ptr().copy_from_nonoverlapping(from, words);
             self.before.set_len(words);
@@ -189,12 +200,13 @@ impl Run<'_> {
         out
     }
 
-    fn learn_locale(&mut self) {
+    /// Finds the words of the locale, by a call of `uselocale`.
+    fn discover_locale(&mut self) {
         let none: libc::locale_t = std::ptr::null_mut();
-        // SAFETY: the "C" locale always exists and newlocale answers a constant for it.
+        // SAFETY: the "C" locale always exists; newlocale returns a constant for it.
         let c = unsafe { libc::newlocale(libc::LC_ALL_MASK, c"C".as_ptr(), none) };
         let mut old = none;
-        // SAFETY: a valid locale; the old one is put back below.
+        // SAFETY: a valid locale; the old one is restored below.
         let words = self.changed(|| unsafe { old = libc::uselocale(c) });
         // SAFETY: the locale that was in use before.
         unsafe { libc::uselocale(old) };
@@ -204,7 +216,7 @@ impl Run<'_> {
             fn __ctype_tolower_loc() -> *const u64;
             fn __ctype_toupper_loc() -> *const u64;
         }
-        // SAFETY: they answer the addresses of three words in libc's TLS (LSB).
+        // SAFETY: they return the addresses of three words in libc's TLS (LSB).
         let tables = unsafe { [__ctype_b_loc(), __ctype_tolower_loc(), __ctype_toupper_loc()] };
         for at in tables {
             let off = at as isize - thread_pointer() as isize;
@@ -215,7 +227,8 @@ impl Run<'_> {
         }
     }
 
-    fn learn_cancellation(&mut self) {
+    /// Finds the words of the cancellation state and type.
+    fn discover_cancellation(&mut self) {
         const DISABLE: i32 = 1;
         const ASYNCHRONOUS: i32 = 1;
         unsafe extern "C" {
@@ -223,7 +236,7 @@ impl Run<'_> {
             fn pthread_setcanceltype(kind: i32, old: *mut i32) -> i32;
         }
         let (mut state, mut kind) = (0, 0);
-        // SAFETY: nobody cancels this block; both are put back below.
+        // SAFETY: no thread cancels this block; both are restored below.
         let words = self.changed(|| unsafe {
             pthread_setcancelstate(DISABLE, &mut state);
             pthread_setcanceltype(ASYNCHRONOUS, &mut kind);
@@ -244,11 +257,12 @@ impl Run<'_> {
         }
     }
 
-    /// Two words must change: the key's value, and the one with the byte "some value was set".
-    fn learn_keys(&mut self) {
+    /// Finds the places of pthread keys. Two words must change: the key's value, and the word with
+    /// the byte that tells that some value was set.
+    fn discover_keys(&mut self) {
         const MARK: usize = 0x5eed_c0de;
         let mut key = 0;
-        // SAFETY: a key of our own, deleted below.
+        // SAFETY: a new key, deleted below.
         if unsafe { libc::pthread_key_create(&mut key, None) } != 0 {
             return;
         }
@@ -263,20 +277,20 @@ impl Run<'_> {
         let pair = |off: isize| value.is_some_and(|v| off == v as isize || off == v as isize - 8);
         let others: Vec<_> = words.iter().filter(|w| !pair(w.0)).collect();
         if let (Some(value), [(off, before)], true) = (value, &others[..], key < 32) {
-            // The byte that went from 0 to 1.
+            // The byte that changed from 0 to 1.
             let used = (0..8).find(|&b| {
                 let byte = |w: u64| (w >> (b * 8)) as u8;
                 byte(*before) == 0 && byte(now(*off) as u64) == 1
             });
             let first = value.checked_sub(key as usize * 16 + 8);
             if let (Some(b), Some(first), true) = (used, first, *off >= 0) {
-                // The first of the 32 pointers must lead to the first block.
+                // The first of the 32 pointers must point to the first block.
                 if now((first + 512) as isize) == tp + first {
                     self.keys = Some(KeyPlaces { used: *off as usize + b, first });
                 }
             }
         }
-        // SAFETY: our key; and the byte goes back so that the end of this run finds no values.
+        // SAFETY: the new key; and the byte is cleared so that the end of this run finds no values.
         unsafe {
             libc::pthread_setspecific(key, std::ptr::null());
             libc::pthread_key_delete(key);
@@ -286,15 +300,15 @@ impl Run<'_> {
         }
     }
 
-    /// Where `struct pthread` keeps the buffers that `strerror` and `strsignal` allocate for a number without a text: the
-    /// word that holds what the call has returned.
-    fn learn_buffers(&mut self) {
+    /// Finds the words of `struct pthread` with the buffers that `strerror` and `strsignal`
+    /// allocate for a number without a text: the word that contains what the call has returned.
+    fn discover_buffers(&mut self) {
         const NO_SUCH_NUMBER: i32 = 99_999;
         unsafe extern "C" {
             fn strsignal(signal: i32) -> *mut std::ffi::c_char;
         }
         let calls: [fn() -> usize; 2] = [
-            // SAFETY: answers a text for any number.
+            // SAFETY: returns a text for any number.
             || unsafe { libc::strerror(NO_SUCH_NUMBER) as usize },
             // SAFETY: as above.
             || unsafe { strsignal(NO_SUCH_NUMBER) as usize },
@@ -310,11 +324,11 @@ impl Run<'_> {
                 }
             }
         }
-        // SAFETY: this block's own buffers; nobody has kept the texts.
+        // SAFETY: buffers of the running block; the texts are not used any more.
         unsafe { destructors::free_buffers(&self.buffers) };
     }
 
-    /// What goroutines do.
+    /// Does what goroutines do.
     fn code(&self) -> Result<(), &'static str> {
         static DROPPED: AtomicUsize = AtomicUsize::new(0);
         struct Dropped(Cell<u32>);
@@ -344,9 +358,9 @@ impl Run<'_> {
             libc::free(m.cast());
         }
         if format!("{}-{:?}", std::hint::black_box(7), Some("block")) != "7-Some(\"block\")" {
-            return Err("format! went wrong");
+            return Err("format! removed wrong");
         }
-        // resume_unwind: no hook, no noise on stderr.
+        // resume_unwind calls no panic hook, so nothing is written to stderr.
         if cfg!(panic = "unwind")
             && catch_unwind(|| resume_unwind(Box::new(TEST_TID)))
                 .err()
@@ -355,8 +369,9 @@ impl Run<'_> {
         {
             return Err("a panic was not caught");
         }
-        // Those of pthread keys too: an allocator may have one, and would remember the block when it is gone.
-        // SAFETY: the end of what ran on this block; LOCAL is not used any more.
+        // Runs those of pthread keys too: an allocator may have one, and would otherwise keep a
+        // pointer to the block after its end.
+        // SAFETY: no other code runs on this block; LOCAL is not used any more.
         unsafe { destructors::run_all(self.layout) };
         if DROPPED.load(Ordering::Relaxed) != before + 1 {
             return Err("the destructor of a thread_local did not run once");
@@ -365,8 +380,8 @@ impl Run<'_> {
     }
 }
 
-/// The way is part of an error's text.
-impl std::fmt::Display for Way {
+/// The method is part of an error's text.
+impl std::fmt::Display for Method {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Template => "template",

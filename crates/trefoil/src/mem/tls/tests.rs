@@ -1,40 +1,40 @@
-//! Both ways side by side: every test runs its body on blocks by the template and by pthread_create.
+//! Every test runs its body on blocks made by each method: by the template and by `pthread_create`.
 
 use super::selftest::on_block;
 use super::*;
 use std::cell::{Cell, RefCell};
-use std::ffi::c_void;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::Instant;
 
-/// malloc counters and estates are the process': one test at a time.
-static ONE: Mutex<()> = Mutex::new(());
+/// Serialises the tests: malloc's counters and the saved libc TLS belong to the process.
+static SERIAL: Mutex<()> = Mutex::new(());
 
-fn ways() -> [&'static Layout; 2] {
-    static OTHER: OnceLock<Layout> = OnceLock::new();
+fn methods() -> [&'static BlockLayout; 2] {
+    static OTHER: OnceLock<BlockLayout> = OnceLock::new();
     let first = init().expect("template");
-    assert_eq!(first.why, None);
+    assert_eq!(first.fallback_reason, None);
     [first, OTHER.get_or_init(|| pthread("a test").expect("pthread"))]
 }
 
 /// A goroutine's memory, with its block.
-struct Room {
-    layout: &'static Layout,
-    block: Block,
+struct TestBlock {
+    layout: &'static BlockLayout,
+    block: TlsBlock,
     map: discover::Map,
 }
 
-const ROOM: usize = 256 << 10;
+const MEMORY_BYTES: usize = 256 << 10;
 
-impl Room {
-    fn new(layout: &'static Layout) -> Self {
+impl TestBlock {
+    fn new(layout: &'static BlockLayout) -> Self {
         static TID: AtomicU32 = AtomicU32::new(0x2000_0000);
-        let map = discover::Map::new(ROOM).expect("memory");
+        let map = discover::Map::new(MEMORY_BYTES).expect("memory");
         let at = |a: usize| NonNull::new(a as *mut u8).expect("address");
         let tid = TID.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: a fresh mapping, kept by the room.
-        let block = unsafe { layout.create(at(map.base), at(map.base + ROOM), tid, true) };
+        // SAFETY: a fresh mapping, kept by the block.
+        let block = unsafe { layout.create(at(map.base), at(map.base + MEMORY_BYTES), tid, true) };
         Self { layout, block: block.expect("create"), map }
     }
 
@@ -47,40 +47,40 @@ impl Room {
         unsafe { on_block(&self.block, f) }
     }
 
-    /// A goroutine: runs, destroys its locals, and leaves a clean block.
+    /// Runs `f` as a goroutine: destroys its locals afterwards, and recycles the block.
     fn goroutine(&self, mut f: impl FnMut()) {
         self.run(|| {
             f();
             // SAFETY: `f` has returned.
             unsafe { run_destructors() }
         });
-        // SAFETY: nobody runs on the block.
+        // SAFETY: no code runs on the block.
         unsafe { self.layout.recycle(self.tp()) };
     }
 }
 
-impl Drop for Room {
+impl Drop for TestBlock {
     fn drop(&mut self) {
         let _ = &self.map;
-        // SAFETY: nobody runs on the block; unmapped after this.
+        // SAFETY: no code runs on the block, which is unmapped after this.
         unsafe { self.layout.destroy(self.tp()) };
     }
 }
 
-/// A number as a key's value.
+/// Returns a number as a key's value.
 fn ptr(n: usize) -> *const c_void {
     std::ptr::without_provenance(n)
 }
 
-/// Bytes that malloc has given out, in all arenas.
+/// Returns the bytes that are allocated by malloc, in all arenas.
 fn allocated() -> usize {
     // SAFETY: statistics.
     unsafe { libc::mallinfo2().uordblks }
 }
 
 #[test]
-fn layout_is_as_known() {
-    let l = ways()[0];
+fn discovered_layout_has_the_known_shape() {
+    let l = methods()[0];
     eprintln!("{l:#?}");
     assert!((2304..4096).contains(&l.above) && l.above.is_multiple_of(64));
     assert!(l.below_used <= l.below && l.below < 64 << 10);
@@ -90,30 +90,30 @@ fn layout_is_as_known() {
 }
 
 #[test]
-fn locals_are_the_blocks_own() {
+fn thread_locals_belong_to_the_block() {
     thread_local! {
         static PLAIN: Cell<u32> = const { Cell::new(5) };
         static LAZY: RefCell<Vec<u32>> = RefCell::new(vec![1]);
     }
-    let _one = ONE.lock();
+    let _serial = SERIAL.lock();
     PLAIN.set(99);
-    for l in ways() {
-        let (a, b) = (Room::new(l), Room::new(l));
-        for room in [&a, &b] {
-            room.run(|| {
+    for l in methods() {
+        let (a, b) = (TestBlock::new(l), TestBlock::new(l));
+        for block in [&a, &b] {
+            block.run(|| {
                 assert_eq!(PLAIN.replace(6), 5);
-                LAZY.with_borrow_mut(|v| v.push(room.tp() as u32));
+                LAZY.with_borrow_mut(|v| v.push(block.tp() as u32));
                 // SAFETY: fails, which is what we want: errno.
                 unsafe { libc::close(-1) };
             });
         }
-        for room in [&a, &b] {
-            room.goroutine(|| {
+        for block in [&a, &b] {
+            block.goroutine(|| {
                 assert_eq!(PLAIN.get(), 6);
-                LAZY.with_borrow(|v| assert_eq!(v[..], [1, room.tp() as u32]));
+                LAZY.with_borrow(|v| assert_eq!(v[..], [1, block.tp() as u32]));
                 assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
             });
-            room.goroutine(|| {
+            block.goroutine(|| {
                 assert_eq!(PLAIN.get(), 5, "a clean image");
                 LAZY.with_borrow(|v| assert_eq!(v[..], [1]));
                 assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(0));
@@ -124,7 +124,7 @@ fn locals_are_the_blocks_own() {
 }
 
 #[test]
-fn destructors_run_once_and_may_make_more() {
+fn destructors_run_once_and_may_set_new_values() {
     static DROPPED: AtomicUsize = AtomicUsize::new(0);
     static BY_KEY: AtomicUsize = AtomicUsize::new(0);
     static KEYS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -147,10 +147,10 @@ fn destructors_run_once_and_may_make_more() {
             unsafe { libc::pthread_setspecific(key, ptr(value as usize - 1)) };
         }
     }
-    let _one = ONE.lock();
+    let _serial = SERIAL.lock();
     {
         let mut keys = KEYS.lock().unwrap();
-        // More than 32, so that the second level is used; every third without a destructor.
+        // More than 32, so that the second level is used; every third one has no destructor.
         for i in 0..80 {
             let (mut key, dtor) = (0, (i % 3 != 1).then_some(by_key as KeyDtor));
             // SAFETY: keys of our own.
@@ -159,12 +159,12 @@ fn destructors_run_once_and_may_make_more() {
         }
     }
     let keys: Vec<u32> = KEYS.lock().unwrap().clone();
-    for l in ways() {
-        let room = Room::new(l);
+    for l in methods() {
+        let block = TestBlock::new(l);
         for _ in 0..3 {
             DROPPED.store(0, Ordering::Relaxed);
             BY_KEY.store(0, Ordering::Relaxed);
-            room.goroutine(|| {
+            block.goroutine(|| {
                 for k in &keys {
                     // SAFETY: live keys.
                     unsafe {
@@ -176,9 +176,9 @@ fn destructors_run_once_and_may_make_more() {
             });
             assert_eq!(BY_KEY.load(Ordering::Relaxed), 53, "80 but every third from the second");
             assert_eq!(DROPPED.load(Ordering::Relaxed), 2, "NOISY and LATE, once each");
-            // 9 → 8 → 7 → 6, then POSIX's patience is over.
+            // 9 → 8 → 7 → 6: POSIX requires four rounds.
             BY_KEY.store(0, Ordering::Relaxed);
-            room.goroutine(|| {
+            block.goroutine(|| {
                 // SAFETY: a live key.
                 unsafe { libc::pthread_setspecific(keys[0], ptr(9)) };
             });
@@ -192,17 +192,17 @@ fn destructors_run_once_and_may_make_more() {
 }
 
 #[test]
-fn nothing_is_bequeathed() {
-    let _one = ONE.lock();
+fn recycle_resets_locale_and_cancellation_state() {
+    let _serial = SERIAL.lock();
     unsafe extern "C" {
         fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
     }
-    for l in ways() {
-        let room = Room::new(l);
+    for l in methods() {
+        let block = TestBlock::new(l);
         let mut was = [std::ptr::null_mut(); 2];
         let mut states = [7; 2];
         for i in 0..2 {
-            room.goroutine(|| {
+            block.goroutine(|| {
                 // SAFETY: a valid locale and a valid state.
                 unsafe {
                     let c = libc::newlocale(libc::LC_ALL_MASK, c"C".as_ptr(), std::ptr::null_mut());
@@ -217,11 +217,11 @@ fn nothing_is_bequeathed() {
 }
 
 #[test]
-fn ten_thousand_blocks_leave_nothing_behind() {
-    // In a process of its own: malloc's books are everybody's, and other tests write in them.
+fn ten_thousand_blocks_leak_no_memory() {
+    // In a process of its own: other tests would change malloc's counters.
     const ALONE: &str = "TREFOIL_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let name = "mem::tls::tests::ten_thousand_blocks_leave_nothing_behind";
+        let name = "mem::tls::tests::ten_thousand_blocks_leak_no_memory";
         let out = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--test-threads=1"])
             .env(ALONE, "1")
@@ -231,13 +231,13 @@ fn ten_thousand_blocks_leave_nothing_behind() {
         assert!(out.status.success() && text.contains("1 passed"), "{text}");
         return;
     }
-    let _one = ONE.lock();
-    for l in ways() {
-        let rounds = if l.way == Way::Template { 10_000 } else { 1_000 };
+    let _serial = SERIAL.lock();
+    for l in methods() {
+        let rounds = if l.method == Method::Template { 10_000 } else { 1_000 };
         let life = || {
-            let room = Room::new(l);
-            room.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
-            room.goroutine(|| drop(std::hint::black_box(format!("{:?}", Some(1)))));
+            let block = TestBlock::new(l);
+            block.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
+            block.goroutine(|| drop(std::hint::black_box(format!("{:?}", Some(1)))));
         };
         for _ in 0..10 {
             life();
@@ -247,20 +247,20 @@ fn ten_thousand_blocks_leave_nothing_behind() {
             life();
         }
         let leaked = allocated().saturating_sub(before);
-        assert!(leaked < 16 << 10, "{leaked} bytes in {rounds} lives by {}", l.way);
+        assert!(leaked < 16 << 10, "{leaked} bytes in {rounds} lives by {}", l.method);
     }
 }
 
 #[test]
 fn blocks_run_on_many_threads() {
-    let _one = ONE.lock();
-    for l in ways() {
+    let _serial = SERIAL.lock();
+    for l in methods() {
         std::thread::scope(|s| {
             for _ in 0..4 {
                 s.spawn(|| {
                     for i in 0..200 {
-                        let room = Room::new(l);
-                        room.goroutine(|| {
+                        let block = TestBlock::new(l);
+                        block.goroutine(|| {
                             let text: Vec<String> = (0..20).map(|n| format!("{n}{i}")).collect();
                             assert_eq!(text[19], format!("19{i}"));
                             let caught = std::panic::catch_unwind(|| {
@@ -275,13 +275,13 @@ fn blocks_run_on_many_threads() {
     }
 }
 
-/// A block whose list node is not its own crashes every fork.
+/// If the node of a block in glibc's list of threads were wrong, every fork would crash.
 #[test]
-fn fork_on_a_block() {
-    let _one = ONE.lock();
-    for l in ways() {
-        let room = Room::new(l);
-        room.goroutine(|| {
+fn fork_works_on_a_block() {
+    let _serial = SERIAL.lock();
+    for l in methods() {
+        let block = TestBlock::new(l);
+        block.goroutine(|| {
             // SAFETY: the child only allocates and exits.
             unsafe {
                 let child = libc::fork();
@@ -300,10 +300,10 @@ fn fork_on_a_block() {
 
 #[test]
 fn std_works_on_a_block() {
-    let _one = ONE.lock();
-    for l in ways() {
-        let room = Room::new(l);
-        room.goroutine(|| {
+    let _serial = SERIAL.lock();
+    for l in methods() {
+        let block = TestBlock::new(l);
+        block.goroutine(|| {
             let ids: Vec<_> =
                 (0..3).map(|_| std::thread::spawn(|| std::thread::current().id())).collect();
             let ids: Vec<_> = ids.into_iter().map(|t| t.join().unwrap()).collect();
@@ -318,8 +318,8 @@ fn std_works_on_a_block() {
 }
 
 #[test]
-fn too_little_memory_is_an_error() {
-    let l = ways()[0];
+fn create_fails_if_the_memory_is_too_small() {
+    let l = methods()[0];
     let map = discover::Map::new(4096).unwrap();
     let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
     // SAFETY: refused before anything is written.
@@ -327,10 +327,10 @@ fn too_little_memory_is_an_error() {
     assert_eq!(made.err().map(|e| e.kind()), Some(io::ErrorKind::InvalidInput));
 }
 
-/// Figures, not a judgement: `cargo test --release -- --nocapture figures`.
+/// Prints timings and asserts nothing: `cargo test --release -- --nocapture print_timings`.
 #[test]
-fn figures() {
-    let _one = ONE.lock();
+fn print_timings() {
+    let _serial = SERIAL.lock();
     let clock = |name: &str, n: u32, f: &mut dyn FnMut()| {
         let best = (0..20).map(|_| {
             let start = Instant::now();
@@ -341,36 +341,38 @@ fn figures() {
     };
     clock("init by template", 1, &mut || drop(template().unwrap()));
     clock("init by pthread", 1, &mut || drop(pthread("a test").unwrap()));
-    for l in ways() {
-        let n = if l.way == Way::Template { 1000 } else { 20 };
-        let map = discover::Map::new(ROOM).unwrap();
+    for l in methods() {
+        let n = if l.method == Method::Template { 1000 } else { 20 };
+        let map = discover::Map::new(MEMORY_BYTES).unwrap();
         let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
         // SAFETY: memory of our own; what create writes is zeroed again by the loop.
         unsafe {
-            let make = || l.create(at(map.base), at(map.base + ROOM), 1, true).unwrap();
-            let wipe = |b: &Block| {
+            let make = || l.create(at(map.base), at(map.base + MEMORY_BYTES), 1, true).unwrap();
+            let wipe = |b: &TlsBlock| {
                 let from = (b.tp.as_ptr() as usize - l.below) as *mut u8;
                 from.write_bytes(0, l.below + l.above);
             };
-            // A block that is not destroyed would stay in glibc's list of threads (pthread way).
-            let end = |b: &Block| {
+            // A block that is not destroyed would stay in glibc's list of threads (pthread method).
+            let end = |b: &TlsBlock| {
                 l.destroy(b.tp.as_ptr() as usize);
                 wipe(b);
             };
             end(&make());
-            clock(&format!("{}: create + destroy + wipe", l.way), n, &mut || end(&make()));
+            clock(&format!("{}: create + destroy + wipe", l.method), n, &mut || end(&make()));
             let b = make();
-            clock(&format!("{}: recycle", l.way), 1000, &mut || l.recycle(b.tp.as_ptr() as usize));
+            clock(&format!("{}: recycle", l.method), 1000, &mut || {
+                l.recycle(b.tp.as_ptr() as usize)
+            });
             on_block(&b, || {
                 clock("run_destructors, nothing to do", 1000, &mut || run_destructors());
             });
             end(&b);
-            clock(&format!("{}: wipe", l.way), n, &mut || wipe(&b));
+            clock(&format!("{}: wipe", l.method), n, &mut || wipe(&b));
         }
     }
 }
 
-/// Builds a shared object from C; None where there is no C compiler.
+/// Builds a shared object from C; returns None if there is no C compiler.
 fn library(name: &str, source: &str) -> Option<std::ffi::CString> {
     let dir = std::env::temp_dir().join(format!("trefoil-tls-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -385,7 +387,24 @@ fn library(name: &str, source: &str) -> Option<std::ffi::CString> {
         .then(|| std::ffi::CString::new(so.into_os_string().into_encoded_bytes()).unwrap())
 }
 
-/// A library of the test, loaded past our own door: the rooms here are not the runtime's.
+/// Returns libc's own dlopen and dlclose. The interposed functions would update the runtime's blocks;
+/// the blocks of these tests are not among them.
+fn loader() -> Loader {
+    type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+    type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
+    // SAFETY: libc's functions of these names have these types.
+    unsafe {
+        let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
+        let close = libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr());
+        assert!(!open.is_null() && !close.is_null());
+        Loader {
+            open: std::mem::transmute::<*mut c_void, Open>(open),
+            close: std::mem::transmute::<*mut c_void, Close>(close),
+        }
+    }
+}
+
+/// A library of the test, loaded by [`loader`].
 struct Library {
     handle: *mut c_void,
     get: extern "C" fn() -> i32,
@@ -394,58 +413,52 @@ struct Library {
 
 impl Library {
     fn open(path: &std::ffi::CStr) -> Self {
-        type Open = unsafe extern "C" fn(*const libc::c_char, i32) -> *mut c_void;
-        // SAFETY: the library is the test's own and exports these two functions.
+        type Get = extern "C" fn() -> i32;
+        type Set = extern "C" fn(i32);
+        // SAFETY: the library is made by the test and exports these two functions.
         unsafe {
-            let open = libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr());
-            let open = std::mem::transmute::<*mut c_void, Open>(open);
-            let handle = open(path.as_ptr(), libc::RTLD_NOW);
+            let handle = (loader().open)(path.as_ptr(), libc::RTLD_NOW);
             assert!(!handle.is_null());
-            let get = std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(libc::dlsym(
+            let (get, set) =
+                (libc::dlsym(handle, c"get".as_ptr()), libc::dlsym(handle, c"set".as_ptr()));
+            Self {
                 handle,
-                c"get".as_ptr(),
-            ));
-            let set = std::mem::transmute::<*mut c_void, extern "C" fn(i32)>(libc::dlsym(
-                handle,
-                c"set".as_ptr(),
-            ));
-            Self { handle, get, set }
+                get: std::mem::transmute::<*mut c_void, Get>(get),
+                set: std::mem::transmute::<*mut c_void, Set>(set),
+            }
         }
     }
 
     fn close(self) {
-        type Close = unsafe extern "C" fn(*mut c_void) -> i32;
-        // SAFETY: the handle is ours, and nobody calls its functions any more.
-        unsafe {
-            let close = libc::dlsym(libc::RTLD_NEXT, c"dlclose".as_ptr());
-            assert_eq!(std::mem::transmute::<*mut c_void, Close>(close)(self.handle), 0);
-        }
+        // SAFETY: a handle of `open`; the functions are not called any more.
+        assert_eq!(unsafe { (loader().close)(self.handle) }, 0);
     }
 }
 
 const FUNCTIONS: &str =
     "int get(void) { return v + pad[50]; } void set(int n) { v = n; pad[50] = 0; }";
 
-/// Existing blocks get the image; so do recycled and new ones.
+/// Existing, recycled and new blocks get the image.
 #[test]
-fn dlopen_of_initial_exec_tls() {
+fn dlopen_of_initial_exec_tls_updates_every_block() {
     let source = format!(
         "#define IE __attribute__((tls_model(\"initial-exec\")))\n\
          IE __thread int v = 42; IE __thread int byctor = 1; IE __thread char pad[100];\n\
          __attribute__((constructor)) static void c(void) {{ byctor = 9; }}\n\
          int by(void) {{ return byctor; }} {FUNCTIONS}"
     );
-    let _one = ONE.lock();
+    let _serial = SERIAL.lock();
     let Some(path) = library("ie", &source) else { return eprintln!("no C compiler") };
-    for l in ways() {
-        let (a, b) = (Room::new(l), Room::new(l));
+    for l in methods() {
+        let (a, b) = (TestBlock::new(l), TestBlock::new(l));
         let known = modules::table().modules.len();
         for _ in 0..2 {
             let mut lib = None;
             let changed = || {
-                modules_changed(Some(crate::interpose::dlopen::loader()), |visit| {
-                    // `modules_changed` looks at the process' way; the pthread blocks are glibc's.
-                    if l.way == Way::Template {
+                modules_changed(Some(loader()), |visit| {
+                    // `modules_changed` checks the method of the process; glibc updates the blocks
+                    // of the pthread method.
+                    if l.method == Method::Template {
                         [&a, &b].iter().for_each(|r| visit(r.block.tp));
                     }
                 });
@@ -459,16 +472,16 @@ fn dlopen_of_initial_exec_tls() {
             let by: extern "C" fn() -> i32 =
                 unsafe { std::mem::transmute(libc::dlsym(lib.handle, c"by".as_ptr())) };
             assert_eq!((lib.get)(), 42);
-            let c = Room::new(l);
+            let c = TestBlock::new(l);
             a.run(|| assert_eq!(by(), 9, "the constructor's value stays"));
             b.run(|| assert_eq!(by(), 1));
-            for room in [&a, &b, &c] {
-                room.goroutine(|| {
+            for block in [&a, &b, &c] {
+                block.goroutine(|| {
                     assert_eq!((lib.get)(), 42);
                     (lib.set)(7);
                     assert_eq!((lib.get)(), 7);
                 });
-                room.goroutine(|| assert_eq!((lib.get)(), 42, "recycled"));
+                block.goroutine(|| assert_eq!((lib.get)(), 42, "recycled"));
             }
             lib.close();
             changed();
@@ -477,17 +490,17 @@ fn dlopen_of_initial_exec_tls() {
     }
 }
 
-/// General-dynamic TLS is allocated on first use, and freed with the goroutine.
+/// General-dynamic TLS is allocated at first use, and freed at the goroutine's end.
 #[test]
-fn dlopen_of_dynamic_tls() {
-    let _one = ONE.lock();
+fn dynamic_tls_is_freed_at_the_end_of_a_goroutine() {
+    let _serial = SERIAL.lock();
     let source = format!("__thread int v = 17; __thread char pad[10000]; {FUNCTIONS}");
     let Some(path) = library("gd", &source) else { return eprintln!("no C compiler") };
-    for l in ways() {
-        let room = Room::new(l);
+    for l in methods() {
+        let block = TestBlock::new(l);
         let lib = Library::open(&path);
         let life = || {
-            room.goroutine(|| {
+            block.goroutine(|| {
                 assert_eq!((lib.get)(), 17);
                 (lib.set)(3);
                 assert_eq!((lib.get)(), 3);
@@ -497,7 +510,7 @@ fn dlopen_of_dynamic_tls() {
         let before = allocated();
         (0..1000).for_each(|_| life());
         assert!(allocated().saturating_sub(before) < 20_000);
-        // More modules than glibc left room for in the DTV: it reallocates ours.
+        // More modules than glibc left room for in the DTV: it reallocates the DTV.
         let path = path.to_str().unwrap();
         let copies: Vec<_> = (0..20)
             .map(|i| {
@@ -508,9 +521,9 @@ fn dlopen_of_dynamic_tls() {
             .collect();
         let before = allocated();
         for _ in 0..100 {
-            let room = Room::new(l);
+            let block = TestBlock::new(l);
             for _ in 0..3 {
-                room.goroutine(|| {
+                block.goroutine(|| {
                     for lib in &copies {
                         assert_eq!((lib.get)(), 17);
                         (lib.set)(3);

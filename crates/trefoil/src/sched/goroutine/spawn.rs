@@ -159,7 +159,7 @@ fn acquire_slow(size: usize) -> io::Result<Stack> {
 /// because the error's text allocates.
 enum NoG {
     Memory(io::Error),
-    Stack(mem::Refusal),
+    Stack(mem::ReserveError),
 }
 
 impl From<NoG> for io::Error {

@@ -42,7 +42,7 @@ use crate::sched::queues::central::{Central, Wake};
 use crate::sched::{Sched, switch};
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
-use crate::sys::probe::{self, Look, Probe};
+use crate::sys::probe::{self, ThreadProbe, ThreadState};
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -201,25 +201,25 @@ impl Sched {
     pub(crate) fn retake_from_blocked(
         &self,
         p: &'static P,
-        probe: &mut Probe,
+        probe: &mut ThreadProbe,
         run_nanos: Nanos,
-    ) -> Look {
+    ) -> ThreadState {
         let mut central = self.central.lock();
         // Acquire: pairs with `set_p`.
         // SAFETY: null or an M; Ms are never freed.
         let Some(m) = (unsafe { p.holder.load(Ordering::Acquire).as_ref() }) else {
-            return Look::Unknown;
+            return ThreadState::Unknown;
         };
         if m.in_runtime.load(Ordering::Relaxed) != 0 || m.hold.load(Ordering::Relaxed) != OWNED {
-            return Look::Unknown;
+            return ThreadState::Unknown;
         }
         m.hold.store(PROBING, Ordering::Relaxed);
         full_fence();
-        let found = judge(probe.look(m.tid.load(Ordering::Relaxed)), m, run_nanos, &central);
+        let found = judge(probe.check(m.tid.load(Ordering::Relaxed)), m, run_nanos, &central);
         // Acquire: if sysmon retakes the P, it sees what the M did inside the runtime.
-        if found != Look::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
+        if found != ThreadState::Blocked || m.in_runtime.load(Ordering::Acquire) != 0 {
             m.hold.store(OWNED, Ordering::Relaxed);
-            return if found == Look::Blocked { Look::Unknown } else { found };
+            return if found == ThreadState::Blocked { ThreadState::Unknown } else { found };
         }
         // The M may wait for a lock that a preempted goroutine holds: the next M with this P begins
         // with the expired queue.
@@ -230,7 +230,7 @@ impl Sched {
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);
         wake.deliver();
-        Look::Blocked
+        ThreadState::Blocked
     }
 
     /// Passes on `p`, which no M has any more, under the lock. If there is work, or if no other M
@@ -275,7 +275,8 @@ impl Sched {
             return false;
         }
         let central = self.central.lock();
-        let runs = |m: &M| Probe::new().look(m.tid.load(Ordering::Relaxed)) == Look::Running;
+        let runs =
+            |m: &M| ThreadProbe::new().check(m.tid.load(Ordering::Relaxed)) == ThreadState::Running;
         central.without_p.any(runs)
     }
 
@@ -307,18 +308,18 @@ impl Sched {
 }
 
 /// Returns what the probe of `m`, whose goroutine has run for `run_nanos`, means for its P.
-fn judge(found: Look, m: &M, run_nanos: Nanos, central: &Central) -> Look {
+fn judge(found: ThreadState, m: &M, run_nanos: Nanos, central: &Central) -> ThreadState {
     match found {
         // A goroutine that sleeps briefly again and again would never be found blocked, nor on a
         // CPU.
-        Look::Briefly(_) if run_nanos >= LONG_RUN_NANOS => Look::Blocked,
+        ThreadState::BrieflyBlocked(_) if run_nanos >= LONG_RUN_NANOS => ThreadState::Blocked,
         // Another M would wait for the allocator's lock as well.
-        Look::Blocked
+        ThreadState::Blocked
             if m.in_allocator.load(Ordering::Relaxed)
                 && run_nanos < ALLOCATOR_WAIT_NANOS
                 && central.without_p.any(|m| m.in_allocator.load(Ordering::Relaxed)) =>
         {
-            Look::Briefly(LONG_RUN_NANOS)
+            ThreadState::BrieflyBlocked(LONG_RUN_NANOS)
         }
         _ => found,
     }
@@ -334,7 +335,10 @@ fn is_computing_without_p(m: &M) -> bool {
         return false;
     }
     // If it has blocked again, it is not disturbed, and its CPU time counts from now on.
-    if matches!(Probe::new().look(tid), Look::Blocked | Look::Briefly(_)) {
+    if matches!(
+        ThreadProbe::new().check(tid),
+        ThreadState::Blocked | ThreadState::BrieflyBlocked(_)
+    ) {
         m.without_p.cpu.set(cpu);
         return false;
     }

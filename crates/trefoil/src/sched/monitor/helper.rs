@@ -199,7 +199,7 @@ fn helper_main(sched: &Arc<Sched>) {
             (hooks.trace)(sched);
             next_trace += trace_interval.unwrap_or(NEVER);
         }
-        let next_scavenge = scavenger.work(now);
+        let next_scavenge = scavenger.run_due(now);
         sched.helper.parker.park_until(next_trace.min(next_scavenge).min(next_start));
     }
     #[cfg(feature = "std")]

@@ -13,7 +13,7 @@
 //! The handler refuses, and sysmon tries again, if ([`PreemptRefusal`])
 //! 1. the thread is inside the runtime, or holds one of its locks;
 //! 2. the thread is not on the goroutine's stack (a handler of the program runs on the alternate
-//!    stack), or less than [`ROOM`] of the stack is left, or the signal handler itself runs on it;
+//!    stack), or less than [`DIVERT_BYTES`] of the stack is left, or the signal handler itself runs on it;
 //! 3. its signal mask is not the one it began with: a handler of the program may be running, whose
 //!    return on another thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
@@ -46,7 +46,7 @@
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` retakes its P instead), so
 //! user code sees no EINTR, except in a call that it enters between sysmon's probe and the signal.
 
-use crate::arch::{self, preempt::ROOM};
+use crate::arch::{self, preempt::DIVERT_BYTES};
 use crate::mem;
 use crate::sched::Sched;
 use crate::sched::g::G;
@@ -86,7 +86,7 @@ pub(crate) enum PreemptRefusal {
     NoGoroutine,
     /// The interrupted code is not on the goroutine's stack.
     ForeignStack,
-    /// Less than [`ROOM`] of the stack is left.
+    /// Less than [`DIVERT_BYTES`] of the stack is left.
     StackNearlyFull,
     /// The goroutine is in the trampoline: it is stopping or resuming.
     InTrampoline,
@@ -289,10 +289,10 @@ fn check_stack(pc: usize, sp: usize) -> Result<(), PreemptRefusal> {
     let tp = arch::thread_pointer() as usize;
     let slot = mem::slot_at(sp).filter(|slot| (slot.low..slot.high).contains(&tp));
     let Some(slot) = slot else { return Err(PreemptRefusal::ForeignStack) };
-    if sp < slot.low + ROOM {
+    if sp < slot.low + DIVERT_BYTES {
         return Err(PreemptRefusal::StackNearlyFull);
     }
-    if arch::preempt::inside(pc) {
+    if arch::preempt::in_trampoline(pc) {
         return Err(PreemptRefusal::InTrampoline);
     }
     let own_frame = &raw const tp as usize;
@@ -313,7 +313,7 @@ fn check_interruptible(m: &M, g: &G, context: &libc::ucontext_t) -> Result<(), P
     if g.no_preempt.get() != 0 {
         return Err(PreemptRefusal::NoPreemptGuard);
     }
-    if lock::pinned() {
+    if lock::holds_runtime_lock() {
         return Err(PreemptRefusal::HoldsRuntimeLock);
     }
     Ok(())

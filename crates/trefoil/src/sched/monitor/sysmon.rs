@@ -31,9 +31,9 @@ use crate::sched::p::{P, PStatus, flag};
 use crate::sched::{MAX_PROCS, Sched};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::epoll::Bed;
+use crate::sys::epoll::PollSlot;
 use crate::sys::parker::Parker;
-use crate::sys::probe::{Look, Probe};
+use crate::sys::probe::{ThreadProbe, ThreadState};
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub(crate) struct Sysmon {
     wakeup_pending: AtomicBool,
     parker: Parker,
     /// Where the thread sleeps while it sleeps in the poller instead of its parker.
-    polling: Bed,
+    polling: PollSlot,
     poller: &'static Poller,
 }
 
@@ -94,7 +94,7 @@ impl Sysmon {
     /// Makes a sysmon for `poller`. It is never freed, like its poller.
     pub(crate) fn leak(poller: &'static Poller) -> &'static Self {
         Box::leak(Box::new(Sysmon {
-            polling: Bed::new(),
+            polling: PollSlot::new(),
             poller,
             asleep: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(0),
@@ -126,15 +126,15 @@ impl Sysmon {
     pub(crate) fn wake(&self) {
         self.parker.unpark();
         full_fence();
-        self.polling.call();
+        self.polling.wake();
     }
 
     /// Sleeps until `until`, or until it is woken, in the poller. Unlike the idle poller it does
     /// not keep Ms from polling.
     fn sleep_polling(&self, until: Nanos) {
         let poller = self.poller;
-        let ready = self.polling.lie(poller.wakeup_epoll(), || {
-            poller.sleep(if self.parker.take_note() { 0 } else { until })
+        let ready = self.polling.wait_in(poller.wakeup_epoll(), || {
+            poller.sleep(if self.parker.take_token() { 0 } else { until })
         });
         ready.wake(None);
     }
@@ -172,7 +172,7 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
 struct Monitor<'a> {
     sched: &'a Sched,
     /// One per P, made in advance: sysmon must not allocate later.
-    probes: Box<[Probe]>,
+    probes: Box<[ThreadProbe]>,
     /// For each P: the goroutine in `runnext`, and since when it has been there.
     runnexts: Box<[(usize, Nanos)]>,
     /// The pause between two rounds.
@@ -241,7 +241,7 @@ impl<'a> Monitor<'a> {
     fn new(sched: &'a Sched) -> Self {
         Monitor {
             sched,
-            probes: (0..MAX_PROCS).map(|_| Probe::new()).collect(),
+            probes: (0..MAX_PROCS).map(|_| ThreadProbe::new()).collect(),
             runnexts: vec![(0, 0); MAX_PROCS].into(),
             pause: MIN_PAUSE_NANOS,
             calm_rounds: 0,
@@ -358,16 +358,16 @@ impl<'a> Monitor<'a> {
         let run_nanos = round.now.saturating_sub(run_since);
         let probe = &mut self.probes[p.id as usize];
         match self.sched.retake_from_blocked(p, probe, run_nanos) {
-            Look::Blocked => {
+            ThreadState::Blocked => {
                 round.found_blocked = true;
                 None
             }
-            Look::Running => Some(RequestBy::FlagAndSignal),
-            Look::Briefly(more) => {
+            ThreadState::Running => Some(RequestBy::FlagAndSignal),
+            ThreadState::BrieflyBlocked(more) => {
                 round.next_by(round.now + more.max(MIN_PAUSE_NANOS));
                 Some(RequestBy::Flag)
             }
-            Look::Unknown => Some(RequestBy::Flag),
+            ThreadState::Unknown => Some(RequestBy::Flag),
         }
     }
 

@@ -189,8 +189,8 @@ impl Poller {
         let shard = &self.shards[p as usize % SHARDS];
         if !shard.epoll.is_open() {
             let _one_at_a_time = self.opening.lock();
-            self.wakeup_epoll().open(true)?;
-            shard.epoll.open(false)?;
+            self.wakeup_epoll().open_with_breaks()?;
+            shard.epoll.open()?;
         }
         Ok(shard)
     }

@@ -308,7 +308,7 @@ impl Sched {
         // It may have lain down when nobody waited for a descriptor, or before this timer.
         if let Some(keeper) = central.idle_poller
             && (first < self.idle_poller_until.load(Ordering::Relaxed)
-                || (polls && (!keeper.polling.is_used() || self.poller.has_unwatched_shard())))
+                || (polls && (!keeper.polling.is_occupied() || self.poller.has_unwatched_shard())))
         {
             keeper.wake();
         }

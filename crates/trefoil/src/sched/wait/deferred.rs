@@ -114,7 +114,7 @@ pub(crate) fn call_helper() {
 /// Wakes the sleepers of all buckets whose bit is set, and ends the waits for descriptors that were
 /// deferred. Runs on a helper thread.
 pub(crate) fn deliver() {
-    debug_assert!(!lock::pinned());
+    debug_assert!(!lock::holds_runtime_lock());
     if !PENDING.swap(false, Ordering::SeqCst) {
         return;
     }

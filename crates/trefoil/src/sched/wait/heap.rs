@@ -10,7 +10,7 @@
 //! 1. No item is earlier than its parent. The hole counts as earlier than all items.
 //! 2. While there is a hole, the value of `items[0]` has no meaning.
 
-use crate::mem::Growing;
+use crate::mem::MmapVec;
 use crate::sys::clock::{NEVER, Nanos};
 
 /// Children per node. Go's number.
@@ -23,13 +23,13 @@ pub(crate) trait Timed: Copy {
 
 /// See the head of the file.
 pub(crate) struct Heap<T: Timed> {
-    items: Growing<T>,
+    items: MmapVec<T>,
     hole: bool,
 }
 
 impl<T: Timed> Heap<T> {
     pub(crate) const fn new() -> Self {
-        Heap { items: Growing::new(), hole: false }
+        Heap { items: MmapVec::new(), hole: false }
     }
 
     pub(crate) fn len(&self) -> usize {

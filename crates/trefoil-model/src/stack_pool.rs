@@ -1,4 +1,4 @@
-//! Checks of the pool of stacks (`mem/depot.rs`).
+//! Checks of the pool of stacks (`mem/stack_pool.rs`).
 //!
 //! Nodes are made of loom cells, links included: a node that two threads believe to own is a
 //! reported data race.
@@ -10,9 +10,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use crate::depot_rs::{Batch, BatchLinks, Depot, Node, Shelf};
 use crate::explore::{Bound, explore, must_fail};
 use crate::shim::{Lock, Mutation};
+use crate::stack_pool_rs::{
+    BatchLinks, BatchNode as Node, PoolState as Shelf, StackBatch as Batch, StackPool as Depot,
+};
 
 /// A stack.
 struct Stack {

@@ -1,6 +1,7 @@
-//! A growing array for the scheduler: no malloc (sched/mod.rs, rule 2), pages from the kernel.
+//! A vector for the scheduler, which must not call malloc (sched/mod.rs, rule 2): its pages come
+//! from `mmap`.
 //!
-//! Grows by doubling with `mremap`, which moves page tables and not bytes.
+//! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 use std::ops::{Deref, DerefMut};
@@ -10,18 +11,18 @@ use std::ptr::{NonNull, null_mut};
 const FIRST_BYTES: usize = 4096;
 
 /// See the head of the file.
-pub(crate) struct Growing<T: Copy> {
+pub(crate) struct MmapVec<T: Copy> {
     items: NonNull<T>,
     len: usize,
     bytes: usize,
 }
 
-// SAFETY: it owns its items, like a Vec.
-unsafe impl<T: Copy + Send> Send for Growing<T> {}
+// SAFETY: it owns its items, as a Vec does.
+unsafe impl<T: Copy + Send> Send for MmapVec<T> {}
 
-impl<T: Copy> Growing<T> {
+impl<T: Copy> MmapVec<T> {
     pub(crate) const fn new() -> Self {
-        Growing { items: NonNull::dangling(), len: 0, bytes: 0 }
+        MmapVec { items: NonNull::dangling(), len: 0, bytes: 0 }
     }
 
     #[inline]
@@ -49,7 +50,7 @@ impl<T: Copy> Growing<T> {
     #[cold]
     fn grow_slow(&mut self) {
         let bytes = (self.bytes * 2).max(FIRST_BYTES);
-        // SAFETY: a new mapping, or a larger one instead of the old, which nobody else knows.
+        // SAFETY: a new mapping, or a larger one that replaces this vector's own mapping.
         let memory = unsafe {
             if self.bytes == 0 {
                 let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -65,7 +66,7 @@ impl<T: Copy> Growing<T> {
     }
 }
 
-impl<T: Copy> Deref for Growing<T> {
+impl<T: Copy> Deref for MmapVec<T> {
     type Target = [T];
     #[inline]
     fn deref(&self) -> &[T] {
@@ -74,18 +75,18 @@ impl<T: Copy> Deref for Growing<T> {
     }
 }
 
-impl<T: Copy> DerefMut for Growing<T> {
+impl<T: Copy> DerefMut for MmapVec<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as `deref`, and we are borrowed exclusively.
+        // SAFETY: as `deref`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.items.as_ptr(), self.len) }
     }
 }
 
-impl<T: Copy> Drop for Growing<T> {
+impl<T: Copy> Drop for MmapVec<T> {
     fn drop(&mut self) {
         if self.bytes != 0 {
-            // SAFETY: ours, and nobody reads it any more.
+            // SAFETY: this vector's own mapping, and no borrow of it is left.
             let _ = unsafe { munmap(self.items.as_ptr().cast(), self.bytes) };
         }
     }
