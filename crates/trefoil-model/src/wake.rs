@@ -165,7 +165,7 @@ impl World {
             return;
         }
         if self.flaw != Flaw::NoBarrierAfterFind {
-            self.idle.before_second_look();
+            self.idle.before_recheck();
         }
         if self.idle.idle_ps() != 0 && self.has_work() {
             self.wake();
@@ -217,7 +217,7 @@ impl World {
             Flaw::NoSecondLook => false,
             Flaw::LooksTooEarly => early,
             _ => {
-                self.idle.before_second_look();
+                self.idle.before_recheck();
                 self.has_work()
             }
         };

@@ -23,7 +23,7 @@ fn live_ps(sched: &Sched) -> impl Iterator<Item = &'static P> + '_ {
 }
 
 fn summary(sched: &Sched, out: &mut String) -> std::fmt::Result {
-    let idle_threads = sched.central.lock().idle_m_count;
+    let idle_threads = sched.central.lock().idle_m_count();
     write!(
         out,
         "SCHED {}ms: gomaxprocs={} idleprocs={} threads={} spinningthreads={} needspinning=0 \

@@ -231,7 +231,7 @@ impl WaitingHolder {
     pub(crate) fn new() -> Option<WaitingHolder> {
         let rt = Rt::enter()?;
         let counted = rt.sched().count_waiting_holder(rt.g());
-        rt.leave_now();
+        rt.leave_without_yield();
         match counted {
             Counted::Now => Some(WaitingHolder { nested: false }),
             Counted::Before => Some(WaitingHolder { nested: true }),
@@ -280,7 +280,7 @@ fn time_used_by(m: &M) -> Nanos {
 impl G {
     /// In a runtime that ends, taken from a queue: whether it is resumed once more.
     fn goes_on_at_the_end(&self) -> bool {
-        self.inside.get()
+        self.stopped_in_libc.get()
             || self.stopped_by_signal.get()
             || self.waits_as_holder.load(Ordering::Relaxed)
             || self.promised.load(Ordering::Relaxed)
@@ -358,7 +358,7 @@ impl Sched {
     /// may change it once more.
     pub(crate) fn is_stopped(&self) -> bool {
         let to_go_on =
-            [&self.inside, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
+            [&self.stopped_in_libc, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
         self.stopping.load(Ordering::Acquire)
             && (self.ending.stopped.load(Ordering::Relaxed)
                 || to_go_on.iter().all(|count| count.load(Ordering::SeqCst) == 0)
@@ -492,10 +492,10 @@ impl Sched {
         let local = || pop_local(p);
         let global = || self.pop_expired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.goes_on_at_the_end())?;
-        p.next_tick();
+        p.begin_slice();
         m.grace_until.set(time_used_by(m) + GRACE);
         // It stops at its next call, or when its grace is over and sysmon finds it outside a library.
-        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
+        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run_number());
         self.sysmon.wake();
         Some(g)
     }

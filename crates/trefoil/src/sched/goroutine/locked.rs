@@ -17,9 +17,9 @@
 
 use crate::sched::Sched;
 use crate::sched::g::G;
-use crate::sched::m::{M, Rt};
+use crate::sched::m::{M, OwnContext, Rt};
 use crate::sched::p::{P, flag};
-use crate::sched::search::find::LAST_NAP;
+use crate::sched::search::wait_for_p::SHUTDOWN_PARK_NANOS;
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
@@ -59,7 +59,7 @@ pub(crate) fn end(g: &G) {
 
 /// On the context of a thread with a locked goroutine: sleeps until that one is to run. False: it ended, or
 /// the runtime stops.
-pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
+pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
     let ended = !g.locked.get().is_some_and(|home| std::ptr::eq(home, m));
     loop {
@@ -87,7 +87,7 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
             return false;
         }
         let ends = sched.stopping.load(Ordering::Relaxed);
-        m.parker.park_until(if ends { now() + LAST_NAP } else { NEVER });
+        m.parker.park_until(if ends { now() + SHUTDOWN_PARK_NANOS } else { NEVER });
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, home: &'static M) {
     let mut central = sched.central.lock();
     // Then that thread may have ended, and its M be another runtime's. Nobody is resumed any more.
     if sched.is_stopped() {
-        central.global.push_back(g);
+        central.global.fresh.push_back(g);
         return;
     }
     let Some(p) = m.p.take() else { return };

@@ -70,7 +70,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
         Place::In(sched) => {
             let same = std::ptr::eq(rt.sched(), sched);
             if !same {
-                rt.leave_now();
+                rt.leave_without_yield();
             }
             same
         }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             rt.leave();
         }
         None => {
-            sched.push_from_outside(g, true);
+            sched.push_fresh_from_outside(g);
         }
     }
     Ok(g)
@@ -178,7 +178,7 @@ fn take_g(rt: Rt, default_stack: bool) -> Result<(&'static G, u64, &'static Sche
     let local = unsafe { p.local() };
     let g = local.free_gs.take().map_err(NoG::Memory)?;
     if default_stack && let Err(refusal) = local.stacks.reserve_one() {
-        local.free_gs.give(g);
+        local.free_gs.put(g);
         return Err(NoG::Stack(refusal));
     }
     let id = local.next_id(|n| sched.take_ids(n));
@@ -190,7 +190,7 @@ fn take_g(rt: Rt, default_stack: bool) -> Result<(&'static G, u64, &'static Sche
 fn take_g_outside(sched: &Sched, default_stack: bool) -> io::Result<(&'static G, u64, &Sched)> {
     let g = g::take_central()?;
     if default_stack && let Err(e) = mem::reserve_one() {
-        g::give_central(g);
+        g::put_central(g);
         return Err(e);
     }
     sched.spawned_outside.fetch_add(1, Ordering::AcqRel);
@@ -212,6 +212,6 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, spec: Spec, own_stack: Option<S
     g.lock_depth.set(0);
     g.state.set_runnable();
     if let Some(stack) = own_stack {
-        switch::attach(g, stack);
+        switch::attach_stack(g, stack);
     }
 }

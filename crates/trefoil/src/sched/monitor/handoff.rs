@@ -33,9 +33,10 @@
 //! Invariant 1: `m.p` of an M whose `hold` is `RETAKEN` is only a memory of its last P; the holder's entry in
 //! that P is somebody else's.
 
-use crate::sched::m::{M, OWNED, PROBING, RETAKEN, Rt};
+use crate::sched::m::{M, OWNED, OwnContext, PROBING, RETAKEN, Rt};
 use crate::sched::p::{P, flag};
-use crate::sched::queues::central::{Central, Wake};
+use crate::sched::queues::assign::PendingWakes;
+use crate::sched::queues::central::Central;
 use crate::sched::{Sched, switch};
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
@@ -121,7 +122,7 @@ pub(crate) fn give_p_away(rt: Rt) {
     let wake = sched.release_p(&mut central, m, p);
     drop(central);
     wake.deliver();
-    rt.leave_now();
+    rt.leave_without_yield();
 }
 
 /// The way back into the runtime for a thread whose P is doubted or lost.
@@ -145,7 +146,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     if let Some((p, claim)) = p {
         m.set_p(Some(p));
         // What the P ran before is not this goroutine's slice.
-        p.next_tick();
+        p.begin_slice();
         crate::sched::goroutine::locked::mark(m, p);
         // An orphan's claim was for someone who searches.
         if claim && sched.idle.stop_spinning() {
@@ -158,7 +159,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
 
 /// On the thread's own context: as [`reacquire_p`], but the thread goes and looks for a P itself.
 #[cold]
-pub(crate) fn ack_retake(rt: Rt) {
+pub(crate) fn ack_retake(rt: OwnContext) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
     if sched.clear_retaken(&mut central, m) {
@@ -179,7 +180,7 @@ impl Sched {
     }
 
     /// Under the lock: `m`, outside the runtime or on its way out, no longer has `p`.
-    fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> Wake {
+    fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
@@ -235,16 +236,16 @@ impl Sched {
 
     /// Under the lock: nobody holds `p` any more. If there is work, or nobody would notice new work, a
     /// thread gets it; else it is idle.
-    pub(crate) fn hand_off(&self, central: &mut Central, p: &'static P) -> Wake {
+    pub(crate) fn hand_off(&self, central: &mut Central, p: &'static P) -> PendingWakes {
         p.holder.store(null_mut(), Ordering::Relaxed);
         p.flags.fetch_and(!(flag::PREEMPT | flag::LOCKED), Ordering::Relaxed);
         if self.stopping.load(Ordering::Relaxed) {
             self.spill(central, p);
             if !self.is_stopped() && self.has_global() {
-                return self.assign(central, p, false);
+                return self.assign(central, p);
             }
             self.put_idle_p(central, p);
-            return Wake::NOBODY;
+            return PendingWakes::NONE;
         }
         if p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0 {
             self.spill(central, p);
@@ -253,7 +254,7 @@ impl Sched {
         }
         let work = !p.is_empty() || self.has_global();
         if work {
-            return self.assign(central, p, false);
+            return self.assign(central, p);
         }
         // Nobody looks for work: someone may just be about to make some. Or nobody is awake for its timers, or
         // for somebody's descriptors.
@@ -262,10 +263,10 @@ impl Sched {
             || self.poller.has_unwatched_shard()
         {
             self.idle.start_spinning();
-            return self.assign(central, p, true);
+            return self.assign_spinning(central, p);
         }
         self.put_idle_p(central, p);
-        Wake::NOBODY
+        PendingWakes::NONE
     }
 
     /// Returns whether an M without a P is on a CPU.

@@ -215,9 +215,10 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
     if in_library || alone {
         // Relaxed: the thread's own; sysmon only looks.
         let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
-        let same = m.put_off_tick.replace(tick) == tick;
-        let put_off = if same { m.put_off.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
-        m.put_off.store(put_off, Ordering::Relaxed);
+        let same = m.deferrals_tick.replace(tick) == tick;
+        let put_off =
+            if same { m.preempt_deferrals.load(Ordering::Relaxed).saturating_add(1) } else { 1 };
+        m.preempt_deferrals.store(put_off, Ordering::Relaxed);
         let limit = match () {
             () if ends => PUT_OFF_LAST,
             () if in_library && !m.sched().has_reserve() => PUT_OFF_LONG,
@@ -227,7 +228,7 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
             return false;
         }
     }
-    g.inside.set(in_library && !ends);
+    g.stopped_in_libc.set(in_library && !ends);
     true
 }
 
@@ -235,10 +236,10 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> bool {
 unsafe extern "sysv64" fn preempted() {
     let rt = Rt::after_switch();
     let (sched, g) = (rt.sched(), rt.g());
-    let inside = g.inside.get();
-    let patient = rt.m().put_off.load(Ordering::Relaxed) >= PUT_OFF_LONG;
+    let inside = g.stopped_in_libc.get();
+    let patient = rt.m().preempt_deferrals.load(Ordering::Relaxed) >= PUT_OFF_LONG;
     if inside && !sched.stop_inside(patient) {
-        g.inside.set(false);
+        g.stopped_in_libc.set(false);
         return;
     }
     sched.count_stop_by_signal(g);
@@ -246,28 +247,28 @@ unsafe extern "sysv64" fn preempted() {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
-        rt.m().put_off.store(0, Ordering::Relaxed);
+        rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
         handoff::reacquire_p(rt);
     }
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
     }
     if inside {
-        g.inside.set(false);
+        g.stopped_in_libc.set(false);
         let _counting = sched.central.lock();
-        sched.inside.fetch_sub(1, Ordering::Relaxed);
+        sched.stopped_in_libc.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Sched {
     /// Threads that are kept for those who were stopped inside a library.
     pub(crate) fn reserve(&self) -> u32 {
-        self.inside.load(Ordering::Relaxed).min(RESERVE)
+        self.stopped_in_libc.load(Ordering::Relaxed).min(RESERVE)
     }
 
     /// Whether there is a thread in reserve for one more. For a look without the lock.
     fn has_reserve(&self) -> bool {
-        self.spares.load(Ordering::Relaxed) > self.inside.load(Ordering::Relaxed)
+        self.spares.load(Ordering::Relaxed) > self.stopped_in_libc.load(Ordering::Relaxed)
     }
 
     /// Whether there are as many threads as there may be. Then being short of them may last, and those who were stopped
@@ -294,12 +295,12 @@ impl Sched {
     /// off for long.
     fn stop_inside(&self, patient: bool) -> bool {
         let central = self.central.lock();
-        let (spares, inside) = (central.spares(), self.inside.load(Ordering::Relaxed));
+        let (spares, inside) = (central.spares(), self.stopped_in_libc.load(Ordering::Relaxed));
         let may = spares > inside || (patient && spares > 0);
         if self.stopping.load(Ordering::Relaxed) || !may {
             return false;
         }
-        self.inside.fetch_add(1, Ordering::Relaxed);
+        self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         let wants_thread = self.wants_thread(&central);
         drop(central);
         if wants_thread {

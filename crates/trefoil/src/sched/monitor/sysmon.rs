@@ -306,7 +306,7 @@ impl<'a> Watch<'a> {
 
     fn look_at(&mut self, p: &'static P, scene: &mut Scene) {
         let sched = self.sched;
-        let run = (p.tick.load(Ordering::Relaxed), p.run());
+        let run = (p.tick.load(Ordering::Relaxed), p.run_number());
         let (since, run_since) = p.running_since(scene.now);
         let ran = scene.now.saturating_sub(since);
         self.hogged &= ran >= HOGGED;
@@ -356,7 +356,8 @@ impl<'a> Watch<'a> {
             // A thread that may sleep in the kernel is not signalled.
             preempt::request(sched, p, run, on_cpu);
             // Inside libc it will not stay long.
-            let put_off = p.holder().is_some_and(|m| m.put_off.load(Ordering::Relaxed) != 0);
+            let put_off =
+                p.holder().is_some_and(|m| m.preempt_deferrals.load(Ordering::Relaxed) != 0);
             let again = if flags & flag::PREEMPT != 0 && !put_off { 8 * INSIST } else { INSIST };
             scene.next = scene.next.min(scene.now + again);
         } else {

@@ -117,7 +117,7 @@ impl Shard {
     fn count_waiter(&self, sched: &Sched) {
         // SeqCst: pairs with the end of `Poller::keep`.
         if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_kept(self) {
-            sched.want_poller();
+            sched.ensure_idle_poller();
         }
     }
 

@@ -89,7 +89,7 @@ pub(crate) fn may_look() -> bool {
     // Its slice is over: it must not be put aside here, where others may count on it.
     let stays = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
     let may = stays && busy > 1 && p.is_empty();
-    rt.leave_now();
+    rt.leave_without_yield();
     may
 }
 
