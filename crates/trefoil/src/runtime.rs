@@ -513,7 +513,7 @@ pub fn set_procs(n: usize) -> usize {
         Some(rt) => {
             rt.sched().wake_after_push();
             // If our own P is to go, let it.
-            let asked = rt.p().flags.load(std::sync::atomic::Ordering::Relaxed) != 0;
+            let asked = rt.has_request();
             if asked { switch::yield_now(rt).leave() } else { rt.leave() }
         }
         None => with_sched(Sched::wake_after_push),

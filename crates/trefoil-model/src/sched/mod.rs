@@ -52,41 +52,18 @@ fn me() -> usize {
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 
-/// A P, of which only the random numbers are asked for.
-pub(crate) struct P;
-
-pub(crate) struct Local {
-    pub(crate) rng: Rng,
-}
-
-pub(crate) struct Rng;
-
-impl Rng {
-    /// Not random: a model must do the same thing each time.
-    pub(crate) fn next(&mut self) -> u64 {
-        RANDOM.with(Cell::get)
-    }
-}
-
 impl Rt {
     pub(crate) fn enter() -> Option<Rt> {
         Some(Rt(me()))
     }
 
-    pub(crate) fn p(self) -> P {
-        P
+    /// Not random: a model must do the same thing each time.
+    pub(crate) fn random(self) -> u64 {
+        RANDOM.with(Cell::get)
     }
 
     pub(crate) fn sched(self) -> &'static Sched {
         &Sched
-    }
-}
-
-impl P {
-    /// # Safety
-    /// None is needed; the real one wants the P to be ours.
-    pub(crate) unsafe fn local(&self) -> Local {
-        Local { rng: Rng }
     }
 }
 

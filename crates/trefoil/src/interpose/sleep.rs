@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn sched_yield() -> c_int {
     match if wait.is_some() { Rt::enter() } else { None } {
         Some(rt) => {
             // Nobody else here: whoever spins like this waits for another thread, which may want this CPU.
-            let alone = rt.p().is_empty() && !rt.sched().has_global();
+            let alone = rt.is_alone();
             switch::yield_now(rt).leave();
             if alone {
                 // SAFETY: no arguments, touches no memory.

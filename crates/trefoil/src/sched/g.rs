@@ -1,16 +1,19 @@
 //! G: a goroutine.
 //!
-//! `go` takes a G from a free list. The G gets a stack and thread-local storage when it first runs, and
-//! returns to a free list when neither the goroutine nor its handle needs it any more. Its states are in
-//! `goroutine/state.rs`.
+//! `go` takes a G from a free list. The G gets a stack and thread-local storage when it first runs,
+//! and returns to a free list when neither the goroutine nor its handle needs it any more. Its
+//! states are in `goroutine/state.rs`.
 //!
-//! Gs are made in slabs, and there are two levels of free lists: one per P, and one for the process.
+//! Gs are made in slabs, and there are two levels of free lists: one per P, and one for the
+//! process.
 //!
 //! Invariants:
 //! 1. The memory of a G is never freed: a stale `&G` may read its atomics.
-//! 2. Everything in a `Cell` belongs to the owner that the table in `goroutine/state.rs` names. Ownership
-//!    passes by the Release and Acquire of the queues, of park and notify, and of the join cell.
-//! 3. A name is written and removed under [`NAMES`], and only by the owner of the goroutine's identity.
+//! 2. Everything in a `Cell` belongs to the owner that the table in `goroutine/state.rs` names.
+//!    Ownership passes by the Release and Acquire of the queues, of park and notify, and of the
+//!    join cell.
+//! 3. A name is written and removed under [`NAMES`], and only by the owner of the goroutine's
+//!    identity.
 
 use crate::mem::Stack;
 use crate::sched::goroutine::body::Body;
@@ -31,8 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 pub(crate) const INLINE_BYTES: usize = 64;
 /// Gs made at once.
 const GS_PER_SLAB: usize = 128;
-/// Free Gs that a P keeps; above the limit half of them go to the central list. Go keeps 64, but then a
-/// batch of a thousand goroutines takes the central lock thirty times.
+/// Free Gs that a P keeps; above the limit half of them go to the central list. Go keeps 64, but
+/// then a batch of a thousand goroutines takes the central lock thirty times.
 const LOCAL_FREE_MAX: usize = 512;
 
 /// The place for a closure, then for its result.
@@ -54,16 +57,19 @@ pub(crate) struct G {
     /// It was stopped by a signal inside libc or the loader, and may hold one of their locks
     /// (`monitor/preempt.rs`).
     pub(crate) stopped_in_libc: Cell<bool>,
-    /// It was stopped by a signal, at any instruction, and may hold locks that the whole process needs
-    /// (`shutdown.rs`).
+    /// It was stopped by a signal, at any instruction, and may hold locks that the whole process
+    /// needs (`shutdown.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
-    /// It waits for a lock or a P, and may hold a lock that the whole process needs (`shutdown.rs`).
+    /// It waits for a lock or a P, and may hold a lock that the whole process needs
+    /// (`shutdown.rs`).
     pub(crate) waits_as_holder: AtomicBool,
     /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
     pub(crate) promised: AtomicBool,
-    /// It became runnable because it was woken, not because it was started, yielded, or used up its slice.
+    /// It became runnable because it was woken, not because it was started, yielded, or used up its
+    /// slice.
     pub(crate) woken: Cell<bool>,
-    /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's thread.
+    /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's
+    /// thread.
     pub(crate) no_preempt: Cell<u16>,
     /// The next G in a queue or free list. The list owns it.
     pub(crate) link: Cell<*const G>,
@@ -145,8 +151,9 @@ impl G {
 
     /// Returns the name, which does not change during the goroutine's life.
     pub(crate) fn name(&self) -> Option<&str> {
-        // SAFETY: `init_identity` wrote it before the G was shared. `clear_name` removes it when neither
-        // the goroutine nor its handle can call this any more, and dumps call it under `NAMES`.
+        // SAFETY: `init_identity` wrote it before the G was shared. `clear_name` removes it when
+        // neither the goroutine nor its handle can call this any more, and dumps call it under
+        // `NAMES`.
         unsafe { (*self.name.get()).as_deref() }
     }
 
@@ -163,9 +170,11 @@ impl G {
         self.join.reset();
     }
 
-    /// Frees the name, after the goroutine has ended. Outside the runtime, because it calls the allocator.
+    /// Frees the name, after the goroutine has ended. Outside the runtime, because it calls the
+    /// allocator.
     pub(crate) fn clear_name(&self) {
-        // SAFETY: the caller owns the identity: only a dump may read the name too, and does not write.
+        // SAFETY: the caller owns the identity: only a dump may read the name too, and does not
+        // write.
         if unsafe { (*self.name.get()).is_none() } {
             return;
         }
@@ -196,8 +205,8 @@ impl G {
         self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 
-    /// Waiting → Runnable, or Running → Notified. Called by the one waker. Returns true if the caller must
-    /// queue the goroutine.
+    /// Waiting → Runnable, or Running → Notified. Called by the one waker. Returns true if the
+    /// caller must queue the goroutine.
     #[inline]
     #[must_use]
     pub(crate) fn notify(&self) -> bool {
@@ -240,7 +249,8 @@ impl G {
         unsafe { self.sched.as_ptr().read_volatile() }
     }
 
-    /// Returns the bounds of its stack: of the slot of the stack arena that contains its stack pointer.
+    /// Returns the bounds of its stack: of the slot of the stack arena that contains its stack
+    /// pointer.
     pub(crate) fn stack_bounds(&self) -> Option<(usize, usize)> {
         crate::mem::slot_at(self.sp_hint()).map(|slot| (slot.low, slot.high))
     }
@@ -359,8 +369,8 @@ impl GList {
 /// Dead Gs that no P keeps. One list for the process, because a G may serve any runtime.
 static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
 
-/// Held by a dump while it reads a name, and by a thread that writes or removes one. The goroutine and its
-/// handle read the name without it: while they exist, it is not removed.
+/// Held by a dump while it reads a name, and by a thread that writes or removes one. The goroutine
+/// and its handle read the name without it: while they exist, it is not removed.
 static NAMES: Lock<()> = Lock::new(());
 
 /// Calls `f` with [`NAMES`] locked; on a goroutine inside the runtime, so that it is not preempted.
@@ -452,8 +462,9 @@ pub(crate) fn put_central(g: &'static G) {
     CENTRAL_FREE.lock().push_front(g);
 }
 
-/// Makes a slab of Gs. The memory comes from mmap, not from malloc: a goroutine that was preempted inside
-/// malloc may hold malloc's lock and need the P that this thread owns (sched/mod.rs, rule 2).
+/// Makes a slab of Gs. The memory comes from mmap, not from malloc: a goroutine that was preempted
+/// inside malloc may hold malloc's lock and need the P that this thread owns (sched/mod.rs, rule
+/// 2).
 #[cold]
 fn grow(free: &mut GList) -> io::Result<()> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -485,8 +496,8 @@ fn grow(free: &mut GList) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `f` with every G that was ever made, dead ones included. The caller may read only the atomics of
-/// Gs that it does not own.
+/// Calls `f` with every G that was ever made, dead ones included. The caller may read only the
+/// atomics of Gs that it does not own.
 pub(crate) fn for_each(f: &mut dyn FnMut(&'static G)) {
     let mut slab = SLABS.load(Ordering::Acquire);
     // SAFETY: slabs are never unmapped, and except for the Gs' own cells they do not change.

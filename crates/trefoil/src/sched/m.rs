@@ -1,16 +1,16 @@
 //! M: an OS thread that runs goroutines.
 //!
-//! The thread has a context of its own, its stack and its thread-local storage. There it searches for
-//! work and makes stacks. Goroutines switch to each other directly; they switch to the thread's own
-//! context only if the local queue is empty or a request is pending (`switch.rs`).
+//! The thread has a context of its own, its stack and its thread-local storage. There it searches
+//! for work and makes stacks. Goroutines switch to each other directly; they switch to the thread's
+//! own context only if the local queue is empty or a request is pending (`switch.rs`).
 //!
 //! # Inside the runtime and outside
-//! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose all code that touches a P. In between, the
-//! goroutine is not preempted and does not move to another M. Outside, user code runs. If the thread
-//! then blocks in the kernel, sysmon may retake its P (`monitor/handoff.rs`). Three types are proof of
-//! where the code runs:
+//! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose all code that touches a P. In between,
+//! the goroutine is not preempted and does not move to another M. Outside, user code runs. If the
+//! thread then blocks in the kernel, sysmon may retake its P (`monitor/handoff.rs`). Three values
+//! are proof of where the code runs:
 //!
-//! | type | the code runs | P |
+//! | value | the code runs | P |
 //! |---|---|---|
 //! | [`Rt`] | inside the runtime, on a goroutine or on the thread's own context | owned |
 //! | [`OwnContext`] | inside the runtime, on the thread's own context | maybe |
@@ -24,23 +24,23 @@
 //! | `PROBING` | sysmon, which holds the scheduler's lock, checks whether the thread is blocked |
 //! | `RETAKEN` | sysmon has retaken the P, or `blocking` has given it away |
 //!
-//! To enter the runtime, the thread stores `in_runtime = 1` and then loads `hold`. There is no barrier in
-//! between, so the load may be done first. sysmon, which retakes a P rarely, makes up for that
-//! (`monitor/handoff.rs`).
+//! To enter the runtime, the thread stores `in_runtime = 1` and then loads `hold`. There is no
+//! barrier in between, so the load may be done first. sysmon, which retakes a P rarely, makes up
+//! for that (`monitor/handoff.rs`).
 //!
 //! Invariants:
 //! 1. The GS base of the thread is the address of its M. M's first word is that address too, and
 //!    `in_runtime` follows it (`arch`).
 //! 2. The memory of an M is never freed, only reused (`M::new`): threads that user code starts on a
 //!    goroutine inherit the GS base.
-//! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link` and
-//!    `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the thread
-//!    that hands the M a P, before the M can see that P.
+//! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`
+//!    and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
+//!    thread that hands the M a P, before the M can see that P.
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine between [`Rt::enter`] and
-//!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P stay
-//!    the same.
-//! 5. `hold` changes from `OWNED` only while `in_runtime` is 0, or by the M's own thread on its way out,
-//!    and only under the scheduler's lock.
+//!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P
+//!    stay the same.
+//! 5. `hold` changes from `OWNED` only while `in_runtime` is 0, or by the M's own thread on its way
+//!    out, and only under the scheduler's lock.
 
 use crate::arch;
 use crate::mem::Stack;
@@ -64,8 +64,8 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Stack of an M's thread, which runs only the scheduler and makes stacks. `thread::spawn` adds the size
-/// of its TLS.
+/// Stack of an M's thread, which runs only the scheduler and makes stacks. `thread::spawn` adds the
+/// size of its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
@@ -80,14 +80,15 @@ pub(crate) struct M {
     this: Cell<*const M>,
     pub(crate) in_runtime: AtomicU8,
     pub(crate) hold: AtomicU8,
-    /// It searches for work, or was handed a P together with a claim on spinning (`search/idle.rs`).
+    /// It searches for work, or was handed a P together with a claim on spinning
+    /// (`search/idle.rs`).
     pub(crate) spinning: Cell<bool>,
     /// How many times a preemption was deferred because the goroutine was inside libc.
     pub(crate) preempt_deferrals: AtomicU32,
     /// The tick of the slice in which they were counted.
     pub(crate) deferrals_tick: Cell<u32>,
-    /// While the runtime stops: the CPU time of the thread from which on a signal may stop the running
-    /// goroutine. 0 at first (`shutdown.rs`).
+    /// While the runtime stops: the CPU time of the thread from which on a signal may stop the
+    /// running goroutine. 0 at first (`shutdown.rs`).
     pub(crate) grace_until: Cell<Nanos>,
     /// It runs the program's allocator on its own context, for a goroutine.
     pub(crate) in_allocator: AtomicBool,
@@ -98,8 +99,8 @@ pub(crate) struct M {
     pub(crate) current: Cell<Option<&'static G>>,
     /// What the next context on this M has to complete (`switch::finish_switch`).
     pub(crate) unfinished_switch: Cell<UnfinishedSwitch>,
-    /// The goroutine to run next, which only the thread's own context can start: it needs a stack, or is
-    /// locked to an M.
+    /// The goroutine to run next, which only the thread's own context can start: it needs a stack,
+    /// or is locked to an M.
     pub(crate) chosen: Cell<Option<&'static G>>,
     /// Stack pointer of the thread's own context while a goroutine runs.
     pub(crate) sp: Cell<*mut u8>,
@@ -107,8 +108,8 @@ pub(crate) struct M {
     pub(crate) tp: Cell<*mut u8>,
     sched: Cell<*const Sched>,
     pub(crate) id: AtomicU32,
-    /// The kernel's thread id; 0 while no thread uses this M. It tells a thread's own GS base from an
-    /// inherited one.
+    /// The kernel's thread id; 0 while no thread uses this M. It tells a thread's own GS base from
+    /// an inherited one.
     pub(crate) tid: AtomicU32,
     /// The signal mask with which the thread started. User code that runs under another mask is not
     /// preempted.
@@ -137,8 +138,8 @@ unsafe impl Sync for M {}
 // SAFETY: nothing in it is tied to the thread that made it.
 unsafe impl Send for M {}
 
-/// What becomes of the goroutine that the last switch on an M left. The next context on the M completes
-/// it (`switch::finish_switch`).
+/// What becomes of the goroutine that the last switch on an M left. The next context on the M
+/// completes it (`switch::finish_switch`).
 pub(crate) enum UnfinishedSwitch {
     None,
     /// The goroutine waits for a `ready`.
@@ -228,8 +229,8 @@ impl M {
     }
 
     pub(crate) fn sched(&self) -> &'static Sched {
-        // SAFETY: the thread owns an Arc for as long as it runs (`start`), and the reference is used
-        // only by that thread, or by threads that own an Arc too.
+        // SAFETY: the thread owns an Arc for as long as it runs (`start`), and the reference is
+        // used only by that thread, or by threads that own an Arc too.
         unsafe { &*self.sched.get() }
     }
 
@@ -260,8 +261,8 @@ impl M {
         self.p.set(p);
     }
 
-    /// Starts a thread for `sched` that asks for a P by itself. `id` comes from `register_thread`; on
-    /// failure the thread is unregistered again. Until the thread asks for a P it is counted in
+    /// Starts a thread for `sched` that asks for a P by itself. `id` comes from `register_thread`;
+    /// on failure the thread is unregistered again. Until the thread asks for a P it is counted in
     /// `Central::starting`.
     ///
     /// Allocates, so the caller owns no P, and no P waits for the caller (sched/mod.rs, rule 2).
@@ -341,9 +342,9 @@ thread_local! {
     static OWN_M: Cell<*const M> = const { Cell::new(null()) };
 }
 
-/// In debug builds: ends the process if the runtime allocates where it must not (sched/mod.rs, rule 2):
-/// on a goroutine inside the runtime, or on a thread's own context that owns a P which cannot be
-/// retaken.
+/// In debug builds: ends the process if the runtime allocates where it must not (sched/mod.rs, rule
+/// 2): on a goroutine inside the runtime, or on a thread's own context that owns a P which cannot
+/// be retaken.
 #[cfg(all(debug_assertions, feature = "std"))]
 pub(crate) fn assert_may_allocate() {
     let here = 0u8;
@@ -368,11 +369,11 @@ pub(crate) fn assert_may_allocate() {
     }
 }
 
-/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and does
-/// not move. Its P may have been retaken, so `f` touches only what belongs to the M.
+/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and
+/// does not move. Its P may have been retaken, so `f` touches only what belongs to the M.
 ///
-/// Returns None on a plain thread, on an M's own context, inside the runtime, and in a signal handler
-/// that interrupted the runtime.
+/// Returns None on a plain thread, on an M's own context, inside the runtime, and in a signal
+/// handler that interrupted the runtime.
 #[inline(always)]
 pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
     current_g()?;
@@ -381,8 +382,8 @@ pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
         if arch::is_in_runtime() {
             return None;
         }
-        // If the goroutine is preempted between the two instructions it continues on another M, which
-        // is not inside the runtime either.
+        // If the goroutine is preempted between the two instructions it continues on another M,
+        // which is not inside the runtime either.
         arch::set_in_runtime::<1>();
         let result = f(&*arch::current_m::<M>());
         arch::set_in_runtime::<0>();
@@ -395,13 +396,13 @@ impl M {
     /// Returns one set of its magazines.
     ///
     /// # Safety
-    /// The caller is inside [`with_m`] and this is the M that it passed, or the caller is the M's thread
-    /// on its own context; no other borrow of the set is alive.
+    /// The caller is inside [`with_m`] and this is the M that it passed, or the caller is the M's
+    /// thread on its own context; no other borrow of the set is alive.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn magazines(&self, of: BlocksOf) -> &mut Magazines {
-        // SAFETY: only the M's thread comes here, and has one borrow at a time: the caller's contract
-        // (magazine.rs, invariant 3).
+        // SAFETY: only the M's thread comes here, and has one borrow at a time: the caller's
+        // contract (magazine.rs, invariant 3).
         unsafe { &mut *self.magazines[of as usize].get() }
     }
 
@@ -436,7 +437,8 @@ impl M {
         if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
     }
 
-    /// Inside [`with_m`], if a magazine exceeds its capacity: returns its older half to the allocator.
+    /// Inside [`with_m`], if a magazine exceeds its capacity: returns its older half to the
+    /// allocator.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
@@ -444,18 +446,19 @@ impl M {
         let mut surplus = unsafe { self.magazines(of) }.take_surplus(class);
         self.on_own_context(|| {
             while let Some(block) = surplus.pop() {
-                // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and 2).
+                // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and
+                // 2).
                 unsafe { give_back(block, class) };
             }
         });
     }
 
-    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls its
-    /// allocator on the system stack. What `f` stores in thread-locals belongs to the thread, not to the
-    /// goroutine.
+    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls
+    /// its allocator on the system stack. What `f` stores in thread-locals belongs to the thread,
+    /// not to the goroutine.
     ///
-    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in use
-    /// (`preempt.rs`, 2). The thread may block, and then its P may be retaken.
+    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in
+    /// use (`preempt.rs`, 2). The thread may block, and then its P may be retaken.
     #[inline(never)]
     pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
         struct Call<F, T> {
@@ -465,8 +468,8 @@ impl M {
         extern "sysv64" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
             // SAFETY: the `Call` below, alive until `call_on` returns.
             let call = unsafe { &mut *call.cast::<Call<F, T>>() };
-            // SAFETY: the GS base is the M of this thread, and stays so: the thread's own thread-local
-            // storage is in use.
+            // SAFETY: the GS base is the M of this thread, and stays so: the thread's own
+            // thread-local storage is in use.
             unsafe { arch::set_in_runtime::<0>() };
             call.result = call.f.take().map(|f| f());
             // SAFETY: as above.
@@ -477,16 +480,17 @@ impl M {
         }
         let mut call = Call { f: Some(f), result: None };
         let (entry, tp) = (entry(&call), self.tp.get());
-        // A signal handler stays on the alternate stack: if it left that stack, the next signal would
-        // start at its top again and overwrite the handler's frames.
+        // A signal handler stays on the alternate stack: if it left that stack, the next signal
+        // would start at its top again and overwrite the handler's frames.
         let here = &raw const call as usize;
         let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
         let sp = if on_goroutine { self.sp.get() } else { null_mut() };
         // Relaxed: a hint for sysmon.
         self.in_allocator.store(true, Ordering::Relaxed);
-        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at `sp`:
-        // the stack below is free, and no other code uses its TLS block. The goroutine stays on this
-        // thread until the block is loaded, because it is inside the runtime. Allocators do not unwind.
+        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at
+        // `sp`: the stack below is free, and no other code uses its TLS block. The goroutine stays
+        // on this thread until the block is loaded, because it is inside the runtime. Allocators do
+        // not unwind.
         unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
         self.in_allocator.store(false, Ordering::Relaxed);
         match call.result {
@@ -498,15 +502,15 @@ impl M {
     }
 }
 
-/// Proof that this code is inside the runtime on an M that owns a P: it cannot be preempted, and its M
-/// and P stay the same.
+/// Proof that this code is inside the runtime on an M that owns a P: it cannot be preempted, and
+/// its M and P stay the same.
 ///
-/// It is not `Send`, because it is about this thread. After a switch the code may run on another M and
-/// must ask again ([`Rt::after_switch`]).
+/// It is not `Send`, because it is about this thread. After a switch the code may run on another M
+/// and must ask again ([`Rt::after_switch`]).
 ///
-/// There are two moments when the M behind an `Rt` has no P: from the return of a blocking call until
-/// `handoff::reacquire_p` has found one, and in `finish_switch` of a goroutine that was requeued because
-/// there was none. Neither touches a P; [`Rt::p`] would end the process.
+/// There are two moments when the M behind an `Rt` has no P: from the return of a blocking call
+/// until `handoff::reacquire_p` has found one, and in `finish_switch` of a goroutine that was
+/// requeued because there was none. Neither touches a P; [`Rt::p`] would end the process.
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(&'static M);
 
@@ -515,7 +519,8 @@ impl Rt {
     #[inline(always)]
     pub(crate) fn enter() -> Option<Rt> {
         current_g()?;
-        // SAFETY: on a goroutine the GS base is its M. One instruction, so no preemption in between.
+        // SAFETY: on a goroutine the GS base is its M. One instruction, so no preemption in
+        // between.
         unsafe { arch::set_in_runtime::<1>() };
         let rt = Rt::after_switch();
         if rt.0.hold.load(Ordering::Relaxed) != OWNED {
@@ -568,9 +573,33 @@ impl Rt {
         let p = self.p();
         #[cfg(debug_assertions)]
         let _only_borrow = p.check_only_borrow();
-        // SAFETY: an Rt is proof that this thread owns the P and cannot be preempted, and `f`, which
-        // does not call this again, has the only borrow.
+        // SAFETY: an Rt is proof that this thread owns the P and cannot be preempted, and `f`,
+        // which does not call this again, has the only borrow.
         f(unsafe { p.local() })
+    }
+
+    /// Returns a pseudo-random number.
+    #[inline(always)]
+    pub(crate) fn random(self) -> u64 {
+        self.with_local(|local| local.rng.next())
+    }
+
+    /// Returns the id of the P: its index among the runtime's Ps.
+    #[inline(always)]
+    pub(crate) fn p_id(self) -> u32 {
+        self.p().id
+    }
+
+    /// Returns whether no other goroutine is runnable on this P or waits in a global queue.
+    #[inline]
+    pub(crate) fn is_alone(self) -> bool {
+        self.p().is_empty() && !self.sched().has_global()
+    }
+
+    /// Returns whether a request to the P is pending (`p::flag`).
+    #[inline]
+    pub(crate) fn has_request(self) -> bool {
+        self.p().flags.load(Ordering::Relaxed) != 0
     }
 
     #[inline(always)]
@@ -626,14 +655,15 @@ impl OwnContext {
         Rt(self.0)
     }
 
-    /// The M owns a P and begins to search for work, without a claim that another thread made for it.
+    /// The M owns a P and begins to search for work, without a claim that another thread made for
+    /// it.
     pub(crate) fn start_spinning(self) {
         self.0.spinning.set(true);
         self.sched().idle.start_spinning();
     }
 
-    /// Calls `f`, which may wait for a goroutine (for one of malloc's locks), so sysmon may retake the P
-    /// meanwhile. Afterwards the M may have no P.
+    /// Calls `f`, which may wait for a goroutine (for one of malloc's locks), so sysmon may retake
+    /// the P meanwhile. Afterwards the M may have no P.
     pub(crate) fn retakable<T>(self, f: impl FnOnce() -> T) -> T {
         debug_assert!(self.0.current.get().is_none());
         // SAFETY: an M's own context never moves to another thread.

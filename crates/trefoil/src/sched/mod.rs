@@ -6,7 +6,7 @@
 //! | `m.rs` | M: an OS thread that runs goroutines; `Rt`, the proof of being inside the runtime |
 //! | `p.rs` | P: the right to run goroutines, with a run queue and caches |
 //! | `switch.rs` | park, yield, exit: the switch from one goroutine to the next |
-//! | `goroutine/` | the life of a goroutine: spawn, body, states, join, scope, locking to a thread |
+//! | `goroutine/` | the life of a goroutine: spawn, body, states, join, scope, locked Ms |
 //! | `queues/` | where runnable goroutines wait, and which idle M is woken to run them |
 //! | `search/` | how an M finds its next goroutine, spins, gives up, and waits for a P |
 //! | `wait/` | how everything else blocks and wakes goroutines and plain threads; timers |
@@ -21,13 +21,13 @@
 //! Rules for all of them:
 //! 1. A P's own state is touched only with an [`Rt`], which proves that the M owns the P (m.rs,
 //!    invariant 4).
-//! 2. Code that has an `Rt` does not call malloc, take a lock of std's, or run user code. A goroutine that
-//!    was preempted inside malloc holds malloc's lock and needs a P to continue; it must not be the P
-//!    whose owner waits for that lock. So memory is allocated before the runtime is entered and freed
-//!    after it is left, stacks are made while the P may be retaken ([`m::OwnContext::retakable`]), and
-//!    the helper thread starts the threads.
-//! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the leaf
-//!    locks (timer heaps, free Gs, the central stack pool).
+//! 2. Code that has an `Rt` does not call malloc, take a lock of std's, or run user code. A
+//!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue; it
+//!    must not be the P whose owner waits for that lock. So memory is allocated before the runtime
+//!    is entered and freed after it is left, stacks are made while the P may be retaken
+//!    ([`m::OwnContext::retakable`]), and the helper thread starts the threads.
+//! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the
+//!    leaf locks (timer heaps, free Gs, the central stack pool).
 
 pub(crate) mod g;
 pub(crate) mod goroutine;
@@ -71,8 +71,8 @@ pub(crate) const MAX_PROCS: usize = 1024;
 pub(crate) const MAX_THREADS: u32 = 10_000;
 
 thread_local! {
-    /// The goroutine that runs here; null on a plain thread. It is in the goroutine's own TLS, so it
-    /// does not change while a goroutine runs, and the compiler may cache its address or value.
+    /// The goroutine that runs here; null on a plain thread. It is in the goroutine's own TLS, so
+    /// it does not change while a goroutine runs, and the compiler may cache its address or value.
     static CURRENT: Cell<*const G> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -107,12 +107,13 @@ pub(crate) struct Config {
 pub(crate) struct Hooks {
     /// Prints a trace, when the next one is due.
     pub(crate) trace: fn(&Sched),
-    /// Reports a possible deadlock: every P is idle, no timer is set, and goroutines are alive. Called
-    /// again, ever more rarely, while that lasts.
+    /// Reports a possible deadlock: every P is idle, no timer is set, and goroutines are alive.
+    /// Called again, ever more rarely, while that lasts.
     pub(crate) all_asleep: fn(&Sched),
     /// Serves requests of signal handlers. Called whenever the helper thread is woken.
     pub(crate) asked: fn(),
-    /// Calls its argument while this thread holds the lock of std's standard output (0) or error (1).
+    /// Calls its argument while this thread holds the lock of std's standard output (0) or error
+    /// (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
 }
 
@@ -140,8 +141,8 @@ pub(crate) struct Sched {
     ps_made: AtomicU32,
     /// How many Ps may run goroutines: those with ids below it.
     procs: AtomicU32,
-    /// Until when the idle poller sleeps (`netpoll/idle_poller.rs`). `NEVER` if there is none, so any new
-    /// timer is earlier. Written under the lock.
+    /// Until when the idle poller sleeps (`netpoll/idle_poller.rs`). `NEVER` if there is none, so
+    /// any new timer is earlier. Written under the lock.
     pub(crate) idle_poller_until: AtomicU64,
     /// The runtime stops (`shutdown.rs`); `ending` has the details.
     pub(crate) stopping: AtomicBool,
@@ -156,12 +157,13 @@ pub(crate) struct Sched {
     next_m: AtomicU32,
     /// Idle Ms with the idle poller, for readers without the lock. Written under it.
     pub(crate) spares: AtomicU32,
-    /// Goroutines that were stopped inside libc or the loader (`monitor/preempt.rs`). Written under the
-    /// lock.
+    /// Goroutines that were stopped inside libc or the loader (`monitor/preempt.rs`). Written under
+    /// the lock.
     pub(crate) stopped_in_libc: AtomicU32,
     /// Goroutines that were stopped by a signal and have not run since. Raised under the lock.
     pub(crate) stopped_by_signal: AtomicU32,
-    /// Goroutines that wait, and may hold a lock that the whole process needs. Raised under the lock.
+    /// Goroutines that wait, and may hold a lock that the whole process needs. Raised under the
+    /// lock.
     pub(crate) waiting_holders: AtomicU32,
     /// Goroutines that were woken by the owner of a lock and have not run since.
     pub(crate) promised: AtomicU32,
@@ -169,8 +171,8 @@ pub(crate) struct Sched {
     pub(crate) ms_without_p: AtomicU32,
     /// The number of Ps still follows the number of CPUs: `set_procs` ends that.
     pub(crate) follows_cpus: AtomicBool,
-    /// How many goroutines were stopped by a signal, how many signals were sent for that, and how many Ps
-    /// were retaken from blocked threads.
+    /// How many goroutines were stopped by a signal, how many signals were sent for that, and how
+    /// many Ps were retaken from blocked threads.
     pub(crate) preemptions: AtomicU64,
     pub(crate) signals: AtomicU64,
     pub(crate) retakes: AtomicU64,
@@ -186,7 +188,8 @@ pub(crate) struct Sched {
     /// When it was started, in std's form and in that of `sys::clock`.
     pub(crate) started: Instant,
     started_at: Nanos,
-    /// Milliseconds since `started`, refreshed by sysmon. Dumps tell from it how long goroutines wait.
+    /// Milliseconds since `started`, refreshed by sysmon. Dumps tell from it how long goroutines
+    /// wait.
     pub(crate) coarse_ms: AtomicU32,
 }
 
@@ -236,8 +239,8 @@ impl Sched {
         helper::start_thread(&sched, sched.central.lock())?;
         // And a spare one, before any goroutine runs (`monitor/helper.rs`).
         let _ = helper::start_thread(&sched, sched.central.lock());
-        // The goroutines together own one reference. The last thread releases it, unless a goroutine
-        // is still alive: one that is never resumed keeps its runtime's memory.
+        // The goroutines together own one reference. The last thread releases it, unless a
+        // goroutine is still alive: one that is never resumed keeps its runtime's memory.
         std::mem::forget(sched.clone());
         if let Err(e) = helper::start(&sched).and_then(|()| sysmon::start(&sched)) {
             sched.stop();
@@ -247,26 +250,27 @@ impl Sched {
         Ok(sched)
     }
 
-    /// A thread was needed and could not be started: prints that once. The work waits for other threads.
+    /// A thread was needed and could not be started: prints that once. The work waits for other
+    /// threads.
     #[cold]
     pub(crate) fn report_no_threads(&self, e: &io::Error) {
         if self.no_threads_reported.swap(true, Ordering::Relaxed) {
             return;
         }
         let n = self.threads();
-        let consequence = format_args!("goroutines wait until one of the {n} threads is free\n");
+        let then = format_args!("goroutines wait until one of the {n} threads is free\n");
         if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
             let max = self.config.max_threads;
             crate::sys::stderr::write_stderr(format_args!(
-                "trefoil: program exceeds {max}-thread limit (RuntimeBuilder::max_threads); {consequence}"
+                "trefoil: program exceeds {max}-thread limit (RuntimeBuilder::max_threads); {then}"
             ));
         } else {
-            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}; {consequence}"));
+            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}; {then}"));
         }
     }
 
-    /// Counts one more thread. Returns its number. The caller holds the lock, or no other thread knows the
-    /// runtime yet: while a thread is being started, the count must not reach zero.
+    /// Counts one more thread. Returns its number. The caller holds the lock, or no other thread
+    /// knows the runtime yet: while a thread is being started, the count must not reach zero.
     fn register_thread(&self) -> io::Result<u32> {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
         if before >= self.config.max_threads {
@@ -277,8 +281,8 @@ impl Sched {
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A thread has ended, or could not be started. The last one of a runtime that stops releases the
-    /// goroutines' reference if none of them is alive. The caller owns another reference.
+    /// A thread has ended, or could not be started. The last one of a runtime that stops releases
+    /// the goroutines' reference if none of them is alive. The caller owns another reference.
     fn unregister_thread(&self) {
         // AcqRel: the last thread sees what the other threads did.
         let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -306,8 +310,8 @@ impl Sched {
 
     /// Returns the P with this id, if it was made.
     pub(crate) fn p(&self, id: u32) -> Option<&'static P> {
-        // Acquire: pairs with the Release in `resize`.
-        // SAFETY: Ps are freed with the Sched, and the caller keeps the Sched alive while it uses the P.
+        // Acquire: pairs with the Release in `resize`. SAFETY: Ps are freed with the Sched, and the
+        // caller keeps the Sched alive while it uses the P.
         unsafe { self.ps.get(id as usize)?.load(Ordering::Acquire).as_ref() }
     }
 
@@ -320,8 +324,8 @@ impl Sched {
         (0..self.ps_made()).filter_map(|id| self.p(id))
     }
 
-    /// Returns whether no goroutine runs or is runnable, and no timer, descriptor or signal handler will
-    /// change that.
+    /// Returns whether no goroutine runs or is runnable, and no timer, descriptor or signal handler
+    /// will change that.
     pub(crate) fn is_asleep(&self) -> bool {
         self.idle.idle_ps() >= self.procs()
             && self.ms_without_p.load(Ordering::Relaxed) == 0
@@ -331,8 +335,8 @@ impl Sched {
             && !signal_may_wake()
     }
 
-    /// Returns how many times its Ps have begun to run a goroutine, if [`is_asleep`](Sched::is_asleep). For
-    /// the deadlock check.
+    /// Returns how many times its Ps have begun to run a goroutine, if
+    /// [`is_asleep`](Sched::is_asleep). For the deadlock check.
     pub(crate) fn runs_if_asleep(&self) -> Option<u64> {
         // Ps become idle, and are taken, only under the lock.
         let _no_changes = self.central.lock();
@@ -346,8 +350,8 @@ impl Sched {
         self.id
     }
 
-    /// Converts a time to std's form without reading the clock. The result is never later, and at most some
-    /// tens of nanoseconds earlier.
+    /// Converts a time to std's form without reading the clock. The result is never later, and at
+    /// most some tens of nanoseconds earlier.
     pub(crate) fn instant(&self, t: Nanos) -> Instant {
         self.started + Duration::from_nanos(t.saturating_sub(self.started_at))
     }
@@ -370,8 +374,8 @@ impl Sched {
 
     /// Returns how many goroutines are alive: started and not ended.
     pub(crate) fn num_goroutines(&self) -> u64 {
-        // Ends are summed before starts, so a goroutine that starts and ends in between does not make the
-        // difference negative.
+        // Ends are summed before starts, so a goroutine that starts and ends in between does not
+        // make the difference negative.
         let ended: u64 = self.all_ps().map(|p| p.counters.ended.load(Ordering::Acquire)).sum();
         let spawned: u64 = self.all_ps().map(|p| p.counters.spawned.load(Ordering::Acquire)).sum();
         (spawned + self.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
@@ -385,7 +389,8 @@ impl Drop for Sched {
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {
-                // SAFETY: made by Box in `resize`; no thread is left that could own the P or read it.
+                // SAFETY: made by Box in `resize`; no thread is left that could own the P or read
+                // it.
                 let p = unsafe { Box::from_raw(p) };
                 // SAFETY: as above.
                 unsafe { p.local() }.drain();
@@ -394,8 +399,8 @@ impl Drop for Sched {
     }
 }
 
-/// Returns whether a goroutine waits for a wake-up that a signal handler may make. Such a wait is no
-/// deadlock.
+/// Returns whether a goroutine waits for a wake-up that a signal handler may make. Such a wait is
+/// no deadlock.
 fn signal_may_wake() -> bool {
     #[cfg(feature = "std")]
     return wait::deferred::SIGNAL_WAITS.load(Ordering::Relaxed) != 0;

@@ -1,22 +1,23 @@
 //! P: the right to run goroutines, with a run queue and caches.
 //!
-//! There are `procs` of them. An M must own a P to run goroutines, so at most `procs` goroutines run at
-//! the same time.
+//! There are `procs` of them. An M must own a P to run goroutines, so at most `procs` goroutines
+//! run at the same time.
 //!
 //! | status | owner: the only thread that touches [`Local`] and pushes to the queues |
 //! |---|---|
-//! | `Running` | the M with `m.p == p`; or no thread, while the P is handed to an M that is being woken or started |
+//! | `Running` | the M with `m.p == p`; no thread while the P is being handed to an M |
 //! | `Idle` | no thread: the P is in the list of idle Ps, and its queues are empty |
 //! | `Retired` | no thread: `set_procs` took it away and moved everything that it had |
 //!
 //! # Slices and runs
-//! `tick` counts time slices. A goroutine that is taken from `runnext` begins a new *run* in the slice of
-//! its predecessor; any other goroutine begins a slice and a run. A request for preemption names the
-//! slice and the run that it is meant for, so a late request does not stop another goroutine.
+//! `tick` counts time slices. A goroutine that is taken from `runnext` begins a new *run* in the
+//! slice of its predecessor; any other goroutine begins a slice and a run. A request for preemption
+//! names the slice and the run that it is meant for, so a late request does not stop another
+//! goroutine.
 //!
-//! Goroutines wait in two rings: those that were woken, and those that are *fresh*, that is, were started
-//! or have yielded. The woken ones run first; `switch::pop_local` sees to it that the fresh ones do not
-//! starve. Goroutines that used up their slice (*expired* ones) wait in a global queue.
+//! Goroutines wait in two rings: those that were woken, and those that are *fresh*, that is, were
+//! started or have yielded. The woken ones run first; `switch::pop_local` sees to it that the fresh
+//! ones do not starve. Goroutines that used up their slice (*expired* ones) wait in a global queue.
 //!
 //! Invariants:
 //! 1. `m.p == p` for at most one M whose `hold` is not `RETAKEN` (m.rs). Ownership passes under the
@@ -37,8 +38,8 @@ use std::io;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops does not
-/// switch to the next one directly: the thread's own context serves the request first.
+/// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops
+/// does not switch to the next one directly: the thread's own context serves the request first.
 pub(crate) mod flag {
     /// The time slice is used up.
     pub(crate) const PREEMPT: u32 = 1;
@@ -105,12 +106,12 @@ pub(crate) struct P {
     pub(crate) fresh_turn: Cell<bool>,
     /// The owner's: how many times a switch has checked whether a timer is due.
     pub(crate) timer_checks: Cell<u32>,
-    /// The owner's: how many more yields of a goroutine that is alone on this P until it steals from
-    /// other Ps, and the number from one attempt to the next.
+    /// The owner's: how many more yields of a goroutine that is alone on this P until it steals
+    /// from other Ps, and the number from one attempt to the next.
     pub(crate) yields_until_steal: Cell<u32>,
     pub(crate) yields_between_steals: Cell<u32>,
-    /// The owner's: the last goroutine was taken out of turn (for fairness, or because it was stopped
-    /// inside libc), so the next one is not.
+    /// The owner's: the last goroutine was taken out of turn (for fairness, or because it was
+    /// stopped inside libc), so the next one is not.
     pub(crate) last_was_out_of_turn: Cell<bool>,
     /// The next one in the list of idle Ps or of Ps wanting an M. Under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
@@ -121,8 +122,9 @@ pub(crate) struct P {
     local_is_borrowed: Cell<bool>,
 }
 
-// SAFETY: `local` and the cells that are marked as the owner's are touched by the owner alone (invariant
-// 1); `idle_link` and `wants_spinning_m` are guarded by the scheduler's lock; the rest is atomic.
+// SAFETY: `local` and the cells that are marked as the owner's are touched by the owner alone
+// (invariant 1); `idle_link` and `wants_spinning_m` are guarded by the scheduler's lock; the rest
+// is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for P {}
@@ -220,8 +222,8 @@ impl P {
     /// Returns the owner's state.
     ///
     /// # Safety
-    /// The caller owns the P (invariant 1), or no thread does and the scheduler's lock keeps it so; it
-    /// cannot be preempted, and no other borrow is alive.
+    /// The caller owns the P (invariant 1), or no thread does and the scheduler's lock keeps it so;
+    /// it cannot be preempted, and no other borrow is alive.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn local(&self) -> &mut Local {
@@ -229,8 +231,8 @@ impl P {
         unsafe { &mut *self.local.get() }
     }
 
-    /// Ends the process if a borrow from `Rt::with_local` is alive; otherwise there is one until the
-    /// result is dropped.
+    /// Ends the process if a borrow from `Rt::with_local` is alive; otherwise there is one until
+    /// the result is dropped.
     #[cfg(debug_assertions)]
     pub(crate) fn check_only_borrow(&self) -> OnlyBorrow<'_> {
         if self.local_is_borrowed.replace(true) {
@@ -268,21 +270,21 @@ impl P {
         }
     }
 
-    /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring. A full
-    /// barrier.
+    /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring. A
+    /// full barrier.
     #[inline]
     pub(crate) fn push_next(&self, sched: &Sched, g: &'static G) {
         if let Some(displaced) = self.runq.push_next(NonNull::from(g)) {
             // SAFETY: taken out of the queue, so owned by this thread; Gs are never freed.
             self.push_back(sched, unsafe { &*displaced.as_ptr() });
-            // The swap was a barrier for `g` only. Without this one a spinning M may steal `g` and not
-            // be the last to spin, and the last one may miss the displaced goroutine.
+            // The swap was a barrier for `g` only. Without this one a spinning M may steal `g` and
+            // not be the last to spin, and the last one may miss the displaced goroutine.
             full_fence();
         }
     }
 
-    /// Returns whether no goroutine waits here. It never returns true falsely while the owner moves a
-    /// goroutine from `runnext` to a ring: then a tail changes, and the queues are read again.
+    /// Returns whether no goroutine waits here. It never returns true falsely while the owner moves
+    /// a goroutine from `runnext` to a ring: then a tail changes, and the queues are read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let pushed = self.woken.pushed();
@@ -356,14 +358,15 @@ impl P {
         self.runq.nexts_taken() != self.nexts_at_tick.get()
     }
 
-    /// Returns the number of the present run: it changes with every goroutine that begins or continues
-    /// here.
+    /// Returns the number of the present run: it changes with every goroutine that begins or
+    /// continues here.
     pub(crate) fn run_number(&self) -> u32 {
         self.tick.load(Ordering::Relaxed).wrapping_add(self.runq.nexts_taken())
     }
 
-    /// Asks the goroutine of the run numbered `run`, in the slice `tick`, to stop. If another goroutine
-    /// runs by then it is not stopped; but if the slice is still the same, it ends at the next switch.
+    /// Asks the goroutine of the run numbered `run`, in the slice `tick`, to stop. If another
+    /// goroutine runs by then it is not stopped; but if the slice is still the same, it ends at the
+    /// next switch.
     pub(crate) fn ask_to_preempt(&self, tick: u32, run: u32) {
         self.preempt_tick.store(tick, Ordering::Relaxed);
         self.preempt_run.store(run, Ordering::Relaxed);
@@ -383,8 +386,8 @@ impl P {
             && self.preempt_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
-    /// sysmon: returns since when the present slice lasts, and since when the present run does, as far as
-    /// sysmon has seen.
+    /// sysmon: returns since when the present slice lasts, and since when the present run does, as
+    /// far as sysmon has seen.
     pub(crate) fn running_since(&self, now: Nanos) -> (Nanos, Nanos) {
         let (tick, run) = (self.tick.load(Ordering::Relaxed), self.run_number());
         let slice_is_new = self.seen_tick.load(Ordering::Relaxed) != tick;
@@ -407,8 +410,8 @@ impl Local {
         self.free_gs.spill_slow(0);
     }
 
-    /// Returns the next goroutine id. `take_batch` reserves a batch of the given size and returns its
-    /// first id.
+    /// Returns the next goroutine id. `take_batch` reserves a batch of the given size and returns
+    /// its first id.
     #[inline]
     pub(crate) fn next_id(&mut self, take_batch: impl FnOnce(u64) -> u64) -> u64 {
         if self.next_id == self.end_of_ids {

@@ -2,15 +2,16 @@
 //!
 //! The world does not stop. Growing adds idle Ps. Shrinking retires idle Ps at once and sets
 //! `flag::RETIRE` on the others. The M that owns such a P answers at its next scheduling step
-//! ([`Sched::retire`]): the P's queue goes to the heads of the global queues, its caches to the central
-//! pools, its timers to P 0, and the M takes an idle P or parks. Until then the goroutine on it runs on.
+//! ([`Sched::retire`]): the P's queue goes to the heads of the global queues, its caches to the
+//! central pools, its timers to P 0, and the M takes an idle P or parks. Until then the goroutine
+//! on it runs on.
 //!
 //! Invariants:
 //! 1. `procs`, `ps_made`, RETIRE flags and the status `Retired` change under the scheduler's lock.
 //! 2. P 0 never retires.
 //!
-//! Rejected: Go's stop of the world. It stops every thread and then wakes all of them; here only the Ms
-//! stop that lose their P.
+//! Rejected: Go's stop of the world. It stops every thread and then wakes all of them; here only
+//! the Ms stop that lose their P.
 
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, flag};
@@ -20,8 +21,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 impl Sched {
-    /// Sets the number of Ps to `n`, clamped to 1..=1024. Returns the previous number. The caller then
-    /// wakes Ms ([`Sched::wake_after_push`]).
+    /// Sets the number of Ps to `n`, clamped to 1..=1024. Returns the previous number. The caller
+    /// then wakes Ms ([`Sched::wake_after_push`]).
     pub(crate) fn resize(&self, n: usize) -> io::Result<usize> {
         let n = n.clamp(1, MAX_PROCS) as u32;
         // Memory is allocated before the lock is taken (sched/mod.rs, rule 2).
@@ -69,7 +70,8 @@ impl Sched {
     /// Under the lock: retires a P that no M owns.
     pub(crate) fn retire_unused(&self, p: &'static P) {
         p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
-        // SAFETY: no M owns it, and no other thread can take it without the lock, which is held here.
+        // SAFETY: no M owns it, and no other thread can take it without the lock, which is held
+        // here.
         unsafe { p.local() }.drain();
         self.move_timers_to_p0(p);
         p.set_status(PStatus::Retired);
@@ -81,8 +83,8 @@ impl Sched {
         }
     }
 
-    /// The owner of `p` gives it up. Returns false if it may keep the P after all, because `set_procs`
-    /// was called again.
+    /// The owner of `p` gives it up. Returns false if it may keep the P after all, because
+    /// `set_procs` was called again.
     #[cold]
     pub(crate) fn retire(&self, rt: Rt, p: &'static P) -> bool {
         let m = rt.m();

@@ -1,7 +1,7 @@
 //! Pseudo-random numbers for steal orders: SplitMix64, and random tours over n places.
 //!
-//! A tour starts at a random place and takes steps of a random length that is coprime to n, so it visits
-//! each place exactly once without a table of the places already visited.
+//! A tour starts at a random place and takes steps of a random length that is coprime to n, so it
+//! visits each place exactly once without a table of the places already visited.
 
 /// A generator that one P owns.
 pub(crate) struct Rng(u64);

@@ -1,15 +1,16 @@
 //! Park, yield, exit: the switch from one goroutine to the next.
 //!
-//! A goroutine that stops takes its successor from the local queue and switches to it directly. If the
-//! local queue is empty, or a request to the P is pending (`p::flag`), it switches to the thread's own
-//! context instead, which does the slow part of the search (`search/find.rs`) on the thread's stack. So
-//! goroutine stacks stay shallow, and a small goroutine needs a single page.
+//! A goroutine that stops takes its successor from the local queue and switches to it directly. If
+//! the local queue is empty, or a request to the P is pending (`p::flag`), it switches to the
+//! thread's own context instead, which does the slow part of the search (`search/find.rs`) on the
+//! thread's stack. So goroutine stacks stay shallow, and a small goroutine needs a single page.
 //!
 //! # Deferred switch completion
-//! A goroutine may be resumed on another M only after its registers are saved, that is, after the switch.
-//! So it cannot publish its own stop. It stores in `m.unfinished_switch` what is to become of it, and
-//! **the next context on the M completes the switch** ([`finish_switch`]): it publishes the goroutine as
-//! parked, queues it, or recycles its stack. Every path that continues after a switch begins with that:
+//! A goroutine may be resumed on another M only after its registers are saved, that is, after the
+//! switch. So it cannot publish its own stop. It stores in `m.unfinished_switch` what is to become
+//! of it, and **the next context on the M completes the switch** ([`finish_switch`]): it publishes
+//! the goroutine as parked, queues it, or recycles its stack. Every path that continues after a
+//! switch begins with that:
 //!
 //! ```text
 //!   G1: store, switch ──▶ G2, resumed in `switch_away`:    finish_switch, continue
@@ -18,21 +19,23 @@
 //! ```
 //!
 //! # The end of a goroutine
-//! As at the end of a thread: the result is stored, TLS destructors run, then the join cell is completed.
-//! From then on the G belongs to its handle and may be reused, while this code still runs on its stack;
-//! therefore the stack is taken out of the G before. If the successor is new and needs a stack of the
-//! same size class, it **inherits** this one: the TLS block gets a clean image, and the loop in
-//! [`goroutine_main`] runs the successor's closure. That takes neither a switch nor a pool, and halved the
-//! time of spawn and join.
+//! As at the end of a thread: the result is stored, TLS destructors run, then the join cell is
+//! completed. From then on the G belongs to its handle and may be reused, while this code still
+//! runs on its stack; therefore the stack is taken out of the G before. If the successor is new and
+//! needs a stack of the same size class, it **inherits** this one: the TLS block gets a clean
+//! image, and the loop in [`goroutine_main`] runs the successor's closure. That takes neither a
+//! switch nor a pool, and halved the time of spawn and join.
 //!
 //! Invariants:
-//! 1. Between a store to `m.unfinished_switch` and the `finish_switch` that takes it, the M stays inside
-//!    the runtime and stores no second one.
-//! 2. A context is resumed by the one thread that took its goroutine from a queue, or by its own thread.
+//! 1. Between a store to `m.unfinished_switch` and the `finish_switch` that takes it, the M stays
+//!    inside the runtime and stores no second one.
+//! 2. A context is resumed by the one thread that took its goroutine from a queue, or by its own
+//!    thread.
 //!
-//! Rejected: Go's unlock function, which the scheduler calls after the switch. Here a waker that comes too
-//! early only leaves a mark (`Notified`, `goroutine/state.rs`). That needs no callback, locks are released
-//! before the switch, and a goroutine that was already woken does not switch at all.
+//! Rejected: Go's unlock function, which the scheduler calls after the switch. Here a waker that
+//! comes too early only leaves a mark (`Notified`, `goroutine/state.rs`). That needs no callback,
+//! locks are released before the switch, and a goroutine that was already woken does not switch at
+//! all.
 
 use crate::arch;
 use crate::mem::{self, Stack};
@@ -51,24 +54,25 @@ use std::sync::atomic::Ordering;
 
 /// Every how many ticks a goroutine from a global queue goes first. Go's number.
 const FAIRNESS_TICKS: u32 = 61;
-/// The same if at least [`CROWD_LEN`] goroutines wait there. `yield_now` keeps goroutines local, unlike
-/// Go's: of 2,000 goroutines that yield, some would wait for seconds.
+/// The same if at least [`CROWD_LEN`] goroutines wait there. `yield_now` keeps goroutines local,
+/// unlike Go's: of 2,000 goroutines that yield, some would wait for seconds.
 const FAIRNESS_TICKS_IN_CROWD: u32 = 8;
 const CROWD_LEN: u32 = 256;
 
-/// Every how many ticks a fresh goroutine goes before the woken ones, so that fresh ones do not starve.
+/// Every how many ticks a fresh goroutine goes before the woken ones, so that fresh ones do not
+/// starve.
 const FRESH_TICKS: u32 = 16;
 
 /// A P with timers reads the clock once in so many switches: 27 ns per reading against 16 × 10 ns.
 const SWITCHES_PER_TIMER_CHECK: u32 = 16;
 
-/// How many times a goroutine that is alone on its P yields before it tries to steal from other Ps: at
-/// first and at most. An attempt takes a microsecond or more for each P where goroutines wait.
+/// How many times a goroutine that is alone on its P yields before it tries to steal from other Ps:
+/// at first and at most. An attempt takes a microsecond or more for each P where goroutines wait.
 const YIELDS_BETWEEN_STEALS_MIN: u32 = 64;
 const YIELDS_BETWEEN_STEALS_MAX: u32 = 4096;
 
-/// Parks the running goroutine until another thread or goroutine calls `ready` for it, which may have
-/// happened already. Returns the runtime on which it is resumed.
+/// Parks the running goroutine until another thread or goroutine calls `ready` for it, which may
+/// have happened already. Returns the runtime on which it is resumed.
 #[inline]
 pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     let g = rt.g();
@@ -99,12 +103,12 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
     switch_away(rt, g, becomes)
 }
 
-/// Tries to steal a goroutine for the local queue, on behalf of a goroutine that yields and is alone on its
-/// P. Returns whether it did.
+/// Tries to steal a goroutine for the local queue, on behalf of a goroutine that yields and is
+/// alone on its P. Returns whether it did.
 ///
-/// This P is as good as idle, but no M is woken for the goroutines that wait on other Ps, and the one
-/// that runs there may refuse to be preempted. The attempt is made once in [`YIELDS_BETWEEN_STEALS_MIN`]
-/// yields, and more rarely after each failure.
+/// This P is as good as idle, but no M is woken for the goroutines that wait on other Ps, and the
+/// one that runs there may refuse to be preempted. The attempt is made once in
+/// [`YIELDS_BETWEEN_STEALS_MIN`] yields, and more rarely after each failure.
 #[inline]
 fn steals_while_alone(rt: Rt, p: &P) -> bool {
     let left = p.yields_until_steal.get();
@@ -120,8 +124,8 @@ fn steals_while_alone(rt: Rt, p: &P) -> bool {
     found
 }
 
-/// The end of a runtime call has found `flag::PREEMPT`: preempts the goroutine if the request is meant for
-/// it and it may stop here, and leaves the runtime.
+/// The end of a runtime call has found `flag::PREEMPT`: preempts the goroutine if the request is
+/// meant for it and it may stop here, and leaves the runtime.
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
     let p = rt.p();
@@ -137,8 +141,8 @@ pub(crate) fn preempt_slow(rt: Rt) {
 
 /// Ends the time slice of the running goroutine.
 ///
-/// If the goroutine came from `runnext`, other goroutines used a part of the slice, and it may have run
-/// for a moment only. Then it stays ahead of the goroutines that used up a slice alone.
+/// If the goroutine came from `runnext`, other goroutines used a part of the slice, and it may have
+/// run for a moment only. Then it stays ahead of the goroutines that used up a slice alone.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
     rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
@@ -194,19 +198,19 @@ pub(crate) fn ready_outside(g: &'static G) {
 
 #[cold]
 fn enqueue_outside(g: &'static G) {
-    // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and this one is alive until it
-    // has run.
+    // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and this one is alive
+    // until it has run.
     unsafe { &*g.sched.get() }.push_woken_from_outside(g);
 }
 
-/// Switches away from `g`, the running goroutine; `becomes` says what is to become of it. Returns when it
-/// is resumed.
+/// Switches away from `g`, the running goroutine; `becomes` says what is to become of it. Returns
+/// when it is resumed.
 #[inline]
 fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     let m = rt.m();
     m.unfinished_switch.set(becomes);
-    // SAFETY: `g` runs here, so this thread may save its context. The target is suspended: a goroutine
-    // that was taken from a queue, or the thread's own context (invariant 2).
+    // SAFETY: `g` runs here, so this thread may save its context. The target is suspended: a
+    // goroutine that was taken from a queue, or the thread's own context (invariant 2).
     unsafe {
         match next_for_direct_switch(rt) {
             Some(next) => {
@@ -225,8 +229,8 @@ fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     rt
 }
 
-/// Takes a successor that can be switched to directly. Returns None if the thread's own context must
-/// decide.
+/// Takes a successor that can be switched to directly. Returns None if the thread's own context
+/// must decide.
 #[inline]
 fn next_for_direct_switch(rt: Rt) -> Option<&'static G> {
     let g = pop_unless_requested(rt)?;
@@ -249,8 +253,8 @@ fn next_for_direct_switch(rt: Rt) -> Option<&'static G> {
     }
 }
 
-/// As [`next_for_direct_switch`], for a goroutine that ends: a successor without a stack will do too, if
-/// it can inherit `stack`.
+/// As [`next_for_direct_switch`], for a goroutine that ends: a successor without a stack will do
+/// too, if it can inherit `stack`.
 #[inline]
 fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
     if !stack.is_default_size() {
@@ -275,8 +279,8 @@ fn pop_unless_requested(rt: Rt) -> Option<&'static G> {
     pop_local(p)
 }
 
-/// Takes the next goroutine of the local queues: `runnext`, which inherits its predecessor's slice; or
-/// else a woken one; or else a fresh one. Begins a slice unless the goroutine inherits one.
+/// Takes the next goroutine of the local queues: `runnext`, which inherits its predecessor's slice;
+/// or else a woken one; or else a fresh one. Begins a slice unless the goroutine inherits one.
 #[inline]
 pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
     if let Some(next) = p.runq.pop_next() {
@@ -307,8 +311,8 @@ pub(crate) fn is_global_turn(sched: &Sched, tick: u32) -> bool {
         || (tick.is_multiple_of(FAIRNESS_TICKS_IN_CROWD) && sched.global_len() >= CROWD_LEN)
 }
 
-/// Returns whether a timer of this P is due. Reads the clock only once in [`SWITCHES_PER_TIMER_CHECK`]
-/// calls, because that takes longer than a switch.
+/// Returns whether a timer of this P is due. Reads the clock only once in
+/// [`SWITCHES_PER_TIMER_CHECK`] calls, because that takes longer than a switch.
 #[inline]
 fn is_timer_due(p: &P) -> bool {
     let next = p.timers.next();
@@ -341,7 +345,8 @@ fn finish_switch(rt: Rt) {
         UnfinishedSwitch::None => {}
         UnfinishedSwitch::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
-                // Its waker came before the park was complete, so it neither queued it nor woke an M.
+                // Its waker came before the park was complete, so it neither queued it nor woke an
+                // M.
                 g.woken.set(true);
                 rt.p().push_next(sched, g);
                 sched.wake();
@@ -397,7 +402,12 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
         finish_switch(rt);
         rt.leave_without_yield();
         run_body(g);
-        exit(enter_again(g), g);
+        match exit(enter_again(g), g) {
+            Exited::StackInherited => {} // The next round runs the goroutine that inherited it.
+            Exited::Resumed => {
+                crate::sched::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"))
+            }
+        }
     }
 }
 
@@ -443,9 +453,16 @@ fn drop_result(g: &'static G) {
     }
 }
 
-/// Ends the running goroutine. Returns only if another goroutine, which is `rt.g()` now, has inherited
-/// its stack.
-fn exit(rt: Rt, g: &'static G) {
+/// How [`exit`] ended.
+enum Exited {
+    /// Another goroutine, which is `rt.g()` now, has inherited the stack.
+    StackInherited,
+    /// The dead goroutine was resumed: a bug.
+    Resumed,
+}
+
+/// Ends the running goroutine.
+fn exit(rt: Rt, g: &'static G) -> Exited {
     let scope = g.scope.get();
     let (rt, stack) = complete_join(rt, g);
     if !scope.is_null() {
@@ -453,18 +470,24 @@ fn exit(rt: Rt, g: &'static G) {
         unsafe { scope::ScopeData::one_ended(scope, rt) };
     }
     if stack.is_default_size() {
-        // The credit that its spawn took. The last user code has run, so the stack itself stays in use
-        // only until the successor puts it into the cache.
+        // The credit that its spawn took. The last user code has run, so the stack itself stays in
+        // use only until the successor puts it into the cache.
         rt.with_local(|local| local.stacks.unreserve_one());
     }
     match next_for_exit(rt, &stack) {
-        Some(next) if !has_stack(next) => inherit_stack(rt, next, stack),
-        next => switch_from_dead(rt, next, stack),
+        Some(next) if !has_stack(next) => {
+            inherit_stack(rt, next, stack);
+            Exited::StackInherited
+        }
+        next => {
+            switch_from_dead(rt, next, stack);
+            Exited::Resumed
+        }
     }
 }
 
-/// Marks the goroutine as dead and completes its join cell. Returns its stack. Afterwards `g` belongs to
-/// its handle, or to a free list.
+/// Marks the goroutine as dead and completes its join cell. Returns its stack. Afterwards `g`
+/// belongs to its handle, or to a free list.
 #[inline]
 fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
     let stack = take_stack(g);
@@ -503,7 +526,7 @@ fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
 
 /// Switches from a goroutine that has ended to `next`, or to the thread's own context.
 #[inline]
-fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) -> ! {
+fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) {
     let m = rt.m();
     m.unfinished_switch.set(UnfinishedSwitch::Dead(stack));
     let mut never_resumed = null_mut();
@@ -521,7 +544,6 @@ fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) -> ! {
             }
         }
     }
-    crate::sched::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"))
 }
 
 fn take_stack(g: &G) -> Stack {
@@ -532,7 +554,8 @@ fn take_stack(g: &G) -> Stack {
 }
 
 /// The handle was dropped while the destructors of the thread-locals ran, and left the name to the
-/// goroutine: frees it outside the runtime. The goroutine may continue on another M, with the same stack.
+/// goroutine: frees it outside the runtime. The goroutine may continue on another M, with the same
+/// stack.
 #[cold]
 fn clear_name_late(rt: Rt, g: &'static G, stack: Stack) -> (Rt, Stack) {
     g.stack.set(Some(stack));
@@ -570,7 +593,8 @@ fn reset_dead(g: &'static G) {
     g.tp.set(null_mut());
 }
 
-/// The thread's own context: finds work and runs it, until the runtime stops or has too many threads.
+/// The thread's own context: finds work and runs it, until the runtime stops or has too many
+/// threads.
 pub(crate) fn thread_loop(own: OwnContext) {
     let m = own.m();
     loop {
@@ -595,8 +619,8 @@ pub(crate) fn thread_loop(own: OwnContext) {
     }
 }
 
-/// Gives `g`, which is new, a stack. Returns false if sysmon retook the P meanwhile: then `g` is in a
-/// queue again.
+/// Gives `g`, which is new, a stack. Returns false if sysmon retook the P meanwhile: then `g` is in
+/// a queue again.
 fn provide_stack(own: OwnContext, g: &'static G) -> bool {
     while let Some(rt) = own.rt() {
         let cached = rt.with_local(|local| match local.stacks.pop() {
@@ -608,7 +632,8 @@ fn provide_stack(own: OwnContext, g: &'static G) -> bool {
                 attach_stack(g, stack);
                 return true;
             }
-            // It allocates, so it may have to wait for a goroutine that was preempted inside malloc.
+            // It allocates, so it may have to wait for a goroutine that was preempted inside
+            // malloc.
             Ok(None) => own.retakable(mem::stock),
             Err(e) => Err(e),
         };

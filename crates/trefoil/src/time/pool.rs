@@ -25,7 +25,7 @@ struct Shelf {
 static ALL: [Shelf; SHELVES] = [const { Shelf { free: List::new(), spent: List::new() } }; SHELVES];
 
 fn shelf(here: Option<Rt>) -> &'static Shelf {
-    &ALL[here.map_or(0, |rt| rt.p().id as usize % SHELVES)]
+    &ALL[here.map_or(0, |rt| rt.p_id() as usize % SHELVES)]
 }
 
 struct List {

@@ -205,8 +205,7 @@ impl Shuffle {
 #[inline]
 fn random(here: Option<Rt>) -> u64 {
     match here {
-        // SAFETY: inside the runtime, so the P is ours; no other borrow of its local state is held.
-        Some(rt) => unsafe { rt.p().local() }.rng.next(),
+        Some(rt) => rt.random(),
         None => random_on_thread(),
     }
 }

@@ -1,23 +1,24 @@
 //! The idle poller: the one idle M that is awake when the next timer is due.
 //!
-//! An idle M sleeps in its parker until it is handed a P, except for one: the idle poller sleeps only
-//! until the earliest timer of all Ps. Then it takes an idle P and runs the timers that are due. While
-//! goroutines wait for descriptors it sleeps in `epoll_wait`, in all shards at once, instead of in its
-//! parker.
+//! An idle M sleeps in its parker until it is handed a P, except for one: the idle poller sleeps
+//! only until the earliest timer of all Ps. Then it takes an idle P and runs the timers that are
+//! due. While goroutines wait for descriptors it sleeps in `epoll_wait`, in all shards at once,
+//! instead of in its parker.
 //!
 //! # Which M is awake at time t
 //!
 //! | Ps | the thread that is awake when a timer is due or a descriptor is ready |
 //! |---|---|
 //! | some idle | the idle poller; or an M that spins, until its search ends |
-//! | none idle | the Ms that run goroutines, between two of them (`switch.rs`); sysmon, if all compute |
+//! | none idle | Ms between two goroutines (`switch.rs`); sysmon, if all goroutines compute |
 //!
-//! An M becomes the idle poller when it goes idle and finds a timer or a waiting goroutine, and there is
-//! no idle poller yet ([`Sched::enter_idle`]). It stops being one when it takes or is handed a P.
+//! An M becomes the idle poller when it goes idle and finds a timer or a waiting goroutine, and
+//! there is no idle poller yet ([`Sched::enter_idle`]). It stops being one when it takes or is
+//! handed a P.
 //!
 //! # No timer is missed
-//! `Sched::idle_poller_until` is the time until which the idle poller sleeps, `NEVER` if there is none. A
-//! thread that sets an earlier timer wakes the idle poller, or an M that becomes it:
+//! `Sched::idle_poller_until` is the time until which the idle poller sleeps, `NEVER` if there is
+//! none. A thread that sets an earlier timer wakes the idle poller, or an M that becomes it:
 //!
 //! ```text
 //!   thread that sets a timer (`wait/timers.rs`)    M that becomes the idle poller, under the lock
@@ -27,15 +28,15 @@
 //! ```
 //! At least one of the two sees the other. `crates/trefoil-model` checks these steps.
 //!
-//! Two threads do not announce a timer. A goroutine that goes to sleep and leaves its P without work does
-//! not, because its M will search, and a search ends with a check of the timers (`search/find.rs`,
-//! `stop_spinning`). An M that finds work without having searched does not check either: it comes back
-//! soon, and otherwise sysmon checks.
+//! Two threads do not announce a timer. A goroutine that goes to sleep and leaves its P without
+//! work does not, because its M will search, and a search ends with a check of the timers
+//! (`search/find.rs`, `stop_spinning`). An M that finds work without having searched does not check
+//! either: it comes back soon, and otherwise sysmon checks.
 //!
 //! Invariants:
 //! 1. The idle poller has no P, and is not in the list of idle Ms.
-//! 2. `idle_poller_until` is written under the scheduler's lock. Until the runtime stops it is `NEVER`
-//!    while there is no idle poller.
+//! 2. `idle_poller_until` is written under the scheduler's lock. Until the runtime stops it is
+//!    `NEVER` while there is no idle poller.
 
 use crate::sched::Sched;
 use crate::sched::m::{M, OwnContext};
@@ -69,8 +70,8 @@ impl IdlePoller {
 }
 
 impl Sched {
-    /// Under the lock: makes `m`, which has no P, the idle poller or an idle M. Returns until when it
-    /// sleeps: `NEVER` unless it is the idle poller.
+    /// Under the lock: makes `m`, which has no P, the idle poller or an idle M. Returns until when
+    /// it sleeps: `NEVER` unless it is the idle poller.
     pub(crate) fn enter_idle(&self, central: &mut Central, m: &'static M) -> Nanos {
         let may_poll =
             (!central.idle_poller.is_some() || central.idle_poller.is(m)) && !m.listed.get();
@@ -103,8 +104,8 @@ impl Sched {
         timer
     }
 
-    /// Wakes the idle poller if it went to sleep before `timer` was set, or before a goroutine waited
-    /// for a descriptor in a shard that it does not watch.
+    /// Wakes the idle poller if it went to sleep before `timer` was set, or before a goroutine
+    /// waited for a descriptor in a shard that it does not watch.
     fn wake_if_out_of_date(&self, central: &Central, timer: Nanos, has_waiters: bool) {
         if let Some(poller) = central.idle_poller.0
             && (timer < self.idle_poller_until.load(Ordering::Relaxed)
@@ -135,8 +136,8 @@ impl Sched {
         self.idle.idle_ps() != 0 && (self.poller.is_wanted() || self.next_timer() != NEVER)
     }
 
-    /// A first goroutine waits for a descriptor in a shard that the idle poller does not watch: wakes
-    /// it, or an M that becomes it, if a P is idle.
+    /// A first goroutine waits for a descriptor in a shard that the idle poller does not watch:
+    /// wakes it, or an M that becomes it, if a P is idle.
     pub(crate) fn ensure_idle_poller(&self) {
         full_fence();
         if self.idle.idle_ps() != 0 {
@@ -144,8 +145,8 @@ impl Sched {
         }
     }
 
-    /// Wakes the idle poller, which then reads the timers and shards again. If there is none, wakes an M
-    /// that searches and then becomes it.
+    /// Wakes the idle poller, which then reads the timers and shards again. If there is none, wakes
+    /// an M that searches and then becomes it.
     #[cold]
     pub(crate) fn wake_idle_poller(&self) {
         let poller = self.central.lock().idle_poller.0;
@@ -157,8 +158,8 @@ impl Sched {
     }
 }
 
-/// Wakes the goroutines whose descriptors the idle poller found ready. It takes an idle P and runs them;
-/// if no P is idle, they go to a global queue. Returns true if the M has a P now.
+/// Wakes the goroutines whose descriptors the idle poller found ready. It takes an idle P and runs
+/// them; if no P is idle, they go to a global queue. Returns true if the M has a P now.
 pub(crate) fn wake_ready(own: OwnContext, ready: Ready) -> bool {
     let (m, sched) = (own.m(), own.sched());
     if ready.is_empty() {

@@ -1,8 +1,8 @@
 //! Which M is woken with which P.
 //!
-//! A thread that publishes work calls [`Sched::wake`]. If a P is idle and no M spins, it makes a *claim
-//! on spinning* (`search/idle.rs`), takes the lock, and assigns an idle P to an idle M. The claim goes
-//! with the P, so the woken M starts out spinning.
+//! A thread that publishes work calls [`Sched::wake`]. If a P is idle and no M spins, it makes a
+//! *claim on spinning* (`search/idle.rs`), takes the lock, and assigns an idle P to an idle M. The
+//! claim goes with the P, so the woken M starts out spinning.
 //!
 //! ```text
 //!   wake ── claim ──▶ take_idle_p ──▶ an idle M ──────▶ m.handed = p, m.spinning = claim
@@ -10,14 +10,14 @@
 //!                                 └─▶ no idle M: `ps_wanting_m`; the helper thread starts a thread
 //! ```
 //!
-//! The M to wake and its P are chosen under the lock. The system calls follow after unlocking, when the
-//! caller delivers the [`PendingWakes`].
+//! The M to wake and its P are chosen under the lock. The system calls follow after unlocking, when
+//! the caller delivers the [`PendingWakes`].
 //!
 //! Invariants:
 //! 1. A claim on spinning ends up with an M (`m.spinning`), with a P that wants an M
 //!    (`p.wants_spinning_m`), or is returned (`Idle::stop_spinning`).
 //! 2. A P that is handed over (`m.handed`, `ps_wanting_m`) has the status `Running`, and no thread
-//!    touches it until the M takes it.
+//!    owns it until the M takes it.
 
 use crate::sched::Sched;
 use crate::sched::m::M;
@@ -28,13 +28,13 @@ use crate::sched::queues::central::Central;
 use crate::shim::full_fence;
 use std::sync::atomic::Ordering;
 
-/// The threads to wake after the lock is released: one system call each, in the order of the fields.
-/// The M comes first, because work waits for it. All three live for ever.
+/// The threads to wake after the lock is released: one system call each, in the order of the
+/// fields. The M comes first, because work waits for it. All three live for ever.
 #[must_use = "the chosen threads sleep until this is delivered"]
 pub(crate) struct PendingWakes {
     m: Option<&'static M>,
-    /// Set if the helper thread should start a thread: the last spare M is being woken, or there was
-    /// none.
+    /// Set if the helper thread should start a thread: the last spare M is being woken, or there
+    /// was none.
     helper: Option<&'static Helper>,
     /// Set if an idle P was taken: sysmon must watch it, and is woken if it sleeps.
     sysmon: Option<&'static Sysmon>,
@@ -74,8 +74,8 @@ impl Claim {
 }
 
 impl Sched {
-    /// Wakes an M if a P is idle and no M spins. The caller has published work, and a full barrier has
-    /// followed.
+    /// Wakes an M if a P is idle and no M spins. The caller has published work, and a full barrier
+    /// has followed.
     #[inline]
     pub(crate) fn wake(&self) {
         if self.idle.claim_wake() {
@@ -159,15 +159,16 @@ impl Sched {
         Some(p)
     }
 
-    /// Under the lock: no thread can be started, or the runtime stops. Returns every P that wants an M.
+    /// Under the lock: no thread can be started, or the runtime stops. Returns every P that wants
+    /// an M.
     pub(crate) fn return_ps_wanting_m(&self, central: &mut Central) {
         while let Some((p, spinning)) = central.pop_p_wanting_m() {
             self.return_p(central, p, Claim::from_flag(spinning)).deliver();
         }
     }
 
-    /// Under the lock: no thread could be started for `p`. An M that became idle meanwhile gets it and
-    /// its claim. Otherwise its goroutines go to the global queues, for the Ms that run.
+    /// Under the lock: no thread could be started for `p`. An M that became idle meanwhile gets it
+    /// and its claim. Otherwise its goroutines go to the global queues, for the Ms that run.
     #[cold]
     fn return_p(&self, central: &mut Central, p: &'static P, claim: Claim) -> PendingWakes {
         let retires = p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;

@@ -7,9 +7,10 @@
 //! Invariants:
 //! 1. `Sched::{global_len, spares, idle_poller_until}` and `Idle::idle_ps` are copies for readers
 //!    without the lock. They are written only under it.
-//! 2. Functions that choose an M to wake return a [`PendingWakes`](super::assign::PendingWakes), which
-//!    the caller delivers after unlocking. Only rare paths wake a thread under the lock: sysmon out of
-//!    its deep sleep, an idle poller that is out of date, and the ends of a failed start or a runtime.
+//! 2. Functions that choose an M to wake return a [`PendingWakes`](super::assign::PendingWakes),
+//!    which the caller delivers after unlocking. Only rare paths wake a thread under the lock:
+//!    sysmon out of its deep sleep, an idle poller that is out of date, and the ends of a failed
+//!    start or a runtime.
 //! 3. An M is in at most one of `idle_ms`, `locked_ms` and `idle_poller`. A P is in at most one of
 //!    `idle_ps` and `ps_wanting_m`.
 

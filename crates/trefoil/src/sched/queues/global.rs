@@ -4,15 +4,15 @@
 //!
 //! | queue | goroutines | taken |
 //! |---|---|---|
-//! | `woken` | woken from outside the runtime, or back from a call that blocked | in turns with `fresh` |
-//! | `fresh` | started outside the runtime, or spilled from a P's queue | in turns with `woken` |
+//! | `woken` | woken from outside, or back from a call that blocked | in turns with `fresh` |
+//! | `fresh` | started outside, or spilled from a P's queue | in turns with `woken` |
 //! | `expired` | used up their time slice | when the other two are empty, and for fairness |
 //!
-//! `woken` and `fresh` are separate because there may be thousands of fresh goroutines, and a woken one
-//! must not wait behind all of them. `expired` is separate so that a goroutine that was woken, or whose
-//! descriptor became ready, never waits behind goroutines that compute. Expired goroutines rotate among
-//! themselves. They do not starve: a P that takes a goroutine for fairness (`search/find.rs`) takes from
-//! `expired` first.
+//! `woken` and `fresh` are separate because there may be thousands of fresh goroutines, and a woken
+//! one must not wait behind all of them. `expired` is separate so that a goroutine that was woken,
+//! or whose descriptor became ready, never waits behind goroutines that compute. Expired goroutines
+//! rotate among themselves. They do not starve: a P that takes a goroutine for fairness
+//! (`search/find.rs`) takes from `expired` first.
 //!
 //! Invariant 1: `Sched::global_len` is the length of all three together, written under the lock.
 
@@ -25,7 +25,8 @@ use crate::shim::full_fence;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-/// The most goroutines that one take moves to a P: half a ring, so that they always fit. Go's number.
+/// The most goroutines that one take moves to a P: half a ring, so that they always fit. Go's
+/// number.
 const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 
 /// See the head of the file.
@@ -96,13 +97,14 @@ impl Sched {
         self.push_from_outside(|central| central.global.woken.push_back(g));
     }
 
-    /// Queues a goroutine that a plain thread or another runtime has started, and wakes an M for it.
+    /// Queues a goroutine that a plain thread or another runtime has started, and wakes an M for
+    /// it.
     pub(crate) fn push_fresh_from_outside(&self, g: &'static G) {
         self.push_from_outside(|central| central.global.fresh.push_back(g));
     }
 
-    /// As soon as the lock is released the goroutine may run and end, and the runtime may be dropped.
-    /// So nothing of `self` is read after that, except what is never freed.
+    /// As soon as the lock is released the goroutine may run and end, and the runtime may be
+    /// dropped. So nothing of `self` is read after that, except what is never freed.
     fn push_from_outside(&self, push: impl FnOnce(&mut Central)) {
         let sysmon = self.sysmon;
         let mut central = self.central.lock();
@@ -153,8 +155,8 @@ impl Sched {
         self.pop(|global| global.expired.remove_first(|g| g.stopped_in_libc.get()))
     }
 
-    /// Takes a fair share of the woken and fresh goroutines for `p`, whose queue is empty. Returns the
-    /// first of them; the others are in the rings of `p`.
+    /// Takes a fair share of the woken and fresh goroutines for `p`, whose queue is empty. Returns
+    /// the first of them; the others are in the rings of `p`.
     pub(crate) fn take_global_share(
         &self,
         central: &mut Central,
@@ -173,8 +175,8 @@ impl Sched {
         first
     }
 
-    /// Under the lock: moves everything in the queues of `p`, which no other M owns, to the heads of
-    /// the global queues.
+    /// Under the lock: moves everything in the queues of `p`, which no other M owns, to the heads
+    /// of the global queues.
     pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
         let global = &mut central.global;
         for (queue, to) in [(&p.woken, &mut global.woken), (&p.runq, &mut global.fresh)] {

@@ -1,16 +1,17 @@
-//! The lists of Ps and Ms that do not run a goroutine. All are stacks, guarded by the scheduler's lock.
+//! The lists of Ps and Ms that do not run a goroutine. All are stacks, guarded by the scheduler's
+//! lock.
 //!
 //! | list | members |
 //! |---|---|
 //! | idle Ps | no M owns the P, and its queue is empty |
 //! | idle Ms | no P, no goroutine: the M's thread sleeps in its parker |
-//! | Ps wanting an M | the P has work (or must not be idle), but no M was idle; the helper thread starts one |
+//! | Ps wanting an M | the P needs an M, and none is idle: the helper thread starts one |
 //! | locked Ms | the M's thread sleeps until the goroutine that is locked to it is runnable |
 //!
 //! One idle M may be in none of them: the idle poller (`netpoll/idle_poller.rs`).
 //!
-//! The lists are stacks, so the M and the P that were used last are used next: their caches are warm,
-//! and what is not needed stays at the bottom, where spare Ms time out.
+//! The lists are stacks, so the M and the P that were used last are used next: their caches are
+//! warm, and what is not needed stays at the bottom, where spare Ms time out.
 
 use crate::sched::Sched;
 use crate::sched::m::M;
@@ -34,8 +35,8 @@ impl Central {
         Some(m)
     }
 
-    /// Takes `m` out of the list of idle Ms. Returns false if it was not in there: a waker has taken it
-    /// out and given it a P.
+    /// Takes `m` out of the list of idle Ms. Returns false if it was not in there: a waker has
+    /// taken it out and given it a P.
     pub(crate) fn remove_idle_m(&mut self, m: &'static M) -> bool {
         let listed = unlink(&mut self.idle_ms, m);
         self.idle_m_count -= u32::from(listed);
@@ -58,7 +59,8 @@ impl Central {
         unlink(&mut self.locked_ms, m);
     }
 
-    /// Takes out any M that waits for a P. Repeated until it returns None, it takes out all of them.
+    /// Takes out any M that waits for a P. Repeated until it returns None, it takes out all of
+    /// them.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
         self.pop_idle_m().or_else(|| self.idle_poller.take()).or_else(|| {
             let m = self.locked_ms?;
@@ -190,21 +192,21 @@ impl Sched {
         self.spares.store(central.spares(), Ordering::Relaxed);
     }
 
-    /// Returns whether no M is idle: a P whose thread blocks would have to wait for a new thread. Reads
-    /// without the lock.
+    /// Returns whether no M is idle: a P whose thread blocks would have to wait for a new thread.
+    /// Reads without the lock.
     pub(crate) fn has_no_spare(&self) -> bool {
         self.spares.load(Ordering::Relaxed) == 0
     }
 
-    /// Under the lock: returns whether the helper thread should start another thread. There should be
-    /// one for each P that wants an M, one in reserve for each goroutine that was stopped inside libc,
-    /// and one spare.
+    /// Under the lock: returns whether the helper thread should start another thread. There should
+    /// be one for each P that wants an M, one in reserve for each goroutine that was stopped inside
+    /// libc, and one spare.
     pub(crate) fn wants_thread(&self, central: &Central) -> bool {
         central.spares() + central.starting <= central.ps_wanting_m_count + self.reserve()
     }
 
-    /// Takes `m`, which has been idle for a long time, out of the list if there are more idle Ms than
-    /// needed. Returns true if it did: then the thread of `m` ends.
+    /// Takes `m`, which has been idle for a long time, out of the list if there are more idle Ms
+    /// than needed. Returns true if it did: then the thread of `m` ends.
     pub(crate) fn retire_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
         let enough = central.idle_m_count > self.procs() && central.spares() > self.reserve() + 1;

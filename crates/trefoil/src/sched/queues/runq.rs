@@ -1,7 +1,7 @@
 //! A P's local run queue: a ring and one `runnext` slot, after Go's.
 //!
-//! The **owner** is the M that owns the P. It alone pushes. The owner and **thieves**, Ms that own other
-//! Ps, take from the head by compare-and-swap: the owner one item, a thief half of the ring.
+//! The **owner** is the M that owns the P. It alone pushes. The owner and **thieves**, Ms that own
+//! other Ps, take from the head by compare-and-swap: the owner one item, a thief half of the ring.
 //!
 //! ```text
 //!   next: [ G ]          runs first, and inherits the running goroutine's time slice
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Only the owner writes `tail` and the slots. So a slot that the owner itself consumed keeps its
-//!    value until the owner's next push; a thief must copy a slot *before* its CAS on `head`.
+//! 1. Only the owner writes `tail` and the slots. So a slot that the owner itself consumed keeps
+//!    its value until the owner's next push; a thief must copy a slot *before* its CAS on `head`.
 //! 2. `tail - head ≤ RING` in wrapping arithmetic.
 //! 3. A slot in `head..tail` was written before the `tail` that covers it was published (Release),
 //!    and is read after that tail was loaded (Acquire).
@@ -20,7 +20,8 @@
 //! `crates/trefoil-model` explores the interleavings of this file.
 //!
 //! Rejected: crossbeam-deque (no runnext, no overflow by half, a growing buffer); a ring of plain
-//! cells for the owner with a fence on the thieves' side (saves 5 ns per pop and costs an IPI per steal).
+//! cells for the owner with a fence on the thieves' side (saves 5 ns per pop and costs an IPI per
+//! steal).
 
 use crate::shim::{AtomicPtr, AtomicU32, Ordering, RING, swap_full};
 use std::ptr::{NonNull, null_mut};
@@ -31,7 +32,8 @@ const _: () = assert!(RING.is_power_of_two());
 /// The queue. `T` is a goroutine; model checks use a smaller type.
 pub(crate) struct RunQueue<T> {
     next: AtomicPtr<T>,
-    /// How many times the owner has taken from `next`, for thieves that watch it. Written by the owner.
+    /// How many times the owner has taken from `next`, for thieves that watch it. Written by the
+    /// owner.
     nexts_taken: AtomicU32,
     head: AtomicU32,
     tail: AtomicU32,
@@ -74,17 +76,18 @@ impl<T> RunQueue<T> {
         &self.ring[(index & MASK) as usize]
     }
 
-    /// Owner: makes `item` the next to run. Returns the item that it displaced, which the owner must push
-    /// back. A full barrier: the check for idle Ps that follows is not done before it.
+    /// Owner: makes `item` the next to run. Returns the item that it displaced, which the owner
+    /// must push back. A full barrier: the check for idle Ps that follows is not done before it.
     #[inline]
     #[must_use]
     pub(crate) fn push_next(&self, item: NonNull<T>) -> Option<NonNull<T>> {
-        // Release for a thief's Acquire on `next`; a full barrier for the protocol of `search/idle.rs`.
+        // Release for a thief's Acquire on `next`; a full barrier for the protocol of
+        // `search/idle.rs`.
         NonNull::new(swap_full(&self.next, item.as_ptr()))
     }
 
-    /// Owner: appends. If the ring is full, takes the older half out and returns it: the caller moves it
-    /// *and* `item` to a global queue.
+    /// Owner: appends. If the ring is full, takes the older half out and returns it: the caller
+    /// moves it *and* `item` to a global queue.
     #[inline]
     pub(crate) fn push_back(&self, item: NonNull<T>) -> Result<(), Overflow<'_, T>> {
         loop {
@@ -123,8 +126,9 @@ impl<T> RunQueue<T> {
     #[inline]
     pub(crate) fn pop_next(&self) -> Option<NonNull<T>> {
         let next = self.next.load(Ordering::Relaxed);
-        // Only the owner fills `next`, so a failed exchange means that a thief emptied it. Release: a
-        // thread that sees the null also sees the tail that was stored before, as `is_empty` needs.
+        // Only the owner fills `next`, so a failed exchange means that a thief emptied it. Release:
+        // a thread that sees the null also sees the tail that was stored before, as `is_empty`
+        // needs.
         if !next.is_null()
             && self
                 .next
@@ -147,7 +151,8 @@ impl<T> RunQueue<T> {
                 return None;
             }
             let item = self.slot(head).load(Ordering::Relaxed);
-            // Release: the owner may reuse the slot after it (pairs with the Acquire of `push_back`).
+            // Release: the owner may reuse the slot after it (pairs with the Acquire of
+            // `push_back`).
             match self.head.compare_exchange_weak(
                 head,
                 head.wrapping_add(1),
@@ -160,8 +165,8 @@ impl<T> RunQueue<T> {
         }
     }
 
-    /// Thief, the owner of `thief`, whose ring is empty: takes half of this ring, rounded up. Returns the
-    /// last of the items to run; the others are in the ring of `thief`.
+    /// Thief, the owner of `thief`, whose ring is empty: takes half of this ring, rounded up.
+    /// Returns the last of the items to run; the others are in the ring of `thief`.
     pub(crate) fn steal_into(&self, thief: &RunQueue<T>) -> Option<NonNull<T>> {
         let to = thief.tail.load(Ordering::Relaxed);
         let n = self.grab_half(thief, to);
@@ -211,8 +216,8 @@ impl<T> RunQueue<T> {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Returns how many items were taken from the ring, or by the owner from `runnext`, modulo 2³². For
-    /// any thread.
+    /// Returns how many items were taken from the ring, or by the owner from `runnext`, modulo 2³².
+    /// For any thread.
     pub(crate) fn taken(&self) -> u32 {
         self.head.load(Ordering::Relaxed).wrapping_add(self.nexts_taken())
     }
@@ -246,8 +251,8 @@ impl<T> RunQueue<T> {
             .and_then(NonNull::new)
     }
 
-    /// Returns whether there is no item. It never returns true falsely while the owner moves an item from
-    /// `runnext` to the ring: then `tail` changes, and all is read again.
+    /// Returns whether there is no item. It never returns true falsely while the owner moves an
+    /// item from `runnext` to the ring: then `tail` changes, and all is read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let head = self.head.load(Ordering::Acquire);

@@ -8,25 +8,28 @@
 //! 4. every 61st tick, one goroutine from the global queue;
 //! 5. the local queue;
 //! 6. a fair share of the global queue;
-//! 7. descriptors that became ready, in this P's shard and in shards that no thread has polled lately;
+//! 7. descriptors that became ready, in this P's shard and in shards that no thread has polled
+//!    lately;
 //! 8. expired goroutines, unless others can be stolen at once;
 //! 9. the queues of other Ps, for as long as the M may spin.
 //!
-//! If all of that finds nothing, the M gives its P back, checks the queues once more (`idle.rs` says why),
-//! and waits for a P (`wait_for_p.rs`).
+//! If all of that finds nothing, the M gives its P back, checks the queues once more (`idle.rs`
+//! says why), and waits for a P (`wait_for_p.rs`).
 //!
 //! # Fairness
 //! 61 slices may take long, and `yield_now` keeps a goroutine local, unlike Go's. So sysmon sets
-//! `flag::FAIR` every few milliseconds while goroutines wait globally. Then the P takes one of those first,
-//! an expired one if there is one; but not twice in a row, because the local goroutines would starve.
+//! `flag::FAIR` every few milliseconds while goroutines wait globally. Then the P takes one of
+//! those first, an expired one if there is one; but not twice in a row, because the local
+//! goroutines would starve.
 //!
 //! # Spinning
-//! An M that found nothing searches on for [`SPIN_TIME`] before it gives up: a wake-up by the kernel takes
-//! 6 to 18 µs, and the next goroutine often arrives sooner. At most half of the busy Ps spin.
+//! An M that found nothing searches on for [`SPIN_TIME`] before it gives up: a wake-up by the
+//! kernel takes 6 to 18 µs, and the next goroutine often arrives sooner. At most half of the busy
+//! Ps spin.
 //!
-//! Rejected: waking another M whenever a spinning one finds work, as Go does. The last spinning M first
-//! checks whether there is more work ([`stop_spinning`]): for one goroutine that is woken while all Ps are
-//! idle, one thread wakes up instead of two.
+//! Rejected: waking another M whenever a spinning one finds work, as Go does. The last spinning M
+//! first checks whether there is more work ([`stop_spinning`]): for one goroutine that is woken
+//! while all Ps are idle, one thread wakes up instead of two.
 
 use super::steal::{self, Sweep};
 use super::wait_for_p::wait_for_p;
@@ -46,11 +49,12 @@ use std::time::{Duration, Instant};
 const SPIN_TIME: Duration = Duration::from_micros(25);
 /// Pauses between two sweeps over the other Ps: an M that spins must not slow down those that work.
 const PAUSES_BETWEEN_SWEEPS: u32 = 32;
-/// A shard that no thread has polled for so long may be polled by any P. Longer than it takes to serve a
-/// hundred descriptors.
+/// A shard that no thread has polled for so long may be polled by any P. Longer than it takes to
+/// serve a hundred descriptors.
 const NEGLECTED_SHARD_NANOS: Nanos = 500_000;
 
-/// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must end.
+/// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must
+/// end.
 pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
     let sched = own.sched();
     loop {
@@ -93,8 +97,8 @@ pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
     }
 }
 
-/// Takes a goroutine that was stopped inside libc, if fewer threads are spare than such goroutines wait:
-/// one of them may hold the lock that the blocked threads wait for.
+/// Takes a goroutine that was stopped inside libc, if fewer threads are spare than such goroutines
+/// wait: one of them may hold the lock that the blocked threads wait for.
 fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<&'static G> {
     if !sched.is_short_of_threads() || sched.is_stopped() {
         return None;
@@ -109,7 +113,8 @@ fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<&'static G> {
     Some(g)
 }
 
-/// The runtime stops: takes a goroutine that must run once more (`shutdown.rs`), or else gives the P away.
+/// The runtime stops: takes a goroutine that must run once more (`shutdown.rs`), or else gives the
+/// P away.
 #[cold]
 fn drain_at_shutdown(rt: Rt, p: &'static P) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
@@ -183,7 +188,8 @@ fn take_for_fairness(sched: &Sched, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Ends the time slice, also for the goroutine that would inherit it: `runnext` goes to the tail of a ring.
+/// Ends the time slice, also for the goroutine that would inherit it: `runnext` goes to the tail of
+/// a ring.
 fn end_slice(sched: &Sched, p: &'static P) {
     p.fresh_turn.set(!p.runs_fresh() && !p.runs_expired());
     if let Some(next) = p.runq.steal_next() {
@@ -235,8 +241,8 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Polls this P's shard, and those that no thread has polled for `age`. Returns the first goroutine whose
-/// descriptor is ready; the others are in the local queue.
+/// Polls this P's shard, and those that no thread has polled for `age`. Returns the first goroutine
+/// whose descriptor is ready; the others are in the local queue.
 fn poll_shards(rt: Rt, p: &'static P, age: Nanos) -> Option<&'static G> {
     let sched = rt.sched();
     sched.poller.poll(p.id, sched.procs(), age).wake(Some(rt));
@@ -245,8 +251,8 @@ fn poll_shards(rt: Rt, p: &'static P, age: Nanos) -> Option<&'static G> {
     Some(g)
 }
 
-/// Searches everywhere for [`SPIN_TIME`]. Returns None if it found nothing, may not spin, or a request to
-/// the P is pending.
+/// Searches everywhere for [`SPIN_TIME`]. Returns None if it found nothing, may not spin, or a
+/// request to the P is pending.
 fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.get() {
@@ -290,8 +296,9 @@ fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> 
         .or_else(|| take_expired(rt, p))
 }
 
-/// The M has found a goroutine, so it stops spinning. If it was the last that spun, it checks whether there
-/// is more work for another M, and otherwise whether the idle poller knows of every timer and shard.
+/// The M has found a goroutine, so it stops spinning. If it was the last that spun, it checks
+/// whether there is more work for another M, and otherwise whether the idle poller knows of every
+/// timer and shard.
 fn stop_spinning(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.replace(false) || !sched.idle.stop_spinning() {
@@ -308,8 +315,8 @@ fn stop_spinning(rt: Rt) {
     }
 }
 
-/// Gives the P back and checks the queues once more. The M keeps its P if a request is pending or work
-/// came at the last moment, and takes an idle one if the second check finds work.
+/// Gives the P back and checks the queues once more. The M keeps its P if a request is pending or
+/// work came at the last moment, and takes an idle one if the second check finds work.
 fn give_up(own: OwnContext, p: &'static P) {
     let (m, sched) = (own.m(), own.sched());
     {

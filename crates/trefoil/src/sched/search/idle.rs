@@ -1,8 +1,8 @@
 //! The counters behind waking as many Ms as there is work.
 //!
-//! An M that runs out of work first *spins*: it owns a P and searches. If it finds nothing it gives its P
-//! back, stops spinning, and parks. Work may be published at any moment of that. The rule that keeps every
-//! wake-up is Dekker's, with one full barrier on each side:
+//! An M that runs out of work first *spins*: it owns a P and searches. If it finds nothing it gives
+//! its P back, stops spinning, and parks. Work may be published at any moment of that. The rule
+//! that keeps every wake-up is Dekker's, with one full barrier on each side:
 //!
 //! ```text
 //!   submitter                                M that goes to sleep
@@ -11,26 +11,27 @@
 //!   a P is idle and no M spins? wake an M    check every queue again; work? take a P and continue
 //! ```
 //!
-//! In every interleaving at least one of the two sees the other. A submitter may skip the wake-up if an M
-//! spins, because that M will make the second check. An M makes it also when it finds work and was the last
-//! that spun: if there is more work, it wakes the next M. So one wake-up grows to as many Ms as are needed.
+//! In every interleaving at least one of the two sees the other. A submitter may skip the wake-up
+//! if an M spins, because that M will make the second check. An M makes it also when it finds work
+//! and was the last that spun: if there is more work, it wakes the next M. So one wake-up grows to
+//! as many Ms as are needed.
 //!
-//! Unlike Go, *every* M checks again after it has given its P back, not only one that was spinning. That
-//! takes one sweep per sleep and makes Go's `needspinning` flag unnecessary. And Go's last spinning M wakes
-//! the next one without a check: for one goroutine that is woken while all Ps are idle, two threads wake
-//! up, and the goroutine waits for the system call of the second wake-up.
+//! Unlike Go, *every* M checks again after it has given its P back, not only one that was spinning.
+//! That takes one sweep per sleep and makes Go's `needspinning` flag unnecessary. And Go's last
+//! spinning M wakes the next one without a check: for one goroutine that is woken while all Ps are
+//! idle, two threads wake up, and the goroutine waits for the system call of the second wake-up.
 //!
 //! # Wake-up suppression
-//! A goroutine in `runnext` is an exception: its waker will probably park in a moment and run it itself,
-//! and an M that is woken for it comes too late. After [`SUPPRESS_AFTER`] searches in a row that found
-//! nothing, wake-ups are suppressed: no M is woken for a goroutine that is alone in `runnext`, and such a
-//! goroutine does not keep an M from parking. The P's owner runs it at the next switch. If the running
-//! goroutine computes instead, sysmon notices and wakes an M. The first search that finds something ends
-//! the suppression.
+//! A goroutine in `runnext` is an exception: its waker will probably park in a moment and run it
+//! itself, and an M that is woken for it comes too late. After [`SUPPRESS_AFTER`] searches in a row
+//! that found nothing, wake-ups are suppressed: no M is woken for a goroutine that is alone in
+//! `runnext`, and such a goroutine does not keep an M from parking. The P's owner runs it at the
+//! next switch. If the running goroutine computes instead, sysmon notices and wakes an M. The first
+//! search that finds something ends the suppression.
 //!
 //! Invariants:
-//! 1. `spinning` counts Ms that own a P and search, plus claims: wake-ups in progress, each of which passes
-//!    to the M that is woken.
+//! 1. `spinning` counts Ms that own a P and search, plus claims: wake-ups in progress, each of
+//!    which passes to the M that is woken.
 //! 2. `idle_ps` is changed only under the scheduler's lock, and read anywhere.
 
 use crate::shim::{AtomicU32, Ordering, full_fence};
@@ -42,8 +43,8 @@ const SUPPRESS_AFTER: u32 = 4;
 pub(crate) struct Idle {
     idle_ps: AtomicU32,
     spinning: AtomicU32,
-    /// Searches in a row that found nothing, up to [`SUPPRESS_AFTER`]. A hint: threads may overwrite each
-    /// other's count.
+    /// Searches in a row that found nothing, up to [`SUPPRESS_AFTER`]. A hint: threads may
+    /// overwrite each other's count.
     failed_searches: AtomicU32,
 }
 
@@ -56,8 +57,8 @@ impl Idle {
         }
     }
 
-    /// Submitter, after publishing work and a full barrier: returns true if an M must be woken. Then the
-    /// caller has made a claim, which it must pass to the M that it wakes, or return by
+    /// Submitter, after publishing work and a full barrier: returns true if an M must be woken.
+    /// Then the caller has made a claim, which it must pass to the M that it wakes, or return by
     /// [`Idle::stop_spinning`].
     #[inline]
     #[must_use]
@@ -78,15 +79,16 @@ impl Idle {
         self.spinning.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A search ends. Returns true if no other M spins: if this one found work, it must check for more.
+    /// A search ends. Returns true if no other M spins: if this one found work, it must check for
+    /// more.
     pub(crate) fn stop_spinning(&self) -> bool {
         let before = self.spinning.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "spinning must not fall below zero");
         before == 1
     }
 
-    /// The barrier between the end of a search (spinning stopped; the P given back if nothing was found)
-    /// and the second check of the queues.
+    /// The barrier between the end of a search (spinning stopped; the P given back if nothing was
+    /// found) and the second check of the queues.
     pub(crate) fn before_recheck(&self) {
         full_fence();
     }
@@ -109,8 +111,8 @@ impl Idle {
         }
     }
 
-    /// An M has spun without finding work. Returns true if wake-ups are suppressed from now on, which
-    /// sysmon has to know.
+    /// An M has spun without finding work. Returns true if wake-ups are suppressed from now on,
+    /// which sysmon has to know.
     #[must_use]
     pub(crate) fn search_failed(&self) -> bool {
         let failed = self.failed_searches.load(Ordering::Relaxed) + 1;

@@ -1,16 +1,17 @@
 //! Taking goroutines from other Ps.
 //!
 //! # Goroutines that wake each other stay together
-//! Goroutines that communicate run for fractions of a microsecond, and on one P they find their data in
-//! its cache. A thief separates them. So a thief first watches the victim, without touching the cache
-//! lines that its owner writes. It does not steal from a ring of at most [`SMALL_RING`] entries whose owner
-//! takes [`MIN_DEQUEUES`] within [`RING_GRACE`], except in the last sweep of a search, so that no P stays
-//! idle for ever while goroutines wait elsewhere. A select over four channels on two Ps takes 230 ns per
-//! item with this rule and 600 without. Goroutines that only yield spread over the Ps as before.
+//! Goroutines that communicate run for fractions of a microsecond, and on one P they find their
+//! data in its cache. A thief separates them. So a thief first watches the victim, without touching
+//! the cache lines that its owner writes. It does not steal from a ring of at most [`SMALL_RING`]
+//! entries whose owner takes [`MIN_DEQUEUES`] within [`RING_GRACE`], except in the last sweep of a
+//! search, so that no P stays idle for ever while goroutines wait elsewhere. A select over four
+//! channels on two Ps takes 230 ns per item with this rule and 600 without. Goroutines that only
+//! yield spread over the Ps as before.
 //!
-//! Rejected: Go's check whether the same goroutine is in `runnext` after 3 µs. A ping-pong on two Ps is
-//! separated 25,000 times per second with it, and takes half as long again. Here the thief checks whether
-//! the owner took any goroutine from `runnext` meanwhile.
+//! Rejected: Go's check whether the same goroutine is in `runnext` after 3 µs. A ping-pong on two
+//! Ps is separated 25,000 times per second with it, and takes half as long again. Here the thief
+//! checks whether the owner took any goroutine from `runnext` meanwhile.
 
 use crate::sched::g::G;
 use crate::sched::m::Rt;
@@ -23,8 +24,9 @@ use std::time::{Duration, Instant};
 
 /// Visits of every P in a sweep; `runnext` may be stolen only in the last round. Go's number.
 const STEAL_ROUNDS: u32 = 4;
-/// How long the owner may leave a goroutine in `runnext` before a thief takes it. The owner is probably
-/// about to run it: a goroutine that makes another one runnable often parks at once. Go's number.
+/// How long the owner may leave a goroutine in `runnext` before a thief takes it. The owner is
+/// probably about to run it: a goroutine that makes another one runnable often parks at once. Go's
+/// number.
 const RUNNEXT_GRACE: Duration = Duration::from_micros(3);
 /// See the head of the file.
 const SMALL_RING: u32 = 4;
@@ -40,8 +42,8 @@ pub(super) enum Sweep {
     Last,
 }
 
-/// Visits the other Ps in a random order, several times. Returns one stolen goroutine; others that came
-/// with it are in the rings of `p`.
+/// Visits the other Ps in a random order, several times. Returns one stolen goroutine; others that
+/// came with it are in the rings of `p`.
 pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
     let sched = rt.sched();
     for round in 1..=STEAL_ROUNDS {
@@ -75,9 +77,9 @@ pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
     None
 }
 
-/// For a goroutine that yields and is alone on its P: steals goroutines that wait behind one that does not
-/// stop, and puts them into the local queue. Returns false if there are none. It runs on a goroutine's
-/// stack, so it does not run timers.
+/// For a goroutine that yields and is alone on its P: steals goroutines that wait behind one that
+/// does not stop, and puts them into the local queue. Returns false if there are none. It runs on a
+/// goroutine's stack, so it does not run timers.
 #[cold]
 pub(crate) fn steal_for_yield(rt: Rt) -> bool {
     let (p, sched) = (rt.p(), rt.sched());
@@ -104,8 +106,8 @@ fn count_stolen(p: &P) {
     bump(&p.counters.stolen, 1 + p.queued() as u64);
 }
 
-/// Takes `runnext` of the victim, unless its owner takes a goroutine from there within [`RUNNEXT_GRACE`]:
-/// then it will take the next one too.
+/// Takes `runnext` of the victim, unless its owner takes a goroutine from there within
+/// [`RUNNEXT_GRACE`]: then it will take the next one too.
 fn steal_next(victim: &P) -> Option<NonNull<G>> {
     if !victim.runq.has_next() {
         return None;
@@ -115,8 +117,8 @@ fn steal_next(victim: &P) -> Option<NonNull<G>> {
     if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
 }
 
-/// Returns whether the few goroutines in the victim's rings are about to run there: its owner takes one
-/// after the other.
+/// Returns whether the few goroutines in the victim's rings are about to run there: its owner takes
+/// one after the other.
 fn is_draining(victim: &P) -> bool {
     let len = victim.ring_len();
     if len == 0 || len > SMALL_RING {

@@ -1,7 +1,7 @@
 //! How an M without a P sleeps, and how it gets a P.
 //!
-//! An M asks for a P when its thread starts, after it has given its P back, and after sysmon has retaken
-//! it. It gets a P in one of these ways:
+//! An M asks for a P when its thread starts, after it has given its P back, and after sysmon has
+//! retaken it. It gets a P in one of these ways:
 //!
 //! | the P | from |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! Otherwise it sleeps: as the idle poller until the next timer or in `epoll_wait`
 //! (`netpoll/idle_poller.rs`), or in the list of idle Ms until it is handed a P.
 //!
-//! Invariant 1: a wake-up is only a hint to check again. All decisions are made under the scheduler's lock.
+//! Invariant 1: a wake-up is only a hint to check again. All decisions are made under the
+//! scheduler's lock.
 
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::netpoll::idle_poller;
@@ -23,18 +24,20 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::LockGuard;
 use std::sync::atomic::Ordering;
 
-/// How long an M sleeps before its thread ends, if there are more idle Ms than Ps. (Go keeps them all.)
+/// How long an M sleeps before its thread ends, if there are more idle Ms than Ps. (Go keeps them
+/// all.)
 const SPARE_M_NANOS: Nanos = 5_000_000_000;
 /// How long an M without a P sleeps at a time while its runtime stops.
 pub(crate) const SHUTDOWN_PARK_NANOS: Nanos = 1_000_000;
 
-/// Blocks until the M owns a P. Returns None if its thread must end: the runtime has stopped, or has more
-/// threads than it needs.
+/// Blocks until the M owns a P. Returns None if its thread must end: the runtime has stopped, or
+/// has more threads than it needs.
 pub(super) fn wait_for_p(own: OwnContext) -> Option<Rt> {
     let (m, sched) = (own.m(), own.sched());
     loop {
         let mut central = sched.central.lock();
-        // Under one hold of the lock, so that this M is always counted: as starting, idle or working.
+        // Under one hold of the lock, so that this M is always counted: as starting, idle or
+        // working.
         central.starting -= u32::from(m.is_starting.replace(false));
         if let Some(p) = m.handed.take() {
             return Some(accept_handed_p(own, p, central));
@@ -88,7 +91,8 @@ pub(super) fn wait_for_p(own: OwnContext) -> Option<Rt> {
 /// Takes the P that a waker has handed over.
 fn accept_handed_p(own: OwnContext, p: &'static P, central: LockGuard<'_, Central>) -> Rt {
     let (m, sched) = (own.m(), own.sched());
-    // This M may have been the idle poller. If it spins, it will wake another M, which becomes that.
+    // This M may have been the idle poller. If it spins, it will wake another M, which becomes
+    // that.
     let wake_poller =
         !central.idle_poller.is_some() && !m.spinning.get() && sched.needs_idle_poller();
     drop(central);
@@ -99,8 +103,8 @@ fn accept_handed_p(own: OwnContext, p: &'static P, central: LockGuard<'_, Centra
     rt
 }
 
-/// Takes a P that wants an M. There is none while this M is in the idle list: it would have been handed to
-/// this M.
+/// Takes a P that wants an M. There is none while this M is in the idle list: it would have been
+/// handed to this M.
 fn take_p_wanting_m(own: OwnContext, central: &mut Central) -> Option<&'static P> {
     let (m, sched) = (own.m(), own.sched());
     if m.listed.get() {
@@ -113,9 +117,9 @@ fn take_p_wanting_m(own: OwnContext, central: &mut Central) -> Option<&'static P
     Some(p)
 }
 
-/// While the runtime stops: takes an idle P if a goroutine waits that must run once more, because its P may
-/// wait for a thread that was never started. Otherwise lists the M as spare: a thread may be needed as long
-/// as a goroutine may wait for one of libc's locks.
+/// While the runtime stops: takes an idle P if a goroutine waits that must run once more, because
+/// its P may wait for a thread that was never started. Otherwise lists the M as spare: a thread may
+/// be needed as long as a goroutine may wait for one of libc's locks.
 fn take_p_while_stopping(own: OwnContext, central: &mut Central) -> Option<&'static P> {
     let (m, sched) = (own.m(), own.sched());
     if sched.has_global()
@@ -140,8 +144,8 @@ enum EnterIdle {
     SleepUntil(Nanos),
 }
 
-/// Makes the M idle. If a timer is due, or a goroutine waits in a global queue for which no M could be
-/// woken, takes an idle P instead.
+/// Makes the M idle. If a timer is due, or a goroutine waits in a global queue for which no M could
+/// be woken, takes an idle P instead.
 fn enter_idle_or_take_p(own: OwnContext, central: &mut Central) -> EnterIdle {
     let (m, sched) = (own.m(), own.sched());
     let is_needed = sched.has_global() && !m.listed.get() && !central.idle_poller.is(m);
