@@ -22,8 +22,8 @@
 //! 1. A P's own state is touched only with an [`Rt`], which proves that the M owns the P (m.rs,
 //!    invariant 4).
 //! 2. Code that has an `Rt` does not call malloc, take a lock of std's, or run user code. A
-//!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue; it
-//!    must not be the P whose owner waits for that lock. So memory is allocated before the runtime
+//!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue;
+//!    the owner of that P must not wait for the lock. So memory is allocated before the runtime
 //!    is entered and freed after it is left, stacks are made while the P may be retaken
 //!    ([`m::OwnContext::retakable`]), and the helper thread starts the threads.
 //! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the

@@ -1,7 +1,7 @@
 //! P: the right to run goroutines, with a run queue and caches.
 //!
 //! There are `procs` of them. An M must own a P to run goroutines, so at most `procs` goroutines
-//! run at the same time.
+//! run at the same time, besides those whose P was retaken while they were blocked.
 //!
 //! | status | owner: the only thread that touches [`Local`] and pushes to the queues |
 //! |---|---|
