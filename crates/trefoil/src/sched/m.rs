@@ -591,6 +591,7 @@ impl Rt {
     }
 
     /// Returns whether no other goroutine is runnable on this P or waits in a global queue.
+    #[cfg(feature = "std")]
     #[inline]
     pub(crate) fn is_alone(self) -> bool {
         self.p().is_empty() && !self.sched().has_global()
