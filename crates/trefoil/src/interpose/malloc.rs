@@ -26,7 +26,8 @@
 
 use crate::alloc::on_thread;
 use crate::mem::magazine::{self, BlocksOf, Class};
-use crate::sched::m::{M, with_m};
+use crate::sched::allocator::with_m;
+use crate::sched::m::M;
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -310,7 +311,7 @@ fn or_no_memory(block: *mut c_void) -> *mut c_void {
 
 unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if let Some(class) = class_for(size)
         && let Some(block) = take(class)
     {
@@ -322,7 +323,7 @@ unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 
 unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if let Some(bytes) = count.checked_mul(size)
         && let Some(class) = class_for(bytes)
         && let Some(block) = take(class)
@@ -342,7 +343,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
         return;
     }
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if MAGAZINES.load(Ordering::Relaxed) {
         let push = |m: &'static M| {
             // SAFETY: glibc's block, which the caller frees; reads its header.
@@ -367,7 +368,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
 
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if !block.is_null()
         && size != 0
         && let Some(class) = class_for(size)
@@ -398,7 +399,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
 
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { (real().memalign)(align, size) }))
 }

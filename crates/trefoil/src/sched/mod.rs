@@ -12,6 +12,7 @@
 //! | `wait/` | how everything else blocks and wakes goroutines and plain threads; timers |
 //! | `netpoll/` | waiting for descriptors; the idle M that sleeps until the next timer or event |
 //! | `monitor/` | sysmon, the helper thread, preemption, retaking Ps from blocked threads |
+//! | `allocator.rs` | the program's allocator, as an M runs it |
 //! | `procs.rs` | `set_procs`: more or fewer Ps |
 //! | `shutdown.rs` | the end of a runtime |
 //! | `rng.rs` | random steal orders |
@@ -29,6 +30,7 @@
 //! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the
 //!    leaf locks (timer heaps, free Gs, the central stack pool).
 
+pub(crate) mod allocator;
 pub(crate) mod g;
 pub(crate) mod goroutine;
 pub(crate) mod m;
