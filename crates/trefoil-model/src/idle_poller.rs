@@ -169,7 +169,7 @@ impl Model {
         if !self.idle.stop_spinning() {
             return;
         }
-        self.idle.before_second_look();
+        self.idle.before_recheck();
         if self.idle.idle_ps() == 0 {
             return;
         }
@@ -199,7 +199,7 @@ impl Model {
             self.idle.p_idle();
         }
         self.idle.stop_spinning();
-        self.idle.before_second_look();
+        self.idle.before_recheck();
         let found = self.has_work() && self.take_idle_p(&mut self.central());
         if found {
             self.idle.start_spinning();

@@ -165,7 +165,7 @@ impl Model {
             return;
         }
         if self.mutation != StepMutation::NoBarrierAfterFind {
-            self.idle.before_second_look();
+            self.idle.before_recheck();
         }
         if self.idle.idle_ps() != 0 && self.has_work() {
             self.wake();
@@ -218,7 +218,7 @@ impl Model {
             StepMutation::NoRecheck => false,
             StepMutation::RecheckTooEarly => early,
             _ => {
-                self.idle.before_second_look();
+                self.idle.before_recheck();
                 self.has_work()
             }
         };

@@ -32,8 +32,9 @@
 //! class.
 
 use crate::mem::magazine::{self, BlocksOf, Class};
+use crate::sched::allocator::with_m;
 use crate::sched::current_g;
-use crate::sched::m::{M, with_m};
+use crate::sched::m::M;
 use std::alloc::{GlobalAlloc, Layout};
 
 /// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads on which they run.

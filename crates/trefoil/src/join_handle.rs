@@ -72,13 +72,13 @@ impl<T> Drop for Join<T> {
 }
 
 fn free(g: &'static G) {
-    g.forget_name();
+    g.clear_name();
     match Rt::enter() {
         Some(rt) => {
-            switch::free(rt, g);
+            switch::free_g(rt, g);
             rt.leave();
         }
-        None => switch::free_outside(g),
+        None => switch::free_g_outside(g),
     }
 }
 

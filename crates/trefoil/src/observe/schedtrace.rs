@@ -25,7 +25,7 @@ pub(crate) fn print(sched: &Sched) {
 }
 
 fn summary(sched: &Sched, ps: &[PSnapshot], out: &mut String) -> std::fmt::Result {
-    let idle_threads = sched.central.lock().idle_m_count;
+    let idle_threads = sched.central.lock().idle_m_count();
     write!(
         out,
         "SCHED {}ms: gomaxprocs={} idleprocs={} threads={} spinningthreads={} needspinning=0 \

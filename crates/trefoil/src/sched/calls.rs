@@ -71,7 +71,7 @@ pub(crate) enum QueuesAtYield {
 #[cfg(feature = "std")]
 pub(crate) fn yield_and_report() -> Option<QueuesAtYield> {
     let rt = Rt::enter()?;
-    let is_empty = rt.p().is_empty() && !rt.sched().has_global();
+    let is_empty = rt.is_alone();
     switch::yield_now(rt).leave();
     Some(if is_empty { QueuesAtYield::Empty } else { QueuesAtYield::NotEmpty })
 }

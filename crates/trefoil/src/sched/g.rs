@@ -1,16 +1,19 @@
 //! G: a goroutine.
 //!
-//! A G is born when `go` is called, gets a stack and thread-local storage when it first runs, and its
-//! memory returns to a free list when both the goroutine and its handle are done with it.
+//! `go` takes a G from a free list. The G gets a stack and thread-local storage when it first runs,
+//! and returns to a free list when neither the goroutine nor its handle needs it any more. Its
+//! states are in `goroutine/state.rs`.
+//!
+//! Gs are made in slabs, and there are two levels of free lists: one per P, and one for the
+//! process.
 //!
 //! Invariants:
-//! 1. The memory of a G is never given back to the allocator: a stale `&G` may read its atomics.
-//! 2. Everything in a `Cell` belongs to the owner that the table in `state.rs` names. Ownership is
-//!    passed by the Release and Acquire of the queues, of park and notify, and of the join cell.
-//!
-//! Rejected: Go's way of an unlock function run after the switch. Letting the waker leave a note
-//! (`Notified`) needs no callback, lets a lock be released before the switch, and lets a goroutine
-//! that was already woken skip the switch altogether.
+//! 1. The memory of a G is never freed: a stale `&G` may read its atomics.
+//! 2. Everything in a `Cell` belongs to the owner that the table in `goroutine/state.rs` names.
+//!    Ownership passes by the Release and Acquire of the queues, of park and notify, and of the
+//!    join cell.
+//! 3. A name is written and removed under [`NAMES`], and only by the owner of the goroutine's
+//!    identity.
 
 use crate::mem::Stack;
 use crate::sched::goroutine::body::Body;
@@ -27,72 +30,77 @@ use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes of closure or result that live in the G itself; larger ones are boxed.
+/// Bytes of a closure or result that are stored in the G itself; a larger one is boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
-/// Gs allocated at once.
-const SLAB: usize = 128;
-/// Free Gs a P keeps; at the limit half go to the central list. Go keeps 64; but a batch of a thousand
-/// goroutines then goes through the central lock thirty times.
+/// Gs made at once.
+const GS_PER_SLAB: usize = 128;
+/// Free Gs that a P keeps; above the limit half of them go to the central list. Go keeps 64, but
+/// then a batch of a thousand goroutines takes the central lock thirty times.
 const LOCAL_FREE_MAX: usize = 512;
 
-/// Room for a closure, then its result.
+/// The place for a closure, then for its result.
 #[repr(C, align(16))]
 pub(crate) struct Payload(pub(crate) UnsafeCell<[MaybeUninit<u8>; INLINE_BYTES]>);
 
 /// A goroutine.
 #[repr(C, align(64))]
 pub(crate) struct G {
-    // First line: what a switch touches.
-    /// Stack pointer while suspended.
+    // First cache line: what a switch touches.
+    /// The stack pointer while it is suspended.
     pub(crate) sp: Cell<*mut u8>,
-    /// Thread pointer: its TLS block.
+    /// The thread pointer: its TLS block. Null until it has a stack.
     pub(crate) tp: Cell<*mut u8>,
-    /// What it is doing; see `state.rs`.
+    /// See `goroutine/state.rs`.
     pub(crate) state: GoroutineState,
     reason: AtomicU8,
     pub(crate) abort_on_panic: Cell<bool>,
-    /// It was stopped by a signal inside libc or the loader, and may have one of their locks (`stop.rs`).
+    /// It was stopped by a signal inside libc or the loader, and may hold one of their locks
+    /// (`monitor/preempt.rs`).
     pub(crate) stopped_in_libc: Cell<bool>,
-    /// It was stopped by a signal, at any instruction, and may hold locks of the whole process (`stop.rs`).
+    /// It was stopped by a signal, at any instruction, and may hold locks that the whole process
+    /// needs (`shutdown.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
-    /// It waits, for a lock or a P, and may hold a lock of the whole process (`stop.rs`).
+    /// It waits for a lock or a P, and may hold a lock that the whole process needs
+    /// (`shutdown.rs`).
     pub(crate) waits_as_holder: AtomicBool,
-    /// It was woken by the owner of a lock, and has not run since (`stop.rs`).
+    /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
     pub(crate) promised: AtomicBool,
-    /// It became runnable because it was woken, not because it was started, has yielded or used up its slice.
+    /// It became runnable because it was woken, not because it was started, yielded, or used up its
+    /// slice.
     pub(crate) woken: Cell<bool>,
-    /// How many `no_preempt` guards are alive. Read by the preemption handler on its own thread.
+    /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's
+    /// thread.
     pub(crate) no_preempt: Cell<u16>,
-    /// Next in a queue or free list. Owned by that list.
+    /// The next G in a queue or free list. The list owns it.
     pub(crate) link: Cell<*const G>,
     pub(crate) stack: Cell<Option<Stack>>,
     pub(crate) sched: Cell<*const Sched>,
-    /// The thread that it is locked to (`locked.rs`).
+    /// The M that it is locked to (`goroutine/locked.rs`).
     pub(crate) locked: Cell<Option<&'static M>>,
     pub(crate) join: JoinCell,
     pub(crate) body: Cell<&'static Body>,
-    /// Who ends the present wait; see `wait.rs`.
+    /// Which of several wakers ends the present wait; see `wait/mod.rs`.
     pub(crate) claim: AtomicU64,
 
     pub(crate) payload: Payload,
 
-    // Cold.
+    // Rarely used.
     id: AtomicU64,
     parent: AtomicU64,
     pub(crate) lock_depth: Cell<u32>,
     pub(crate) scope: Cell<*const ScopeData>,
     pub(crate) created_at: Cell<&'static Location<'static>>,
     name: UnsafeCell<Option<Box<str>>>,
-    /// Milliseconds of the runtime's clock when it began to wait; for dumps.
+    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
     pub(crate) waiting_since_ms: AtomicU32,
 }
 
-// SAFETY: invariant 2 says who may touch which cell; the rest are atomics.
+// SAFETY: invariant 2 says which thread may touch which cell; the rest are atomics.
 unsafe impl Sync for G {}
-// SAFETY: as above; nothing in it is tied to a thread.
+// SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for G {}
 
-/// A state as traces and dumps show it.
+/// The state that traces and dumps show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Status {
     Dead,
@@ -141,43 +149,39 @@ impl G {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// The name, which never changes during the goroutine's life.
+    /// Returns the name, which does not change during the goroutine's life.
     pub(crate) fn name(&self) -> Option<&str> {
-        // SAFETY: written by `init_identity` before the G is shared, cleared by `forget_name` after everyone
-        // who could call this (the goroutine, its handle, a dump under the lock) is gone.
+        // SAFETY: `init_identity` wrote it before the G was shared. `clear_name` removes it when
+        // neither the goroutine nor its handle can call this any more, and dumps call it under
+        // `NAMES`.
         unsafe { (*self.name.get()).as_deref() }
     }
 
-    /// Dead → owned by a spawner: identity for a new life.
+    /// Gives a dead G, which the spawner owns, the identity of a new goroutine.
     pub(crate) fn init_identity(&self, id: u64, parent: u64, name: Option<Box<str>>) {
         debug_assert_eq!(self.state.snapshot(), StateSnapshot::Dead);
         self.id.store(id, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
-        // SAFETY: the spawner took this G from a free list and owns it (invariant 2). A dump skips dead
-        // Gs, and names come and go under the lock.
-        unsafe {
-            if name.is_some() {
-                let _reading = NAMES.lock();
-                *self.name.get() = name;
-            }
+        if name.is_some() {
+            let _names = NAMES.lock();
+            // SAFETY: the spawner took this G from a free list and owns it (invariants 2 and 3).
+            unsafe { *self.name.get() = name };
         }
         self.join.reset();
     }
 
-    /// The last owner clears what the life left behind, outside the runtime (it frees memory).
-    pub(crate) fn forget_name(&self) {
-        // SAFETY: the last owner: only a dump may still read it, under the lock.
+    /// Frees the name, after the goroutine has ended. Outside the runtime, because it calls the
+    /// allocator.
+    pub(crate) fn clear_name(&self) {
+        // SAFETY: the caller owns the identity: only a dump may read the name too, and does not
+        // write.
         if unsafe { (*self.name.get()).is_none() } {
             return;
         }
-        let rt = Rt::enter();
-        let reading = NAMES.lock();
-        // SAFETY: as above, and we hold the lock.
-        let name = unsafe { (*self.name.get()).take() };
-        drop(reading);
-        if let Some(rt) = rt {
-            rt.leave_now();
-        }
+        let name = with_names(|| {
+            // SAFETY: as above, and `NAMES` keeps dumps away.
+            unsafe { (*self.name.get()).take() }
+        });
         drop(name);
     }
 
@@ -194,14 +198,15 @@ impl G {
         WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
     }
 
-    /// Running: says why it is about to park, and when (in the runtime's coarse time).
+    /// Running: stores why it is about to park, and the time (the runtime's coarse time).
     #[inline]
     pub(crate) fn set_reason(&self, reason: WaitReason, coarse_ms: u32) {
         self.reason.store(reason as u8, Ordering::Relaxed);
         self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 
-    /// Waiting → Runnable, or Running → Notified, by the one waker. True: enqueue it.
+    /// Waiting → Runnable, or Running → Notified. Called by the one waker. Returns true if the
+    /// caller must queue the goroutine.
     #[inline]
     #[must_use]
     pub(crate) fn notify(&self) -> bool {
@@ -216,16 +221,16 @@ impl G {
     }
 }
 
-/// What a dump reads of a goroutine that it does not own: copies that may be out of date.
+/// What a dump reads of a goroutine that it does not own. The results may be out of date.
 impl G {
     pub(crate) fn sp_hint(&self) -> usize {
-        // SAFETY: one aligned word of memory that is never freed.
+        // SAFETY: an aligned word in memory that is never freed.
         unsafe { self.sp.as_ptr().read_volatile() as usize }
     }
 
-    /// On the goroutine's thread: whether the address lies on its stack.
+    /// On the goroutine's thread: returns whether the address is on its stack.
     pub(crate) fn has_on_stack(&self, address: usize) -> bool {
-        // SAFETY: the handle is read in place; only the goroutine's own thread replaces it.
+        // SAFETY: read in place; only the goroutine's own thread replaces it.
         let stack = unsafe { (*self.stack.as_ptr()).as_ref() };
         stack.is_some_and(|stack| {
             let (low, high) = stack.bounds();
@@ -233,41 +238,36 @@ impl G {
         })
     }
 
-    /// Whether it has begun to run. A look in passing.
+    /// Returns whether it has begun to run.
     pub(crate) fn has_stack_hint(&self) -> bool {
-        // SAFETY: as sp_hint.
+        // SAFETY: as in `sp_hint`.
         unsafe { !self.tp.as_ptr().read_volatile().is_null() }
     }
 
     pub(crate) fn sched_hint(&self) -> *const Sched {
-        // SAFETY: as sp_hint.
+        // SAFETY: as in `sp_hint`.
         unsafe { self.sched.as_ptr().read_volatile() }
     }
 
-    /// Bounds of its stack, from the arena: the slot that its stack pointer lies in.
+    /// Returns the bounds of its stack: of the slot of the stack arena that contains its stack
+    /// pointer.
     pub(crate) fn stack_bounds(&self) -> Option<(usize, usize)> {
         crate::mem::slot_at(self.sp_hint()).map(|slot| (slot.low, slot.high))
     }
 
-    /// Copies its name into `buffer`; the length, if it has one.
+    /// Copies its name into `buffer`. Returns the length, if it has a name.
     pub(crate) fn copy_name(&self, buffer: &mut [u8]) -> Option<usize> {
-        let rt = Rt::enter();
-        let reading = NAMES.lock();
-        let copied = self.name().map(|name| {
+        with_names(|| {
+            let name = self.name()?;
             let len = name.len().min(buffer.len());
             buffer[..len].copy_from_slice(&name.as_bytes()[..len]);
-            len
-        });
-        drop(reading);
-        if let Some(rt) = rt {
-            rt.leave_now();
-        }
-        copied
+            Some(len)
+        })
     }
 
-    /// The function whose closure it runs, and where it was started.
+    /// Returns the name of its closure's type, and where it was started.
     pub(crate) fn origin(&self) -> (&'static str, &'static Location<'static>) {
-        // SAFETY: as sp_hint; both are references to statics, whole words.
+        // SAFETY: as in `sp_hint`; both are references to statics, one word each.
         unsafe {
             let body = self.body.as_ptr().read_volatile();
             ((body.type_name)(), self.created_at.as_ptr().read_volatile())
@@ -275,7 +275,7 @@ impl G {
     }
 }
 
-/// An intrusive first-in first-out list of Gs, through `link`.
+/// A first-in, first-out list of Gs, linked through `link`.
 pub(crate) struct GList {
     head: *const G,
     tail: *const G,
@@ -300,7 +300,7 @@ impl GList {
 
     pub(crate) fn push_back(&mut self, g: &'static G) {
         g.link.set(null());
-        // SAFETY: tail is in this list, so it is ours and alive (invariants 1, 2).
+        // SAFETY: the tail is in this list, which owns it; Gs are never freed (invariants 1 and 2).
         match unsafe { self.tail.as_ref() } {
             Some(tail) => tail.link.set(g),
             None => self.head = g,
@@ -319,7 +319,7 @@ impl GList {
     }
 
     pub(crate) fn pop_front(&mut self) -> Option<&'static G> {
-        // SAFETY: as push_back.
+        // SAFETY: as in `push_back`.
         let g: &'static G = unsafe { self.head.as_ref()? };
         self.head = g.link.get();
         if self.head.is_null() {
@@ -329,7 +329,7 @@ impl GList {
         Some(g)
     }
 
-    /// Takes out the first that is `wanted`; looks at those before it.
+    /// Takes out the first G for which `wanted` returns true.
     pub(crate) fn remove_first(&mut self, wanted: impl Fn(&G) -> bool) -> Option<&'static G> {
         let mut before = GList::new();
         let mut found = None;
@@ -344,12 +344,12 @@ impl GList {
         found
     }
 
-    /// Moves all of `other` behind our own.
+    /// Moves all of `other` to the tail.
     pub(crate) fn append(&mut self, other: &mut GList) {
         if other.is_empty() {
             return;
         }
-        // SAFETY: as push_back.
+        // SAFETY: as in `push_back`.
         match unsafe { self.tail.as_ref() } {
             Some(tail) => tail.link.set(other.head),
             None => self.head = other.head,
@@ -359,29 +359,41 @@ impl GList {
         *other = GList::new();
     }
 
-    /// Moves all of `other` before our own.
+    /// Moves all of `other` to the head.
     pub(crate) fn prepend(&mut self, other: &mut GList) {
         std::mem::swap(self, other);
         self.append(other);
     }
 }
 
-/// Dead Gs that no P keeps. One list for the process: a G serves any runtime.
+/// Dead Gs that no P keeps. One list for the process, because a G may serve any runtime.
 static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
 
-/// Held by a dump while it reads a name, and by who takes one away. (`name` itself needs no lock: who
-/// calls it keeps the goroutine's identity alive.)
+/// Held by a dump while it reads a name, and by a thread that writes or removes one. The goroutine
+/// and its handle read the name without it: while they exist, it is not removed.
 static NAMES: Lock<()> = Lock::new(());
 
-/// Every slab ever made, newest first: how a dump finds all goroutines.
+/// Calls `f` with [`NAMES`] locked; on a goroutine inside the runtime, so that it is not preempted.
+fn with_names<T>(f: impl FnOnce() -> T) -> T {
+    let rt = Rt::enter();
+    let names = NAMES.lock();
+    let result = f();
+    drop(names);
+    if let Some(rt) = rt {
+        rt.leave_without_yield();
+    }
+    result
+}
+
+/// Every slab that was made, newest first. A dump finds all goroutines here.
 static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
 
 struct Slab {
-    gs: [G; SLAB],
+    gs: [G; GS_PER_SLAB],
     next: *mut Slab,
 }
 
-/// A P's dead Gs.
+/// A P's list of dead Gs.
 pub(crate) struct FreeGs(GList);
 
 impl FreeGs {
@@ -411,15 +423,16 @@ impl FreeGs {
         Ok(self.0.pop_front().expect("grown just now"))
     }
 
-    /// Takes back a G that is dead, nameless, and that nobody refers to.
+    /// Puts back a G that is dead, has no name and no handle.
     #[inline]
-    pub(crate) fn give(&mut self, g: &'static G) {
+    pub(crate) fn put(&mut self, g: &'static G) {
         self.0.push_front(g);
         if self.0.len() > LOCAL_FREE_MAX {
             self.spill_slow(LOCAL_FREE_MAX / 2);
         }
     }
 
+    /// Moves all Gs but `keep` of them to the central list.
     #[cold]
     pub(crate) fn spill_slow(&mut self, keep: usize) {
         let mut spilled = GList::new();
@@ -431,7 +444,7 @@ impl FreeGs {
     }
 }
 
-/// For threads without a P.
+/// Takes a dead G from the central list, for a thread without a P.
 pub(crate) fn take_central() -> io::Result<&'static G> {
     let mut free = CENTRAL_FREE.lock();
     if free.is_empty() {
@@ -441,16 +454,17 @@ pub(crate) fn take_central() -> io::Result<&'static G> {
         free = CENTRAL_FREE.lock();
         free.append(&mut fresh);
     }
-    Ok(free.pop_front().expect("grown just now, or others gave back"))
+    Ok(free.pop_front().expect("grown just now, or refilled by other threads"))
 }
 
-/// For threads without a P.
-pub(crate) fn give_central(g: &'static G) {
+/// Puts a dead G into the central list, for a thread without a P.
+pub(crate) fn put_central(g: &'static G) {
     CENTRAL_FREE.lock().push_front(g);
 }
 
-/// From mmap, not malloc: a goroutine preempted inside malloc may hold malloc's lock, and we hold a P
-/// that it needs to go on (sched/mod.rs, rule 2).
+/// Makes a slab of Gs. The memory comes from mmap, not from malloc: a goroutine that was preempted
+/// inside malloc may hold malloc's lock and need the P that this thread owns (sched/mod.rs, rule
+/// 2).
 #[cold]
 fn grow(free: &mut GList) -> io::Result<()> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -459,17 +473,17 @@ fn grow(free: &mut GList) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         mmap_anonymous(null_mut(), size_of::<Slab>(), prot, MapFlags::PRIVATE)
     };
-    // An error without a text of its own: nothing is allocated here.
+    // The error has no text of its own, because that would be allocated.
     let slab: *mut Slab = memory?.cast();
-    for i in 0..SLAB {
-        // SAFETY: inside fresh memory of the size of a Slab, page-aligned; not yet shared.
+    for i in 0..GS_PER_SLAB {
+        // SAFETY: inside new memory of the size of a Slab, page-aligned and not yet shared.
         unsafe { (&raw mut (*slab).gs[i]).write(G::new()) };
     }
     let mut head = SLABS.load(Ordering::Relaxed);
     loop {
         // SAFETY: not yet shared.
         unsafe { (*slab).next = head };
-        // Release: pairs with for_each's Acquire.
+        // Release: pairs with the Acquire in `for_each`.
         match SLABS.compare_exchange_weak(head, slab, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => break,
             Err(now) => head = now,
@@ -482,10 +496,11 @@ fn grow(free: &mut GList) -> io::Result<()> {
     Ok(())
 }
 
-/// Every G there ever was, dead ones included. Only atomics may be read of those one does not own.
+/// Calls `f` with every G that was ever made, dead ones included. The caller may read only the
+/// atomics of Gs that it does not own.
 pub(crate) fn for_each(f: &mut dyn FnMut(&'static G)) {
     let mut slab = SLABS.load(Ordering::Acquire);
-    // SAFETY: slabs are leaked and immutable but for the Gs' own cells.
+    // SAFETY: slabs are never unmapped, and except for the Gs' own cells they do not change.
     while let Some(s) = unsafe { NonNull::new(slab).map(|s| s.as_ref()) } {
         s.gs.iter().for_each(&mut *f);
         slab = s.next;

@@ -1,39 +1,53 @@
 //! M: an OS thread that runs goroutines.
 //!
-//! The thread has a context of its own (its stack and TLS): there it searches for work and makes stacks.
-//! Goroutines switch among themselves directly and come back to that context only when nothing is at
-//! hand (`switch.rs`).
+//! The thread has a context of its own, its stack and its thread-local storage. There it searches
+//! for work and makes stacks. Goroutines switch to each other directly; they switch to the thread's
+//! own context only if the local queue is empty or a request is pending (`switch.rs`).
 //!
-//! # In the runtime, and out of it
-//! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose everything that touches a P. Between them the
-//! goroutine is not preempted and does not move. Outside of them user code runs, and the P may be
-//! taken away from a thread that blocks in the kernel (`handoff.rs`). `hold` says so:
+//! # Inside the runtime and outside
+//! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose all code that touches a P. In between,
+//! the goroutine is not preempted and does not move to another M. Outside, user code runs. If the
+//! thread then blocks in the kernel, sysmon may retake its P (`monitor/handoff.rs`). Three values
+//! are proof of where the code runs:
+//!
+//! | value | the code runs | P |
+//! |---|---|---|
+//! | [`Rt`] | inside the runtime, on a goroutine or on the thread's own context | owned |
+//! | [`OwnContext`] | inside the runtime, on the thread's own context | maybe |
+//! | the M in `allocator::with_m` | on a goroutine that cannot be preempted | maybe retaken |
+//!
+//! `hold` is the state of the M's ownership of the P in `m.p`:
 //!
 //! | `hold` | meaning |
 //! |---|---|
-//! | `OWNED` | the P in `m.p` is ours |
-//! | `PROBING` | sysmon looks whether we are blocked; it holds the scheduler's lock meanwhile |
-//! | `RETAKEN` | it was taken, or given away by `blocking` |
+//! | `OWNED` | the M owns the P |
+//! | `PROBING` | sysmon, which holds the scheduler's lock, checks whether the thread is blocked |
+//! | `RETAKEN` | sysmon has retaken the P, or `blocking` has given it away |
 //!
-//! The fast way in is a store and a load: `in_runtime = 1`, `hold == OWNED`? The two may change places; it is
-//! the rare taker who sees to it that this does no harm (`handoff.rs`, "the look").
+//! To enter the runtime, the thread stores `in_runtime = 1` and then loads `hold`. There is no
+//! barrier in between, so the load may be done first. sysmon, which retakes a P rarely, makes up
+//! for that (`monitor/handoff.rs`).
 //!
 //! Invariants:
-//! 1. The GS base of the thread is its M, M's first word is its own address, and `in_runtime` comes right
-//!    after it (`arch`).
-//! 2. An M's memory is never freed (`new` reuses it): threads started on a goroutine inherit GS.
-//! 3. Cells are touched by the M's own thread only, except `handed`, `listed`, the links (under the
-//!    scheduler's lock), and `spinning`, `chosen` (by who hands it a P, together with that).
-//! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine from [`Rt::enter`] to
-//!    [`Rt::leave`]. Then the goroutine is not preempted and does not move, so its M and P stay.
-//! 5. `hold` leaves `OWNED` only while `in_runtime` is 0, and only under the scheduler's lock.
+//! 1. The GS base of the thread is the address of its M. M's first word is that address too, and
+//!    `in_runtime` follows it (`arch`).
+//! 2. The memory of an M is never freed, only reused (`M::new`): threads that user code starts on a
+//!    goroutine inherit the GS base.
+//! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`
+//!    and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
+//!    thread that hands the M a P, before the M can see that P.
+//! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine between [`Rt::enter`] and
+//!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P
+//!    stay the same.
+//! 5. `hold` changes from `OWNED` only while `in_runtime` is 0, or by the M's own thread on its way
+//!    out, and only under the scheduler's lock.
 
 use crate::arch;
 use crate::mem::Stack;
-use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
+use crate::mem::magazine::{BlocksOf, Magazines};
 use crate::sched::g::G;
 use crate::sched::netpoll::poller::{Poller, ReadyBatch};
-use crate::sched::p::{P, flag};
+use crate::sched::p::{Local, P, flag};
 use crate::sched::{Sched, current_g, monitor::handoff, switch};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
@@ -46,11 +60,12 @@ use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::mem::offset_of;
 use std::num::NonZeroU64;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Stack of a runtime thread: it runs only the scheduler and makes stacks. `thread::spawn` adds its TLS.
+/// Stack of an M's thread, which runs only the scheduler and makes stacks. `thread::spawn` adds the
+/// size of its TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
@@ -61,52 +76,59 @@ pub(crate) const RETAKEN: u8 = 2;
 /// See the head of the file.
 #[repr(C)]
 pub(crate) struct M {
+    /// The address of this M (invariant 1).
     this: Cell<*const M>,
     pub(crate) in_runtime: AtomicU8,
     pub(crate) hold: AtomicU8,
+    /// It searches for work, or was handed a P together with a claim on spinning
+    /// (`search/idle.rs`).
     pub(crate) spinning: Cell<bool>,
-    /// How often a preemption was put off because the goroutine was inside libc.
+    /// How many times a preemption was deferred because the goroutine was inside libc.
     pub(crate) preempt_deferrals: AtomicU32,
-    /// The tick of those.
+    /// The tick of the slice in which they were counted.
     pub(crate) deferrals_tick: Cell<u32>,
-    /// In a runtime that ends: the thread's CPU time from which on the running goroutine may be stopped by a signal, 0 at
-    /// first (`stop.rs`).
+    /// While the runtime stops: the CPU time of the thread from which on a signal may stop the
+    /// running goroutine. 0 at first (`shutdown.rs`).
     pub(crate) grace_until: Cell<Nanos>,
     /// It runs the program's allocator on its own context, for a goroutine.
     pub(crate) in_allocator: AtomicBool,
-    /// Its thread has not asked for a P yet: it is among `Central::starting`.
-    pub(crate) arriving: Cell<bool>,
+    /// Its thread has not asked for a P yet, and is counted in `Central::starting`.
+    pub(crate) is_starting: Cell<bool>,
     pub(crate) p: Cell<Option<&'static P>>,
+    /// The goroutine that runs on this M.
     pub(crate) current: Cell<Option<&'static G>>,
-    /// Who was left by the last switch; its successor settles it (`switch::finish_switch`).
-    pub(crate) leaving: Cell<Leaving>,
-    /// Chosen to run, but only the thread's own context can start it: it needs a stack, or is locked to
-    /// a thread.
+    /// What the next context on this M has to complete (`switch::finish_switch`).
+    pub(crate) unfinished_switch: Cell<UnfinishedSwitch>,
+    /// The goroutine to run next, which only the thread's own context can start: it needs a stack,
+    /// or is locked to an M.
     pub(crate) chosen: Cell<Option<&'static G>>,
-    /// The thread's own context while a goroutine runs.
+    /// Stack pointer of the thread's own context while a goroutine runs.
     pub(crate) sp: Cell<*mut u8>,
+    /// Thread pointer of the thread's own context.
     pub(crate) tp: Cell<*mut u8>,
     sched: Cell<*const Sched>,
     pub(crate) id: AtomicU32,
-    /// The kernel's id; tells an inherited GS from one's own. 0 when no thread uses this M.
+    /// The kernel's thread id; 0 while no thread uses this M. It tells a thread's own GS base from
+    /// an inherited one.
     pub(crate) tid: AtomicU32,
-    /// The thread's signal mask when it started: user code that runs under another one is not preempted.
+    /// The signal mask with which the thread started. User code that runs under another mask is not
+    /// preempted.
     pub(crate) signal_mask: Cell<u64>,
     pub(crate) parker: Parker,
-    /// Where it sleeps in its runtime's poller, instead of in its parker.
+    /// Where it sleeps while it is the idle poller and goroutines wait for descriptors.
     pub(crate) polling: PollSlot,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
+    /// The next M in the list of idle or locked Ms, or in `UNUSED_MS`.
     pub(crate) idle_link: Cell<Option<&'static M>>,
-    /// In the list of idle Ms. Under the scheduler's lock.
+    /// It is in the list of idle Ms or of locked Ms.
     pub(crate) listed: Cell<bool>,
-    /// Neighbours in the list of strays (`handoff.rs`), and the CPU time it had used when it was last looked
-    /// at. Under the scheduler's lock.
+    /// Its place in the list of Ms without a P (`monitor/handoff.rs`).
     pub(crate) without_p: handoff::WithoutP,
-    /// The goroutine that is locked to this thread.
+    /// The goroutine that is locked to this M.
     pub(crate) locked: Cell<Option<&'static G>>,
     /// Free blocks of the program's allocators, indexed by `BlocksOf`.
-    magazines: [UnsafeCell<Magazines>; 2],
+    pub(super) magazines: [UnsafeCell<Magazines>; 2],
 }
 
 const _: () = assert!(offset_of!(M, in_runtime) == arch::M_IN_RUNTIME);
@@ -116,153 +138,163 @@ unsafe impl Sync for M {}
 // SAFETY: nothing in it is tied to the thread that made it.
 unsafe impl Send for M {}
 
-/// What became of the goroutine that a switch left.
-pub(crate) enum Leaving {
-    Nobody,
-    /// It waits for a `ready`.
+/// What becomes of the goroutine that the last switch on an M left. The next context on the M
+/// completes it (`switch::finish_switch`).
+pub(crate) enum UnfinishedSwitch {
+    None,
+    /// The goroutine waits for a `ready`.
     Parked(&'static G),
-    /// It goes to the tail of the local queue.
+    /// It yielded: it goes to the tail of a local ring.
     Yielded(&'static G),
-    /// Its slice was used up, but not by itself alone: the tail of the local ring for goroutines like it.
+    /// Its slice is over, but other goroutines used a part of it: the tail of the local ring for
+    /// goroutines like it.
     Displaced(&'static G),
-    /// It used up its slice, or gives way to those who did: behind them.
+    /// It used up its slice, or makes room for expired goroutines: the tail of the expired queue.
     Preempted(&'static G),
-    /// It came back from a blocking call and there is no P for it: the tail of the global queue.
+    /// It came back from a blocking call, and no P is free: the tail of a global queue.
     WithoutP(&'static G),
-    /// It ended; this was its stack. The G itself may already live another life.
+    /// It ended, and this was its stack. The G may already be reused.
     Dead(Stack),
 }
 
 /// Ms whose thread has ended (invariant 2).
-static UNUSED: Lock<Option<&'static M>> = Lock::new(None);
+static UNUSED_MS: Lock<Option<&'static M>> = Lock::new(None);
 
 impl M {
+    /// Takes an unused M, or makes one.
     fn new(sched: &Arc<Sched>, id: u32) -> &'static M {
-        let reused = {
-            let mut unused = UNUSED.lock();
+        let unused = {
+            let mut unused = UNUSED_MS.lock();
             let m = *unused;
             if let Some(m) = m {
                 *unused = m.idle_link.take();
             }
             m
         };
-        let m: &'static M = reused.unwrap_or_else(|| {
-            Box::leak(Box::new(M {
-                this: Cell::new(std::ptr::null()),
-                in_runtime: AtomicU8::new(1),
-                hold: AtomicU8::new(OWNED),
-                spinning: Cell::new(false),
-                preempt_deferrals: AtomicU32::new(0),
-                deferrals_tick: Cell::new(0),
-                grace_until: Cell::new(0),
-                in_allocator: AtomicBool::new(false),
-                arriving: Cell::new(true),
-                p: Cell::new(None),
-                current: Cell::new(None),
-                leaving: Cell::new(Leaving::Nobody),
-                chosen: Cell::new(None),
-                sp: Cell::new(null_mut()),
-                tp: Cell::new(null_mut()),
-                sched: Cell::new(std::ptr::null()),
-                id: AtomicU32::new(0),
-                tid: AtomicU32::new(0),
-                signal_mask: Cell::new(0),
-                parker: Parker::new(),
-                polling: PollSlot::new(),
-                handed: Cell::new(None),
-                idle_link: Cell::new(None),
-                listed: Cell::new(false),
-                without_p: handoff::WithoutP::new(),
-                locked: Cell::new(None),
-                magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],
-            }))
-        });
-        m.this.set(m);
-        m.in_runtime.store(1, Ordering::Relaxed);
-        m.hold.store(OWNED, Ordering::Relaxed);
-        m.spinning.set(false);
-        m.preempt_deferrals.store(0, Ordering::Relaxed);
-        m.grace_until.set(0);
-        m.arriving.set(true);
-        m.p.set(None);
-        m.current.set(None);
-        m.leaving.set(Leaving::Nobody);
-        m.chosen.set(None);
-        m.handed.set(None);
-        m.listed.set(false);
-        m.locked.set(None);
+        let m = unused.unwrap_or_else(|| Box::leak(Box::new(M::blank())));
+        m.reset();
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
         m
     }
 
+    fn blank() -> M {
+        M {
+            this: Cell::new(null()),
+            in_runtime: AtomicU8::new(1),
+            hold: AtomicU8::new(OWNED),
+            spinning: Cell::new(false),
+            preempt_deferrals: AtomicU32::new(0),
+            deferrals_tick: Cell::new(0),
+            grace_until: Cell::new(0),
+            in_allocator: AtomicBool::new(false),
+            is_starting: Cell::new(true),
+            p: Cell::new(None),
+            current: Cell::new(None),
+            unfinished_switch: Cell::new(UnfinishedSwitch::None),
+            chosen: Cell::new(None),
+            sp: Cell::new(null_mut()),
+            tp: Cell::new(null_mut()),
+            sched: Cell::new(null()),
+            id: AtomicU32::new(0),
+            tid: AtomicU32::new(0),
+            signal_mask: Cell::new(0),
+            parker: Parker::new(),
+            polling: PollSlot::new(),
+            handed: Cell::new(None),
+            idle_link: Cell::new(None),
+            listed: Cell::new(false),
+            without_p: handoff::WithoutP::new(),
+            locked: Cell::new(None),
+            magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],
+        }
+    }
+
+    /// Clears what the last thread that used this M has left behind.
+    fn reset(&'static self) {
+        self.this.set(self);
+        self.in_runtime.store(1, Ordering::Relaxed);
+        self.hold.store(OWNED, Ordering::Relaxed);
+        self.spinning.set(false);
+        self.preempt_deferrals.store(0, Ordering::Relaxed);
+        self.grace_until.set(0);
+        self.is_starting.set(true);
+        self.p.set(None);
+        self.current.set(None);
+        self.unfinished_switch.set(UnfinishedSwitch::None);
+        self.chosen.set(None);
+        self.handed.set(None);
+        self.listed.set(false);
+        self.locked.set(None);
+    }
+
     pub(crate) fn sched(&self) -> &'static Sched {
-        // SAFETY: the thread keeps an Arc for as long as it runs (`start`), and nobody keeps the
-        // reference longer than the thread's own work.
+        // SAFETY: the thread owns an Arc for as long as it runs (`start`), and the reference is
+        // used only by that thread, or by threads that own an Arc too.
         unsafe { &*self.sched.get() }
     }
 
-    /// Wakes the thread, wherever it sleeps. It may be for nothing.
+    /// Wakes the thread, wherever it sleeps. A superfluous call does no harm.
     pub(crate) fn wake(&self) {
         self.parker.unpark();
-        // The thread sees the note, or we see where it sleeps (`sleep_polling`).
+        // The thread sees the unpark, or this thread sees that it polls (`sleep_polling`).
         full_fence();
         self.polling.wake();
     }
 
-    /// Sleeps until `until`, a wake, or until descriptors are ready.
+    /// Sleeps in the poller until `until`, a `wake`, or a descriptor is ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> ReadyBatch {
         self.polling.wait_in(poller.wakeup_epoll(), || {
             poller.sleep_as_idle_poller(if self.parker.take_token() { 0 } else { until.max(1) })
         })
     }
 
+    /// Replaces the P that the M owns.
     pub(crate) fn set_p(&'static self, p: Option<&'static P>) {
         if let Some(old) = self.p.get() {
             old.holder.store(null_mut(), Ordering::Relaxed);
         }
         if let Some(new) = p {
-            // Release: sysmon, which finds this M here, sees it as it is.
+            // Release: sysmon, which finds this M here, sees its fields as they are.
             new.holder.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
         }
         self.p.set(p);
     }
 
-    /// Starts a thread for `sched`, which looks for a P by itself. It was admitted as number `id`, and is
-    /// dismissed again on failure. Allocates: not with a P in hand, nor with one waiting for it.
-    /// It is among `Central::starting` until it asks for a P.
+    /// Starts a thread for `sched` that asks for a P by itself. `id` comes from `register_thread`;
+    /// on failure the thread is unregistered again. Until the thread asks for a P it is counted in
+    /// `Central::starting`.
+    ///
+    /// Allocates, so the caller owns no P, and no P waits for the caller (sched/mod.rs, rule 2).
     pub(crate) fn start(sched: &Arc<Sched>, id: u32) -> io::Result<()> {
         let m = M::new(sched, id);
-        let keep = sched.clone();
+        let owned_by_thread = sched.clone();
         let spawned = thread::spawn(
             thread::Name::new(format_args!("trefoil-m{id}")),
             THREAD_STACK_BYTES,
             move || {
                 m.thread_main();
-                m.retire();
-                keep.dismiss_thread();
+                m.put_unused();
+                owned_by_thread.unregister_thread();
             },
         );
-        match spawned {
-            Ok(()) => Ok(()),
-            Err(e) => {
-                m.retire();
-                let limit = match e.raw_os_error() {
-                    Some(libc::EAGAIN) => "; the limit on processes may be reached (ulimit -u)",
-                    _ => "",
-                };
-                let have = sched.threads() - 1;
-                let text = format!("cannot start another thread (have {have}): {e}{limit}");
-                sched.dismiss_thread();
-                Err(io::Error::new(e.kind(), text))
-            }
-        }
+        spawned.map_err(|e| {
+            m.put_unused();
+            let limit = match e.raw_os_error() {
+                Some(libc::EAGAIN) => "; the limit on processes may be reached (ulimit -u)",
+                _ => "",
+            };
+            let have = sched.threads() - 1;
+            let text = format!("cannot start another thread (have {have}): {e}{limit}");
+            sched.unregister_thread();
+            io::Error::new(e.kind(), text)
+        })
     }
 
-    /// The thread is done with this M.
-    fn retire(&'static self) {
+    /// The thread has ended, or was not started: a later thread may use this M.
+    fn put_unused(&'static self) {
         self.tid.store(0, Ordering::Relaxed);
-        let mut unused = UNUSED.lock();
+        let mut unused = UNUSED_MS.lock();
         self.idle_link.set(unused.take());
         *unused = Some(self);
     }
@@ -271,208 +303,58 @@ impl M {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(crate::sched::monitor::preempt::init_signal_mask());
         if let Some(realtime) = self.sched().realtime {
-            // The helper thread that started it is above it.
+            // The helper thread, which started this one, has a higher priority.
             realtime.apply();
         }
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         #[cfg(all(debug_assertions, feature = "std"))]
-        OWN_M.set(self);
+        crate::sched::allocator::OWN_M.set(self);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
-        // Timers are precise: by default the kernel may be 50 µs late.
+        // By default the kernel may be 50 µs late with a timer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        switch::thread_loop(Rt(self));
-        // Not later: our reference to the Sched, which owns the P, goes next.
-        self.sched().leave_p(self);
+        switch::thread_loop(OwnContext(self));
+        // Before the thread's reference to the Sched, which owns the P, is dropped.
+        self.sched().hand_off_p_of(self);
         for of in [BlocksOf::Libc, BlocksOf::Wrapped] {
             // SAFETY: this is the M's thread, and no goroutine runs on it any more.
             unsafe { self.magazines(of) }.drain(of);
         }
-        // Another thread may use the M from here on.
+        // From here on another thread may use the M.
         #[cfg(all(debug_assertions, feature = "std"))]
-        OWN_M.set(std::ptr::null());
+        crate::sched::allocator::OWN_M.set(null());
     }
 
-    /// This thread's own thread pointer, if it is a runtime thread. Safe in signal handlers.
+    /// Returns this thread's own thread pointer, if it is an M's thread. Safe in signal handlers.
     pub(crate) fn thread_fs_base() -> Option<usize> {
-        // SAFETY: GS is null or an M, which is never freed (invariant 2); its tid tells whether it
-        // is ours.
+        // SAFETY: the GS base is null or an M, which is never freed (invariant 2); its tid tells
+        // whether it is the M of this thread.
         let m = unsafe { arch::inherited_m::<M>().as_ref()? };
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         (m.tid.load(Ordering::Relaxed) == tid).then(|| m.tp.get() as usize)
     }
 }
 
-#[cfg(all(debug_assertions, feature = "std"))]
-thread_local! {
-    /// In a runtime thread's own thread-local storage: its M. Null elsewhere.
-    static OWN_M: Cell<*const M> = const { Cell::new(std::ptr::null()) };
-}
-
-/// Debug builds: ends the process if the runtime allocates where it must not (`sched/mod.rs`, rule 2): on a goroutine
-/// inside the runtime, or on a thread's own context with a P in hand that cannot be retaken.
-#[cfg(all(debug_assertions, feature = "std"))]
-pub(crate) fn assert_may_allocate() {
-    let here = 0u8;
-    let inside = match current_g() {
-        Some(g) => {
-            // SAFETY: on a goroutine GS is its M.
-            let in_runtime = unsafe { arch::is_in_runtime() };
-            // A signal handler, on another stack, may have interrupted the runtime.
-            in_runtime && g.has_on_stack(&raw const here as usize)
-        }
-        None => {
-            // SAFETY: null or the running thread's own M; Ms are never freed.
-            let own = unsafe { OWN_M.get().as_ref() };
-            own.is_some_and(|m| m.in_runtime.load(Ordering::Relaxed) != 0 && m.p.get().is_some())
-        }
-    };
-    // Where each block takes a thread of glibc's, the rule is not kept.
-    if inside && !crate::mem::tls::is_by_pthread() {
-        crate::sched::fatal(format_args!(
-            "the runtime allocates while it holds a P: a bug in trefoil"
-        ));
-    }
-}
-
-/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and does not move; but
-/// its P may have been retaken, so `f` touches only what belongs to the M.
+/// Proof that this code is inside the runtime on an M that owns a P: it cannot be preempted, and
+/// its M and P stay the same.
 ///
-/// None: this is a plain thread, an M's own context, the runtime itself, or a signal handler that interrupted it.
-#[inline(always)]
-pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
-    current_g()?;
-    // SAFETY: on a goroutine, so GS is its M.
-    unsafe {
-        if arch::is_in_runtime() {
-            return None;
-        }
-        // Preempted between the two instructions the goroutine finds another M, which is not in the runtime either.
-        arch::set_in_runtime::<1>();
-        let result = f(&*arch::current_m::<M>());
-        arch::set_in_runtime::<0>();
-        Some(result)
-    }
-}
-
-impl M {
-    /// One set of its magazines.
-    ///
-    /// # Safety
-    /// Called inside [`with_m`], for the M that it gave, or by the M's thread on its own context; no other borrow of the
-    /// set is alive.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn magazines(&self, of: BlocksOf) -> &mut Magazines {
-        // SAFETY: the caller's: only the M's thread comes here, one at a time (magazine.rs, invariant 3).
-        unsafe { &mut *self.magazines[of as usize].get() }
-    }
-
-    /// Inside [`with_m`], where a magazine is empty: fills it with blocks that `alloc` makes on the thread's own context, and
-    /// returns one more; null if there is no memory.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn refill(
-        &self,
-        of: BlocksOf,
-        class: Class,
-        alloc: impl Fn() -> *mut u8,
-    ) -> *mut u8 {
-        // SAFETY: inside `with_m` (the caller's), and the borrow ends here.
-        let n = unsafe { self.magazines(of) }.refill_size(class);
-        let (first, chain) = self.on_own_context(|| {
-            let mut chain = Chain::EMPTY;
-            for _ in 1..n {
-                let block = alloc();
-                if block.is_null() {
-                    break;
-                }
-                // SAFETY: ours, of at least 16 bytes.
-                unsafe { chain.push(block) };
-            }
-            (alloc(), chain)
-        });
-        // SAFETY: as above.
-        let magazines = unsafe { self.magazines(of) };
-        magazines.add(class, chain);
-        // There may be no memory left for one more, but for those.
-        if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
-    }
-
-    /// Inside [`with_m`], where a magazine is over its capacity: gives the older half back to the allocator.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
-        // SAFETY: inside `with_m` (the caller's), and the borrow ends here.
-        let mut surplus = unsafe { self.magazines(of) }.take_surplus(class);
-        self.on_own_context(|| {
-            while let Some(block) = surplus.pop() {
-                // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and 2).
-                unsafe { give_back(block, class) };
-            }
-        });
-    }
-
-    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls its allocator on the
-    /// system stack. What `f` leaves in thread-locals is the thread's, not the goroutine's.
-    ///
-    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in use
-    /// (`preempt.rs`, 2); but the thread may block, and its P may be retaken.
-    #[inline(never)]
-    pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
-        struct Call<F, T> {
-            f: Option<F>,
-            result: Option<T>,
-        }
-        extern "sysv64" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
-            // SAFETY: the `Call` below, alive until `call_on` returns.
-            let call = unsafe { &mut *call.cast::<Call<F, T>>() };
-            // SAFETY: GS is the M of this thread, which stays: its own thread-local storage is in use.
-            unsafe { arch::set_in_runtime::<0>() };
-            call.result = call.f.take().map(|f| f());
-            // SAFETY: as above.
-            unsafe { arch::set_in_runtime::<1>() };
-        }
-        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "sysv64" fn(*mut ()) {
-            call::<F, T>
-        }
-        let mut call = Call { f: Some(f), result: None };
-        let (entry, tp) = (entry(&call), self.tp.get());
-        // A signal handler stays on the alternate stack: if it left it, the next signal would begin there anew, over it.
-        let here = &raw const call as usize;
-        let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
-        let sp = if on_goroutine { self.sp.get() } else { null_mut() };
-        // Relaxed: a hint for sysmon.
-        self.in_allocator.store(true, Ordering::Relaxed);
-        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at `sp`: the stack below is
-        // free, and its TLS block is in nobody's use. The goroutine stays on this thread until the block is loaded,
-        // because it is inside the runtime. Allocators do not unwind.
-        unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
-        self.in_allocator.store(false, Ordering::Relaxed);
-        match call.result {
-            Some(result) => result,
-            None => {
-                crate::sched::fatal(format_args!("a call on a thread's own stack did not return"))
-            }
-        }
-    }
-}
-
-/// Proof that the code runs on a runtime thread, cannot be preempted, and holds a P (on the thread's own
-/// context: maybe).
+/// It is not `Send`, because it is about this thread. After a switch the code may run on another M
+/// and must ask again ([`Rt::after_switch`]).
 ///
-/// Not `Send`: it is about here and now. After a switch it must be asked for again
-/// ([`Rt::after_switch`]).
+/// There are two moments when the M behind an `Rt` has no P: from the return of a blocking call
+/// until `handoff::reacquire_p` has found one, and in `finish_switch` of a goroutine that was
+/// requeued because there was none. Neither touches a P; [`Rt::p`] would end the process.
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(&'static M);
 
 impl Rt {
-    /// Goroutine → runtime. None on a plain thread.
+    /// Goroutine → runtime. Returns None on a plain thread.
     #[inline(always)]
     pub(crate) fn enter() -> Option<Rt> {
         current_g()?;
-        // SAFETY: on a goroutine, so GS is the M. One instruction: no preemption in between.
+        // SAFETY: on a goroutine the GS base is its M. One instruction, so no preemption in
+        // between.
         unsafe { arch::set_in_runtime::<1>() };
         let rt = Rt::after_switch();
         if rt.0.hold.load(Ordering::Relaxed) != OWNED {
@@ -481,42 +363,28 @@ impl Rt {
         Some(rt)
     }
 
-    /// The runtime, on whatever thread this context was resumed.
+    /// Returns the runtime of the M on which this context was resumed.
     #[inline(always)]
     pub(crate) fn after_switch() -> Rt {
-        // SAFETY: `in_runtime` is set and we are on a runtime thread; Ms are never freed.
+        // SAFETY: `in_runtime` is 1 and this is an M's thread; Ms are never freed.
         Rt(unsafe { &*arch::current_m::<M>() })
     }
 
-    /// Runtime → goroutine. Yields if the time slice is used up.
+    /// Runtime → goroutine. Yields first if the time slice is used up.
     #[inline(always)]
     pub(crate) fn leave(self) {
         if self.p().flags.load(Ordering::Relaxed) & flag::PREEMPT != 0 {
             switch::preempt_slow(self);
             return;
         }
-        self.leave_now();
+        self.leave_without_yield();
     }
 
-    /// Runtime → goroutine, whatever was asked.
+    /// Runtime → goroutine, even if the time slice is used up.
     #[inline(always)]
-    pub(crate) fn leave_now(self) {
+    pub(crate) fn leave_without_yield(self) {
         // SAFETY: as in `enter`.
         unsafe { arch::set_in_runtime::<0>() };
-    }
-
-    /// On the thread's own context: `f` may wait for goroutines (for malloc's locks), so the P may be
-    /// taken meanwhile. Afterwards it may be gone.
-    pub(crate) fn retakable<T>(self, f: impl FnOnce() -> T) -> T {
-        debug_assert!(self.0.current.get().is_none());
-        self.leave_now();
-        let value = f();
-        // SAFETY: a runtime thread's own context never moves.
-        unsafe { arch::set_in_runtime::<1>() };
-        if self.0.hold.load(Ordering::Relaxed) != OWNED {
-            handoff::ack_retake(self);
-        }
-        value
     }
 
     #[inline(always)]
@@ -532,10 +400,41 @@ impl Rt {
         }
     }
 
-    /// Returns the number of the P, for callers above `sched` that keep a shard per P.
-    #[inline]
+    /// Calls `f` with the part of the P that only its owner touches. `f` must not call `with_local`
+    /// again; debug builds check that.
+    #[inline(always)]
+    pub(crate) fn with_local<T>(self, f: impl FnOnce(&mut Local) -> T) -> T {
+        let p = self.p();
+        #[cfg(debug_assertions)]
+        let _only_borrow = p.check_only_borrow();
+        // SAFETY: an Rt is proof that this thread owns the P and cannot be preempted, and `f`,
+        // which does not call this again, has the only borrow.
+        f(unsafe { p.local() })
+    }
+
+    /// Returns a pseudo-random number.
+    #[inline(always)]
+    pub(crate) fn random(self) -> u64 {
+        self.with_local(|local| local.rng.next())
+    }
+
+    /// Returns the id of the P: its index among the runtime's Ps.
+    #[inline(always)]
     pub(crate) fn p_id(self) -> u32 {
         self.p().id
+    }
+
+    /// Returns whether no other goroutine is runnable on this P or waits in a global queue.
+    #[cfg(feature = "std")]
+    #[inline]
+    pub(crate) fn is_alone(self) -> bool {
+        self.p().is_empty() && !self.sched().has_global()
+    }
+
+    /// Returns whether a request to the P is pending (`p::flag`).
+    #[inline]
+    pub(crate) fn has_request(self) -> bool {
+        self.p().flags.load(Ordering::Relaxed) != 0
     }
 
     #[inline(always)]
@@ -543,13 +442,74 @@ impl Rt {
         self.0.sched()
     }
 
-    /// The running goroutine. Only on one.
+    /// Returns the running goroutine. Only on a goroutine.
     #[inline(always)]
     pub(crate) fn g(self) -> &'static G {
         match self.0.current.get() {
             Some(g) => g,
             None => no_p(),
         }
+    }
+}
+
+/// Proof that this code runs on the own context of an M's thread, which may have a P or not.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnContext(&'static M);
+
+impl OwnContext {
+    pub(crate) fn m(self) -> &'static M {
+        self.0
+    }
+
+    pub(crate) fn sched(self) -> &'static Sched {
+        self.0.sched()
+    }
+
+    /// Returns the runtime, if the M owns a P.
+    pub(crate) fn rt(self) -> Option<Rt> {
+        self.0.p.get().map(|_| Rt(self.0))
+    }
+
+    /// Returns the runtime. The M owns a P.
+    pub(crate) fn expect_rt(self) -> Rt {
+        match self.rt() {
+            Some(rt) => rt,
+            None => no_p(),
+        }
+    }
+
+    /// Returns the runtime after a goroutine has switched to this context. The M has no P if the
+    /// goroutine was requeued because there was none.
+    pub(crate) fn after_switch(self) -> Rt {
+        Rt(self.0)
+    }
+
+    /// Makes the M the owner of `p`.
+    pub(crate) fn set_p(self, p: &'static P) -> Rt {
+        self.0.set_p(Some(p));
+        Rt(self.0)
+    }
+
+    /// The M owns a P and begins to search for work, without a claim that another thread made for
+    /// it.
+    pub(crate) fn start_spinning(self) {
+        self.0.spinning.set(true);
+        self.sched().idle.start_spinning();
+    }
+
+    /// Calls `f`, which may wait for a goroutine (for one of malloc's locks), so sysmon may retake
+    /// the P meanwhile. Afterwards the M may have no P.
+    pub(crate) fn retakable<T>(self, f: impl FnOnce() -> T) -> T {
+        debug_assert!(self.0.current.get().is_none());
+        // SAFETY: an M's own context never moves to another thread.
+        unsafe { arch::set_in_runtime::<0>() };
+        let value = f();
+        // SAFETY: as above.
+        unsafe { arch::set_in_runtime::<1>() };
+        if self.0.hold.load(Ordering::Relaxed) != OWNED {
+            handoff::ack_retake(self);
+        }
+        value
     }
 }
 

@@ -1,21 +1,36 @@
-//! P: the right to run goroutines, and what belongs to whoever holds it.
+//! P: the right to run goroutines, with a run queue and caches.
 //!
-//! There are `procs` of them. An M needs one to run goroutines; so at most `procs` run at once.
+//! There are `procs` of them. An M must own a P to run goroutines, so at most `procs` goroutines
+//! run at the same time, besides those whose P was retaken while they were blocked.
 //!
-//! | status | who may touch [`Local`] and push to `runq` |
+//! | status | owner: the only thread that touches [`Local`] and pushes to the queues |
 //! |---|---|
-//! | `Running` | the M that holds it (`m.p`) |
-//! | `Idle` | nobody; it is in the scheduler's idle list, its queue empty |
-//! | `Retired` | nobody; `set_procs` took it away, everything it had was moved |
+//! | `Running` | the M with `m.p == p`; no thread while the P is being handed to an M |
+//! | `Idle` | no thread: the P is in the list of idle Ps, and its queues are empty |
+//! | `Retired` | no thread: `set_procs` took it away and moved everything that it had |
 //!
-//! Invariant 1: `m.p == p` for at most one M that has not lost it (`handoff.rs`). It changes hands under the
-//! scheduler's lock, or from a waker to the M it wakes.
+//! # Slices and runs
+//! `tick` counts time slices. A goroutine that is taken from `runnext` begins a new *run* in the
+//! slice of its predecessor; any other goroutine begins a slice and a run. A request for preemption
+//! names the slice and the run that it is meant for, so a late request does not stop another
+//! goroutine.
+//!
+//! Goroutines wait in two rings: those that were woken, and those that are *fresh*, that is, were
+//! started or have yielded. The woken ones run first; `switch::pop_local` sees to it that the fresh
+//! ones do not starve. Goroutines that used up their slice (*expired* ones) wait in a global queue.
+//!
+//! Invariants:
+//! 1. `m.p == p` for at most one M whose `hold` is not `RETAKEN` (m.rs). Ownership passes under the
+//!    scheduler's lock, or from a waker to the M that it wakes (`m.handed`).
+//! 2. A P lives as long as its `Sched`.
 
 use crate::mem::StackCache;
+use crate::sched::Sched;
 use crate::sched::g::{FreeGs, G};
 use crate::sched::m::M;
 use crate::sched::queues::runq::RunQueue;
 use crate::sched::wait::timers::Timers;
+use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
 use crate::sys::rng::Rng;
 use std::cell::{Cell, UnsafeCell};
@@ -23,28 +38,29 @@ use std::io;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// A request is on: the fast path must not be taken. One bit each.
+/// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops
+/// does not switch to the next one directly: the thread's own context serves the request first.
 pub(crate) mod flag {
-    /// The running goroutine has used up its time slice.
+    /// The time slice is used up.
     pub(crate) const PREEMPT: u32 = 1;
-    /// `set_procs` wants this P back.
+    /// `set_procs` takes this P away.
     pub(crate) const RETIRE: u32 = 2;
-    /// The runtime ends.
+    /// The runtime stops.
     pub(crate) const STOP: u32 = 4;
-    /// Somebody waits in a global queue for a while now.
+    /// A goroutine has waited in a global queue for a while: take one from there.
     pub(crate) const FAIR: u32 = 8;
-    /// A timer is due, on some P, and nobody has looked.
+    /// A timer of some P is due, and no thread has run it.
     pub(crate) const TIMERS: u32 = 16;
-    /// The running goroutine is locked to its thread: it switches to no other directly.
+    /// The running goroutine is locked to its M, so it must not switch to another one directly.
     pub(crate) const LOCKED: u32 = 32;
-    /// Somebody was woken from outside and waits in a global queue.
+    /// A goroutine that was woken from outside waits in a global queue.
     pub(crate) const WOKEN: u32 = 64;
 }
 
-/// Goroutine ids taken from the runtime at once. Go's number.
+/// Goroutine ids that a P takes from the runtime at once. Go's number.
 const ID_BATCH: u64 = 16;
 
-/// The status, for lists and traces.
+/// See the head of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum PStatus {
@@ -57,73 +73,84 @@ pub(crate) enum PStatus {
 #[repr(align(128))]
 pub(crate) struct P {
     pub(crate) id: u32,
-    /// `flag`s. Written by anyone, read by the owner at every scheduling step.
+    /// Bits of [`flag`]. Set by any thread; read by the owner at every scheduling step.
     pub(crate) flags: AtomicU32,
-    /// Scheduling steps: grows when a goroutine begins a time slice. Written by the owner.
+    /// The number of the present time slice. Written by the owner.
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
-    /// `runnext`, and the ring of goroutines that were started or have yielded.
+    /// `runnext`, and the ring of fresh goroutines.
     pub(crate) runq: RunQueue<G>,
-    /// The ring of goroutines that were woken: they run before those in `runq`'s ring (its `runnext` is not used).
+    /// The ring of woken goroutines. Its `runnext` is not used.
     pub(crate) woken: RunQueue<G>,
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
-    /// The M that holds it; null if none, or on the way to one.
+    /// The M that owns it; null if none does yet.
     pub(crate) holder: AtomicPtr<M>,
-    /// The tick at which it last took one that had used up its slice. Written by the owner.
-    pub(crate) expired_tick: AtomicU32,
-    /// The tick at which it last took one that was started or had yielded. Written by the owner.
+    /// The last slice that an expired goroutine began. Written by the owner.
+    expired_tick: AtomicU32,
+    /// The last slice that a fresh goroutine began. Written by the owner.
     fresh_tick: AtomicU32,
-    /// The tick that sysmon last saw, and since when: how long a time slice lasts.
+    /// sysmon's: the slice that it saw last, and the time at which it saw that slice first.
     seen_tick: AtomicU32,
-    seen_since: AtomicU64,
-    /// The same for the goroutine that runs in that slice: `runnext` begins a run, but no slice.
+    slice_since: AtomicU64,
+    /// sysmon's: the same for the run.
     seen_run: AtomicU32,
     run_since: AtomicU64,
     /// The run and the slice that `flag::PREEMPT` is meant for.
     preempt_run: AtomicU32,
     preempt_tick: AtomicU32,
-    /// `RunQueue::nexts_taken` when the slice began; the owner's.
+    /// The owner's: `RunQueue::nexts_taken` when the slice began.
     nexts_at_tick: Cell<u32>,
-    /// A goroutine that was started or has yielded goes next, because woken ones have used up a slice; the owner's.
+    /// The owner's: a fresh goroutine goes next, because woken ones have used up a slice.
     pub(crate) fresh_turn: Cell<bool>,
-    /// Looks for due timers; the owner's.
-    pub(crate) looks: Cell<u32>,
-    /// How many more yields of one who is alone until it looks at other Ps, and from one look to the next; the
-    /// owner's.
-    pub(crate) yields: Cell<u32>,
-    pub(crate) yields_pause: Cell<u32>,
-    /// The last one to run was taken because of `FAIR`; the owner's.
-    pub(crate) was_fair: Cell<bool>,
-    /// Next in the idle list, or among the ps_wanting_m; under the scheduler's lock.
+    /// The owner's: how many times a switch has checked whether a timer is due.
+    pub(crate) timer_checks: Cell<u32>,
+    /// The owner's: how many more yields of a goroutine that is alone on this P until it steals
+    /// from other Ps, and the number from one attempt to the next.
+    pub(crate) yields_until_steal: Cell<u32>,
+    pub(crate) yields_between_steals: Cell<u32>,
+    /// The owner's: the last goroutine was taken out of turn (for fairness, or because it was
+    /// stopped inside libc), so the next one is not.
+    pub(crate) last_was_out_of_turn: Cell<bool>,
+    /// The next one in the list of idle Ps or of Ps wanting an M. Under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
-    /// An orphan with a claim on spinning; under the scheduler's lock.
-    pub(crate) wanted_m_spins: Cell<bool>,
+    /// It wants an M, and a claim on spinning goes with it. Under the scheduler's lock.
+    pub(crate) wants_spinning_m: Cell<bool>,
+    /// The owner's: `Rt::with_local` is active.
+    #[cfg(debug_assertions)]
+    local_is_borrowed: Cell<bool>,
 }
 
-// SAFETY: `local`, `looks`, `yields`, `yields_pause`, `was_fair`, `nexts_at_tick` and `fresh_turn` are the owner's (invariant 1), `idle_link` and
-// `wanted_m_spins` are guarded by the scheduler's lock, the rest is atomic.
+// SAFETY: `local` and the cells that are marked as the owner's are touched by the owner alone
+// (invariant 1); `idle_link` and `wants_spinning_m` are guarded by the scheduler's lock; the rest
+// is atomic.
 unsafe impl Sync for P {}
 // SAFETY: nothing in it is tied to a thread.
 unsafe impl Send for P {}
 
-/// What only the owner touches.
+/// What only the owner touches; see [`Rt::with_local`](crate::sched::Rt::with_local).
 pub(crate) struct Local {
     pub(crate) stacks: StackCache,
     pub(crate) free_gs: FreeGs,
     pub(crate) rng: Rng,
     next_id: u64,
-    last_id: u64,
+    /// The end of the batch that `next_id` is taken from.
+    end_of_ids: u64,
 }
 
-/// What happened here; each is written by the owner and read by anyone.
+/// What has happened on this P. Written by the owner, read by any thread.
 #[derive(Default)]
 pub(crate) struct Counters {
+    /// Goroutines started here.
     pub(crate) spawned: AtomicU64,
+    /// Goroutines that ended here.
     pub(crate) ended: AtomicU64,
+    /// How many times this P stole from another one.
     pub(crate) steals: AtomicU64,
+    /// Goroutines that it stole.
     pub(crate) stolen: AtomicU64,
+    /// How many times a ring was full and its older half went to a global queue.
     pub(crate) overflows: AtomicU64,
 }
 
@@ -148,26 +175,28 @@ impl P {
                 free_gs: FreeGs::new(),
                 rng: Rng::new(u64::from(id)),
                 next_id: 0,
-                last_id: 0,
+                end_of_ids: 0,
             }),
             counters: Counters::default(),
             holder: AtomicPtr::new(null_mut()),
             expired_tick: AtomicU32::new(u32::MAX),
             fresh_tick: AtomicU32::new(u32::MAX),
             seen_tick: AtomicU32::new(0),
-            seen_since: AtomicU64::new(0),
+            slice_since: AtomicU64::new(0),
             seen_run: AtomicU32::new(0),
             run_since: AtomicU64::new(0),
             preempt_run: AtomicU32::new(0),
             preempt_tick: AtomicU32::new(0),
             nexts_at_tick: Cell::new(0),
             fresh_turn: Cell::new(false),
-            wanted_m_spins: Cell::new(false),
-            looks: Cell::new(0),
-            yields: Cell::new(0),
-            yields_pause: Cell::new(0),
-            was_fair: Cell::new(false),
+            timer_checks: Cell::new(0),
+            yields_until_steal: Cell::new(0),
+            yields_between_steals: Cell::new(0),
+            last_was_out_of_turn: Cell::new(false),
             idle_link: Cell::new(None),
+            wants_spinning_m: Cell::new(false),
+            #[cfg(debug_assertions)]
+            local_is_borrowed: Cell::new(false),
         })
     }
 
@@ -183,50 +212,79 @@ impl P {
         self.status.store(status as u32, Ordering::Relaxed);
     }
 
-    /// The M that holds it.
+    /// Returns the M that owns it.
     pub(crate) fn holder(&self) -> Option<&'static M> {
         // Acquire: pairs with `M::set_p`.
-        // SAFETY: null or an M; those are never freed.
+        // SAFETY: null or an M; Ms are never freed.
         unsafe { self.holder.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Owner: a goroutine begins a time slice.
+    /// Returns the owner's state.
+    ///
+    /// # Safety
+    /// The caller owns the P (invariant 1), or no thread does and the scheduler's lock keeps it so;
+    /// it cannot be preempted, and no other borrow is alive.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn local(&self) -> &mut Local {
+        // SAFETY: the caller's contract.
+        unsafe { &mut *self.local.get() }
+    }
+
+    /// Ends the process if a borrow from `Rt::with_local` is alive; otherwise there is one until
+    /// the result is dropped.
+    #[cfg(debug_assertions)]
+    pub(crate) fn check_only_borrow(&self) -> OnlyBorrow<'_> {
+        if self.local_is_borrowed.replace(true) {
+            crate::sched::fatal(format_args!("P {}: with_local was nested", self.id));
+        }
+        OnlyBorrow(&self.local_is_borrowed)
+    }
+}
+
+/// See [`P::check_only_borrow`].
+#[cfg(debug_assertions)]
+pub(crate) struct OnlyBorrow<'a>(&'a Cell<bool>);
+
+#[cfg(debug_assertions)]
+impl Drop for OnlyBorrow<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// The queues. "Owner" in front of a description means that only the owner may call the function.
+impl P {
+    /// Returns the ring for `g`, which is neither to run next nor expired.
     #[inline]
-    pub(crate) fn next_tick(&self) {
-        self.tick.store(self.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        self.nexts_at_tick.set(self.runq.nexts_taken());
+    pub(crate) fn ring_for(&self, g: &G) -> &RunQueue<G> {
+        if g.woken.get() { &self.woken } else { &self.runq }
     }
 
-    /// Owner: whether the running goroutine came from `runnext`, into a slice that others have begun.
-    pub(crate) fn runs_inherited(&self) -> bool {
-        self.runq.nexts_taken() != self.nexts_at_tick.get()
-    }
-
-    /// Owner: a goroutine that had used up its slice begins another.
-    pub(crate) fn next_expired_tick(&self) {
-        self.next_tick();
-        self.expired_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Onlooker: whether such a one runs now.
-    pub(crate) fn runs_expired(&self) -> bool {
-        self.expired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
-    }
-
-    /// Owner: a goroutine that was started, or had yielded, begins a time slice.
+    /// Owner: appends to a ring. If the ring is full, half of it moves to a global queue.
     #[inline]
-    pub(crate) fn next_fresh_tick(&self) {
-        self.next_tick();
-        self.fresh_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+    pub(crate) fn push_back(&self, sched: &Sched, g: &'static G) {
+        if let Err(overflow) = self.ring_for(g).push_back(NonNull::from(g)) {
+            bump(&self.counters.overflows, 1);
+            sched.overflow_slow(overflow, g);
+        }
     }
 
-    /// Onlooker: whether such a goroutine runs now.
-    pub(crate) fn runs_fresh(&self) -> bool {
-        self.fresh_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring. A
+    /// full barrier.
+    #[inline]
+    pub(crate) fn push_next(&self, sched: &Sched, g: &'static G) {
+        if let Some(displaced) = self.runq.push_next(NonNull::from(g)) {
+            // SAFETY: taken out of the queue, so owned by this thread; Gs are never freed.
+            self.push_back(sched, unsafe { &*displaced.as_ptr() });
+            // The swap was a barrier for `g` only. Without this one a spinning M may steal `g` and
+            // not be the last to spin, and the last one may miss the displaced goroutine.
+            full_fence();
+        }
     }
 
-    /// Onlooker: whether no goroutine waits here. Never says so falsely while the owner moves a goroutine from `runnext`
-    /// to a ring: then a tail changes, and the queues are read again.
+    /// Returns whether no goroutine waits here. It never returns true falsely while the owner moves
+    /// a goroutine from `runnext` to a ring: then a tail changes, and the queues are read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let pushed = self.woken.pushed();
@@ -239,94 +297,126 @@ impl P {
         }
     }
 
-    /// How many goroutines wait here, roughly.
+    /// Returns approximately how many goroutines wait here.
     pub(crate) fn queued(&self) -> usize {
         self.woken.len() + self.runq.len()
     }
 
-    /// How many goroutines wait in the rings, `runnext` not counted. A look from outside.
+    /// Returns approximately how many goroutines wait in the rings, without `runnext`.
     pub(crate) fn ring_len(&self) -> u32 {
         self.woken.ring_len() + self.runq.ring_len()
     }
 
-    /// How many goroutines were taken from here, by the owner or by thieves. A look from outside.
+    /// Returns how many goroutines the owner and thieves have taken from here, modulo 2³².
     pub(crate) fn taken(&self) -> u32 {
         self.woken.taken().wrapping_add(self.runq.taken())
     }
 
-    /// Thief (the owner of `self`, whose rings are empty): takes half of a ring of `victim`, that of woken goroutines
-    /// first, and returns one of them to run.
+    /// Owner, as a thief whose rings are empty: takes half of a ring of `victim`, the ring of woken
+    /// goroutines first. Returns one of them to run.
     pub(crate) fn steal_from(&self, victim: &P) -> Option<NonNull<G>> {
         let woken = victim.woken.steal_into(&self.woken);
         woken.or_else(|| victim.runq.steal_into(&self.runq))
     }
+}
 
-    /// The number of the present run: another one for each goroutine that begins or goes on here.
-    pub(crate) fn run(&self) -> u32 {
+/// Slices and runs.
+impl P {
+    /// Owner: a goroutine begins a time slice.
+    #[inline]
+    pub(crate) fn begin_slice(&self) {
+        self.tick.store(self.tick.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.nexts_at_tick.set(self.runq.nexts_taken());
+    }
+
+    /// Owner: an expired goroutine begins a time slice.
+    pub(crate) fn begin_expired_slice(&self) {
+        self.begin_slice();
+        self.expired_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Owner: a fresh goroutine begins a time slice.
+    #[inline]
+    pub(crate) fn begin_fresh_slice(&self) {
+        self.begin_slice();
+        self.fresh_tick.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Returns whether an expired goroutine began the present slice. For any thread.
+    pub(crate) fn runs_expired(&self) -> bool {
+        self.expired_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a fresh goroutine began the present slice. For any thread.
+    pub(crate) fn runs_fresh(&self) -> bool {
+        self.fresh_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
+    }
+
+    /// Owner: returns whether the running goroutine came from `runnext`, into a slice that another
+    /// goroutine began.
+    pub(crate) fn runs_inherited(&self) -> bool {
+        self.runq.nexts_taken() != self.nexts_at_tick.get()
+    }
+
+    /// Returns the number of the present run: it changes with every goroutine that begins or
+    /// continues here.
+    pub(crate) fn run_number(&self) -> u32 {
         self.tick.load(Ordering::Relaxed).wrapping_add(self.runq.nexts_taken())
     }
 
-    /// Asks the goroutine of that run, in the slice `tick`, to stop. If another one runs by then it goes on; but the slice
-    /// ends at the next switch if it is still the same.
+    /// Asks the goroutine of the run numbered `run`, in the slice `tick`, to stop. If another
+    /// goroutine runs by then it is not stopped; but if the slice is still the same, it ends at the
+    /// next switch.
     pub(crate) fn ask_to_preempt(&self, tick: u32, run: u32) {
         self.preempt_tick.store(tick, Ordering::Relaxed);
         self.preempt_run.store(run, Ordering::Relaxed);
-        // Release: pairs with `is_asked_to_preempt`; the run that the flag is meant for is seen with the flag.
+        // Release: pairs with `is_asked_to_preempt`, which sees the run together with the flag.
         self.flags.fetch_or(flag::PREEMPT, Ordering::Release);
     }
 
-    /// Owner: whether the running goroutine is the one that was asked to stop.
+    /// Owner: returns whether the running goroutine is the one that was asked to stop.
     pub(crate) fn is_asked_to_preempt(&self) -> bool {
         self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
-            && self.preempt_run.load(Ordering::Relaxed) == self.run()
+            && self.preempt_run.load(Ordering::Relaxed) == self.run_number()
     }
 
-    /// Owner, between two goroutines: whether the slice is one that was asked to end.
+    /// Owner, between two goroutines: returns whether the present slice was asked to end.
     pub(crate) fn is_asked_to_end_slice(&self) -> bool {
         self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
             && self.preempt_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
-    /// sysmon: since when the present slice lasts, and since when the running goroutine runs, as far as is known.
+    /// sysmon: returns since when the present slice lasts, and since when the present run does, as
+    /// far as sysmon has seen.
     pub(crate) fn running_since(&self, now: Nanos) -> (Nanos, Nanos) {
-        let (tick, run) = (self.tick.load(Ordering::Relaxed), self.run());
+        let (tick, run) = (self.tick.load(Ordering::Relaxed), self.run_number());
         let slice_is_new = self.seen_tick.load(Ordering::Relaxed) != tick;
         if slice_is_new {
             self.seen_tick.store(tick, Ordering::Relaxed);
-            self.seen_since.store(now, Ordering::Relaxed);
+            self.slice_since.store(now, Ordering::Relaxed);
         }
         if slice_is_new || self.seen_run.load(Ordering::Relaxed) != run {
             self.seen_run.store(run, Ordering::Relaxed);
             self.run_since.store(now, Ordering::Relaxed);
         }
-        (self.seen_since.load(Ordering::Relaxed), self.run_since.load(Ordering::Relaxed))
-    }
-
-    /// The owner's things.
-    ///
-    /// # Safety
-    /// The caller is the owner (invariant 1), not preemptible, and holds no other borrow of it.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn local(&self) -> &mut Local {
-        // SAFETY: the caller's contract.
-        unsafe { &mut *self.local.get() }
+        (self.slice_since.load(Ordering::Relaxed), self.run_since.load(Ordering::Relaxed))
     }
 }
 
 impl Local {
-    /// Caches to the depots, credits to the pool: this P retires.
-    pub(crate) fn give_all_back(&mut self) {
+    /// Empties the caches and returns the credits for stacks, because this P retires.
+    pub(crate) fn drain(&mut self) {
         self.stacks.drain();
         self.free_gs.spill_slow(0);
     }
 
-    /// The next goroutine id; `more` hands out the first of a batch of the given size.
+    /// Returns the next goroutine id. `take_batch` reserves a batch of the given size and returns
+    /// its first id.
     #[inline]
-    pub(crate) fn next_id(&mut self, more: impl FnOnce(u64) -> u64) -> u64 {
-        if self.next_id == self.last_id {
-            self.next_id = more(ID_BATCH);
-            self.last_id = self.next_id + ID_BATCH;
+    pub(crate) fn next_id(&mut self, take_batch: impl FnOnce(u64) -> u64) -> u64 {
+        if self.next_id == self.end_of_ids {
+            self.next_id = take_batch(ID_BATCH);
+            self.end_of_ids = self.next_id + ID_BATCH;
         }
         let id = self.next_id;
         self.next_id += 1;

@@ -1,15 +1,17 @@
-//! `set_procs`: more or fewer Ps while everything runs.
+//! `set_procs`: more or fewer Ps while goroutines run.
 //!
-//! No stop of the world. MmapVec adds idle Ps. Shrinking takes idle Ps at once and asks the others
-//! (`flag::RETIRE`); the M that holds one answers at its next scheduling step ([`Sched::retire`]): its
-//! queue goes to the head of the global queue, its caches to the depots, and it takes an idle P or
-//! parks. Until then the goroutine that runs there goes on.
+//! The world does not stop. MmapVec adds idle Ps. Shrinking retires idle Ps at once and sets
+//! `flag::RETIRE` on the others. The M that owns such a P answers at its next scheduling step
+//! ([`Sched::retire`]): the P's queue goes to the heads of the global queues, its caches to the
+//! central pools, its timers to P 0, and the M takes an idle P or parks. Until then the goroutine
+//! on it runs on.
 //!
-//! Invariant 1: `procs`, `made`, RETIRE flags and the status `Retired` change under the scheduler's
-//! lock.
+//! Invariants:
+//! 1. `procs`, `ps_made`, RETIRE flags and the status `Retired` change under the scheduler's lock.
+//! 2. P 0 never retires.
 //!
-//! Rejected: Go's stop of the world. It needs every thread to stop, and then all of them to be woken;
-//! here only those stop that lose their P.
+//! Rejected: Go's stop of the world. It stops every thread and then wakes all of them; here only
+//! the Ms stop that lose their P.
 
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, flag};
@@ -19,28 +21,19 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 impl Sched {
-    /// Makes it `n` Ps, clamped to 1..=1024; returns how many there were. The caller then wakes
-    /// threads ([`Sched::wake_after_push`]).
+    /// Sets the number of Ps to `n`, clamped to 1..=1024. Returns the previous number. The caller
+    /// then wakes Ms ([`Sched::wake_after_push`]).
     pub(crate) fn resize(&self, n: usize) -> io::Result<usize> {
         let n = n.clamp(1, MAX_PROCS) as u32;
-        // Memory before the lock is taken (sched/mod.rs, rule 2).
-        let first = self.made();
-        let mut fresh = Vec::new();
-        for id in first..n {
-            match P::new(id) {
-                Ok(p) => fresh.push(Some(Box::new(p))),
-                Err(e) => {
-                    discard(fresh);
-                    return Err(e);
-                }
-            }
-        }
+        // Memory is allocated before the lock is taken (sched/mod.rs, rule 2).
+        let first = self.ps_made();
+        let mut fresh = make_ps(first..n)?;
         let mut central = self.central.lock();
-        // Another call may have made some meanwhile: then ours with these ids are left over.
-        for id in self.made()..n {
+        // Another call may have made some of them meanwhile: then those in `fresh` are left over.
+        for id in self.ps_made()..n {
             let p = fresh[(id - first) as usize].take().expect("made above");
             self.ps[id as usize].store(Box::into_raw(p), Ordering::Release);
-            self.made.store(id + 1, Ordering::Release);
+            self.ps_made.store(id + 1, Ordering::Release);
         }
         let before = self.procs.swap(n, Ordering::Relaxed);
         let stop = if self.stopping.load(Ordering::Relaxed) { flag::STOP } else { 0 };
@@ -63,9 +56,10 @@ impl Sched {
         Ok(before as usize)
     }
 
-    fn retire_idle_ps(&self, central: &mut Central, from: u32) {
+    /// Retires the idle Ps with an id of at least `n`.
+    fn retire_idle_ps(&self, central: &mut Central, n: u32) {
         self.filter_idle_ps(central, |p| {
-            let keep = p.id < from;
+            let keep = p.id < n;
             if !keep {
                 self.retire_unused(p);
             }
@@ -73,35 +67,35 @@ impl Sched {
         });
     }
 
-    /// Under the lock: retires a P that no M holds.
+    /// Under the lock: retires a P that no M owns.
     pub(crate) fn retire_unused(&self, p: &'static P) {
         p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
-        // SAFETY: nobody holds it, and nobody can take it: we have the lock.
-        unsafe { p.local() }.give_all_back();
-        self.move_timers(p);
+        // SAFETY: no M owns it, and no other thread can take it without the lock, which is held
+        // here.
+        unsafe { p.local() }.drain();
+        self.move_timers_to_p0(p);
         p.set_status(PStatus::Retired);
     }
 
-    /// To a P that stays: number 0 never retires.
-    fn move_timers(&self, p: &P) {
-        if let Some(first) = self.p(0) {
-            p.timers.move_to(&first.timers);
+    fn move_timers_to_p0(&self, p: &P) {
+        if let Some(p0) = self.p(0) {
+            p.timers.move_to(&p0.timers);
         }
     }
 
-    /// The holder of `p` gives it up. False: it may keep it after all.
+    /// The owner of `p` gives it up. Returns false if it may keep the P after all, because
+    /// `set_procs` was called again.
     #[cold]
     pub(crate) fn retire(&self, rt: Rt, p: &'static P) -> bool {
         let m = rt.m();
         let mut central = self.central.lock();
         self.spill(&mut central, p);
         if p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed) & flag::RETIRE == 0 {
-            // `set_procs` changed its mind; what we moved comes back by itself.
+            // The P takes back what was spilled, from the global queue.
             return false;
         }
-        // SAFETY: we own the P, and hold no other borrow of its local state.
-        unsafe { p.local() }.give_all_back();
-        self.move_timers(p);
+        rt.with_local(|local| local.drain());
+        self.move_timers_to_p0(p);
         p.set_status(PStatus::Retired);
         m.set_p(self.take_idle_p(&mut central));
         drop(central);
@@ -113,11 +107,26 @@ impl Sched {
     }
 }
 
-/// Ps that were made and never used still hold their credits.
+/// Makes Ps with these ids.
+fn make_ps(ids: std::ops::Range<u32>) -> io::Result<Vec<Option<Box<P>>>> {
+    let mut ps = Vec::new();
+    for id in ids {
+        match P::new(id) {
+            Ok(p) => ps.push(Some(Box::new(p))),
+            Err(e) => {
+                discard(ps);
+                return Err(e);
+            }
+        }
+    }
+    Ok(ps)
+}
+
+/// Frees Ps that were made and never used. They have credits for stacks, which are returned.
 fn discard(unused: Vec<Option<Box<P>>>) {
     for p in unused.into_iter().flatten() {
         // SAFETY: never shared.
-        unsafe { p.local() }.give_all_back();
+        unsafe { p.local() }.drain();
     }
 }
 
@@ -125,6 +134,5 @@ fn discard(unused: Vec<Option<Box<P>>>) {
 /// up the caller's P if it was asked to.
 pub(crate) fn after_resize(rt: Rt) {
     rt.sched().wake_after_push();
-    let is_asked = rt.p().flags.load(Ordering::Relaxed) != 0;
-    if is_asked { super::switch::yield_now(rt).leave() } else { rt.leave() }
+    if rt.has_request() { crate::sched::switch::yield_now(rt).leave() } else { rt.leave() }
 }

@@ -9,9 +9,7 @@ use std::cell::Cell;
 #[inline]
 pub(crate) fn random(here: Option<Rt>) -> u64 {
     match here {
-        // SAFETY: inside the runtime the P belongs to the caller, and no other borrow of its local
-        // state exists.
-        Some(rt) => unsafe { rt.p().local() }.rng.next(),
+        Some(rt) => rt.random(),
         None => random_on_thread(),
     }
 }

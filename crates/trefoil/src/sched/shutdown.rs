@@ -260,7 +260,7 @@ impl WaitingHolder {
     pub(crate) fn new() -> Option<WaitingHolder> {
         let rt = Rt::enter()?;
         let counted = rt.sched().count_waiting_holder(rt.g());
-        rt.leave_now();
+        rt.leave_without_yield();
         match counted {
             HolderCount::Counted => Some(WaitingHolder { nested: false }),
             HolderCount::AlreadyCounted => Some(WaitingHolder { nested: true }),
@@ -398,11 +398,11 @@ impl Sched {
         let local = || pop_local(p);
         let global = || self.pop_expired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.must_be_drained())?;
-        p.next_tick();
+        p.begin_slice();
         m.grace_until.set(time_used_by(m) + GRACE_NANOS);
         // It stops at its next runtime call, or by sysmon's signal when its grace is over and it is
         // outside of a library.
-        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run());
+        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run_number());
         self.sysmon.wake();
         Some(g)
     }

@@ -1,65 +1,78 @@
-//! Park, yield, exit: leaving one goroutine for the next.
+//! Park, yield, exit: the switch from one goroutine to the next.
 //!
-//! A goroutine that stops takes its successor from the local queue and switches to it directly. Only
-//! when none is at hand, or something is asked of the P, it switches to the thread's own context,
-//! which does the slow part of the search (`find.rs`) on the thread's stack: goroutine stacks stay
-//! shallow, and a small one needs a single page.
+//! A goroutine that stops takes its successor from the local queue and switches to it directly. If
+//! the local queue is empty, or a request to the P is pending (`p::flag`), it switches to the
+//! thread's own context instead, which does the slow part of the search (`search/find.rs`) on the
+//! thread's stack. So goroutine stacks stay shallow, and a small goroutine needs a single page.
 //!
-//! # Settling
-//! A goroutine may be resumed elsewhere only when its registers are saved, so it cannot announce its
-//! own stop. It leaves a note (`m.leaving`) and **whoever runs next on the thread settles it**
-//! ([`finish_switch`]): publishes it as parked, queues it, or recycles its stack. Every path that
-//! arrives from a switch settles before anything else:
+//! # Deferred switch completion
+//! A goroutine may be resumed on another M only after its registers are saved, that is, after the
+//! switch. So it cannot publish its own stop. It stores in `m.unfinished_switch` what is to become
+//! of it, and **the next context on the M completes the switch** ([`finish_switch`]): it publishes
+//! the goroutine as parked, queues it, or recycles its stack. Every path that continues after a
+//! switch begins with that:
 //!
 //! ```text
-//!   G1: leave note, switch ──▶ G2, resumed in `leave`:   finish_switch, go on
-//!                          ──▶ G3, fresh in `main`:       finish_switch, run the closure
-//!                          ──▶ the thread's context:     finish_switch, find work
+//!   G1: store, switch ──▶ G2, resumed in `switch_away`:    finish_switch, continue
+//!                     ──▶ G3, new in `goroutine_main`:     finish_switch, run its closure
+//!                     ──▶ the thread's own context:        finish_switch, find work
 //! ```
 //!
 //! # The end of a goroutine
-//! In the order of a thread's end: result stored, TLS destructors, then the join cell. After the join
-//! cell the G belongs to its handle and may be reused at once, while we still stand on its stack: the
-//! stack was taken out of the G before. If the successor is fresh and wants a stack of the same
-//! kind, it **inherits** this one on the spot: the TLS gets a clean image and the loop in
-//! [`goroutine_main`] goes round. Neither a switch nor a pool is involved.
+//! As at the end of a thread: the result is stored, TLS destructors run, then the join cell is
+//! completed. From then on the G belongs to its handle and may be reused, while this code still
+//! runs on its stack; therefore the stack is taken out of the G before. If the successor is new and
+//! needs a stack of the same size class, it **inherits** this one: the TLS block gets a clean
+//! image, and the loop in [`goroutine_main`] runs the successor's closure. That takes neither a
+//! switch nor a pool, and halved the time of spawn and join.
+//!
+//! Invariants:
+//! 1. Between a store to `m.unfinished_switch` and the `finish_switch` that takes it, the M stays
+//!    inside the runtime and stores no second one.
+//! 2. A context is resumed by the one thread that took its goroutine from a queue, or by its own
+//!    thread.
+//!
+//! Rejected: Go's unlock function, which the scheduler calls after the switch. Here a waker that
+//! comes too early only leaves a mark (`Notified`, `goroutine/state.rs`). That needs no callback,
+//! locks are released before the switch, and a goroutine that was already woken does not switch at
+//! all.
 
 use crate::arch;
 use crate::mem::{self, Stack};
 use crate::sched::g::G;
 use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
-use crate::sched::m::{Leaving, Rt};
+use crate::sched::m::{OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
+use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
 use crate::sched::wait::reason::WaitReason;
-use crate::sched::{
-    CURRENT, Sched, goroutine::locked, goroutine::scope, search::find, shutdown, wait,
-};
+use crate::sched::{CURRENT, Sched, goroutine::locked, goroutine::scope, shutdown, wait};
 use crate::sys::clock::{NEVER, now};
+use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
 
-/// Every how many ticks a goroutine from the global queue goes first. Go's number; and for a queue of at least
-/// [`CROWD`] goroutines, because `yield_now` keeps goroutines local (Go's does not): with 2,000 that yield, some would
-/// wait for seconds.
+/// Every how many ticks a goroutine from a global queue goes first. Go's number.
 const FAIRNESS_TICKS: u32 = 61;
+/// The same if at least [`CROWD_LEN`] goroutines wait there. `yield_now` keeps goroutines local,
+/// unlike Go's: of 2,000 goroutines that yield, some would wait for seconds.
 const FAIRNESS_TICKS_IN_CROWD: u32 = 8;
-const CROWD: u32 = 256;
+const CROWD_LEN: u32 = 256;
 
-/// Every how many ticks goroutines that were started, or have yielded, go before those that were woken: so that they do
-/// not starve.
+/// Every how many ticks a fresh goroutine goes before the woken ones, so that fresh ones do not
+/// starve.
 const FRESH_TICKS: u32 = 16;
 
-/// A P that has timers looks at the clock once in so many switches: 27 ns against 16 × 10.
-const TIMER_LOOKS: u32 = 16;
+/// A P with timers reads the clock once in so many switches: 27 ns per reading against 16 × 10 ns.
+const SWITCHES_PER_TIMER_CHECK: u32 = 16;
 
-/// How often one who is alone yields before it looks at other Ps, at first and at most: a look takes a microsecond or
-/// more for each P where somebody waits.
-const YIELDS_ALONE: u32 = 64;
-const YIELDS_ALONE_MAX: u32 = 4096;
+/// How many times a goroutine that is alone on its P yields before it tries to steal from other Ps:
+/// at first and at most. An attempt takes a microsecond or more for each P where goroutines wait.
+const YIELDS_BETWEEN_STEALS_MIN: u32 = 64;
+const YIELDS_BETWEEN_STEALS_MAX: u32 = 4096;
 
-/// The running goroutine waits until someone calls `ready` for it (maybe that has happened already).
-/// The result is the runtime where it wakes up.
+/// Parks the running goroutine until another thread or goroutine calls `ready` for it, which may
+/// have happened already. Returns the runtime on which it is resumed.
 #[inline]
 pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     let g = rt.g();
@@ -67,77 +80,86 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
         return rt;
     }
     g.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
-    leave(rt, g, Leaving::Parked(g))
+    switch_away(rt, g, UnfinishedSwitch::Parked(g))
 }
 
-/// The running goroutine lets others run.
+/// Lets other goroutines run before the running one.
 #[inline]
 pub(crate) fn yield_now(rt: Rt) -> Rt {
     let p = rt.p();
-    // Alone here, and nothing asked of us: go on.
+    // Alone on this P, and no request is pending: continue.
     if p.is_empty()
         && !rt.sched().has_global()
         && p.flags.load(Ordering::Relaxed) & !flag::LOCKED == 0
-        && !timer_due(p)
-        && !fetches(rt, p)
+        && !is_timer_due(p)
+        && !steals_while_alone(rt, p)
     {
         return rt;
     }
     let g = rt.g();
-    // Alone here, while others wait in a global queue: behind all of them.
-    let note = if p.is_empty() { Leaving::Preempted(g) } else { Leaving::Yielded(g) };
-    leave(rt, g, note)
+    // Alone on this P, but goroutines wait in a global queue: go behind all of them.
+    let becomes =
+        if p.is_empty() { UnfinishedSwitch::Preempted(g) } else { UnfinishedSwitch::Yielded(g) };
+    switch_away(rt, g, becomes)
 }
 
-/// Whether one who yields, and is alone on its P, has fetched somebody who waits on another: it is as good as idle,
-/// but no thread will be woken for them, and whoever runs there may refuse to be preempted. Once in
-/// [`YIELDS_ALONE`] times, and the more rarely the less there is to fetch.
+/// Tries to steal a goroutine for the local queue, on behalf of a goroutine that yields and is
+/// alone on its P. Returns whether it did.
+///
+/// This P is as good as idle, but no M is woken for the goroutines that wait on other Ps, and the
+/// one that runs there may refuse to be preempted. The attempt is made once in
+/// [`YIELDS_BETWEEN_STEALS_MIN`] yields, and more rarely after each failure.
 #[inline]
-fn fetches(rt: Rt, p: &P) -> bool {
-    let left = p.yields.get();
+fn steals_while_alone(rt: Rt, p: &P) -> bool {
+    let left = p.yields_until_steal.get();
     if left > 0 {
-        p.yields.set(left - 1);
+        p.yields_until_steal.set(left - 1);
         return false;
     }
-    let found = find::fetch(rt);
-    let pause = if found { 0 } else { 2 * p.yields_pause.get() };
-    let pause = pause.clamp(YIELDS_ALONE, YIELDS_ALONE_MAX);
-    p.yields_pause.set(pause);
-    p.yields.set(pause);
+    let found = steal::steal_for_yield(rt);
+    let pause = if found { 0 } else { 2 * p.yields_between_steals.get() };
+    let pause = pause.clamp(YIELDS_BETWEEN_STEALS_MIN, YIELDS_BETWEEN_STEALS_MAX);
+    p.yields_between_steals.set(pause);
+    p.yields_until_steal.set(pause);
     found
 }
 
-/// The time slice is over, noticed at the end of a runtime call.
+/// The end of a runtime call has found `flag::PREEMPT`: preempts the goroutine if the request is
+/// meant for it and it may stop here, and leaves the runtime.
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
     let p = rt.p();
     if !p.is_asked_to_preempt() {
         // The request came too late for the goroutine that it was meant for.
         p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
-        return rt.leave_now();
+        return rt.leave_without_yield();
     }
-    let stays = rt.g().no_preempt.get() != 0 || rt.sched().must_go_on();
-    let rt = if stays { rt } else { preempt(rt) };
-    rt.leave_now();
+    let must_continue = rt.g().no_preempt.get() != 0 || rt.sched().must_go_on();
+    let rt = if must_continue { rt } else { preempt(rt) };
+    rt.leave_without_yield();
 }
 
-/// The time slice is used up. If the running goroutine came from `runnext`, others have used the slice too, and it may
-/// have run for a moment only: it keeps its place before those that have used up a slice by themselves.
+/// Ends the time slice of the running goroutine.
+///
+/// If the goroutine came from `runnext`, other goroutines used a part of the slice, and it may have
+/// run for a moment only. Then it stays ahead of the goroutines that used up a slice alone.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
     rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
     let inherited = rt.p().runs_inherited() && !g.stopped_in_libc.get();
-    leave(rt, g, if inherited { Leaving::Displaced(g) } else { Leaving::Preempted(g) })
+    let becomes =
+        if inherited { UnfinishedSwitch::Displaced(g) } else { UnfinishedSwitch::Preempted(g) };
+    switch_away(rt, g, becomes)
 }
 
-/// The running goroutine has no P, and there is none for it: it queues, and its thread looks for another.
+/// Queues the running goroutine, which has no P and finds none. Its M asks for another P.
 pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
     let counted =
         shutdown::holds_lock() && rt.sched().count_waiting_holder(g) == HolderCount::Counted;
-    m.leaving.set(Leaving::WithoutP(g));
+    m.unfinished_switch.set(UnfinishedSwitch::WithoutP(g));
     m.current.set(None);
-    // SAFETY: as in `leave`, to the thread's own context.
+    // SAFETY: as in `switch_away`, to the thread's own context.
     unsafe { arch::switch(g.sp.as_ptr(), m.sp.get(), m.tp.get()) };
     let rt = Rt::after_switch();
     finish_switch(rt);
@@ -147,18 +169,18 @@ pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     rt
 }
 
-/// Makes a goroutine runnable that parked, or is about to. Exactly once for each park.
+/// Makes a goroutine runnable that has parked or is about to. Exactly once for each park.
 #[inline]
 pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
-        return; // it has not parked yet, and will not
+        return; // It has not parked yet, and will not.
     }
     g.woken.set(true);
     let sched = rt.sched();
     if std::ptr::eq(g.sched.get(), sched) {
         let p = rt.p();
         p.push_next(sched, g);
-        // Alone, it is probably about to run here (`idle.rs`).
+        // Alone, it will probably run here in a moment (`search/idle.rs`, wake-up suppression).
         if !sched.idle.is_suppressed() || p.ring_len() != 0 {
             sched.wake();
         }
@@ -167,7 +189,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     }
 }
 
-/// `ready` from a plain thread, or from another runtime's goroutine.
+/// [`ready`] on a plain thread or on another runtime's goroutine.
 pub(crate) fn ready_outside(g: &'static G) {
     if g.notify() {
         g.woken.set(true);
@@ -177,19 +199,21 @@ pub(crate) fn ready_outside(g: &'static G) {
 
 #[cold]
 fn enqueue_outside(g: &'static G) {
-    // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`), and it is alive until it runs.
-    unsafe { &*g.sched.get() }.push_from_outside(g, false);
+    // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and this one is alive
+    // until it has run.
+    unsafe { &*g.sched.get() }.push_woken_from_outside(g);
 }
 
-/// Leaves `g`, the running goroutine, with a note of what it is to become. Returns when it is resumed.
+/// Switches away from `g`, the running goroutine; `becomes` says what is to become of it. Returns
+/// when it is resumed.
 #[inline]
-fn leave(rt: Rt, g: &'static G, note: Leaving) -> Rt {
+fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     let m = rt.m();
-    m.leaving.set(note);
-    // SAFETY: `g` is running here, so its context is ours to save; the target is suspended and was
-    // taken from a queue (a goroutine), or is the thread's own context.
+    m.unfinished_switch.set(becomes);
+    // SAFETY: `g` runs here, so this thread may save its context. The target is suspended: a
+    // goroutine that was taken from a queue, or the thread's own context (invariant 2).
     unsafe {
-        match next_at_hand(rt) {
+        match next_for_direct_switch(rt) {
             Some(next) => {
                 next.state.set_running();
                 m.current.set(Some(next));
@@ -206,10 +230,11 @@ fn leave(rt: Rt, g: &'static G, note: Leaving) -> Rt {
     rt
 }
 
-/// A successor that can be switched to at once. None: the thread's own context decides.
+/// Takes a successor that can be switched to directly. Returns None if the thread's own context
+/// must decide.
 #[inline]
-fn next_at_hand(rt: Rt) -> Option<&'static G> {
-    let g = pop_at_hand(rt)?;
+fn next_for_direct_switch(rt: Rt) -> Option<&'static G> {
+    let g = pop_unless_requested(rt)?;
     if g.locked.get().is_some() {
         rt.m().chosen.set(Some(g));
         return None;
@@ -217,11 +242,9 @@ fn next_at_hand(rt: Rt) -> Option<&'static G> {
     if has_stack(g) {
         return Some(g);
     }
-    let p = rt.p();
-    // SAFETY: we own the P, and hold no other borrow of its local state.
-    match unsafe { p.local() }.stacks.pop() {
+    match rt.with_local(|local| local.stacks.pop()) {
         Some(stack) => {
-            attach(g, stack);
+            attach_stack(g, stack);
             Some(g)
         }
         None => {
@@ -231,12 +254,38 @@ fn next_at_hand(rt: Rt) -> Option<&'static G> {
     }
 }
 
-/// The next goroutine of the local queues: `runnext`, which inherits its predecessor's slice; those that were woken; the
-/// others. Counts a tick unless it inherits.
+/// As [`next_for_direct_switch`], for a goroutine that ends: a successor without a stack will do
+/// too, if it can inherit `stack`.
+#[inline]
+fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
+    if !stack.is_default_size() {
+        return next_for_direct_switch(rt);
+    }
+    let g = pop_unless_requested(rt)?;
+    if g.locked.get().is_some() {
+        rt.m().chosen.set(Some(g));
+        return None;
+    }
+    Some(g)
+}
+
+/// Takes the head of the local queue, unless a request, the global queue or a timer comes first.
+#[inline]
+fn pop_unless_requested(rt: Rt) -> Option<&'static G> {
+    let p = rt.p();
+    let tick = p.tick.load(Ordering::Relaxed);
+    if p.flags.load(Ordering::Relaxed) != 0 || is_global_turn(rt.sched(), tick) || is_timer_due(p) {
+        return None;
+    }
+    pop_local(p)
+}
+
+/// Takes the next goroutine of the local queues: `runnext`, which inherits its predecessor's slice;
+/// or else a woken one; or else a fresh one. Begins a slice unless the goroutine inherits one.
 #[inline]
 pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
     if let Some(next) = p.runq.pop_next() {
-        // SAFETY: taken from the queue, so ours; Gs are never freed.
+        // SAFETY: taken from the queue, so owned by this thread; Gs are never freed.
         return Some(unsafe { &*next.as_ptr() });
     }
     let tick = p.tick.load(Ordering::Relaxed);
@@ -249,11 +298,31 @@ pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
     // SAFETY: as above.
     let g: &'static G = unsafe { &*item.as_ptr() };
     if g.woken.get() {
-        p.next_tick()
+        p.begin_slice()
     } else {
-        p.next_fresh_tick()
+        p.begin_fresh_slice()
     }
     Some(g)
+}
+
+/// Returns whether a goroutine from the global queue goes first in this tick.
+#[inline]
+pub(crate) fn is_global_turn(sched: &Sched, tick: u32) -> bool {
+    (tick.is_multiple_of(FAIRNESS_TICKS) && sched.has_global())
+        || (tick.is_multiple_of(FAIRNESS_TICKS_IN_CROWD) && sched.global_len() >= CROWD_LEN)
+}
+
+/// Returns whether a timer of this P is due. Reads the clock only once in
+/// [`SWITCHES_PER_TIMER_CHECK`] calls, because that takes longer than a switch.
+#[inline]
+fn is_timer_due(p: &P) -> bool {
+    let next = p.timers.next();
+    if next == NEVER {
+        return false;
+    }
+    let checks = p.timer_checks.get().wrapping_add(1);
+    p.timer_checks.set(checks);
+    checks.is_multiple_of(SWITCHES_PER_TIMER_CHECK) && next <= now()
 }
 
 #[inline]
@@ -262,64 +331,64 @@ fn has_stack(g: &G) -> bool {
 }
 
 /// Gives a goroutine that is about to run for the first time its stack.
-pub(crate) fn attach(g: &'static G, stack: Stack) {
-    // SAFETY: the stack is ours, unused, and far larger than the first frame.
+pub(crate) fn attach_stack(g: &'static G, stack: Stack) {
+    // SAFETY: this thread owns the stack, which is unused and far larger than the first frame.
     g.sp.set(unsafe { arch::prepare(stack.sp(), goroutine_main) });
     g.tp.set(stack.tp());
     g.stack.set(Some(stack));
 }
 
-/// Settles the goroutine that the last switch on this thread left.
+/// Completes the last switch on this M; see the head of the file.
 #[inline]
 fn finish_switch(rt: Rt) {
     let sched = rt.sched();
-    match rt.m().leaving.replace(Leaving::Nobody) {
-        Leaving::Nobody => {}
-        Leaving::Parked(g) => {
+    match rt.m().unfinished_switch.replace(UnfinishedSwitch::None) {
+        UnfinishedSwitch::None => {}
+        UnfinishedSwitch::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
-                // Its waker only left a note, and woke nobody.
+                // Its waker came before the park was complete, so it neither queued it nor woke an
+                // M.
                 g.woken.set(true);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }
         }
-        Leaving::Yielded(g) => {
+        UnfinishedSwitch::Yielded(g) => {
             g.state.set_runnable();
             g.woken.set(false);
             rt.p().push_back(sched, g);
             sched.wake_after_push();
         }
-        Leaving::Displaced(g) => {
+        UnfinishedSwitch::Displaced(g) => {
             g.state.set_runnable();
             rt.p().push_back(sched, g);
             sched.wake_after_push();
         }
-        Leaving::Preempted(g) => {
+        UnfinishedSwitch::Preempted(g) => {
             g.state.set_runnable();
             g.woken.set(false);
             sched.push_expired(g);
             sched.wake_after_push();
         }
-        Leaving::WithoutP(g) => {
+        UnfinishedSwitch::WithoutP(g) => {
             g.state.set_runnable();
             g.woken.set(true);
             if g.stopped_in_libc.get() {
                 sched.push_expired(g);
                 sched.wake_after_push();
             } else {
-                // As one that was woken: it does not wait behind those who compute.
-                sched.push_from_outside(g, false);
+                // As a woken one: it does not wait behind goroutines that compute.
+                sched.push_woken_from_outside(g);
             }
         }
-        Leaving::Dead(stack) => recycle(rt.p(), stack),
+        UnfinishedSwitch::Dead(stack) => recycle_stack(rt, stack),
     }
 }
 
-fn recycle(p: &P, stack: Stack) {
+fn recycle_stack(rt: Rt, stack: Stack) {
     if stack.is_default_size() {
         stack.recycle();
-        // SAFETY: we own the P, and hold no other borrow of its local state.
-        unsafe { p.local() }.stacks.push(stack);
+        rt.with_local(|local| local.stacks.push(stack));
     } else {
         mem::release(stack);
     }
@@ -332,12 +401,14 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
         let g = rt.g();
         CURRENT.set(g);
         finish_switch(rt);
-        rt.leave_now();
-        run_to_the_end(g);
-        if !exit(enter_again(g), g) {
-            crate::sched::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"));
+        rt.leave_without_yield();
+        run_body(g);
+        match exit(enter_again(g), g) {
+            Exited::StackInherited => {} // The next round runs the goroutine that inherited it.
+            Exited::Resumed => {
+                crate::sched::fatal(format_args!("a dead goroutine was resumed: a bug in trefoil"))
+            }
         }
-        // Another goroutine goes on here, on the same stack.
     }
 }
 
@@ -350,12 +421,12 @@ fn enter_again(g: &G) -> Rt {
     }
 }
 
-/// Closure, then destructors of its thread-locals. Both are the user's code.
-fn run_to_the_end(g: &'static G) {
-    // SAFETY: this is the goroutine's one run (task.rs, invariant 1).
+/// Runs the closure, then the destructors of its thread-locals. Both are user code.
+fn run_body(g: &'static G) {
+    // SAFETY: this is the goroutine's one run (goroutine/body.rs, invariant 1).
     let panicked = unsafe { (g.body.get().run)(g) };
     if panicked && g.abort_on_panic.get() {
-        // The panic's own message is out already (hook). Go's exit code.
+        // The panic hook has already printed the panic's own message. The exit code is Go's.
         crate::sys::stderr::write_stderr(format_args!(
             "\ngoroutine {} panicked, and panics end the process (PanicMode::Abort)\n",
             g.id()
@@ -363,143 +434,117 @@ fn run_to_the_end(g: &'static G) {
         // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
         unsafe { libc::_exit(2) };
     }
-    // Without a handle the result is dropped as a thread's is: before its thread-locals.
+    // Without a handle the result is dropped as that of a thread is: before its thread-locals.
     let has_more_than_bits = panicked || !g.body.get().has_plain_result || g.name().is_some();
     if has_more_than_bits && !g.join.store_result() {
         drop_result(g);
-        g.forget_name();
+        g.clear_name();
     }
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
 }
 
-/// Drops the result as the user's code.
+/// Drops the result; its destructor is user code.
 fn drop_result(g: &'static G) {
-    // SAFETY: nobody else will take it (join.rs, invariant 1).
+    // SAFETY: there is no handle that could take it (goroutine/join.rs, invariant 1).
     let panicked = unsafe { (g.body.get().drop_result)(g) };
-    // SAFETY: null, or the scope that waits for us.
+    // SAFETY: null, or the scope, which waits for this goroutine.
     if panicked && let Some(scope) = unsafe { g.scope.get().as_ref() } {
         scope.note_panic();
     }
 }
 
-/// Ends the running goroutine. True: another one has taken over its stack and is `rt.g()` now.
-fn exit(rt: Rt, g: &'static G) -> bool {
-    let mut stack = take_stack(g);
+/// How [`exit`] ended.
+enum Exited {
+    /// Another goroutine, which is `rt.g()` now, has inherited the stack.
+    StackInherited,
+    /// The dead goroutine was resumed: a bug.
+    Resumed,
+}
+
+/// Ends the running goroutine.
+fn exit(rt: Rt, g: &'static G) -> Exited {
     let scope = g.scope.get();
+    let (rt, stack) = complete_join(rt, g);
+    if !scope.is_null() {
+        // SAFETY: the scope waits for this goroutine; this is the last access to it.
+        unsafe { scope::ScopeData::finish_one(scope, rt) };
+    }
+    if stack.is_default_size() {
+        // The credit that its spawn took. The last user code has run, so the stack itself stays in
+        // use only until the successor puts it into the cache.
+        rt.with_local(|local| local.stacks.unreserve_one());
+    }
+    match next_for_exit(rt, &stack) {
+        Some(next) if !has_stack(next) => {
+            inherit_stack(rt, next, stack);
+            Exited::StackInherited
+        }
+        next => {
+            switch_from_dead(rt, next, stack);
+            Exited::Resumed
+        }
+    }
+}
+
+/// Marks the goroutine as dead and completes its join cell. Returns its stack. Afterwards `g`
+/// belongs to its handle, or to a free list.
+#[inline]
+fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
+    let stack = take_stack(g);
     if g.locked.get().is_some() {
         locked::unlock_at_end(g);
     }
     bump(&rt.p().counters.ended, 1);
     g.state.set_dead();
-    CURRENT.set(std::ptr::null());
-    let completed = g.join.complete();
-    // From here on `g` is not ours, but for `Unwanted`.
-    let rt = match completed {
-        Completed::Kept => rt,
+    CURRENT.set(null());
+    match g.join.complete() {
+        Completed::Kept => (rt, stack),
         Completed::Wake(waiter) => {
             wait::wake_in(rt, waiter);
-            rt
+            (rt, stack)
         }
         Completed::Unwanted => {
-            let mut rt = rt;
-            if g.name().is_some() {
-                g.stack.set(Some(stack));
-                rt = forget_name_late(rt, g);
-                stack = take_stack(g);
-            }
-            free(rt, g);
-            rt
+            let (rt, stack) =
+                if g.name().is_some() { clear_name_late(rt, g, stack) } else { (rt, stack) };
+            free_g(rt, g);
+            (rt, stack)
         }
-    };
-    if !scope.is_null() {
-        // SAFETY: the scope waits for us; this is our last access to it.
-        unsafe { scope::ScopeData::finish_one(scope, rt) };
     }
-    if stack.is_default_size() {
-        // The credit of its spawn. The last user code has run, so the stack itself is in our hands
-        // until the successor shelves it.
-        // SAFETY: we own the P, and hold no other borrow of its local state.
-        unsafe { rt.p().local() }.stacks.unreserve_one();
-    }
+}
 
+/// Makes `next`, which is new, the running goroutine, on the stack of the one that ended.
+#[inline]
+fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
+    stack.recycle();
+    arch::reset_float_control();
+    next.sp.set(null_mut());
+    next.tp.set(stack.tp());
+    next.stack.set(Some(stack));
+    next.state.set_running();
+    rt.m().current.set(Some(next));
+}
+
+/// Switches from a goroutine that has ended to `next`, or to the thread's own context.
+#[inline]
+fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) {
     let m = rt.m();
-    let next = next_at_hand_or_fresh(rt, &stack);
-    match next {
-        Some(next) if !has_stack(next) => {
-            stack.recycle();
-            arch::reset_float_control();
-            next.sp.set(std::ptr::null_mut());
-            next.tp.set(stack.tp());
-            next.stack.set(Some(stack));
-            next.state.set_running();
-            m.current.set(Some(next));
-            return true;
-        }
-        _ => {}
-    }
-    m.leaving.set(Leaving::Dead(stack));
-    let mut nowhere = std::ptr::null_mut();
-    // SAFETY: as in `leave`; nobody will resume `nowhere`.
+    m.unfinished_switch.set(UnfinishedSwitch::Dead(stack));
+    let mut never_resumed = null_mut();
+    // SAFETY: as in `switch_away`; the saved context is not in any queue, so no thread resumes it.
     unsafe {
         match next {
             Some(next) => {
                 next.state.set_running();
                 m.current.set(Some(next));
-                arch::switch(&raw mut nowhere, next.sp.get(), next.tp.get());
+                arch::switch(&raw mut never_resumed, next.sp.get(), next.tp.get());
             }
             None => {
                 m.current.set(None);
-                arch::switch(&raw mut nowhere, m.sp.get(), m.tp.get());
+                arch::switch(&raw mut never_resumed, m.sp.get(), m.tp.get());
             }
         }
     }
-    false
-}
-
-/// As [`next_at_hand`], but a fresh goroutine is as good as a suspended one if it can inherit `stack`.
-#[inline]
-fn next_at_hand_or_fresh(rt: Rt, stack: &Stack) -> Option<&'static G> {
-    if !stack.is_default_size() {
-        return next_at_hand(rt);
-    }
-    let g = pop_at_hand(rt)?;
-    if g.locked.get().is_some() {
-        rt.m().chosen.set(Some(g));
-        return None;
-    }
-    Some(g)
-}
-
-/// The head of the local queue, unless something else must be looked at first.
-#[inline]
-fn pop_at_hand(rt: Rt) -> Option<&'static G> {
-    let p = rt.p();
-    let tick = p.tick.load(Ordering::Relaxed);
-    if p.flags.load(Ordering::Relaxed) != 0 || is_global_turn(rt.sched(), tick) || timer_due(p) {
-        return None;
-    }
-    pop_local(p)
-}
-
-/// Whether a goroutine from the global queue goes first in this tick.
-#[inline]
-pub(crate) fn is_global_turn(sched: &Sched, tick: u32) -> bool {
-    (tick.is_multiple_of(FAIRNESS_TICKS) && sched.has_global())
-        || (tick.is_multiple_of(FAIRNESS_TICKS_IN_CROWD) && sched.global_len() >= CROWD)
-}
-
-/// Whether a timer of this P is due: looked at once in [`TIMER_LOOKS`] switches, because the clock costs
-/// more than a switch.
-#[inline]
-fn timer_due(p: &P) -> bool {
-    let next = p.timers.next();
-    if next == NEVER {
-        return false;
-    }
-    let looks = p.looks.get().wrapping_add(1);
-    p.looks.set(looks);
-    looks.is_multiple_of(TIMER_LOOKS) && next <= now()
 }
 
 fn take_stack(g: &G) -> Stack {
@@ -509,102 +554,95 @@ fn take_stack(g: &G) -> Stack {
     }
 }
 
-/// The handle was dropped while the destructors of the thread-locals ran, and left the name to the goroutine: frees it
-/// outside the runtime.
+/// The handle was dropped while the destructors of the thread-locals ran, and left the name to the
+/// goroutine: frees it outside the runtime. The goroutine may continue on another M, with the same
+/// stack.
 #[cold]
-fn forget_name_late(rt: Rt, g: &'static G) -> Rt {
-    // It lives again, for the count too: its runtime must not go.
+fn clear_name_late(rt: Rt, g: &'static G, stack: Stack) -> (Rt, Stack) {
+    g.stack.set(Some(stack));
+    // It counts as alive again, so that its runtime is not dropped.
     bump(&rt.p().counters.spawned, 1);
     g.state.set_running_again();
     CURRENT.set(g);
-    rt.leave_now();
-    g.forget_name();
-    // An allocator may have used thread-locals.
+    rt.leave_without_yield();
+    g.clear_name();
+    // The allocator may have used thread-locals.
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
     let rt = enter_again(g);
     bump(&rt.p().counters.ended, 1);
-    CURRENT.set(std::ptr::null());
-    rt
+    CURRENT.set(null());
+    (rt, take_stack(g))
 }
 
-/// A dead G without a handle returns to the free list.
-pub(crate) fn free(rt: Rt, g: &'static G) {
-    retire_g(g);
-    // SAFETY: we own the P, and hold no other borrow of its local state.
-    let local = unsafe { rt.p().local() };
-    local.free_gs.give(g);
+/// Returns a dead G without a handle to the P's free list.
+pub(crate) fn free_g(rt: Rt, g: &'static G) {
+    reset_dead(g);
+    rt.with_local(|local| local.free_gs.put(g));
 }
 
-/// As [`free`], on a plain thread.
-pub(crate) fn free_outside(g: &'static G) {
-    retire_g(g);
-    crate::sched::g::give_central(g);
+/// As [`free_g`], on a plain thread.
+pub(crate) fn free_g_outside(g: &'static G) {
+    reset_dead(g);
+    crate::sched::g::put_central(g);
 }
 
-fn retire_g(g: &'static G) {
+fn reset_dead(g: &'static G) {
     g.state.set_dead();
-    // Guards that it forgot are not its successor's.
+    // `no_preempt` guards that the goroutine forgot must not count for the next one in this G.
     g.no_preempt.set(0);
-    g.tp.set(std::ptr::null_mut());
+    g.tp.set(null_mut());
 }
 
-/// The thread's own context: finds work, runs it, until the runtime stops.
-pub(crate) fn thread_loop(rt: Rt) {
-    let m = rt.m();
+/// The thread's own context: finds work and runs it, until the runtime stops or has too many
+/// threads.
+pub(crate) fn thread_loop(own: OwnContext) {
+    let m = own.m();
     loop {
         if let Some(g) = m.locked.get()
-            && !locked::wait_for_g(rt, g)
+            && !locked::wait_for_g(own, g)
         {
             return;
         }
-        let g = match m.chosen.take() {
-            Some(g) => g,
-            None => match find::find_work(rt) {
-                Some(g) => g,
-                None => return,
-            },
-        };
-        if let Some(home) = rt.sched().locked_m_of(g, m) {
-            locked::hand_to_locked_m(rt, g, home);
+        let Some(g) = m.chosen.take().or_else(|| find::find_work(own)) else { return };
+        if let Some(other_m) = own.sched().locked_m_of(g, m) {
+            locked::hand_to_locked_m(own.expect_rt(), g, other_m);
             continue;
         }
-        if !has_stack(g) && !give_stack(rt, g) {
+        if !has_stack(g) && !provide_stack(own, g) {
             continue;
         }
         g.state.set_running();
         m.current.set(Some(g));
-        // SAFETY: as in `leave`, seen from the thread's side.
+        // SAFETY: as in `switch_away`, in the other direction.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };
-        finish_switch(rt);
+        finish_switch(own.after_switch());
     }
 }
 
-/// Gives a fresh goroutine its stack. False: the P was lost meanwhile, and the goroutine is in a queue again.
-fn give_stack(rt: Rt, g: &'static G) -> bool {
-    loop {
-        // SAFETY: we own the P, and hold no other borrow of its local state.
-        let stacks = unsafe { &mut rt.p().local().stacks };
-        let made = match stacks.pop() {
+/// Gives `g`, which is new, a stack. Returns false if sysmon retook the P meanwhile: then `g` is in
+/// a queue again.
+fn provide_stack(own: OwnContext, g: &'static G) -> bool {
+    while let Some(rt) = own.rt() {
+        let cached = rt.with_local(|local| match local.stacks.pop() {
             Some(stack) => Ok(Some(stack)),
-            None => stacks.refill(),
-        };
-        let made = match made {
+            None => local.stacks.refill(),
+        });
+        let made = match cached {
             Ok(Some(stack)) => {
-                attach(g, stack);
+                attach_stack(g, stack);
                 return true;
             }
-            // It allocates, so it may have to wait for a goroutine that was preempted inside malloc.
-            Ok(None) => rt.retakable(mem::refill_pool),
+            // It allocates, so it may have to wait for a goroutine that was preempted inside
+            // malloc.
+            Ok(None) => own.retakable(mem::refill_pool),
             Err(e) => Err(e),
         };
         if let Err(e) = made {
             crate::sched::fatal(format_args!("goroutine {}: cannot make its stack: {e}", g.id()));
         }
-        if rt.m().p.get().is_none() {
-            rt.sched().push_global(g);
-            rt.sched().wake_after_push();
-            return false;
-        }
     }
+    own.sched().push_global(g);
+    own.sched().wake_after_push();
+    false
 }

@@ -32,7 +32,8 @@ mod preloaded;
 
 use crate::alloc::on_thread;
 use crate::mem::magazine::{self, BlocksOf, Class};
-use crate::sched::m::{M, with_m};
+use crate::sched::allocator::with_m;
+use crate::sched::m::M;
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -175,7 +176,7 @@ fn or_no_memory(block: *mut c_void) -> *mut c_void {
 
 unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if let Some(class) = class_for(size)
         && let Some(block) = take_block(class)
     {
@@ -187,7 +188,7 @@ unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 
 unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if let Some(bytes) = count.checked_mul(size)
         && let Some(class) = class_for(bytes)
         && let Some(block) = take_block(class)
@@ -207,7 +208,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
         return;
     }
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if USES_MAGAZINES.load(Ordering::Relaxed) {
         let push = |m: &'static M| {
             // SAFETY: glibc's block, which the caller frees; reads its header.
@@ -233,7 +234,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
 
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     if !block.is_null()
         && size != 0
         && let Some(class) = class_for(size)
@@ -265,7 +266,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
 
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
-    crate::sched::m::assert_may_allocate();
+    crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { (real().memalign)(align, size) }))
 }

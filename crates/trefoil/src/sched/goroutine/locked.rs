@@ -19,9 +19,9 @@
 
 use crate::sched::Sched;
 use crate::sched::g::G;
-use crate::sched::m::{M, Rt};
+use crate::sched::m::{M, OwnContext, Rt};
 use crate::sched::p::{P, flag};
-use crate::sched::search::find::LAST_NAP;
+use crate::sched::search::wait_for_p::SHUTDOWN_PARK_NANOS;
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
@@ -61,7 +61,7 @@ pub(crate) fn unlock_at_end(g: &G) {
 
 /// Sleeps, on the M's own context, until `g`, which is locked to this M, is to run. Returns false
 /// if `g` has ended or the runtime is drained.
-pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
+pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
     let ended = !g.locked.get().is_some_and(|locked_m| std::ptr::eq(locked_m, m));
     loop {
@@ -89,7 +89,7 @@ pub(crate) fn wait_for_g(rt: Rt, g: &'static G) -> bool {
             return false;
         }
         let stopping = sched.stopping.load(Ordering::Relaxed);
-        m.parker.park_until(if stopping { now() + LAST_NAP } else { NEVER });
+        m.parker.park_until(if stopping { now() + SHUTDOWN_PARK_NANOS } else { NEVER });
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, locked_m: &'static M) {
     // In a drained runtime the thread of `locked_m` may have ended, and another runtime may use the
     // M. No goroutine is resumed any more.
     if sched.is_drained() {
-        central.global.push_back(g);
+        central.global.fresh.push_back(g);
         return;
     }
     let Some(p) = m.p.take() else { return };

@@ -73,7 +73,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
         SpawnTarget::Runtime(sched) => {
             let same = std::ptr::eq(rt.sched(), sched);
             if !same {
-                rt.leave_now();
+                rt.leave_without_yield();
             }
             same
         }
@@ -107,7 +107,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
             rt.leave();
         }
         None => {
-            sched.push_from_outside(g, true);
+            sched.push_fresh_from_outside(g);
         }
     }
     Ok(g)
@@ -183,18 +183,18 @@ enum StackKind {
 /// Takes a G, and reserves a default stack for it, from the P's free lists. Returns the G, its new
 /// id, and its runtime.
 fn take_g(rt: Rt, stack: StackKind) -> Result<(&'static G, u64, &'static Sched), NoG> {
-    let (p, sched) = (rt.p(), rt.sched());
-    // SAFETY: the caller owns the P, and no other borrow of its local state exists here.
-    let local = unsafe { p.local() };
-    let g = local.free_gs.take().map_err(NoG::Memory)?;
-    if stack == StackKind::Default
-        && let Err(refusal) = local.stacks.reserve_one()
-    {
-        local.free_gs.give(g);
-        return Err(NoG::Stack(refusal));
-    }
-    let id = local.next_id(|n| sched.take_ids(n));
-    bump(&p.counters.spawned, 1);
+    let sched = rt.sched();
+    let (g, id) = rt.with_local(|local| {
+        let g = local.free_gs.take().map_err(NoG::Memory)?;
+        if stack == StackKind::Default
+            && let Err(refusal) = local.stacks.reserve_one()
+        {
+            local.free_gs.put(g);
+            return Err(NoG::Stack(refusal));
+        }
+        Ok((g, local.next_id(|n| sched.take_ids(n))))
+    })?;
+    bump(&rt.p().counters.spawned, 1);
     Ok((g, id, sched))
 }
 
@@ -205,7 +205,7 @@ fn take_g_outside(sched: &Sched, stack: StackKind) -> io::Result<(&'static G, u6
     if stack == StackKind::Default
         && let Err(e) = mem::reserve_one()
     {
-        g::give_central(g);
+        g::put_central(g);
         return Err(e);
     }
     sched.spawned_outside.fetch_add(1, Ordering::AcqRel);
@@ -227,6 +227,6 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stac
     g.lock_depth.set(0);
     g.state.set_runnable();
     if let Some(stack) = own_stack {
-        switch::attach(g, stack);
+        switch::attach_stack(g, stack);
     }
 }

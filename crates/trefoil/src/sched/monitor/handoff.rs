@@ -36,9 +36,10 @@
 //! Invariant 1: while `hold` of an M is `RETAKEN`, its `m.p` only remembers its last P. The M does
 //! not own that P, and is not its `holder`.
 
-use crate::sched::m::{M, OWNED, PROBING, RETAKEN, Rt};
+use crate::sched::m::{M, OWNED, OwnContext, PROBING, RETAKEN, Rt};
 use crate::sched::p::{P, flag};
-use crate::sched::queues::central::{Central, Wake};
+use crate::sched::queues::assign::PendingWakes;
+use crate::sched::queues::central::Central;
 use crate::sched::{Sched, switch};
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
@@ -128,7 +129,7 @@ pub(crate) fn release_p_before_blocking(rt: Rt) {
     let wake = sched.release_p(&mut central, m, p);
     drop(central);
     wake.deliver();
-    rt.leave_now();
+    rt.leave_without_yield();
 }
 
 /// Enters the runtime on an M whose `hold` is not `OWNED`: waits for the end of the probe, and gets
@@ -154,7 +155,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     if let Some((p, claim)) = p {
         m.set_p(Some(p));
         // The time that the P ran before does not count for this goroutine's slice.
-        p.next_tick();
+        p.begin_slice();
         crate::sched::goroutine::locked::mark(m, p);
         // The P was counted as spinning for the M that was to take it. This M does not search.
         if claim && sched.idle.stop_spinning() {
@@ -167,7 +168,7 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
 
 /// As [`reacquire_p`], on the M's own context: the M then searches for a P itself.
 #[cold]
-pub(crate) fn ack_retake(rt: Rt) {
+pub(crate) fn ack_retake(rt: OwnContext) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
     if sched.clear_retaken(&mut central, m) {
@@ -190,7 +191,7 @@ impl Sched {
 
     /// Separates `p` from `m`, which is outside the runtime or on its way out, and hands it off,
     /// under the lock.
-    fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> Wake {
+    fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
@@ -235,16 +236,16 @@ impl Sched {
 
     /// Passes on `p`, which no M has any more, under the lock. If there is work, or if no other M
     /// would notice new work, an M gets it. Otherwise it becomes idle.
-    pub(crate) fn hand_off(&self, central: &mut Central, p: &'static P) -> Wake {
+    pub(crate) fn hand_off(&self, central: &mut Central, p: &'static P) -> PendingWakes {
         p.holder.store(null_mut(), Ordering::Relaxed);
         p.flags.fetch_and(!(flag::PREEMPT | flag::LOCKED), Ordering::Relaxed);
         if self.stopping.load(Ordering::Relaxed) {
             self.spill(central, p);
             if !self.is_drained() && self.has_global() {
-                return self.assign(central, p, false);
+                return self.assign(central, p);
             }
             self.put_idle_p(central, p);
-            return Wake::NOBODY;
+            return PendingWakes::NONE;
         }
         if p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0 {
             self.spill(central, p);
@@ -252,7 +253,7 @@ impl Sched {
             return self.wake_locked(central);
         }
         if !p.is_empty() || self.has_global() {
-            return self.assign(central, p, false);
+            return self.assign(central, p);
         }
         // Without an idle P and a spinning M, a goroutine that is about to make work would wake no
         // M.
@@ -263,10 +264,10 @@ impl Sched {
             || self.poller.has_unwatched_shard()
         {
             self.idle.start_spinning();
-            return self.assign(central, p, true);
+            return self.assign_spinning(central, p);
         }
         self.put_idle_p(central, p);
-        Wake::NOBODY
+        PendingWakes::NONE
     }
 
     /// Returns whether an M without a P is on a CPU.

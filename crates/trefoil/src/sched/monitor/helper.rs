@@ -216,7 +216,7 @@ pub(crate) fn start_thread(
     sched: &Arc<Sched>,
     mut central: impl DerefMut<Target = Central>,
 ) -> io::Result<()> {
-    let id = sched.admit_thread()?;
+    let id = sched.register_thread()?;
     central.starting += 1;
     drop(central);
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
@@ -239,7 +239,7 @@ fn start_threads(sched: &Arc<Sched>) -> bool {
             sched.return_ps_wanting_m(&mut central);
             drop(central);
             if needed {
-                sched.say_no_threads(&e);
+                sched.report_no_threads(&e);
             }
             return false;
         }

@@ -305,7 +305,7 @@ impl<'a> Monitor<'a> {
     /// Checks a running P: retakes it if its M is blocked, and preempts its goroutine if that has
     /// run too long.
     fn check_p(&mut self, p: &'static P, round: &mut Round) {
-        let run = (p.tick.load(Ordering::Relaxed), p.run());
+        let run = (p.tick.load(Ordering::Relaxed), p.run_number());
         let (slice_since, run_since) = p.running_since(round.now);
         let ran = round.now.saturating_sub(slice_since);
         self.hogged &= ran >= HOG_NANOS;

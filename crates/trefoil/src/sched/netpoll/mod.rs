@@ -18,6 +18,7 @@
 //!   else sleep in the list
 //! ```
 
+pub(crate) mod idle_poller;
 pub(crate) mod pollable;
 pub(crate) mod poller;
 #[cfg(feature = "std")]

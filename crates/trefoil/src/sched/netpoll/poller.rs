@@ -104,7 +104,7 @@ impl Shard {
     pub(super) fn count_waiter(&self, sched: &Sched) {
         // SeqCst: pairs with the end of `Poller::sleep_as_idle_poller`.
         if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_watched(self) {
-            sched.want_poller();
+            sched.ensure_idle_poller();
         }
     }
 

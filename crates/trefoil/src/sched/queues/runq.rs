@@ -1,7 +1,7 @@
 //! A P's local run queue: a ring and one `runnext` slot, after Go's.
 //!
-//! The **owner** is the M that holds the P. It alone pushes. Anyone takes from the head by
-//! compare-and-swap: the owner one, a thief half.
+//! The **owner** is the M that owns the P. It alone pushes. The owner and **thieves**, Ms that own
+//! other Ps, take from the head by compare-and-swap: the owner one item, a thief half of the ring.
 //!
 //! ```text
 //!   next: [ G ]          runs first, and inherits the running goroutine's time slice
@@ -10,15 +10,18 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Only the owner writes `tail` and the slots. So a slot that the owner itself consumed keeps its
-//!    value until the owner's next push; a thief must copy a slot *before* its CAS on `head`.
+//! 1. Only the owner writes `tail` and the slots. So a slot that the owner itself consumed keeps
+//!    its value until the owner's next push; a thief must copy a slot *before* its CAS on `head`.
 //! 2. `tail - head ≤ RING` in wrapping arithmetic.
 //! 3. A slot in `head..tail` was written before the `tail` that covers it was published (Release),
 //!    and is read after that tail was loaded (Acquire).
 //! 4. Each pushed item is returned exactly once, by one pop, steal or overflow.
 //!
+//! `crates/trefoil-model` explores the interleavings of this file.
+//!
 //! Rejected: crossbeam-deque (no runnext, no overflow by half, a growing buffer); a ring of plain
-//! cells for the owner with a fence on the thieves' side (saves 5 ns a pop and costs an IPI a steal).
+//! cells for the owner with a fence on the thieves' side (saves 5 ns per pop and costs an IPI per
+//! steal).
 
 use crate::shim::{AtomicPtr, AtomicU32, Ordering, RING, swap_full};
 use std::ptr::{NonNull, null_mut};
@@ -26,17 +29,18 @@ use std::ptr::{NonNull, null_mut};
 const MASK: u32 = RING as u32 - 1;
 const _: () = assert!(RING.is_power_of_two());
 
-/// The queue. `T` is a goroutine; model checks use something smaller.
+/// The queue. `T` is a goroutine; model checks use a smaller type.
 pub(crate) struct RunQueue<T> {
     next: AtomicPtr<T>,
-    /// How often the owner has taken from `next`: so a thief sees that it does. Written by the owner.
+    /// How many times the owner has taken from `next`, for thieves that watch it. Written by the
+    /// owner.
     nexts_taken: AtomicU32,
     head: AtomicU32,
     tail: AtomicU32,
     ring: Box<[AtomicPtr<T>]>,
 }
 
-/// The older half of a full ring: consumed from it, still lying in its slots (invariant 1).
+/// The older half of a full ring: taken from it, but still stored in its slots (invariant 1).
 #[must_use = "these goroutines are in no queue now"]
 pub(crate) struct Overflow<'q, T> {
     queue: &'q RunQueue<T>,
@@ -49,7 +53,7 @@ impl<T> Iterator for Overflow<'_, T> {
 
     fn next(&mut self) -> Option<NonNull<T>> {
         self.left = self.left.checked_sub(1)?;
-        // Relaxed: we wrote the slot ourselves (invariant 1).
+        // Relaxed: this thread, the owner, wrote the slot itself (invariant 1).
         let item = self.queue.slot(self.at).load(Ordering::Relaxed);
         self.at = self.at.wrapping_add(1);
         NonNull::new(item)
@@ -72,23 +76,24 @@ impl<T> RunQueue<T> {
         &self.ring[(index & MASK) as usize]
     }
 
-    /// Owner: makes `item` the next to run and returns the one it displaced, which the owner must
-    /// push back. A full barrier: what follows (the look for idle threads) is not done before it.
+    /// Owner: makes `item` the next to run. Returns the item that it displaced, which the owner
+    /// must push back. A full barrier: the check for idle Ps that follows is not done before it.
     #[inline]
     #[must_use]
     pub(crate) fn push_next(&self, item: NonNull<T>) -> Option<NonNull<T>> {
-        // Release for a thief's Acquire on `next`; full for the wake/sleep protocol (idle.rs).
+        // Release for a thief's Acquire on `next`; a full barrier for the protocol of
+        // `search/idle.rs`.
         NonNull::new(swap_full(&self.next, item.as_ptr()))
     }
 
-    /// Owner: appends. When full, takes the older half out and returns it: the caller moves it *and*
-    /// `item` to the global queue.
+    /// Owner: appends. If the ring is full, takes the older half out and returns it: the caller
+    /// moves it *and* `item` to a global queue.
     #[inline]
     pub(crate) fn push_back(&self, item: NonNull<T>) -> Result<(), Overflow<'_, T>> {
         loop {
-            // Acquire: pairs with the consumers' Release on head; they are done with the slot.
+            // Acquire: pairs with the consumers' Release on `head`; they have read the slot.
             let head = self.head.load(Ordering::Acquire);
-            let tail = self.tail.load(Ordering::Relaxed); // ours
+            let tail = self.tail.load(Ordering::Relaxed); // Written by this thread.
             if tail.wrapping_sub(head) < RING as u32 {
                 self.slot(tail).store(item.as_ptr(), Ordering::Relaxed);
                 // Release: publishes the slot (invariant 3).
@@ -98,7 +103,7 @@ impl<T> RunQueue<T> {
             if let Some(overflow) = self.take_half_slow(head) {
                 return Err(overflow);
             }
-            // Thieves made room meanwhile.
+            // Thieves have made room meanwhile.
         }
     }
 
@@ -111,18 +116,19 @@ impl<T> RunQueue<T> {
             .map(|_| Overflow { queue: self, at: head, left: half })
     }
 
-    /// Owner: the next to run, from `runnext` or else from the ring.
+    /// Owner: takes the next item to run, from `runnext` or else from the ring.
     #[inline]
     pub(crate) fn pop(&self) -> Option<NonNull<T>> {
         self.pop_next().or_else(|| self.pop_ring())
     }
 
-    /// Owner: `runnext`, which goes on in the time slice of the goroutine before it.
+    /// Owner: takes `runnext`, which runs in the time slice of the goroutine before it.
     #[inline]
     pub(crate) fn pop_next(&self) -> Option<NonNull<T>> {
         let next = self.next.load(Ordering::Relaxed);
         // Only the owner fills `next`, so a failed exchange means that a thief emptied it. Release:
-        // who sees the null sees the tail that we stored before, so `is_empty` is not deceived.
+        // a thread that sees the null also sees the tail that was stored before, as `is_empty`
+        // needs.
         if !next.is_null()
             && self
                 .next
@@ -136,7 +142,7 @@ impl<T> RunQueue<T> {
         None
     }
 
-    /// Owner: the head of the ring, leaving `runnext` alone.
+    /// Owner: takes the head of the ring; `runnext` stays.
     #[inline]
     pub(crate) fn pop_ring(&self) -> Option<NonNull<T>> {
         let mut head = self.head.load(Ordering::Acquire);
@@ -145,7 +151,8 @@ impl<T> RunQueue<T> {
                 return None;
             }
             let item = self.slot(head).load(Ordering::Relaxed);
-            // Release: the owner may reuse the slot after it (pairs with push_back's Acquire).
+            // Release: the owner may reuse the slot after it (pairs with the Acquire of
+            // `push_back`).
             match self.head.compare_exchange_weak(
                 head,
                 head.wrapping_add(1),
@@ -158,8 +165,8 @@ impl<T> RunQueue<T> {
         }
     }
 
-    /// Thief (the owner of `thief`, whose ring is empty): moves half of this ring, rounded up, over
-    /// and returns the last of them to run.
+    /// Thief, the owner of `thief`, whose ring is empty: takes half of this ring, rounded up.
+    /// Returns the last of the items to run; the others are in the ring of `thief`.
     pub(crate) fn steal_into(&self, thief: &RunQueue<T>) -> Option<NonNull<T>> {
         let to = thief.tail.load(Ordering::Relaxed);
         let n = self.grab_half(thief, to);
@@ -174,20 +181,20 @@ impl<T> RunQueue<T> {
     fn grab_half(&self, thief: &RunQueue<T>, to: u32) -> u32 {
         loop {
             let head = self.head.load(Ordering::Acquire);
-            let tail = self.tail.load(Ordering::Acquire); // invariant 3
+            let tail = self.tail.load(Ordering::Acquire); // Invariant 3.
             let len = tail.wrapping_sub(head);
             let n = len - len / 2;
             if n == 0 {
                 return 0;
             }
             if n > RING as u32 / 2 {
-                continue; // head and tail were read at different times
+                continue; // `head` and `tail` were read at different times.
             }
             for i in 0..n {
                 let item = self.slot(head.wrapping_add(i)).load(Ordering::Relaxed);
                 thief.slot(to.wrapping_add(i)).store(item, Ordering::Relaxed);
             }
-            // Release: our reads of the slots are done before the owner may reuse them.
+            // Release: the slots are read before the owner may reuse them.
             if self
                 .head
                 .compare_exchange(head, head.wrapping_add(n), Ordering::AcqRel, Ordering::Relaxed)
@@ -198,39 +205,40 @@ impl<T> RunQueue<T> {
         }
     }
 
-    /// How many lie in the ring. A look from outside.
+    /// Returns approximately how many items are in the ring. For any thread.
     pub(crate) fn ring_len(&self) -> u32 {
         let head = self.head.load(Ordering::Relaxed);
         self.tail.load(Ordering::Relaxed).wrapping_sub(head)
     }
 
-    /// How many were ever appended to the ring. A look from outside.
+    /// Returns how many items were ever appended to the ring, modulo 2³². For any thread.
     pub(crate) fn pushed(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// How many were taken, from the ring or by the owner from `runnext`. A look from outside.
+    /// Returns how many items were taken from the ring, or by the owner from `runnext`, modulo 2³².
+    /// For any thread.
     pub(crate) fn taken(&self) -> u32 {
         self.head.load(Ordering::Relaxed).wrapping_add(self.nexts_taken())
     }
 
-    /// How often the owner has run one from `runnext`. A look from outside.
+    /// Returns how many times the owner has taken an item from `runnext`. For any thread.
     pub(crate) fn nexts_taken(&self) -> u32 {
         self.nexts_taken.load(Ordering::Relaxed)
     }
 
-    /// Who is in `runnext`, as an address; 0 if nobody. A look from outside.
+    /// Returns the address of the item in `runnext`, or 0. For any thread.
     pub(crate) fn next_hint(&self) -> usize {
         self.next.load(Ordering::Relaxed) as usize
     }
 
-    /// Is there something in `runnext`? A look from outside, for thieves.
+    /// Returns whether there is an item in `runnext`. For any thread.
     #[inline]
     pub(crate) fn has_next(&self) -> bool {
         !self.next.load(Ordering::Relaxed).is_null()
     }
 
-    /// Thief: `runnext` itself, the last resort.
+    /// Thief: takes `runnext`, as the last resort.
     pub(crate) fn steal_next(&self) -> Option<NonNull<T>> {
         let next = self.next.load(Ordering::Acquire);
         if next.is_null() {
@@ -243,8 +251,8 @@ impl<T> RunQueue<T> {
             .and_then(NonNull::new)
     }
 
-    /// Nothing here? Never says so falsely while the owner moves an item from `runnext` to the ring:
-    /// then `tail` changes, and we look again.
+    /// Returns whether there is no item. It never returns true falsely while the owner moves an
+    /// item from `runnext` to the ring: then `tail` changes, and all is read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let head = self.head.load(Ordering::Acquire);
@@ -256,7 +264,7 @@ impl<T> RunQueue<T> {
         }
     }
 
-    /// How many wait here, roughly; for traces and for the choice to wake others.
+    /// Returns approximately how many items there are. For any thread.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         let head = self.head.load(Ordering::Relaxed);
@@ -300,7 +308,7 @@ mod tests {
             assert!(q.push_back(item(i)).is_ok());
         }
         let moved: Vec<_> = match q.push_back(item(RING)) {
-            Ok(()) => panic!("the ring was full"),
+            Ok(()) => panic!("the ring must be full"),
             Err(overflow) => overflow.map(number).collect(),
         };
         assert_eq!(moved, (0..RING / 2).collect::<Vec<_>>());
@@ -333,11 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn never_falsely_empty() {
+    fn is_empty_never_misses_an_item_that_moves_to_the_ring() {
         let q = RunQueue::new();
         let done = AtomicBool::new(false);
         let wrong = AtomicUsize::new(0);
-        // There is always one: it moves from runnext to the ring and back.
+        // There is always one item: it moves from `runnext` to the ring and back.
         assert!(q.push_next(item(0)).is_none());
         std::thread::scope(|s| {
             s.spawn(|| {

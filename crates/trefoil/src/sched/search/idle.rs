@@ -1,46 +1,51 @@
-//! Who sleeps and who looks: the counters behind waking exactly as many threads as there is work.
+//! The counters behind waking as many Ms as there is work.
 //!
-//! A thread that runs out of work first *spins*: it holds a P and searches. If it finds nothing it
-//! gives its P back, stops spinning, and parks. Work can appear at any moment of that. The rule that
-//! keeps every wake-up (Dekker's, with one full barrier on each side):
+//! An M that runs out of work first *spins*: it owns a P and searches. If it finds nothing it gives
+//! its P back, stops spinning, and parks. Work may be published at any moment of that. The rule
+//! that keeps every wake-up is Dekker's, with one full barrier on each side:
 //!
 //! ```text
-//!   submitter                            the one going to sleep
-//!   publish work                         give the P back (`idle_ps` + 1), stop spinning (- 1)
-//!   full barrier                         full barrier
-//!   idle P and nobody spins? → wake one  look at every queue again → found? take a P and go on
+//!   submitter                                M that goes to sleep
+//!   publish work                             give the P back (`idle_ps` + 1), stop spinning (- 1)
+//!   full barrier                             full barrier
+//!   a P is idle and no M spins? wake an M    check every queue again; work? take a P and continue
 //! ```
 //!
-//! Whatever the order, at least one of the two sees the other. A submitter may skip the wake-up when
-//! someone spins, because that one will itself make the second look. It makes it, too, when it finds work and nobody
-//! else spins: if there is more it wakes the next, so one submitter's wake-up grows to as many threads as are needed.
+//! In every interleaving at least one of the two sees the other. A submitter may skip the wake-up
+//! if an M spins, because that M will make the second check. An M makes it also when it finds work
+//! and was the last that spun: if there is more work, it wakes the next M. So one wake-up grows to
+//! as many Ms as are needed.
 //!
-//! Unlike Go, *every* thread looks again after giving its P back, not only one that was spinning. It
-//! costs one sweep a sleep and makes Go's `needspinning` flag unnecessary. And Go's last spinner wakes the next without
-//! a look: for one goroutine that is woken while all is idle, two threads get up, and it waits for the second wake-up.
+//! Unlike Go, *every* M checks again after it has given its P back, not only one that was spinning.
+//! That takes one sweep per sleep and makes Go's `needspinning` flag unnecessary. And Go's last
+//! spinning M wakes the next one without a check: for one goroutine that is woken while all Ps are
+//! idle, two threads wake up, and the goroutine waits for the system call of the second wake-up.
 //!
-//! # Hush
-//! A goroutine in `runnext` is an exception: its waker is probably about to park and to run it itself, and a thread
-//! that is woken for it comes too late. When searches have found nothing [`SUPPRESSION`] times in a row, nobody is woken for
-//! a goroutine that is alone in `runnext`, and it keeps nobody from sleeping. Its owner runs it at the next switch; if
-//! that computes instead, sysmon notices and wakes a thread. The first search that finds something ends the hush.
+//! # Wake-up suppression
+//! A goroutine in `runnext` is an exception: its waker will probably park in a moment and run it
+//! itself, and an M that is woken for it comes too late. After [`SUPPRESS_AFTER`] searches in a row
+//! that found nothing, wake-ups are suppressed: no M is woken for a goroutine that is alone in
+//! `runnext`, and such a goroutine does not keep an M from parking. The P's owner runs it at the
+//! next switch. If the running goroutine computes instead, sysmon notices and wakes an M. The first
+//! search that finds something ends the suppression.
 //!
 //! Invariants:
-//! 1. `spinning` counts threads that hold a P and search, plus wake-ups under way (a claim that is
-//!    handed to the woken thread).
-//! 2. `idle_ps` is changed under the scheduler's lock only; it is read anywhere.
+//! 1. `spinning` counts Ms that own a P and search, plus claims: wake-ups in progress, each of
+//!    which passes to the M that is woken.
+//! 2. `idle_ps` is changed only under the scheduler's lock, and read anywhere.
 
 use crate::shim::{AtomicU32, Ordering, full_fence};
 
-/// Searches in a row that found nothing, after which there is hush.
-const SUPPRESSION: u32 = 4;
+/// Searches in a row that found nothing, after which wake-ups are suppressed.
+const SUPPRESS_AFTER: u32 = 4;
 
 /// The counters.
 pub(crate) struct Idle {
     idle_ps: AtomicU32,
     spinning: AtomicU32,
-    /// Searches in a row that found nothing. A hint.
-    fruitless: AtomicU32,
+    /// Searches in a row that found nothing, up to [`SUPPRESS_AFTER`]. A hint: threads may
+    /// overwrite each other's count.
+    failed_searches: AtomicU32,
 }
 
 impl Idle {
@@ -48,16 +53,17 @@ impl Idle {
         Idle {
             idle_ps: AtomicU32::new(0),
             spinning: AtomicU32::new(0),
-            fruitless: AtomicU32::new(0),
+            failed_searches: AtomicU32::new(0),
         }
     }
 
-    /// Submitter, after publishing work and a full barrier. True: the caller holds a claim on one
-    /// spinning thread. It must give it to a thread that it wakes, or [`Idle::stop_spinning`].
+    /// Submitter, after publishing work and a full barrier: returns true if an M must be woken.
+    /// Then the caller has made a claim, which it must pass to the M that it wakes, or return by
+    /// [`Idle::stop_spinning`].
     #[inline]
     #[must_use]
     pub(crate) fn claim_wake(&self) -> bool {
-        // Relaxed: the barriers of the protocol order these.
+        // Relaxed: the barriers of the protocol order these loads.
         self.idle_ps.load(Ordering::Relaxed) != 0
             && self.spinning.load(Ordering::Relaxed) == 0
             && self.claim_slow()
@@ -68,21 +74,22 @@ impl Idle {
         self.spinning.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A thread that holds a P begins to search.
+    /// An M that owns a P begins to search.
     pub(crate) fn start_spinning(&self) {
         self.spinning.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A search ends. True: it was the last one, so who found work must look for more.
+    /// A search ends. Returns true if no other M spins: if this one found work, it must check for
+    /// more.
     pub(crate) fn stop_spinning(&self) -> bool {
         let before = self.spinning.fetch_sub(1, Ordering::AcqRel);
-        debug_assert!(before > 0, "spinning below zero");
+        debug_assert!(before > 0, "spinning must not fall below zero");
         before == 1
     }
 
-    /// The barrier between the end of a search (spinning stopped, the P given back if nothing was found) and the
-    /// second look.
-    pub(crate) fn before_second_look(&self) {
+    /// The barrier between the end of a search (spinning stopped; the P given back if nothing was
+    /// found) and the second check of the queues.
+    pub(crate) fn before_recheck(&self) {
         full_fence();
     }
 
@@ -94,25 +101,31 @@ impl Idle {
     /// Under the scheduler's lock: an idle P was taken.
     pub(crate) fn p_taken(&self) {
         let before = self.idle_ps.fetch_sub(1, Ordering::AcqRel);
-        debug_assert!(before > 0, "idle Ps below zero");
+        debug_assert!(before > 0, "the number of idle Ps must not fall below zero");
     }
 
-    /// A search for work elsewhere has ended. True: there is hush from now on, and sysmon has to know.
-    #[must_use]
-    pub(crate) fn searched(&self, found: bool) -> bool {
-        let before = self.fruitless.load(Ordering::Relaxed);
-        let now = if found { 0 } else { before + 1 };
-        // Threads may overwrite each other's count: it is a hint.
-        if now != before && now <= SUPPRESSION {
-            self.fruitless.store(now, Ordering::Relaxed);
+    /// An M that spun has found work: ends the suppression of wake-ups.
+    pub(crate) fn search_succeeded(&self) {
+        if self.failed_searches.load(Ordering::Relaxed) != 0 {
+            self.failed_searches.store(0, Ordering::Relaxed);
         }
-        now == SUPPRESSION && before != SUPPRESSION
     }
 
-    /// Whether one that is alone in `runnext` is left to its owner.
+    /// An M has spun without finding work. Returns true if wake-ups are suppressed from now on,
+    /// which sysmon has to know.
+    #[must_use]
+    pub(crate) fn search_failed(&self) -> bool {
+        let failed = self.failed_searches.load(Ordering::Relaxed) + 1;
+        if failed <= SUPPRESS_AFTER {
+            self.failed_searches.store(failed, Ordering::Relaxed);
+        }
+        failed == SUPPRESS_AFTER
+    }
+
+    /// Returns whether wake-ups for a goroutine that is alone in `runnext` are suppressed.
     #[inline]
     pub(crate) fn is_suppressed(&self) -> bool {
-        self.fruitless.load(Ordering::Relaxed) >= SUPPRESSION
+        self.failed_searches.load(Ordering::Relaxed) >= SUPPRESS_AFTER
     }
 
     pub(crate) fn idle_ps(&self) -> u32 {

@@ -155,7 +155,7 @@ impl Node {
             && let Some(rt) = here
             && rt.sched().keep_promise(rt.g())
         {
-            return rt.leave_now();
+            return rt.leave_without_yield();
         }
         wait::leave(here);
     }

@@ -99,11 +99,11 @@ pub(crate) fn may_spin() -> bool {
     let Some(rt) = Rt::enter() else { return true };
     let (p, sched) = (rt.p(), rt.sched());
     let busy = sched.procs().saturating_sub(sched.idle.idle_ps() + sched.idle.spinning());
-    // A goroutine whose slice has expired waits at once. `leave_now` does not preempt it here,
+    // A goroutine whose slice has expired waits at once. `leave_without_yield` does not preempt it here,
     // where it may be in the middle of an operation that other goroutines wait for.
     let in_slice = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
     let may_spin = in_slice && busy > 1 && p.is_empty();
-    rt.leave_now();
+    rt.leave_without_yield();
     may_spin
 }
 

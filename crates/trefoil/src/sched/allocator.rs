@@ -1,0 +1,186 @@
+//! The program's allocator, as an M runs it.
+//!
+//! An M keeps free blocks of the program's allocators in magazines (`mem/magazine.rs`), as Go keeps
+//! an mcache per P: per M, so that a goroutine whose P was retaken allocates as well. If a magazine
+//! is empty or full, the allocator itself runs on the thread's own stack and thread-local storage.
+//! So no preempted goroutine holds an allocator's lock, and what the allocator stores in
+//! thread-locals belongs to the thread.
+//!
+//! Invariant 1: the magazines of an M are touched by its thread only: by a goroutine inside
+//! [`with_m`], or on the thread's own context while no goroutine runs on the M.
+
+use crate::arch;
+use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
+use crate::sched::current_g;
+use crate::sched::m::M;
+#[cfg(all(debug_assertions, feature = "std"))]
+use std::cell::Cell;
+#[cfg(all(debug_assertions, feature = "std"))]
+use std::ptr::null;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
+/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and
+/// does not move. Its P may have been retaken, so `f` touches only what belongs to the M.
+///
+/// Returns None on a plain thread, on an M's own context, inside the runtime, and in a signal
+/// handler that interrupted the runtime.
+#[inline(always)]
+pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
+    current_g()?;
+    // SAFETY: on a goroutine the GS base is its M.
+    unsafe {
+        if arch::is_in_runtime() {
+            return None;
+        }
+        // If the goroutine is preempted between the two instructions it continues on another M,
+        // which is not inside the runtime either.
+        arch::set_in_runtime::<1>();
+        let result = f(&*arch::current_m::<M>());
+        arch::set_in_runtime::<0>();
+        Some(result)
+    }
+}
+
+impl M {
+    /// Returns one set of its magazines.
+    ///
+    /// # Safety
+    /// The caller is inside [`with_m`] and this is the M that it passed, or the caller is the M's
+    /// thread on its own context; no other borrow of the set is alive.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn magazines(&self, of: BlocksOf) -> &mut Magazines {
+        // SAFETY: only the M's thread comes here, and has one borrow at a time: the caller's
+        // contract (magazine.rs, invariant 3).
+        unsafe { &mut *self.magazines[of as usize].get() }
+    }
+
+    /// Inside [`with_m`], if a magazine is empty: fills it with blocks that `alloc` makes on the
+    /// thread's own context, and returns one more. Returns null if there is no memory.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn refill(
+        &self,
+        of: BlocksOf,
+        class: Class,
+        alloc: impl Fn() -> *mut u8,
+    ) -> *mut u8 {
+        // SAFETY: the caller is inside `with_m`, and the borrow ends here.
+        let n = unsafe { self.magazines(of) }.refill_size(class);
+        let (first, chain) = self.on_own_context(|| {
+            let mut chain = Chain::EMPTY;
+            for _ in 1..n {
+                let block = alloc();
+                if block.is_null() {
+                    break;
+                }
+                // SAFETY: allocated just now, with at least 16 bytes.
+                unsafe { chain.push(block) };
+            }
+            (alloc(), chain)
+        });
+        // SAFETY: as above.
+        let magazines = unsafe { self.magazines(of) };
+        magazines.add(class, chain);
+        // The allocator may have had memory for the chain only.
+        if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
+    }
+
+    /// Inside [`with_m`], if a magazine exceeds its capacity: returns its older half to the
+    /// allocator.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
+        // SAFETY: the caller is inside `with_m`, and the borrow ends here.
+        let mut surplus = unsafe { self.magazines(of) }.take_surplus(class);
+        self.on_own_context(|| {
+            while let Some(block) = surplus.pop() {
+                // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and
+                // 2).
+                unsafe { give_back(block, class) };
+            }
+        });
+    }
+
+    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls
+    /// its allocator on the system stack. What `f` stores in thread-locals belongs to the thread,
+    /// not to the goroutine.
+    ///
+    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in
+    /// use (`preempt.rs`, 2). The thread may block, and then its P may be retaken.
+    #[inline(never)]
+    pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
+        struct Call<F, T> {
+            f: Option<F>,
+            result: Option<T>,
+        }
+        extern "sysv64" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
+            // SAFETY: the `Call` below, alive until `call_on` returns.
+            let call = unsafe { &mut *call.cast::<Call<F, T>>() };
+            // SAFETY: the GS base is the M of this thread, and stays so: the thread's own
+            // thread-local storage is in use.
+            unsafe { arch::set_in_runtime::<0>() };
+            call.result = call.f.take().map(|f| f());
+            // SAFETY: as above.
+            unsafe { arch::set_in_runtime::<1>() };
+        }
+        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "sysv64" fn(*mut ()) {
+            call::<F, T>
+        }
+        let mut call = Call { f: Some(f), result: None };
+        let (entry, tp) = (entry(&call), self.tp.get());
+        // A signal handler stays on the alternate stack: if it left that stack, the next signal
+        // would start at its top again and overwrite the handler's frames.
+        let here = &raw const call as usize;
+        let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
+        let sp = if on_goroutine { self.sp.get() } else { null_mut() };
+        // Relaxed: a hint for sysmon.
+        self.in_allocator.store(true, Ordering::Relaxed);
+        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at
+        // `sp`: the stack below is free, and no other code uses its TLS block. The goroutine stays
+        // on this thread until the block is loaded, because it is inside the runtime. Allocators do
+        // not unwind.
+        unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
+        self.in_allocator.store(false, Ordering::Relaxed);
+        match call.result {
+            Some(result) => result,
+            None => {
+                crate::sched::fatal(format_args!("a call on a thread's own stack did not return"))
+            }
+        }
+    }
+}
+
+#[cfg(all(debug_assertions, feature = "std"))]
+thread_local! {
+    /// In the thread-local storage of an M's thread: its M. Null elsewhere.
+    pub(super) static OWN_M: Cell<*const M> = const { Cell::new(null()) };
+}
+
+/// In debug builds: ends the process if the runtime allocates where it must not (sched/mod.rs, rule
+/// 2): on a goroutine inside the runtime, or on a thread's own context that owns a P which cannot
+/// be retaken.
+#[cfg(all(debug_assertions, feature = "std"))]
+pub(crate) fn assert_may_allocate() {
+    let here = 0u8;
+    let is_forbidden = match current_g() {
+        Some(g) => {
+            // SAFETY: on a goroutine the GS base is its M.
+            let in_runtime = unsafe { arch::is_in_runtime() };
+            // On another stack this is a signal handler, which may have interrupted the runtime.
+            in_runtime && g.has_on_stack(&raw const here as usize)
+        }
+        None => {
+            // SAFETY: null or the running thread's own M; Ms are never freed.
+            let own = unsafe { OWN_M.get().as_ref() };
+            own.is_some_and(|m| m.in_runtime.load(Ordering::Relaxed) != 0 && m.p.get().is_some())
+        }
+    };
+    // If every TLS block needs a thread of glibc's, making one allocates wherever it is done.
+    if is_forbidden && !crate::mem::tls::is_by_pthread() {
+        crate::sched::fatal(format_args!(
+            "the runtime allocates while it holds a P: a bug in trefoil"
+        ));
+    }
+}

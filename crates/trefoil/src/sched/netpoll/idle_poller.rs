@@ -1,0 +1,188 @@
+//! The idle poller: the one idle M that is awake when the next timer is due.
+//!
+//! An idle M sleeps in its parker until it is handed a P, except for one: the idle poller sleeps
+//! only until the earliest timer of all Ps. Then it takes an idle P and runs the timers that are
+//! due. While goroutines wait for descriptors it sleeps in `epoll_wait`, in all shards at once,
+//! instead of in its parker.
+//!
+//! # Which M is awake at time t
+//!
+//! | Ps | the thread that is awake when a timer is due or a descriptor is ready |
+//! |---|---|
+//! | some idle | the idle poller; or an M that spins, until its search ends |
+//! | none idle | Ms between two goroutines (`switch.rs`); sysmon, if all goroutines compute |
+//!
+//! An M becomes the idle poller when it goes idle and finds a timer or a waiting goroutine, and
+//! there is no idle poller yet ([`Sched::enter_idle`]). It stops being one when it takes or is
+//! handed a P.
+//!
+//! # No timer is missed
+//! `Sched::idle_poller_until` is the time until which the idle poller sleeps, `NEVER` if there is
+//! none. A thread that sets an earlier timer wakes the idle poller, or an M that becomes it:
+//!
+//! ```text
+//!   thread that sets a timer (`wait/timers.rs`)    M that becomes the idle poller, under the lock
+//!   put the timer into a heap                      idle_poller_until = earliest timer
+//!   full barrier                                   full barrier
+//!   earlier than idle_poller_until? wake it        read the earliest timer again, sleep until then
+//! ```
+//! At least one of the two sees the other. `crates/trefoil-model` checks these steps.
+//!
+//! Two threads do not announce a timer. A goroutine that goes to sleep and leaves its P without
+//! work does not, because its M will search, and a search ends with a check of the timers
+//! (`search/find.rs`, `stop_spinning`). An M that finds work without having searched does not check
+//! either: it comes back soon, and otherwise sysmon checks.
+//!
+//! Invariants:
+//! 1. The idle poller has no P, and is not in the list of idle Ms.
+//! 2. `idle_poller_until` is written under the scheduler's lock. Until the runtime stops it is
+//!    `NEVER` while there is no idle poller.
+
+use crate::sched::Sched;
+use crate::sched::m::{M, OwnContext};
+use crate::sched::netpoll::poller::ReadyBatch;
+use crate::sched::queues::central::Central;
+use crate::shim::full_fence;
+use crate::sys::clock::{NEVER, Nanos};
+use std::sync::atomic::Ordering;
+
+/// The M that is the idle poller, if there is one. Behind the scheduler's lock.
+pub(crate) struct IdlePoller(Option<&'static M>);
+
+impl IdlePoller {
+    pub(crate) const fn new() -> IdlePoller {
+        IdlePoller(None)
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns whether `m` is the idle poller.
+    pub(crate) fn is(&self, m: &M) -> bool {
+        self.0.is_some_and(|poller| std::ptr::eq(poller, m))
+    }
+
+    /// At shutdown only: otherwise [`Sched::clear_idle_poller`].
+    pub(crate) fn take(&mut self) -> Option<&'static M> {
+        self.0.take()
+    }
+}
+
+impl Sched {
+    /// Under the lock: makes `m`, which has no P, the idle poller or an idle M. Returns until when
+    /// it sleeps: `NEVER` unless it is the idle poller.
+    pub(crate) fn enter_idle(&self, central: &mut Central, m: &'static M) -> Nanos {
+        let may_poll =
+            (!central.idle_poller.is_some() || central.idle_poller.is(m)) && !m.listed.get();
+        let timer = self.next_timer();
+        let has_waiters = self.poller.has_waiters() && self.idle.idle_ps() != 0;
+        let until = if may_poll && (timer != NEVER || has_waiters) {
+            self.become_idle_poller(central, m, timer)
+        } else {
+            if may_poll {
+                self.clear_idle_poller(central);
+            }
+            if !m.listed.get() {
+                central.push_idle_m(m);
+            }
+            self.wake_if_out_of_date(central, timer, has_waiters);
+            NEVER
+        };
+        self.publish_spares(central);
+        until
+    }
+
+    /// Returns until when the idle poller sleeps.
+    fn become_idle_poller(&self, central: &mut Central, m: &'static M, timer: Nanos) -> Nanos {
+        central.idle_poller = IdlePoller(Some(m));
+        self.idle_poller_until.store(timer, Ordering::Relaxed);
+        // Pairs with the barrier of the thread that sets a timer (see the head of the file).
+        full_fence();
+        let timer = self.next_timer();
+        self.idle_poller_until.store(timer, Ordering::Relaxed);
+        timer
+    }
+
+    /// Wakes the idle poller if it went to sleep before `timer` was set, or before a goroutine
+    /// waited for a descriptor in a shard that it does not watch.
+    fn wake_if_out_of_date(&self, central: &Central, timer: Nanos, has_waiters: bool) {
+        if let Some(poller) = central.idle_poller.0
+            && (timer < self.idle_poller_until.load(Ordering::Relaxed)
+                || (has_waiters
+                    && (!poller.polling.is_occupied() || self.poller.has_unwatched_shard())))
+        {
+            poller.wake();
+        }
+    }
+
+    /// Under the lock: from now on there is no idle poller. Returns the M that was it.
+    pub(crate) fn clear_idle_poller(&self, central: &mut Central) -> Option<&'static M> {
+        self.idle_poller_until.store(NEVER, Ordering::Relaxed);
+        let m = central.idle_poller.take();
+        self.publish_spares(central);
+        m
+    }
+
+    /// Returns whether the idle poller knows of every timer, and watches every shard in which a
+    /// goroutine waits. Reads without the lock.
+    pub(crate) fn is_idle_poller_current(&self) -> bool {
+        self.next_timer() >= self.idle_poller_until.load(Ordering::Relaxed)
+            && !self.poller.has_unwatched_shard()
+    }
+
+    /// Returns whether a P is idle, and a timer or a waiting goroutine needs an idle poller.
+    pub(crate) fn needs_idle_poller(&self) -> bool {
+        self.idle.idle_ps() != 0 && (self.poller.has_waiters() || self.next_timer() != NEVER)
+    }
+
+    /// A first goroutine waits for a descriptor in a shard that the idle poller does not watch:
+    /// wakes it, or an M that becomes it, if a P is idle.
+    pub(crate) fn ensure_idle_poller(&self) {
+        full_fence();
+        if self.idle.idle_ps() != 0 {
+            self.wake_idle_poller();
+        }
+    }
+
+    /// Wakes the idle poller, which then reads the timers and shards again. If there is none, wakes
+    /// an M that searches and then becomes it.
+    #[cold]
+    pub(crate) fn wake_idle_poller(&self) {
+        let poller = self.central.lock().idle_poller.0;
+        match poller {
+            // Ms are never freed, and a superfluous wake-up does no harm.
+            Some(m) => m.wake(),
+            None => self.wake(),
+        }
+    }
+}
+
+/// Wakes the goroutines whose descriptors the idle poller found ready. It takes an idle P and runs
+/// them; if no P is idle, they go to a global queue. Returns true if the M has a P now.
+pub(crate) fn wake_ready(own: OwnContext, ready: ReadyBatch) -> bool {
+    let (m, sched) = (own.m(), own.sched());
+    if ready.is_empty() {
+        return false;
+    }
+    let mut central = sched.central.lock();
+    let handed = m.handed.take();
+    if handed.is_none() && central.idle_poller.is(m) {
+        sched.clear_idle_poller(&mut central);
+    }
+    let p = handed.or_else(|| {
+        let stopping = sched.stopping.load(Ordering::Relaxed);
+        if stopping { None } else { sched.take_idle_p(&mut central) }
+    });
+    drop(central);
+    let Some(p) = p else {
+        ready.wake(None);
+        return false;
+    };
+    let rt = own.set_p(p);
+    if handed.is_none() {
+        own.start_spinning();
+    }
+    ready.wake(Some(rt));
+    true
+}
