@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Child, in_child, join_all, rss, watchdog};
+use common::{child_test, join_all, rss};
 use std::cell::RefCell;
 use trefoil::{Builder, Runtime, go, yield_now};
 
@@ -46,15 +46,11 @@ fn recurse(depth: usize) -> usize {
 
 #[test]
 fn goroutines_have_large_thread_local_storage() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        for debug in ["procs=2", "tls=pthread", "guards=mprotect"] {
-            let child = Child::of("goroutines_have_large_thread_local_storage");
-            let child = if debug == "procs=2" { child } else { child.env("TREFOIL_DEBUG", debug) };
-            child.succeed();
-        }
-        return;
-    }
+    child_test!(|child| {
+        child.succeed();
+        child.env("TREFOIL_DEBUG", "tls=pthread").succeed();
+        child.env("TREFOIL_DEBUG", "guards=mprotect").succeed();
+    });
     std::thread::spawn(|| use_both(3)).join().unwrap();
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| {
@@ -82,11 +78,7 @@ fn goroutines_have_large_thread_local_storage() {
 /// in the stacks that the runtime keeps of them.
 #[test]
 fn untouched_zeroes_take_no_memory() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("untouched_zeroes_take_no_memory").succeed();
-        return;
-    }
+    child_test!();
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| {
         let before = rss();

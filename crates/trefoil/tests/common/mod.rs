@@ -6,7 +6,7 @@
 //! - What looks at the whole process (threads, memory, stderr, exit code) does so in a [`Child`].
 
 // Every test file compiles its own copy and uses its own part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 pub(crate) mod raw;
 
@@ -334,20 +334,72 @@ pub(crate) fn run_on(cpus: &[usize]) {
     }
 }
 
-/// A process of its own that runs the child's part of a test: this binary again, only that test.
+/// Splits a test into two processes: the test starts this binary again, for itself alone, and the
+/// child runs the rest of the function.
 ///
 /// ```text
 /// #[test]
-/// fn exits_with_2() {
-///     if common::in_child() { … }            // the child's part
-///     else { let out = Child::of("exits_with_2").run(); … }
+/// fn waiting_needs_no_threads() {
+///     child_test!();                      // The parent: runs the child, which must succeed.
+///     …                                   // The child.
+/// }
+///
+/// #[test]
+/// fn a_fatal_error_exits_with_2() {
+///     child_test!(|child| {               // The parent: `child` is a `Child`.
+///         let stderr = child.env("TREFOIL_PROCS", "1").fail(2);
+///         assert!(stderr.contains("fatal error"));
+///     });
+///     …                                   // The child.
 /// }
 /// ```
-pub(crate) struct Child {
-    command: Command,
+///
+/// It must be the first statement of the test: in the parent it returns from the function. The
+/// child is named after the function that contains the macro. Both processes are watched: the child
+/// for [`TOO_LONG`], or for `limit` in `child_test!(limit = duration, |child| …)`, the parent a
+/// little longer for each child, so that it is the child that reports a hang.
+macro_rules! child_test {
+    () => {
+        $crate::common::child_test!(|child| drop(child.succeed()))
+    };
+    (limit = $limit:expr, $parent:expr $(,)?) => {
+        let limit: std::time::Duration = $limit;
+        if !$crate::common::in_child() {
+            let child = $crate::common::Child::of($crate::common::test_name!()).limit(limit);
+            $crate::common::run_parent(child, $parent);
+            return;
+        }
+        let _watchdog = $crate::common::watchdog_for(limit);
+    };
+    ($parent:expr $(,)?) => {
+        $crate::common::child_test!(limit = $crate::common::TOO_LONG, $parent)
+    };
 }
 
-/// Whether this process is a [`Child`].
+/// The name by which libtest knows the function that contains the macro, closures left out:
+/// `module::function`.
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        $crate::common::name_of_test(std::any::type_name_of_val(&here))
+    }};
+}
+
+pub(crate) use {child_test, test_name};
+
+/// What [`test_name`] makes of the path of its inner function: `crate::module::function::here`.
+pub(crate) fn name_of_test(path: &'static str) -> &'static str {
+    let inner = path.split_once("::{{closure}}").map(|(function, _)| function);
+    let function = inner.or_else(|| path.strip_suffix("::here")).expect("the path of `here`");
+    function.split_once("::").expect("a path that begins with the crate").1
+}
+
+/// Fixes the type of the parent's closure in [`child_test`].
+pub(crate) fn run_parent(child: Child, parent: impl FnOnce(Child)) {
+    parent(child);
+}
+
+/// Returns whether this process is a [`Child`].
 pub(crate) fn in_child() -> bool {
     let child = std::env::var_os(CHILD).is_some();
     if child && std::env::var_os("TREFOIL_DEBUG").is_some() {
@@ -356,9 +408,9 @@ pub(crate) fn in_child() -> bool {
     child
 }
 
-/// A command that runs this test's binary once more. Where a loader was called with the binary (`tools/glibc/run`), by that
-/// loader and its libraries.
-fn this_program() -> Command {
+/// Returns a command that runs this test binary once more. If the binary was started through a
+/// loader (`tools/glibc/run`), the command uses that loader and its libraries.
+pub(crate) fn this_program() -> Command {
     let program = std::env::current_exe().expect("this test's binary");
     let mut command = Command::new(program);
     if let Some(libraries) = std::env::var_os("TREFOIL_TEST_LIBRARIES") {
@@ -369,51 +421,81 @@ fn this_program() -> Command {
     command
 }
 
+/// A test that runs in a process of its own, see [`child_test`]. It can be run several times.
+#[derive(Clone)]
+pub(crate) struct Child {
+    test: String,
+    variables: Vec<(String, String)>,
+    limit: Duration,
+}
+
 impl Child {
-    /// The child of the test `name`, without any setting of the runtime in its environment.
+    /// The child of the test `name` (`module::function`, as libtest prints it).
     pub(crate) fn of(name: &str) -> Child {
+        Child { test: name.to_owned(), variables: Vec::new(), limit: TOO_LONG }
+    }
+
+    /// Returns the same child with an environment variable set.
+    pub(crate) fn env(&self, name: &str, value: &str) -> Child {
+        let mut child = self.clone();
+        child.variables.push((name.to_owned(), value.to_owned()));
+        child
+    }
+
+    /// Returns the same child with a trace every few milliseconds and without preemption of
+    /// loops.
+    pub(crate) fn traced(&self) -> Child {
+        self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
+    }
+
+    /// Returns the same child with another time after which the parent counts it as hung.
+    pub(crate) fn limit(&self, limit: Duration) -> Child {
+        Child { limit, ..self.clone() }
+    }
+
+    /// Returns the command that starts the child: without standard input, and with no settings
+    /// of the runtime in the environment except its own variables.
+    pub(crate) fn command(&self) -> Command {
         let mut command = this_program();
         command
-            .args(["--exact", name, "--nocapture", "--test-threads=1"])
-            .env(CHILD, name)
+            .args(["--exact", &self.test, "--nocapture", "--test-threads=1"])
+            .env(CHILD, &self.test)
             .env_remove("TREFOIL_PROCS")
             .env_remove("GOMAXPROCS")
             .env_remove("TREFOIL_DEBUG")
             .env_remove("RUST_BACKTRACE")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
-        Child { command }
+        command
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Child {
-        self.command.env(name, value);
-        self
-    }
-
-    /// A trace every few milliseconds, and nobody is stopped in the middle of a loop.
-    pub(crate) fn traced(self) -> Child {
-        self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
-    }
-
-    /// Runs it to its end.
-    pub(crate) fn output(mut self) -> Output {
-        self.command.output().expect("the child starts")
-    }
-
-    /// Runs it to its end, which must be a good one; returns what it wrote to stderr.
+    /// Runs the child to its end.
     #[track_caller]
-    pub(crate) fn succeed(self) -> String {
+    pub(crate) fn output(&self) -> Output {
+        // The child's own watchdog comes first: its report says more.
+        let _watchdog = watchdog_for(self.limit + TOO_LONG / 4);
+        let out = self.command().output().expect("the child starts");
+        // An unknown name would run nothing, and succeed.
+        let stdout = String::from_utf8_lossy(&out.stdout);
+        let ran = stdout.contains("running 1 test");
+        assert!(ran, "the child did not run {}:\n{stdout}", self.test);
+        out
+    }
+
+    /// Runs the child to its end, which must be a success. Returns what it wrote to stderr.
+    #[track_caller]
+    pub(crate) fn succeed(&self) -> String {
         let out = self.output();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         let stdout = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success(), "the child ended with {}:\n{stdout}\n{stderr}", out.status);
-        // A misspelt name would run nothing, and succeed.
-        assert!(stdout.contains("1 passed"), "the child did not run its test:\n{stdout}");
+        assert!(stdout.contains("1 passed"), "the child did not finish its test:\n{stdout}");
         stderr
     }
 
-    /// Runs it to its end, which must be exit code `code`; returns what it wrote to stderr.
+    /// Runs the child to its end, which must be exit code `code`. Returns what it wrote to stderr.
     #[track_caller]
-    pub(crate) fn fail(self, code: i32) -> String {
+    pub(crate) fn fail(&self, code: i32) -> String {
         let out = self.output();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(code), "the child ended with {}:\n{stderr}", out.status);
