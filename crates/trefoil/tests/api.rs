@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, hold_until, in_child, join_all, mark, runtime, watchdog, yield_until};
+use common::{child_test, hold_until, join_all, mark, runtime, watchdog, yield_until};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
@@ -251,11 +251,7 @@ thread_local! {
 /// As with threads: an unwanted result is dropped by the goroutine while its thread-locals live.
 #[test]
 fn an_unwanted_result_may_use_thread_locals() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("an_unwanted_result_may_use_thread_locals").succeed();
-        return;
-    }
+    child_test!();
     struct Speaks(Arc<AtomicUsize>);
     impl Drop for Speaks {
         fn drop(&mut self) {
@@ -403,61 +399,57 @@ fn mains_panic_comes_out_of_run() {
 
 #[test]
 fn the_message_names_the_goroutine() {
-    let _w = watchdog();
-    if in_child() {
-        trefoil::run(|| {
-            let h = Builder::new().name("sorter").go(|| panic!("out of order")).unwrap();
-            mark(&format!("named {}", h.id()));
-            h.join().unwrap_err();
-            let h = trefoil::go(|| panic!("no {}", "name"));
-            mark(&format!("unnamed {}", h.id()));
-            h.join().unwrap_err();
-        });
-        let _ = catch_unwind(|| trefoil::run(|| panic!("in main")));
-        return;
-    }
-    let stderr = Child::of("the_message_names_the_goroutine").succeed();
-    let id = |what| stderr.lines().find_map(|l| l.strip_prefix(what)).unwrap();
-    for (head, message) in [
-        (format!("goroutine {} \"sorter\" panicked at ", id("named ")), "out of order"),
-        (format!("goroutine {} panicked at ", id("unnamed ")), "no name"),
-        ("goroutine 1 \"main\" panicked at ".to_owned(), "in main"),
-    ] {
-        let mut lines = stderr.lines().skip_while(|line| !line.starts_with(&head));
-        let first = lines.next().unwrap_or_else(|| panic!("no {head:?} in:\n{stderr}"));
-        assert!(first.contains("tests/api.rs:") && first.ends_with(':'), "{first}");
-        assert_eq!(lines.next(), Some(message));
-    }
-    assert!(!stderr.contains("thread '<unnamed>'"), "{stderr}");
+    child_test!(|child| {
+        let stderr = child.succeed();
+        let id = |what| stderr.lines().find_map(|l| l.strip_prefix(what)).unwrap();
+        for (head, message) in [
+            (format!("goroutine {} \"sorter\" panicked at ", id("named ")), "out of order"),
+            (format!("goroutine {} panicked at ", id("unnamed ")), "no name"),
+            ("goroutine 1 \"main\" panicked at ".to_owned(), "in main"),
+        ] {
+            let mut lines = stderr.lines().skip_while(|line| !line.starts_with(&head));
+            let first = lines.next().unwrap_or_else(|| panic!("no {head:?} in:\n{stderr}"));
+            assert!(first.contains("tests/api.rs:") && first.ends_with(':'), "{first}");
+            assert_eq!(lines.next(), Some(message));
+        }
+        assert!(!stderr.contains("thread '<unnamed>'"), "{stderr}");
+    });
+    trefoil::run(|| {
+        let h = Builder::new().name("sorter").go(|| panic!("out of order")).unwrap();
+        mark(&format!("named {}", h.id()));
+        h.join().unwrap_err();
+        let h = trefoil::go(|| panic!("no {}", "name"));
+        mark(&format!("unnamed {}", h.id()));
+        h.join().unwrap_err();
+    });
+    let _ = catch_unwind(|| trefoil::run(|| panic!("in main")));
 }
 
 #[test]
 fn abort_mode_ends_the_process_with_2() {
-    let _w = watchdog();
     const MODE: &str = "TREFOIL_TEST_MODE";
-    if in_child() {
-        let whole = std::env::var(MODE).unwrap() == "runtime";
-        let mode = if whole { PanicMode::Abort } else { PanicMode::Unwind };
-        Runtime::builder().panic(mode).build().unwrap().run(|| {
-            // The other way round for one goroutine.
-            let gentle = Builder::new().panic(PanicMode::Unwind).go(|| panic!("gently")).unwrap();
-            gentle.join().unwrap_err();
-            mark("still here");
-            let h = if whole {
-                trefoil::go(|| panic!("the end"))
-            } else {
-                Builder::new().panic(PanicMode::Abort).go(|| panic!("the end")).unwrap()
-            };
-            let _ = h.join();
-            unreachable!("the process has ended");
-        });
-        return;
-    }
-    for mode in ["runtime", "goroutine"] {
-        let stderr = Child::of("abort_mode_ends_the_process_with_2").env(MODE, mode).fail(2);
-        assert!(stderr.contains("still here\n"), "{stderr}");
-        assert!(stderr.contains("panicked at") && stderr.contains("the end\n"), "{stderr}");
-    }
+    child_test!(|child| {
+        for mode in ["runtime", "goroutine"] {
+            let stderr = child.env(MODE, mode).fail(2);
+            assert!(stderr.contains("still here\n"), "{stderr}");
+            assert!(stderr.contains("panicked at") && stderr.contains("the end\n"), "{stderr}");
+        }
+    });
+    let whole = std::env::var(MODE).unwrap() == "runtime";
+    let mode = if whole { PanicMode::Abort } else { PanicMode::Unwind };
+    Runtime::builder().panic(mode).build().unwrap().run(|| {
+        // The other way round for one goroutine.
+        let gentle = Builder::new().panic(PanicMode::Unwind).go(|| panic!("gently")).unwrap();
+        gentle.join().unwrap_err();
+        mark("still here");
+        let h = if whole {
+            trefoil::go(|| panic!("the end"))
+        } else {
+            Builder::new().panic(PanicMode::Abort).go(|| panic!("the end")).unwrap()
+        };
+        let _ = h.join();
+        unreachable!("the process has ended");
+    });
 }
 
 /// Joins its goroutine when it is dropped: also in the middle of an unwinding.
@@ -816,11 +808,7 @@ fn runtimes_join_each_other() {
 
 #[test]
 fn two_hundred_runtimes_in_a_row() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("two_hundred_runtimes_in_a_row").succeed();
-        return;
-    }
+    child_test!();
     let ours = || common::tasks().iter().filter(|(_, n)| n.starts_with("trefoil")).count();
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let round = |i: usize| {
@@ -842,11 +830,7 @@ fn two_hundred_runtimes_in_a_row() {
 /// to use again must not point into memory that is freed with its runtime.
 #[test]
 fn runtimes_come_and_go_quickly() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("runtimes_come_and_go_quickly").succeed();
-        return;
-    }
+    child_test!();
     for i in 0..300 {
         let rt = runtime(1 + i % 4);
         if i % 3 == 0 {
@@ -976,31 +960,29 @@ fn go_stays_in_its_runtime() {
 
 #[test]
 fn nonsense_in_the_environment_is_named() {
-    let _w = watchdog();
-    if in_child() {
-        let error = Runtime::builder().build().unwrap_err();
-        mark(&format!("build: {error}"));
-        let panic = catch_unwind(|| trefoil::run(|| ())).unwrap_err();
-        mark(&format!("run: {}", panic.downcast_ref::<String>().unwrap()));
-        return;
-    }
-    for (name, value, expected) in [
-        ("TREFOIL_PROCS", "4x", "TREFOIL_PROCS=4x: expected a whole number from 1 to 1024"),
-        ("TREFOIL_PROCS", "-1", "TREFOIL_PROCS=-1: expected a whole number from 1 to 1024"),
-        ("GOMAXPROCS", "0", "GOMAXPROCS=0: expected a whole number from 1 to 1024"),
-        ("GOMAXPROCS", "1025", "GOMAXPROCS=1025: expected a whole number from 1 to 1024"),
-        (
-            "TREFOIL_DEBUG",
-            "schedtrace=often",
-            "TREFOIL_DEBUG=schedtrace=often: expected schedtrace=MILLISECONDS",
-        ),
-        ("TREFOIL_DEBUG", "colour=red", "unknown key colour"),
-    ] {
-        let stderr = Child::of("nonsense_in_the_environment_is_named").env(name, value).succeed();
-        let line = |start| stderr.lines().find(|line| line.starts_with(start)).unwrap_or("");
-        assert!(line("build: ").contains(expected), "{name}={value}:\n{stderr}");
-        assert!(line("run: trefoil cannot start: ").contains(expected), "{stderr}");
-    }
+    child_test!(|child| {
+        for (name, value, expected) in [
+            ("TREFOIL_PROCS", "4x", "TREFOIL_PROCS=4x: expected a whole number from 1 to 1024"),
+            ("TREFOIL_PROCS", "-1", "TREFOIL_PROCS=-1: expected a whole number from 1 to 1024"),
+            ("GOMAXPROCS", "0", "GOMAXPROCS=0: expected a whole number from 1 to 1024"),
+            ("GOMAXPROCS", "1025", "GOMAXPROCS=1025: expected a whole number from 1 to 1024"),
+            (
+                "TREFOIL_DEBUG",
+                "schedtrace=often",
+                "TREFOIL_DEBUG=schedtrace=often: expected schedtrace=MILLISECONDS",
+            ),
+            ("TREFOIL_DEBUG", "colour=red", "unknown key colour"),
+        ] {
+            let stderr = child.env(name, value).succeed();
+            let line = |start| stderr.lines().find(|line| line.starts_with(start)).unwrap_or("");
+            assert!(line("build: ").contains(expected), "{name}={value}:\n{stderr}");
+            assert!(line("run: trefoil cannot start: ").contains(expected), "{stderr}");
+        }
+    });
+    let error = Runtime::builder().build().unwrap_err();
+    mark(&format!("build: {error}"));
+    let panic = catch_unwind(|| trefoil::run(|| ())).unwrap_err();
+    mark(&format!("run: {}", panic.downcast_ref::<String>().unwrap()));
 }
 
 #[test]
@@ -1049,12 +1031,10 @@ mod mains {
 
 #[test]
 fn attribute_main_returns_exit_codes() {
-    let _w = watchdog();
-    if in_child() {
-        assert_eq!(mains::good(), ExitCode::SUCCESS);
-        assert_eq!(mains::bad(), ExitCode::FAILURE);
-        return;
-    }
-    let stderr = Child::of("attribute_main_returns_exit_codes").succeed();
-    assert!(stderr.contains("Error: \"with 2 procs\""), "{stderr}");
+    child_test!(|child| {
+        let stderr = child.succeed();
+        assert!(stderr.contains("Error: \"with 2 procs\""), "{stderr}");
+    });
+    assert_eq!(mains::good(), ExitCode::SUCCESS);
+    assert_eq!(mains::bad(), ExitCode::FAILURE);
 }

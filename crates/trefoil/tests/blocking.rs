@@ -8,7 +8,7 @@ mod common;
 
 use common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_write};
 use common::{
-    Child, MS, flag, hogs, hold_until, in_child, join_all, median, ms, once_in_five, runtime, spin,
+    MS, child_test, flag, hogs, hold_until, join_all, median, ms, once_in_five, runtime, spin,
     ticks, tid, watchdog, yield_until,
 };
 use std::os::fd::OwnedFd;
@@ -437,14 +437,12 @@ fn m20_go_preemption_after_syscall() {
 /// takes longer.
 #[test]
 fn m21_threads_are_bounded_and_visible() {
-    let _w = watchdog();
     const LIMIT: usize = 8;
-    if !in_child() {
-        let stderr = Child::of("m21_threads_are_bounded_and_visible").succeed();
+    child_test!(|child| {
+        let stderr = child.succeed();
         let said = stderr.matches("program exceeds 8-thread limit").count();
         assert_eq!(said, 1, "{stderr}");
-        return;
-    }
+    });
     for procs in [1, 2, 8] {
         // The line comes once for each runtime: only the first is to say it.
         let limit = if procs == 2 { LIMIT } else { 100 };
@@ -489,11 +487,7 @@ fn m21_threads_are_bounded_and_visible() {
 /// m21: threads that nobody needs any more end after some seconds.
 #[test]
 fn m21_spare_threads_end() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m21_spare_threads_end").succeed();
-        return;
-    }
+    child_test!();
     const BLOCKED: usize = 40;
     runtime(2).run(|| {
         let (read, write) = pipe();
@@ -559,11 +553,7 @@ fn timers_of_a_p_that_was_given_away() {
 /// 64 goroutines block unannounced, in files, locks and sleeps; a ticker keeps its time.
 #[test]
 fn a_ticker_beside_64_blocked_goroutines() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("a_ticker_beside_64_blocked_goroutines").succeed();
-        return;
-    }
+    child_test!();
     for procs in [1, 2] {
         once_in_five(|| {
             runtime(procs).run(|| {

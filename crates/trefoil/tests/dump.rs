@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, in_child, watchdog, yield_until};
+use common::{child_test, watchdog, yield_until};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -234,12 +234,8 @@ extern "C" fn clock_gettime(id: libc::clockid_t, time: &mut libc::timespec) -> l
 
 #[test]
 fn a_long_wait_tells_its_minutes() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        // There every clock is ahead.
-        Child::of("a_long_wait_tells_its_minutes").succeed();
-        return;
-    }
+    // In the child, because every clock of the process is moved forward.
+    child_test!();
     run(|| {
         let (_tx, rx) = bounded::<()>(0);
         Builder::new().name("patient").go(move || ignore(rx.recv())).unwrap();

@@ -3,7 +3,7 @@
 mod common;
 
 use common::raw::raw_sleep;
-use common::{Child, in_child, join_all, mark, tasks, watchdog};
+use common::{child_test, join_all, mark, tasks, watchdog};
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::mem::transmute;
@@ -42,12 +42,10 @@ fn die_of_sigquit() {
 
 #[test]
 fn sigquit_ends_the_process_after_the_last_runtime() {
-    if !in_child() {
-        let out = Child::of("sigquit_ends_the_process_after_the_last_runtime").output();
+    child_test!(|child| {
+        let out = child.output();
         assert_eq!(out.status.signal(), Some(libc::SIGQUIT), "{:?}", out.status);
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     die_of_sigquit();
     let threads = tasks().len();
     for _ in 0..3 {
@@ -78,11 +76,7 @@ fn status_of_fork_after_sigquit() -> ExitStatus {
 
 #[test]
 fn sigquit_ends_a_fork_of_the_process() {
-    if !in_child() {
-        Child::of("sigquit_ends_a_fork_of_the_process").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     die_of_sigquit();
     let runtime = runtime();
     let of_goroutine = runtime.run(status_of_fork_after_sigquit);
@@ -93,13 +87,11 @@ fn sigquit_ends_a_fork_of_the_process() {
 
 #[test]
 fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
-    if !in_child() {
-        let text = Child::of("sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone").fail(2);
+    child_test!(|child| {
+        let text = child.fail(2);
         assert!(text.contains("SIGQUIT: quit"), "{text}");
         assert!(text.contains("goroutine 1"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     die_of_sigquit();
     let older = runtime();
     older.run(|| {
@@ -130,13 +122,11 @@ impl Drop for StartsInDrop {
 
 #[test]
 fn a_runtime_starts_during_unwinding() {
-    if !in_child() {
-        let text = Child::of("a_runtime_starts_during_unwinding").succeed();
+    child_test!(|child| {
+        let text = child.succeed();
         assert!(text.contains("the destructor is done"), "{text}");
         assert!(text.contains("goroutine "), "the hook is not in place: {text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     let panicked = std::panic::catch_unwind(|| {
         let _starts = StartsInDrop;
         panic!("on a plain thread");
@@ -146,12 +136,10 @@ fn a_runtime_starts_during_unwinding() {
 
 #[test]
 fn a_runtime_starts_in_a_panic_hook() {
-    if !in_child() {
-        let text = Child::of("a_runtime_starts_in_a_panic_hook").succeed();
+    child_test!(|child| {
+        let text = child.succeed();
         assert!(text.contains("the destructor is done"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     std::panic::set_hook(Box::new(|_| {
         if std::thread::current().name() == Some("a_runtime_starts_in_a_panic_hook") {
             assert_eq!(go(|| 6 * 7).join().unwrap(), 42);
@@ -256,11 +244,7 @@ fn fault_on_goroutines(same_mask: bool) {
 
 #[test]
 fn an_earlier_handler_gets_the_mask_that_it_asked_for() {
-    if !in_child() {
-        Child::of("an_earlier_handler_gets_the_mask_that_it_asked_for").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGUSR1]);
     fault_on_goroutines(true);
@@ -271,11 +255,7 @@ fn an_earlier_handler_gets_the_mask_that_it_asked_for() {
 
 #[test]
 fn an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer() {
-    if !in_child() {
-        Child::of("an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGSEGV]);
     fault_on_goroutines(true);
@@ -284,11 +264,7 @@ fn an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer() {
 
 #[test]
 fn an_earlier_handler_without_nodefer_runs_with_its_signal_blocked() {
-    if !in_child() {
-        Child::of("an_earlier_handler_without_nodefer_runs_with_its_signal_blocked").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     install(libc::SIGSEGV, on_fault as *const () as usize, libc::SA_SIGINFO, &[]);
     fault_on_goroutines(true);
     assert_ne!(MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV), 0);
@@ -296,11 +272,7 @@ fn an_earlier_handler_without_nodefer_runs_with_its_signal_blocked() {
 
 #[test]
 fn an_earlier_handler_may_jump_out() {
-    if !in_child() {
-        Child::of("an_earlier_handler_may_jump_out").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     WAY.store(JUMPS, SeqCst);
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[]);
@@ -309,15 +281,13 @@ fn an_earlier_handler_may_jump_out() {
 
 #[test]
 fn an_earlier_handler_with_resethand_is_called_once() {
-    if !in_child() {
-        let out = Child::of("an_earlier_handler_with_resethand_is_called_once").output();
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}: {text}", out.status);
         assert!(text.contains("after the first"), "{text}");
         assert!(!text.contains("after the second"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_RESETHAND, &[]);
     runtime()
@@ -335,14 +305,11 @@ fn an_earlier_handler_with_resethand_is_called_once() {
 
 #[test]
 fn a_sent_sigsegv_does_what_it_did_before_the_runtime() {
-    let name = "a_sent_sigsegv_does_what_it_did_before_the_runtime";
-    if !in_child() {
-        let out = Child::of(name).env("TREFOIL_TEST_ACTION", "default").output();
+    child_test!(|child| {
+        let out = child.env("TREFOIL_TEST_ACTION", "default").output();
         assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}", out.status);
-        Child::of(name).env("TREFOIL_TEST_ACTION", "ignore").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+        child.env("TREFOIL_TEST_ACTION", "ignore").succeed();
+    });
     let ignore = std::env::var("TREFOIL_TEST_ACTION").unwrap() == "ignore";
     let action = if ignore { libc::SIG_IGN } else { libc::SIG_DFL };
     install(libc::SIGSEGV, action, 0, &[]);
@@ -377,15 +344,13 @@ fn recurse(depth: usize) -> usize {
 
 #[test]
 fn a_later_handler_may_pass_faults_on() {
-    if !in_child() {
-        let out = Child::of("a_later_handler_may_pass_faults_on").output();
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", out.status);
         assert!(text.contains("200 faults"), "{text}");
         assert!(text.contains("\"deep\" overflowed its stack"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     runtime().run(yield_now);
     let handler = on_fault_later as *const () as usize;
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER;
@@ -442,10 +407,7 @@ extern "C" fn on_usr1(_: i32) {
 /// the goroutine.
 #[test]
 fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
-    if !in_child() {
-        Child::of("an_alternate_stack_of_a_goroutine_stays_with_the_goroutine").succeed();
-        return;
-    }
+    child_test!();
     const BYTES: usize = 128 << 10;
     let _watchdog = watchdog();
     install(libc::SIGUSR1, on_usr1 as *const () as usize, libc::SA_ONSTACK, &[]);
@@ -533,11 +495,7 @@ fn run_on_fiber(f: extern "C" fn()) {
 
 #[test]
 fn an_alternate_stack_of_a_fiber_stays_with_its_goroutine() {
-    if !in_child() {
-        Child::of("an_alternate_stack_of_a_fiber_stays_with_its_goroutine").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     Runtime::builder().procs(1).build().unwrap().run(|| {
         let one = go(|| {
             let _one_thread = trefoil::no_preempt();
@@ -564,11 +522,7 @@ extern "C" fn installs_in_handler(_: i32) {
 
 #[test]
 fn a_handler_on_the_alternate_stack_cannot_change_it() {
-    if !in_child() {
-        Child::of("a_handler_on_the_alternate_stack_cannot_change_it").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     install(libc::SIGUSR1, installs_in_handler as *const () as usize, 0, &[]);
     runtime().run(|| {
         // SAFETY: a signal to this thread.

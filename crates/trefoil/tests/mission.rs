@@ -8,7 +8,7 @@
 mod common;
 
 use common::{
-    Child, Trace, flag, hold_to_the_end, hold_until, in_child, join_all, mark, once_in_five,
+    Child, Trace, child_test, flag, hold_to_the_end, hold_until, join_all, mark, once_in_five,
     runtime, same, traces, watchdog, yield_until,
 };
 use std::cell::Cell;
@@ -25,11 +25,7 @@ use trefoil::net::UnixStream;
 /// Broken, a parked goroutine would take a thread's memory, or start and join in a thread's time.
 #[test]
 fn m01_short_and_cheap() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m01_short_and_cheap").succeed();
-        return;
-    }
+    child_test!();
     const ALIVE: usize = 20_000;
     const EACH: u64 = 24 << 10;
     trefoil::run(|| {
@@ -101,41 +97,38 @@ fn m02_spawn_order_on_one_p() {
 /// numbers: 1 in runnext and 256 in the ring fit; the next moves 128 + 1 to the global queue.
 #[test]
 fn m02_full_local_queue_overflows_to_the_global() {
-    let _w = watchdog();
     const SPAWN: &str = "TREFOIL_TEST_SPAWN";
-    if in_child() {
-        let n: usize = std::env::var(SPAWN).unwrap().parse().unwrap();
-        runtime(1).run(|| {
-            let ran = Arc::new(AtomicUsize::new(0));
-            let spawn = || {
-                let ran = ran.clone();
-                trefoil::go(move || ran.fetch_add(1, SeqCst))
-            };
-            // One that the OS leaves waiting for long would be preempted, and the queues would move.
-            let held = trefoil::no_preempt();
-            let mut handles: Vec<_> = (0..n).map(|_| spawn()).collect();
-            mark("spawned");
-            common::let_trace();
-            mark("end");
-            drop(held);
-            handles.extend((0..10_000).map(|_| spawn()));
-            let before: BTreeSet<_> = join_all(handles).into_iter().collect();
-            // Each saw a different count: none was lost, none ran twice.
-            assert_eq!(before.len(), n + 10_000);
-            assert_eq!(ran.load(SeqCst), n + 10_000);
-        });
-        return;
-    }
-    for (spawned, global, local) in [("257", 0, 257), ("258", 129, 129)] {
-        once_in_five(|| {
-            let child = Child::of("m02_full_local_queue_overflows_to_the_global");
-            let stderr = child.traced().env(SPAWN, spawned).succeed();
-            for trace in traces(&stderr, "spawned", "end") {
-                same((trace.get("runqueue"), trace.local()), (global, vec![local]))?;
-            }
-            Ok(())
-        });
-    }
+    child_test!(|child| {
+        for (spawned, global, local) in [("257", 0, 257), ("258", 129, 129)] {
+            once_in_five(|| {
+                let stderr = child.traced().env(SPAWN, spawned).succeed();
+                for trace in traces(&stderr, "spawned", "end") {
+                    same((trace.get("runqueue"), trace.local()), (global, vec![local]))?;
+                }
+                Ok(())
+            });
+        }
+    });
+    let n: usize = std::env::var(SPAWN).unwrap().parse().unwrap();
+    runtime(1).run(|| {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let spawn = || {
+            let ran = ran.clone();
+            trefoil::go(move || ran.fetch_add(1, SeqCst))
+        };
+        // One that the OS leaves waiting for long would be preempted, and the queues would move.
+        let held = trefoil::no_preempt();
+        let mut handles: Vec<_> = (0..n).map(|_| spawn()).collect();
+        mark("spawned");
+        common::let_trace();
+        mark("end");
+        drop(held);
+        handles.extend((0..10_000).map(|_| spawn()));
+        let before: BTreeSet<_> = join_all(handles).into_iter().collect();
+        // Each saw a different count: none was lost, none ran twice.
+        assert_eq!(before.len(), n + 10_000);
+        assert_eq!(ran.load(SeqCst), n + 10_000);
+    });
 }
 
 /// m03: created → runnable → running → waiting → runnable again → dead; its resources are reused.
@@ -144,64 +137,63 @@ fn m02_full_local_queue_overflows_to_the_global() {
 /// memory would grow with the number of goroutines that ever lived.
 #[test]
 fn m03_states() {
-    let _w = watchdog();
-    if in_child() {
-        runtime(1).run(|| {
-            let child = trefoil::go(|| {
-                mark("running");
-                common::let_trace();
-                mark("running ends");
-                // Its slice is used up; the next call would stop it. Begin a new one.
-                trefoil::yield_now();
-                trefoil::go(|| {
-                    mark("waiting");
-                    common::let_trace();
-                    mark("waiting ends");
-                })
-                .join()
-                .unwrap();
-            });
-            mark(&format!("id {}", child.id()));
-            mark("created");
-            // Its slice is used up when the traces have passed: it keeps its P until it parks.
-            let held = trefoil::no_preempt();
-            common::let_trace();
-            mark("created ends");
-            child.join().unwrap();
-            drop(held);
-            mark("dead");
-            common::let_trace();
-            mark("dead ends");
-
-            let churn = || join_all((0..5_000).map(|_| trefoil::go(|| black_box([0u8; 512])[7])));
-            churn();
-            let before = common::rss();
-            for _ in 0..20 {
-                churn();
+    child_test!(|child| {
+        once_in_five(|| {
+            let stderr = child.traced().succeed();
+            let id = stderr.lines().find_map(|l| l.strip_prefix("id ")?.parse().ok()).unwrap();
+            for (from, to, goroutine, expected) in [
+                ("created", "created ends", id, Some("runnable")),
+                ("created", "created ends", 1, Some("running")),
+                ("running", "running ends", id, Some("running")),
+                ("running", "running ends", 1, Some("join")),
+                ("waiting", "waiting ends", id, Some("join")),
+                ("dead", "dead ends", id, None),
+                ("dead", "dead ends", 1, Some("running")),
+            ] {
+                for trace in traces(&stderr, from, to) {
+                    same(trace.status_of(goroutine), expected)
+                        .map_err(|e| format!("{from}: {e}"))?;
+                }
             }
-            let grown = common::rss().saturating_sub(before);
-            assert!(grown < 16 << 20, "100,000 goroutines, 5,000 at a time, left {grown} bytes");
-            assert_eq!(trefoil::num_goroutines(), 1);
+            Ok(())
         });
-        return;
-    }
-    once_in_five(|| {
-        let stderr = Child::of("m03_states").traced().succeed();
-        let id = stderr.lines().find_map(|l| l.strip_prefix("id ")?.parse().ok()).unwrap();
-        for (from, to, goroutine, expected) in [
-            ("created", "created ends", id, Some("runnable")),
-            ("created", "created ends", 1, Some("running")),
-            ("running", "running ends", id, Some("running")),
-            ("running", "running ends", 1, Some("join")),
-            ("waiting", "waiting ends", id, Some("join")),
-            ("dead", "dead ends", id, None),
-            ("dead", "dead ends", 1, Some("running")),
-        ] {
-            for trace in traces(&stderr, from, to) {
-                same(trace.status_of(goroutine), expected).map_err(|e| format!("{from}: {e}"))?;
-            }
+    });
+    runtime(1).run(|| {
+        let child = trefoil::go(|| {
+            mark("running");
+            common::let_trace();
+            mark("running ends");
+            // Its slice is used up; the next call would stop it. Begin a new one.
+            trefoil::yield_now();
+            trefoil::go(|| {
+                mark("waiting");
+                common::let_trace();
+                mark("waiting ends");
+            })
+            .join()
+            .unwrap();
+        });
+        mark(&format!("id {}", child.id()));
+        mark("created");
+        // Its slice is used up when the traces have passed: it keeps its P until it parks.
+        let held = trefoil::no_preempt();
+        common::let_trace();
+        mark("created ends");
+        child.join().unwrap();
+        drop(held);
+        mark("dead");
+        common::let_trace();
+        mark("dead ends");
+
+        let churn = || join_all((0..5_000).map(|_| trefoil::go(|| black_box([0u8; 512])[7])));
+        churn();
+        let before = common::rss();
+        for _ in 0..20 {
+            churn();
         }
-        Ok(())
+        let grown = common::rss().saturating_sub(before);
+        assert!(grown < 16 << 20, "100,000 goroutines, 5,000 at a time, left {grown} bytes");
+        assert_eq!(trefoil::num_goroutines(), 1);
     });
 }
 
@@ -237,12 +229,10 @@ fn m04_stack_and_thread_locals_of_its_own() {
 /// Broken, a thousand that have not begun would have a thousand stacks, or those that have would have none.
 #[test]
 fn m04_no_stack_before_it_runs() {
-    let _w = watchdog();
-    if !in_child() {
+    child_test!(|child| {
         // The numbers are of the whole process.
-        Child::of("m04_no_stack_before_it_runs").succeed();
-        return;
-    }
+        child.succeed();
+    });
     const N: usize = 1_000;
     runtime(1).run(|| {
         let live = || trefoil::debug::stats().stacks_live;
@@ -273,11 +263,7 @@ fn m04_no_stack_before_it_runs() {
 /// Broken, the child would hang on its endless goroutines (the watchdog tells), or exit badly.
 #[test]
 fn m05_main_does_not_wait() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m05_main_does_not_wait").succeed();
-        return;
-    }
+    child_test!();
     let started = Arc::new(AtomicUsize::new(0));
     trefoil::run(|| {
         for _ in 0..3 {
@@ -352,11 +338,7 @@ fn m06_output_interleaves() {
 /// Broken, the threads would grow with the goroutines: there may be one a P, and sysmon.
 #[test]
 fn m07_many_goroutines_few_threads() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m07_many_goroutines_few_threads").succeed();
-        return;
-    }
+    child_test!();
     const PROCS: usize = 3;
     runtime(PROCS).run(|| {
         let seen = Arc::new(trefoil::sync::Mutex::new(BTreeSet::new()));
@@ -387,11 +369,7 @@ fn m07_many_goroutines_few_threads() {
 /// Broken, a switch between goroutines would be a switch of the kernel's.
 #[test]
 fn m07_switches_in_user_space() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m07_switches_in_user_space").succeed();
-        return;
-    }
+    child_test!();
     const YIELDS: u64 = 20_000;
     runtime(1).run(|| {
         // Of all threads: reading files may block one, and main goes on elsewhere.
@@ -448,12 +426,10 @@ fn all_at_once(n: usize) {
 /// Broken, more would be seen inside a piece of work than there are Ps, or fewer than Ps could meet.
 #[test]
 fn m08_at_most_procs_at_once() {
-    let _w = watchdog();
-    if !in_child() {
+    child_test!(|child| {
         // In a child without preemption: who is stopped inside the work still counts as inside.
-        Child::of("m08_at_most_procs_at_once").env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
-        return;
-    }
+        child.env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
+    });
     runtime(1).run(|| {
         let mut before = 1;
         for procs in [1, 3, 2, 8, 1, 4] {
@@ -474,24 +450,21 @@ fn m08_at_most_procs_at_once() {
 /// Broken, `procs()` would be another number, here or in a child that is told.
 #[test]
 fn m08_default_and_environment() {
-    let _w = watchdog();
-    if in_child() {
-        mark(&trefoil::run(|| format!("procs {} of {}", trefoil::procs(), trefoil::num_cpus())));
-        return;
-    }
-    let cpus = std::thread::available_parallelism().unwrap().get();
-    let name = "m08_default_and_environment";
-    let says = |child: Child, procs: usize| {
-        let stderr = child.succeed();
-        let expected = format!("procs {procs} of {cpus}\n");
-        assert!(stderr.contains(&expected), "expected {expected}in {stderr}");
-    };
-    says(Child::of(name), cpus);
-    says(Child::of(name).env("GOMAXPROCS", "5"), 5);
-    says(Child::of(name).env("TREFOIL_PROCS", "3").env("GOMAXPROCS", "5"), 3);
-    says(Child::of(name).env("TREFOIL_PROCS", "1024"), 1024);
-    assert_eq!(trefoil::num_cpus(), cpus);
-    assert_eq!(runtime(3).run(trefoil::procs), 3, "the builder wins over everything");
+    child_test!(|child| {
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        let says = |child: &Child, procs: usize| {
+            let stderr = child.succeed();
+            let expected = format!("procs {procs} of {cpus}\n");
+            assert!(stderr.contains(&expected), "expected {expected}in {stderr}");
+        };
+        says(child, cpus);
+        says(&child.env("GOMAXPROCS", "5"), 5);
+        says(&child.env("TREFOIL_PROCS", "3").env("GOMAXPROCS", "5"), 3);
+        says(&child.env("TREFOIL_PROCS", "1024"), 1024);
+        assert_eq!(trefoil::num_cpus(), cpus);
+        assert_eq!(runtime(3).run(trefoil::procs), 3, "the builder wins over everything");
+    });
+    mark(&trefoil::run(|| format!("procs {} of {}", trefoil::procs(), trefoil::num_cpus())));
 }
 
 /// m08: … that the process may run on, also if that changes, until somebody says how many.
@@ -499,11 +472,7 @@ fn m08_default_and_environment() {
 /// Broken, `procs()` would count CPUs that are not ours, or stay as it was.
 #[test]
 fn m08_the_default_follows_the_cpus() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m08_the_default_follows_the_cpus").succeed();
-        return;
-    }
+    child_test!();
     let (cpus, all) = (common::cpus(), trefoil::run(trefoil::procs));
     let one = &cpus[..1];
     common::run_on(one);
@@ -537,35 +506,33 @@ fn m08_the_default_follows_the_cpus() {
 /// Broken, the trace would show an M at two Ps, or a busy P without an M.
 #[test]
 fn m09_one_m_one_p() {
-    let _w = watchdog();
     const PROCS: usize = 4;
-    if in_child() {
-        runtime(PROCS).run(|| {
-            let (here, end) = (Arc::new(AtomicUsize::new(1)), flag());
-            let others: Vec<_> = (1..PROCS)
-                .map(|_| {
-                    let (here, end) = (here.clone(), end.clone());
-                    trefoil::go(move || {
-                        here.fetch_add(1, SeqCst);
-                        hold_until("the end", || end.load(SeqCst));
-                    })
+    child_test!(|child| {
+        let stderr = child.traced().succeed();
+        for trace in traces(&stderr, "busy", "end") {
+            assert_eq!(trace.get("idleprocs"), 0, "{}", trace.summary);
+            let ms: BTreeSet<u64> = trace.ps().map(|p| common::number(p, "m")).collect();
+            assert_eq!(ms.len(), PROCS, "{:?}", trace.detail);
+        }
+    });
+    runtime(PROCS).run(|| {
+        let (here, end) = (Arc::new(AtomicUsize::new(1)), flag());
+        let others: Vec<_> = (1..PROCS)
+            .map(|_| {
+                let (here, end) = (here.clone(), end.clone());
+                trefoil::go(move || {
+                    here.fetch_add(1, SeqCst);
+                    hold_until("the end", || end.load(SeqCst));
                 })
-                .collect();
-            hold_until("all Ps", || here.load(SeqCst) == PROCS);
-            mark("busy");
-            common::let_trace();
-            mark("end");
-            end.store(true, SeqCst);
-            join_all(others);
-        });
-        return;
-    }
-    let stderr = Child::of("m09_one_m_one_p").traced().succeed();
-    for trace in traces(&stderr, "busy", "end") {
-        assert_eq!(trace.get("idleprocs"), 0, "{}", trace.summary);
-        let ms: BTreeSet<u64> = trace.ps().map(|p| common::number(p, "m")).collect();
-        assert_eq!(ms.len(), PROCS, "{:?}", trace.detail);
-    }
+            })
+            .collect();
+        hold_until("all Ps", || here.load(SeqCst) == PROCS);
+        mark("busy");
+        common::let_trace();
+        mark("end");
+        end.store(true, SeqCst);
+        join_all(others);
+    });
 }
 
 /// m10: a goroutine keeps its P–M pairing where it can.
@@ -650,35 +617,33 @@ fn m10_a_pair_stays_together_on_four_ps() {
 /// which has none, not in the global one.
 #[test]
 fn m11_local_and_global_queue() {
-    let _w = watchdog();
-    if in_child() {
-        let rt = runtime(1);
-        let (busy, end) = (flag(), flag());
-        let holder = {
-            let (busy, end) = (busy.clone(), end.clone());
-            rt.go(move || {
-                let local: Vec<_> = (0..10).map(|_| trefoil::go(|| 1)).collect();
-                busy.store(true, SeqCst);
-                hold_until("the end", || end.load(SeqCst));
-                join_all(local).len()
-            })
-        };
-        hold_until("the P", || busy.load(SeqCst));
-        let global: Vec<_> = (0..7).map(|_| rt.go(|| 1).unwrap()).collect();
-        mark("queued");
-        common::let_trace();
-        mark("end");
-        end.store(true, SeqCst);
-        assert_eq!(holder.unwrap().join().unwrap() + join_all(global).len(), 17);
-        return;
-    }
-    once_in_five(|| {
-        let stderr = Child::of("m11_local_and_global_queue").traced().succeed();
-        for trace in traces(&stderr, "queued", "end") {
-            same((trace.get("runqueue"), trace.local()), (7, vec![10]))?;
-        }
-        Ok(())
+    child_test!(|child| {
+        once_in_five(|| {
+            let stderr = child.traced().succeed();
+            for trace in traces(&stderr, "queued", "end") {
+                same((trace.get("runqueue"), trace.local()), (7, vec![10]))?;
+            }
+            Ok(())
+        });
     });
+    let rt = runtime(1);
+    let (busy, end) = (flag(), flag());
+    let holder = {
+        let (busy, end) = (busy.clone(), end.clone());
+        rt.go(move || {
+            let local: Vec<_> = (0..10).map(|_| trefoil::go(|| 1)).collect();
+            busy.store(true, SeqCst);
+            hold_until("the end", || end.load(SeqCst));
+            join_all(local).len()
+        })
+    };
+    hold_until("the P", || busy.load(SeqCst));
+    let global: Vec<_> = (0..7).map(|_| rt.go(|| 1).unwrap()).collect();
+    mark("queued");
+    common::let_trace();
+    mark("end");
+    end.store(true, SeqCst);
+    assert_eq!(holder.unwrap().join().unwrap() + join_all(global).len(), 17);
 }
 
 /// m12: 1/61 of the time the global queue comes first; else local, then global.
@@ -687,14 +652,10 @@ fn m11_local_and_global_queue() {
 /// without "local first": it would run before. Here the first 128 overflow to the global queue.
 #[test]
 fn m12_every_61st_from_the_global_queue() {
-    let _w = watchdog();
-    if !in_child() {
+    child_test!(|child| {
         // Without preemption: it would put main into the global queue.
-        Child::of("m12_every_61st_from_the_global_queue")
-            .env("TREFOIL_DEBUG", "asyncpreemptoff=1")
-            .succeed();
-        return;
-    }
+        child.env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
+    });
     once_in_five(|| {
         let order = runtime(1).run(|| {
             let order = Arc::new(Mutex::new(Vec::new()));
@@ -755,13 +716,7 @@ fn m12_global_is_not_starved() {
 /// Broken, the goroutine whose socket is ready would run before the local ones, or after those of the other P.
 #[test]
 fn m12_local_then_network_then_others() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m12_local_then_network_then_others")
-            .env("TREFOIL_DEBUG", "asyncpreemptoff=1")
-            .succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed());
     const ROUNDS: usize = 40;
     const OTHERS: usize = 10;
     let round = || {
@@ -813,61 +768,59 @@ fn m12_local_then_network_then_others() {
 /// number than 1 behind the one it runs.
 #[test]
 fn m13_fair_share_of_the_global_queue() {
-    let _w = watchdog();
     const PROCS: usize = 3;
-    if in_child() {
-        let rt = runtime(PROCS);
-        let here = Arc::new(AtomicUsize::new(0));
-        let ends: Vec<_> = (0..PROCS).map(|_| flag()).collect();
-        let holders: Vec<_> = ends
-            .iter()
-            .map(|end| {
-                let (here, end) = (here.clone(), end.clone());
-                rt.go(move || {
-                    here.fetch_add(1, SeqCst);
-                    hold_to_the_end("its end", || end.load(SeqCst));
-                })
-                .unwrap()
+    child_test!(|child| {
+        let stderr = child.traced().succeed();
+        let queues = |trace: &Trace<'_>| {
+            let mut local = trace.local();
+            local.sort();
+            (trace.get("runqueue"), local)
+        };
+        for trace in traces(&stderr, "six", "take") {
+            assert_eq!(queues(&trace), (6, vec![0, 0, 0]), "{}", trace.summary);
+        }
+        for trace in traces(&stderr, "taken", "end") {
+            assert_eq!(queues(&trace), (4, vec![0, 0, 1]), "{}", trace.summary);
+        }
+    });
+    let rt = runtime(PROCS);
+    let here = Arc::new(AtomicUsize::new(0));
+    let ends: Vec<_> = (0..PROCS).map(|_| flag()).collect();
+    let holders: Vec<_> = ends
+        .iter()
+        .map(|end| {
+            let (here, end) = (here.clone(), end.clone());
+            rt.go(move || {
+                here.fetch_add(1, SeqCst);
+                hold_to_the_end("its end", || end.load(SeqCst));
             })
-            .collect();
-        hold_until("all Ps", || here.load(SeqCst) == PROCS);
-        let last = flag();
-        let six: Vec<_> = (0..6)
-            .map(|_| {
-                let (here, last) = (here.clone(), last.clone());
-                rt.go(move || {
-                    here.fetch_add(1, SeqCst);
-                    hold_until("the end", || last.load(SeqCst));
-                })
-                .unwrap()
+            .unwrap()
+        })
+        .collect();
+    hold_until("all Ps", || here.load(SeqCst) == PROCS);
+    let last = flag();
+    let six: Vec<_> = (0..6)
+        .map(|_| {
+            let (here, last) = (here.clone(), last.clone());
+            rt.go(move || {
+                here.fetch_add(1, SeqCst);
+                hold_until("the end", || last.load(SeqCst));
             })
-            .collect();
-        mark("six");
-        common::let_trace();
-        mark("take");
-        ends[0].store(true, SeqCst);
-        hold_until("the take", || here.load(SeqCst) == PROCS + 1);
-        mark("taken");
-        common::let_trace();
-        mark("end");
-        last.store(true, SeqCst);
-        ends.iter().for_each(|end| end.store(true, SeqCst));
-        join_all(holders);
-        join_all(six);
-        return;
-    }
-    let stderr = Child::of("m13_fair_share_of_the_global_queue").traced().succeed();
-    let queues = |trace: &Trace<'_>| {
-        let mut local = trace.local();
-        local.sort();
-        (trace.get("runqueue"), local)
-    };
-    for trace in traces(&stderr, "six", "take") {
-        assert_eq!(queues(&trace), (6, vec![0, 0, 0]), "{}", trace.summary);
-    }
-    for trace in traces(&stderr, "taken", "end") {
-        assert_eq!(queues(&trace), (4, vec![0, 0, 1]), "{}", trace.summary);
-    }
+            .unwrap()
+        })
+        .collect();
+    mark("six");
+    common::let_trace();
+    mark("take");
+    ends[0].store(true, SeqCst);
+    hold_until("the take", || here.load(SeqCst) == PROCS + 1);
+    mark("taken");
+    common::let_trace();
+    mark("end");
+    last.store(true, SeqCst);
+    ends.iter().for_each(|end| end.store(true, SeqCst));
+    join_all(holders);
+    join_all(six);
 }
 
 /// m14: a lopsided load is stolen.
@@ -899,38 +852,36 @@ fn m14_others_steal() {
 /// Broken, emptying a queue of 200 would take about 200 steals (one each) or one (all).
 #[test]
 fn m14_half_at_a_time() {
-    let _w = watchdog();
     const JOBS: usize = 200;
-    if in_child() {
-        runtime(1).run(|| {
-            let done = Arc::new(AtomicUsize::new(0));
-            let handles: Vec<_> = (0..JOBS)
-                .map(|_| {
-                    let done = done.clone();
-                    trefoil::go(move || done.fetch_add(1, SeqCst))
-                })
-                .collect();
-            // Only now there is someone to steal, and main does not let go.
-            trefoil::set_procs(2);
-            hold_until("the thief", || done.load(SeqCst) == JOBS);
-            mark("stolen");
-            common::let_trace();
-            mark("end");
-            join_all(handles);
-        });
-        return;
-    }
-    once_in_five(|| {
-        let stderr = Child::of("m14_half_at_a_time").traced().succeed();
-        for trace in traces(&stderr, "stolen", "end") {
-            let sum = |name| trace.ps().map(|p| common::number(p, name)).sum::<u64>();
-            // 199 in the ring: 100, 50, 25, 12, 6, 3, 2, 1; and runnext.
-            let (steals, stolen) = (sum("steals"), sum("stolen"));
-            if !(7..=12).contains(&steals) || stolen != JOBS as u64 {
-                return Err(format!("{stolen} stolen by {steals}: {:?}", trace.detail));
+    child_test!(|child| {
+        once_in_five(|| {
+            let stderr = child.traced().succeed();
+            for trace in traces(&stderr, "stolen", "end") {
+                let sum = |name| trace.ps().map(|p| common::number(p, name)).sum::<u64>();
+                // 199 in the ring: 100, 50, 25, 12, 6, 3, 2, 1; and runnext.
+                let (steals, stolen) = (sum("steals"), sum("stolen"));
+                if !(7..=12).contains(&steals) || stolen != JOBS as u64 {
+                    return Err(format!("{stolen} stolen by {steals}: {:?}", trace.detail));
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        });
+    });
+    runtime(1).run(|| {
+        let done = Arc::new(AtomicUsize::new(0));
+        let handles: Vec<_> = (0..JOBS)
+            .map(|_| {
+                let done = done.clone();
+                trefoil::go(move || done.fetch_add(1, SeqCst))
+            })
+            .collect();
+        // Only now there is someone to steal, and main does not let go.
+        trefoil::set_procs(2);
+        hold_until("the thief", || done.load(SeqCst) == JOBS);
+        mark("stolen");
+        common::let_trace();
+        mark("end");
+        join_all(handles);
     });
 }
 
@@ -1031,55 +982,53 @@ fn m15_unblocked_runs_next_locally() {
 /// Broken, a goroutine woken by another runtime would not be in its own runtime's global queue.
 #[test]
 fn m15_unblocked_from_outside_is_global() {
-    let _w = watchdog();
-    if in_child() {
-        let (here, there) = (runtime(1), runtime(1));
-        let (parked, ended, busy, end) = (flag(), flag(), flag(), flag());
-        let far = {
-            let ended = ended.clone();
-            there.go(move || hold_until("its end", || ended.load(SeqCst))).unwrap()
-        };
-        let waiter = {
-            let parked = parked.clone();
-            here.go(move || {
-                parked.store(true, SeqCst);
-                far.join().unwrap();
-            })
-            .unwrap()
-        };
-        let holder = {
-            let (parked, busy, end) = (parked.clone(), busy.clone(), end.clone());
-            here.go(move || {
-                // With one P, this runs after the waiter has parked.
-                yield_until("the waiter", || parked.load(SeqCst));
-                trefoil::yield_now();
-                busy.store(true, SeqCst);
-                hold_until("the end", || end.load(SeqCst));
-            })
-            .unwrap()
-        };
-        hold_until("the P", || busy.load(SeqCst));
-        mark("parked");
-        common::let_trace();
-        mark("wake");
-        ended.store(true, SeqCst);
-        hold_until("the other runtime", || there.run(trefoil::num_goroutines) == 1);
-        mark("woken");
-        common::let_trace();
-        mark("end");
-        end.store(true, SeqCst);
-        join_all([waiter, holder]);
-        return;
-    }
-    once_in_five(|| {
-        let stderr = Child::of("m15_unblocked_from_outside_is_global").traced().succeed();
-        // Two runtimes trace; only one of them ever has a queue.
-        let queued = |from, to| -> BTreeSet<u64> {
-            traces(&stderr, from, to).iter().map(|t| t.get("runqueue")).collect()
-        };
-        same(queued("parked", "wake"), [0].into())?;
-        same(queued("woken", "end"), [0, 1].into())
+    child_test!(|child| {
+        once_in_five(|| {
+            let stderr = child.traced().succeed();
+            // Two runtimes trace; only one of them ever has a queue.
+            let queued = |from, to| -> BTreeSet<u64> {
+                traces(&stderr, from, to).iter().map(|t| t.get("runqueue")).collect()
+            };
+            same(queued("parked", "wake"), [0].into())?;
+            same(queued("woken", "end"), [0, 1].into())
+        });
     });
+    let (here, there) = (runtime(1), runtime(1));
+    let (parked, ended, busy, end) = (flag(), flag(), flag(), flag());
+    let far = {
+        let ended = ended.clone();
+        there.go(move || hold_until("its end", || ended.load(SeqCst))).unwrap()
+    };
+    let waiter = {
+        let parked = parked.clone();
+        here.go(move || {
+            parked.store(true, SeqCst);
+            far.join().unwrap();
+        })
+        .unwrap()
+    };
+    let holder = {
+        let (parked, busy, end) = (parked.clone(), busy.clone(), end.clone());
+        here.go(move || {
+            // With one P, this runs after the waiter has parked.
+            yield_until("the waiter", || parked.load(SeqCst));
+            trefoil::yield_now();
+            busy.store(true, SeqCst);
+            hold_until("the end", || end.load(SeqCst));
+        })
+        .unwrap()
+    };
+    hold_until("the P", || busy.load(SeqCst));
+    mark("parked");
+    common::let_trace();
+    mark("wake");
+    ended.store(true, SeqCst);
+    hold_until("the other runtime", || there.run(trefoil::num_goroutines) == 1);
+    mark("woken");
+    common::let_trace();
+    mark("end");
+    end.store(true, SeqCst);
+    join_all([waiter, holder]);
 }
 
 /// m16: idle threads are parked, not ended, and reused.
@@ -1088,11 +1037,7 @@ fn m15_unblocked_from_outside_is_global() {
 /// would use the CPU.
 #[test]
 fn m16_threads_are_parked_and_reused() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m16_threads_are_parked_and_reused").succeed();
-        return;
-    }
+    child_test!();
     const PROCS: usize = 4;
     let rt = runtime(PROCS);
     // As many threads as there will ever be: four goroutines execute at once, and one is started to spare when no
@@ -1119,36 +1064,34 @@ fn m16_threads_are_parked_and_reused() {
 /// Broken, no trace would show a spinning thread, or one more of them than Ps, or some after a while of rest.
 #[test]
 fn m17_spinning_is_bounded() {
-    let _w = watchdog();
-    if in_child() {
-        let rt = runtime(4);
-        mark("work");
-        for _ in 0..8 {
-            let passed = common::traces_passed();
-            while !passed.load(SeqCst) {
-                // Bursts with pauses: threads begin and stop to spin all the time.
-                rt.run(|| drop(join_all((0..20).map(|i| trefoil::go(move || black_box(i))))));
-                common::spin(Duration::from_micros(30));
-            }
+    child_test!(|child| {
+        let stderr = child.traced().succeed();
+        let at_work = traces(&stderr, "work", "rest");
+        for trace in &at_work {
+            assert!(trace.get("spinningthreads") <= trace.get("gomaxprocs"), "{}", trace.summary);
+            assert!(trace.get("idlethreads") <= trace.get("threads"), "{}", trace.summary);
         }
-        mark("rest");
-        // However slow the machine: the last of these sees the end of it.
-        (0..4).for_each(|_| common::let_trace());
-        mark("end");
-        return;
+        let spinning = at_work.iter().filter(|trace| trace.get("spinningthreads") > 0).count();
+        println!("{spinning} of {} traces show spinning threads", at_work.len());
+        assert!(spinning > 0, "{} traces, and nobody spins", at_work.len());
+        let at_rest = traces(&stderr, "rest", "end").pop().unwrap();
+        assert_eq!(at_rest.get("spinningthreads"), 0, "{}", at_rest.summary);
+        assert_eq!(at_rest.get("idleprocs"), 4, "{}", at_rest.summary);
+    });
+    let rt = runtime(4);
+    mark("work");
+    for _ in 0..8 {
+        let passed = common::traces_passed();
+        while !passed.load(SeqCst) {
+            // Bursts with pauses: threads begin and stop to spin all the time.
+            rt.run(|| drop(join_all((0..20).map(|i| trefoil::go(move || black_box(i))))));
+            common::spin(Duration::from_micros(30));
+        }
     }
-    let stderr = Child::of("m17_spinning_is_bounded").traced().succeed();
-    let at_work = traces(&stderr, "work", "rest");
-    for trace in &at_work {
-        assert!(trace.get("spinningthreads") <= trace.get("gomaxprocs"), "{}", trace.summary);
-        assert!(trace.get("idlethreads") <= trace.get("threads"), "{}", trace.summary);
-    }
-    let spinning = at_work.iter().filter(|trace| trace.get("spinningthreads") > 0).count();
-    println!("{spinning} of {} traces show spinning threads", at_work.len());
-    assert!(spinning > 0, "{} traces, and nobody spins", at_work.len());
-    let at_rest = traces(&stderr, "rest", "end").pop().unwrap();
-    assert_eq!(at_rest.get("spinningthreads"), 0, "{}", at_rest.summary);
-    assert_eq!(at_rest.get("idleprocs"), 4, "{}", at_rest.summary);
+    mark("rest");
+    // However slow the machine: the last of these sees the end of it.
+    (0..4).for_each(|_| common::let_trace());
+    mark("end");
 }
 
 /// m17: when work appears and nobody spins, one more thread is woken.

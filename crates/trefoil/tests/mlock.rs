@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, in_child, join_all, rss};
+use common::{Child, child_test, join_all, rss};
 use std::hint::black_box;
 use std::sync::Arc;
 use trefoil::{Builder, Runtime, go, yield_now};
@@ -58,25 +58,20 @@ fn work() {
     assert!(rss < RSS_MAX, "{} MiB of memory in use", rss >> 20);
 }
 
-fn ends_well(test: &str, debug: Option<&str>) {
-    let mut child = Child::of(test);
-    if let Some(debug) = debug {
-        child = child.env("TREFOIL_DEBUG", debug);
-    }
-    let text = child.succeed();
-    if text.contains(REFUSED) {
+/// Runs the child, which must succeed. Reports whether it could lock memory.
+fn succeed(child: &Child) {
+    if child.succeed().contains(REFUSED) {
         eprintln!("skipped: {REFUSED}");
     }
 }
 
 #[test]
 fn goroutines_run_after_the_program_has_locked_its_memory() {
-    if !in_child() {
-        for debug in [None, Some("guards=mprotect"), Some("tls=pthread")] {
-            ends_well("goroutines_run_after_the_program_has_locked_its_memory", debug);
-        }
-        return;
-    }
+    child_test!(|child| {
+        succeed(child);
+        succeed(&child.env("TREFOIL_DEBUG", "guards=mprotect"));
+        succeed(&child.env("TREFOIL_DEBUG", "tls=pthread"));
+    });
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| join_all((0..100).map(|_| go(yield_now))));
     if lock_all() {
@@ -86,12 +81,10 @@ fn goroutines_run_after_the_program_has_locked_its_memory() {
 
 #[test]
 fn a_runtime_starts_after_the_program_has_locked_its_memory() {
-    if !in_child() {
-        for debug in [None, Some("guards=mprotect")] {
-            ends_well("a_runtime_starts_after_the_program_has_locked_its_memory", debug);
-        }
-        return;
-    }
+    child_test!(|child| {
+        succeed(child);
+        succeed(&child.env("TREFOIL_DEBUG", "guards=mprotect"));
+    });
     if lock_all() {
         Runtime::builder().procs(2).build().unwrap().run(work);
     }
@@ -100,12 +93,11 @@ fn a_runtime_starts_after_the_program_has_locked_its_memory() {
 /// A guard is still there: the overflow is reported, and no neighbour is overwritten.
 #[test]
 fn an_overflow_is_caught_in_locked_memory() {
-    if !in_child() {
-        let out = Child::of("an_overflow_is_caught_in_locked_memory").output();
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(text.contains(REFUSED) || text.contains("overflowed its stack"), "{text}");
-        return;
-    }
+    });
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| go(yield_now).join().unwrap());
     if lock_all() {

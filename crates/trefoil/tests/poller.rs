@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Child, MS, hold_until, in_child, join_all, runtime, watchdog, yield_until};
+use common::{MS, child_test, hold_until, join_all, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
@@ -259,11 +259,7 @@ fn answers_come_while_every_p_computes() {
 
 #[test]
 fn m22_waiting_occupies_no_thread() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("m22_waiting_occupies_no_thread").succeed();
-        return;
-    }
+    child_test!();
     common::raise_fd_limit();
     for procs in [1, 2, 8] {
         runtime(procs).run(|| {
@@ -358,24 +354,20 @@ fn a_keeper_that_sleeps_for_a_timer_learns_of_the_network() {
 
 #[test]
 fn no_deadlock_is_reported_while_a_socket_is_waited_for() {
-    let _watchdog = watchdog();
-    if in_child() {
-        let addr = std::env::var("TREFOIL_TEST_ADDR").unwrap();
-        trefoil::run(move || {
-            let reader = go(move || TcpStream::connect(addr).unwrap().read(&mut [0; 8]).unwrap());
-            assert_eq!(reader.join().unwrap(), 1);
+    child_test!(|child| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::thread::sleep(400 * MS);
+            stream.write_all(b"x").unwrap();
         });
-        return;
-    }
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap().to_string();
-    let peer = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        std::thread::sleep(400 * MS);
-        stream.write_all(b"x").unwrap();
+        child.env("TREFOIL_TEST_ADDR", &addr).succeed();
+        peer.join().unwrap();
     });
-    Child::of("no_deadlock_is_reported_while_a_socket_is_waited_for")
-        .env("TREFOIL_TEST_ADDR", &addr)
-        .succeed();
-    peer.join().unwrap();
+    let addr = std::env::var("TREFOIL_TEST_ADDR").unwrap();
+    trefoil::run(move || {
+        let reader = go(move || TcpStream::connect(addr).unwrap().read(&mut [0; 8]).unwrap());
+        assert_eq!(reader.join().unwrap(), 1);
+    });
 }

@@ -8,8 +8,8 @@ mod common;
 
 use common::raw::{pipe, raw, raw_read, raw_sleep};
 use common::{
-    Child, MS, cpu_time, flag, hog, hogs, in_child, join_all, median, ms, once_in_five, runtime,
-    spin, ticks, watchdog, yield_until,
+    MS, child_test, cpu_time, flag, hog, hogs, join_all, median, ms, once_in_five, runtime, spin,
+    ticks, watchdog, yield_until,
 };
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
@@ -38,11 +38,7 @@ fn endless() -> ! {
 /// Broken, the goroutine that waits would never run: a panic after 20 s.
 #[test]
 fn m24_cooperative_points() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m24_cooperative_points").env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "asyncpreemptoff=1").succeed());
     let (into, _open) = unbounded();
     // Usually more than can be taken before the slice is over; then the end of it.
     let (fill, full) = unbounded();
@@ -108,11 +104,7 @@ fn big_frames(depth: u32) -> u64 {
 /// keep main from going on; `run` returns while they are left, and then they stop using the CPU.
 #[test]
 fn m25_endless_loops_starve_nobody() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m25_endless_loops_starve_nobody").succeed();
-        return;
-    }
+    child_test!();
     let kinds: [(&str, fn()); 5] = [
         ("empty", || endless()),
         ("no calls", || {
@@ -205,11 +197,7 @@ fn m25_a_turn_of_an_endless_loop() {
 /// m25: 10,000 endless loops on 2 Ps need no 10,000 threads, and main gets its turns.
 #[test]
 fn m25_ten_thousand_endless_loops() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("m25_ten_thousand_endless_loops").succeed();
-        return;
-    }
+    child_test!();
     runtime(2).run(|| {
         // Else starting them may take a slice, and it queues behind them as one of them.
         let held = trefoil::no_preempt();
@@ -245,12 +233,7 @@ fn m26_stopped_in_awkward_places() {
             self.0.set(self.0.get() + 1);
         }
     }
-    let _w = watchdog();
-    if !in_child() {
-        let child = Child::of("m26_stopped_in_awkward_places");
-        child.env("TREFOIL_DEBUG", "slice=50").succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "slice=50").succeed());
     for procs in [1, 2, 8] {
         runtime(procs).run(|| {
             let stop = flag();
@@ -421,11 +404,7 @@ fn no_preempt_survives_a_park() {
 /// Ticks come in time beside hogs that never call the runtime.
 #[test]
 fn a_ticker_beside_four_hogs() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("a_ticker_beside_four_hogs").succeed();
-        return;
-    }
+    child_test!();
     for procs in [1, 2] {
         once_in_five(|| {
             runtime(procs).run(|| {
@@ -446,11 +425,7 @@ fn a_ticker_beside_four_hogs() {
 /// hundred of them.
 #[test]
 fn loops_inside_libc_take_turns() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("loops_inside_libc_take_turns").succeed();
-        return;
-    }
+    child_test!();
     once_in_five(|| {
         runtime(1).run(|| {
             let stop = flag();
@@ -484,11 +459,7 @@ fn loops_inside_libc_take_turns() {
 /// `set_procs` shrinks beside endless loops: no more than that many run at once.
 #[test]
 fn fewer_procs_beside_endless_loops() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("fewer_procs_beside_endless_loops").succeed();
-        return;
-    }
+    child_test!();
     runtime(8).run(|| {
         let progress: Vec<_> = (0..8).map(|_| Arc::new(AtomicU64::new(0))).collect();
         for counter in &progress {
@@ -580,16 +551,13 @@ fn a_dump_shows_where_a_preempted_goroutine_is() {
 /// `TREFOIL_DEBUG=asyncpreemptoff=1`: a loop without calls keeps its P, as in Go.
 #[test]
 fn asyncpreemptoff_leaves_loops_alone() {
-    let _w = watchdog();
-    if !in_child() {
+    child_test!(|child| {
         // A page that the kernel must wait for blocks the loop, and it loses its P.
         once_in_five(|| {
-            let child = Child::of("asyncpreemptoff_leaves_loops_alone");
             let out = child.env("TREFOIL_DEBUG", "asyncpreemptoff=1").output();
             if out.status.success() { Ok(()) } else { Err(format!("{out:?}")) }
         });
-        return;
-    }
+    });
     let (stop, began, other) = (flag(), flag(), flag());
     let seen = std::thread::scope(|s| {
         let watcher = s.spawn(|| {
@@ -656,15 +624,13 @@ fn install(by_signal: bool) -> usize {
 /// called when somebody sends that signal, and not for the runtime's own; and the runtime's work.
 #[test]
 fn a_users_handler_for_the_preemption_signal() {
-    let _w = watchdog();
     const VARIANT: &str = "TREFOIL_TEST_VARIANT";
-    let Ok(variant) = std::env::var(VARIANT) else {
+    child_test!(|child| {
         for variant in ["before sigaction", "before signal", "after sigaction", "after signal"] {
-            let child = Child::of("a_users_handler_for_the_preemption_signal");
             child.env(VARIANT, variant).succeed();
         }
-        return;
-    };
+    });
+    let variant = std::env::var(VARIANT).unwrap();
     let (before, by_signal) = (variant.contains("before"), variant.ends_with("signal"));
     let mut installed = if before { install(by_signal) } else { 0 };
     let rt = runtime(2);
@@ -732,12 +698,7 @@ extern "C" fn on_user1(_: libc::c_int) {
 /// are preempted.
 #[test]
 fn handlers_of_other_signals_under_preemption() {
-    let _w = watchdog();
-    if !in_child() {
-        let child = Child::of("handlers_of_other_signals_under_preemption");
-        child.env("TREFOIL_DEBUG", "slice=50").succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "slice=50").succeed());
     // SAFETY: a handler of the right type.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -786,12 +747,7 @@ fn handlers_of_other_signals_under_preemption() {
 /// `TREFOIL_DEBUG=preemptsignal=34`: another signal does it; SIGURG is then nobody's.
 #[test]
 fn another_preemption_signal() {
-    let _w = watchdog();
-    if !in_child() {
-        let child = Child::of("another_preemption_signal");
-        child.env("TREFOIL_DEBUG", "preemptsignal=34").succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "preemptsignal=34").succeed());
     let caught = || {
         let text = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = text.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
@@ -817,11 +773,7 @@ fn another_preemption_signal() {
 /// all the time, (almost) nobody sees EINTR.
 #[test]
 fn users_see_no_eintr() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("users_see_no_eintr").succeed();
-        return;
-    }
+    child_test!();
     let (calls, interrupted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let run = |yields: bool, time: Duration| {
         calls.store(0, SeqCst);
@@ -881,11 +833,7 @@ fn users_see_no_eintr() {
 /// fork in a goroutine, under preemption.
 #[test]
 fn fork_in_a_goroutine() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("fork_in_a_goroutine").env("TREFOIL_DEBUG", "slice=200").succeed();
-        return;
-    }
+    child_test!(|child| child.env("TREFOIL_DEBUG", "slice=200").succeed());
     for procs in [1, 2] {
         runtime(procs).run(|| {
             let stop = flag();
@@ -921,11 +869,7 @@ fn fork_in_a_goroutine() {
 /// its threads end as soon as they can.
 #[test]
 fn a_runtime_dropped_in_the_middle() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("a_runtime_dropped_in_the_middle").succeed();
-        return;
-    }
+    child_test!();
     let (read, write) = pipe();
     let read = Arc::new(read);
     for round in 0..100 {
@@ -975,11 +919,7 @@ fn a_runtime_dropped_in_the_middle() {
 /// Nothing to do costs nothing: less than 0.1 % of a CPU.
 #[test]
 fn an_idle_runtime_uses_no_cpu() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("an_idle_runtime_uses_no_cpu").succeed();
-        return;
-    }
+    child_test!();
     let used = runtime(2).run(|| {
         go(|| bounded::<u8>(0).1.recv());
         // Blocked threads, too.
@@ -1012,11 +952,7 @@ fn contended(stop: &AtomicBool, locks: &[Mutex<Vec<u64>>], seed: usize) -> u64 {
 /// two threads do.
 #[test]
 fn lock_holders_are_preempted_without_a_convoy() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("lock_holders_are_preempted_without_a_convoy").succeed();
-        return;
-    }
+    child_test!();
     const TIME: Duration = Duration::from_millis(500);
     once_in_five(|| {
         let locks: Arc<Vec<_>> = Arc::new((0..8).map(|_| Mutex::new(Vec::new())).collect());
@@ -1051,10 +987,7 @@ fn lock_holders_are_preempted_without_a_convoy() {
 /// thread that waits for the runtime.
 #[test]
 fn real_time_threads_are_preempted_on_one_cpu() {
-    if !in_child() {
-        Child::of("real_time_threads_are_preempted_on_one_cpu").succeed();
-        return;
-    }
+    child_test!();
     let policies = [libc::SCHED_FIFO, libc::SCHED_RR];
     // Seconds of CPU time without a wait, after which the kernel ends the process.
     let limit = libc::rlimit { rlim_cur: 20_000_000, rlim_max: 20_000_000 };

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, in_child, join_all, tasks, watchdog};
+use common::{child_test, join_all, tasks};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -53,11 +53,7 @@ fn life() {
 
 #[test]
 fn a_dropped_runtime_leaves_no_memory_behind() {
-    if !in_child() {
-        Child::of("a_dropped_runtime_leaves_no_memory_behind").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let threads = tasks().len();
     let lives = |n: usize| {
         for _ in 0..n {
@@ -79,11 +75,7 @@ fn a_dropped_runtime_leaves_no_memory_behind() {
 /// The next runtime uses the memory of the last one's poller again; the descriptor is new to it all the same.
 #[test]
 fn a_descriptor_outlives_its_runtime() {
-    if !in_child() {
-        Child::of("a_descriptor_outlives_its_runtime").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let threads = tasks().len();
     let (mut a, mut b) = trefoil::net::UnixStream::pair().unwrap();
     for _ in 0..10 {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Child, hold_until, in_child, tasks, watchdog};
+use common::{child_test, hold_until, tasks, watchdog};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -104,75 +104,64 @@ fn a_locked_goroutine_gives_mallocs_lock_back() {
 /// Goroutines that print all the time were left with the lock of standard output in their hands.
 #[test]
 fn standard_output_is_not_lost() {
-    if in_child() {
-        for procs in [1, 2, 4] {
-            leave_behind(procs, 3, || std::io::stdout().write_all(b"x\n").unwrap());
-            std::io::stdout().write_all(b"after\n").unwrap();
-            leave_behind(procs, 3, || {
-                let mut out = std::io::stderr().lock();
-                out.write_all(b"x").unwrap();
-                std::thread::sleep(Duration::from_micros(50));
-                out.write_all(b"\n").unwrap();
-            });
-            std::io::stderr().write_all(b"after\n").unwrap();
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        for text in [out.stdout, out.stderr] {
+            assert_eq!(String::from_utf8_lossy(&text).lines().filter(|l| *l == "after").count(), 3);
         }
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("standard_output_is_not_lost").output();
-    assert!(out.status.success(), "{}", out.status);
-    for text in [out.stdout, out.stderr] {
-        assert_eq!(String::from_utf8_lossy(&text).lines().filter(|l| *l == "after").count(), 3);
+    });
+    for procs in [1, 2, 4] {
+        leave_behind(procs, 3, || std::io::stdout().write_all(b"x\n").unwrap());
+        std::io::stdout().write_all(b"after\n").unwrap();
+        leave_behind(procs, 3, || {
+            let mut out = std::io::stderr().lock();
+            out.write_all(b"x").unwrap();
+            std::thread::sleep(Duration::from_micros(50));
+            out.write_all(b"\n").unwrap();
+        });
+        std::io::stderr().write_all(b"after\n").unwrap();
     }
 }
 
 /// Somebody keeps standard output for ever: the end of a runtime does not wait for that.
 #[test]
 fn an_output_that_is_never_given_back_delays_the_end_a_little() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            let (tell, told) = mpsc::channel();
-            go(move || {
-                let _out = std::io::stdout().lock();
-                tell.send(()).unwrap();
-                std::thread::sleep(Duration::from_secs(3600));
-            });
-            told.recv().unwrap();
+    child_test!(|child| child.fail(7));
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        let (tell, told) = mpsc::channel();
+        go(move || {
+            let _out = std::io::stdout().lock();
+            tell.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
         });
-        let start = Instant::now();
-        drop(rt);
-        let took = start.elapsed();
-        // SAFETY: ends the process; the harness would wait for its standard output.
-        unsafe { libc::_exit(if took < Duration::from_secs(2) { 7 } else { 8 }) };
-    }
-    let _watchdog = watchdog();
-    Child::of("an_output_that_is_never_given_back_delays_the_end_a_little").fail(7);
+        told.recv().unwrap();
+    });
+    let start = Instant::now();
+    drop(rt);
+    let took = start.elapsed();
+    // SAFETY: ends the process; the harness would wait for its standard output.
+    unsafe { libc::_exit(if took < Duration::from_secs(2) { 7 } else { 8 }) };
 }
 
 /// Who holds standard output and drops a runtime meanwhile goes on printing.
 #[test]
 fn the_one_who_drops_may_hold_standard_output() {
-    if in_child() {
-        let mut out = std::io::stdout().lock();
-        leave_behind(2, 2, std::thread::yield_now);
-        out.write_all(b"after\n").unwrap();
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("the_one_who_drops_may_hold_standard_output").output();
-    assert!(out.status.success(), "{}", out.status);
-    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+    });
+    let mut out = std::io::stdout().lock();
+    leave_behind(2, 2, std::thread::yield_now);
+    out.write_all(b"after\n").unwrap();
 }
 
 /// Loops of every kind end with their runtime, and so do the threads; but for one in a call that blocks.
 #[test]
 fn threads_leave_whatever_their_goroutines_did() {
-    if !in_child() {
-        Child::of("threads_leave_whatever_their_goroutines_did").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     static STOP: AtomicBool = AtomicBool::new(false);
     let before = tasks().len();
     for work in [
@@ -209,127 +198,115 @@ fn threads_leave_whatever_their_goroutines_did() {
 /// Who holds one of the two outputs may want the other, before or after the drop.
 #[test]
 fn the_one_who_drops_may_hold_standard_error_and_print() {
-    if in_child() {
-        let mut err = std::io::stderr().lock();
-        leave_behind(2, 2, std::thread::yield_now);
-        std::io::stdout().write_all(b"after\n").unwrap();
-        err.write_all(b"after\n").unwrap();
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("the_one_who_drops_may_hold_standard_error_and_print").output();
-    assert!(out.status.success(), "{}", out.status);
-    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("after\n"));
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+        assert!(String::from_utf8_lossy(&out.stderr).contains("after\n"));
+    });
+    let mut err = std::io::stderr().lock();
+    leave_behind(2, 2, std::thread::yield_now);
+    std::io::stdout().write_all(b"after\n").unwrap();
+    err.write_all(b"after\n").unwrap();
 }
 
 /// One that was blocked in the kernel when its runtime was dropped prints when it is back, and is not stopped there.
 #[test]
 fn one_that_was_blocked_may_print_afterwards() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            for _ in 0..3 {
-                go(|| {
-                    // SAFETY: no memory involved. Not a door: the thread blocks, and loses its P.
-                    unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
-                    for _ in 0..30_000 {
-                        std::io::stdout().write_all(b"x\n").unwrap();
-                    }
-                });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        });
-        drop(rt);
-        for _ in 0..20 {
-            std::io::stdout().write_all(b"after\n").unwrap();
-            std::thread::sleep(Duration::from_millis(5));
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        let lines = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 20);
+    });
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        for _ in 0..3 {
+            go(|| {
+                // SAFETY: no memory involved. Not a door: the thread blocks, and loses its P.
+                unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
+                for _ in 0..30_000 {
+                    std::io::stdout().write_all(b"x\n").unwrap();
+                }
+            });
         }
-        return;
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    drop(rt);
+    for _ in 0..20 {
+        std::io::stdout().write_all(b"after\n").unwrap();
+        std::thread::sleep(Duration::from_millis(5));
     }
-    let _watchdog = watchdog();
-    let out = Child::of("one_that_was_blocked_may_print_afterwards").output();
-    assert!(out.status.success(), "{}", out.status);
-    let lines = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 20);
 }
 
 /// What lies in std's buffer is written at exit, also if goroutines were still running when the runtime was dropped.
 #[test]
 fn the_last_word_is_printed() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            for _ in 0..2 {
-                go(|| {
-                    let mut bytes = vec![1_u8; 1 << 20];
-                    loop {
-                        bytes.fill(black_box(3));
-                    }
-                });
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        });
-        std::io::stdout().write_all(b"the last word").unwrap();
-        drop(rt);
-        std::process::exit(0);
-    }
-    let _watchdog = watchdog();
-    for _ in 0..5 {
-        let out = Child::of("the_last_word_is_printed").output();
-        assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last word"));
-    }
+    child_test!(|child| {
+        for _ in 0..5 {
+            let out = child.output();
+            assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last word"));
+        }
+    });
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        for _ in 0..2 {
+            go(|| {
+                let mut bytes = vec![1_u8; 1 << 20];
+                loop {
+                    bytes.fill(black_box(3));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    });
+    std::io::stdout().write_all(b"the last word").unwrap();
+    drop(rt);
+    std::process::exit(0);
 }
 
 /// A runtime may be dropped on one of its own goroutines, while others print.
 #[test]
 fn standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime() {
-    if in_child() {
-        for procs in [1, 2, 4] {
-            let rt = Arc::new(Runtime::builder().procs(procs).build().unwrap());
-            for _ in 0..3 {
-                let print = || {
-                    loop {
-                        std::io::stdout().write_all(b"x\n").unwrap();
-                    }
-                };
-                rt.go(print).unwrap();
-            }
-            let (tell, told) = mpsc::channel();
-            let own = rt.clone();
-            rt.go(move || {
-                std::thread::sleep(Duration::from_millis(5));
-                drop(own);
-                tell.send(()).unwrap();
-                std::thread::sleep(Duration::from_secs(3600));
-            })
-            .unwrap();
-            drop(rt);
-            let _ = told.recv();
-            for _ in 0..10 {
-                std::thread::sleep(Duration::from_millis(2));
-                std::io::stdout().write_all(b"after\n").unwrap();
-            }
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        let lines = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
+    });
+    for procs in [1, 2, 4] {
+        let rt = Arc::new(Runtime::builder().procs(procs).build().unwrap());
+        for _ in 0..3 {
+            let print = || {
+                loop {
+                    std::io::stdout().write_all(b"x\n").unwrap();
+                }
+            };
+            rt.go(print).unwrap();
         }
-        return;
+        let (tell, told) = mpsc::channel();
+        let own = rt.clone();
+        rt.go(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            drop(own);
+            tell.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
+        })
+        .unwrap();
+        drop(rt);
+        let _ = told.recv();
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(2));
+            std::io::stdout().write_all(b"after\n").unwrap();
+        }
     }
-    let _watchdog = watchdog();
-    let name = "standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime";
-    let out = Child::of(name).output();
-    assert!(out.status.success(), "{}", out.status);
-    let lines = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
 }
 
 /// Beside busy processes: goroutines that compute, some of them back from a call that blocked, were not stopped in the
 /// short time in which that was tried, and computed for ever.
 #[test]
 fn loops_end_on_a_busy_machine_too() {
-    if !in_child() {
-        Child::of("loops_end_on_a_busy_machine_too").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let before = tasks().len();
     let hogs = common::BusyProcesses::start(6);
     for _ in 0..50 {
@@ -356,13 +333,11 @@ fn loops_end_on_a_busy_machine_too() {
 /// waited for ever.
 #[test]
 fn the_panic_hook_is_not_lost() {
-    if !in_child() {
+    child_test!(|child| {
         for backtrace in ["1", "0"] {
-            Child::of("the_panic_hook_is_not_lost").env("RUST_BACKTRACE", backtrace).succeed();
+            child.env("RUST_BACKTRACE", backtrace).succeed();
         }
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     for round in 0..12 {
         leave_behind(1 + round % 3, 4, || {
             let _ = std::panic::catch_unwind(|| panic!("on a goroutine"));
@@ -516,10 +491,7 @@ fn a_goroutine_that_polls_with_a_c_lock_gives_it_back() {
 /// A goroutine that waits for a condition holds no lock, and keeps no thread.
 #[test]
 fn waits_for_a_condition_end_with_the_runtime() {
-    if !in_child() {
-        Child::of("waits_for_a_condition_end_with_the_runtime").succeed();
-        return;
-    }
+    child_test!();
     struct Condition(std::cell::UnsafeCell<libc::pthread_cond_t>);
     // SAFETY: it is made for that.
     unsafe impl Sync for Condition {}

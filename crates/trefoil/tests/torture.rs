@@ -12,7 +12,7 @@
 
 mod common;
 
-use common::{Child, in_child, watchdog_for};
+use common::child_test;
 use rand::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -74,20 +74,16 @@ const KINDS: &[(&str, Work)] = &[
 
 #[test]
 fn preempted_between_any_two_instructions() {
-    if in_child() {
-        let _dog = watchdog_for(Duration::from_secs(seconds() + 60));
-        for procs in [2, 1, 8] {
-            torture(procs, Duration::from_secs(seconds()) / 3);
-        }
-        return;
+    let limit = Duration::from_secs(seconds() + 60);
+    child_test!(limit = limit, |child| {
+        let text = child.env("TREFOIL_DEBUG", "slice=50").env("RUST_BACKTRACE", "0").succeed();
+        let tail: Vec<&str> = text.lines().filter(|line| line.starts_with("torture:")).collect();
+        println!("{}", tail.join("\n"));
+        assert_eq!(tail.len(), 3, "{text}");
+    });
+    for procs in [2, 1, 8] {
+        torture(procs, Duration::from_secs(seconds()) / 3);
     }
-    let text = Child::of("preempted_between_any_two_instructions")
-        .env("TREFOIL_DEBUG", "slice=50")
-        .env("RUST_BACKTRACE", "0")
-        .succeed();
-    let tail: Vec<&str> = text.lines().filter(|line| line.starts_with("torture:")).collect();
-    println!("{}", tail.join("\n"));
-    assert_eq!(tail.len(), 3, "{text}");
 }
 
 fn torture(procs: usize, time: Duration) {
