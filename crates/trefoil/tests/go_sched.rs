@@ -223,7 +223,7 @@ fn growing_wakes_threads_for_waiting_goroutines() {
 
 /// Go: TestNumGoroutine, as far as there is no dump to compare with.
 #[test]
-fn the_count_is_one_at_the_start() {
+fn a_new_runtime_counts_one_goroutine() {
     let _w = watchdog();
     assert_eq!(trefoil::run(trefoil::num_goroutines), 1);
     trefoil::run(|| {

@@ -91,7 +91,8 @@ pub(crate) fn run_on_one_cpu() {
     }
 }
 
-/// Processes that compute until they are dropped, or this process ends. They inherit the caller's CPUs.
+/// Processes that compute until they are dropped, or this process ends. They inherit the caller's
+/// CPUs.
 pub(crate) struct BusyProcesses(Vec<libc::pid_t>);
 
 impl BusyProcesses {
@@ -635,8 +636,8 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
     all
 }
 
-/// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has passed
-/// but before the goroutine runs again. Returns what `waiter` returns.
+/// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has
+/// passed but before the goroutine runs again. Returns what `waiter` returns.
 ///
 /// There is one P. A third goroutine keeps it until the deadlines of the waiter and of the main
 /// goroutine have passed. The timers then make the waiter runnable first and the main goroutine
