@@ -1,6 +1,6 @@
 //! Reads whose descriptor is closed or replaced meanwhile.
 
-use crate::common::{Child, MS, in_child, runtime, watchdog};
+use crate::common::{MS, child_test, runtime, watchdog};
 use crate::{BUSY, check, eventfd, read, same_on_both};
 use std::ffi::{c_int, c_void};
 use std::io::{Read, Write};
@@ -102,11 +102,7 @@ extern "C" fn close_one(_: c_int) {
 
 #[test]
 fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("closes::close_in_a_handler_that_interrupts_the_runtime_ends_waits").succeed();
-        return;
-    }
+    child_test!();
     // SAFETY: an async-signal-safe handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -172,12 +168,8 @@ fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
 
 #[test]
 fn a_read_that_races_with_a_close_fails_with_ebadf() {
+    child_test!();
     const ROUNDS: usize = 1_000;
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("closes::a_read_that_races_with_a_close_fails_with_ebadf").succeed();
-        return;
-    }
     let turn = Arc::new(AtomicI32::new(-1));
     let theirs = turn.clone();
     let closer = thread::spawn(move || {

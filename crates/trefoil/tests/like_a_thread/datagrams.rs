@@ -1,6 +1,6 @@
 //! Waits of datagram sockets that `poll` reports as ready: they must not spin.
 
-use crate::common::{Child, MS, cpu_time, in_child, runtime, watchdog};
+use crate::common::{MS, child_test, cpu_time, runtime};
 use crate::{NOTHING, check, recv, same_on_both, set, udp};
 use std::ffi::c_void;
 use std::net::UdpSocket;
@@ -26,11 +26,7 @@ fn full_receiver(name: &str) -> (UnixDatagram, UnixAddr) {
 
 #[test]
 fn sending_to_a_full_peer_uses_no_cpu() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("datagrams::sending_to_a_full_peer_uses_no_cpu").succeed();
-        return;
-    }
+    child_test!();
     runtime(2).run(|| {
         let (receiver, addr) = full_receiver("cpu");
         let before = cpu_time();
@@ -104,11 +100,7 @@ fn sending_to_a_full_peer_uses_no_cpu() {
 
 #[test]
 fn a_read_uses_no_cpu_while_the_error_queue_holds_a_message() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("datagrams::a_read_uses_no_cpu_while_the_error_queue_holds_a_message").succeed();
-        return;
-    }
+    child_test!();
     let found = same_on_both(|| {
         let (a, b) = udp();
         let theirs = b.local_addr().unwrap();

@@ -1,6 +1,6 @@
 //! `poll` on goroutines.
 
-use crate::common::{Child, MS, cpu_time, in_child, raise_fd_limit, runtime, tasks, watchdog};
+use crate::common::{MS, child_test, cpu_time, raise_fd_limit, runtime, tasks, watchdog};
 use crate::{BUSY, check, eventfd, read, same_on_both, tcp, write};
 use std::ffi::c_int;
 use std::io::Write;
@@ -13,12 +13,8 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn poll_of_own_and_shared_descriptors_needs_no_threads() {
+    child_test!();
     const GOROUTINES: usize = 1_500;
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("polls::poll_of_own_and_shared_descriptors_needs_no_threads").succeed();
-        return;
-    }
     assert!(raise_fd_limit() > 3 * GOROUTINES as u64);
     runtime(2).run(|| {
         let shared = Arc::new(eventfd());
@@ -73,11 +69,7 @@ fn poll_of_own_and_shared_descriptors_needs_no_threads() {
 
 #[test]
 fn poll_for_a_hang_up_uses_no_cpu_while_data_waits() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("polls::poll_for_a_hang_up_uses_no_cpu_while_data_waits").succeed();
-        return;
-    }
+    child_test!();
     runtime(2).run(|| {
         let (a, mut b) = tcp();
         let (c, _d) = tcp();
@@ -155,11 +147,7 @@ extern "C" fn do_nothing(_: c_int) {}
 
 #[test]
 fn a_signal_does_not_end_a_poll_on_a_goroutine() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("polls::a_signal_does_not_end_a_poll_on_a_goroutine").succeed();
-        return;
-    }
+    child_test!();
     // As for preemption, a signal is sent to the thread on which a goroutine runs.
     // SAFETY: an async-signal-safe handler.
     unsafe {

@@ -1,6 +1,6 @@
 //! Writes: of no bytes, of more than the buffers hold, and what interrupts them.
 
-use crate::common::{Child, MS, in_child, watchdog};
+use crate::common::{MS, child_test, watchdog};
 use crate::{
     LARGE, NOTHING, check, eventfd, pattern, read, recv, same_on_both, set, tcp, udp, uneven, write,
 };
@@ -239,11 +239,7 @@ extern "C" fn write_large_in_handler(_: c_int) {
 
 #[test]
 fn timeout_of_a_write_in_a_handler_counts_once() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("writes::timeout_of_a_write_in_a_handler_counts_once").succeed();
-        return;
-    }
+    child_test!();
     pattern();
     // A goroutine does not park in a handler: the write blocks the thread.
     // SAFETY: a handler that calls nothing but `write`.
