@@ -9,6 +9,7 @@
 // Every test file compiles its own copy and uses its own part of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub(crate) mod crowd;
 pub(crate) mod raw;
 
 use std::collections::BTreeSet;
