@@ -207,8 +207,9 @@ fn a_goroutine_that_has_allocated_keeps_at_most_1_kib_more() {
     });
 }
 
-/// glibc keeps buffers per thread that it frees when the thread ends: that of `strerror`, and since 2.41
-/// the state of `getrandom`, which every `HashMap` calls. They must not leak with a goroutine's TLS block.
+/// glibc keeps buffers per thread that it frees when the thread ends: that of `strerror`, and since
+/// 2.41 the state of `getrandom`, which every `HashMap` calls. They must not leak with a
+/// goroutine's TLS block.
 #[test]
 fn libcs_buffers_per_thread_are_freed_with_the_goroutine() {
     child_test!();
@@ -321,7 +322,8 @@ fn the_wrapper_frees_with_the_layout_it_allocated_with_and_sees_few_threads() {
     std::thread::spawn(|| use_allocator(&WRAPPED, 4)).join().unwrap();
     let threads = THREADS.lock().unwrap().as_ref().map_or(0, HashSet::len);
     assert!(threads < 20, "the allocator saw {threads} threads for 200 goroutines");
-    // Each round allocates and reallocates 16 sizes: most of the calls must not reach the allocator.
+    // Each round allocates and reallocates 16 sizes: most of the calls must not reach the
+    // allocator.
     let (calls, requests) = (CALLS.load(Ordering::Relaxed), 201 * 4 * 16 * 2);
     assert!(calls < requests / 2, "{calls} of {requests} requests reached the allocator");
 }

@@ -217,8 +217,8 @@ fn a_child_is_done_for_the_same_reason_as_its_parent() {
     });
 }
 
-/// Calls `f(round, 0)` and `f(round, 1)` for each round, at the same time if there are two Ps. Returns
-/// the number of calls that return false.
+/// Calls `f(round, 0)` and `f(round, 1)` for each round, at the same time if there are two Ps.
+/// Returns the number of calls that return false.
 fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> usize {
     let shared = Arc::new((f, AtomicUsize::new(0)));
     let both = [0, 1].map(|which| {
@@ -239,8 +239,8 @@ fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync +
     both.map(|goroutine| goroutine.join().unwrap()).iter().sum()
 }
 
-/// Fewer on one CPU: there each round takes the kernel's time slices, and two goroutines never run at
-/// the same time.
+/// Fewer on one CPU: there each round takes the kernel's time slices, and two goroutines never run
+/// at the same time.
 fn rounds() -> usize {
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
         1_000
@@ -249,9 +249,9 @@ fn rounds() -> usize {
     }
 }
 
-/// Races two goroutines, number 0 and number 1, for a fresh context in each round. Each returns whether
-/// it saw what it should. On one and two Ps: with more Ps than cores the two would only wait for each
-/// other.
+/// Races two goroutines, number 0 and number 1, for a fresh context in each round. Each returns
+/// whether it saw what it should. On one and two Ps: with more Ps than cores the two would only
+/// wait for each other.
 fn race_for_contexts(
     wrong: &str,
     run: impl Fn(&Context, &trefoil::context::Cancel, usize, usize) -> bool

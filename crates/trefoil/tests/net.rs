@@ -1,7 +1,7 @@
 //! TCP sockets and deadlines. (Other types are in `net_types.rs`.)
 //!
-//! Loopback only, bounded in count and time. What Go's own tests assert is tested at 1, 2 and 8 Ps, with
-//! Go's numbers.
+//! Loopback only, bounded in count and time. What Go's own tests assert is tested at 1, 2 and 8 Ps,
+//! with Go's numbers.
 
 mod common;
 #[path = "common/sockets.rs"]
@@ -350,8 +350,8 @@ fn ten_acceptors_accept_every_connection() {
     });
 }
 
-/// epoll may report two connections by one edge: both acceptors must return, also one that is about to
-/// wait.
+/// epoll may report two connections by one edge: both acceptors must return, also one that is about
+/// to wait.
 #[test]
 fn two_connections_wake_two_acceptors() {
     at_each(|| {

@@ -1,7 +1,8 @@
 //! Selects, deadlines and timers leave no memory behind. (Go: `test/chan/select2.go`, extended to
 //! timers.)
 //!
-//! A binary of its own with one test: its allocator counts, and no other test may allocate meanwhile.
+//! A binary of its own with one test: its allocator counts, and no other test may allocate
+//! meanwhile.
 
 mod common;
 
@@ -20,8 +21,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 const ROUNDS: usize = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
 /// Rounds before the counting begins, to fill caches.
 const WARM_UP: usize = 5_000;
-/// By how many bytes the heap may grow: a thread that the runtime has started meanwhile, blocks that
-/// a channel keeps in reserve.
+/// By how many bytes the heap may grow: a thread that the runtime has started meanwhile, blocks
+/// that a channel keeps in reserve.
 const MAX_HEAP_GROWTH_BYTES: u64 = 32 << 10;
 /// By how many bytes resident memory may grow. In a release build a leak of eight bytes per round
 /// would be eight times as much.
@@ -93,8 +94,8 @@ fn assert_no_waiters(channels: &[&Receiver<usize>]) {
     }
 }
 
-/// One goroutine sends `n` values; the caller receives each by `f`, which also gets a channel without
-/// senders. Most calls wait, and leave the queue of the silent channel each time.
+/// One goroutine sends `n` values; the caller receives each by `f`, which also gets a channel
+/// without senders. Most calls wait, and leave the queue of the silent channel each time.
 fn beside_a_silent_channel(n: usize, f: impl Fn(&Receiver<usize>, &Receiver<usize>) -> usize) {
     let ((tx, rx), (_silent, quiet)) = (bounded(0), bounded(0));
     let sender = go(move || (0..n).for_each(|i| tx.send(i).unwrap()));

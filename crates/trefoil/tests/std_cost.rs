@@ -1,5 +1,5 @@
-//! What std's calls cost on goroutines, compared with the runtime's own and with threads. In release
-//! builds only; the bounds are wide, the figures are printed (`--nocapture`).
+//! What std's calls cost on goroutines, compared with the runtime's own and with threads. In
+//! release builds only; the bounds are wide, the figures are printed (`--nocapture`).
 #![cfg(all(feature = "std", not(debug_assertions)))]
 
 mod common;
@@ -19,8 +19,8 @@ fn best(mut f: impl FnMut() -> Duration) -> Duration {
     (0..5).map(|_| f()).min().unwrap()
 }
 
-/// Calls two functions by turns, in batches. Returns the nanoseconds per call in the fastest batch of
-/// each: on a busy machine most batches are disturbed.
+/// Calls two functions by turns, in batches. Returns the nanoseconds per call in the fastest batch
+/// of each: on a busy machine most batches are disturbed.
 fn nanos_per_call(n: u32, mut one: impl FnMut(), mut other: impl FnMut()) -> [f64; 2] {
     const BATCH: u32 = 500;
     fn batch(f: &mut impl FnMut()) -> Duration {

@@ -1,6 +1,6 @@
 //! Locks of C code on goroutines: mutexes, condition variables, semaphores, read-write locks and
-//! barriers of libc park the goroutine, keep POSIX's meaning and errors, and work between goroutines and
-//! threads.
+//! barriers of libc park the goroutine, keep POSIX's meaning and errors, and work between
+//! goroutines and threads.
 #![cfg(feature = "std")]
 
 #[path = "../common/mod.rs"]

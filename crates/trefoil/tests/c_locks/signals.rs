@@ -115,7 +115,8 @@ fn waiting_for_a_post_by_a_handler_is_no_deadlock() {
     let sem: Semaphore = semaphore(0);
     POSTED.store(sem.at(), Ordering::SeqCst);
     install(post_in_handler);
-    // SAFETY: a timer of the kernel that sends SIGUSR1 to the process, later than the deadlock check.
+    // SAFETY: a timer of the kernel that sends SIGUSR1 to the process, later than the deadlock
+    // check.
     unsafe {
         let timer = Object::<libc::timer_t>::zeroed();
         let mut event: libc::sigevent = std::mem::zeroed();

@@ -53,7 +53,8 @@ fn every_value_sent_is_dropped_exactly_once() {
                 assert!(tx.send_timeout(new(), Duration::from_micros(50)).is_err());
                 assert_eq!(alive.load(Ordering::SeqCst), cap);
             }
-            // Values left in the channel are dropped with the last receiver, though a sender exists.
+            // Values left in the channel are dropped with the last receiver, though a sender
+            // exists.
             let waiting = go({
                 let (tx, value) = (tx.clone(), new());
                 move || tx.send(value)

@@ -1,5 +1,5 @@
-//! Channels: what Go's own tests assert (`chan_test.go`, `test/chan`), and what Rust adds: values that
-//! are dropped exactly once, plain threads at either end, errors that return the value.
+//! Channels: what Go's own tests assert (`chan_test.go`, `test/chan`), and what Rust adds: values
+//! that are dropped exactly once, plain threads at either end, errors that return the value.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -37,8 +37,8 @@ struct Actor {
 #[derive(Clone, Debug)]
 struct Concurrent {
     caps: Vec<usize>,
-    /// Channels of which the test keeps no handles: they are closed when the actors have dropped the
-    /// last handle of a side. Operations on these alone have a deadline.
+    /// Channels of which the test keeps no handles: they are closed when the actors have dropped
+    /// the last handle of a side. Operations on these alone have a deadline.
     unkept: Vec<bool>,
     actors: Vec<Actor>,
     /// When the test closes the channels that it keeps.
@@ -316,7 +316,8 @@ fn check_logs(program: &Concurrent, logs: &[Vec<Event>], left: &[Event]) {
             );
         }
     }
-    // A send has one result. A value that was sent is received, unless its channel lost all receivers.
+    // A send has one result. A value that was sent is received, unless its channel lost all
+    // receivers.
     for (id, (_, chan)) in made {
         match results.get(&id).map_or(&[][..], Vec::as_slice) {
             [] | [Event::Refused { .. }] => {

@@ -1,9 +1,11 @@
 //! Channels and selects against a model: random programs, whose results are known.
 //!
-//! | test | what runs | what is compared |
-//! |---|---|---|
-//! | [`sequential`] | one operation after another; an operation that must wait does so on a goroutine or thread of its own | after every step: results, which operations wait, which are woken, in which order, which values are left |
-//! | [`concurrent`] | up to eight goroutines and threads, each with its own operations, at 1, 2, 4 and 16 Ps | what must hold in any order: each value has one result, orders are kept, no operation is left waiting |
+//! - [`sequential`] runs one operation after another. An operation that must wait does so on a
+//!   goroutine or thread of its own. After every step the test compares the results, which
+//!   operations wait, which are woken in which order, and which values are left.
+//! - [`concurrent`] runs up to eight goroutines and threads, each with its own operations, at 1, 2,
+//!   4 and 16 Ps. The test checks what must hold in any order: each value has one result, values
+//!   arrive in order, no operation is left waiting.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -11,8 +13,8 @@
 //! | `TREFOIL_CHAN_SEED` | the seed to begin with, printed by every run |
 //!
 //! A program that fails is made smaller by proptest and printed. The sequential test depends on the
-//! seed alone, except for the random choice among ready arms; the concurrent one also on how threads
-//! interleave.
+//! seed alone, except for the random choice among ready arms; the concurrent one also on how
+//! threads interleave.
 
 mod action;
 #[path = "../common/mod.rs"]

@@ -378,7 +378,8 @@ impl Simulation {
         self.returned.extend(ends);
     }
 
-    /// After a close: checks that waiting receivers end, and that waiting senders get their values back.
+    /// After a close: checks that waiting receivers end, and that waiting senders get their values
+    /// back.
     fn close(&mut self, chan: usize) {
         self.channels[chan].model.closed = true;
         for side in [Side::Recv, Side::Send] {

@@ -89,8 +89,8 @@ fn connect_of_a_connecting_socket_waits() {
         }
         set_send_timeout(&socket, 0);
         let socket = TcpStream::from(socket);
-        let ours = socket.local_addr().unwrap();
-        let server = thread::spawn(move || while listener.accept().unwrap().1 != ours {});
+        let client = socket.local_addr().unwrap();
+        let server = thread::spawn(move || while listener.accept().unwrap().1 != client {});
         found.push(connect(&socket, port));
         trefoil::blocking(|| server.join()).unwrap();
         found.push(connect(&socket, port));

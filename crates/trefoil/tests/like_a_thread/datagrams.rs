@@ -103,12 +103,13 @@ fn a_read_uses_no_cpu_while_the_error_queue_holds_a_message() {
     child_test!();
     let found = same_on_both(|| {
         let (a, b) = udp();
-        let theirs = b.local_addr().unwrap();
+        let peer = b.local_addr().unwrap();
         drop(b);
         set(&a, libc::SOL_IP, libc::IP_RECVERR, 1);
         a.send(b"to a closed port").unwrap();
         thread::sleep(10 * MS);
-        // The error is returned once; its message stays in the error queue, and `poll` reports that.
+        // The error is returned once; its message stays in the error queue, and `poll` reports
+        // that.
         let refused = recv(&a, &mut [0; 8], 0);
         a.set_read_timeout(Some(400 * MS)).unwrap();
         let before = cpu_time();
@@ -116,10 +117,10 @@ fn a_read_uses_no_cpu_while_the_error_queue_holds_a_message() {
         let used = cpu_time() - before;
         assert!(used < 150 * MS, "{used:?} of CPU time in 400 ms of waiting");
         a.set_read_timeout(None).unwrap();
-        let ours = a.local_addr().unwrap();
+        let receiver = a.local_addr().unwrap();
         let sender = thread::spawn(move || {
             thread::sleep(20 * MS);
-            UdpSocket::bind(theirs).unwrap().send_to(b"hello", ours).unwrap()
+            UdpSocket::bind(peer).unwrap().send_to(b"hello", receiver).unwrap()
         });
         let found = (refused, late, recv(&a, &mut [0; 8], 0));
         assert_eq!(trefoil::blocking(|| sender.join()).unwrap(), 5);

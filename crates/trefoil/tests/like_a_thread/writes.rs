@@ -185,7 +185,8 @@ fn large_send_with_zerocopy_is_one_call() {
             let reader = thread::spawn(move || b.read_exact(&mut vec![0; LARGE]).unwrap());
             let (fd, bytes) = (a.as_raw_fd(), pattern());
             let list = uneven(bytes, 3);
-            // SAFETY: buffers that outlive the call; zeros are a message without a name and control data.
+            // SAFETY: buffers that outlive the call; zeros are a message without a name and control
+            // data.
             let sent = check(unsafe {
                 if by_message {
                     let mut message: libc::msghdr = std::mem::zeroed();

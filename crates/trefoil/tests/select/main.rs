@@ -22,8 +22,8 @@ fn at_all_procs(f: fn()) {
     }
 }
 
-/// Starts `f` on a plain thread if `on_thread` is true, else as a goroutine. The channel gets a value
-/// when `f` has returned.
+/// Starts `f` on a plain thread if `on_thread` is true, else as a goroutine. The channel gets a
+/// value when `f` has returned.
 fn start_on_thread_if(on_thread: bool, f: impl FnOnce() + Send + 'static) -> Receiver<()> {
     let (done, ended) = bounded(1);
     let run = move || {

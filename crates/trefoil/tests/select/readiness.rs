@@ -64,8 +64,8 @@ fn default_is_not_taken_while_one_is_ready_or_closed() {
     });
 }
 
-/// Waits until `turn` is `n`, without parking. The goroutine that changes it runs at the same time if a
-/// P is free.
+/// Waits until `turn` is `n`, without parking. The goroutine that changes it runs at the same time
+/// if a P is free.
 fn spin_until(turn: &AtomicUsize, n: usize) {
     while turn.load(Ordering::Acquire) != n {
         (0..100).for_each(|_| std::hint::spin_loop());

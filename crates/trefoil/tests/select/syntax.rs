@@ -63,10 +63,11 @@ fn values_of_other_arms_are_dropped_before_the_body() {
     }
     // A panic while the operands are evaluated drops the values evaluated so far.
     let (tx, _rx) = bounded(1);
+    let panics = || if dropped.load(Ordering::SeqCst) > 0 { panic!("on purpose") } else { 1 };
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         select! {
             send(full, Noisy(&dropped)) -> _ => {}
-            send(tx, if dropped.load(Ordering::SeqCst) > 0 { panic!("on purpose") } else { 1 }) -> _ => {}
+            send(tx, panics()) -> _ => {}
         }
     }));
     assert!(panicked.is_err());
@@ -219,9 +220,9 @@ fn a_select_of_sixty_four_arms_chooses_each() {
         let mut seen = [0; 64];
         for _ in 0..64 {
             let (i, v) = select_all!(rx,
-                0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-                32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59
-                60 61 62 63);
+                0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28
+                29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54
+                55 56 57 58 59 60 61 62 63);
             assert_eq!(v, Ok(i));
             seen[i] += 1;
         }

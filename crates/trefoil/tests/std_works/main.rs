@@ -1,5 +1,5 @@
-//! Goroutines use std as threads do: its locks, its sleep, its sockets and its pipes, alone and together
-//! with threads.
+//! Goroutines use std as threads do: its locks, its sleep, its sockets and its pipes, alone and
+//! together with threads.
 #![cfg(feature = "std")]
 
 #[path = "../common/mod.rs"]

@@ -66,7 +66,10 @@ fn crossbeam_and_flume_channels_pass_every_value_and_time_out() {
                 let never = crossbeam_channel::never::<u32>();
                 loop {
                     crossbeam_channel::select! {
-                        recv(rx) -> i => match i { Ok(i) => back.send(i).unwrap(), Err(_) => break },
+                        recv(rx) -> i => {
+                            let Ok(i) = i else { break };
+                            back.send(i).unwrap();
+                        }
                         recv(never) -> _ => unreachable!(),
                         default(TOO_LONG) => panic!("no value arrived"),
                     }

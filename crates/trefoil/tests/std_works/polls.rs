@@ -66,8 +66,8 @@ fn poll_and_ppoll_report_events_and_time_out() {
     });
 }
 
-/// Calls `select` with three sets. Returns its result, the descriptors that are left in each set, and
-/// the milliseconds that are left.
+/// Calls `select` with three sets. Returns its result, the descriptors that are left in each set,
+/// and the milliseconds that are left.
 fn select(sets: [&[RawFd]; 3], ms: Option<i64>) -> (i32, [Vec<RawFd>; 3], i64) {
     let mut raw = sets.map(|fds| {
         // SAFETY: a set is plain bits, and these descriptors are small.
@@ -110,7 +110,8 @@ fn select_and_pselect_report_sets_times_and_errors() {
         let start = Instant::now();
         assert_eq!(select([&[], &[], &[]], Some(10)).0, 0);
         assert!(start.elapsed() >= 10 * MS);
-        // One of two becomes ready by a write of another goroutine, which needs the only P meanwhile.
+        // One of two becomes ready by a write of another goroutine, which needs the only P
+        // meanwhile.
         let writer = trefoil::go(move || {
             thread::sleep(10 * MS);
             d.write_all(b"x").unwrap();

@@ -112,7 +112,8 @@ fn std_sockets_respect_timeouts_and_nonblocking_mode() {
         assert_eq!(client.read(&mut buf).unwrap(), 7);
         client.set_read_timeout(None).unwrap();
 
-        // After a wait without a timeout: timeouts and flags set by another descriptor of the socket.
+        // After a wait without a timeout: timeouts and flags set by another descriptor of the
+        // socket.
         let writer = trefoil::go(move || {
             thread::sleep(2 * MS);
             server.write_all(b"x").unwrap();

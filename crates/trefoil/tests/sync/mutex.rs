@@ -9,7 +9,8 @@ use trefoil::sync::{Mutex, MutexGuard, RwLock};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
-/// Go: TestMutex, HammerMutex. Ten workers lock a thousand times each, every third time by `try_lock`.
+/// Go: TestMutex, HammerMutex. Ten workers lock a thousand times each, every third time by
+/// `try_lock`.
 fn hammer_mutex(workers: Workers) {
     let mutex = Arc::new(Mutex::new(0u64));
     let tried = Arc::new(AtomicU64::new(0));

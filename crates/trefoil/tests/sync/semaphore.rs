@@ -9,7 +9,8 @@ use trefoil::sync::{Mutex, Semaphore};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
-/// Go: TestSemaHandoff. After a release the waiter runs first in at least two thirds of 10,000 rounds.
+/// Go: TestSemaHandoff. After a release the waiter runs first in at least two thirds of 10,000
+/// rounds.
 #[test]
 fn a_released_permit_lets_the_waiter_run_first() {
     let _w = watchdog();
@@ -87,7 +88,8 @@ fn permits_bound_the_holders_and_none_is_lost() {
     });
 }
 
-/// Small requests do not starve a large one; a request that fails does not block the ones behind it.
+/// Small requests do not starve a large one; a request that fails does not block the ones behind
+/// it.
 #[test]
 fn a_semaphore_serves_its_waiters_in_fifo_order() {
     let _w = watchdog();
