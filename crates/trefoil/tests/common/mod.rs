@@ -410,7 +410,7 @@ pub(crate) fn run_parent<T>(child: &Child, parent: impl FnOnce(&Child) -> T) {
 /// Returns whether this process is a [`Child`].
 pub(crate) fn in_child() -> bool {
     let child = std::env::var_os(CHILD).is_some();
-    if child && std::env::var_os("TREFOIL_DEBUG").is_some() {
+    if child && std::env::var("TREFOIL_DEBUG").is_ok_and(|debug| debug.contains("schedtrace")) {
         drop(tracer());
     }
     child
