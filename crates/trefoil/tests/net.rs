@@ -268,7 +268,9 @@ fn close_ends_waiting_calls() {
                 })
                 .collect();
             if round % 2 == 0 {
-                yield_until("three readers", || trefoil::debug::stats().io_waiters >= 4);
+                yield_until("three readers and an acceptor to wait", || {
+                    trefoil::debug::stats().io_waiters >= 4
+                });
             }
             client.close().unwrap();
             listener.close().unwrap();
@@ -299,7 +301,7 @@ fn fill_once(round: usize, client: &TcpStream) {
             }
         }
     });
-    yield_until("a writer", || trefoil::debug::stats().io_waiters >= 1);
+    yield_until("the writer to wait", || trefoil::debug::stats().io_waiters >= 1);
     closed.close().unwrap();
     assert_eq!(writer.join().unwrap(), ErrorKind::NotConnected);
 }
@@ -438,7 +440,7 @@ fn a_hundred_blocked_pipe_reads_need_no_threads() {
                     })
                 })
                 .collect();
-            yield_until("a hundred readers", || trefoil::debug::stats().io_waiters == 100);
+            yield_until("a hundred readers to wait", || trefoil::debug::stats().io_waiters == 100);
             assert!(trefoil::debug::stats().threads <= 12, "{:?}", trefoil::debug::stats());
             for (i, mut writer) in writers.into_iter().enumerate() {
                 writer.write_all(&[i as u8]).unwrap();

@@ -63,7 +63,7 @@ fn count_under(mutex: Mutex, a: Actor, b: Actor) {
     };
     let parts: Vec<_> = (0..EACH).flat_map(|_| [a.start(add), b.start(add)]).collect();
     parts.into_iter().for_each(Started::join);
-    // SAFETY: all have ended.
+    // SAFETY: all actors have ended.
     assert_eq!(unsafe { *count.at() }, 2 * EACH * rounds);
 }
 

@@ -80,7 +80,7 @@ fn readers_and_writers(lock: RwLock, actor: impl Fn(usize) -> Actor) {
     };
     let parts: Vec<_> = (0..8).map(one).collect();
     parts.into_iter().for_each(Started::join);
-    // SAFETY: all have ended.
+    // SAFETY: all actors have ended.
     assert_eq!(unsafe { *pair.at() }, [8 * rounds / 4; 2]);
 }
 

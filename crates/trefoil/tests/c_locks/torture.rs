@@ -107,7 +107,7 @@ fn goroutines_preempted_while_they_hold_a_lock_make_progress() {
         parts.into_iter().for_each(Started::join);
         stop.store(true, Ordering::SeqCst);
         common::join_all(hogs);
-        // SAFETY: all have ended.
+        // SAFETY: all actors have ended.
         assert_eq!(unsafe { *total.at() }, 80);
     });
 }

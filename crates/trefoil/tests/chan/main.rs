@@ -39,7 +39,7 @@ impl Handle {
             Handle::Goroutine(h) => h.join(),
             Handle::Thread(h) => {
                 // `join` of a thread would hold the P that the thread may be waiting for.
-                yield_until("a thread", || h.is_finished());
+                yield_until("the thread to end", || h.is_finished());
                 h.join()
             }
         };

@@ -268,7 +268,7 @@ fn try_send_and_try_recv_never_wait() {
             // They succeed once the other side waits, which needs the scheduler to run it.
             let receiver = go(move || rx.recv().unwrap());
             let mut value = Some("hello".to_string());
-            yield_until("a receiver", || match tx.try_send(value.take().unwrap()) {
+            yield_until("a receiver to wait", || match tx.try_send(value.take().unwrap()) {
                 Ok(()) => true,
                 Err(e) => {
                     value = Some(e.into_inner());
@@ -280,7 +280,7 @@ fn try_send_and_try_recv_never_wait() {
             let (tx, rx) = bounded(cap);
             go(move || tx.send(5));
             let mut got = None;
-            yield_until("a sender", || {
+            yield_until("a sender to wait", || {
                 got = rx.try_recv().ok();
                 got.is_some()
             });

@@ -67,7 +67,6 @@ fn select_among_busy_channels(n: usize) {
     let (mut t, mut r): (Vec<_>, Vec<_>) = channels.into_iter().map(|(t, r)| (Some(t), r)).unzip();
     // A goroutine that sends n values to each channel by one select …
     all.push(start_on_thread_if(false, move || {
-        let closed = bounded::<u32>(0).0; // never part of the select
         let mut count = [0; 4];
         while t.iter().any(Option::is_some) {
             // A finished channel is replaced by one without a receiver that waits.
@@ -84,7 +83,6 @@ fn select_among_busy_channels(n: usize) {
                 t[i] = None;
             }
         }
-        drop(closed);
     }));
     // … and a goroutine that receives n values from each.
     all.push(start_on_thread_if(false, move || {

@@ -228,7 +228,7 @@ fn a_select_of_sixty_four_arms_chooses_each() {
         }
         assert_eq!(seen, [1; 64]);
         drop(senders);
-        yield_until("all closed", || rx.iter().all(Receiver::is_closed));
+        yield_until("all channels to be closed", || rx.iter().all(Receiver::is_closed));
     });
 }
 

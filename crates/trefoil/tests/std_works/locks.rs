@@ -62,7 +62,7 @@ fn goroutines_do_not_starve_a_thread_at_a_std_mutex() {
             s.store(true, SeqCst);
             turns
         });
-        until("the thread's turns", || stop.load(SeqCst));
+        until("the thread to have its turns", || stop.load(SeqCst));
         join_all(hogs);
         assert_eq!(thread.join(), 20);
     });

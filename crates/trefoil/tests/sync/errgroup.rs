@@ -83,7 +83,7 @@ fn wait_panics_if_a_goroutine_of_the_group_panicked() {
     on_every(|| {
         let group = ErrGroup::<()>::new();
         group.set_limit(1);
-        group.go(|| panic!("inside"));
+        group.go(|| panic!("on purpose"));
         group.go(|| Ok(()));
         assert!(
             panic_text(|| assert!(group.wait().is_ok()))

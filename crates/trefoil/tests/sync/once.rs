@@ -46,7 +46,7 @@ fn a_panic_in_call_once_counts_as_done_for_waiting_callers_too() {
                 once.call_once(|| {
                     begun.store(true, SeqCst);
                     sleep(2 * MS);
-                    panic!("failed");
+                    panic!("on purpose");
                 });
             }
         });
