@@ -238,7 +238,7 @@ fn a_dump_shows_the_minutes_of_a_long_wait() {
     run(|| {
         let (_tx, rx) = bounded::<()>(0);
         Builder::new().name("waiter").go(move || ignore(rx.recv())).unwrap();
-        yield_until("the goroutine to wait", || debug::dump().contains("\"waiter\" [chan receive]:"));
+        yield_until("the goroutine", || debug::dump().contains("\"waiter\" [chan receive]:"));
         AHEAD.store(3 * 60 + 10, Ordering::Relaxed);
         let text = debug::dump();
         assert!(text.contains("\"waiter\" [chan receive, 3 minutes]:"), "{text}");

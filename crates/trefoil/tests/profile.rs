@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{watchdog, yield_until};
+use common::{test_name, watchdog, yield_until};
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -115,8 +115,7 @@ fn a_running_goroutine_is_counted_at_its_closure() {
             let found = decoded.samples.iter().find(|s| s.labels.contains(&id));
             let sample = found.unwrap_or_else(|| panic!("not counted: {decoded:#?}"));
             let runs = sample.labels.contains(&running);
-            let closure =
-                "profile::a_running_goroutine_is_counted_at_its_closure::{{closure}}::{{closure}}";
+            let closure = format!("profile::{}::{{{{closure}}}}::{{{{closure}}}}", test_name!());
             assert!(!runs || sample.stack[0].0 == closure, "{decoded:#?}");
             runs
         });
