@@ -1,6 +1,7 @@
 //! Libraries with thread-local variables that are loaded while goroutines run.
 
 use crate::common::crowd::{PROCS, crowd, joined, on_goroutines, yields};
+use crate::setuid_or_static_tls;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -173,6 +174,7 @@ fn libraries_with_general_dynamic_tls_load_beside_goroutines() {
 
 #[test]
 fn libraries_with_initial_exec_tls_load_beside_goroutines() {
+    let _lock = setuid_or_static_tls();
     dlopen_with("initial-exec", &Loader::Goroutine);
     dlopen_with("initial-exec", &Loader::Thread);
 }
