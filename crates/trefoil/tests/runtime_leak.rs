@@ -73,7 +73,7 @@ fn a_dropped_runtime_leaves_no_memory_behind() {
 }
 
 /// The next runtime reuses the memory of the last one's poller, and must register the descriptor
-/// anew.
+/// again.
 #[test]
 fn a_socket_works_after_its_runtime_was_dropped() {
     child_test!();

@@ -18,8 +18,8 @@ fn threads_are_limited_and_the_limit_is_reported_once() {
     const LIMIT: usize = 8;
     child_test!(|child| {
         let stderr = child.succeed();
-        let said = stderr.matches("program exceeds 8-thread limit").count();
-        assert_eq!(said, 1, "{stderr}");
+        let reports = stderr.matches("program exceeds 8-thread limit").count();
+        assert_eq!(reports, 1, "{stderr}");
     });
     for procs in [1, 2, 8] {
         // The line is printed once per runtime: only one runtime reaches its limit.

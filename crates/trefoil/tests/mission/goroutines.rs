@@ -145,8 +145,8 @@ fn goroutine_starts_with_its_own_stack_and_fresh_thread_locals() {
     runtime(1).run(|| {
         for _ in 0..300 {
             let h = trefoil::go(|| {
-                let fresh = VALUE.replace(8);
-                (fresh, deep(60))
+                let initial = VALUE.replace(8);
+                (initial, deep(60))
             });
             assert_eq!(h.join().unwrap(), (7, 60));
         }

@@ -222,7 +222,7 @@ const STATEMENTS: [(&str, &[&str]); 29] = [
     // Typical programs.
     (
         "29. Typical programs give the described results: two printers, a yield, an endless \
-         printer, a blocking sleeper, GOMAXPROCS, NumGoroutine, NumCPU, tasks joined by a WaitGroup.",
+         printer, a blocking sleeper, GOMAXPROCS, NumGoroutine, NumCPU, a WaitGroup.",
         &[
             "mission::goroutines::computing_printers_do_not_wait_for_each_other",
             "trefoil-compat/tests/examples.rs",

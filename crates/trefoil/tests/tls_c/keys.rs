@@ -145,7 +145,7 @@ fn values_of_deleted_pthread_keys_are_never_seen_again() {
         }
         // SAFETY: the keys are not set from here on.
         keys.iter().for_each(|&key| assert_eq!(unsafe { libc::pthread_key_delete(key) }, 0));
-        let anew: Vec<_> = (0..100).map(|_| new_key(Some(ended))).collect();
+        let new_keys: Vec<_> = (0..100).map(|_| new_key(Some(ended))).collect();
         holder_may_end.store(true, SeqCst);
         joined(holder);
         assert_eq!(
@@ -154,7 +154,7 @@ fn values_of_deleted_pthread_keys_are_never_seen_again() {
             "a destructor ran for the value of a deleted key"
         );
         // SAFETY: as above.
-        anew.iter().for_each(|&key| assert_eq!(unsafe { libc::pthread_key_delete(key) }, 0));
+        new_keys.iter().for_each(|&key| assert_eq!(unsafe { libc::pthread_key_delete(key) }, 0));
     });
 }
 
