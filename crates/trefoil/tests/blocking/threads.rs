@@ -2,7 +2,8 @@
 
 use crate::common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_write};
 use crate::common::{
-    MS, child_test, flag, join_all, median, ms, once_in_five, runtime, ticks, watchdog, yield_until,
+    MS, child_test, flag, join_all, median, ms, once_in_five, runtime, wake_up_delays, watchdog,
+    yield_until,
 };
 use crate::lock_files;
 use std::sync::Arc;
@@ -163,7 +164,7 @@ fn a_ticker_keeps_time_beside_64_blocked_goroutines() {
                     })
                 });
                 let sleepers: Vec<_> = sleepers.collect();
-                let late = ticks(500);
+                let late = wake_up_delays(500);
                 stop.store(true, SeqCst);
                 drop(write);
                 drop(held);

@@ -227,7 +227,7 @@ pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Sleeps until `n` deadlines, one per millisecond. Returns how late each wake-up was.
-pub(crate) fn ticks(n: u32) -> Vec<Duration> {
+pub(crate) fn wake_up_delays(n: u32) -> Vec<Duration> {
     const MS: Duration = Duration::from_millis(1);
     let start = Instant::now();
     let mut late = Vec::new();

@@ -1,12 +1,11 @@
 //! Sockets for tests: pairs on loopback, deadlines, runtimes of several sizes.
 
+pub(crate) use crate::common::MS;
 use crate::common::{runtime, watchdog, yield_until};
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use trefoil::net::{TcpListener, TcpStream};
-
-pub(crate) const MS: Duration = Duration::from_millis(1);
 
 /// Runs `f` with one, two and eight Ps. Afterwards no goroutine may wait for a descriptor.
 pub(crate) fn at_each(f: impl Fn() + Sync) {

@@ -2,7 +2,7 @@
 
 use crate::common::{
     self, MS, child_test, cpu_time, flag, hog, hogs, join_all, median, ms, once_in_five, runtime,
-    spin, ticks, watchdog, yield_until,
+    spin, wake_up_delays, watchdog, yield_until,
 };
 use crate::endless;
 use std::hint::black_box;
@@ -218,7 +218,7 @@ fn a_ticker_keeps_time_beside_four_hogs() {
             runtime(procs).run(|| {
                 let stop = flag();
                 let loops = hogs(4, &stop);
-                let late = ticks(300);
+                let late = wake_up_delays(300);
                 stop.store(true, SeqCst);
                 join_all(loops);
                 let (middle, worst) = (median(late.clone()), late.iter().max().unwrap());
