@@ -1,27 +1,28 @@
-//! Tests of trefoil under every common allocator.
+//! Tests of trefoil with every common allocator.
 //!
-//! A goroutine owns its thread-local storage, so an allocator takes every goroutine for a thread: it may give
-//! each of them a cache, and the goroutine may be preempted while it holds one of the allocator's locks. These
-//! tests check that no allocator hangs, hands out a block twice, delays other goroutines or costs more than it should.
+//! A goroutine has its own thread-local storage, so an allocator treats every goroutine as a
+//! thread: it may give each of them a cache, and the goroutine may be preempted while it holds one
+//! of the allocator's locks. These tests check that no allocator hangs, returns a block twice,
+//! delays other goroutines or costs more than its limits allow.
 //!
-//! `#[global_allocator]` is per binary. Each allocator is a test target of its own (`tests/jemalloc.rs` …), which
-//! sets the allocator and calls [`run`]; everything else is here. `tests/jemalloc_wrapped.rs` has the same allocator in
-//! `trefoil::alloc::Alloc`. The target runs each [`Scene`] in a
-//! process of its own, so that a crash or hang of one does not hide the others. `tests/preloaded.rs` does the same
-//! under `LD_PRELOAD`.
+//! `#[global_allocator]` is per binary. Each allocator has a test target of its own
+//! (`tests/jemalloc.rs` …), which sets the allocator and calls [`run`]; the rest is here.
+//! `tests/jemalloc_wrapped.rs` has the same allocator in `trefoil::alloc::Alloc`. A target runs
+//! each [`Scene`] in a process of its own, so that a crash or hang of one does not hide the others.
+//! `tests/preloaded.rs` does the same with `LD_PRELOAD`.
 //!
 //! ```text
 //! cargo test --release -p trefoil-allocators --features all
 //! cargo test --release -p trefoil-allocators --features mimalloc-v2 --test mimalloc_wrapped
-//! cargo test --release -p trefoil-allocators --features jemalloc --test jemalloc_wrapped -- torture-p2
+//! cargo test --release -p trefoil-allocators --features rpmalloc --test rpmalloc_wrapped -- memory
 //! cargo test --release -p trefoil-allocators --test preloaded -- libjemalloc memory
 //! ```
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `TREFOIL_ALLOC_SECS` | seconds of torture per allocator, 9 by default |
-//! | `TREFOIL_ALLOC_STRICT` | `1`: also assert the limits of time per allocation, which need a quiet machine |
-//! | `TREFOIL_TEST_GDB` | `1`: show the stacks of all threads of a process that hangs (needs gdb) |
+//! | `TREFOIL_ALLOC_STRICT` | `1`: also assert the time per allocation (on a quiet machine) |
+//! | `TREFOIL_TEST_GDB` | `1`: show the stacks of a process that hangs (needs gdb) |
 
 mod block;
 mod rng;
@@ -47,10 +48,11 @@ pub struct Target {
 pub struct Limits {
     /// Resident bytes that a live goroutine keeps after it has allocated and freed.
     pub bytes_per_goroutine: Option<f64>,
-    /// Percentage of their memory that is given back to the kernel within three seconds after goroutines ended.
+    /// Percentage of the memory of goroutines that returns to the kernel within three seconds after
+    /// their end.
     pub percent_given_back: Option<f64>,
-    /// Time per allocation on a goroutine, divided by the time on a plain thread. Asserted only with
-    /// `TREFOIL_ALLOC_STRICT=1`.
+    /// Time per allocation on a goroutine, divided by the time on a plain thread. Asserted only
+    /// with `TREFOIL_ALLOC_STRICT=1`.
     pub time_ratio: Option<f64>,
 }
 
@@ -59,7 +61,7 @@ impl Limits {
     pub const REPORT: Limits =
         Limits { bytes_per_goroutine: None, percent_given_back: None, time_ratio: None };
 
-    /// What holds where goroutines share the allocator's caches instead of having their own.
+    /// Limits for goroutines that share the allocator's caches instead of having their own.
     pub const SHARED_CACHES: Limits = Limits {
         bytes_per_goroutine: Some(1024.0),
         percent_given_back: Some(90.0),

@@ -13,7 +13,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number in `0..end`.
+    /// Returns a number in `0..end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
@@ -24,7 +24,7 @@ impl Rng {
     }
 }
 
-/// SplitMix64's output function: a bijection whose results look random.
+/// SplitMix64's output function: a bijection with pseudo-random results.
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,8 +1,8 @@
-//! Runs each scene in a process of its own, and says how it ended.
+//! Runs each scene in a process of its own, and reports how it ended.
 //!
-//! The process under test may be unable to allocate. So evidence about a hang is gathered here, by its parent:
-//! the threads and what each waits for, gdb's view on demand, then SIGQUIT, which makes trefoil dump every
-//! goroutine if it still can.
+//! The process under test may be unable to allocate. So its parent collects information about a
+//! hang: the threads and their system calls, stacks by gdb on demand, then SIGQUIT, which makes
+//! trefoil dump every goroutine if it still can.
 
 use crate::scenes::SCENES;
 use crate::watchdog::{self, HANG};
@@ -14,17 +14,17 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Set in a child: the scene that it runs.
+/// The variable that is set in a child: the scene that it runs.
 const SCENE: &str = "TREFOIL_ALLOC_SCENE";
-/// Set by hand: the stacks of a process that hangs are shown.
+/// The variable that a developer sets to see the stacks of a process that hangs.
 const GDB: &str = "TREFOIL_TEST_GDB";
-/// A scene that takes more memory is killed before the machine suffers.
+/// A scene that uses more memory is killed, to protect the machine.
 const MAX_RESIDENT_BYTES: u64 = 6 << 30;
 /// How often the memory of a scene is checked.
 const CHECK_PERIOD: Duration = Duration::from_millis(200);
-/// For trefoil's dump after SIGQUIT.
+/// How long trefoil's dump after SIGQUIT may take.
 const DUMP_TIME: Duration = Duration::from_secs(5);
-/// Lines of a hung process that are shown: two thousand goroutines have too many.
+/// How many lines of the dump are shown: two thousand goroutines have too many.
 const MAX_LINES_OF_DUMP: usize = 200;
 
 /// How a scene ended.
@@ -41,19 +41,20 @@ enum Outcome {
 pub struct Library {
     /// The file's name, as the loader finds it.
     pub file: &'static str,
-    /// Debian's package with it.
+    /// The Debian package that contains it.
     pub package: &'static str,
 }
 
-/// The `main` function of a test target: runs every scene whose name contains one of the arguments, or all of them.
+/// The `main` function of a test target: runs every scene whose name contains one of the arguments,
+/// or all of them.
 pub fn run(target: &Target) -> ExitCode {
     run_as_child(target);
     exit_code(run_scenes(target, None))
 }
 
-/// The `main` function of the target that runs every scene under `LD_PRELOAD` of each library.
+/// The `main` function of the target that runs every scene with each library in `LD_PRELOAD`.
 ///
-/// An argument that is a part of a file's name selects libraries, any other selects scenes.
+/// An argument that is part of a library's file name selects libraries, any other selects scenes.
 pub fn run_preloaded(target: &Target, libraries: &[Library]) -> ExitCode {
     run_as_child(target);
     let selected = |library: &&Library| filters().iter().any(|f| library.file.contains(f));
@@ -76,30 +77,30 @@ fn exit_code(passed: bool) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the scene that the environment names and exits, if this process is a child.
+/// If this process is a child, runs the scene that the environment names, and exits.
 fn run_as_child(target: &Target) {
     let Ok(name) = std::env::var(SCENE) else { return };
     let scene = SCENES.iter().find(|scene| scene.name == name).expect("a scene of that name");
     watchdog::start();
     (scene.run)(target);
-    std::io::stdout().flush().expect("a pipe to our parent");
-    // Without the allocator's finalizer: rpmalloc's unmaps memory that threads which are about to end still use.
+    std::io::stdout().flush().expect("a pipe to the parent");
+    // Skips the allocator's finalizer: rpmalloc's unmaps memory that ending threads still use.
     // SAFETY: ends the process at once.
     unsafe { libc::_exit(0) }
 }
 
-/// The arguments without options, which are meant for the standard test harness.
+/// Returns the arguments without options, which are for the standard test harness.
 fn filters() -> Vec<String> {
     std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect()
 }
 
-/// The loader prints an error and goes on if it does not find a library.
+/// Returns whether the loader finds the library. If not, it prints an error and continues.
 fn can_preload(library: &Library) -> bool {
     let output = Command::new("true").env("LD_PRELOAD", library.file).output();
     output.is_ok_and(|output| output.stderr.is_empty())
 }
 
-/// Returns whether all of them passed.
+/// Runs the scenes that the arguments select. Returns whether all of them passed.
 fn run_scenes(target: &Target, preload: Option<&Library>) -> bool {
     let allocator = preload.map_or(target.allocator, |library| library.file);
     let filters = filters();
@@ -149,7 +150,7 @@ fn run_scene(scene: &Scene, preload: Option<&Library>) -> Outcome {
         match lines.recv_timeout(CHECK_PERIOD) {
             Ok(line) if line.starts_with(HANG) => {
                 println!("    {line}");
-                return give_up(child, &lines);
+                return end_hung_process(child, &lines);
             }
             Ok(line) => println!("{line}"),
             Err(RecvTimeoutError::Disconnected) => break,
@@ -157,18 +158,18 @@ fn run_scene(scene: &Scene, preload: Option<&Library>) -> Outcome {
         }
         if Instant::now() > deadline {
             println!("    {HANG}not finished within {:?}", scene.limit);
-            return give_up(child, &lines);
+            return end_hung_process(child, &lines);
         }
         if resident_bytes(child.id()) > MAX_RESIDENT_BYTES {
             kill(&mut child);
             return Outcome::TooMuchMemory;
         }
     }
-    let status = child.wait().expect("our child");
+    let status = child.wait().expect("the child was not waited for yet");
     if status.success() { Outcome::Passed } else { Outcome::Failed(status) }
 }
 
-/// What the child writes to its standard output and error.
+/// Returns the lines that the child writes to its standard output and error.
 fn lines_of(child: &mut Child) -> Receiver<String> {
     fn forward(pipe: impl Read + Send + 'static, lines: Sender<String>) {
         std::thread::spawn(move || {
@@ -183,16 +184,16 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
 }
 
 fn resident_bytes(pid: u32) -> u64 {
-    const PAGE: u64 = 4096;
+    const PAGE_BYTES: u64 = 4096;
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = text.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
-    pages.unwrap_or(0) * PAGE
+    pages.unwrap_or(0) * PAGE_BYTES
 }
 
-/// Shows what a hung process does, and ends it.
-fn give_up(mut child: Child, lines: &Receiver<String>) -> Outcome {
+/// Prints what a hung process does, and ends it.
+fn end_hung_process(mut child: Child, lines: &Receiver<String>) -> Outcome {
     let pid = child.id();
-    show_threads(pid);
+    print_threads(pid);
     if std::env::var_os(GDB).is_some() {
         let _ = Command::new("gdb")
             .args(["-batch", "-p", &pid.to_string(), "-ex", "thread apply all bt 40"])
@@ -200,9 +201,9 @@ fn give_up(mut child: Child, lines: &Receiver<String>) -> Outcome {
             .stderr(Stdio::null())
             .status();
     } else {
-        println!("    Run it again with {GDB}=1 to see their stacks (needs gdb).");
+        println!("    Run it again with {GDB}=1 to see the stacks (needs gdb).");
     }
-    // SAFETY: a signal to our own child, which was not waited for yet: its id is its own.
+    // SAFETY: signals a child process that was not waited for yet.
     unsafe { libc::kill(pid as i32, libc::SIGQUIT) };
     let deadline = Instant::now() + DUMP_TIME;
     let mut shown = 0;
@@ -219,7 +220,7 @@ fn give_up(mut child: Child, lines: &Receiver<String>) -> Outcome {
     Outcome::Hung
 }
 
-fn show_threads(pid: u32) {
+fn print_threads(pid: u32) {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return };
     for task in tasks.filter_map(Result::ok) {
         let read = |file: &str| {

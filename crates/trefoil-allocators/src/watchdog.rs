@@ -1,7 +1,8 @@
-//! Finds hangs from inside the process, without the allocator.
+//! Detects hangs from inside the process, without the allocator.
 //!
-//! The allocator's locks may be what hangs. So the watchdog neither allocates nor takes a lock: it compares a
-//! counter and writes one line. The parent process ([`crate::runner`]) reads that line and gathers the evidence.
+//! The process may hang in the allocator's locks. So the watchdog neither allocates nor takes a
+//! lock: it compares a counter and writes one line. The parent process ([`crate::runner`]) reads
+//! that line and collects information about the hang.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,14 +10,15 @@ use std::time::{Duration, Instant};
 
 /// The start of the line that tells the parent process about a hang.
 pub(crate) const HANG: &str = "HANG: ";
-/// A scene without progress for so long hangs. Far more than a busy machine delays a goroutine.
-const STALL: Duration = Duration::from_secs(10);
-/// How long the parent process has for its evidence.
-const EVIDENCE: Duration = Duration::from_secs(120);
+/// A scene hangs if it makes no progress for this long: far more than a busy machine delays a
+/// goroutine.
+const STALL_LIMIT: Duration = Duration::from_secs(10);
+/// How long the parent process may collect information.
+const INSPECTION_TIME: Duration = Duration::from_secs(120);
 
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// Tells the watchdog that the scene is not stuck.
+/// Tells the watchdog that the scene makes progress.
 pub(crate) fn progress() {
     PROGRESS.fetch_add(1, Relaxed);
 }
@@ -30,11 +32,11 @@ pub(crate) fn start() {
             let now = PROGRESS.load(Relaxed);
             if now != seen {
                 (seen, since) = (now, Instant::now());
-            } else if since.elapsed() > STALL {
+            } else if since.elapsed() > STALL_LIMIT {
                 let mut line = Line::new();
-                let _ = writeln!(line, "{HANG}no progress for {} s", STALL.as_secs());
+                let _ = writeln!(line, "{HANG}no progress for {} s", STALL_LIMIT.as_secs());
                 line.write_to(libc::STDOUT_FILENO);
-                std::thread::sleep(EVIDENCE);
+                std::thread::sleep(INSPECTION_TIME);
                 // SAFETY: no arguments.
                 unsafe { libc::abort() };
             }
@@ -43,7 +45,7 @@ pub(crate) fn start() {
     std::thread::Builder::new().name("watchdog".into()).spawn(watch).expect("a thread");
 }
 
-/// Ends the process because the allocator did something wrong. Does not allocate.
+/// Aborts the process because the allocator is wrong. Does not allocate.
 pub(crate) fn abort_with(what: &str, address: usize, detail: usize) -> ! {
     let mut line = Line::new();
     let _ = writeln!(line, "CORRUPT: {what} at {address:#x}, {detail:#x}");
@@ -64,7 +66,7 @@ impl Line {
     }
 
     fn write_to(&self, fd: i32) {
-        // SAFETY: reads `len` bytes of ours. A raw system call: the interposed `write` may wait.
+        // SAFETY: reads `len` bytes of `bytes`. A raw system call: the interposed `write` may park.
         unsafe { libc::syscall(libc::SYS_write, fd, self.bytes.as_ptr(), self.len) };
     }
 }

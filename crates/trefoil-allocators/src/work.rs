@@ -1,4 +1,5 @@
-//! What the goroutines and threads of the scenes do: allocate in every way that programs do, and check the contents.
+//! What the goroutines and threads of the scenes do: allocate in every way that programs do, and
+//! check the contents.
 
 use crate::block::{Block, random_size};
 use crate::rng::Rng;
@@ -17,25 +18,26 @@ use trefoil::chan::{Receiver, Sender, bounded};
 const CHANNELS: usize = 8;
 /// Blocks in each channel.
 const CAPACITY: usize = 32;
-/// Threads started by goroutines that exist at the same time: each also keeps an M in `join`.
+/// Threads started by goroutines that may exist at the same time: each also blocks an M in `join`.
 const MAX_THREADS: usize = 4;
 
-/// How goroutines hand blocks to other goroutines and to plain threads.
+/// Channels by which goroutines send blocks to other goroutines and to plain threads.
 pub(crate) struct Exchange {
     channels: [(Sender<Block>, Receiver<Block>); CHANNELS],
     plain_threads: Option<PlainThreads>,
-    /// Threads started by goroutines that exist now.
+    /// The number of live threads that were started by goroutines.
     started_threads: AtomicUsize,
 }
 
-/// The way to two plain threads: by std's channel and by trefoil's. `None` ends the thread.
+/// The senders to two plain threads, one by std's channel and one by trefoil's. `None` ends the
+/// thread.
 struct PlainThreads {
     by_std: mpsc::SyncSender<Option<Block>>,
     by_trefoil: Sender<Option<Block>>,
 }
 
 impl Exchange {
-    /// An exchange among goroutines only.
+    /// Returns an exchange among goroutines only.
     pub(crate) fn among_goroutines() -> Exchange {
         Exchange {
             channels: std::array::from_fn(|_| bounded(CAPACITY)),
@@ -44,7 +46,7 @@ impl Exchange {
         }
     }
 
-    /// An exchange with two plain threads that serve it until `close`.
+    /// Returns an exchange with two plain threads that serve it until `close`.
     pub(crate) fn with_plain_threads(budget: usize) -> Arc<Exchange> {
         let (by_std, std_blocks) = mpsc::sync_channel(CAPACITY);
         let (by_trefoil, trefoil_blocks) = bounded(CAPACITY);
@@ -58,7 +60,7 @@ impl Exchange {
         exchange
     }
 
-    /// Ends the plain threads and frees all blocks that are under way. The goroutines have ended.
+    /// Ends the plain threads and frees all blocks in the channels. The goroutines have ended.
     pub(crate) fn close(self: Arc<Exchange>) {
         if let Some(threads) = &self.plain_threads {
             threads.by_std.send(None).expect("the thread receives");
@@ -99,12 +101,12 @@ pub(crate) struct Worker {
     rng: Rng,
     kept: Vec<Block>,
     kept_bytes: usize,
-    /// Bytes that it may keep.
+    /// How many bytes it may keep.
     budget: usize,
 }
 
 impl Worker {
-    /// A worker that keeps at most `budget` bytes in blocks between its rounds.
+    /// Returns a worker that keeps at most `budget` bytes in blocks between its rounds.
     pub(crate) fn new(budget: usize) -> Worker {
         Worker { rng: Rng::new(seed()), kept: Vec::new(), kept_bytes: 0, budget }
     }
@@ -124,7 +126,8 @@ impl Worker {
         watchdog::progress();
     }
 
-    /// As `allocate`, and on a goroutine also waits, computes, hands blocks over, and starts goroutines and threads.
+    /// Allocates, and also waits, computes, exchanges blocks, or starts goroutines and threads. For
+    /// goroutines.
     pub(crate) fn round(&mut self, exchange: &Arc<Exchange>) {
         for _ in 0..1 + self.rng.below(8) {
             self.allocate();
@@ -134,8 +137,8 @@ impl Worker {
             8..=15 => trefoil::yield_now(),
             16..=23 => trefoil::time::sleep(Duration::from_micros(self.rng.below(2000) as u64)),
             24..=27 => std::thread::sleep(Duration::from_micros(self.rng.below(500) as u64)),
-            28..=43 => self.hand_over(exchange),
-            44..=47 => self.hand_to_thread(exchange),
+            28..=43 => self.exchange_block(exchange),
+            44..=47 => self.send_to_thread(exchange),
             48..=53 => self.start_goroutine(),
             54..=56 => self.panic_in_goroutine(),
             57 if self.rng.one_in(8) => self.start_thread(exchange),
@@ -184,7 +187,7 @@ impl Worker {
     }
 
     /// Sends a block to another goroutine and receives one, which it keeps or frees.
-    fn hand_over(&mut self, exchange: &Exchange) {
+    fn exchange_block(&mut self, exchange: &Exchange) {
         let Some(block) = self.take_kept() else { return };
         // A full channel returns the block, which is freed here.
         let _ = exchange.channels[self.rng.below(CHANNELS)].0.try_send(block);
@@ -197,7 +200,7 @@ impl Worker {
     }
 
     /// Sends a block to a plain thread.
-    fn hand_to_thread(&mut self, exchange: &Exchange) {
+    fn send_to_thread(&mut self, exchange: &Exchange) {
         let Some(threads) = &exchange.plain_threads else { return };
         let block = Block::random(&mut self.rng, self.budget);
         // Freed here if the channel is full.
@@ -208,7 +211,8 @@ impl Worker {
         }
     }
 
-    /// A block allocated here, resized and freed by a goroutine; another one allocated there and freed here.
+    /// Starts a goroutine that resizes and frees a block of this one, and returns a block that is
+    /// freed here.
     fn start_goroutine(&mut self) {
         let (mut block, budget) = (Block::random(&mut self.rng, self.budget), self.budget);
         let size = random_size(&mut self.rng, budget);
@@ -222,7 +226,7 @@ impl Worker {
         drop(child.join().expect("no panic"));
     }
 
-    /// A goroutine that panics; the block in its payload is freed here.
+    /// Starts a goroutine that panics with a block as its payload, which is freed here.
     fn panic_in_goroutine(&mut self) {
         let budget = self.budget;
         let child = trefoil::go(move || {
@@ -231,11 +235,11 @@ impl Worker {
             let block = worker.take_kept();
             resume_unwind(Box::new(block));
         });
-        let payload = child.join().expect_err("it panics");
-        payload.downcast::<Option<Block>>().expect("our payload");
+        let payload = child.join().expect_err("the goroutine panics");
+        payload.downcast::<Option<Block>>().expect("a block as the payload");
     }
 
-    /// An OS thread that allocates; the goroutine waits for it.
+    /// Starts an OS thread that allocates, and waits for it.
     fn start_thread(&mut self, exchange: &Exchange) {
         let budget = self.budget;
         if exchange.started_threads.fetch_add(1, Relaxed) < MAX_THREADS {
@@ -250,7 +254,7 @@ impl Worker {
     }
 }
 
-/// A vector that grows, shrinks and is checked.
+/// Grows, shrinks and checks a vector.
 fn vector(rng: &mut Rng) {
     let (start, len) = (rng.next(), 1 + rng.below(2000));
     let mut numbers: Vec<u64> = Vec::new();
@@ -263,7 +267,7 @@ fn vector(rng: &mut Rng) {
     assert!(intact, "a vector's contents changed");
 }
 
-/// A string that grows by formatting.
+/// Grows a string by formatting.
 fn text(rng: &mut Rng) {
     let (number, lines) = (rng.next(), rng.below(40));
     let line = format!("{number:>24}\n");
@@ -276,7 +280,7 @@ fn text(rng: &mut Rng) {
     assert!(all.lines().all(|l| l == line.trim_end_matches('\n')), "a string's contents changed");
 }
 
-/// A map that is rehashed as it grows.
+/// Fills a map, which is rehashed as it grows.
 fn map(rng: &mut Rng) {
     let (start, len) = (rng.next() >> 1, 1 + rng.below(200) as u64);
     let mut map = HashMap::new();
@@ -289,7 +293,7 @@ fn map(rng: &mut Rng) {
     assert!(map.iter().all(|(key, value)| key.to_string() == *value), "a map's contents changed");
 }
 
-/// Boxes of a few sizes, freed in another order.
+/// Allocates boxes of two sizes and frees them in another order.
 fn boxes(rng: &mut Rng) {
     let start = rng.next();
     let mut small: Vec<Box<u64>> = (0..50).map(|i| Box::new(start ^ i)).collect();
@@ -315,10 +319,10 @@ fn unwind(rng: &mut Rng, budget: usize) {
     }
     let depth = rng.below(6);
     let caught = catch_unwind(AssertUnwindSafe(|| recurse(depth, rng, budget.min(4096))));
-    caught.expect_err("it panics").downcast::<Block>().expect("our payload");
+    caught.expect_err("`recurse` panics").downcast::<Block>().expect("a block as the payload");
 }
 
-/// Keeps the CPU busy for about `time`, without a call of any kind in the loop.
+/// Keeps the CPU busy for about `time`, without any call in the loop.
 fn compute(time: Duration) {
     let mut x = time.as_nanos() as u64;
     for _ in 0..time.as_nanos() {

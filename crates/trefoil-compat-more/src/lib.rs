@@ -1,5 +1,5 @@
-//! What the tests of this package share: a runtime with a watchdog, a way to start many goroutines, temporary
-//! folders, and an HTTP client in straight code.
+//! Helpers of the tests: a runtime with a watchdog, a way to start many goroutines, temporary
+//! folders, and a blocking HTTP client.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use trefoil::{JoinHandle, Runtime};
 
-/// The `procs` of every test's runtime.
+/// The number of Ps of every test's runtime.
 pub const PROCS: usize = 4;
 
 /// The number of goroutines that drive a crate. `TREFOIL_COMPAT_MANY` overrides the default.
@@ -19,8 +19,8 @@ pub static MANY: LazyLock<usize> = LazyLock::new(|| {
     wanted.unwrap_or(if cfg!(debug_assertions) { 200 } else { 1000 })
 });
 
-/// The most threads that a runtime may have in [`assert_few_threads`]: one per P, and some that block in file I/O or in
-/// system calls that trefoil does not interpose.
+/// The most threads that a runtime may have in [`assert_few_threads`]: one per P, and some that
+/// block in file I/O or in system calls that trefoil does not interpose.
 const MAX_THREADS: usize = 16 * PROCS;
 
 /// The longest that one operation of a test may take. None takes a tenth of it on a quiet machine.
@@ -35,8 +35,8 @@ const DUMP_LIMIT: Duration = Duration::from_secs(20);
 /// Goroutines run code of large crates in debug builds: they get twice the default stack.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Runs `f` as the main goroutine of a new runtime. If it takes longer than three minutes, a watchdog prints every
-/// goroutine and aborts the process.
+/// Runs `f` as the main goroutine of a new runtime. If it takes longer than three minutes, a
+/// watchdog prints every goroutine and aborts the process.
 pub fn run<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     let (alive, ended) = channel::<()>();
@@ -45,7 +45,8 @@ pub fn run<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
             // Not `eprintln!`: an abort would lose what libtest has captured.
             let text = format!("\nHANG: {name} did not end within {TEST_LIMIT:?}\n");
             let _ = std::io::stderr().write_all(text.as_bytes());
-            // SAFETY: a signal to this process. trefoil's handler prints the goroutines of every runtime and exits.
+            // SAFETY: signals this process. trefoil's handler prints the goroutines of every
+            // runtime and exits.
             unsafe { libc::kill(libc::getpid(), libc::SIGQUIT) };
             std::thread::sleep(DUMP_LIMIT);
             std::process::abort();
@@ -76,8 +77,8 @@ pub fn join_all<T>(handles: Vec<JoinHandle<T>>) -> Vec<T> {
     handles.into_iter().map(|handle| handle.join().unwrap()).collect()
 }
 
-/// Panics if the caller's runtime has more threads than 16 per P: the goroutines must have parked, not blocked
-/// their threads.
+/// Panics if the caller's runtime has more threads than 16 per P: the goroutines must have parked,
+/// not blocked their threads.
 pub fn assert_few_threads() {
     let n = trefoil::debug::stats().threads;
     println!("{} goroutines, {n} threads", *MANY);

@@ -8,7 +8,8 @@ use trefoil_compat_more::{
     LONG, MANY, TempDir, assert_few_threads, go_each, join_all, run, wait_until,
 };
 
-/// notify has a thread of its own that reads from inotify. `watch` sends it a request and waits for the answer.
+/// notify has a thread of its own that reads from inotify. `watch` sends it a request and waits for
+/// the answer.
 #[test]
 fn notify_reports_the_file_that_each_goroutine_creates() {
     use notify::{EventKind, RecursiveMode, Watcher};
@@ -45,7 +46,7 @@ fn notify_reports_the_file_that_each_goroutine_creates() {
 }
 
 fn send_to_this_process(signal: i32) {
-    // SAFETY: a signal that has a handler, to this process.
+    // SAFETY: the signal has a handler.
     assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
 }
 

@@ -1,5 +1,6 @@
-//! Runtimes for futures beside trefoil: smol and async-std. Goroutines call their `block_on`, which polls the reactor
-//! or parks by the means of std; their tasks run on their own threads.
+//! Async runtimes in one process with trefoil: smol and async-std. Goroutines call their
+//! `block_on`, which polls the reactor or parks by std's `park`; their tasks run on their own
+//! threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -61,7 +62,7 @@ fn smol_tasks_and_unblock_return_to_the_goroutine_that_waits() {
         let shared = executor.clone();
         go_each(*MANY, move |i| {
             let task = shared.spawn(async move { smol::unblock(move || 2 * i).await });
-            // Every goroutine runs tasks of all of them until its own is done.
+            // A goroutine runs the tasks of all goroutines until its own task is done.
             assert_eq!(smol::block_on(shared.run(task)), 2 * i);
         });
         assert!(executor.is_empty());

@@ -1,4 +1,5 @@
-//! git2: libgit2 is C code with thread-local state. Its files are read and written by the thread of the goroutine.
+//! git2: libgit2 is C code with thread-local state. Its file I/O blocks the thread of the
+//! goroutine.
 
 use git2::{ErrorCode, Oid, Repository, Signature, Time};
 use std::path::Path;
@@ -7,7 +8,8 @@ use trefoil_compat_more::{MANY, TempDir, go_each, run};
 
 const COMMITS: usize = 3;
 
-/// Hides the configuration files of the user and of the system, which could change what a commit contains.
+/// Hides the configuration files of the user and of the system, which could change what a commit
+/// contains.
 fn without_configuration() {
     use git2::ConfigLevel::{Global, ProgramData, System, XDG};
     static ONCE: Once = Once::new();
@@ -19,7 +21,7 @@ fn without_configuration() {
     });
 }
 
-/// Commits `text` as the only file, on top of what `HEAD` points to.
+/// Commits `text` as the only file, on top of `HEAD`.
 fn commit(repo: &Repository, text: &str, seconds: i64) -> Oid {
     std::fs::write(repo.workdir().unwrap().join("file"), text).unwrap();
     let mut index = repo.index().unwrap();
@@ -32,6 +34,7 @@ fn commit(repo: &Repository, text: &str, seconds: i64) -> Oid {
     repo.commit(Some("HEAD"), &author, &author, text, &tree, &parents).unwrap()
 }
 
+/// Returns the contents of the file in a commit.
 fn text_at(repo: &Repository, commit: Oid) -> String {
     let tree = repo.find_commit(commit).unwrap().tree().unwrap();
     let entry = tree.get_name("file").unwrap();

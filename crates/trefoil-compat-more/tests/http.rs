@@ -1,5 +1,5 @@
-//! HTTP servers with threads of their own: tiny_http and rouille. The clients are goroutines; so are tiny_http's
-//! workers and the loop that serves rouille.
+//! HTTP servers with threads of their own: tiny_http and rouille. The clients, tiny_http's workers
+//! and the loop that serves rouille are goroutines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

@@ -17,7 +17,7 @@ fn dashmap_counts_every_increment() {
             for round in 0..ROUNDS {
                 *shared.entry((i + round) % KEYS).or_default() += 1;
             }
-            // An iteration locks one shard after the other while others write.
+            // An iteration locks one shard after the other while other goroutines write.
             assert!(shared.iter().map(|entry| *entry.value()).sum::<usize>() >= ROUNDS);
         });
         assert_eq!(map.len(), KEYS);
@@ -53,7 +53,7 @@ fn moka_initialises_a_key_once_for_concurrent_callers() {
         let counted = calls.clone();
         let values = go_each(*MANY, move |i| {
             cache.get_with(i % KEYS, || {
-                // The others wait meanwhile.
+                // The other callers of this key wait meanwhile.
                 std::thread::sleep(Duration::from_millis(20));
                 Arc::new(1000 * (i % KEYS) + counted.fetch_add(1, SeqCst))
             })
@@ -83,7 +83,7 @@ fn moka_initialiser_that_panics_or_fails_leaves_the_key_to_the_next_caller() {
                     n => Ok(n),
                 }
             };
-            // All that wait for the second initialiser get its error; they try again.
+            // All callers that wait for the second initialiser get its error and try again.
             let get = || cache.try_get_with(7, attempt).or_else(|_| cache.try_get_with(7, attempt));
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(get))
         });
@@ -130,7 +130,7 @@ fn redb_commits_every_transaction_and_readers_see_a_snapshot() {
         let shared = db.clone();
         go_each(*MANY, move |i| {
             let mut write = shared.begin_write().unwrap();
-            // The last ones go to the disk; all of them would take seconds.
+            // Every 50th transaction is written to the disk; all of them would take seconds.
             if i % 50 != 49 {
                 write.set_durability(Durability::None).unwrap();
             }
@@ -151,7 +151,7 @@ fn redb_commits_every_transaction_and_readers_see_a_snapshot() {
             let total = read.open_table(TOTAL).unwrap().get("all").unwrap().unwrap().value();
             assert_eq!(table.len().unwrap(), total);
             trefoil::yield_now();
-            assert_eq!(table.len().unwrap(), total, "a snapshot does not change");
+            assert_eq!(table.len().unwrap(), total, "the snapshot has changed");
             let text = table.get(i as u64).unwrap().unwrap();
             assert_eq!(text.value(), format!("number {i}"));
         });

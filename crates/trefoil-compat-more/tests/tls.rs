@@ -14,7 +14,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 use trefoil_compat_more::{LONG, MANY, go_each, run};
 
-/// A self-signed certificate for `localhost`: as a server's identity, and as a client's root.
+/// Returns a self-signed certificate for `localhost`: as the server's identity, and as the client's
+/// root.
 fn self_signed() -> (Identity, Certificate) {
     let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
     let key = PKey::from_ec_key(EcKey::generate(&group).unwrap()).unwrap();
@@ -39,7 +40,8 @@ fn self_signed() -> (Identity, Certificate) {
     (identity, Certificate::from_pem(&pem).unwrap())
 }
 
-/// Starts a server that echoes every connection on a goroutine of its own, as long as the runtime lives.
+/// Starts a server that echoes every connection on a goroutine of its own until the runtime is
+/// dropped.
 fn echo_server(identity: Identity) -> SocketAddr {
     let acceptor = TlsAcceptor::new(identity).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -84,8 +86,8 @@ fn native_tls_echoes_what_each_goroutine_sent() {
             }
             stream.shutdown().unwrap();
         });
-        // No `assert_few_threads`: at the end of a goroutine, as of a thread, OpenSSL takes a lock of libc's for all of
-        // them, and a goroutine that waits for such a lock blocks its thread.
+        // No `assert_few_threads`: when a goroutine ends, as when a thread ends, OpenSSL takes a
+        // global lock of libc, and a goroutine that waits for such a lock blocks its thread.
         println!("{} goroutines, {} threads", *MANY, trefoil::debug::stats().threads);
     });
 }
@@ -96,16 +98,16 @@ fn native_tls_rejects_an_unknown_certificate_beside_good_connections() {
     run(|| {
         let (identity, root) = self_signed();
         let addr = echo_server(identity);
-        let trusting = TlsConnector::builder().add_root_certificate(root).build().unwrap();
-        let suspicious = TlsConnector::new().unwrap();
+        let with_root = TlsConnector::builder().add_root_certificate(root).build().unwrap();
+        let without_root = TlsConnector::new().unwrap();
         go_each(*MANY / 2, move |i| {
             if i % 2 == 0 {
-                let error = suspicious.connect("localhost", connect(addr)).unwrap_err();
+                let error = without_root.connect("localhost", connect(addr)).unwrap_err();
                 assert!(error.to_string().contains("certificate verify failed"), "{error}");
             } else {
-                let error = trusting.connect("example.org", connect(addr)).unwrap_err();
+                let error = with_root.connect("example.org", connect(addr)).unwrap_err();
                 assert!(error.to_string().contains("certificate verify failed"), "{error}");
-                let mut stream = trusting.connect("localhost", connect(addr)).unwrap();
+                let mut stream = with_root.connect("localhost", connect(addr)).unwrap();
                 stream.write_all(b"hello").unwrap();
                 let mut buf = [0; 5];
                 stream.read_exact(&mut buf).unwrap();

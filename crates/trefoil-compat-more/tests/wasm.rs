@@ -1,9 +1,11 @@
-//! wasmtime: code that is compiled at run time and whose traps are signals. wasmtime installs its handlers for SIGSEGV,
-//! SIGILL and SIGFPE when the first engine is made: here always after trefoil's, because every engine is made on a
-//! goroutine. `wasm_before_runtime.rs` has the other order.
+//! wasmtime: code that is compiled at run time and whose traps are signals. wasmtime installs its
+//! handlers for SIGSEGV, SIGILL and SIGFPE when the first engine is created: here always after
+//! trefoil's, because every engine is created on a goroutine. `wasm_before_runtime.rs` tests the
+//! other order.
 //!
-//! The handlers take a lock of std's, which a goroutine holds while it adds or removes a module. So the tests that trap
-//! and those that compile take turns; one does both at the same time.
+//! The handlers take a lock of std, which a goroutine holds while it adds or removes a module. So
+//! tests that trap and tests that compile do not run at the same time, except for one test that
+//! does both.
 
 mod wasm_module;
 
@@ -18,7 +20,7 @@ use wasmtime::{Engine, Instance, Module, Store, Trap};
 /// Cranelift in a debug build needs more than the other tests.
 const COMPILER_STACK_BYTES: usize = 4 << 20;
 
-/// Held by the test that runs: see the head of the file.
+/// Locked by the test that runs: see the head of the file.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Starts a goroutine that compiles, calls and drops a module of its own.
@@ -71,7 +73,7 @@ fn wasmtime_traps_are_errors_of_the_goroutine_that_trapped() {
     });
 }
 
-/// The handler's unlock finds a goroutine that waits to write, and wakes it.
+/// The unlock in the handler wakes a goroutine that waits for the write lock.
 #[test]
 fn wasmtime_traps_are_errors_while_other_goroutines_compile() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,8 +95,8 @@ fn wasmtime_traps_are_errors_while_other_goroutines_compile() {
     });
 }
 
-/// Without preemption in compiled code, the goroutine that advances the epoch would never run: there are more endless
-/// loops than Ps.
+/// Without preemption of compiled code, the goroutine that advances the epoch would never run:
+/// there are more endless loops than Ps.
 #[test]
 fn wasmtime_endless_loops_are_preempted_until_the_epoch_ends_them() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
-//! wasmtime's engine is made before the first runtime of the process, so trefoil's handler for SIGSEGV is installed
-//! after wasmtime's. In a file of its own, because handlers belong to the process.
+//! wasmtime's engine is created before the first runtime of the process, so trefoil's handler for
+//! SIGSEGV is installed after wasmtime's. A file of its own, because handlers belong to the
+//! process.
 
-// This file uses a part of it.
+// This file uses only a part of the module.
 #[allow(dead_code)]
 mod wasm_module;
 

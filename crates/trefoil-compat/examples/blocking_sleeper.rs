@@ -1,5 +1,5 @@
-//! A goroutine blocks its thread in a system call that nobody told the runtime about. The thread loses its P,
-//! so `main` computes meanwhile, on the only P there is, and finishes first.
+//! A goroutine blocks its thread in a system call that the runtime does not know of. The thread
+//! loses its P, so `main` computes meanwhile, on the only P, and finishes first.
 //!
 //! `cargo run --release --example blocking_sleeper`
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 fn main() {
     let start = Instant::now();
     let sleeper = trefoil::go(move || {
-        // Not `std::thread::sleep`, which would park only the goroutine.
+        // `std::thread::sleep` would only park the goroutine.
         // SAFETY: reads one timespec, and writes nothing.
         unsafe {
             let time = libc::timespec { tv_sec: 0, tv_nsec: 300_000_000 };

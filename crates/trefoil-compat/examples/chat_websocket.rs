@@ -1,9 +1,9 @@
-//! A chat over WebSockets (tungstenite): what one says, all the others hear.
+//! A chat over WebSockets (tungstenite): a client's message is sent to all other clients.
 //!
 //! ```sh
 //! cargo run --release --example chat_websocket 127.0.0.1:9001
 //! ```
-//! Two goroutines for each client: one reads, one writes what others said.
+//! Each client has two goroutines: one reads, one writes the messages of the others.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -16,10 +16,11 @@ use trefoil::sync::Mutex;
 use tungstenite::protocol::Role;
 use tungstenite::{Message, WebSocket};
 
-/// Messages that wait for a client; one that is slower than that is left behind.
-const WAITING: usize = 256;
+/// Messages that may wait for a client. A client that is slower is removed from the room.
+const MAX_WAITING: usize = 256;
 
-/// The connection for two goroutines. tungstenite writes whole frames, so a whole write at a time keeps them whole.
+/// A connection that two goroutines share. tungstenite writes whole frames, so it is enough to do
+/// one write at a time.
 #[derive(Clone)]
 struct Shared {
     stream: Arc<TcpStream>,
@@ -34,7 +35,7 @@ impl Read for Shared {
 
 impl Write for Shared {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let _whole = self.writing.lock();
+        let _guard = self.writing.lock();
         (&*self.stream).write_all(buf)?;
         Ok(buf.len())
     }
@@ -59,8 +60,8 @@ impl Room {
 fn serve(id: u64, stream: TcpStream, room: &Room) -> tungstenite::Result<()> {
     let shared = Shared { stream: Arc::new(stream), writing: Arc::default() };
     let Ok(mut reads) = tungstenite::accept(shared.clone()) else { return Ok(()) };
-    let (tx, rx) = chan::bounded(WAITING);
-    // In this order: who has read this is in the room.
+    let (tx, rx) = chan::bounded(MAX_WAITING);
+    // Under the lock: a client that has received this message is in the room.
     let mut members = room.0.lock();
     let _ = tx.try_send(Message::text(format!("you are {id}")));
     members.insert(id, tx);
@@ -74,7 +75,7 @@ fn serve(id: u64, stream: TcpStream, room: &Room) -> tungstenite::Result<()> {
             }
         }
     });
-    room.say(id, "has come");
+    room.say(id, "has joined");
     let ended = loop {
         match reads.read() {
             Ok(Message::Text(text)) => room.say(id, &text),
@@ -83,7 +84,7 @@ fn serve(id: u64, stream: TcpStream, room: &Room) -> tungstenite::Result<()> {
         }
     };
     room.0.lock().remove(&id);
-    room.say(id, "has gone");
+    room.say(id, "has left");
     let _ = stream.close();
     let _ = writer.join();
     Err(ended)

@@ -1,5 +1,6 @@
-//! A crawler over loopback: a little web site, and goroutines that follow its links, at most eight requests at once.
-//! Each page is fetched once. Plain `std::net` on both sides: a goroutine that waits costs no thread.
+//! A crawler over loopback: a small web site, and goroutines that follow its links, at most eight
+//! requests at once. Each page is fetched once. Plain `std::net` on both sides: a goroutine that
+//! waits needs no thread.
 //!
 //! `cargo run --release --example crawler`
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use trefoil::sync::{ErrGroup, Semaphore};
 
 const PAGES: usize = 200;
-const AT_ONCE: usize = 8;
+const MAX_REQUESTS: usize = 8;
 
 /// Page `n` links to `2n` and `2n + 1`, and back to the first.
 fn page(n: usize) -> String {
@@ -75,7 +76,7 @@ fn main() -> std::io::Result<()> {
     let crawl = Arc::new(Crawl {
         addr,
         seen: Mutex::new(HashSet::from(["/1".to_owned()])),
-        slots: Semaphore::new(AT_ONCE),
+        slots: Semaphore::new(MAX_REQUESTS),
         group: ErrGroup::new(),
     });
     visit(crawl.clone(), "/1".to_owned())?;

@@ -1,5 +1,5 @@
-//! A goroutine prints for ever, and another just loops. `main` is not blocked by either, even on one P, and the
-//! program ends when `main` does.
+//! A goroutine prints for ever, and another one only loops. `main` is not blocked by either, even
+//! on one P, and the program ends when `main` returns.
 //!
 //! `cargo run --release --example endless_printer`
 

@@ -1,4 +1,5 @@
-//! Fan-in: several sources, one `select!` that takes whatever comes first, until all have ended.
+//! Fan-in: one `select!` receives from several sources, whichever is ready first, until all have
+//! ended.
 //!
 //! `cargo run --release --example fan_in`
 

@@ -1,4 +1,5 @@
-//! Ctrl-C: no new work is taken, what has begun is finished within a second, and then the program ends.
+//! After Ctrl-C the program starts no new jobs, gives the running ones a second to finish, and
+//! ends.
 //!
 //! `cargo run --release --example graceful_shutdown`, then Ctrl-C.
 

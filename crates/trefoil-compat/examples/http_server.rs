@@ -1,11 +1,11 @@
-//! An HTTP/1.1 server in straight, blocking code: one goroutine for each connection.
+//! An HTTP/1.1 server in blocking code: one goroutine per connection.
 //!
 //! ```sh
 //! cargo run --release --example http_server 127.0.0.1:8080
 //! curl http://127.0.0.1:8080/ -d 'to be echoed' http://127.0.0.1:8080/echo
 //! ```
-//! Keep-alive, pipelining, bodies with a length or in chunks, limits for heads, bodies and time. Ctrl-C: what is
-//! being answered is answered, idle connections are closed, then it ends.
+//! It supports keep-alive, pipelining, bodies with a length or in chunks, and limits for heads,
+//! bodies and times. After Ctrl-C it answers open requests, closes idle connections, and ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use trefoil::signal::{self, SIGINT, SIGTERM};
 use trefoil::sync::WaitGroup;
 use trefoil::{go, select};
 
-const HEAD_LIMIT: usize = 16 << 10;
-const HEADERS: usize = 64;
-const BODY_LIMIT: usize = 1 << 20;
-const IDLE: Duration = Duration::from_secs(60);
-const REQUEST: Duration = Duration::from_secs(10);
-const SHUTDOWN: Duration = Duration::from_secs(10);
+const MAX_HEAD_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+const MAX_BODY_BYTES: usize = 1 << 20;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Request {
     method: String,
@@ -29,9 +29,11 @@ struct Request {
     keep_alive: bool,
 }
 
-/// What goes wrong with a request: an answer, after which the connection ends; or the connection itself.
+/// Why a request could not be read.
 enum Failure {
+    /// The request is answered with this status; then the connection is closed.
     Status(&'static str),
+    /// The connection is closed or broken.
     Gone,
 }
 
@@ -44,20 +46,28 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What a request's head says about its body.
+/// How the head of a request describes its body.
 enum Body {
     Length(usize),
     Chunks,
 }
 
+struct Answer<'a> {
+    status: &'a str,
+    body: &'a [u8],
+    keep_alive: bool,
+    /// The request was HEAD.
+    headers_only: bool,
+}
+
 struct Connection {
     stream: TcpStream,
-    /// Read, and not used yet: it may hold the next requests already.
+    /// Bytes that were received but not parsed yet. They may contain the next requests.
     bytes: Vec<u8>,
 }
 
 impl Connection {
-    /// Reads some more. An end in the middle of a request is an error.
+    /// Receives more bytes. The end of the stream in the middle of a request is an error.
     fn more(&mut self) -> Result<(), Failure> {
         let mut chunk = [0; 4096];
         match self.stream.read(&mut chunk)? {
@@ -84,18 +94,19 @@ impl Connection {
                     String::from_utf8(line).map_err(|_| Failure::Status("400 Bad Request"))?;
                 return Ok(text.trim_end().to_owned());
             }
-            if self.bytes.len() > HEAD_LIMIT {
+            if self.bytes.len() > MAX_HEAD_BYTES {
                 return Err(Failure::Status("400 Bad Request"));
             }
             self.more()?;
         }
     }
 
-    /// The next request. None: the other side is done, or we are.
+    /// Returns the next request, or `None` if the client has closed the connection or the server
+    /// shuts down.
     fn request(&mut self, ctx: &Context) -> Result<Option<Request>, Failure> {
         if self.bytes.is_empty() {
-            self.stream.set_read_deadline(Some(Instant::now() + IDLE))?;
-            // Only while nothing of it has come does a shutdown end the connection.
+            self.stream.set_read_deadline(Some(Instant::now() + IDLE_TIMEOUT))?;
+            // A shutdown closes the connection only before the first byte of a request.
             let _guard = self.stream.cancel_on(ctx);
             let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {
@@ -103,7 +114,7 @@ impl Connection {
                 Ok(n) => self.bytes.extend_from_slice(&chunk[..n]),
             }
         }
-        self.stream.set_read_deadline(Some(Instant::now() + REQUEST))?;
+        self.stream.set_read_deadline(Some(Instant::now() + REQUEST_TIMEOUT))?;
         let (mut request, body, expects) = self.head()?;
         if expects {
             self.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
@@ -118,7 +129,7 @@ impl Connection {
     fn head(&mut self) -> Result<(Request, Body, bool), Failure> {
         const BAD: Failure = Failure::Status("400 Bad Request");
         loop {
-            let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+            let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
             let mut parsed = httparse::Request::new(&mut headers);
             match parsed.parse(&self.bytes) {
                 Ok(httparse::Status::Complete(length)) => {
@@ -149,11 +160,11 @@ impl Connection {
                             _ => {}
                         }
                     }
-                    // Two lengths: somebody between us may have understood the other one.
+                    // A proxy in between may have used the other length.
                     if lengths > 1 {
                         return Err(BAD);
                     }
-                    if matches!(body, Body::Length(n) if n > BODY_LIMIT) {
+                    if matches!(body, Body::Length(n) if n > MAX_BODY_BYTES) {
                         return Err(Failure::Status("413 Content Too Large"));
                     }
                     let request = Request {
@@ -165,7 +176,9 @@ impl Connection {
                     self.bytes.drain(..length);
                     return Ok((request, body, expects));
                 }
-                Ok(httparse::Status::Partial) if self.bytes.len() < HEAD_LIMIT => self.more()?,
+                Ok(httparse::Status::Partial) if self.bytes.len() < MAX_HEAD_BYTES => {
+                    self.more()?
+                }
                 Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
                     return Err(Failure::Status("431 Request Header Fields Too Large"));
                 }
@@ -182,11 +195,11 @@ impl Connection {
             let size = line.split(';').next().unwrap_or_default().trim();
             let size = usize::from_str_radix(size, 16).map_err(|_| BAD)?;
             if size == 0 {
-                // Trailers, and the empty line.
+                // Skips trailers and the empty line.
                 while !self.line()?.is_empty() {}
                 return Ok(body);
             }
-            if size > BODY_LIMIT - body.len() {
+            if size > MAX_BODY_BYTES - body.len() {
                 return Err(Failure::Status("413 Content Too Large"));
             }
             body.extend(self.take(size)?);
@@ -196,24 +209,25 @@ impl Connection {
         }
     }
 
-    fn answer(&mut self, status: &str, body: &[u8], more: bool, head: bool) -> io::Result<()> {
-        let connection = if more { "keep-alive" } else { "close" };
-        let mut answer = format!(
+    fn send(&mut self, answer: &Answer<'_>) -> io::Result<()> {
+        let Answer { status, body, keep_alive, headers_only } = *answer;
+        let connection = if keep_alive { "keep-alive" } else { "close" };
+        let mut bytes = format!(
             "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: {connection}\r\n\r\n",
             body.len()
         )
         .into_bytes();
-        if !head {
-            answer.extend_from_slice(body);
+        if !headers_only {
+            bytes.extend_from_slice(body);
         }
-        self.stream.set_write_deadline(Some(Instant::now() + REQUEST))?;
-        self.stream.write_all(&answer)
+        self.stream.set_write_deadline(Some(Instant::now() + REQUEST_TIMEOUT))?;
+        self.stream.write_all(&bytes)
     }
 
-    /// An answer whose length is not known when it begins.
-    fn stream_lines(&mut self, more: bool) -> io::Result<()> {
-        let connection = if more { "keep-alive" } else { "close" };
-        self.stream.set_write_deadline(Some(Instant::now() + REQUEST))?;
+    /// Sends an answer whose length is not known at its start.
+    fn stream_lines(&mut self, keep_alive: bool) -> io::Result<()> {
+        let connection = if keep_alive { "keep-alive" } else { "close" };
+        self.stream.set_write_deadline(Some(Instant::now() + REQUEST_TIMEOUT))?;
         write!(
             self.stream,
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: {connection}\r\n\r\n"
@@ -234,8 +248,15 @@ fn serve(stream: TcpStream, ctx: &Context) {
             Ok(Some(request)) => request,
             Ok(None) | Err(Failure::Gone) => return,
             Err(Failure::Status(status)) => {
-                let _ = connection.answer(status, status.as_bytes(), false, false);
-                // A reset would overtake the answer: what is still coming is read first, for a moment.
+                let body = status.as_bytes();
+                let _ = connection.send(&Answer {
+                    status,
+                    body,
+                    keep_alive: false,
+                    headers_only: false,
+                });
+                // Closing with unread bytes would reset the connection before the client has the
+                // answer: read the rest for at most a second.
                 let _ = connection.stream.shutdown(std::net::Shutdown::Write);
                 let until = Instant::now() + Duration::from_secs(1);
                 let _ = connection.stream.set_read_deadline(Some(until));
@@ -243,24 +264,25 @@ fn serve(stream: TcpStream, ctx: &Context) {
                 return;
             }
         };
-        let more = request.keep_alive && ctx.err().is_none();
-        let head = request.method == "HEAD";
+        let keep_alive = request.keep_alive && ctx.err().is_none();
+        let headers_only = request.method == "HEAD";
+        let answer = |status, body| Answer { status, body, keep_alive, headers_only };
         let sent = match (request.method.as_str(), request.path.as_str()) {
             ("GET" | "HEAD", "/") => {
-                connection.answer("200 OK", b"hello from a goroutine\n", more, head)
+                connection.send(&answer("200 OK", b"hello from a goroutine\n"))
             }
-            ("POST" | "PUT", "/echo") => connection.answer("200 OK", &request.body, more, head),
-            ("GET", "/stream") => connection.stream_lines(more),
+            ("POST" | "PUT", "/echo") => connection.send(&answer("200 OK", &request.body)),
+            ("GET", "/stream") => connection.stream_lines(keep_alive),
             ("GET", "/slow") => {
                 trefoil::time::sleep(Duration::from_millis(300));
-                connection.answer("200 OK", b"worth the wait\n", more, head)
+                connection.send(&answer("200 OK", b"a slow answer\n"))
             }
             (_, "/" | "/echo" | "/stream" | "/slow") => {
-                connection.answer("405 Method Not Allowed", b"no such method here\n", more, head)
+                connection.send(&answer("405 Method Not Allowed", b"method not allowed\n"))
             }
-            _ => connection.answer("404 Not Found", b"there is nothing here\n", more, head),
+            _ => connection.send(&answer("404 Not Found", b"not found\n")),
         };
-        if sent.is_err() || !more {
+        if sent.is_err() || !keep_alive {
             return;
         }
     }
@@ -285,7 +307,7 @@ fn main() -> io::Result<()> {
                         let ctx = ctx.clone();
                         open.go(move || serve(stream, &ctx));
                     }
-                    // No descriptors left, or the like: those who leave make room.
+                    // Out of descriptors, for example: connections that end make room.
                     Err(_) => trefoil::time::sleep(Duration::from_millis(5)),
                 }
             }
@@ -302,8 +324,8 @@ fn main() -> io::Result<()> {
     });
     select! {
         recv(all) -> _ => println!("all done"),
-        recv(signals) -> _ => println!("at once"),
-        after(SHUTDOWN) => println!("some were too slow"),
+        recv(signals) -> _ => println!("stopped without waiting"),
+        after(SHUTDOWN_TIMEOUT) => println!("some requests took too long"),
     }
     Ok(())
 }

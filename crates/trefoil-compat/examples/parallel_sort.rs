@@ -1,15 +1,16 @@
-//! A merge sort that starts a goroutine for every left half, down to a few thousand elements: goroutines are cheap
-//! enough to be used like this, and stealing spreads them over the Ps.
+//! A merge sort that starts a goroutine for every left half, down to a few thousand elements.
+//! Goroutines are cheap enough for this, and work stealing spreads them over the Ps.
 //!
 //! `cargo run --release --example parallel_sort`
 
 use rand::Rng;
 use std::time::Instant;
 
-const SMALL: usize = 4_096;
+/// Parts of at most this length are sorted without another goroutine.
+const MAX_SEQUENTIAL: usize = 4_096;
 
 fn sort<T: Ord + Copy + Send>(data: &mut [T], spare: &mut [T]) {
-    if data.len() <= SMALL {
+    if data.len() <= MAX_SEQUENTIAL {
         data.sort_unstable();
         return;
     }
@@ -44,9 +45,9 @@ fn main() {
     let start = Instant::now();
     let mut spare = vec![0; data.len()];
     sort(&mut data, &mut spare);
-    let ours = start.elapsed();
+    let took = start.elapsed();
 
     expected.sort_unstable();
     assert!(data == expected);
-    println!("{} numbers sorted on {} Ps in {ours:.1?}", data.len(), trefoil::procs());
+    println!("{} numbers sorted on {} Ps in {took:.1?}", data.len(), trefoil::procs());
 }

@@ -1,4 +1,5 @@
-//! A pipeline: each stage is a goroutine, joined by channels. Whoever stops listening ends all stages before.
+//! A pipeline: each stage is a goroutine, connected by channels. When the last receiver is dropped,
+//! all stages end.
 //!
 //! `cargo run --release --example pipeline`
 
@@ -7,7 +8,7 @@ use trefoil::chan::{self, Receiver};
 fn numbers() -> Receiver<u64> {
     let (tx, rx) = chan::bounded(16);
     trefoil::go(move || {
-        // An error means that nobody listens any more.
+        // An error means that the receiver was dropped.
         for n in 1.. {
             if tx.send(n).is_err() {
                 return;
@@ -35,7 +36,7 @@ fn main() {
     let first: Vec<u64> = output.iter().take(8).collect();
     println!("{first:?}");
     drop(output);
-    // The stages notice one after the other.
+    // The stages end one after the other.
     while trefoil::num_goroutines() > 1 {
         trefoil::yield_now();
     }

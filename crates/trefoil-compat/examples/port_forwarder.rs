@@ -1,4 +1,4 @@
-//! Forwards TCP connections: two goroutines and one `copy` for each direction.
+//! Forwards TCP connections: a goroutine and one `copy` for each direction.
 //!
 //! ```sh
 //! cargo run --release --example port_forwarder 127.0.0.1:8081 127.0.0.1:8080
@@ -18,7 +18,7 @@ fn forward(client: TcpStream, target: &str) -> io::Result<(u64, u64)> {
         let (from, to) = (from.clone(), to.clone());
         go(move || {
             let copied = copy(&*from, &*to);
-            // The end goes on to the other side; after an error both directions are over.
+            // The end of one direction is passed on; after an error both directions end.
             let _ = to.shutdown(if copied.is_ok() { Shutdown::Write } else { Shutdown::Both });
             if copied.is_err() {
                 let _ = from.shutdown(Shutdown::Both);
@@ -28,7 +28,7 @@ fn forward(client: TcpStream, target: &str) -> io::Result<(u64, u64)> {
     };
     let (there, back) = (one_way(&client, &server), one_way(&server, &client));
     let both = (there.join(), back.join());
-    let (Ok(there), Ok(back)) = both else { return Err(io::Error::other("a panic")) };
+    let (Ok(there), Ok(back)) = both else { return Err(io::Error::other("a goroutine panicked")) };
     Ok((there?, back?))
 }
 

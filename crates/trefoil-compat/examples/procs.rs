@@ -1,4 +1,5 @@
-//! `GOMAXPROCS`, `NumCPU` and `NumGoroutine`: how many goroutines run at once, read and changed while they run.
+//! The number of Ps, CPUs and goroutines (Go's `GOMAXPROCS`, `NumCPU` and `NumGoroutine`), read and
+//! changed at run time.
 //!
 //! `cargo run --release --example procs`
 
@@ -17,7 +18,7 @@ fn main() {
     }
     println!("goroutines: {}", trefoil::num_goroutines());
     group.wait();
-    // The last ones are just ending.
+    // The last goroutines may not have ended yet.
     while trefoil::num_goroutines() > 1 {
         trefoil::yield_now();
     }

@@ -1,4 +1,4 @@
-//! A rate limiter: requests go out at most one every 10 ms, after a burst of three.
+//! A rate limiter: after a burst of three, one request every 10 ms.
 //!
 //! `cargo run --release --example rate_limiter`
 
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use trefoil::chan::{self, Receiver};
 use trefoil::time::Ticker;
 
-/// Permissions: `burst` at once, then one every `every`. They do not pile up beyond a burst.
+/// Returns a channel of permits: `burst` at once, then one every `every`. At most `burst` permits
+/// accumulate.
 fn limiter(every: Duration, burst: usize) -> Receiver<()> {
     let (tx, rx) = chan::bounded(burst);
     for _ in 0..burst {
@@ -17,7 +18,7 @@ fn limiter(every: Duration, burst: usize) -> Receiver<()> {
         for _ in ticker.chan() {
             match tx.try_send(()) {
                 Err(chan::TrySendError::Closed(())) => return,
-                // Full: nobody wanted it, so it is lost.
+                // The permit is dropped if the channel is full.
                 Ok(()) | Err(chan::TrySendError::Full(())) => {}
             }
         }

@@ -1,5 +1,5 @@
-//! Deadlines by `Context`: a request asks three backends; whoever is too slow is cancelled, and everything the
-//! request has started ends with it.
+//! Deadlines by `Context`: a request asks three backends. A backend that is too slow is cancelled,
+//! and all goroutines of the request end with it.
 //!
 //! `cargo run --release --example timeouts`
 
@@ -7,10 +7,10 @@ use std::time::Duration;
 use trefoil::chan;
 use trefoil::context::{Context, ContextError};
 
-/// Answers after `takes`, or stops when it is told to.
+/// Answers after `takes`, or fails when the context is done.
 fn backend(ctx: &Context, name: &str, takes: Duration) -> Result<String, ContextError> {
     trefoil::select! {
-        recv(ctx.done()) -> _ => Err(ctx.err().expect("it is done")),
+        recv(ctx.done()) -> _ => Err(ctx.err().expect("the context is done")),
         after(takes) => Ok(format!("{name}: answer")),
     }
 }
@@ -37,5 +37,5 @@ fn main() {
     while trefoil::num_goroutines() > 1 {
         trefoil::yield_now();
     }
-    println!("nothing was left behind");
+    println!("no goroutine is left");
 }

@@ -1,10 +1,10 @@
-//! An echo server over TLS (rustls), with a certificate that it makes itself.
+//! An echo server over TLS (rustls), with a self-signed certificate.
 //!
 //! ```sh
 //! cargo run --release --example tls_echo 127.0.0.1:8443 /tmp/certificate.pem
 //! openssl s_client -connect 127.0.0.1:8443 -CAfile /tmp/certificate.pem -quiet
 //! ```
-//! rustls reads and writes the socket as it would std's: a goroutine waits wherever it waits.
+//! rustls uses the socket like one of std. Where a thread would block, the goroutine parks.
 
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

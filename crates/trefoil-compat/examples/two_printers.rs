@@ -1,4 +1,4 @@
-//! Two goroutines print numbers, on two Ps: their lines interleave, and nobody waits for the other.
+//! Two goroutines print numbers on two Ps: their lines interleave, and neither waits for the other.
 //!
 //! `cargo run --release --example two_printers`
 

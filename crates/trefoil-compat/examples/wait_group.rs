@@ -16,5 +16,5 @@ fn main() {
         });
     }
     group.wait();
-    println!("both are done");
+    println!("both tasks are done");
 }

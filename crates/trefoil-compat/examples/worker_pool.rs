@@ -1,5 +1,5 @@
-//! A worker pool: jobs go in through one channel, results come out of another, and never more than four
-//! run at once.
+//! A worker pool: workers receive jobs from one channel and send results to another. At most four
+//! jobs run at once.
 //!
 //! `cargo run --release --example worker_pool`
 
@@ -11,11 +11,11 @@ const WORKERS: usize = 4;
 const JOBS: u64 = 40;
 
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static MAX_RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 fn work(n: u64) -> u64 {
     let running = RUNNING.fetch_add(1, Ordering::Relaxed) + 1;
-    MOST.fetch_max(running, Ordering::Relaxed);
+    MAX_RUNNING.fetch_max(running, Ordering::Relaxed);
     trefoil::time::sleep(Duration::from_millis(5));
     RUNNING.fetch_sub(1, Ordering::Relaxed);
     n * n
@@ -28,7 +28,7 @@ fn main() {
     for _ in 0..WORKERS {
         let (inbox, out) = (inbox.clone(), out.clone());
         trefoil::go(move || {
-            // Ends when `jobs` is gone and the channel empty.
+            // Ends when `jobs` is dropped and the channel is empty.
             for n in inbox {
                 if out.send(work(n)).is_err() {
                     return;
@@ -36,7 +36,7 @@ fn main() {
             }
         });
     }
-    // Ours: the results end when the last worker drops its own.
+    // Without this sender the results end when the last worker drops its own.
     drop(out);
     trefoil::go(move || {
         for n in 1..=JOBS {
@@ -44,5 +44,5 @@ fn main() {
         }
     });
     let (count, sum) = results.iter().fold((0, 0), |(count, sum), n| (count + 1, sum + n));
-    println!("{count} results, sum {sum}, at most {} at once", MOST.load(Ordering::Relaxed));
+    println!("{count} results, sum {sum}, at most {} at once", MAX_RUNNING.load(Ordering::Relaxed));
 }

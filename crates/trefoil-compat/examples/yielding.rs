@@ -1,4 +1,5 @@
-//! `yield_now` lets the others run first: on one P the goroutine prints before `main` goes on.
+//! `yield_now` lets other goroutines run first: on one P the goroutine prints before `main`
+//! continues.
 //!
 //! `cargo run --release --example yielding`
 

@@ -1,1 +1,1 @@
-//! Nothing but tests: see `tests/`.
+//! This crate contains only tests and examples: see `tests/` and `examples/`.

@@ -1,5 +1,6 @@
-//! Unmodified crates in their blocking form, driven by goroutines. Servers that are programs are started here, on a free
-//! port with a folder of their own, and ended; where one is not installed its test says so, and passes.
+//! Unmodified crates in their blocking form, called by goroutines. The tests start the database
+//! servers that they need, on a free port with a folder of their own, and end them. If a server is
+//! not installed, its test prints that it is skipped, and passes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,13 +12,14 @@ use std::time::{Duration, Instant};
 use trefoil::{JoinHandle, Runtime};
 
 const PROCS: usize = 4;
-/// Goroutines at once; `TREFOIL_COMPAT_MANY` says otherwise.
+/// The number of goroutines at once. `TREFOIL_COMPAT_MANY` overrides the default.
 static MANY: LazyLock<usize> = LazyLock::new(|| {
     let wanted = std::env::var("TREFOIL_COMPAT_MANY").ok().and_then(|n| n.parse().ok());
     wanted.unwrap_or(if cfg!(debug_assertions) { 100 } else { 1000 })
 });
 const LONG: Duration = Duration::from_secs(30);
 
+/// Runs `f` as the main goroutine of a new runtime.
 fn run<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     Runtime::builder().procs(PROCS).stack_size(512 << 10).build().unwrap().run(f)
 }
@@ -27,8 +29,8 @@ fn join_all<T>(all: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     all.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
-/// The threads of all runtimes of this process.
-fn ms() -> usize {
+/// Returns the number of threads of all runtimes of this process.
+fn runtime_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let comm = |e: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(e.ok()?.path().join("comm")).ok()
@@ -36,14 +38,15 @@ fn ms() -> usize {
     tasks.filter_map(comm).filter(|name| name.starts_with("trefoil-m")).count()
 }
 
-/// Tests may run at the same time, each with a runtime, and each may have some threads to spare.
+/// Asserts that goroutines park instead of blocking their threads. Tests may run at the same time,
+/// each with a runtime of its own.
 fn assert_few_threads() {
-    let n = ms();
+    let n = runtime_threads();
     println!("{} goroutines, {n} threads", *MANY);
     assert!(n < 8 * (PROCS + 8), "{n} threads");
 }
 
-/// Serves every connection on a goroutine of its own.
+/// Starts a server that calls `each` for every connection, on a goroutine of its own.
 fn serve(each: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -57,8 +60,8 @@ fn serve(each: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     addr
 }
 
-/// Answers requests with their path, until the other side has enough.
-fn http(stream: &mut (impl Read + Write)) {
+/// Answers requests with their path until the client closes the connection.
+fn serve_http(stream: &mut (impl Read + Write)) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut first = String::new();
@@ -106,9 +109,9 @@ fn tls() -> Tls {
 }
 
 #[test]
-fn ureq_plain() {
+fn ureq_gets_the_answer_to_each_goroutines_request() {
     run(|| {
-        let addr = serve(|mut stream| http(&mut stream));
+        let addr = serve(|mut stream| serve_http(&mut stream));
         let agent: ureq::Agent =
             ureq::Agent::config_builder().timeout_global(Some(LONG)).build().into();
         let all = (0..*MANY).map(|i| {
@@ -127,13 +130,13 @@ fn ureq_plain() {
 }
 
 #[test]
-fn ureq_tls() {
+fn ureq_gets_answers_over_tls() {
     run(|| {
         let tls = tls();
         let config = tls.server.clone();
         let addr = serve(move |stream| {
             let connection = rustls::ServerConnection::new(config.clone()).unwrap();
-            http(&mut rustls::StreamOwned::new(connection, stream));
+            serve_http(&mut rustls::StreamOwned::new(connection, stream));
         });
         let root = ureq::tls::Certificate::from_der(&tls.der).to_owned();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -159,11 +162,12 @@ fn ureq_tls() {
     });
 }
 
-/// reqwest's blocking client has a thread of its own with a tokio inside; goroutines wait for it by std's parking.
+/// reqwest's blocking client has a thread of its own that runs tokio. Goroutines wait for it by
+/// std's `park`.
 #[test]
-fn reqwest_blocking() {
+fn reqwests_blocking_client_serves_every_goroutine() {
     run(|| {
-        let addr = serve(|mut stream| http(&mut stream));
+        let addr = serve(|mut stream| serve_http(&mut stream));
         let client = reqwest::blocking::Client::builder().no_proxy().timeout(LONG).build().unwrap();
         let all = (0..*MANY).map(|i| {
             let client = client.clone();
@@ -180,9 +184,9 @@ fn reqwest_blocking() {
     });
 }
 
-/// Futures of tokio, whose runtime is beside: each goroutine has entered it, and stays so wherever it runs.
+/// A goroutine that has entered a tokio runtime stays in it on every thread that it runs on.
 #[test]
-fn tokio_futures() {
+fn tokio_timers_and_sockets_wake_block_on_of_goroutines() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     run(|| {
         let addr = serve(|mut stream| {
@@ -200,7 +204,7 @@ fn tokio_futures() {
         let all = (0..*MANY / 4).map(|i| {
             let tokio = tokio.clone();
             trefoil::go(move || {
-                let _inside = tokio.enter();
+                let _entered = tokio.enter();
                 trefoil::block_on(tokio::time::sleep(Duration::from_millis(1 + i as u64 % 5)));
                 trefoil::yield_now();
                 trefoil::block_on(async move {
@@ -221,7 +225,7 @@ fn tokio_futures() {
 }
 
 #[test]
-fn rustls_streams() {
+fn rustls_streams_echo_what_each_goroutine_sent() {
     run(|| {
         let tls = tls();
         let config = tls.server.clone();
@@ -254,7 +258,7 @@ fn rustls_streams() {
 }
 
 #[test]
-fn tungstenite_sockets() {
+fn tungstenite_sockets_echo_what_each_goroutine_sent() {
     run(|| {
         let addr = serve(|stream| {
             let mut socket = tungstenite::accept(stream).unwrap();
@@ -281,20 +285,18 @@ fn tungstenite_sockets() {
     });
 }
 
-// --- servers that are programs -------------------------------------------------------------------
-
-/// A process of ours and its folder; both go with it.
+/// A server process and its folder. Dropping it ends the process and removes the folder.
 struct Server {
     process: Child,
     dir: PathBuf,
     port: u16,
-    /// How it wants to be ended.
+    /// The signal that ends it.
     signal: i32,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SAFETY: a signal to a process that we started and have not waited for.
+        // SAFETY: signals a child process that was not waited for yet.
         unsafe { libc::kill(self.process.id() as i32, self.signal) };
         let _ = self.process.wait();
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -305,12 +307,14 @@ fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 
+/// Creates a folder for this process.
 fn folder(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("trefoil-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     dir
 }
 
+/// Polls until `done` returns true. Panics after [`LONG`].
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -319,13 +323,14 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn program(name: &str, more: &str) -> Option<PathBuf> {
+/// Returns the path of a program: in `PATH`, or in `bin` of a folder in `versions_dir`.
+fn program(name: &str, versions_dir: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let versions = std::fs::read_dir(more).into_iter().flatten().flatten();
+    let versions = std::fs::read_dir(versions_dir).into_iter().flatten().flatten();
     let dirs = std::env::split_paths(&path).chain(versions.map(|v| v.path().join("bin")));
     let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
     if found.is_none() {
-        println!("skipped: no {name} here");
+        println!("skipped: {name} is not installed");
     }
     found
 }
@@ -347,7 +352,7 @@ fn redis_server() -> Option<Server> {
 }
 
 #[test]
-fn redis_commands() {
+fn redis_executes_the_commands_of_every_goroutine() {
     let Some(server) = redis_server() else { return };
     let port = server.port;
     run(move || {
@@ -367,7 +372,7 @@ fn redis_commands() {
         join_all(all);
         let mut c = client.get_connection().unwrap();
         assert_eq!(redis::cmd("GET").arg("all").query::<usize>(&mut c).unwrap(), 3 * *MANY);
-        // Nothing comes: the time is kept.
+        // The list stays empty: the call times out.
         let start = Instant::now();
         c.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         redis::cmd("BLPOP").arg("nothing").arg(0).exec(&mut c).unwrap_err();
@@ -376,9 +381,10 @@ fn redis_commands() {
     });
 }
 
-/// PostgreSQL does not run as root: then as `nobody`.
-fn as_nobody(file: &Path) -> Command {
-    // SAFETY: a question.
+/// Returns a command that runs `file`, as the user `nobody` if this process runs as root:
+/// PostgreSQL refuses to run as root.
+fn command_as_nobody(file: &Path) -> Command {
+    // SAFETY: no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return Command::new(file);
     }
@@ -390,19 +396,19 @@ fn as_nobody(file: &Path) -> Command {
 fn postgres_server() -> Option<Server> {
     let server = program("postgres", "/usr/lib/postgresql")?;
     let (dir, port) = (folder("postgres"), free_port());
-    // SAFETY: questions and calls about our folder.
+    // SAFETY: no arguments.
     if unsafe { libc::geteuid() } == 0 {
         std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
     }
     let data = dir.join("data");
-    let made = as_nobody(&server.with_file_name("initdb"))
+    let made = command_as_nobody(&server.with_file_name("initdb"))
         .args(["-U", "test", "-A", "trust", "--no-sync", "-D"])
         .arg(&data)
         .current_dir(&dir)
         .output()
         .unwrap();
     assert!(made.status.success(), "{made:?}");
-    let process = as_nobody(&server)
+    let process = command_as_nobody(&server)
         .arg("-D")
         .arg(&data)
         .args(["-F", "-h", "127.0.0.1", "-p", &port.to_string(), "-N", "60", "-k"])
@@ -419,11 +425,11 @@ fn postgres_server() -> Option<Server> {
 }
 
 #[test]
-fn postgres_queries() {
+fn postgres_answers_the_query_of_every_goroutine() {
     let Some(server) = postgres_server() else { return };
     let config = format!("host=127.0.0.1 port={} user=test dbname=postgres", server.port);
     run(move || {
-        // A pool made of a channel: goroutines wait for a connection.
+        // A channel serves as a pool: goroutines wait for a connection.
         let (give, take) = crossbeam_channel::unbounded();
         let connect = |config: String| {
             trefoil::go(move || postgres::Client::connect(&config, postgres::NoTls).unwrap())
@@ -438,7 +444,7 @@ fn postgres_queries() {
                 let (mut client, i) = (take.recv().unwrap(), i as i64);
                 client.execute("insert into t values ($1)", &[&i]).unwrap();
                 let row = client.query_one("select max(n), $1::bigint from t", &[&i]).unwrap();
-                // The table is the connection's own, and has seen others before; the answer is to this question.
+                // The table belongs to the connection, which other goroutines have used before.
                 assert!(row.get::<_, i64>(0) >= i, "{row:?}");
                 assert_eq!(row.get::<_, i64>(1), i);
                 give.send(client).unwrap();
@@ -454,13 +460,11 @@ fn postgres_queries() {
     });
 }
 
-// --- without a network ---------------------------------------------------------------------------
-
 #[test]
-fn rayon_beside_goroutines() {
+fn rayon_computes_for_every_goroutine() {
     use rayon::prelude::*;
-    // A worker that waits for a part of its job takes another goroutine's meanwhile, on top of its stack: with a
-    // thousand of them rayon's 2 MiB are too few in a debug build.
+    // A worker that waits for a part of its job runs another goroutine's job meanwhile, on top of
+    // its stack. With a thousand jobs rayon's default of 2 MiB is too small in a debug build.
     rayon::ThreadPoolBuilder::new().stack_size(64 << 20).build_global().unwrap();
     run(|| {
         let all = (0..*MANY as u64).map(|i| {
@@ -475,7 +479,7 @@ fn rayon_beside_goroutines() {
 }
 
 #[test]
-fn rusqlite_on_a_file() {
+fn rusqlite_keeps_the_rows_of_every_goroutine() {
     let dir = folder("sqlite");
     let file = dir.join("db");
     run(move || {
@@ -489,7 +493,8 @@ fn rusqlite_on_a_file() {
             "pragma journal_mode = wal; pragma synchronous = off; create table t (n integer)",
         )
         .unwrap();
-        // Each with a connection of its own; and all with one behind a lock.
+        // All goroutines share a connection behind a lock; some have a connection of their own,
+        // too.
         let shared = Arc::new(std::sync::Mutex::new(db));
         let all = (0..*MANY).map(|i| {
             let (file, shared) = (file.clone(), shared.clone());
@@ -512,7 +517,7 @@ fn rusqlite_on_a_file() {
 }
 
 #[test]
-fn tracing_rand_and_locks() {
+fn tracing_parking_lot_and_flume_lose_no_line_count_or_value() {
     run(|| {
         let lines = Arc::new(AtomicUsize::new(0));
         struct Count(Arc<AtomicUsize>);

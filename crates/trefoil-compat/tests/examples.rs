@@ -1,4 +1,5 @@
-//! The examples, end to end: each is started on a free port of the loopback, used, and stopped.
+//! The examples, end to end: each is started, on a free loopback port if it is a server, used, and
+//! stopped.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -9,14 +10,15 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A running example; it ends with this.
+/// A running example. Dropping it kills the process.
 struct Example {
     child: Child,
     out: BufReader<ChildStdout>,
     addr: SocketAddr,
 }
 
-/// Beside this test's own program, where `cargo test` has built it; built now if only this test was asked for.
+/// Returns the path of an example, which `cargo test` has built. Builds it if only this test was
+/// requested.
 fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let profile = me.parent().and_then(|deps| deps.parent()).unwrap();
@@ -53,7 +55,13 @@ impl Example {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
-        let addr = line.trim().rsplit(' ').next().unwrap().parse().expect("an address");
+        let addr = line
+            .trim()
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .expect("an address at the end of the first line");
         Example { child, out, addr }
     }
 
@@ -64,7 +72,7 @@ impl Example {
     }
 
     fn interrupt(&self) {
-        // SAFETY: a system call without pointers, about our own child.
+        // SAFETY: signals a child process that was not waited for yet.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGINT) };
     }
 }
@@ -76,7 +84,7 @@ impl Drop for Example {
     }
 }
 
-/// One answer: its status line and its body.
+/// Reads one HTTP answer. Returns its status line and its body.
 fn answer(reader: &mut impl BufRead) -> (String, Vec<u8>) {
     let mut line = || {
         let mut line = String::new();
@@ -112,7 +120,7 @@ fn answer(reader: &mut impl BufRead) -> (String, Vec<u8>) {
     }
 }
 
-/// What the server answers to these bytes, on a connection of their own.
+/// Sends a request on a connection of its own and returns the answer.
 fn ask(example: &Example, request: &[u8]) -> (String, Vec<u8>) {
     let mut stream = example.connect();
     stream.write_all(request).unwrap();
@@ -120,9 +128,9 @@ fn ask(example: &Example, request: &[u8]) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn http_server() {
+fn http_server_answers_requests_enforces_limits_and_shuts_down() {
     let server = Example::start("http_server", &[]);
-    // Kept alive, pipelined, in pieces.
+    // One connection that is kept alive; requests are pipelined and sent in pieces.
     let mut stream = server.connect();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\
@@ -145,7 +153,7 @@ fn http_server() {
     reader.read_to_string(&mut rest).unwrap();
     assert!(rest.starts_with(&ok) && rest.ends_with("Connection: close\r\n\r\n"), "{rest:?}");
 
-    // Limits and nonsense.
+    // Requests that are too large or invalid.
     let long = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'x'; 20 << 10]].concat();
     assert_eq!(ask(&server, &long).0, "HTTP/1.1 431 Request Header Fields Too Large");
     let large = b"POST /echo HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n";
@@ -158,7 +166,7 @@ fn http_server() {
     assert_eq!(ask(&server, b"what is this\r\n\r\n").0, "HTTP/1.1 400 Bad Request");
     assert_eq!(ask(&server, b"PUT / HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
 
-    // Many at once.
+    // Many slow requests at once.
     let many: Vec<_> = (0..50)
         .map(|_| {
             let mut stream = server.connect();
@@ -167,15 +175,15 @@ fn http_server() {
         })
         .collect();
     for mut reader in many {
-        assert_eq!(answer(&mut reader), (ok.clone(), b"worth the wait\n".to_vec()));
+        assert_eq!(answer(&mut reader), (ok.clone(), b"a slow answer\n".to_vec()));
     }
     let url = format!("http://{}/echo", server.addr);
     match Command::new("curl").args(["-sS", "-m", "20", "-d", "from curl", &url]).output() {
         Ok(out) => assert_eq!(out.stdout, b"from curl", "{out:?}"),
-        Err(_) => println!("skipped: no curl"),
+        Err(_) => println!("skipped: curl is not installed"),
     }
 
-    // Ctrl-C: what is under way is answered, the idle are closed.
+    // Ctrl-C: open requests are answered, idle connections are closed.
     let mut idle = server.connect();
     idle.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let mut idle = BufReader::new(idle);
@@ -186,17 +194,17 @@ fn http_server() {
     server.interrupt();
     assert_eq!(idle.read(&mut [0; 8]).unwrap(), 0);
     let mut busy = BufReader::new(busy);
-    assert_eq!(answer(&mut busy), (ok, b"worth the wait\n".to_vec()));
+    assert_eq!(answer(&mut busy), (ok, b"a slow answer\n".to_vec()));
     assert_eq!(busy.read(&mut [0; 8]).unwrap(), 0);
     let mut server = server;
     assert!(server.child.wait().unwrap().success());
-    let mut said = String::new();
-    server.out.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "shutting down\nall done\n");
+    let mut printed = String::new();
+    server.out.read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "shutting down\nall done\n");
 }
 
 #[test]
-fn port_forwarder() {
+fn port_forwarder_copies_both_directions_and_half_closes() {
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = target.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -229,18 +237,18 @@ fn port_forwarder() {
 }
 
 #[test]
-fn chat_websocket() {
+fn chat_websocket_passes_messages_to_the_other_clients() {
     use tungstenite::{Message, client};
     let server = Example::start("chat_websocket", &[]);
     let url = format!("ws://{}/", server.addr);
-    let come = || {
+    let join = || {
         let mut socket = client(url.as_str(), server.connect()).unwrap().0;
-        // It is in the room when it is told so: whoever comes later, it hears of.
+        // After this message the client is in the room and hears of later clients.
         let welcome = socket.read().unwrap();
         assert!(welcome.to_text().unwrap().starts_with("you are"), "{welcome}");
         socket
     };
-    let mut clients: Vec<_> = (0..3).map(|_| come()).collect();
+    let mut clients: Vec<_> = (0..3).map(|_| join()).collect();
     let mut first_hears = |what: &str| {
         loop {
             match clients[0].read().unwrap() {
@@ -249,15 +257,15 @@ fn chat_websocket() {
             }
         }
     };
-    first_hears("has come");
-    first_hears("has come");
+    first_hears("has joined");
+    first_hears("has joined");
     clients[1].send(Message::text("hello, all")).unwrap();
     clients[1].send(Message::text("and again")).unwrap();
     for at in [0, 2] {
         let mut heard = Vec::new();
         while heard.len() < 2 {
             if let Message::Text(text) = clients[at].read().unwrap()
-                && !text.ends_with("has come")
+                && !text.ends_with("has joined")
             {
                 heard.push(text.split(": ").nth(1).unwrap().to_owned());
             }
@@ -269,7 +277,7 @@ fn chat_websocket() {
     while last.read().is_ok() {}
     loop {
         if let Message::Text(text) = clients[0].read().unwrap()
-            && text.ends_with("has gone")
+            && text.ends_with("has left")
         {
             break;
         }
@@ -277,7 +285,7 @@ fn chat_websocket() {
 }
 
 #[test]
-fn tls_echo() {
+fn tls_echo_returns_what_each_client_sent() {
     let path = std::env::temp_dir().join(format!("trefoil-tls-{}.pem", std::process::id()));
     let server = Example::start("tls_echo", &[path.to_str().unwrap()]);
     let mut roots = rustls::RootCertStore::empty();
@@ -310,7 +318,7 @@ fn tls_echo() {
     clients.into_iter().for_each(|c| c.join().unwrap());
 }
 
-/// Runs an example that ends by itself; its lines.
+/// Runs an example that ends by itself. Returns the lines that it prints.
 fn output(name: &str) -> Vec<String> {
     let output = Command::new(program(name)).stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -318,7 +326,7 @@ fn output(name: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// The number behind `before` in a line.
+/// Returns the number after `before` in a line.
 fn number(line: &str, before: &str) -> u64 {
     let rest = line.split_once(before).unwrap_or_else(|| panic!("{before:?} in {line:?}")).1;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -326,42 +334,46 @@ fn number(line: &str, before: &str) -> u64 {
 }
 
 #[test]
-fn m29_two_printers() {
+fn two_printers_print_by_turns() {
     let lines = output("two_printers");
     assert_eq!(lines.len(), 10);
     assert_both_count(&lines, ["first:", "second:"], 5);
 }
 
-/// Each prints its own lines in order. (Who is next is not asserted line by line: on a busy machine a thread may
-/// block for a moment in printing, and then another goes first.)
+/// Asserts that each of two goroutines prints its lines in order, and that they take turns. (The
+/// exact turns are not asserted: on a busy machine a thread may block in printing for a moment, and
+/// then the other goroutine runs first.)
 fn assert_both_count(lines: &[String], [one, other]: [&str; 2], to: usize) {
     for name in [one, other] {
         let own: Vec<&String> = lines.iter().filter(|line| line.starts_with(name)).collect();
         let expected: Vec<String> = (1..=to).map(|i| format!("{name} {i}")).collect();
         assert_eq!(own, expected.iter().collect::<Vec<_>>());
-        assert!(!lines[..to].iter().all(|line| line.starts_with(name)), "no turns: {lines:?}");
+        assert!(
+            !lines[..to].iter().all(|line| line.starts_with(name)),
+            "they did not take turns: {lines:?}"
+        );
     }
 }
 
 #[test]
-fn m29_yielding() {
+fn yielding_lets_the_other_goroutine_run_first() {
     let lines = output("yielding");
-    assert_eq!(lines[0], "goroutine: 1", "main has yielded, and goes on first");
+    assert_eq!(lines[0], "goroutine: 1", "main must have yielded before it printed");
     assert_both_count(&lines, ["goroutine:", "main:"], 3);
 }
 
 #[test]
-fn m29_endless_printer() {
+fn endless_printer_ends_with_main() {
     let lines = output("endless_printer");
     let printed = lines.iter().filter(|line| *line == "still here").count();
     assert!((3..=11).contains(&printed), "{lines:?}");
-    // A line of the printer may slip in before the program is over.
+    // The printer may print one more line before the program ends.
     let done = lines.iter().rev().take(2).any(|line| line.starts_with("main: done after 1"));
     assert!(done, "{lines:?}");
 }
 
 #[test]
-fn m29_blocking_sleeper() {
+fn blocking_sleeper_does_not_delay_main() {
     let lines = output("blocking_sleeper");
     assert!(lines[0].starts_with("main: sum 500000500000"), "{lines:?}");
     assert!(number(&lines[0], "after ") < 200, "{lines:?}");
@@ -370,7 +382,7 @@ fn m29_blocking_sleeper() {
 }
 
 #[test]
-fn m29_procs() {
+fn procs_prints_cpus_ps_and_goroutines() {
     let lines = output("procs");
     assert!(number(&lines[0], "CPUs: ") >= 1);
     assert!(lines[1].ends_with("4 now"), "{lines:?}");
@@ -378,25 +390,25 @@ fn m29_procs() {
 }
 
 #[test]
-fn m29_wait_group() {
+fn wait_group_waits_for_both_tasks() {
     let lines = output("wait_group");
     assert_both_count(&lines[..6], ["task A, step", "task B, step"], 3);
-    assert_eq!(lines[6], "both are done");
+    assert_eq!(lines[6], "both tasks are done");
 }
 
 #[test]
-fn worker_pool() {
+fn worker_pool_runs_at_most_four_jobs_at_once() {
     assert_eq!(output("worker_pool"), ["40 results, sum 22140, at most 4 at once"]);
 }
 
 #[test]
-fn pipeline() {
+fn pipeline_stages_end_when_the_last_receiver_is_dropped() {
     let expected = ["[1, 9, 25, 49, 81, 121, 169, 225]", "every stage has ended"];
     assert_eq!(output("pipeline"), expected);
 }
 
 #[test]
-fn fan_in() {
+fn fan_in_receives_from_both_sources() {
     let lines = output("fan_in");
     assert_eq!(lines.last().unwrap(), "9 messages from 2 sources");
     assert_eq!(lines.iter().filter(|line| line.starts_with("quick ")).count(), 6);
@@ -404,18 +416,18 @@ fn fan_in() {
 }
 
 #[test]
-fn rate_limiter() {
+fn rate_limiter_spaces_requests_after_a_burst() {
     let lines = output("rate_limiter");
     let at: Vec<u64> = lines.iter().map(|line| number(line, "at ")).collect();
     assert_eq!(at.len(), 8);
-    // The burst does not wait for a tick; the others follow the ticks.
+    // The burst does not wait for a tick; later requests follow the ticks.
     assert!(at[7] >= 49 && at[2] < at[7], "{at:?}");
 }
 
 #[test]
-fn timeouts() {
+fn timeouts_cancel_the_slow_backend() {
     let mut lines = output("timeouts");
-    assert_eq!(lines.pop().unwrap(), "nothing was left behind");
+    assert_eq!(lines.pop().unwrap(), "no goroutine is left");
     assert_eq!(lines.len(), 3);
     assert_eq!(lines[0], "near: answer");
     assert!(
@@ -425,19 +437,19 @@ fn timeouts() {
 }
 
 #[test]
-fn parallel_sort() {
+fn parallel_sort_sorts_a_million_numbers() {
     assert!(output("parallel_sort")[0].starts_with("1000000 numbers sorted"));
 }
 
 #[test]
-fn crawler() {
+fn crawler_finds_every_link_on_few_threads() {
     let lines = output("crawler");
     assert_eq!(number(&lines[0], ""), 401, "{lines:?}");
     assert!(number(&lines[0], "on ") <= 16, "{lines:?}");
 }
 
 #[test]
-fn graceful_shutdown() {
+fn graceful_shutdown_finishes_the_jobs_that_have_begun() {
     let mut child = Command::new(program("graceful_shutdown"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -448,7 +460,7 @@ fn graceful_shutdown() {
     out.read_line(&mut line).unwrap();
     assert_eq!(line, "working\n");
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: a system call without pointers, about our own child.
+    // SAFETY: signals a child process that was not waited for yet.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();

@@ -1,11 +1,12 @@
 //! `tracing` with more goroutines than `tracing_subscriber::registry()` has room for.
 //!
-//! The registry keeps its spans in sharded-slab, which gives a number to each thread that makes or closes a span, and takes
-//! it back when the thread ends. There are 4,096 of them, and the registry cannot be told otherwise. To such a crate a
-//! goroutine is a thread, so the 4,097th goroutine alive that makes a span panics.
+//! The registry keeps its spans in sharded-slab, which gives a number to each thread that creates
+//! or closes a span until the thread ends. There are 4,096 numbers, and the registry has no setting
+//! for it. To such a crate a goroutine is a thread, so the 4,097th live goroutine that creates a
+//! span panics.
 //!
-//! [`Spans`] below is a subscriber that knows no threads, so it has no bound. What it lacks is tracing-subscriber's layers,
-//! which accept only spans of its own registry.
+//! [`Spans`] below is a subscriber without per-thread state, so it has no such limit. It does not
+//! support tracing-subscriber's layers, which accept only spans of that crate's own registry.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,16 +18,16 @@ use tracing::{Event, Metadata, Subscriber};
 use tracing_core::span::Current;
 use trefoil::sync::Barrier;
 
-/// More than twice the registry's bound.
+/// More than twice the registry's limit.
 const GOROUTINES: usize = 10_000;
 
-/// Tables of spans, so that goroutines on different Ps rarely meet at one lock.
+/// Tables of spans: several, so that goroutines on different Ps rarely contend for a lock.
 const TABLES: usize = 64;
 
-/// Gets the names of the spans around an event, the outermost first.
+/// A function that gets the names of the spans around an event, the outermost first.
 type OnEvent = dyn Fn(&[&'static str]) + Send + Sync;
 
-/// A subscriber that keeps the spans and calls a function for each event, with the names of the spans around it.
+/// A subscriber that stores spans and calls a function for each event.
 struct Spans {
     next_id: AtomicU64,
     tables: [Mutex<HashMap<u64, Span>>; TABLES],
@@ -36,7 +37,7 @@ struct Spans {
 struct Span {
     metadata: &'static Metadata<'static>,
     parent: Option<Id>,
-    /// Handles, children, and how often it is entered.
+    /// The number of handles, children and entries.
     users: usize,
 }
 
@@ -45,6 +46,7 @@ thread_local! {
     static ENTERED: RefCell<Vec<Id>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Returns the span that was entered last.
 fn innermost() -> Option<Id> {
     ENTERED.with_borrow(|entered| entered.last().cloned())
 }
@@ -90,7 +92,7 @@ impl Subscriber for Spans {
         id
     }
 
-    // A subscriber that shows fields keeps them here and in `new_span`.
+    // A subscriber that shows fields would store them here and in `new_span`.
     fn record(&self, _: &Id, _: &Record<'_>) {}
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
@@ -137,7 +139,7 @@ impl Subscriber for Spans {
     fn try_close(&self, id: Id) -> bool {
         let mut next = Some(id);
         let mut closed = false;
-        // The last user of a child was a user of its parent.
+        // A child counts as a user of its parent.
         while let Some(id) = next.take() {
             let last = self.with(&id, |table| {
                 let span = table.get_mut(&id.into_u64())?;
@@ -159,7 +161,7 @@ impl Subscriber for Spans {
     }
 }
 
-/// [`GOROUTINES`] goroutines call `f` with their numbers.
+/// Calls `f` with its number on each of [`GOROUTINES`] goroutines.
 fn run(f: impl Fn(usize) + Send + Sync + 'static) {
     let runtime = trefoil::Runtime::builder().procs(4).build().unwrap();
     runtime.run(|| {
@@ -175,7 +177,7 @@ fn run(f: impl Fn(usize) + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_subscriber_without_threads_has_no_bound() {
+fn a_subscriber_without_per_thread_state_serves_ten_thousand_goroutines() {
     let (events, wrong) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let spans = Spans::new({
         let (events, wrong) = (events.clone(), wrong.clone());
@@ -187,7 +189,7 @@ fn a_subscriber_without_threads_has_no_bound() {
         }
     });
     let dispatch = Dispatch::new(spans);
-    let all_inside = Barrier::new(GOROUTINES);
+    let all_entered = Barrier::new(GOROUTINES);
     run({
         let dispatch = dispatch.clone();
         move |i| {
@@ -195,8 +197,8 @@ fn a_subscriber_without_threads_has_no_bound() {
                 let request = tracing::info_span!("request", i).entered();
                 let query = tracing::info_span!("query").entered();
                 assert_eq!(tracing::Span::current().id(), query.id());
-                all_inside.wait();
-                tracing::info!("all are inside");
+                all_entered.wait();
+                tracing::info!("all goroutines have entered");
                 drop(query);
                 assert_eq!(tracing::Span::current().id(), request.id());
             });
@@ -204,5 +206,5 @@ fn a_subscriber_without_threads_has_no_bound() {
     });
     let counts = (events.load(Ordering::Relaxed), wrong.load(Ordering::Relaxed));
     assert_eq!(counts, (GOROUTINES, 0));
-    assert_eq!(dispatch.downcast_ref::<Spans>().unwrap().len(), 0, "all spans are closed");
+    assert_eq!(dispatch.downcast_ref::<Spans>().unwrap().len(), 0, "spans are still open");
 }

@@ -1,10 +1,10 @@
 //! Allocation on goroutines: libc's functions, and `alloc::Alloc`.
 //!
-//! `crates/trefoil-allocators` does the same with other people's allocators, at length.
+//! `crates/trefoil-allocators` tests other allocators, at length.
 
 mod common;
 
-use common::{Child, in_child, join_all, rss, runtime, watchdog};
+use common::{child_test, join_all, rss, runtime, watchdog};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::alloc::Alloc;
 use trefoil::{chan, go};
 
-/// Sizes around the borders of classes, and beyond the largest one.
+/// Sizes around the borders of size classes, and beyond the largest class.
 const SIZES: [usize; 16] =
     [1, 8, 16, 24, 25, 40, 120, 121, 128, 129, 1000, 1024, 4097, 32_760, 32_768, 300_000];
 
-/// A block of libc's with a pattern in it that depends on where and how large it is.
+/// A block of libc's, filled with a byte that depends on its address and size.
 struct Block {
     at: usize,
     size: usize,
@@ -37,7 +37,7 @@ impl Block {
     }
 
     fn check(&self) {
-        // SAFETY: the block is ours, and filled.
+        // SAFETY: `fill` has written all bytes of the block, which has no other owner.
         let bytes = unsafe { std::slice::from_raw_parts(self.at as *const u8, self.size) };
         assert!(
             bytes.iter().all(|&b| b == self.byte()),
@@ -48,14 +48,14 @@ impl Block {
 
     fn free(self) {
         self.check();
-        // SAFETY: ours, freed once.
+        // SAFETY: `self` owns the block, which is freed once.
         unsafe { libc::free(self.at as *mut libc::c_void) };
     }
 }
 
-/// One block by each function of libc.
-fn by_each_function(size: usize) -> Vec<Block> {
-    // SAFETY: allocations; sizes are multiples of the alignment where that is asked for.
+/// Allocates one block by each function of libc.
+fn allocate_by_each_function(size: usize) -> Vec<Block> {
+    // SAFETY: allocations; sizes are multiples of the alignment where that is required.
     unsafe {
         let mut aligned = std::ptr::null_mut();
         assert_eq!(libc::posix_memalign(&mut aligned, 256, size), 0);
@@ -63,7 +63,7 @@ fn by_each_function(size: usize) -> Vec<Block> {
         let zeroed = libc::calloc(size, 1).cast::<u8>();
         assert!(
             std::slice::from_raw_parts(zeroed, size).iter().all(|&b| b == 0),
-            "calloc: not zero"
+            "calloc returned bytes that are not zero"
         );
         let grown = libc::realloc(Block::fill(libc::malloc(size), size).at as *mut _, 3 * size);
         let shrunk = libc::realloc(libc::malloc(3 * size), size);
@@ -89,11 +89,11 @@ fn blocks_of_every_function_move_between_goroutines_and_threads() {
     runtime(2).run(|| {
         let (to_thread, from_goroutines) = chan::bounded::<Block>(64);
         let (to_goroutine, from_thread) = chan::bounded::<Block>(64);
-        // The thread frees what goroutines have allocated, and the other way round.
+        // The thread frees what goroutines have allocated, and vice versa.
         let thread = std::thread::spawn(move || {
             for block in from_goroutines {
                 block.free();
-                let mine = by_each_function(SIZES[3]);
+                let mine = allocate_by_each_function(SIZES[3]);
                 mine.into_iter().for_each(|block| drop(to_goroutine.send(block)));
             }
         });
@@ -103,7 +103,7 @@ fn blocks_of_every_function_move_between_goroutines_and_threads() {
             go(move || {
                 for i in 0..50 {
                     let size = SIZES[(n + i) % SIZES.len()];
-                    for (k, block) in by_each_function(size).into_iter().enumerate() {
+                    for (k, block) in allocate_by_each_function(size).into_iter().enumerate() {
                         if k == 0 && i % 10 == 0 {
                             assert!(to_thread.send(block).is_ok());
                         } else {
@@ -125,7 +125,7 @@ fn realloc_keeps_the_contents_through_every_size() {
     runtime(1).run(|| {
         for up in [true, false] {
             let sizes = if up { SIZES.to_vec() } else { SIZES.iter().rev().copied().collect() };
-            // SAFETY: a block of our own, written and read within its size.
+            // SAFETY: a local block, written and read within its size.
             unsafe {
                 let mut at = libc::malloc(sizes[0]).cast::<u8>();
                 let mut size = sizes[0];
@@ -133,7 +133,10 @@ fn realloc_keeps_the_contents_through_every_size() {
                 for next in sizes {
                     at = libc::realloc(at.cast(), next).cast();
                     let kept = std::slice::from_raw_parts(at, size.min(next));
-                    assert!(kept.iter().all(|&b| b == 7), "lost from {size} to {next}");
+                    assert!(
+                        kept.iter().all(|&b| b == 7),
+                        "contents lost from {size} to {next} bytes"
+                    );
                     size = next;
                     at.write_bytes(7, size);
                 }
@@ -147,10 +150,10 @@ fn realloc_keeps_the_contents_through_every_size() {
 fn a_failed_allocation_sets_the_goroutines_errno() {
     let _dog = watchdog();
     runtime(1).run(|| {
-        // SAFETY: asks for more than there is; nothing is written.
+        // SAFETY: requests more than is available; nothing is written.
         unsafe {
             *libc::__errno_location() = 0;
-            // Through `black_box`: the compiler takes an unused allocation for successful.
+            // `black_box`, because the compiler assumes that an unused allocation succeeds.
             assert!(black_box(libc::malloc(black_box(isize::MAX as usize))).is_null());
             assert_eq!(*libc::__errno_location(), libc::ENOMEM);
             *libc::__errno_location() = 0;
@@ -163,8 +166,8 @@ fn a_failed_allocation_sets_the_goroutines_errno() {
     });
 }
 
-/// Seven blocks of each of eight sizes: what fills glibc's cache of a thread.
-fn fill_a_cache() {
+/// Fills glibc's cache of the calling thread: seven blocks of each of eight sizes.
+fn fill_thread_cache() {
     for size in [16, 32, 64, 128, 256, 512, 768, 1000] {
         let blocks: Vec<Vec<u8>> = (0..7).map(|_| vec![1u8; size]).collect();
         drop(black_box(blocks));
@@ -172,14 +175,11 @@ fn fill_a_cache() {
 }
 
 #[test]
-fn a_goroutine_that_has_allocated_costs_no_more_than_another() {
+fn a_goroutine_that_has_allocated_keeps_at_most_1_kib_more() {
+    child_test!();
     const GOROUTINES: usize = 4_000;
-    if !in_child() {
-        Child::of("a_goroutine_that_has_allocated_costs_no_more_than_another").succeed();
-        return;
-    }
-    let _dog = watchdog();
     runtime(2).run(move || {
+        // Returns the resident memory of parked goroutines that have done `work`.
         let parked = |work: fn()| {
             let before = rss();
             let (stay, stays) = chan::bounded::<()>(0);
@@ -200,24 +200,21 @@ fn a_goroutine_that_has_allocated_costs_no_more_than_another() {
             join_all(handles);
             used
         };
-        parked(fill_a_cache); // stacks and arenas are made here, and stay warm
-        let (without, with) = (parked(|| {}), parked(fill_a_cache));
+        parked(fill_thread_cache); // creates stacks and arenas, which stay resident
+        let (without, with) = (parked(|| {}), parked(fill_thread_cache));
         let more = with.saturating_sub(without) / GOROUTINES as u64;
         assert!(more <= 1024, "{more} bytes more per goroutine that has allocated");
     });
 }
 
-/// glibc keeps buffers per thread that it frees at a thread's end: those of `strerror`, and from 2.41 on the state of
-/// `getrandom`, which every `HashMap` asks. A goroutine's block that is destroyed must not take them along.
+/// glibc keeps buffers per thread that it frees when the thread ends: that of `strerror`, and since
+/// 2.41 the state of `getrandom`, which every `HashMap` calls. They must not leak with a
+/// goroutine's TLS block.
 #[test]
-fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
+fn libcs_buffers_per_thread_are_freed_with_the_goroutine() {
+    child_test!();
     const GOROUTINES: usize = 4_000;
     const ROUNDS: usize = 5;
-    if !in_child() {
-        Child::of("what_libc_keeps_per_thread_is_freed_with_the_goroutine").succeed();
-        return;
-    }
-    let _dog = watchdog();
     let round = || {
         let (stay, stays) = chan::bounded::<()>(0);
         let (ready, are_ready) = chan::unbounded();
@@ -226,7 +223,7 @@ fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
                 let (stays, ready) = (stays.clone(), ready.clone());
                 go(move || {
                     let map = HashMap::from([(n, n)]);
-                    // SAFETY: answers a text for any number.
+                    // SAFETY: valid for any number.
                     assert!(!unsafe { libc::strerror(99_999) }.is_null());
                     ready.send(()).unwrap();
                     let _ = stays.recv();
@@ -234,13 +231,13 @@ fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
                 })
             })
             .collect();
-        // All at once, so that there are more stacks than are kept.
+        // All exist at once, so that there are more stacks than are kept.
         (0..GOROUTINES).for_each(|_| are_ready.recv().unwrap());
         drop(stay);
         join_all(handles);
-        // Longer than stacks that nobody needs are kept.
+        // Longer than unused stacks are kept.
         trefoil::time::sleep(std::time::Duration::from_millis(700));
-        // SAFETY: sums up what malloc has handed out.
+        // SAFETY: reads malloc's statistics.
         unsafe { libc::mallinfo2() }.uordblks
     };
     let grown = runtime(2).run(move || {
@@ -253,7 +250,7 @@ fn what_libc_keeps_per_thread_is_freed_with_the_goroutine() {
     assert!(grown < limit, "{grown} bytes more after {ROUNDS} rounds of {GOROUTINES} goroutines");
 }
 
-/// An allocator that checks how it is called. It has no fields, so goroutines use magazines.
+/// An allocator that checks its calls. It has no fields, so goroutines use magazines.
 struct Checking;
 
 static LIVE: Mutex<Option<HashMap<usize, Layout>>> = Mutex::new(None);
@@ -264,29 +261,31 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
-fn note(block: *mut u8, layout: Layout) -> *mut u8 {
+/// Records an allocation, and the thread that made it.
+fn record(block: *mut u8, layout: Layout) -> *mut u8 {
     CALLS.fetch_add(1, Ordering::Relaxed);
     let here = HERE.with(|here| std::ptr::from_ref(here) as usize);
     THREADS.lock().unwrap().get_or_insert_default().insert(here);
     let twice = LIVE.lock().unwrap().get_or_insert_default().insert(block as usize, layout);
-    assert!(twice.is_none(), "a block was handed out twice");
+    assert!(twice.is_none(), "a block was allocated twice");
     block
 }
 
-fn forget(block: *mut u8, layout: Layout) {
+/// Removes the record of an allocation, which must have the same layout.
+fn remove_record(block: *mut u8, layout: Layout) {
     let known = LIVE.lock().unwrap().get_or_insert_default().remove(&(block as usize));
     assert_eq!(known, Some(layout), "freed with another layout than it was allocated with");
 }
 
-// SAFETY: everything is the system's; the layouts are those of the caller.
+// SAFETY: passes every call on to the system's allocator.
 unsafe impl GlobalAlloc for Checking {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
-        note(unsafe { System.alloc(layout) }, layout)
+        // SAFETY: the caller's obligations are those of `System`.
+        record(unsafe { System.alloc(layout) }, layout)
     }
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        forget(block, layout);
-        // SAFETY: the caller's.
+        remove_record(block, layout);
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -299,7 +298,7 @@ fn use_allocator(alloc: &impl GlobalAlloc, rounds: usize) {
         for (i, &size) in SIZES.iter().enumerate() {
             let align = [1, 8, 16, 64][(i + round) % 4];
             let layout = Layout::from_size_align(size, align).unwrap();
-            // SAFETY: blocks of our own, used within their sizes, freed once with their layouts.
+            // SAFETY: local blocks, used within their sizes, freed once with their layouts.
             unsafe {
                 let block = alloc.alloc_zeroed(layout);
                 assert_eq!(block as usize % align, 0);
@@ -323,24 +322,25 @@ fn the_wrapper_frees_with_the_layout_it_allocated_with_and_sees_few_threads() {
     std::thread::spawn(|| use_allocator(&WRAPPED, 4)).join().unwrap();
     let threads = THREADS.lock().unwrap().as_ref().map_or(0, HashSet::len);
     assert!(threads < 20, "the allocator saw {threads} threads for 200 goroutines");
-    // Each round is 16 sizes, each with three calls: most of them never reach the allocator.
-    let (calls, asked) = (CALLS.load(Ordering::Relaxed), 201 * 4 * 16 * 2);
-    assert!(calls < asked / 2, "{calls} allocations for {asked}: the magazines do not serve");
+    // Each round allocates and reallocates 16 sizes: most of the calls must not reach the
+    // allocator.
+    let (calls, requests) = (CALLS.load(Ordering::Relaxed), 201 * 4 * 16 * 2);
+    assert!(calls < requests / 2, "{calls} of {requests} requests reached the allocator");
 }
 
-/// An allocator with a field: two of them may be two heaps, so their blocks must not mix.
+/// An allocator with a field: two instances may be two heaps, so their blocks must not mix.
 struct Counting(AtomicUsize);
 
-// SAFETY: everything is the system's.
+// SAFETY: passes every call on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.0.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.dealloc(block, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! The behaviours of `trefoil::context`.
+//! `trefoil::context`.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn on_every(f: impl Fn() + Sync) {
     }
 }
 
-/// Not done now.
+/// Returns whether the context is not done.
 fn is_open(ctx: &Context) -> bool {
     select! {
         recv(ctx.done()) -> _ => false,
@@ -40,7 +40,7 @@ fn background_is_never_done() {
 
 /// Go: TestParentFinishesChild, TestChildFinishesFirst.
 #[test]
-fn cancel_goes_down_and_not_up() {
+fn cancel_reaches_children_but_not_parents() {
     let _w = watchdog();
     on_every(|| {
         let (top, cancel_top) = Context::background().with_cancel();
@@ -55,7 +55,7 @@ fn cancel_goes_down_and_not_up() {
         cancel_top.clone().cancel();
         assert_eq!(right.err(), Some(ContextError::Canceled));
         assert!(!is_open(&right));
-        // Born cancelled, with its parent's reason.
+        // A child of a cancelled context is done at once, for its parent's reason.
         let (late, _) = right.with_deadline(Instant::now());
         assert_eq!(late.err(), Some(ContextError::Canceled));
         assert!(!is_open(&late));
@@ -63,7 +63,7 @@ fn cancel_goes_down_and_not_up() {
 }
 
 #[test]
-fn everybody_who_waits_is_told() {
+fn cancel_wakes_every_waiting_goroutine_and_thread() {
     let _w = watchdog();
     on_every(|| {
         let (ctx, cancel) = Context::background().with_cancel();
@@ -73,7 +73,7 @@ fn everybody_who_waits_is_told() {
                 go(move || {
                     select! {
                         recv(ctx.done()) -> v => assert!(v.is_err()),
-                        after(LONG) => panic!("too late"),
+                        after(LONG) => panic!("not cancelled"),
                     }
                     ctx.err()
                 })
@@ -94,13 +94,13 @@ fn everybody_who_waits_is_told() {
 }
 
 #[test]
-fn deadlines() {
+fn the_earliest_deadline_ends_a_context_and_the_first_reason_stays() {
     let _w = watchdog();
     on_every(|| {
         let start = Instant::now();
         let (ctx, cancel) = Context::background().with_timeout(5 * MS);
         let below = ctx.with_timeout(LONG).0;
-        assert_eq!(below.deadline(), ctx.deadline(), "the earlier one counts");
+        assert_eq!(below.deadline(), ctx.deadline(), "the earlier deadline counts");
         assert!(below.done().recv().is_err());
         assert!(start.elapsed() >= 5 * MS);
         assert_eq!(ctx.err(), Some(ContextError::DeadlineExceeded));
@@ -108,7 +108,7 @@ fn deadlines() {
         cancel.cancel();
         assert_eq!(ctx.err(), Some(ContextError::DeadlineExceeded), "the first reason stays");
 
-        // An earlier deadline below a later one; zero and for ever.
+        // An earlier deadline below a later one; a timeout of zero and an endless one.
         let (late, _) = Context::background().with_timeout(LONG);
         let (early, _) = late.with_timeout(MS);
         assert!(early.done().recv().is_err() && is_open(&late));
@@ -118,7 +118,7 @@ fn deadlines() {
         cancel.cancel();
         assert_eq!(never.err(), Some(ContextError::Canceled));
 
-        // Cancelled before its time; unless the OS lets 10 ms pass between two of our lines.
+        // Cancelled before its deadline, unless the OS suspends the thread for 10 ms in between.
         once_in_five(|| {
             let (ctx, cancel) = Context::background().with_timeout(10 * MS);
             cancel.cancel();
@@ -129,13 +129,12 @@ fn deadlines() {
 }
 
 #[test]
-fn a_dropped_context_drops_its_timer() {
+fn contexts_with_deadlines_may_be_dropped_and_dropping_cancel_does_not_cancel() {
     let _w = watchdog();
     on_every(|| {
         for _ in 0..1000 {
             drop(Context::background().with_timeout(LONG));
         }
-        // Dropping the Cancel alone does not cancel.
         let ctx = Context::background().with_cancel().0;
         assert!(is_open(&ctx));
     });
@@ -159,9 +158,9 @@ fn values_are_found_by_type_and_the_last_one_wins() {
     });
 }
 
-/// Deeper than a stack is.
+/// Recursion would overflow the stack.
 #[test]
-fn a_hundred_thousand_levels() {
+fn a_hundred_thousand_nested_contexts_are_cancelled_and_dropped() {
     let _w = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
         go(|| {
@@ -174,7 +173,7 @@ fn a_hundred_thousand_levels() {
             cancel.cancel();
             assert!(!is_open(&ctx));
             drop(ctx);
-            // And never cancelled.
+            // The same without a cancel.
             let mut ctx = Context::background();
             for i in 0..100_000 {
                 ctx = ctx.with_value(i).with_cancel().0;
@@ -185,9 +184,9 @@ fn a_hundred_thousand_levels() {
     });
 }
 
-/// Children come and go, deadlines pass and cancels fly: whoever is done is done for one reason.
+/// Children are created while a cancel and a deadline race.
 #[test]
-fn cancel_deadline_and_birth_race() {
+fn a_child_is_done_for_the_same_reason_as_its_parent() {
     let _w = watchdog();
     on_every(|| {
         for round in 0..200 {
@@ -218,8 +217,8 @@ fn cancel_deadline_and_birth_race() {
     });
 }
 
-/// Calls `f(round, 0)` and `f(round, 1)` at the same time, if there are two Ps, for each round. Returns the number of calls
-/// that return false.
+/// Calls `f(round, 0)` and `f(round, 1)` for each round, at the same time if there are two Ps.
+/// Returns the number of calls that return false.
 fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> usize {
     let shared = Arc::new((f, AtomicUsize::new(0)));
     let both = [0, 1].map(|which| {
@@ -240,7 +239,8 @@ fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync +
     both.map(|goroutine| goroutine.join().unwrap()).iter().sum()
 }
 
-/// On one CPU each round takes time slices of the kernel's, and two goroutines never run at the same time.
+/// Fewer on one CPU: there each round takes the kernel's time slices, and two goroutines never run
+/// at the same time.
 fn rounds() -> usize {
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
         1_000
@@ -249,8 +249,9 @@ fn rounds() -> usize {
     }
 }
 
-/// Races two goroutines for a fresh context in each round, on one and on two Ps: more Ps than cores only make the two
-/// wait for each other. Each of them, number 0 and number 1, returns whether what it saw was right.
+/// Races two goroutines, number 0 and number 1, for a fresh context in each round. Each returns
+/// whether it saw what it should. On one and two Ps: with more Ps than cores the two would only
+/// wait for each other.
 fn race_for_contexts(
     wrong: &str,
     run: impl Fn(&Context, &trefoil::context::Cancel, usize, usize) -> bool
@@ -276,7 +277,7 @@ fn race_for_contexts(
 fn err_is_set_exactly_when_done_is_closed() {
     let _w = watchdog();
     race_for_contexts(
-        "an error before the close, or a close without an error",
+        "`err` was set before `done` was closed, or `done` was closed without an error",
         |ctx, cancel, round, which| {
             if which == 0 {
                 cancel.cancel();
@@ -296,7 +297,7 @@ fn err_is_set_exactly_when_done_is_closed() {
 #[test]
 fn a_context_is_done_when_any_cancel_returns() {
     let _w = watchdog();
-    race_for_contexts("not done after `cancel`", |ctx, cancel, _, _| {
+    race_for_contexts("a context was not done after `cancel`", |ctx, cancel, _, _| {
         cancel.cancel();
         ctx.err() == Some(ContextError::Canceled) && ctx.done().is_closed()
     });
@@ -305,7 +306,7 @@ fn a_context_is_done_when_any_cancel_returns() {
 #[test]
 fn a_child_is_not_done_before_its_parent() {
     let _w = watchdog();
-    race_for_contexts("a child was done, and its parent was not", |ctx, cancel, _, which| {
+    race_for_contexts("a child was done before its parent", |ctx, cancel, _, which| {
         if which == 0 {
             cancel.cancel();
             return true;

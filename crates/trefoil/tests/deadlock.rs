@@ -1,12 +1,12 @@
-//! Deadlocks and SIGQUIT: what is printed, the exit code, and when there may be no alarm.
+//! Deadlocks and SIGQUIT: what is printed, the exit code, and when no deadlock may be reported.
 //!
-//! A program of its own (`harness = false`): the test harness has a thread that could wake a goroutine,
-//! so under it there is never a deadlock. Without arguments it runs itself once for each scene.
+//! A program without libtest (`harness = false`), which has a thread that could wake a goroutine,
+//! so that there is never a deadlock. The program runs itself once for each case.
 
 mod common;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 use trefoil::chan::bounded;
 use trefoil::sync::{Mutex, WaitGroup};
@@ -14,19 +14,19 @@ use trefoil::time::sleep;
 use trefoil::{Builder, Runtime, go, run, yield_now};
 
 const DEADLOCK: &str = "fatal error: all goroutines are asleep - deadlock!";
-const SCENE: &str = "TREFOIL_DEADLOCK_SCENE";
+const CASE: &str = "TREFOIL_DEADLOCK_CASE";
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
 /// Name, what the child does, the exit code, what stderr must contain.
-type Scene = (&'static str, fn(), i32, &'static [&'static str]);
+type Case = (&'static str, fn(), i32, &'static [&'static str]);
 
-const SCENES: &[Scene] = &[
+const CASES: &[Case] = &[
     (
-        "everyone_waits",
-        everyone_waits,
+        "deadlock_if_all_goroutines_wait",
+        deadlock_if_all_goroutines_wait,
         2,
         &[
             DEADLOCK,
@@ -34,27 +34,57 @@ const SCENES: &[Scene] = &[
             "\"locker\" [sync.Mutex.Lock]:",
             "[sync.WaitGroup.Wait]:",
             "[select (no cases)]:",
-            "everyone_waits",
-            "created by deadlock::everyone_waits",
+            "deadlock_if_all_goroutines_wait",
+            "created by deadlock::deadlock_if_all_goroutines_wait",
         ],
     ),
-    ("a_plain_thread_waits", a_plain_thread_waits, 2, &[DEADLOCK, "[chan receive]:"]),
-    ("after_a_while", after_a_while, 2, &[DEADLOCK]),
-    ("a_timer_has_fired", a_timer_has_fired, 2, &[DEADLOCK, "[chan receive]:"]),
-    ("a_timer_is_set", a_timer_is_set, 0, &[]),
-    ("a_thread_could_act", a_thread_could_act, 0, &[]),
-    ("another_runtime_could_act", another_runtime_could_act, 0, &[]),
-    ("a_runtime_was_left", a_runtime_was_left, 0, &[]),
-    ("a_thread_runs_late_after_its_wake_up", a_thread_runs_late_after_its_wake_up, 0, &[]),
-    ("the_longest_sleep", || alone(|| std::thread::sleep(Duration::MAX)), 0, &[]),
-    ("a_sleep_of_600_years", || alone(|| sleep(Duration::from_secs(600 * 365 * 86_400))), 0, &[]),
-    ("the_longest_timeout", || alone(the_longest_timeout), 0, &[]),
-    ("poll_of_nothing", || alone(poll_of_nothing), 0, &[]),
-    ("select_of_nothing", || alone(select_of_nothing), 0, &[]),
-    ("quit", quit, 2, &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""]),
+    (
+        "deadlock_if_a_plain_thread_joins",
+        deadlock_if_a_plain_thread_joins,
+        2,
+        &[DEADLOCK, "[chan receive]:"],
+    ),
+    ("deadlock_after_a_sleep", deadlock_after_a_sleep, 2, &[DEADLOCK]),
+    (
+        "deadlock_after_the_last_timer",
+        deadlock_after_the_last_timer,
+        2,
+        &[DEADLOCK, "[chan receive]:"],
+    ),
+    ("no_deadlock_before_a_timer", no_deadlock_before_a_timer, 0, &[]),
+    ("no_deadlock_while_a_thread_sleeps", no_deadlock_while_a_thread_sleeps, 0, &[]),
+    ("no_deadlock_while_another_runtime_works", no_deadlock_while_another_runtime_works, 0, &[]),
+    ("no_deadlock_by_a_dropped_runtime", no_deadlock_by_a_dropped_runtime, 0, &[]),
+    ("no_deadlock_if_a_woken_thread_runs_late", no_deadlock_if_a_woken_thread_runs_late, 0, &[]),
+    ("no_deadlock_in_the_longest_sleep", || alone(|| std::thread::sleep(Duration::MAX)), 0, &[]),
+    (
+        "no_deadlock_in_a_sleep_of_600_years",
+        || alone(|| sleep(Duration::from_secs(600 * 365 * 86_400))),
+        0,
+        &[],
+    ),
+    ("no_deadlock_in_the_longest_timeout", || alone(no_deadlock_in_the_longest_timeout), 0, &[]),
+    (
+        "no_deadlock_in_poll_without_descriptors",
+        || alone(no_deadlock_in_poll_without_descriptors),
+        0,
+        &[],
+    ),
+    (
+        "no_deadlock_in_select_without_descriptors",
+        || alone(no_deadlock_in_select_without_descriptors),
+        0,
+        &[],
+    ),
+    (
+        "sigquit_prints_all_goroutines",
+        sigquit_prints_all_goroutines,
+        2,
+        &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""],
+    ),
 ];
 
-fn everyone_waits() {
+fn deadlock_if_all_goroutines_wait() {
     run(|| {
         let (_tx, rx) = bounded::<()>(0);
         let locked: &'static Mutex<()> = Box::leak(Box::new(Mutex::new(())));
@@ -68,7 +98,7 @@ fn everyone_waits() {
     });
 }
 
-fn a_plain_thread_waits() {
+fn deadlock_if_a_plain_thread_joins() {
     let handle = go(|| {
         let (_tx, rx) = bounded::<()>(0);
         let _ = rx.recv();
@@ -76,7 +106,7 @@ fn a_plain_thread_waits() {
     let _ = handle.join();
 }
 
-fn after_a_while() {
+fn deadlock_after_a_sleep() {
     run(|| {
         sleep(ms(100));
         let (_tx, rx) = bounded::<()>(0);
@@ -84,7 +114,7 @@ fn after_a_while() {
     });
 }
 
-fn a_timer_has_fired() {
+fn deadlock_after_the_last_timer() {
     run(|| {
         let chan = trefoil::time::after(ms(10));
         chan.recv().unwrap();
@@ -92,7 +122,7 @@ fn a_timer_has_fired() {
     });
 }
 
-fn a_timer_is_set() {
+fn no_deadlock_before_a_timer() {
     run(|| {
         let (tx, rx) = bounded::<()>(0);
         trefoil::time::after_func(ms(300), move || tx.send(()).unwrap());
@@ -100,7 +130,7 @@ fn a_timer_is_set() {
     });
 }
 
-fn a_thread_could_act() {
+fn no_deadlock_while_a_thread_sleeps() {
     run(|| {
         let (tx, rx) = bounded::<()>(0);
         std::thread::spawn(move || {
@@ -111,7 +141,7 @@ fn a_thread_could_act() {
     });
 }
 
-fn another_runtime_could_act() {
+fn no_deadlock_while_another_runtime_works() {
     let other = Runtime::builder().procs(1).build().unwrap();
     let (tx, rx) = bounded::<()>(0);
     other
@@ -126,18 +156,18 @@ fn another_runtime_could_act() {
     run(|| rx.recv().unwrap());
 }
 
-fn a_runtime_was_left() {
+fn no_deadlock_by_a_dropped_runtime() {
     let left = Runtime::builder().procs(1).build().unwrap();
     drop(left.go(|| trefoil::select! {}).unwrap());
     std::thread::sleep(ms(50));
     drop(left);
     std::thread::sleep(ms(50));
-    a_thread_could_act();
+    no_deadlock_while_a_thread_sleeps();
 }
 
-/// A plain thread of the lowest priority beside busy processes on one CPU: between its wake-up and its next step the
-/// runtime sleeps for a long time, and yet the thread is not blocked.
-fn a_thread_runs_late_after_its_wake_up() {
+/// A plain thread of the lowest priority beside busy processes on one CPU: the runtime is idle for
+/// long between the thread's wake-up and its next step, although the thread is not blocked.
+fn no_deadlock_if_a_woken_thread_runs_late() {
     const ROUNDS: u32 = 5;
     let (_tx, rx) = bounded::<()>(0);
     go(move || rx.recv());
@@ -145,7 +175,7 @@ fn a_thread_runs_late_after_its_wake_up() {
     let hogs = common::BusyProcesses::start(4);
     let set_policy = |policy| {
         let param = libc::sched_param { sched_priority: 0 };
-        // SAFETY: of this thread alone.
+        // SAFETY: of this thread only.
         unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
     };
     for _ in 0..ROUNDS {
@@ -157,7 +187,7 @@ fn a_thread_runs_late_after_its_wake_up() {
     drop(hogs);
 }
 
-/// Runs `f` on the only goroutine. A signal ends the process after a second: that is what `f` waits for.
+/// Runs `f` on the only goroutine. A signal ends the process after a second.
 fn alone(f: fn()) {
     extern "C" fn end(_: libc::c_int) {
         // SAFETY: safe in a signal handler.
@@ -171,23 +201,23 @@ fn alone(f: fn()) {
     run(f);
 }
 
-fn the_longest_timeout() {
+fn no_deadlock_in_the_longest_timeout() {
     let (_tx, rx) = bounded::<()>(0);
     let _ = rx.recv_timeout(Duration::MAX);
 }
 
-fn poll_of_nothing() {
+fn no_deadlock_in_poll_without_descriptors() {
     // SAFETY: no descriptors.
     unsafe { libc::poll(std::ptr::null_mut(), 0, -1) };
 }
 
-fn select_of_nothing() {
+fn no_deadlock_in_select_without_descriptors() {
     let none = std::ptr::null_mut();
     // SAFETY: no descriptors.
     unsafe { libc::select(0, none, none, none, none.cast()) };
 }
 
-fn quit() {
+fn sigquit_prints_all_goroutines() {
     run(|| {
         let spin = || loop {
             std::hint::spin_loop();
@@ -199,23 +229,24 @@ fn quit() {
 }
 
 fn main() -> ExitCode {
-    if let Ok(name) = std::env::var(SCENE) {
-        // A shell starts its background jobs with SIGQUIT ignored, and the runtime respects that.
+    if let Ok(name) = std::env::var(CASE) {
+        // A shell starts background jobs with SIGQUIT ignored, which the runtime respects.
         // SAFETY: the default action.
         unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
-        if let Some(scene) = SCENES.iter().find(|scene| scene.0 == name) {
-            (scene.1)();
+        if let Some(case) = CASES.iter().find(|case| case.0 == name) {
+            (case.1)();
         }
         return ExitCode::SUCCESS;
     }
-    let failed = SCENES.iter().filter(|scene| !passes(scene)).count();
-    println!("{} passed, {failed} failed", SCENES.len() - failed);
+    let failed = CASES.iter().filter(|case| !passes(case)).count();
+    println!("{} passed, {failed} failed", CASES.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn passes(&(name, _, code, texts): &Scene) -> bool {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .env(SCENE, name)
+/// Runs a case in a child, prints the result, and returns whether it passed.
+fn passes(&(name, _, code, texts): &Case) -> bool {
+    let mut child = common::this_program()
+        .env(CASE, name)
         .env("TREFOIL_PROCS", "2")
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
@@ -223,14 +254,14 @@ fn passes(&(name, _, code, texts): &Scene) -> bool {
         .unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut text = String::new();
-    if name == "quit" {
+    if name == "sigquit_prints_all_goroutines" {
         stderr.read_line(&mut text).unwrap();
-        // Between its line and its sleep the OS may not run it for a while.
+        // The OS may not run it for a while between its line and its sleep.
         std::thread::sleep(ms(500));
-        // SAFETY: our own child, which we have not waited for yet.
+        // SAFETY: a child that has not been waited for yet.
         unsafe { libc::kill(child.id() as i32, libc::SIGQUIT) };
     }
-    // A hang must be a failure: the child is ended after a minute, and then its code is none.
+    // A hang is a failure: the child is killed after a minute, and then has no exit code.
     let pid = child.id() as i32;
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let guard = std::thread::spawn(move || {
@@ -238,7 +269,7 @@ fn passes(&(name, _, code, texts): &Scene) -> bool {
             .recv_timeout(Duration::from_secs(60))
             .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
         {
-            // SAFETY: still not waited for: its pid is its own.
+            // SAFETY: not waited for yet, so that the pid is still the child's.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
     });
@@ -248,7 +279,7 @@ fn passes(&(name, _, code, texts): &Scene) -> bool {
     let status = child.wait().unwrap();
     let missing: Vec<_> = texts.iter().filter(|t| !text.contains(**t)).collect();
     let ok = status.code() == Some(code) && missing.is_empty();
-    println!("scene {name} ... {}", if ok { "ok" } else { "FAILED" });
+    println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
     if !ok {
         println!("ended with {status}, missing {missing:?}, stderr:\n{text}");
     }

@@ -1,7 +1,7 @@
 //! The documentation of every public type, trait, macro and free function has an example.
 //!
-//! The test reads the sources as text, line by line. It starts at `lib.rs` and follows `pub mod` and
-//! `pub use`, so it finds what a reader of the documentation finds. It relies on the form that
+//! The test reads the sources as text, line by line. It starts at `lib.rs` and follows `pub mod`
+//! and `pub use`, so it finds what a reader of the documentation finds. It relies on the form that
 //! rustfmt gives to items: an item of a module begins in the first column, and its documentation
 //! stands directly above it. What the scan cannot follow (a glob, an inline module with contents, a
 //! name without an item) makes the test fail with a message, so no item is left out silently.
@@ -50,7 +50,7 @@ impl Source {
         Source { path, lines: text.lines().map(str::to_owned).collect() }
     }
 
-    /// The file of a module: `[]` is `lib.rs`, `["chan", "select"]` is `chan/select/mod.rs`.
+    /// Reads the file of a module: `[]` is `lib.rs`, `["chan", "select"]` is `chan/select/mod.rs`.
     fn of_module(module: &[String]) -> Source {
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let Some((last, parents)) = module.split_last() else {
@@ -61,7 +61,7 @@ impl Source {
         Source::read(if file.exists() { file } else { folder.join(last).join("mod.rs") })
     }
 
-    /// The path from the folder of all crates.
+    /// Returns the path from the folder of all crates.
     fn short_path(&self) -> String {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
         self.path.strip_prefix(crates).unwrap_or(&self.path).display().to_string()
@@ -71,7 +71,7 @@ impl Source {
         Item { file: self.short_path(), line: line + 1, kind: kind.to_owned(), name, has_example }
     }
 
-    /// The attributes and doc comments directly above a line, from top to bottom.
+    /// Returns the attributes and doc comments directly above a line, from top to bottom.
     fn attributes(&self, line: usize) -> &[String] {
         let mut first = line;
         while first > 0 {
@@ -100,13 +100,13 @@ impl Source {
         has_example(&documentation(self.attributes(line)))
     }
 
-    /// Whether the file declares this module, public or not.
+    /// Returns whether the file declares this module, public or not.
     fn declares_module(&self, name: &str) -> bool {
         let end = format!("mod {name};");
         self.lines.iter().any(|l| !l.starts_with("//") && l.ends_with(&end))
     }
 
-    /// The `use` declarations that begin with one of these words: the line and the text.
+    /// Returns the `use` declarations that begin with one of these words: line and text.
     fn uses(&self, starts: &[&str]) -> Vec<(usize, String)> {
         let is_use = |l: &str| starts.iter().any(|start| l.starts_with(start));
         let all = self.lines.iter().enumerate().filter(|(_, l)| is_use(l));
@@ -124,7 +124,7 @@ impl Source {
     }
 }
 
-/// The text of doc comments and `#[doc = …]` attributes.
+/// Returns the text of doc comments and `#[doc = …]` attributes.
 fn documentation(attributes: &[String]) -> String {
     let mut text = String::new();
     let mut in_doc_attribute = false;
@@ -150,7 +150,7 @@ fn documentation(attributes: &[String]) -> String {
     text
 }
 
-/// Whether the text has a code block that rustdoc compiles as an example.
+/// Returns whether the text has a code block that rustdoc compiles as an example.
 fn has_example(text: &str) -> bool {
     let mut in_block = false;
     for line in text.lines() {
@@ -164,7 +164,7 @@ fn has_example(text: &str) -> bool {
     false
 }
 
-/// The kind and the name in the head of an item: `pub unsafe fn name<T>(…)`.
+/// Returns the kind and the name in the head of an item: `pub unsafe fn name<T>(…)`.
 fn kind_and_name(line: &str) -> Option<(&str, &str)> {
     let mut words = line.strip_prefix("pub ")?.split(' ');
     let kind = words.find(|word| !matches!(*word, "unsafe" | "const" | "async"))?;
@@ -173,8 +173,8 @@ fn kind_and_name(line: &str) -> Option<(&str, &str)> {
     KINDS.contains(&kind).then_some((kind, &name[..end]))
 }
 
-/// Splits `pub use a::b::{C, D};` into the path `["a", "b"]` and the names `["C", "D"]`. A renamed item
-/// (`C as E`) counts with the name that it has in its own module.
+/// Splits `pub use a::b::{C, D};` into the path `["a", "b"]` and the names `["C", "D"]`. A renamed
+/// item (`C as E`) counts with the name that it has in its own module.
 fn path_and_names(text: &str) -> (Vec<String>, Vec<String>) {
     let tree = text.split_once("use ").expect("a use").1.trim_end_matches(';');
     assert!(!tree.contains('*'), "this test does not follow a glob: {text}");
@@ -188,7 +188,8 @@ fn path_and_names(text: &str) -> (Vec<String>, Vec<String>) {
     (path.split("::").map(str::to_owned).collect(), names)
 }
 
-/// Where a path in a `use` of `module` leads: a module of this crate, or `None` for another crate.
+/// Returns the module of this crate that a path in a `use` of `module` names, or `None` for another
+/// crate.
 fn resolve(module: &[String], source: &Source, path: &[String]) -> Option<Vec<String>> {
     let (base, rest) = match path[0].as_str() {
         "crate" => (&[][..], &path[1..]),
@@ -309,14 +310,14 @@ impl Scan {
     }
 }
 
-/// The path of an item as the documentation shows it.
+/// Returns the path of an item as the documentation shows it.
 fn public(module: &[String], name: &str) -> String {
     [module, &[name.to_owned()]].concat().join("::")
 }
 
-/// Finds an item that a macro of this crate makes: `halves!(TcpStream, ReadHalf, WriteHalf);` in the
-/// source, `pub struct $read` in the macro. Its documentation is in the macro's body, or above its name
-/// in the call. Returns the line of the call and whether there is an example.
+/// Finds an item that a macro of this crate makes: `halves!(TcpStream, ReadHalf, WriteHalf);` in
+/// the source, `pub struct $read` in the macro. Its documentation is in the macro's body, or above
+/// its name in the call. Returns the line of the call and whether there is an example.
 fn made_by_macro(module: &[String], source: &Source, name: &str) -> Option<(usize, bool)> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut at = 0;
@@ -329,7 +330,8 @@ fn made_by_macro(module: &[String], source: &Source, name: &str) -> Option<(usiz
             at += 1;
             continue;
         };
-        // A call of one line ends with `;` or `}`; a longer one with such a line in the first column.
+        // A call of one line ends with `;` or `}`; a longer one with such a line in the first
+        // column.
         let ends = |l: &String| l.starts_with([')', '}']);
         let length = match head.ends_with([';', '}']) {
             true => 1,
@@ -351,8 +353,9 @@ fn made_by_macro(module: &[String], source: &Source, name: &str) -> Option<(usiz
     None
 }
 
-/// Whether the macro documents, with an example, the item that it names by its argument at `position`.
-/// The macro is in the module of the call or in one above it, or in a module `macros` of these.
+/// Returns whether the macro documents, with an example, the item that it names by its argument at
+/// `position`. The macro is in the module of the call or in one above it, or in a module `macros` of
+/// these.
 fn macro_has_example(module: &[String], macro_name: &str, position: usize) -> bool {
     let definition = format!("macro_rules! {macro_name} {{");
     let modules = (0..=module.len()).rev().flat_map(|depth| {

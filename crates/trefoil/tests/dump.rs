@@ -1,8 +1,8 @@
-//! Dumps: what they show of goroutines that wait, run, come and go. (Deadlocks are in `deadlock.rs`.)
+//! Dumps: what they show of goroutines that wait, run, start and end. (Deadlocks: `deadlock.rs`.)
 
 mod common;
 
-use common::{Child, in_child, watchdog, yield_until};
+use common::{child_test, watchdog, yield_until};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -17,7 +17,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Whatever it came to.
+/// Discards a result.
 fn ignore<T>(_: T) {}
 
 #[inline(never)]
@@ -31,11 +31,11 @@ fn a_dump_shows_states_stacks_and_origins() {
     run(|| {
         let (tx, rx) = bounded::<()>(0);
         let receiver = Builder::new().name("receiver").go(move || waits_in_here(&rx)).unwrap();
-        // For ever: the first dump reads the debug information, and that may take seconds.
+        // For ever, because the first dump reads the debug information, which may take seconds.
         let sleeper = go(|| sleep(Duration::MAX));
         let joiner = go(move || sleeper.join().unwrap());
-        // Nothing tells that they wait already, but a dump.
-        yield_until("them to wait", || {
+        // Only a dump shows that they already wait.
+        yield_until("the goroutines to wait", || {
             let text = debug::dump();
             ["[chan receive]:", "[sleep]:", "[join]:"].iter().all(|state| text.contains(state))
         });
@@ -58,7 +58,7 @@ fn a_dump_shows_states_stacks_and_origins() {
 }
 
 #[test]
-fn dumps_while_everything_moves() {
+fn dumps_are_complete_while_goroutines_start_and_end() {
     let _watchdog = watchdog();
     Runtime::builder().procs(4).build().unwrap().run(|| {
         let (tx, rx) = bounded::<usize>(1);
@@ -82,10 +82,9 @@ fn dumps_while_everything_moves() {
     });
 }
 
-/// Every wait has its words; where Go has the same wait they are Go's. A goroutine is named after what it
-/// should say.
+/// Every wait has its reason; where Go has the same wait, the words are Go's.
 #[test]
-fn every_wait_says_what_it_is() {
+fn a_dump_shows_the_reason_of_every_wait() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
         type Wait = Box<dyn FnOnce() + Send>;
@@ -103,7 +102,7 @@ fn every_wait_says_what_it_is() {
         waits.push(("chan send", Box::new(move || ignore(t.send_timeout(1, hour)))));
         waits.push(("chan receive (nil chan)", Box::new(|| ignore(never::<u8>().recv()))));
         let r = rx.clone();
-        // A select of one operation is that operation.
+        // A select of one operation shows that operation.
         waits.push(("chan receive", Box::new(move || select! { recv(r) -> _ => {} })));
         let (r, t) = (rx.clone(), full.clone());
         waits.push((
@@ -166,7 +165,7 @@ fn every_wait_says_what_it_is() {
         waits.push(("sync.WaitGroup.Wait", Box::new(move || g.wait())));
         let once = Arc::new((Once::new(), AtomicBool::new(false)));
         let o = once.clone();
-        // The first runs it, and sleeps in it.
+        // The first goroutine runs the closure and sleeps in it.
         let first = move || {
             o.0.call_once(|| {
                 o.1.store(true, Ordering::SeqCst);
@@ -175,7 +174,7 @@ fn every_wait_says_what_it_is() {
         };
         waits.push(("sleep", Box::new(first)));
         let second = move || {
-            common::yield_until("the first", || once.1.load(Ordering::SeqCst));
+            common::yield_until("the first goroutine", || once.1.load(Ordering::SeqCst));
             once.0.call_once(|| unreachable!());
         };
         waits.push(("sync.Once.Do", Box::new(second)));
@@ -190,16 +189,16 @@ fn every_wait_says_what_it_is() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         waits.push(("IO wait", Box::new(move || ignore(listener.accept()))));
 
-        let mut said = Vec::new();
+        let mut expected = Vec::new();
         for (i, (reason, wait)) in waits.into_iter().enumerate() {
             Builder::new().name(format!("waiter {i}")).go(wait).unwrap();
-            said.push(format!("\"waiter {i}\" [{reason}]:"));
+            expected.push(format!("\"waiter {i}\" [{reason}]:"));
         }
         let start = Instant::now();
         loop {
             sleep(ms(1));
             let text = debug::dump();
-            let missing: Vec<_> = said.iter().filter(|said| !text.contains(&**said)).collect();
+            let missing: Vec<_> = expected.iter().filter(|line| !text.contains(&**line)).collect();
             if missing.is_empty() {
                 break;
             }
@@ -209,14 +208,14 @@ fn every_wait_says_what_it_is() {
     });
 }
 
-/// How many seconds the clock of this process is ahead.
+/// The number of seconds by which this process's clock is moved forward.
 static AHEAD: AtomicI64 = AtomicI64::new(0);
 
-/// The clock behind `Instant`, found by the linker before libc's.
+/// The clock of `Instant`. The linker finds this function before libc's.
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(id: libc::clockid_t, time: &mut libc::timespec) -> libc::c_int {
     let result: isize;
-    // SAFETY: the kernel's call itself (ours would be a call of ourselves), with the caller's arguments.
+    // SAFETY: the system call with the caller's arguments. (libc's function would be this one.)
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -233,19 +232,15 @@ extern "C" fn clock_gettime(id: libc::clockid_t, time: &mut libc::timespec) -> l
 }
 
 #[test]
-fn a_long_wait_tells_its_minutes() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        // There every clock is ahead.
-        Child::of("a_long_wait_tells_its_minutes").succeed();
-        return;
-    }
+fn a_dump_shows_the_minutes_of_a_long_wait() {
+    // In the child, because every clock of the process is moved forward.
+    child_test!();
     run(|| {
         let (_tx, rx) = bounded::<()>(0);
-        Builder::new().name("patient").go(move || ignore(rx.recv())).unwrap();
-        yield_until("it to wait", || debug::dump().contains("\"patient\" [chan receive]:"));
+        Builder::new().name("waiter").go(move || ignore(rx.recv())).unwrap();
+        yield_until("the goroutine", || debug::dump().contains("\"waiter\" [chan receive]:"));
         AHEAD.store(3 * 60 + 10, Ordering::Relaxed);
         let text = debug::dump();
-        assert!(text.contains("\"patient\" [chan receive, 3 minutes]:"), "{text}");
+        assert!(text.contains("\"waiter\" [chan receive, 3 minutes]:"), "{text}");
     });
 }

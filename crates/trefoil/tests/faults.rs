@@ -1,33 +1,32 @@
-//! When things run out or go wrong: stack overflow, no address space, no mappings, no threads.
+//! When resources run out: stack overflow, no address space, no mappings, no threads.
 //!
-//! Each case runs in a child process: the test re-executes its own binary with [`CASE`] set to the name
-//! of the case, and asserts how the child ended and what it wrote. Limits are set in the child only.
-//! What is demanded everywhere: a text that says what ran out, and nothing else lost.
+//! Each case runs in a child process, with [`CASE`] set to its name. The parent asserts how the
+//! child ended and what it wrote. Limits are set in the child only. Every test requires a message
+//! that says what ran out, and that nothing else is lost.
 
+mod common;
+
+use common::raw::raw_sleep;
+use common::{Child, child_test, mark};
 use std::hint::black_box;
-use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-mod common;
-use common::raw::raw_sleep;
-
 use trefoil::{Builder, JoinHandle, Runtime, go, yield_now};
 
-/// Names the case to the child.
+/// Tells the child its case.
 const CASE: &str = "TREFOIL_FAULT_CASE";
-/// A child that runs longer hangs.
+/// A child that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What the child writes to stderr when its case went as it should.
+/// What the child writes to stderr when its case has succeeded.
 const DONE: &str = "the case is done";
 
-/// How a child ended, and all that it wrote.
+/// How a child ended and what it wrote.
 struct Ended {
     case: String,
     code: Option<i32>,
@@ -57,35 +56,26 @@ impl Ended {
     }
 
     #[track_caller]
-    fn by_signal(&self, signal: i32) -> &Self {
+    fn ended_by(&self, signal: i32) -> &Self {
         let Ended { case, code, text, .. } = self;
         assert_eq!(self.signal, Some(signal), "{case}: code {code:?}, it wrote:\n{text}");
         self
     }
 
     #[track_caller]
-    fn went_well(&self) -> &Self {
+    fn succeeded(&self) -> &Self {
         let Ended { case, code, signal, text } = self;
         assert_eq!(*code, Some(0), "{case}: signal {signal:?}, it wrote:\n{text}");
         self.has(DONE)
     }
 }
 
-/// The present test, by the name that libtest gives its thread.
-fn test_name() -> String {
-    thread::current().name().unwrap_or_default().to_owned()
-}
-
-/// In the parent: runs this very test in a child, for `case`, with these variables set.
-fn child(case: &str, vars: &[(&str, &str)]) -> Ended {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args([&test_name(), "--exact", "--nocapture", "--test-threads=1"])
-        .env(CASE, case)
-        .env_remove("TREFOIL_DEBUG")
-        .env_remove("RUST_BACKTRACE")
-        .envs(vars.iter().copied());
-    let out = command.output().unwrap();
+/// Runs `child` for `case`, with these variables set.
+#[track_caller]
+fn run(child: &Child, case: &str, vars: &[(&str, &str)]) -> Ended {
+    let child =
+        vars.iter().fold(child.env(CASE, case), |child, (name, value)| child.env(name, value));
+    let out = child.output();
     let text = String::from_utf8_lossy(&out.stderr) + String::from_utf8_lossy(&out.stdout);
     Ended {
         case: format!("{case} {vars:?}"),
@@ -95,29 +85,14 @@ fn child(case: &str, vars: &[(&str, &str)]) -> Ended {
     }
 }
 
-/// In the child: the case to run, under a watchdog. None in the parent.
-fn case() -> Option<String> {
-    let case = std::env::var(CASE).ok()?;
+/// In the child: returns the case to run.
+fn case() -> String {
     no_core_file();
-    let name = format!("{} ({case})", test_name());
-    let (alive, gone) = mpsc::channel::<()>();
-    std::mem::forget(alive); // a child has one case: it ends with the process
-    thread::spawn(move || {
-        if gone.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-            say(&format!("watchdog: {name} still runs after {LIMIT:?}: it hangs"));
-            std::process::abort();
-        }
-    });
-    Some(case)
-}
-
-/// To stderr, past libtest's capture.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    std::env::var(CASE).unwrap()
 }
 
 fn done() {
-    say(DONE);
+    mark(DONE);
 }
 
 fn limit(what: u32, bytes: u64) {
@@ -131,13 +106,13 @@ fn no_core_file() {
     limit(libc::RLIMIT_CORE, 0);
 }
 
-/// Address space of this process, in bytes.
+/// Returns the address space of this process in bytes.
 fn address_space() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     text.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Goroutines that wait, yielding, until told to end; each ends with its number.
+/// Goroutines that yield until they are told to end; each returns its number.
 #[derive(Clone, Default)]
 struct Crowd {
     end: Arc<AtomicBool>,
@@ -183,11 +158,9 @@ impl Crowd {
     }
 }
 
-// ---- stacks ------------------------------------------------------------------------------------
-
 #[inline(never)]
 fn recurse_for_ever(n: u64) -> u64 {
-    // The work after the call keeps it from being a jump.
+    // The work after the call prevents a tail call.
     if black_box(n) == u64::MAX { n } else { recurse_for_ever(n + 1) + black_box(1) }
 }
 
@@ -198,7 +171,7 @@ fn one_big_frame(n: usize) -> u8 {
     big[n / 2]
 }
 
-/// `goroutine 7 "name" overflowed its stack (256 KiB)`, whatever the number.
+/// Asserts a line `goroutine 7 "name" overflowed its stack (256 KiB)` with any number.
 #[track_caller]
 fn has_overflow_line(ended: &Ended, name: &str, kib: usize) {
     let tail = format!("{name} overflowed its stack ({kib} KiB)");
@@ -210,8 +183,8 @@ fn has_overflow_line(ended: &Ended, name: &str, kib: usize) {
 }
 
 #[test]
-fn overflow_by_recursion() {
-    let Some(case) = case() else {
+fn deep_recursion_reports_a_stack_overflow() {
+    child_test!(limit = LIMIT, |child| {
         for (case, name, kib) in [
             ("plain", "", 256),
             ("named", " \"deep\"", 256),
@@ -219,14 +192,14 @@ fn overflow_by_recursion() {
             ("large", " \"large\"", 4096),
             ("main", " \"main\"", 8192),
         ] {
-            let ended = child(case, &[]);
-            has_overflow_line(ended.by_signal(libc::SIGABRT), name, kib);
+            let ended = run(child, case, &[]);
+            has_overflow_line(ended.ended_by(libc::SIGABRT), name, kib);
             ended.has("recurse_for_ever").has("stack_size");
-            // std's words are for std's threads.
+            // std's message is for plain threads.
             ended.has_not("has overflowed its stack").has_not(DONE);
         }
-        return;
-    };
+    });
+    let case = case();
     trefoil::run(move || {
         let f = || recurse_for_ever(0);
         let handle = match case.as_str() {
@@ -245,15 +218,15 @@ fn overflow_by_recursion() {
 }
 
 #[test]
-fn overflow_with_the_fallbacks() {
-    let Some(_) = case() else {
+fn stack_overflow_is_reported_with_other_guards_and_tls_blocks() {
+    child_test!(limit = LIMIT, |child| {
         for debug in ["guards=mprotect", "tls=pthread", "guards=mprotect,tls=pthread"] {
-            let ended = child("deep", &[("TREFOIL_DEBUG", debug)]);
-            has_overflow_line(ended.by_signal(libc::SIGABRT), " \"deep\"", 256);
+            let ended = run(child, "deep", &[("TREFOIL_DEBUG", debug)]);
+            has_overflow_line(ended.ended_by(libc::SIGABRT), " \"deep\"", 256);
             ended.has("recurse_for_ever");
         }
-        return;
-    };
+    });
+    no_core_file();
     trefoil::run(|| {
         let handle = Builder::new().name("deep").go(|| recurse_for_ever(0)).unwrap();
         let _ = handle.join();
@@ -262,13 +235,13 @@ fn overflow_with_the_fallbacks() {
 }
 
 #[test]
-fn overflow_after_migrating_and_on_a_recycled_stack() {
-    let Some(_) = case() else {
-        let ended = child("recycled", &[]);
-        has_overflow_line(ended.by_signal(libc::SIGABRT), " \"deep\"", 256);
+fn overflow_of_a_recycled_stack_is_reported() {
+    child_test!(limit = LIMIT, |child| {
+        let ended = run(child, "recycled", &[]);
+        has_overflow_line(ended.ended_by(libc::SIGABRT), " \"deep\"", 256);
         ended.has("recurse_for_ever");
-        return;
-    };
+    });
+    no_core_file();
     trefoil::run(|| {
         for _ in 0..10 {
             let handles: Vec<_> = (0..100).map(|_| go(yield_now)).collect();
@@ -285,15 +258,15 @@ fn overflow_after_migrating_and_on_a_recycled_stack() {
     });
 }
 
-/// rustc probes every page of a big frame, so that it meets the guard however large it is.
+/// rustc probes every page of a big frame, so that it touches the guard whatever its size.
 #[test]
-fn overflow_by_one_big_frame() {
-    let Some(_) = case() else {
-        let ended = child("big", &[]);
-        has_overflow_line(ended.by_signal(libc::SIGABRT), " \"big\"", 256);
+fn one_big_frame_reports_a_stack_overflow() {
+    child_test!(limit = LIMIT, |child| {
+        let ended = run(child, "big", &[]);
+        has_overflow_line(ended.ended_by(libc::SIGABRT), " \"big\"", 256);
         ended.has("one_big_frame");
-        return;
-    };
+    });
+    no_core_file();
     trefoil::run(|| {
         let _ = Builder::new().name("big").go(|| one_big_frame(1000)).unwrap().join();
         done();
@@ -302,15 +275,15 @@ fn overflow_by_one_big_frame() {
 
 #[test]
 fn a_null_dereference_is_still_a_segmentation_fault() {
-    let Some(case) = case() else {
+    child_test!(limit = LIMIT, |child| {
         for case in ["goroutine", "thread"] {
-            let ended = child(case, &[]);
-            ended.by_signal(libc::SIGSEGV).has_not("overflowed").has_not(DONE);
+            let ended = run(child, case, &[]);
+            ended.ended_by(libc::SIGSEGV).has_not("overflowed").has_not(DONE);
         }
-        return;
-    };
+    });
+    let case = case();
     let fault = || {
-        // SAFETY: it is not: the fault is what is tested. Volatile, so that it is not optimised away.
+        // SAFETY: none: the fault is tested. Volatile, so that it is not optimised away.
         unsafe { black_box(std::ptr::dangling_mut::<u64>().wrapping_sub(1)).write_volatile(1) }
     };
     trefoil::run(move || {
@@ -324,15 +297,15 @@ fn a_null_dereference_is_still_a_segmentation_fault() {
 }
 
 #[test]
-fn a_plain_threads_overflow_is_stds() {
-    let Some(case) = case() else {
+fn std_reports_the_stack_overflow_of_a_plain_thread() {
+    child_test!(limit = LIMIT, |child| {
         for case in ["outside", "inside"] {
-            let ended = child(case, &[]);
-            ended.by_signal(libc::SIGABRT).has("thread 'plain'").has("has overflowed its stack");
+            let ended = run(child, case, &[]);
+            ended.ended_by(libc::SIGABRT).has("thread 'plain'").has("has overflowed its stack");
             ended.has_not("goroutine ").has_not(DONE);
         }
-        return;
-    };
+    });
+    let case = case();
     let overflow = || {
         let thread = thread::Builder::new().name("plain".into());
         let _ = thread.spawn(|| recurse_for_ever(0)).unwrap().join();
@@ -347,11 +320,11 @@ fn a_plain_threads_overflow_is_stds() {
 }
 
 #[test]
-fn absurd_stack_sizes_are_refused() {
-    let Some(_) = case() else {
-        child("sizes", &[]).went_well();
-        return;
-    };
+fn impossible_stack_sizes_are_refused() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "sizes", &[]).succeeded();
+    });
+    no_core_file();
     trefoil::run(|| {
         for (size, part) in [
             (0, "0 bytes"),
@@ -364,7 +337,7 @@ fn absurd_stack_sizes_are_refused() {
             assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput);
             assert!(e.to_string().contains(part), "{size}: {e}");
         }
-        // Small ones are rounded up, large ones are only address space.
+        // Small sizes are rounded up; large ones only use address space.
         for size in [1, 4096, 32 << 10, (32 << 10) + 1, 1 << 20, 1 << 30] {
             assert_eq!(Builder::new().stack_size(size).go(|| 7).unwrap().join().unwrap(), 7);
         }
@@ -374,34 +347,32 @@ fn absurd_stack_sizes_are_refused() {
     done();
 }
 
-// ---- memory ------------------------------------------------------------------------------------
-
-/// Ps of the runtimes that run out.
+/// The number of Ps of the runtimes whose resources run out.
 const PROCS: usize = 4;
-/// Goroutines that a P keeps room for, where others cannot have it: its stock of credits and stacks
-/// (`mem`: CREDITS_MAX and LOCAL_MAX). Nothing else may be missing after everybody has ended.
-const KEPT_BY_A_P: usize = 128 + 64;
+/// The number of goroutines for which a P keeps credits and stacks that other Ps cannot use (`mem`:
+/// CREDITS_MAX and LOCAL_MAX). Nothing else may be missing after all goroutines have ended.
+const KEPT_PER_P: usize = 128 + 64;
 
-/// Settings of glibc: 64 MiB for malloc from the start, which it keeps. Where address space runs out, a
-/// malloc that finds none ends a Rust program, and that is not what is tested.
-const MALLOCS_OWN: [(&str, &str); 3] = [
+/// Settings of glibc that let malloc keep 64 MiB from the start. A Rust program aborts if malloc
+/// finds no address space, and that is not tested here.
+const MALLOC_RESERVE: [(&str, &str); 3] = [
     ("MALLOC_ARENA_MAX", "1"),
     ("MALLOC_TOP_PAD_", "67108864"),
     ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
 ];
 
 #[test]
-fn out_of_address_space() {
-    let Some(case) = case() else {
+fn go_fails_without_address_space_and_works_again_later() {
+    child_test!(limit = LIMIT, |child| {
         for debug in ["", "guards=mprotect", "tls=pthread"] {
             for case in ["default", "large", "outside"] {
                 let mut vars = vec![("TREFOIL_DEBUG", debug)];
-                vars.extend(MALLOCS_OWN);
-                child(case, &vars).went_well();
+                vars.extend(MALLOC_RESERVE);
+                run(child, case, &vars).succeeded();
             }
         }
-        return;
-    };
+    });
+    let case = case();
     let builder = || match case.as_str() {
         "large" => Builder::new().stack_size(8 << 20),
         _ => Builder::new(),
@@ -409,7 +380,7 @@ fn out_of_address_space() {
     let before = |rt: &Runtime| rt.run(|| (0..100).for_each(|_| go(|| ()).join().unwrap()));
     let runtime = Runtime::builder().procs(PROCS).build().unwrap();
     before(&runtime);
-    // Room for some chunks of stacks, and for malloc.
+    // Room for some chunks of stacks and for malloc.
     limit(libc::RLIMIT_AS, address_space() + (1 << 30));
     let body = || {
         let crowd = Crowd::default();
@@ -425,7 +396,7 @@ fn out_of_address_space() {
             assert!(text.starts_with("cannot start a goroutine: "), "{text}");
             assert!(text.contains("address space"), "{text}");
         }
-        // Those alive go on; when some end, there is room again.
+        // Live goroutines go on. When some have ended, new ones can start.
         while crowd.running.load(SeqCst) < handles.len() {
             yield_now();
         }
@@ -433,7 +404,7 @@ fn out_of_address_space() {
         let last = handles.len();
         crowd.end(handles);
         handles = some.fill(last, builder).0;
-        assert!(handles.len() + PROCS * KEPT_BY_A_P >= last, "only {} of {last}", handles.len());
+        assert!(handles.len() + PROCS * KEPT_PER_P >= last, "only {} of {last}", handles.len());
         some.end(handles);
     };
     if case == "outside" {
@@ -446,23 +417,23 @@ fn out_of_address_space() {
 }
 
 #[test]
-fn out_of_mappings() {
-    let Some(_) = case() else {
-        let ended = child("maps", &[("TREFOIL_DEBUG", "guards=mprotect")]);
-        ended.went_well().has("vm.max_map_count");
-        return;
-    };
+fn go_fails_without_mappings_and_works_again_later() {
+    child_test!(limit = LIMIT, |child| {
+        let ended = run(child, "maps", &[("TREFOIL_DEBUG", "guards=mprotect")]);
+        ended.succeeded().has("vm.max_map_count");
+    });
+    no_core_file();
     Runtime::builder().procs(PROCS).build().unwrap().run(|| {
         let crowd = Crowd::default();
-        // Two mappings a stack; the usual limit is 65,530.
+        // Two mappings per stack; the usual limit is 65,530.
         let (handles, error) = crowd.fill(600_000, Builder::new);
         match error {
-            None => say("this kernel's vm.max_map_count is too large to be reached here"),
+            None => mark("this kernel's vm.max_map_count is too large to be reached here"),
             Some(error) => {
                 let text = error.to_string();
                 assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory, "{text}");
                 assert!(text.contains("vm.max_map_count"), "{text}");
-                say(&text);
+                mark(&text);
             }
         }
         let n = handles.len();
@@ -475,23 +446,21 @@ fn out_of_mappings() {
     done();
 }
 
-// ---- threads -----------------------------------------------------------------------------------
-
-/// From here on this process gets no more threads. The limit is a user's, and root has none: so it
-/// becomes somebody who has no processes.
+/// Prevents this process from starting threads. The limit is per user and does not apply to root,
+/// so that root becomes a user without processes.
 fn no_more_threads() {
-    const NOBODY_AT_ALL: u32 = 64_999;
+    const UNUSED_UID: u32 = 64_999;
     limit_threads(1);
     // SAFETY: plain system calls.
     unsafe {
         if libc::getuid() == 0 {
-            assert_eq!(libc::setuid(NOBODY_AT_ALL), 0);
+            assert_eq!(libc::setuid(UNUSED_UID), 0);
         }
     }
-    assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit does not bind");
+    assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit has no effect");
 }
 
-/// Sets the soft limit, so that it can be raised again.
+/// Sets the soft limit of threads, so that it can be raised again.
 fn limit_threads(threads: u64) {
     let limit = libc::rlimit { rlim_cur: threads, rlim_max: 1000 };
     // SAFETY: passes a struct by reference.
@@ -499,15 +468,16 @@ fn limit_threads(threads: u64) {
     assert_eq!(rc, 0, "setrlimit: {}", std::io::Error::last_os_error());
 }
 
-/// A thread that could not be started was not tried again: goroutines waited, with idle Ps, until a blocked call returned.
+/// The start of a thread was not tried again after a failure: goroutines waited, with idle Ps,
+/// until a blocking call returned.
 #[test]
-fn threads_are_started_when_the_limit_is_lifted() {
+fn threads_start_when_the_limit_is_lifted() {
     const BLOCKED: Duration = Duration::from_secs(10);
     const LIFTED: Duration = Duration::from_millis(300);
-    if case().is_none() {
-        child("lifted", &[]).went_well().has("goroutines wait until one of");
-        return;
-    }
+    child_test!(limit = LIMIT, |child| {
+        run(child, "lifted", &[]).succeeded().has("goroutines wait until one of");
+    });
+    no_core_file();
     let runtime = Runtime::builder().procs(2).build().unwrap();
     runtime.run(|| go(yield_now).join().unwrap());
     let start = Instant::now();
@@ -516,14 +486,14 @@ fn threads_are_started_when_the_limit_is_lifted() {
         limit_threads(1000);
     });
     no_more_threads();
-    // More than there are threads: they keep all of them.
+    // More goroutines than threads: they block all of them.
     let blocked: Vec<_> = (0..20).map(|_| runtime.go(|| raw_sleep(BLOCKED)).unwrap()).collect();
     while start.elapsed() < LIFTED / 2 {
         std::hint::spin_loop();
     }
     let late = runtime.go(|| trefoil::time::sleep(Duration::from_millis(50))).unwrap();
     late.join().unwrap();
-    assert!(start.elapsed() > LIFTED, "there were threads enough all along");
+    assert!(start.elapsed() > LIFTED, "the runtime had a free thread before the limit was lifted");
     assert!(start.elapsed() < BLOCKED - LIFTED, "took {:?}", start.elapsed());
     lift.join().unwrap();
     drop(blocked);
@@ -531,13 +501,13 @@ fn threads_are_started_when_the_limit_is_lifted() {
 }
 
 #[test]
-fn no_threads_to_be_had() {
-    let Some(case) = case() else {
+fn work_is_done_without_new_threads() {
+    child_test!(limit = LIMIT, |child| {
         for case in ["later", "more Ps", "at the start"] {
-            child(case, &[]).went_well();
+            run(child, case, &[]).succeeded();
         }
-        return;
-    };
+    });
+    let case = case();
     if case == "at the start" {
         no_more_threads();
         let text = Runtime::builder().procs(PROCS).build().unwrap_err().to_string();
@@ -550,7 +520,7 @@ fn no_threads_to_be_had() {
     let runtime = Runtime::builder().procs(16).build().unwrap();
     runtime.run(|| go(yield_now).join().unwrap());
     no_more_threads();
-    // The work is done by the threads that there are.
+    // The existing threads do the work.
     let sum: usize = runtime.run(|| {
         if case == "more Ps" {
             trefoil::set_procs(64);
@@ -570,23 +540,23 @@ fn no_threads_to_be_had() {
 }
 
 #[test]
-fn few_and_many_ps() {
-    let Some(case) = case() else {
+fn runtimes_work_with_1_to_1024_ps() {
+    child_test!(limit = LIMIT, |child| {
         for procs in ["1", "64", "1024"] {
-            child("builder", &[("PROCS", procs)]).went_well();
-            child("environment", &[("TREFOIL_PROCS", procs)]).went_well();
+            run(child, "builder", &[("PROCS", procs)]).succeeded();
+            run(child, "environment", &[("TREFOIL_PROCS", procs)]).succeeded();
         }
         for procs in ["0", "1025", "four", "-1"] {
-            child("refused", &[("TREFOIL_PROCS", procs)]).went_well().has("TREFOIL_PROCS");
+            run(child, "refused", &[("TREFOIL_PROCS", procs)]).succeeded().has("TREFOIL_PROCS");
         }
-        return;
-    };
+    });
+    let case = case();
     let mut builder = Runtime::builder();
     if let Ok(procs) = std::env::var("PROCS") {
         builder = builder.procs(procs.parse().unwrap());
     }
     if case == "refused" {
-        say(&builder.build().unwrap_err().to_string());
+        mark(&builder.build().unwrap_err().to_string());
         return done();
     }
     let runtime = builder.build().unwrap();
@@ -605,8 +575,6 @@ fn few_and_many_ps() {
     done();
 }
 
-// ---- a debugger --------------------------------------------------------------------------------
-
 /// Where gdb stops.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -621,17 +589,17 @@ fn frame_above_the_stop(n: u64) -> u64 {
 
 #[test]
 fn gdb_walks_a_goroutines_stack_to_its_end() {
-    let Some(_) = case() else {
-        let me = std::env::current_exe().unwrap();
+    child_test!(limit = LIMIT, |child| {
+        let program = child.env(CASE, "gdb").command();
         let gdb = Command::new("gdb")
             .args(["-batch", "-nx", "-ex", "set debuginfod enabled off"])
             .args(["-ex", "handle SIGURG nostop noprint pass"])
             .args(["-ex", "break trefoil_test_gdb_stops_here", "-ex", "run", "-ex", "bt"])
             .args(["-ex", "kill", "--args"])
-            .arg(me)
-            .args([&test_name(), "--exact", "--nocapture", "--test-threads=1"])
-            .env(CASE, "gdb")
+            .arg(program.get_program())
+            .args(program.get_args())
             .env_remove("TREFOIL_DEBUG")
+            .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .output();
         let out = match gdb {
             Ok(out) => out,
@@ -651,8 +619,8 @@ fn gdb_walks_a_goroutines_stack_to_its_end() {
         }
         assert!(!all.contains("??"), "{text}");
         assert!(trace.last().is_some_and(|l| l.contains("trefoil")), "{text}");
-        return;
-    };
+    });
+    no_core_file();
     trefoil::run(|| {
         let f = || {
             (0..10).for_each(|_| yield_now());

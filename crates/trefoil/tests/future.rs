@@ -11,13 +11,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use trefoil::{Runtime, block_on, go, go_async};
 
-fn everywhere(f: impl Fn() + Send + Sync + Copy + 'static) {
+/// Runs `f` with 1, 2 and 8 Ps.
+fn at_each_procs(f: impl Fn() + Send + Sync + Copy + 'static) {
     for n in [1, 2, 8] {
         Runtime::builder().procs(n).build().unwrap().run(f);
     }
 }
 
-/// A value that comes from elsewhere.
+/// A value that another goroutine or thread provides.
 #[derive(Clone)]
 struct Promise<T>(Arc<Mutex<(Option<T>, Option<Waker>)>>);
 
@@ -26,7 +27,7 @@ impl<T> Promise<T> {
         Promise(Arc::new(Mutex::new((None, None))))
     }
 
-    fn keep(&self, value: T) {
+    fn fulfil(&self, value: T) {
         let waker = {
             let mut inner = self.0.lock().unwrap();
             inner.0 = Some(value);
@@ -54,17 +55,17 @@ impl<T> Future for Promise<T> {
 }
 
 #[test]
-fn goroutines_and_threads_wake_each_other() {
+fn goroutines_and_threads_wake_futures() {
     let _w = watchdog();
-    everywhere(|| {
+    at_each_procs(|| {
         for round in 0..200 {
             let promises: Vec<_> = (0..8).map(|_| Promise::new()).collect();
             let waiters: Vec<_> = promises.iter().map(|p| go_async(p.clone())).collect();
             let kept = promises.clone();
             if round % 20 == 0 {
-                std::thread::spawn(move || kept.iter().enumerate().for_each(|(i, p)| p.keep(i)));
+                std::thread::spawn(move || kept.iter().enumerate().for_each(|(i, p)| p.fulfil(i)));
             } else {
-                go(move || kept.iter().enumerate().for_each(|(i, p)| p.keep(i)));
+                go(move || kept.iter().enumerate().for_each(|(i, p)| p.fulfil(i)));
             }
             for (i, waiter) in waiters.into_iter().enumerate() {
                 assert_eq!(waiter.join().unwrap(), i);
@@ -74,20 +75,20 @@ fn goroutines_and_threads_wake_each_other() {
 }
 
 #[test]
-fn on_a_plain_thread() {
+fn block_on_works_on_a_plain_thread() {
     let _w = watchdog();
     let promise = Promise::new();
     let kept = promise.clone();
     go(move || {
         trefoil::time::sleep(Duration::from_millis(20));
-        kept.keep("kept");
+        kept.fulfil("kept");
     });
     assert_eq!(block_on(promise), "kept");
 }
 
-/// A future that wakes itself is polled again, and others have their turn in between.
+/// A future that wakes itself is polled again, and other goroutines run in between.
 #[test]
-fn who_wakes_himself_lets_others_go_first() {
+fn a_future_that_wakes_itself_lets_others_run() {
     let _w = watchdog();
     Runtime::builder().procs(1).build().unwrap().run(|| {
         static STEPS: AtomicUsize = AtomicUsize::new(0);
@@ -108,18 +109,18 @@ fn who_wakes_himself_lets_others_go_first() {
     });
 }
 
-/// Wakers that come late, twice, or never.
+/// Wakers are called several times, and after the end.
 #[test]
-fn wakers_out_of_time() {
+fn late_and_repeated_wake_ups_do_no_harm() {
     let _w = watchdog();
-    everywhere(|| {
+    at_each_procs(|| {
         let kept: Arc<Mutex<Option<Waker>>> = Arc::default();
-        let keeper = kept.clone();
+        let shared = kept.clone();
         let mut first = true;
         let start = Instant::now();
         block_on(poll_fn(move |cx| {
             let waker = cx.waker().clone();
-            *keeper.lock().unwrap() = Some(waker.clone());
+            *shared.lock().unwrap() = Some(waker.clone());
             if std::mem::take(&mut first) {
                 go(move || {
                     trefoil::time::sleep(Duration::from_millis(5));
@@ -129,10 +130,10 @@ fn wakers_out_of_time() {
                 });
                 return Poll::Pending;
             }
-            // Woken before its time, it is just asked again.
+            // If it is woken too early, it is polled again.
             if start.elapsed() < Duration::from_millis(5) { Poll::Pending } else { Poll::Ready(()) }
         }));
-        // Everything is over, and this must not matter.
+        // A wake-up after the end has no effect.
         let late = kept.lock().unwrap().take().unwrap();
         late.wake_by_ref();
         go(move || late.wake()).join().unwrap();
@@ -140,9 +141,9 @@ fn wakers_out_of_time() {
 }
 
 #[test]
-fn a_panic_in_a_future_comes_out_of_join() {
+fn join_returns_the_panic_of_a_future() {
     let _w = watchdog();
-    everywhere(|| {
+    at_each_procs(|| {
         let handle = go_async(async { panic!("inside the future") });
         let panic = handle.join().unwrap_err();
         assert_eq!(panic.downcast_ref(), Some(&"inside the future"));
@@ -150,7 +151,7 @@ fn a_panic_in_a_future_comes_out_of_join() {
 }
 
 #[test]
-fn the_wait_reason_is_shown() {
+fn a_dump_shows_the_wait_for_a_future() {
     let _w = watchdog();
     Runtime::builder().procs(1).build().unwrap().run(|| {
         let promise = Promise::new();
@@ -158,7 +159,7 @@ fn the_wait_reason_is_shown() {
         while !trefoil::debug::dump().contains("[future") {
             trefoil::yield_now();
         }
-        promise.keep(());
+        promise.fulfil(());
         waiter.join().unwrap();
     });
 }

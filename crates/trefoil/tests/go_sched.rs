@@ -1,5 +1,5 @@
-//! What Go's own scheduler tests assert, with the same numbers, as far as it needs no channels,
-//! timers or preemption by signal.
+//! What Go's own scheduler tests assert, with the same numbers, unless it needs channels, timers or
+//! preemption by signal.
 
 mod common;
 
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::JoinHandle;
 
-/// Goroutines that start their successor and end, until they are told to stop.
+/// Lines of goroutines: each starts its successor and ends, until they are told to stop.
 struct Respawn {
     stop: AtomicBool,
     alive: AtomicUsize,
-    born: AtomicU64,
+    started: AtomicU64,
 }
 
 impl Respawn {
@@ -22,7 +22,7 @@ impl Respawn {
         let all = Arc::new(Respawn {
             stop: AtomicBool::new(false),
             alive: AtomicUsize::new(lines),
-            born: AtomicU64::new(0),
+            started: AtomicU64::new(0),
         });
         (0..lines).for_each(|_| all.clone().next());
         all
@@ -30,7 +30,7 @@ impl Respawn {
 
     fn next(self: Arc<Self>) {
         trefoil::go(move || {
-            self.born.fetch_add(1, SeqCst);
+            self.started.fetch_add(1, SeqCst);
             if self.stop.load(SeqCst) {
                 self.alive.fetch_sub(1, SeqCst);
             } else {
@@ -41,50 +41,51 @@ impl Respawn {
 
     fn end(&self) {
         self.stop.store(true, SeqCst);
-        yield_until("the last of the line", || self.alive.load(SeqCst) == 0);
+        yield_until("the last goroutine of each line", || self.alive.load(SeqCst) == 0);
     }
 }
 
-/// Go: TestStopTheWorldDeadlock. 1000 changes beside endless respawning come to an end.
+/// Go: TestStopTheWorldDeadlock. 1000 calls beside endless respawning end.
 #[test]
-fn a_thousand_times_three_procs_beside_respawning() {
-    let _w = watchdog();
+fn a_thousand_set_procs_end_beside_respawning_goroutines() {
+    let _watchdog = watchdog();
     runtime(3).run(|| {
         let others = Respawn::new(3);
         for _ in 0..1000 {
             assert_eq!(trefoil::set_procs(3), 3);
         }
-        let before = others.born.load(SeqCst);
-        yield_until("the others", || others.born.load(SeqCst) > before + 100);
+        let before = others.started.load(SeqCst);
+        yield_until("the respawning goroutines", || others.started.load(SeqCst) > before + 100);
         others.end();
     });
 }
 
-/// The same with real changes, by two goroutines at once. A line of respawning goroutines goes on in
-/// one time slice, so who loses its P waits some slices for its next turn: few lines, few changes.
+/// The same with real changes, by two goroutines at once. A line of respawning goroutines continues
+/// in one time slice, so that a goroutine that loses its P waits for some slices: few lines, few
+/// changes.
 #[test]
-fn changing_procs_beside_respawning() {
-    let _w = watchdog();
+fn procs_change_beside_respawning_goroutines() {
+    let _watchdog = watchdog();
     runtime(3).run(|| {
         let others = Respawn::new(3);
-        join_all((0..2usize).map(|who| {
+        join_all((0..2usize).map(|caller| {
             trefoil::go(move || {
                 for i in 0..15 {
-                    trefoil::set_procs(1 + (i * 7 + who * 5) % 9);
+                    trefoil::set_procs(1 + (i * 7 + caller * 5) % 9);
                 }
             })
         }));
         trefoil::set_procs(2);
         assert_eq!(trefoil::procs(), 2);
         others.end();
-        yield_until("all to end", || trefoil::num_goroutines() == 1);
+        yield_until("all goroutines to end", || trefoil::num_goroutines() == 1);
     });
 }
 
-/// Go: TestYieldProgress. Who yields in a loop lets others make progress.
+/// Go: TestYieldProgress. Goroutines that yield in a loop let others make progress.
 #[test]
 fn yield_loops_let_others_progress() {
-    let _w = watchdog();
+    let _watchdog = watchdog();
     for procs in [1, 2, 4] {
         runtime(procs).run(|| {
             let stop = Arc::new(AtomicBool::new(false));
@@ -101,10 +102,10 @@ fn yield_loops_let_others_progress() {
                     })
                 })
                 .collect();
-            // Main yields, too, and sees every one of them go on, again and again.
+            // Main yields too, and sees each of them make progress again and again.
             for _ in 0..20 {
                 let before: Vec<_> = turns.iter().map(|t| t.load(SeqCst)).collect();
-                yield_until("everyone's turn", || {
+                yield_until("a turn of each goroutine", || {
                     turns.iter().zip(&before).all(|(t, &before)| t.load(SeqCst) > before)
                 });
             }
@@ -116,7 +117,7 @@ fn yield_loops_let_others_progress() {
 
 const P: usize = 4;
 
-/// `P` goroutines count to `3 P` in turns. None lets go of its P, so all must execute at once.
+/// `P` goroutines count to `3 P` in turns. None releases its P, so that all must run at once.
 fn lock_step() {
     let turn = Arc::new(AtomicUsize::new(0));
     join_all((0..P).map(|me| {
@@ -133,15 +134,15 @@ fn lock_step() {
 
 /// Go: TestGoroutineParallelism.
 #[test]
-fn lock_step_on_all_ps() {
-    let _w = watchdog();
+fn as_many_goroutines_as_ps_run_in_lock_step() {
+    let _watchdog = watchdog();
     runtime(P).run(|| (0..10).for_each(|_| lock_step()));
 }
 
-/// Go: TestGoroutineParallelism2 with load: lots of goroutines have just run on all Ps.
+/// Go: TestGoroutineParallelism2 with load: many goroutines have just run on all Ps.
 #[test]
-fn lock_step_after_load() {
-    let _w = watchdog();
+fn goroutines_run_in_lock_step_after_load() {
+    let _watchdog = watchdog();
     runtime(P).run(|| {
         for _ in 0..10 {
             join_all((0..P).map(|_| {
@@ -154,10 +155,10 @@ fn lock_step_after_load() {
     });
 }
 
-/// Main is a plain thread here, and the Ps have all gone to sleep before.
+/// A plain thread calls `run` after all Ps have become idle.
 #[test]
-fn lock_step_after_idleness() {
-    let _w = watchdog();
+fn goroutines_run_in_lock_step_after_an_idle_time() {
+    let _watchdog = watchdog();
     let rt = runtime(P);
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(1));
@@ -165,15 +166,15 @@ fn lock_step_after_idleness() {
     }
 }
 
-/// Nested spawns: each goroutine starts the next one, then they meet.
+/// Each goroutine starts the next one, then all wait for each other.
 #[test]
-fn lock_step_of_nested_goroutines() {
-    let _w = watchdog();
+fn nested_goroutines_run_at_once_on_all_ps() {
+    let _watchdog = watchdog();
     fn nest(left: usize, here: Arc<AtomicUsize>) {
         let inner = here.clone();
         let child = (left > 1).then(|| trefoil::go(move || nest(left - 1, inner)));
         here.fetch_add(1, SeqCst);
-        hold_until("the others", || here.load(SeqCst) == P);
+        hold_until("the other goroutines", || here.load(SeqCst) == P);
         if let Some(child) = child {
             child.join().unwrap();
         }
@@ -185,10 +186,10 @@ fn lock_step_of_nested_goroutines() {
     });
 }
 
-/// After `set_procs` as many run at once as it says, also when idle threads must be woken for it.
+/// After `set_procs` as many goroutines run at once, also if idle threads must be woken for it.
 #[test]
-fn lock_step_after_growing() {
-    let _w = watchdog();
+fn goroutines_run_in_lock_step_after_procs_grow() {
+    let _watchdog = watchdog();
     runtime(1).run(|| {
         for _ in 0..20 {
             trefoil::set_procs(P);
@@ -198,10 +199,10 @@ fn lock_step_after_growing() {
     });
 }
 
-/// More Ps for goroutines that are already waiting: nothing else wakes a thread.
+/// More Ps for goroutines that are already runnable: nothing else wakes a thread.
 #[test]
-fn growing_wakes_threads_for_waiting_goroutines() {
-    let _w = watchdog();
+fn growing_procs_wakes_threads_for_waiting_goroutines() {
+    let _watchdog = watchdog();
     for _ in 0..20 {
         runtime(1).run(|| {
             let here = Arc::new(AtomicUsize::new(1));
@@ -210,21 +211,21 @@ fn growing_wakes_threads_for_waiting_goroutines() {
                     let here = here.clone();
                     trefoil::go(move || {
                         here.fetch_add(1, SeqCst);
-                        hold_until("the others", || here.load(SeqCst) == P);
+                        hold_until("the other goroutines", || here.load(SeqCst) == P);
                     })
                 })
                 .collect();
             trefoil::set_procs(P);
-            hold_until("the others", || here.load(SeqCst) == P);
+            hold_until("the other goroutines", || here.load(SeqCst) == P);
             join_all(others);
         });
     }
 }
 
-/// Go: TestNumGoroutine, as far as there is no dump to compare with.
+/// Go: TestNumGoroutine, without its comparison with a dump.
 #[test]
-fn the_count_is_one_at_the_start() {
-    let _w = watchdog();
+fn a_new_runtime_counts_one_goroutine() {
+    let _watchdog = watchdog();
     assert_eq!(trefoil::run(trefoil::num_goroutines), 1);
     trefoil::run(|| {
         let gate = Arc::new(AtomicBool::new(false));
@@ -241,7 +242,7 @@ fn the_count_is_one_at_the_start() {
     });
 }
 
-/// Rounds of `size` steps that a pair does: one goroutine starts the other and waits for it.
+/// Starts a pair that does rounds of `size` steps: one goroutine starts the other and waits for it.
 fn pair(size: u64, units: Arc<AtomicU64>, stop: Arc<AtomicBool>) -> JoinHandle<()> {
     fn work(size: u64) {
         for i in 0..size {
@@ -260,15 +261,15 @@ fn pair(size: u64, units: Arc<AtomicU64>, stop: Arc<AtomicBool>) -> JoinHandle<(
     })
 }
 
-/// Go: TestPingPongHog. On one P two pairs, one with 1e6 steps of work a round and one with 1e3, do
-/// about the same amount of work: a factor of 20 over 100 ms and more.
+/// Go: TestPingPongHog. On one P two pairs, one with 1e6 steps of work per round and one with 1e3,
+/// do about the same amount of work, within a factor of 20.
 ///
-/// Who wakes another puts it into `runnext`, which runs in the same time slice. Broken, a pair that
-/// goes on like this for ever would keep everyone else away.
+/// A woken goroutine becomes `runnext` and runs in the same time slice. Fails if a pair that goes
+/// on like this for ever starves the other goroutines.
 #[test]
-fn a_pair_does_not_starve_another() {
-    let _w = watchdog();
-    // The OS may take most of one time away, and then few slices are left to share.
+fn a_pair_that_wakes_itself_does_not_starve_another_pair() {
+    let _watchdog = watchdog();
+    // The OS may run the thread so little that few time slices are left to share.
     let attempt = || {
         let stop = Arc::new(AtomicBool::new(false));
         let done = [1_000_000, 1_000].map(|size| {
@@ -292,15 +293,15 @@ fn a_pair_does_not_starve_another() {
     once_in_five(|| runtime(1).run(attempt));
 }
 
-/// The same without main's yields: nobody but the pairs, and one who yields.
+/// The same with one pair and one goroutine that yields.
 #[test]
-fn a_pair_does_not_starve_one_who_yields() {
-    let _w = watchdog();
+fn a_pair_that_wakes_itself_does_not_starve_a_yielding_goroutine() {
+    let _watchdog = watchdog();
     for size in [100, 10_000, 1_000_000] {
         runtime(1).run(|| {
             let stop = Arc::new(AtomicBool::new(false));
             let hog = pair(size, Arc::default(), stop.clone());
-            // Each yield is a wait for the pair's slice to end.
+            // Each yield waits for the end of the pair's time slice.
             let start = Instant::now();
             for _ in 0..5 {
                 trefoil::yield_now();
@@ -315,25 +316,25 @@ fn a_pair_does_not_starve_one_who_yields() {
 
 /// Go: procs = 1024 works.
 #[test]
-fn a_thousand_procs() {
-    let _w = watchdog();
+fn runtimes_have_1_to_1024_procs() {
+    let _watchdog = watchdog();
     runtime(1024).run(|| {
         assert_eq!(trefoil::procs(), 1024);
         assert_eq!(join_all((0..2000).map(|i| trefoil::go(move || i))).len(), 2000);
         assert_eq!(trefoil::set_procs(1), 1024);
         assert_eq!(join_all((0..2000).map(|i| trefoil::go(move || i))).len(), 2000);
         assert_eq!(trefoil::set_procs(5000), 1);
-        assert_eq!(trefoil::procs(), 1024, "the most there can be");
+        assert_eq!(trefoil::procs(), 1024, "the largest number");
         assert_eq!(trefoil::set_procs(0), 1024);
-        assert_eq!(trefoil::procs(), 1, "the least there can be");
+        assert_eq!(trefoil::procs(), 1, "the smallest number");
         assert_eq!(join_all((0..100).map(|i| trefoil::go(move || i))).len(), 100);
     });
 }
 
-/// Wake-ups are not lost: a parent joins a child that ends at any moment of the parent's parking.
+/// A parent joins a child that ends at any moment of the parent's parking.
 #[test]
-fn joins_and_ends_that_meet() {
-    let _w = watchdog();
+fn no_wake_up_is_lost_if_join_and_end_meet() {
+    let _watchdog = watchdog();
     for procs in [1, 2, 4] {
         runtime(procs).run(|| {
             join_all((0..4u64).map(|lane| {

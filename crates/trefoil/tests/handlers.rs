@@ -3,7 +3,7 @@
 mod common;
 
 use common::raw::raw_sleep;
-use common::{Child, in_child, join_all, mark, tasks, watchdog};
+use common::{child_test, join_all, mark, tasks, test_name, watchdog};
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::mem::transmute;
@@ -18,7 +18,7 @@ fn runtime() -> Runtime {
     Runtime::builder().procs(2).build().unwrap()
 }
 
-/// Waits until `count` of this process's threads is at most `left`.
+/// Waits until `count()` is at most `left`.
 fn wait_for_threads(left: usize, count: impl Fn() -> usize) {
     let start = Instant::now();
     while count() > left {
@@ -27,11 +27,9 @@ fn wait_for_threads(left: usize, count: impl Fn() -> usize) {
     }
 }
 
-// ---- SIGQUIT -----------------------------------------------------------------------------------
-
-/// In a child, before its first runtime: SIGQUIT ends it and leaves no file. (A shell starts its background jobs with the
-/// signal ignored, and the runtime respects that.)
-fn die_of_sigquit() {
+/// Restores the default action of SIGQUIT, without a core file. For children, before the first
+/// runtime: a shell starts background jobs with the signal ignored, which the runtime respects.
+fn use_default_sigquit() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: passes a struct by reference; the default action.
     unsafe {
@@ -42,13 +40,11 @@ fn die_of_sigquit() {
 
 #[test]
 fn sigquit_ends_the_process_after_the_last_runtime() {
-    if !in_child() {
-        let out = Child::of("sigquit_ends_the_process_after_the_last_runtime").output();
+    child_test!(|child| {
+        let out = child.output();
         assert_eq!(out.status.signal(), Some(libc::SIGQUIT), "{:?}", out.status);
-        return;
-    }
-    let _watchdog = watchdog();
-    die_of_sigquit();
+    });
+    use_default_sigquit();
     let threads = tasks().len();
     for _ in 0..3 {
         runtime().run(|| join_all((0..10).map(|_| go(yield_now))));
@@ -59,7 +55,7 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
     std::thread::sleep(Duration::from_secs(20));
 }
 
-/// Forks a process that waits for SIGQUIT, sends the signal, and returns what the process ended with.
+/// Forks a process that waits for SIGQUIT, sends the signal, and returns the exit status.
 fn status_of_fork_after_sigquit() -> ExitStatus {
     let mut status = 0;
     // SAFETY: the forked process makes system calls only.
@@ -78,12 +74,8 @@ fn status_of_fork_after_sigquit() -> ExitStatus {
 
 #[test]
 fn sigquit_ends_a_fork_of_the_process() {
-    if !in_child() {
-        Child::of("sigquit_ends_a_fork_of_the_process").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
-    die_of_sigquit();
+    child_test!();
+    use_default_sigquit();
     let runtime = runtime();
     let of_goroutine = runtime.run(status_of_fork_after_sigquit);
     assert_eq!(of_goroutine.signal(), Some(libc::SIGQUIT), "{of_goroutine:?}");
@@ -92,18 +84,16 @@ fn sigquit_ends_a_fork_of_the_process() {
 }
 
 #[test]
-fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
-    if !in_child() {
-        let text = Child::of("sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone").fail(2);
+fn sigquit_reaches_an_older_runtime_after_a_newer_one_has_ended() {
+    child_test!(|child| {
+        let text = child.fail(2);
         assert!(text.contains("SIGQUIT: quit"), "{text}");
         assert!(text.contains("goroutine 1"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
-    die_of_sigquit();
+    });
+    use_default_sigquit();
     let older = runtime();
     older.run(|| {
-        // Long enough for its threads to have names.
+        // Long enough for its threads to get their names.
         runtime().run(|| std::thread::sleep(Duration::from_millis(20)));
         wait_for_threads(1, || tasks().iter().filter(|(_, name)| name == "trefoil-helper").count());
         // SAFETY: a signal to this process.
@@ -112,9 +102,7 @@ fn sigquit_reaches_an_older_runtime_after_a_newer_one_is_gone() {
     });
 }
 
-// ---- the panic hook ----------------------------------------------------------------------------
-
-/// Starts goroutines, and the runtime with them, when it is dropped.
+/// Starts goroutines, and with them the runtime, when it is dropped.
 struct StartsInDrop;
 
 impl Drop for StartsInDrop {
@@ -130,13 +118,11 @@ impl Drop for StartsInDrop {
 
 #[test]
 fn a_runtime_starts_during_unwinding() {
-    if !in_child() {
-        let text = Child::of("a_runtime_starts_during_unwinding").succeed();
+    child_test!(|child| {
+        let text = child.succeed();
         assert!(text.contains("the destructor is done"), "{text}");
         assert!(text.contains("goroutine "), "the hook is not in place: {text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     let panicked = std::panic::catch_unwind(|| {
         let _starts = StartsInDrop;
         panic!("on a plain thread");
@@ -146,28 +132,25 @@ fn a_runtime_starts_during_unwinding() {
 
 #[test]
 fn a_runtime_starts_in_a_panic_hook() {
-    if !in_child() {
-        let text = Child::of("a_runtime_starts_in_a_panic_hook").succeed();
+    child_test!(|child| {
+        let text = child.succeed();
         assert!(text.contains("the destructor is done"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     std::panic::set_hook(Box::new(|_| {
-        if std::thread::current().name() == Some("a_runtime_starts_in_a_panic_hook") {
+        if std::thread::current().name() == Some(test_name!()) {
             assert_eq!(go(|| 6 * 7).join().unwrap(), 42);
             mark("the destructor is done");
         }
     }));
     assert!(std::panic::catch_unwind(|| panic!("on a plain thread")).is_err());
-    // Afterwards the runtime's own hook is put in.
+    // Afterwards the runtime installs its own hook.
     assert!(go(|| panic!("on a goroutine")).join().is_err());
 }
 
-// ---- faults ------------------------------------------------------------------------------------
-
-/// Faults, and goes on where a handler leads it: at the address in rdx. Every other register may be lost.
-fn fault_and_go_on() {
-    // SAFETY: writes to an address that is not mapped, which is what is tested; a handler goes on at `2:`.
+/// Faults, and continues where a handler leads it: at the address in rdx. Every other register may
+/// be lost.
+fn fault_and_continue() {
+    // SAFETY: writes to an address that is not mapped; a handler continues at `2:`.
     unsafe {
         std::arch::asm!(
             "push rbx", "push rbp",
@@ -181,18 +164,18 @@ fn fault_and_go_on() {
     }
 }
 
-/// How a handler gets back to the code that faulted.
+/// How a handler returns to the code that faulted.
 const RETURNS: usize = 0;
 const JUMPS: usize = 1;
 static WAY: AtomicUsize = AtomicUsize::new(RETURNS);
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// The masks that handlers have run under: those bits that all had, and those that any had.
+/// The bits that were set in all signal masks of handlers, and in any of them.
 static MASK_ALL: AtomicU64 = AtomicU64::new(!0);
 static MASK_ANY: AtomicU64 = AtomicU64::new(0);
 
 fn signal_mask() -> u64 {
     let mut mask = 0u64;
-    // SAFETY: reads the mask into a word, which is the kernel's set.
+    // SAFETY: reads the mask into a word of the size of the kernel's signal set.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, 0, &raw mut mask, 8) };
     mask
 }
@@ -205,7 +188,7 @@ unsafe extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut c_v
     CALLS.fetch_add(1, SeqCst);
     MASK_ALL.fetch_and(signal_mask(), SeqCst);
     MASK_ANY.fetch_or(signal_mask(), SeqCst);
-    // SAFETY: the kernel's context of `fault_and_go_on`.
+    // SAFETY: the context of `fault_and_continue`, from the kernel.
     unsafe {
         let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
         let to = registers[libc::REG_RDX as usize];
@@ -213,7 +196,7 @@ unsafe extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut c_v
             registers[libc::REG_RIP as usize] = to;
             return;
         }
-        // As longjmp does: no return from the signal.
+        // Like longjmp: no return from the signal.
         std::arch::asm!(
             "mov rsp, {sp}", "jmp {to}",
             sp = in(reg) registers[libc::REG_RSP as usize], to = in(reg) to, options(noreturn),
@@ -221,9 +204,9 @@ unsafe extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut c_v
     }
 }
 
-/// Installs a handler; returns what was there before.
+/// Installs a handler and returns the previous action.
 fn install(signal: i32, handler: usize, flags: i32, mask: &[i32]) -> libc::sigaction {
-    // SAFETY: actions of our own; the handlers of these tests fit their flags.
+    // SAFETY: valid actions; the handlers of these tests fit their flags.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
@@ -236,15 +219,15 @@ fn install(signal: i32, handler: usize, flags: i32, mask: &[i32]) -> libc::sigac
     }
 }
 
-/// Faults often, on several goroutines, which find their signal mask unchanged (if `same_mask`).
-fn fault_on_goroutines(same_mask: bool) {
+/// Faults often, on several goroutines, which must find their signal mask unchanged.
+fn fault_on_goroutines() {
     const EACH: usize = 10;
-    runtime().run(move || {
-        let one = move || {
+    runtime().run(|| {
+        let one = || {
             for _ in 0..EACH {
                 let mask = signal_mask();
-                fault_and_go_on();
-                assert!(!same_mask || signal_mask() == mask);
+                fault_and_continue();
+                assert_eq!(signal_mask(), mask);
                 assert_eq!(signal_mask() & bit(libc::SIGSEGV), 0, "the signal is blocked");
                 yield_now();
             }
@@ -256,76 +239,62 @@ fn fault_on_goroutines(same_mask: bool) {
 
 #[test]
 fn an_earlier_handler_gets_the_mask_that_it_asked_for() {
-    if !in_child() {
-        Child::of("an_earlier_handler_gets_the_mask_that_it_asked_for").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGUSR1]);
-    fault_on_goroutines(true);
+    fault_on_goroutines();
     let (all, any) = (MASK_ALL.load(SeqCst), MASK_ANY.load(SeqCst));
-    assert_eq!(any & bit(libc::SIGSEGV), 0, "SA_NODEFER, but the signal was blocked");
-    assert_ne!(all & bit(libc::SIGUSR1), 0, "its mask was not added");
+    assert_eq!(any & bit(libc::SIGSEGV), 0, "the signal was blocked despite SA_NODEFER");
+    assert_ne!(all & bit(libc::SIGUSR1), 0, "the mask of the action was not added");
 }
 
 #[test]
 fn an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer() {
-    if !in_child() {
-        Child::of("an_earlier_handler_may_block_its_own_signal_in_spite_of_nodefer").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[libc::SIGSEGV]);
-    fault_on_goroutines(true);
-    assert_ne!(MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV), 0, "its mask was not added");
+    fault_on_goroutines();
+    assert_ne!(
+        MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV),
+        0,
+        "the mask of the action was not added"
+    );
 }
 
 #[test]
 fn an_earlier_handler_without_nodefer_runs_with_its_signal_blocked() {
-    if !in_child() {
-        Child::of("an_earlier_handler_without_nodefer_runs_with_its_signal_blocked").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     install(libc::SIGSEGV, on_fault as *const () as usize, libc::SA_SIGINFO, &[]);
-    fault_on_goroutines(true);
+    fault_on_goroutines();
     assert_ne!(MASK_ALL.load(SeqCst) & bit(libc::SIGSEGV), 0);
 }
 
 #[test]
-fn an_earlier_handler_may_jump_out() {
-    if !in_child() {
-        Child::of("an_earlier_handler_may_jump_out").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+fn an_earlier_handler_may_leave_by_a_jump() {
+    child_test!();
     WAY.store(JUMPS, SeqCst);
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_NODEFER, &[]);
-    fault_on_goroutines(true);
+    fault_on_goroutines();
 }
 
 #[test]
 fn an_earlier_handler_with_resethand_is_called_once() {
-    if !in_child() {
-        let out = Child::of("an_earlier_handler_with_resethand_is_called_once").output();
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}: {text}", out.status);
         assert!(text.contains("after the first"), "{text}");
         assert!(!text.contains("after the second"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     let handler = on_fault as *const () as usize;
     install(libc::SIGSEGV, handler, libc::SA_SIGINFO | libc::SA_RESETHAND, &[]);
     runtime()
         .run(|| {
             go(|| {
-                fault_and_go_on();
+                fault_and_continue();
                 mark("after the first");
-                fault_and_go_on();
+                fault_and_continue();
                 mark("after the second");
             })
             .join()
@@ -334,15 +303,12 @@ fn an_earlier_handler_with_resethand_is_called_once() {
 }
 
 #[test]
-fn a_sent_sigsegv_does_what_it_did_before_the_runtime() {
-    let name = "a_sent_sigsegv_does_what_it_did_before_the_runtime";
-    if !in_child() {
-        let out = Child::of(name).env("TREFOIL_TEST_ACTION", "default").output();
+fn a_sent_sigsegv_has_the_action_from_before_the_runtime() {
+    child_test!(|child| {
+        let out = child.env("TREFOIL_TEST_ACTION", "default").output();
         assert_eq!(out.status.signal(), Some(libc::SIGSEGV), "{:?}", out.status);
-        Child::of(name).env("TREFOIL_TEST_ACTION", "ignore").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+        child.env("TREFOIL_TEST_ACTION", "ignore").succeed();
+    });
     let ignore = std::env::var("TREFOIL_TEST_ACTION").unwrap() == "ignore";
     let action = if ignore { libc::SIG_IGN } else { libc::SIG_DFL };
     install(libc::SIGSEGV, action, 0, &[]);
@@ -355,10 +321,10 @@ fn a_sent_sigsegv_does_what_it_did_before_the_runtime() {
 
 static LATER_CHAINS_TO: AtomicUsize = AtomicUsize::new(0);
 
-/// A handler that was installed after the runtime's: takes its own faults, passes the others on.
+/// Installed after the runtime's handler: handles its own faults and passes the others on.
 unsafe extern "C" fn on_fault_later(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
-    // SAFETY: the kernel's arguments; the runtime's handler has this type (SA_SIGINFO).
+    // SAFETY: arguments from the kernel; the runtime's handler has this type (SA_SIGINFO).
     unsafe {
         if (*info).si_addr() as usize == 8 {
             return on_fault(signal, info, context);
@@ -377,22 +343,20 @@ fn recurse(depth: usize) -> usize {
 
 #[test]
 fn a_later_handler_may_pass_faults_on() {
-    if !in_child() {
-        let out = Child::of("a_later_handler_may_pass_faults_on").output();
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", out.status);
         assert!(text.contains("200 faults"), "{text}");
         assert!(text.contains("\"deep\" overflowed its stack"), "{text}");
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     runtime().run(yield_now);
     let handler = on_fault_later as *const () as usize;
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER;
     let before = install(libc::SIGSEGV, handler, flags, &[libc::SIGUSR1]);
     assert_ne!(before.sa_flags & libc::SA_SIGINFO, 0);
     LATER_CHAINS_TO.store(before.sa_sigaction, SeqCst);
-    fault_on_goroutines(true);
+    fault_on_goroutines();
     mark(&format!("{} faults", CALLS.load(SeqCst)));
     runtime().run(|| {
         let deep = Builder::new().name("deep").go(|| recurse(1 << 30)).unwrap();
@@ -400,19 +364,18 @@ fn a_later_handler_may_pass_faults_on() {
     });
 }
 
-// ---- alternate stacks --------------------------------------------------------------------------
-
-/// What the kernel has for this thread.
+/// Returns the alternate stack that the kernel has for this thread.
 fn threads_alternate_stack() -> libc::stack_t {
     let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
-    // SAFETY: writes our own struct.
+    // SAFETY: writes one struct.
     unsafe { libc::syscall(libc::SYS_sigaltstack, 0, &raw mut stack) };
     stack
 }
 
+/// Returns the alternate stack that the goroutine sees.
 fn alternate_stack() -> libc::stack_t {
     let mut stack = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
-    // SAFETY: writes our own struct.
+    // SAFETY: writes one struct.
     assert_eq!(unsafe { libc::sigaltstack(null(), &raw mut stack) }, 0);
     stack
 }
@@ -438,22 +401,18 @@ extern "C" fn on_usr1(_: i32) {
     HANDLED_AT.store(&raw const here as usize, SeqCst);
 }
 
-/// A library that takes the goroutine for its thread gives it an alternate stack, and takes it away with
-/// the goroutine.
+/// A library that takes the goroutine for a thread gives it an alternate stack, which ends with the
+/// goroutine.
 #[test]
-fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
-    if !in_child() {
-        Child::of("an_alternate_stack_of_a_goroutine_stays_with_the_goroutine").succeed();
-        return;
-    }
+fn an_alternate_stack_belongs_to_its_goroutine() {
+    child_test!();
     const BYTES: usize = 128 << 10;
-    let _watchdog = watchdog();
     install(libc::SIGUSR1, on_usr1 as *const () as usize, libc::SA_ONSTACK, &[]);
     let installs = || {
         let threads = threads_alternate_stack();
         assert_eq!(threads.ss_flags, 0);
-        assert!(alternate_stack().ss_size >= 64 << 10, "a library would not be content");
-        // SAFETY: memory of our own, unmapped at the end; signals to this thread.
+        assert!(alternate_stack().ss_size >= 64 << 10, "too small for the libraries that check it");
+        // SAFETY: new memory, unmapped at the end; signals to this thread.
         unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -469,7 +428,7 @@ fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
             assert_eq!(libc::sigaltstack(&raw const small, null_mut()), -1);
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
             libc::munmap(memory, BYTES);
-            // What the thread would do with a signal now, without another one to go to.
+            // The handler must not run on the unmapped stack.
             libc::raise(libc::SIGUSR1);
             let disabled =
                 libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
@@ -486,7 +445,7 @@ fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
         for _ in 0..20 {
             let (at, range) = go(installs).join().unwrap();
             assert!(range.contains(&at), "the handler ran at {at:x}, not in {range:x?}");
-            // The next goroutine, which may have the same stack, knows nothing of it.
+            // The next goroutine, which may have the same stack, must not see it.
             let next =
                 go(|| (alternate_stack().ss_sp as usize, threads_alternate_stack().ss_sp as usize));
             let (its, threads) = next.join().unwrap();
@@ -495,27 +454,27 @@ fn an_alternate_stack_of_a_goroutine_stays_with_the_goroutine() {
     });
 }
 
-/// What [`installs_on_fiber`] installs: memory that is never used.
+/// What [`installs_on_fiber`] installs. The memory is never used.
 const FIBERS_STACK: libc::stack_t = libc::stack_t {
     ss_sp: std::ptr::without_provenance_mut(1 << 20),
     ss_flags: 0,
     ss_size: 1 << 17,
 };
-/// Whether the kernel had the fiber's alternate stack.
+/// 1 if the kernel had the fiber's alternate stack, 0 if not, -1 before the test.
 static FIBER_CHANGED_THREAD: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn installs_on_fiber() {
     let before = threads_alternate_stack();
-    // SAFETY: passes a struct by reference; no signal comes before it is taken out again.
+    // SAFETY: passes a struct by reference; no signal arrives before it is removed again.
     let installed = unsafe { libc::sigaltstack(&FIBERS_STACK, null_mut()) };
     let now = threads_alternate_stack();
-    // SAFETY: what the thread had, in case it was changed.
+    // SAFETY: restores the thread's stack, in case it was changed.
     unsafe { libc::syscall(libc::SYS_sigaltstack, &raw const before, 0) };
     let changed = installed != 0 || now.ss_sp != before.ss_sp;
     FIBER_CHANGED_THREAD.store(i32::from(changed), SeqCst);
 }
 
-/// Runs `f` on a stack of its own, as libraries with fibers do.
+/// Runs `f` on another stack, as libraries with fibers do.
 fn run_on_fiber(f: extern "C" fn()) {
     let mut stack = vec![0u8; 256 << 10];
     // SAFETY: contexts and a stack that live until `f` has returned to `here`.
@@ -532,12 +491,8 @@ fn run_on_fiber(f: extern "C" fn()) {
 }
 
 #[test]
-fn an_alternate_stack_of_a_fiber_stays_with_its_goroutine() {
-    if !in_child() {
-        Child::of("an_alternate_stack_of_a_fiber_stays_with_its_goroutine").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+fn an_alternate_stack_set_on_a_fiber_belongs_to_its_goroutine() {
+    child_test!();
     Runtime::builder().procs(1).build().unwrap().run(|| {
         let one = go(|| {
             let _one_thread = trefoil::no_preempt();
@@ -545,12 +500,16 @@ fn an_alternate_stack_of_a_fiber_stays_with_its_goroutine() {
             alternate_stack().ss_sp == FIBERS_STACK.ss_sp
         });
         let is_kept = one.join().unwrap();
-        assert_eq!(FIBER_CHANGED_THREAD.load(SeqCst), 0, "the thread was changed");
-        assert!(is_kept, "the goroutine does not know it");
+        assert_eq!(
+            FIBER_CHANGED_THREAD.load(SeqCst),
+            0,
+            "the thread's alternate stack was changed"
+        );
+        assert!(is_kept, "the goroutine must see the alternate stack");
     });
 }
 
-/// What a handler got for its `sigaltstack`: the flags it read, the error when it wrote.
+/// The flags that a handler read with `sigaltstack`, and the error of its attempt to set them.
 static HANDLERS_FLAGS: AtomicI32 = AtomicI32::new(0);
 static HANDLERS_ERROR: AtomicI32 = AtomicI32::new(0);
 
@@ -564,11 +523,7 @@ extern "C" fn installs_in_handler(_: i32) {
 
 #[test]
 fn a_handler_on_the_alternate_stack_cannot_change_it() {
-    if !in_child() {
-        Child::of("a_handler_on_the_alternate_stack_cannot_change_it").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     install(libc::SIGUSR1, installs_in_handler as *const () as usize, 0, &[]);
     runtime().run(|| {
         // SAFETY: a signal to this thread.

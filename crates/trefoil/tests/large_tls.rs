@@ -1,9 +1,9 @@
-//! A program with more thread-local storage than a default stack is large: 1 MiB of zeroes, and half as
-//! much with initial values. A std thread runs in it; so must goroutines, and the runtime's own threads.
+//! A program whose thread-local storage is larger than a default stack: 1 MiB of zeroes, and half
+//! as much with initial values. Plain threads work with it; so must goroutines and the Ms.
 
 mod common;
 
-use common::{Child, in_child, join_all, rss, watchdog};
+use common::{child_test, join_all, rss};
 use std::cell::RefCell;
 use trefoil::{Builder, Runtime, go, yield_now};
 
@@ -45,16 +45,12 @@ fn recurse(depth: usize) -> usize {
 }
 
 #[test]
-fn goroutines_have_large_thread_local_storage() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        for debug in ["procs=2", "tls=pthread", "guards=mprotect"] {
-            let child = Child::of("goroutines_have_large_thread_local_storage");
-            let child = if debug == "procs=2" { child } else { child.env("TREFOIL_DEBUG", debug) };
-            child.succeed();
-        }
-        return;
-    }
+fn goroutines_run_with_more_thread_local_storage_than_a_stack() {
+    child_test!(|child| {
+        child.succeed();
+        child.env("TREFOIL_DEBUG", "tls=pthread").succeed();
+        child.env("TREFOIL_DEBUG", "guards=mprotect").succeed();
+    });
     std::thread::spawn(|| use_both(3)).join().unwrap();
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| {
@@ -66,7 +62,7 @@ fn goroutines_have_large_thread_local_storage() {
             let small = Builder::new().stack_size(kib << 10);
             let used = small.go(move || {
                 use_both(9);
-                // 30 KiB of stack are left whatever the thread-locals take.
+                // The thread-locals leave at least 30 KiB of stack.
                 recurse(20)
             });
             assert_eq!(used.unwrap().join().unwrap(), 210);
@@ -78,15 +74,11 @@ fn goroutines_have_large_thread_local_storage() {
     });
 }
 
-/// Zeroes that no goroutine touches cost nothing, as in a thread: neither while the goroutines live nor
-/// in the stacks that the runtime keeps of them.
+/// As in a thread: neither while the goroutines live nor in the stacks that the runtime keeps for
+/// reuse.
 #[test]
-fn untouched_zeroes_take_no_memory() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("untouched_zeroes_take_no_memory").succeed();
-        return;
-    }
+fn zeroed_thread_locals_take_no_memory_until_they_are_used() {
+    child_test!();
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| {
         let before = rss();

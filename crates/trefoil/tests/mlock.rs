@@ -2,16 +2,16 @@
 
 mod common;
 
-use common::{Child, in_child, join_all, rss};
+use common::{Child, child_test, join_all, rss};
 use std::hint::black_box;
 use std::sync::Arc;
 use trefoil::{Builder, Runtime, go, yield_now};
 
 const GOROUTINES: usize = 10_000;
-/// Stacks of the goroutines: three pages each, some more of those that recurse, and the chunks that
-/// existed when the program locked what there was (64 MiB each).
+/// Stacks of the goroutines: three pages each, some more for those that recurse, and the chunks
+/// that existed when the program locked its memory (64 MiB each).
 const RSS_MAX: u64 = 500 << 20;
-/// What the child says where the kernel does not let it lock.
+/// What the child writes if the kernel does not let it lock.
 const REFUSED: &str =
     "mlockall is refused here: this test needs CAP_IPC_LOCK or a larger `ulimit -l`";
 
@@ -31,7 +31,7 @@ fn recurse(depth: usize) -> usize {
     if depth == 0 { frame[0] } else { recurse(depth - 1) + frame[63] }
 }
 
-/// Many goroutines at once, then again on recycled stacks, and stacks of other sizes.
+/// Runs many goroutines at once, again on recycled stacks, and some on stacks of other sizes.
 fn work() {
     for _ in 0..2 {
         let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -58,25 +58,20 @@ fn work() {
     assert!(rss < RSS_MAX, "{} MiB of memory in use", rss >> 20);
 }
 
-fn ends_well(test: &str, debug: Option<&str>) {
-    let mut child = Child::of(test);
-    if let Some(debug) = debug {
-        child = child.env("TREFOIL_DEBUG", debug);
-    }
-    let text = child.succeed();
-    if text.contains(REFUSED) {
+/// Runs the child, which must succeed. Prints a line if it could not lock memory.
+fn succeed(child: &Child) {
+    if child.succeed().contains(REFUSED) {
         eprintln!("skipped: {REFUSED}");
     }
 }
 
 #[test]
 fn goroutines_run_after_the_program_has_locked_its_memory() {
-    if !in_child() {
-        for debug in [None, Some("guards=mprotect"), Some("tls=pthread")] {
-            ends_well("goroutines_run_after_the_program_has_locked_its_memory", debug);
-        }
-        return;
-    }
+    child_test!(|child| {
+        succeed(child);
+        succeed(&child.env("TREFOIL_DEBUG", "guards=mprotect"));
+        succeed(&child.env("TREFOIL_DEBUG", "tls=pthread"));
+    });
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| join_all((0..100).map(|_| go(yield_now))));
     if lock_all() {
@@ -86,26 +81,23 @@ fn goroutines_run_after_the_program_has_locked_its_memory() {
 
 #[test]
 fn a_runtime_starts_after_the_program_has_locked_its_memory() {
-    if !in_child() {
-        for debug in [None, Some("guards=mprotect")] {
-            ends_well("a_runtime_starts_after_the_program_has_locked_its_memory", debug);
-        }
-        return;
-    }
+    child_test!(|child| {
+        succeed(child);
+        succeed(&child.env("TREFOIL_DEBUG", "guards=mprotect"));
+    });
     if lock_all() {
         Runtime::builder().procs(2).build().unwrap().run(work);
     }
 }
 
-/// A guard is still there: the overflow is reported, and no neighbour is overwritten.
+/// The guard is still there: no neighbour is overwritten.
 #[test]
-fn an_overflow_is_caught_in_locked_memory() {
-    if !in_child() {
-        let out = Child::of("an_overflow_is_caught_in_locked_memory").output();
+fn a_stack_overflow_is_reported_in_locked_memory() {
+    child_test!(|child| {
+        let out = child.output();
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(text.contains(REFUSED) || text.contains("overflowed its stack"), "{text}");
-        return;
-    }
+    });
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| go(yield_now).join().unwrap());
     if lock_all() {

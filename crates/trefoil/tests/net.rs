@@ -1,13 +1,13 @@
-//! The network: sockets that read like std's, and who uses them. (Other types than TCP are in `net_types.rs`.)
+//! TCP sockets and deadlines. (Other types are in `net_types.rs`.)
 //!
-//! Loopback only, bounded in count and time. Behaviours that Go's own tests assert are tried at one, two and eight
-//! Ps, with Go's numbers.
+//! Loopback only, bounded in count and time. What Go's own tests assert is tested at 1, 2 and 8 Ps,
+//! with Go's numbers.
 
 mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, in_child, runtime, watchdog, yield_until};
+use common::{child_test, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};
@@ -21,14 +21,12 @@ use trefoil::net::{TcpStream, UnixStream, pipe};
 use trefoil::time::sleep;
 use trefoil::{Runtime, go};
 
-// ---- what Go's tests assert -------------------------------------------------------------------------------
-
 #[test]
-fn connect_times_out() {
+fn connect_to_a_full_queue_times_out() {
     at_each(|| {
-        // A queue of one, and nobody accepts: the kernel lets later ones wait.
+        // The queue has one place, and the listener does not accept: later connections wait.
         let full = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        // SAFETY: a system call on our own descriptor.
+        // SAFETY: a system call on the test's own descriptor.
         assert_eq!(unsafe { libc::listen(full.as_raw_fd(), 0) }, 0);
         let addr = full.local_addr().unwrap();
         let mut inside = Vec::new();
@@ -49,7 +47,7 @@ fn connect_times_out() {
 }
 
 #[test]
-fn connection_refused() {
+fn connect_to_a_closed_port_is_refused() {
     at_each(|| {
         let (listener, addr) = listen();
         drop(listener);
@@ -58,7 +56,7 @@ fn connection_refused() {
 }
 
 #[test]
-fn accept_times_out() {
+fn accept_times_out_and_works_afterwards() {
     at_each(|| {
         let (listener, addr) = listen();
         for timeout in [Duration::ZERO, MS, 20 * MS] {
@@ -77,7 +75,7 @@ fn accept_times_out() {
 }
 
 #[test]
-fn read_times_out_and_goes_on() {
+fn a_read_times_out_and_works_afterwards() {
     at_each(|| {
         let (mut client, mut server) = tcp_pair();
         let mut bytes = [0; 16];
@@ -96,7 +94,7 @@ fn read_times_out_and_goes_on() {
 }
 
 #[test]
-fn write_times_out_and_loses_nothing() {
+fn a_write_that_times_out_loses_no_bytes() {
     at_each(|| {
         let (client, mut server) = tcp_pair();
         let written = fill(&client);
@@ -110,7 +108,7 @@ fn write_times_out_and_loses_nothing() {
 }
 
 #[test]
-fn timeouts_of_each_call() {
+fn a_read_timeout_applies_to_each_call() {
     at_each(|| {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         assert_eq!(one.read_timeout().unwrap(), None);
@@ -120,7 +118,7 @@ fn timeouts_of_each_call() {
         );
         one.set_read_timeout(Some(15 * MS)).unwrap();
         assert_eq!(one.read_timeout().unwrap(), Some(15 * MS));
-        // Each call has its own: no sum of them fails.
+        // The timeout starts anew with each call, so that the sum of the waits may exceed it.
         let writer = go(move || {
             for _ in 0..4 {
                 sleep(3 * MS);
@@ -131,7 +129,7 @@ fn timeouts_of_each_call() {
         let mut byte = [0];
         let mut got = 0;
         while got < 4 {
-            // A busy machine may be late; the call itself is right either way.
+            // On a busy machine the writer may be late: then the call times out.
             match one.read(&mut byte) {
                 Ok(n) => got += n,
                 Err(e) => assert_eq!(e.kind(), ErrorKind::TimedOut),
@@ -145,7 +143,7 @@ fn timeouts_of_each_call() {
 }
 
 #[test]
-fn a_prolonged_deadline_never_fires() {
+fn a_deadline_that_is_replaced_does_not_fire() {
     at_each(|| {
         let (client, mut server) = tcp_pair();
         let client = Arc::new(client);
@@ -154,15 +152,14 @@ fn a_prolonged_deadline_never_fires() {
             let client = client.clone();
             go(move || (&*client).read(&mut [0; 4]))
         };
-        // Each of them would fire before the next is set, if it were not for the next: on a machine that is not
-        // late. So they are far enough away, and many.
+        // Deadlines that are replaced during the read; far enough away for a busy machine.
         for _ in 0..100 {
             client.set_read_deadline(soon(Duration::from_secs(20))).unwrap();
             sleep(MS / 2);
         }
         server.write_all(b"x").unwrap();
         assert_eq!(reader.join().unwrap().unwrap(), 1);
-        // Go's: deadlines that are moved before they are reached.
+        // As in Go's test: deadlines that are replaced before they are reached.
         for _ in 0..50 {
             client.set_read_deadline(soon(10 * MS)).unwrap();
             client.set_read_deadline(None).unwrap();
@@ -179,7 +176,7 @@ fn a_prolonged_deadline_never_fires() {
 }
 
 #[test]
-fn deadlines_race_with_calls() {
+fn calls_return_while_deadlines_are_set_at_the_same_time() {
     at_each(|| {
         let (client, server) = tcp_pair();
         let client = Arc::new(client);
@@ -213,7 +210,7 @@ fn deadlines_race_with_calls() {
         for handle in setters {
             handle.join().unwrap();
         }
-        // Whoever waits now waits for a deadline that has passed.
+        // The deadlines have passed: neither call may wait for ever.
         reader.join().unwrap();
         writer.join().unwrap();
         drop(server);
@@ -221,7 +218,7 @@ fn deadlines_race_with_calls() {
 }
 
 #[test]
-fn a_past_deadline_fails_even_with_data_waiting() {
+fn a_past_deadline_fails_calls_that_need_not_wait() {
     at_each(|| {
         let (mut client, mut server) = tcp_pair();
         server.write_all(b"hello").unwrap();
@@ -271,7 +268,9 @@ fn close_ends_waiting_calls() {
                 })
                 .collect();
             if round % 2 == 0 {
-                yield_until("three readers", || trefoil::debug::stats().io_waiters >= 4);
+                yield_until("three readers and an acceptor to wait", || {
+                    trefoil::debug::stats().io_waiters >= 4
+                });
             }
             client.close().unwrap();
             listener.close().unwrap();
@@ -285,7 +284,7 @@ fn close_ends_waiting_calls() {
     });
 }
 
-/// In the first round a writer waits as well.
+/// In the first round a writer waits as well, and is ended by the close of a clone.
 fn fill_once(round: usize, client: &TcpStream) {
     if round != 0 {
         return;
@@ -294,7 +293,7 @@ fn fill_once(round: usize, client: &TcpStream) {
     let clone = client.try_clone().unwrap();
     let closed = Arc::new(clone);
     let writing = closed.clone();
-    // The kernel may find room for some more.
+    // The kernel may still find room for some bytes.
     let writer = go(move || {
         loop {
             if let Err(e) = (&*writing).write(&[0; 1000]) {
@@ -302,18 +301,14 @@ fn fill_once(round: usize, client: &TcpStream) {
             }
         }
     });
-    yield_until("a writer", || trefoil::debug::stats().io_waiters >= 1);
+    yield_until("the writer to wait", || trefoil::debug::stats().io_waiters >= 1);
     closed.close().unwrap();
     assert_eq!(writer.join().unwrap(), ErrorKind::NotConnected);
 }
 
 #[test]
-fn a_closed_socket_is_closed_once() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("a_closed_socket_is_closed_once").succeed();
-        return;
-    }
+fn a_closed_socket_does_not_touch_a_reused_descriptor() {
+    child_test!();
     runtime(1).run(|| {
         let (mut one, _other) = UnixStream::pair().unwrap();
         one.close().unwrap();
@@ -328,7 +323,7 @@ fn a_closed_socket_is_closed_once() {
 }
 
 #[test]
-fn a_read_of_no_bytes_does_not_wait() {
+fn reads_and_writes_of_no_bytes_do_not_wait() {
     at_each(|| {
         let (mut client, _server) = tcp_pair();
         assert_eq!(client.read(&mut []).unwrap(), 0);
@@ -337,7 +332,7 @@ fn a_read_of_no_bytes_does_not_wait() {
 }
 
 #[test]
-fn many_accept_at_once() {
+fn ten_acceptors_accept_every_connection() {
     at_each(|| {
         const ACCEPTORS: usize = 10;
         const EACH: usize = 20;
@@ -357,9 +352,10 @@ fn many_accept_at_once() {
     });
 }
 
-/// One edge for two connections: both acceptors must come out, also the one that was just going to wait.
+/// epoll may report two connections by one edge: both acceptors must return, also one that is about
+/// to wait.
 #[test]
-fn no_acceptor_sleeps_through_an_edge() {
+fn two_connections_wake_two_acceptors() {
     at_each(|| {
         let (listener, addr) = listen();
         let listener = Arc::new(listener);
@@ -378,7 +374,7 @@ fn no_acceptor_sleeps_through_an_edge() {
 }
 
 #[test]
-fn stress() {
+fn two_connections_echo_ten_thousand_messages_in_order() {
     at_each(|| {
         const CONNS: usize = 2;
         const MESSAGES: usize = 10_000;
@@ -444,7 +440,7 @@ fn a_hundred_blocked_pipe_reads_need_no_threads() {
                     })
                 })
                 .collect();
-            yield_until("a hundred readers", || trefoil::debug::stats().io_waiters == 100);
+            yield_until("a hundred readers to wait", || trefoil::debug::stats().io_waiters == 100);
             assert!(trefoil::debug::stats().threads <= 12, "{:?}", trefoil::debug::stats());
             for (i, mut writer) in writers.into_iter().enumerate() {
                 writer.write_all(&[i as u8]).unwrap();
@@ -456,10 +452,8 @@ fn a_hundred_blocked_pipe_reads_need_no_threads() {
     }
 }
 
-// ---- who uses them ----------------------------------------------------------------------------------------
-
 #[test]
-fn plain_threads_use_the_same_sockets() {
+fn plain_threads_and_goroutines_use_the_same_sockets() {
     let _watchdog = watchdog();
     let (mut client, mut server) = tcp_pair();
     client.set_read_deadline(soon(20 * MS)).unwrap();
@@ -477,7 +471,7 @@ fn plain_threads_use_the_same_sockets() {
         client.read_exact(&mut answer).unwrap();
         assert_eq!(u32::from_le_bytes(answer), i);
     }
-    // And a goroutine beside them.
+    // The same socket on a goroutine.
     let client = trefoil::run(move || {
         client.write_all(b"four").unwrap();
         client.read_exact(&mut [0; 4]).unwrap();
@@ -488,12 +482,12 @@ fn plain_threads_use_the_same_sockets() {
 }
 
 #[test]
-fn two_runtimes_share_sockets() {
+fn two_runtimes_read_from_one_socket() {
     let _watchdog = watchdog();
     let (client, server) = tcp_pair();
     let (client, server) = (Arc::new(client), Arc::new(server));
     let (one, two) = (runtime(1), runtime(2));
-    // Both wait for the same socket, and each byte is read by one of them.
+    // Both wait for the same socket. Each byte is read by one of them.
     let read = Arc::new(AtomicU64::new(0));
     let reader = |runtime: &Runtime| {
         let (server, read) = (server.clone(), read.clone());
@@ -521,7 +515,7 @@ fn two_runtimes_share_sockets() {
 }
 
 #[test]
-fn a_runtime_goes_while_goroutines_wait() {
+fn goroutines_of_a_dropped_runtime_take_no_wake_ups_of_a_socket() {
     let _watchdog = watchdog();
     for procs in [1, 2, 8] {
         let (client, server) = tcp_pair();
@@ -534,7 +528,7 @@ fn a_runtime_goes_while_goroutines_wait() {
             yield_until("two to wait", || trefoil::debug::stats().io_waiters == 2);
         });
         drop(runtime);
-        // Others go on with the socket: who is left does not take their wake-ups.
+        // Threads use the socket: the orphaned goroutines must not take their wake-ups.
         for _ in 0..20 {
             let reading = server.clone();
             let reader = std::thread::spawn(move || (&*reading).read(&mut [0; 1]).unwrap());
@@ -546,7 +540,7 @@ fn a_runtime_goes_while_goroutines_wait() {
 }
 
 #[test]
-fn reader_and_writer_at_once() {
+fn a_socket_is_read_and_written_at_the_same_time() {
     at_each(|| {
         let (client, server) = tcp_pair();
         let (client, server) = (Arc::new(client), Arc::new(server));
@@ -587,7 +581,7 @@ fn reader_and_writer_at_once() {
 }
 
 #[test]
-fn halves_vectors_peeks_and_half_closes() {
+fn split_halves_do_vectored_io_and_close_their_direction() {
     at_each(|| {
         let (client, server) = tcp_pair();
         let (mut reads, mut writes) = client.split();
@@ -595,7 +589,7 @@ fn halves_vectors_peeks_and_half_closes() {
         let writer = go(move || {
             let parts = [IoSlice::new(b"one "), IoSlice::new(b"two "), IoSlice::new(b"three")];
             assert_eq!(writes.write_vectored(&parts).unwrap(), 13);
-            // The half is dropped: the direction ends.
+            // Dropping this half closes its direction.
         });
         let mut peeked = [0; 13];
         while server.peek(&mut peeked).unwrap() < 13 {
@@ -607,7 +601,7 @@ fn halves_vectors_peeks_and_half_closes() {
             server.read_vectored(&mut [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b)]).unwrap();
         assert_eq!((n, &a[..], &b[..7]), (13, &b"one tw"[..], &b"o three"[..]));
         writer.join().unwrap();
-        assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "half closed");
+        assert_eq!(server.read(&mut [0; 8]).unwrap(), 0, "the direction is closed");
         server.write_all(b"still open").unwrap();
         drop(server);
         let mut rest = String::new();

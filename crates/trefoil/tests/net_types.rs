@@ -1,4 +1,4 @@
-//! The network: datagrams, Unix sockets and pipes, what moves between them, and peers that behave badly.
+//! Datagrams, Unix sockets and pipes, copies between them, and peers that behave badly.
 //!
 //! Loopback only, bounded in count and time.
 
@@ -6,7 +6,7 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, in_child, runtime, watchdog, yield_until};
+use common::{Child, child_test, runtime, test_name, watchdog, yield_until};
 #[cfg(feature = "std")]
 use common::{flag, once_in_five, same};
 use rand::rngs::StdRng;
@@ -26,7 +26,7 @@ use trefoil::net::{
 use trefoil::time::sleep;
 use trefoil::{chan, go};
 
-/// Sockets and pipes of this process. (The runtime itself opens other files now and then.)
+/// Returns the number of open sockets and pipes. (The runtime opens other files now and then.)
 fn open_sockets() -> usize {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
         std::fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok()
@@ -34,10 +34,8 @@ fn open_sockets() -> usize {
     links.filter(|link| link.starts_with("socket:") || link.starts_with("pipe:")).count()
 }
 
-// ---- other types ------------------------------------------------------------------------------------------
-
 #[test]
-fn udp() {
+fn udp_sockets_send_receive_peek_and_time_out() {
     at_each(|| {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = server.local_addr().unwrap();
@@ -154,6 +152,7 @@ fn an_address_that_needs_no_lookup_does_not_cost_the_p() {
     });
 }
 
+/// Returns a path that is not used otherwise.
 fn temp_path(name: &str) -> std::path::PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -163,7 +162,7 @@ fn temp_path(name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn unix_streams() {
+fn unix_streams_echo_to_twenty_clients() {
     at_each(|| {
         let path = temp_path("stream");
         let listener = UnixListener::bind(&path).unwrap();
@@ -195,13 +194,13 @@ fn unix_streams() {
     });
 }
 
-/// A listener's queue that is full has no event: connecting waits all the same, as std's does.
+/// epoll reports no event for a full queue: `connect` waits nevertheless, as std's does.
 #[test]
 fn unix_connect_waits_for_room_in_the_queue() {
     at_each(|| {
         let path = temp_path("full");
         let listener = UnixListener::bind(&path).unwrap();
-        // SAFETY: a system call on our own descriptor.
+        // SAFETY: a system call on the test's own descriptor.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let clients: Vec<_> = (0..5)
             .map(|_| {
@@ -218,12 +217,12 @@ fn unix_connect_waits_for_room_in_the_queue() {
 }
 
 #[test]
-fn unix_datagrams() {
+fn unix_datagrams_wait_for_room_and_keep_their_order() {
     at_each(|| {
         let (path, back) = (temp_path("datagram"), temp_path("back"));
         let server = UnixDatagram::bind(&path).unwrap();
         let client = UnixDatagram::bind(&back).unwrap();
-        // More than the queue holds: sending waits for room.
+        // More than the queue has room for: sending waits.
         let sender = {
             let path = path.clone();
             go(move || {
@@ -257,7 +256,7 @@ fn unix_datagrams() {
 }
 
 #[test]
-fn abstract_addresses() {
+fn abstract_unix_addresses_can_be_bound_and_connected() {
     use std::os::linux::net::SocketAddrExt;
     at_each(|| {
         let name = temp_path("abstract");
@@ -276,7 +275,7 @@ fn abstract_addresses() {
 }
 
 #[test]
-fn pipes() {
+fn a_pipe_transfers_more_than_it_holds_and_reports_a_closed_end() {
     at_each(|| {
         let (mut reader, mut writer) = pipe().unwrap();
         reader.set_read_deadline(soon(5 * MS)).unwrap();
@@ -289,7 +288,7 @@ fn pipes() {
         reader.read_to_end(&mut all).unwrap();
         assert!(all == bytes);
         handle.join().unwrap();
-        // The other end is gone.
+        // The other end is closed.
         let (reader, mut writer) = pipe().unwrap();
         drop(reader);
         assert_eq!(writer.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
@@ -297,7 +296,7 @@ fn pipes() {
 }
 
 #[test]
-fn a_childs_output_is_a_pipe() {
+fn the_output_of_a_child_can_be_read_as_a_pipe() {
     at_each(|| {
         let mut child = std::process::Command::new("sh")
             .args(["-c", "sleep 0.02; echo from the child"])
@@ -312,7 +311,7 @@ fn a_childs_output_is_a_pipe() {
 }
 
 #[test]
-fn from_std_and_back() {
+fn sockets_convert_from_std_and_back() {
     at_each(|| {
         let listener = TcpListener::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let addr = listener.local_addr().unwrap();
@@ -320,7 +319,7 @@ fn from_std_and_back() {
         let (mut server, _) = listener.accept().unwrap();
         let client = client.join().unwrap();
         server.write_all(b"hello").unwrap();
-        // It blocks again, like any of std's.
+        // It blocks again, like any socket of std.
         let mut client = client.into_std().unwrap();
         let mut bytes = [0; 5];
         client.read_exact(&mut bytes).unwrap();
@@ -328,7 +327,7 @@ fn from_std_and_back() {
         assert!(client.as_fd().as_raw_fd() > 0);
         let (reads, writes) = client.split();
         let raw = server.into_raw_fd();
-        // SAFETY: just taken out of its owner.
+        // SAFETY: `into_raw_fd` has given up the ownership.
         drop(unsafe { OwnedFd::from_raw_fd(raw) });
         drop((reads, writes));
         let (one, _other) = UnixStream::pair().unwrap();
@@ -338,7 +337,7 @@ fn from_std_and_back() {
 }
 
 #[test]
-fn a_context_ends_calls() {
+fn a_context_that_is_done_ends_socket_calls() {
     at_each(|| {
         let (client, mut server) = tcp_pair();
         let client = Arc::new(client);
@@ -346,13 +345,13 @@ fn a_context_ends_calls() {
         let guard = client.cancel_on(&ctx);
         let reading = client.clone();
         let reader = go(move || (&*reading).read(&mut [0; 8]));
-        yield_until("the reader", || trefoil::debug::stats().io_waiters == 1);
+        yield_until("the reader to wait", || trefoil::debug::stats().io_waiters == 1);
         cancel.cancel();
         let e = reader.join().unwrap().unwrap_err();
         let source = e.get_ref().and_then(|e| e.downcast_ref::<ContextError>());
         assert_eq!(source, Some(&ContextError::Canceled));
         assert!((&*client).write(b"x").is_err());
-        // Without the guard it is a socket as before.
+        // After the guard is dropped, the socket works as before.
         drop(guard);
         server.write_all(b"x").unwrap();
         assert_eq!((&*client).read(&mut [0; 8]).unwrap(), 1);
@@ -362,12 +361,12 @@ fn a_context_ends_calls() {
         let guard = client.cancel_on(&ctx);
         assert_eq!((&*client).read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(start.elapsed() >= 10 * MS);
-        // A second guard of a context that is done already.
+        // A second guard, of a context that is done already.
         let second = client.cancel_on(&ctx);
         drop(guard);
         assert!((&*client).read(&mut [0; 8]).is_err());
         drop(second);
-        // A guard that goes first leaves nothing behind.
+        // A guard that is dropped before the cancel has no effect.
         let (ctx, cancel) = Context::background().with_cancel();
         drop(client.cancel_on(&ctx));
         cancel.cancel();
@@ -384,11 +383,7 @@ fn a_context_ends_calls() {
 
 #[test]
 fn copy_to_a_closed_socket_does_not_raise_sigpipe() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("copy_to_a_closed_socket_does_not_raise_sigpipe").succeed();
-        return;
-    }
+    child_test!();
     // SAFETY: the default action, which ends the process.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     runtime(2).run(|| {
@@ -412,9 +407,9 @@ fn copy_to_a_closed_socket_does_not_raise_sigpipe() {
 }
 
 #[test]
-fn copies_from_socket_to_socket() {
+fn copy_transfers_every_byte_between_sockets_and_pipes() {
     at_each(|| {
-        // Few bytes by reads and writes, many by splice, and both in pieces.
+        // Few bytes are copied by reads and writes, many by splice.
         for size in [0, 1, 1000, 3_000_000usize] {
             let (mut client, inner) = tcp_pair();
             let (outer, server) = tcp_pair();
@@ -455,12 +450,10 @@ fn copies_from_socket_to_socket() {
     });
 }
 
-// ---- bad peers --------------------------------------------------------------------------------------------
-
-/// So that closing it resets the connection.
+/// Closes the stream so that the peer gets a reset.
 fn reset(stream: &TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // SAFETY: reads our own struct.
+    // SAFETY: reads a local variable.
     let rc = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
@@ -475,7 +468,7 @@ fn reset(stream: &TcpStream) {
 }
 
 #[test]
-fn peers_that_reset_stall_and_half_close() {
+fn resets_stalls_and_half_closes_of_a_peer_are_reported() {
     at_each(|| {
         // A reset while a read waits.
         let (mut client, server) = tcp_pair();
@@ -483,7 +476,7 @@ fn peers_that_reset_stall_and_half_close() {
             let e = client.read(&mut [0; 8]).unwrap_err().kind();
             (e, client.write(b"x").map_err(|e| e.kind()))
         });
-        yield_until("the reader", || trefoil::debug::stats().io_waiters == 1);
+        yield_until("the reader to wait", || trefoil::debug::stats().io_waiters == 1);
         reset(&server);
         let (read, write) = reader.join().unwrap();
         assert_eq!((read, write), (ErrorKind::ConnectionReset, Err(ErrorKind::BrokenPipe)));
@@ -491,7 +484,7 @@ fn peers_that_reset_stall_and_half_close() {
         // A reset while a write waits.
         let (client, server) = tcp_pair();
         fill(&client);
-        // The kernel may find room for some more.
+        // The kernel may still find room for some bytes.
         let writer = go(move || {
             loop {
                 if let Err(e) = (&client).write_all(&[0; 1000]) {
@@ -499,17 +492,17 @@ fn peers_that_reset_stall_and_half_close() {
                 }
             }
         });
-        yield_until("the writer", || trefoil::debug::stats().io_waiters == 1);
+        yield_until("the writer to wait", || trefoil::debug::stats().io_waiters == 1);
         reset(&server);
         assert_eq!(writer.join().unwrap(), ErrorKind::ConnectionReset);
 
-        // Half a frame, and then nothing.
+        // Half a frame, and then silence.
         let (mut client, mut server) = tcp_pair();
         server.write_all(b"half").unwrap();
         client.set_read_deadline(soon(20 * MS)).unwrap();
         assert_eq!(client.read_exact(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
 
-        // Half a frame, and then the end; the answer still goes out.
+        // Half a frame, and then a half close; the answer is still sent.
         let (mut client, mut server) = tcp_pair();
         server.write_all(b"half").unwrap();
         server.shutdown(Shutdown::Write).unwrap();
@@ -520,18 +513,14 @@ fn peers_that_reset_stall_and_half_close() {
 }
 
 #[test]
-fn accepting_goes_on_after_too_many_files() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("accepting_goes_on_after_too_many_files").succeed();
-        return;
-    }
+fn accept_works_again_after_emfile() {
+    child_test!();
     const CLIENTS: usize = 60;
     const FREE: u64 = 20;
     for procs in [1, 2, 8] {
         runtime(procs).run(|| {
             let (listener, addr) = listen();
-            // What the runtime needs of descriptors is there from now on.
+            // From now on the runtime has opened the descriptors that it needs.
             listener.set_deadline(soon(MS)).unwrap();
             assert!(listener.accept().is_err());
             listener.set_deadline(None).unwrap();
@@ -542,7 +531,7 @@ fn accepting_goes_on_after_too_many_files() {
                 sin_addr: libc::in_addr { s_addr: u32::from(*addr.ip()).to_be() },
                 sin_zero: [0; 8],
             };
-            // SAFETY: descriptors of our own, and structs of our own.
+            // SAFETY: local descriptors and variables.
             let clients: Vec<OwnedFd> = unsafe {
                 let socket = || libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
                 (0..CLIENTS).map(|_| OwnedFd::from_raw_fd(socket())).collect()
@@ -583,12 +572,8 @@ fn accepting_goes_on_after_too_many_files() {
 }
 
 #[test]
-fn a_thousand_connections_killed_at_random() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("a_thousand_connections_killed_at_random").succeed();
-        return;
-    }
+fn killing_connections_at_random_spares_the_others_and_leaks_nothing() {
+    child_test!();
     const CONNS: usize = 1000;
     let limit = common::raise_fd_limit();
     if limit < 2 * CONNS as u64 + 100 {
@@ -599,7 +584,7 @@ fn a_thousand_connections_killed_at_random() {
         runtime(procs).run(|| {
             let (listener, addr) = listen();
             let before = {
-                // The poller's own descriptors are there from now on.
+                // From now on the poller has opened its own descriptors.
                 drop((TcpStream::connect(addr).unwrap(), listener.accept().unwrap()));
                 let (mut a, b) = UnixStream::pair().unwrap();
                 a.set_read_deadline(soon(MS)).unwrap();
@@ -613,7 +598,7 @@ fn a_thousand_connections_killed_at_random() {
                     let stream = Arc::new(listener.accept().unwrap().0);
                     let tx = kill_tx.clone();
                     go(move || {
-                        // The first byte says whether this one is to be killed, and where.
+                        // The first byte decides whether the connection is killed, and where.
                         let mut fate = [0];
                         if (&*stream).read_exact(&mut fate).is_err() {
                             return;
@@ -650,7 +635,7 @@ fn a_thousand_connections_killed_at_random() {
                     go(move || {
                         let mut rng = StdRng::seed_from_u64(id);
                         let stream = Arc::new(TcpStream::connect(addr).unwrap());
-                        // 1: killed by the server's side; 2: by ours; else it survives.
+                        // 1: killed by the server; 2: killed by this client; else it survives.
                         let fate = rng.random_range(0..4u8);
                         if (&*stream).write_all(&[fate]).is_err() {
                             return false;
@@ -662,14 +647,14 @@ fn a_thousand_connections_killed_at_random() {
                                 let _ = stream.close();
                             })
                         });
-                        let mut whole = true;
+                        let mut complete = true;
                         for turn in 0..10u8 {
                             let sent = vec![turn ^ id as u8; rng.random_range(1..2000)];
                             let mut got = vec![0; sent.len()];
                             if (&*stream).write_all(&sent).is_err()
                                 || (&*stream).read_exact(&mut got).is_err()
                             {
-                                whole = false;
+                                complete = false;
                                 break;
                             }
                             assert!(sent == got, "connection {id}, turn {turn}");
@@ -677,40 +662,31 @@ fn a_thousand_connections_killed_at_random() {
                         if let Some(killer) = killer {
                             killer.join().unwrap();
                         }
-                        assert!(whole || fate == 1 || fate == 2, "connection {id} was lost");
-                        whole
+                        assert!(complete || fate == 1 || fate == 2, "connection {id} was lost");
+                        complete
                     })
                 })
                 .collect();
-            let survivors = clients
-                .into_iter()
-                .filter(|_| true)
-                .map(|h| h.join().unwrap())
-                .filter(|w| *w)
-                .count();
+            let survivors =
+                clients.into_iter().map(|h| h.join().unwrap()).filter(|complete| *complete).count();
             assert!((300..1000).contains(&survivors), "{survivors}");
             server.join().unwrap();
             killer.join().unwrap();
             yield_until("all goroutines to end", || trefoil::num_goroutines() == 1);
             assert_eq!(trefoil::debug::stats().io_waiters, 0);
-            // The listener went with its goroutine.
+            // The listener was dropped with its goroutine.
             assert_eq!(open_sockets(), before - 1);
         });
     }
 }
 
-/// Held open and used: `TREFOIL_TEST_CONNECTIONS` says how many.
+/// `TREFOIL_TEST_CONNECTIONS` of them are open at once (default: 2000).
 #[test]
-fn thousands_of_connections_at_once() {
-    const NAME: &str = "thousands_of_connections_at_once";
+fn thousands_of_connections_need_few_threads() {
+    child_test!();
     const TURNS: usize = 3;
     let count: usize =
         std::env::var("TREFOIL_TEST_CONNECTIONS").map_or(2000, |n| n.parse().unwrap());
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of(NAME).succeed();
-        return;
-    }
     let limit = common::raise_fd_limit();
     if limit < count as u64 + 100 {
         common::mark(&format!("skipped: only {limit} descriptors"));
@@ -751,12 +727,12 @@ fn thousands_of_connections_at_once() {
         });
         return;
     }
-    // The other half of the descriptors is a process of its own.
+    // The clients are another process, which has half of the descriptors.
     runtime(2).run(|| {
         let (listener, addr) = listen();
         let before = open_sockets();
         let client = std::thread::spawn(move || {
-            Child::of(NAME).env("TREFOIL_TEST_ADDR", &addr.to_string()).succeed()
+            Child::of(test_name!()).env("TREFOIL_TEST_ADDR", &addr.to_string()).succeed()
         });
         let start = Instant::now();
         let handlers: Vec<_> = (0..count)

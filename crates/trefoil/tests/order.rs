@@ -1,4 +1,4 @@
-//! Woken before fresh before expired: which goroutine runs next when many can.
+//! Which of many runnable goroutines runs next: woken before new before expired.
 
 mod common;
 
@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::{chan, go};
 
-/// How late sleeps of a millisecond end, on a goroutine and on an OS thread, while `work` runs.
+/// Returns how late sleeps of a millisecond end while `work` runs: all of a goroutine, sorted, and
+/// the latest of an OS thread.
 fn lateness(work: impl FnOnce()) -> (Vec<Duration>, Duration) {
     const MS: Duration = Duration::from_millis(1);
     let stop = flag();
@@ -34,15 +35,15 @@ fn lateness(work: impl FnOnce()) -> (Vec<Duration>, Duration) {
 }
 
 #[test]
-fn a_sleeper_is_on_time_beside_two_thousand_fresh_goroutines_that_compute() {
-    let _dog = watchdog();
+fn a_sleeper_is_on_time_beside_two_thousand_new_goroutines_that_compute() {
+    let _watchdog = watchdog();
     once_in_five(|| {
         runtime(2).run(|| {
             let (late, of_thread) = lateness(|| {
                 join_all((0..2_000).map(|_| go(|| spin(Duration::from_micros(500)))));
             });
             let (p99, max) = (late[late.len() * 99 / 100], late[late.len() - 1]);
-            // What the machine does to a thread it does to us as well.
+            // The machine delays goroutines at least as much as threads.
             let ok = p99 <= Duration::from_millis(3) + of_thread
                 && max <= Duration::from_millis(20) + 2 * of_thread;
             if ok {
@@ -55,8 +56,8 @@ fn a_sleeper_is_on_time_beside_two_thousand_fresh_goroutines_that_compute() {
 }
 
 #[test]
-fn woken_goroutines_run_before_fresh_ones() {
-    let _dog = watchdog();
+fn woken_goroutines_run_before_new_ones() {
+    let _watchdog = watchdog();
     runtime(1).run(|| {
         let order = Arc::new(Mutex::new(Vec::new()));
         let note = |name: &'static str| {
@@ -75,19 +76,19 @@ fn woken_goroutines_run_before_fresh_ones() {
             })
             .collect();
         trefoil::time::sleep(Duration::from_millis(20));
-        let fresh: Vec<_> = (0..32).map(|_| go(note("fresh"))).collect();
+        let new_ones: Vec<_> = (0..32).map(|_| go(note("new"))).collect();
         wake.iter().for_each(|wake| wake.send(()).unwrap());
-        join_all(fresh.into_iter().chain(woken));
+        join_all(new_ones.into_iter().chain(woken));
         let order = order.lock().unwrap();
         let last_woken = order.iter().rposition(|&name| name == "woken").unwrap();
-        // Every 16th turn is a fresh one's.
+        // Every 16th turn belongs to a new goroutine.
         assert!(last_woken < 8 + 3, "the last woken goroutine was number {last_woken}: {order:?}");
     });
 }
 
 #[test]
-fn fresh_goroutines_do_not_starve_beside_goroutines_that_wake_each_other() {
-    let _dog = watchdog();
+fn new_goroutines_do_not_starve_beside_goroutines_that_wake_each_other() {
+    let _watchdog = watchdog();
     runtime(1).run(|| {
         let stop = flag();
         let rounds = Arc::new(AtomicUsize::new(0));
@@ -112,7 +113,7 @@ fn fresh_goroutines_do_not_starve_beside_goroutines_that_wake_each_other() {
             })
             .collect();
         trefoil::time::sleep(Duration::from_millis(5));
-        // Ten in a row, each started by the one before: each must have its turn.
+        // Ten goroutines, each started by the previous one: each must get a turn.
         let before = rounds.load(Ordering::Relaxed);
         let start = Instant::now();
         fn line(left: usize) {
@@ -124,10 +125,10 @@ fn fresh_goroutines_do_not_starve_beside_goroutines_that_wake_each_other() {
         let (took, others) = (start.elapsed(), rounds.load(Ordering::Relaxed) - before);
         stop.store(true, Ordering::Relaxed);
         join_all(pairs);
-        // A turn at least once in 16; a slice is 10 ms.
+        // At least one turn in 16; a time slice is 10 ms.
         assert!(
             took < Duration::from_secs(5),
-            "ten fresh goroutines took {took:?} ({others} rounds)"
+            "ten new goroutines took {took:?} ({others} rounds)"
         );
     });
 }

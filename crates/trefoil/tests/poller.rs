@@ -1,9 +1,11 @@
-//! The poller: who waits for a descriptor occupies no thread and is always found. It is in shards: descriptors are at
-//! home with the P that first waited for them, and are seen to whatever becomes of that P.
+//! The poller: a goroutine that waits for a descriptor occupies no thread and is always woken. The
+//! poller has shards: a descriptor belongs to the shard of the P on which a goroutine first waited
+//! for it, and is polled whatever becomes of that P. Statements 22 and 23 of the table in
+//! `mission/main.rs`.
 
 mod common;
 
-use common::{Child, MS, hold_until, in_child, join_all, runtime, watchdog, yield_until};
+use common::{MS, child_test, hold_until, join_all, runtime, watchdog, yield_until};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{self, Read, Write};
@@ -14,16 +16,16 @@ use trefoil::net::{TcpStream, UnixStream};
 use trefoil::time::sleep;
 use trefoil::{JoinHandle, debug, go};
 
-/// Whoever gets no answer for so long has missed a wake-up.
+/// After this time without an answer, a wake-up was lost.
 const LOST: Duration = Duration::from_secs(10);
 
-/// One test at a time: 64 Ps take the CPUs from those who measure.
+/// Lets one test run at a time: 64 Ps would disturb the tests that measure times.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The median is soon enough.
+/// Asserts that the median is below 100 ms.
 fn assert_soon(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let (middle, worst) = (times[times.len() / 2], times[times.len() - 1]);
@@ -31,7 +33,7 @@ fn assert_soon(what: &str, mut times: Vec<Duration>) {
     assert!(middle < 100 * MS, "{what}: {times:?}");
 }
 
-/// Sends back what comes, until the other end is closed.
+/// Sends every byte back until the other end is closed.
 fn echo(mut stream: impl Read + Write) -> io::Result<()> {
     let mut byte = [0];
     while stream.read(&mut byte)? == 1 {
@@ -40,7 +42,7 @@ fn echo(mut stream: impl Read + Write) -> io::Result<()> {
     Ok(())
 }
 
-/// One byte there and back.
+/// Sends one byte and expects it back.
 fn ask(mut stream: impl Read + Write, byte: u8) -> io::Result<()> {
     stream.write_all(&[byte])?;
     let mut answer = [!byte];
@@ -49,18 +51,18 @@ fn ask(mut stream: impl Read + Write, byte: u8) -> io::Result<()> {
     Ok(())
 }
 
-/// `n` goroutines that all execute at once, each on a P of its own, and then echo: each one's socket is at home
-/// there. The other ends, and the goroutines.
+/// Starts `n` goroutines that run at once, each on its own P, and then echo, so that each socket
+/// belongs to another shard. Returns the other ends and the goroutines.
 fn echo_on_each_p(n: usize) -> (Vec<UnixStream>, Vec<JoinHandle<io::Result<()>>>) {
     let here = Arc::new(AtomicUsize::new(0));
     let (ours, theirs): (Vec<_>, Vec<_>) = (0..n).map(|_| UnixStream::pair().unwrap()).unzip();
     let start = |stream: UnixStream| {
         let here = here.clone();
         go(move || {
-            // Held until it waits: who is stopped in between goes on elsewhere.
+            // Until it waits: a goroutine that is preempted may continue on another P.
             let held = trefoil::no_preempt();
             here.fetch_add(1, SeqCst);
-            hold_until("the others to run", || here.load(SeqCst) == n);
+            hold_until("the other goroutines to run", || here.load(SeqCst) == n);
             let mut byte = [0];
             (&stream).read_exact(&mut byte)?;
             drop(held);
@@ -72,7 +74,7 @@ fn echo_on_each_p(n: usize) -> (Vec<UnixStream>, Vec<JoinHandle<io::Result<()>>>
     let began = Instant::now();
     while debug::stats().io_waiters != n {
         assert!(began.elapsed() < common::TOO_LONG / 2, "{:?}", debug::stats());
-        // Not a yield: alone on its P this goroutine would keep it, and each of those needs one.
+        // Not a yield: alone on its P this goroutine would keep it, and every echo needs one.
         sleep(MS);
     }
     for stream in &ours {
@@ -81,7 +83,7 @@ fn echo_on_each_p(n: usize) -> (Vec<UnixStream>, Vec<JoinHandle<io::Result<()>>>
     (ours, handles)
 }
 
-/// Lost wake-ups would show as answers that do not come: the deadline tells, or the watchdog.
+/// A lost wake-up shows as an answer that does not come before the deadline or the watchdog.
 #[test]
 fn every_echo_answers_while_procs_change() {
     let (_alone, _watchdog) = (alone(), watchdog());
@@ -93,14 +95,14 @@ fn every_echo_answers_while_procs_change() {
             .map(|i| {
                 let (stop, answers) = (stop.clone(), answers.clone());
                 let pause = Duration::from_micros(u64::from(i) * 40);
-                // std's sockets go the other way into the poller: armed for each wait.
+                // Sockets of std use the poller differently: they are armed for each wait.
                 let turns = move |mut turn: Box<dyn FnMut(u8) -> io::Result<()> + Send>| {
                     let mut n = 0u8;
                     while !stop.load(SeqCst) {
                         turn(n).unwrap();
                         answers.fetch_add(1, SeqCst);
                         n = n.wrapping_add(1);
-                        // Some talk without a break, others let every P go to sleep in between.
+                        // Some talk without a break, others let every P become idle in between.
                         if !pause.is_zero() {
                             sleep(pause);
                         }
@@ -132,7 +134,7 @@ fn every_echo_answers_while_procs_change() {
         while start.elapsed() < TIME {
             trefoil::set_procs(rng.random_range(1..=8));
             changes += 1;
-            // Everyone is to be served between two changes, now and then.
+            // Now and then wait for answers between two changes.
             let before = answers.load(SeqCst);
             if changes % 8 == 0 {
                 yield_until("answers", || answers.load(SeqCst) >= before + 100);
@@ -148,14 +150,14 @@ fn every_echo_answers_while_procs_change() {
     });
 }
 
-/// More Ps than shards: several share one.
+/// Several Ps share a shard.
 #[test]
-fn sixty_four_ps() {
+fn echoes_answer_with_more_ps_than_shards() {
     let (_alone, _watchdog) = (alone(), watchdog());
     const PROCS: usize = 64;
     runtime(PROCS).run(|| {
         let (ours, servers) = echo_on_each_p(PROCS);
-        // One after the other, every P idle in between; and all at once.
+        // First one after the other, with every P idle in between, then all at once.
         for (i, stream) in ours.iter().enumerate() {
             ask(stream, i as u8).unwrap();
         }
@@ -172,9 +174,9 @@ fn sixty_four_ps() {
     });
 }
 
-/// Their Ps are gone, and nobody looks into these shards as his own.
+/// After `set_procs(1)` no P polls the other shards as its own.
 #[test]
-fn sockets_of_retired_ps_are_seen_to() {
+fn sockets_of_retired_ps_are_still_polled() {
     let (_alone, _watchdog) = (alone(), watchdog());
     const PROCS: usize = 8;
     runtime(PROCS).run(|| {
@@ -195,7 +197,7 @@ fn sockets_of_retired_ps_are_seen_to() {
             assert_soon(what, ours.iter().map(time).collect());
         };
         soon("the P left is idle");
-        // Somebody is always runnable: the P never runs out of work, and does not sleep in the poller.
+        // Always a runnable goroutine: the P never becomes idle and does not block in the poller.
         let stop = Arc::new(AtomicBool::new(false));
         let busy = (0..2).map(|_| {
             let stop = stop.clone();
@@ -205,17 +207,17 @@ fn sockets_of_retired_ps_are_seen_to() {
         soon("the P left is busy");
         stop.store(true, SeqCst);
         join_all(busy);
-        // And with the Ps back.
+        // The same after the Ps have returned.
         trefoil::set_procs(PROCS);
         retired(0);
-        soon("all are back");
+        soon("all Ps are back");
         drop(ours);
         join_all(servers).into_iter().for_each(|done| done.unwrap());
     });
 }
 
-/// Nobody runs out of work, so no P polls; whoever is ready is served nevertheless, within a slice or so. Asked from
-/// outside, by a plain thread.
+/// No P is idle, so that none polls; ready goroutines run nevertheless, within about a time slice.
+/// A plain thread asks.
 #[test]
 fn answers_come_while_every_p_computes() {
     let (_alone, _watchdog) = (alone(), watchdog());
@@ -240,7 +242,7 @@ fn answers_come_while_every_p_computes() {
                 for turn in 0..40 {
                     let stream = &ours[turn % ours.len()];
                     stream.set_read_timeout(Some(LOST)).unwrap();
-                    // So that the server waits again: else it finds the next question without the poller.
+                    // Let the server wait again: otherwise it reads the byte without the poller.
                     std::thread::sleep(3 * MS);
                     let start = Instant::now();
                     ask(stream, turn as u8).unwrap();
@@ -258,12 +260,8 @@ fn answers_come_while_every_p_computes() {
 }
 
 #[test]
-fn m22_waiting_occupies_no_thread() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("m22_waiting_occupies_no_thread").succeed();
-        return;
-    }
+fn goroutines_that_wait_for_sockets_occupy_no_threads() {
+    child_test!();
     common::raise_fd_limit();
     for procs in [1, 2, 8] {
         runtime(procs).run(|| {
@@ -274,7 +272,7 @@ fn m22_waiting_occupies_no_thread() {
                 .into_iter()
                 .map(|mut stream| go(move || stream.read(&mut [0; 8]).unwrap()))
                 .collect();
-            yield_until("all to wait", || trefoil::debug::stats().io_waiters == WAITING);
+            yield_until("all goroutines to wait", || trefoil::debug::stats().io_waiters == WAITING);
             let threads = common::ms().len();
             assert!(threads <= procs + 3, "{threads} threads for {procs} Ps");
             for writer in &mut writers {
@@ -286,9 +284,9 @@ fn m22_waiting_occupies_no_thread() {
     }
 }
 
-/// Each turn needs the poller, and there is nobody else to look: if the P did not, sysmon would, 10 ms later.
+/// Each turn needs the poller. If the idle P did not poll, sysmon would do it 10 ms later.
 #[test]
-fn m23_a_p_without_work_polls_the_network() {
+fn an_idle_p_polls_the_network_at_once() {
     let _watchdog = watchdog();
     for procs in [1, 2, 8] {
         common::once_in_five(|| {
@@ -315,10 +313,10 @@ fn m23_a_p_without_work_polls_the_network() {
     }
 }
 
-/// The thread that keeps the timers lay down when every P was busy and nobody waited for a descriptor. It must be
-/// told when that changes.
+/// The idle poller began to wait for a timer when every P was busy and no goroutine waited for a
+/// descriptor. It must be woken when one does.
 #[test]
-fn a_keeper_that_sleeps_for_a_timer_learns_of_the_network() {
+fn an_idle_poller_that_waits_for_a_timer_notices_a_new_socket() {
     let _watchdog = watchdog();
     runtime(1).run(|| {
         let _timer = trefoil::time::Timer::new(Duration::from_secs(20));
@@ -336,8 +334,8 @@ fn a_keeper_that_sleeps_for_a_timer_learns_of_the_network() {
                 });
             })
         };
-        yield_until("the other to block", || began.load(SeqCst));
-        // It comes back while we hold the P, and its thread lies down.
+        yield_until("the other goroutine to block", || began.load(SeqCst));
+        // It returns while this goroutine keeps the P, and its M becomes idle.
         end.store(true, SeqCst);
         let guard = trefoil::no_preempt();
         common::spin(20 * MS);
@@ -357,25 +355,21 @@ fn a_keeper_that_sleeps_for_a_timer_learns_of_the_network() {
 }
 
 #[test]
-fn no_deadlock_is_reported_while_a_socket_is_waited_for() {
-    let _watchdog = watchdog();
-    if in_child() {
-        let addr = std::env::var("TREFOIL_TEST_ADDR").unwrap();
-        trefoil::run(move || {
-            let reader = go(move || TcpStream::connect(addr).unwrap().read(&mut [0; 8]).unwrap());
-            assert_eq!(reader.join().unwrap(), 1);
+fn waiting_for_a_socket_is_no_deadlock() {
+    child_test!(|child| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::thread::sleep(400 * MS);
+            stream.write_all(b"x").unwrap();
         });
-        return;
-    }
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap().to_string();
-    let peer = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        std::thread::sleep(400 * MS);
-        stream.write_all(b"x").unwrap();
+        child.env("TREFOIL_TEST_ADDR", &addr).succeed();
+        peer.join().unwrap();
     });
-    Child::of("no_deadlock_is_reported_while_a_socket_is_waited_for")
-        .env("TREFOIL_TEST_ADDR", &addr)
-        .succeed();
-    peer.join().unwrap();
+    let addr = std::env::var("TREFOIL_TEST_ADDR").unwrap();
+    trefoil::run(move || {
+        let reader = go(move || TcpStream::connect(addr).unwrap().read(&mut [0; 8]).unwrap());
+        assert_eq!(reader.join().unwrap(), 1);
+    });
 }

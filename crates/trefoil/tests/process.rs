@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Child, MS, in_child, watchdog, yield_until};
+use common::{MS, child_test, watchdog, yield_until};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -48,7 +50,7 @@ fn waiting_for_children_needs_no_threads() {
 }
 
 #[test]
-fn waiting_has_a_limit() {
+fn wait_timeout_returns_none_while_the_child_runs() {
     at_each(|| {
         let mut child = sh("sleep 30").spawn().unwrap();
         let start = Instant::now();
@@ -56,13 +58,13 @@ fn waiting_has_a_limit() {
         assert!(start.elapsed() >= 10 * MS);
         child.kill().unwrap();
         assert!(!process::wait(&mut child).unwrap().success());
-        // Again: it is known.
+        // The status is known by now.
         assert!(!process::wait(&mut child).unwrap().success());
     });
 }
 
 #[test]
-fn wait_closes_the_input() {
+fn wait_closes_the_childs_standard_input() {
     at_each(|| {
         let mut child = sh("cat").stdin(Stdio::piped()).spawn().unwrap();
         assert!(process::wait(&mut child).unwrap().success());
@@ -70,11 +72,11 @@ fn wait_closes_the_input() {
 }
 
 #[test]
-fn output_of_both_kinds() {
+fn output_collects_more_than_the_pipes_hold() {
     at_each(|| {
-        // More than pipes hold, on both.
-        let script = "i=0; while [ $i -lt 300 ]; do head -c 500 /dev/zero; head -c 400 /dev/zero >&2; \
-                      i=$((i+1)); done; exit 3";
+        // More than a pipe holds, on both stdout and stderr.
+        let script = "i=0; while [ $i -lt 300 ]; do head -c 500 /dev/zero; \
+                      head -c 400 /dev/zero >&2; i=$((i+1)); done; exit 3";
         let out = process::output(&mut sh(script)).unwrap();
         assert_eq!((out.stdout.len(), out.stderr.len()), (150_000, 120_000));
         assert_eq!(out.status.code(), Some(3));
@@ -84,19 +86,15 @@ fn output_of_both_kinds() {
 }
 
 #[test]
-fn plain_threads_wait_too() {
+fn output_works_on_a_plain_thread() {
     let _watchdog = watchdog();
     let out = process::output(&mut sh("echo hello")).unwrap();
     assert_eq!(out.stdout, b"hello\n");
 }
 
 #[test]
-fn signals_come_through_channels() {
-    let _watchdog = watchdog();
-    if !in_child() {
-        Child::of("signals_come_through_channels").succeed();
-        return;
-    }
+fn signals_arrive_through_channels() {
+    child_test!();
     assert!(signal::notify(&[libc::SIGKILL]).is_err());
     assert!(signal::notify(&[0]).is_err() && signal::notify(&[libc::SIGSEGV]).is_err());
     at_each(|| {
@@ -109,7 +107,7 @@ fn signals_come_through_channels() {
             assert_eq!((both.recv(), one.recv()), (Ok(SIGUSR1), Ok(SIGUSR1)));
         }
         assert!(one.is_empty());
-        // Beside goroutines that compute.
+        // While other goroutines compute.
         static STOP: AtomicBool = AtomicBool::new(false);
         STOP.store(false, Ordering::SeqCst);
         let hogs: Vec<_> = (0..2)
@@ -130,47 +128,38 @@ fn signals_come_through_channels() {
     });
 }
 
-/// Nothing but a signal can wake this program, and that is no deadlock.
+/// Only a signal can wake this program.
 #[test]
 fn waiting_for_a_signal_is_no_deadlock() {
-    let _watchdog = watchdog();
-    if in_child() {
-        trefoil::run(|| {
-            let signals = signal::notify(&[SIGUSR1]).unwrap();
-            common::mark(&format!("pid {}", std::process::id()));
-            assert_eq!(signals.recv(), Ok(SIGUSR1));
-        });
-        return;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "waiting_for_a_signal_is_no_deadlock", "--nocapture", "--test-threads=1"])
-        .env("TREFOIL_TEST_CHILD", "waiting_for_a_signal_is_no_deadlock")
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
-    lines.by_ref().find(|line| line.as_ref().unwrap().starts_with("pid ")).unwrap().unwrap();
-    std::thread::sleep(300 * MS);
-    // SAFETY: a system call without pointers.
-    unsafe { libc::kill(child.id() as i32, SIGUSR1) };
-    assert!(child.wait().unwrap().success());
+    child_test!(|child| {
+        let _watchdog = watchdog();
+        let (stdout, stderr) = (Stdio::null(), Stdio::piped());
+        let mut child = child.command().stdout(stdout).stderr(stderr).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        lines.by_ref().find(|line| line.as_ref().unwrap().starts_with("pid ")).unwrap().unwrap();
+        std::thread::sleep(300 * MS);
+        // SAFETY: a system call without pointers.
+        unsafe { libc::kill(child.id() as i32, SIGUSR1) };
+        assert!(child.wait().unwrap().success());
+    });
+    trefoil::run(|| {
+        let signals = signal::notify(&[SIGUSR1]).unwrap();
+        common::mark(&format!("pid {}", std::process::id()));
+        assert_eq!(signals.recv(), Ok(SIGUSR1));
+    });
 }
 
 #[test]
-fn a_signal_nobody_listens_to_does_what_it_did() {
-    use std::os::unix::process::ExitStatusExt;
-    let _watchdog = watchdog();
-    if in_child() {
-        trefoil::run(|| {
-            drop(signal::notify(&[SIGUSR1]).unwrap());
-            send(SIGUSR1);
-            loop {
-                trefoil::time::sleep(10 * MS);
-            }
-        });
-        return;
-    }
-    let out = Child::of("a_signal_nobody_listens_to_does_what_it_did").output();
-    assert_eq!(out.status.signal(), Some(SIGUSR1), "{out:?}");
+fn a_signal_without_listeners_has_its_default_action() {
+    child_test!(|child| {
+        let out = child.output();
+        assert_eq!(out.status.signal(), Some(SIGUSR1), "{out:?}");
+    });
+    trefoil::run(|| {
+        drop(signal::notify(&[SIGUSR1]).unwrap());
+        send(SIGUSR1);
+        loop {
+            trefoil::time::sleep(10 * MS);
+        }
+    });
 }

@@ -1,8 +1,8 @@
-//! The goroutine profile: what it counts, and that both of its forms can be read.
+//! The goroutine profile: what it counts, and that both of its formats can be read.
 
 mod common;
 
-use common::{watchdog, yield_until};
+use common::{test_name, watchdog, yield_until};
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use trefoil::debug::{Profile, profile};
 use trefoil::time::sleep;
 use trefoil::{Builder, Runtime, go};
 
-// What they wait in is not their last call: that might be a jump, which leaves no frame.
+// The wait is not the last call in these functions: a tail call leaves no frame.
 #[inline(never)]
-fn stands_here(rx: &Receiver<()>) {
+fn waits_in_here(rx: &Receiver<()>) {
     let _ = black_box(rx.recv());
 }
 
@@ -26,13 +26,13 @@ fn alone() {
 }
 
 #[inline(never)]
-fn runs_on(stop: &AtomicBool) {
+fn spin_until(stop: &AtomicBool) {
     while !stop.load(SeqCst) {
         std::hint::spin_loop();
     }
 }
 
-/// Functions from the outermost to the innermost, and how many stand there.
+/// Returns the stacks, from the outermost function to the innermost, and their counts.
 fn lines(folded: &str) -> Vec<(Vec<&str>, u64)> {
     let line = |line: &'_ str| -> (usize, u64) {
         let at = line.rfind(' ').unwrap_or_else(|| panic!("no count: {line}"));
@@ -45,7 +45,7 @@ fn lines(folded: &str) -> Vec<(Vec<&str>, u64)> {
     all.collect()
 }
 
-/// The lines with a function of that name.
+/// Returns the lines that contain a function of that name.
 fn with<'a>(folded: &'a str, name: &str) -> Vec<(Vec<&'a str>, u64)> {
     let mut all = lines(folded);
     all.retain(|(stack, _)| stack.iter().any(|function| function.contains(name)));
@@ -53,40 +53,41 @@ fn with<'a>(folded: &'a str, name: &str) -> Vec<(Vec<&'a str>, u64)> {
 }
 
 #[test]
-fn a_hundred_in_one_place_are_one_line() {
+fn goroutines_with_the_same_stack_are_one_line() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let (tx, rx) = bounded::<()>(0);
         for _ in 0..100 {
             let rx = rx.clone();
-            go(move || stands_here(&rx));
+            go(move || waits_in_here(&rx));
         }
         let one = go(alone);
         let parked = |taken: &Profile| {
             let text = taken.folded();
-            with(&text, "stands_here").iter().map(|(_, n)| n).sum::<u64>() == 100
+            with(&text, "waits_in_here").iter().map(|(_, n)| n).sum::<u64>() == 100
                 && with(&text, "alone").len() == 1
         };
-        // Nothing tells that they wait already, but a profile.
+        // Only a profile shows that they already wait.
         let mut taken = profile();
-        yield_until("them to wait", || {
+        yield_until("the goroutines to wait", || {
             taken = profile();
             parked(&taken)
         });
         let text = taken.folded();
-        let found = with(&text, "stands_here");
+        let found = with(&text, "waits_in_here");
         assert_eq!(found.len(), 1, "{text}");
         let (stack, count) = &found[0];
         assert_eq!(*count, 100, "{text}");
-        // The closure is further out, the receive further in. (Without full debug information names have no path.)
+        // The closure is the outermost function. (Without full debug information names have no
+        // path.)
         assert!(stack[0].contains("closure") && stack[0].contains("profile"), "{text}");
         let place = |name: &str| stack.iter().position(|function| function.contains(name)).unwrap();
-        assert!(place("stands_here") < place("recv"), "{text}");
+        assert!(place("waits_in_here") < place("recv"), "{text}");
         assert_eq!(taken.goroutines(), 102, "{text}");
         assert_eq!(lines(&text).iter().map(|(_, n)| n).sum::<u64>(), 102);
 
         let decoded = decode(&taken);
-        let stands = decoded.with("stands_here");
+        let stands = decoded.with("waits_in_here");
         assert_eq!(stands.len(), 1, "{decoded:#?}");
         assert_eq!(stands[0].value, 100);
         assert_eq!(stands[0].labels, [("state".to_owned(), "chan receive".to_owned())]);
@@ -99,22 +100,22 @@ fn a_hundred_in_one_place_are_one_line() {
     });
 }
 
-/// Who runs elsewhere is counted at the closure that it was started with.
+/// A goroutine that runs on another thread is counted at the closure that it was started with.
 #[test]
-fn who_runs_elsewhere_counts() {
+fn a_running_goroutine_is_counted_at_its_closure() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let hog = go(move || runs_on(&stopped));
+        let hog = go(move || spin_until(&stopped));
         let running = ("state".to_owned(), "running".to_owned());
         let id = ("id".to_owned(), hog.id().to_string());
-        yield_until("it to run", || {
+        yield_until("the goroutine to run", || {
             let decoded = decode(&profile());
             let found = decoded.samples.iter().find(|s| s.labels.contains(&id));
             let sample = found.unwrap_or_else(|| panic!("not counted: {decoded:#?}"));
             let runs = sample.labels.contains(&running);
-            let closure = "profile::who_runs_elsewhere_counts::{{closure}}::{{closure}}";
+            let closure = format!("profile::{}::{{{{closure}}}}::{{{{closure}}}}", test_name!());
             assert!(!runs || sample.stack[0].0 == closure, "{decoded:#?}");
             runs
         });
@@ -123,9 +124,9 @@ fn who_runs_elsewhere_counts() {
     });
 }
 
-/// So is who has not begun. With one P nobody does, unless we have to wait for another test in backtrace's lock.
+/// With one P none begins, unless this goroutine waits for another test in the lock of backtrace.
 #[test]
-fn who_has_not_begun_counts() {
+fn goroutines_that_have_not_begun_are_counted() {
     let _watchdog = watchdog();
     Runtime::builder().procs(1).build().unwrap().run(|| {
         let held = trefoil::no_preempt();
@@ -139,7 +140,7 @@ fn who_has_not_begun_counts() {
 }
 
 #[test]
-fn profiles_while_everything_moves() {
+fn profiles_are_consistent_while_goroutines_start_and_end() {
     let _watchdog = watchdog();
     Runtime::builder().procs(4).build().unwrap().run(|| {
         let (tx, rx) = bounded::<usize>(1);
@@ -170,7 +171,7 @@ fn profiles_while_everything_moves() {
     });
 }
 
-// ---- a small decoder of profile.proto ----------------------------------------------------------
+// A small decoder of profile.proto.
 
 #[derive(Debug)]
 struct Decoded {
@@ -187,8 +188,9 @@ struct Sample {
 
 impl Decoded {
     fn with(&self, name: &str) -> Vec<&Sample> {
-        let is_it = |s: &&Sample| s.stack.iter().any(|(function, ..)| function.contains(name));
-        self.samples.iter().filter(is_it).collect()
+        let has_function =
+            |s: &&Sample| s.stack.iter().any(|(function, ..)| function.contains(name));
+        self.samples.iter().filter(has_function).collect()
     }
 }
 
@@ -227,7 +229,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     n
 }
 
-/// The fields of a message, by number.
+/// Returns the fields of a message by number.
 fn fields(mut bytes: &[u8]) -> HashMap<u64, Vec<Value>> {
     let mut fields: HashMap<u64, Vec<Value>> = HashMap::new();
     while !bytes.is_empty() {
@@ -256,7 +258,7 @@ fn packed(value: &Value) -> Vec<u64> {
     all
 }
 
-/// Decodes what `write_pprof` writes, and checks what pprof checks: every reference leads somewhere.
+/// Decodes what `write_pprof` writes and checks, as pprof does, that every reference is valid.
 fn decode(profile: &Profile) -> Decoded {
     let mut file = Vec::new();
     profile.write_pprof(&mut file).unwrap();
@@ -287,8 +289,8 @@ fn decode(profile: &Profile) -> Decoded {
     let sample = |message: HashMap<u64, Vec<Value>>| {
         let label = |value: &Value| {
             let label = fields(value.bytes());
-            let said = label.get(&2).map(|text| string(text[0].number()));
-            (string(one(&label, 1)), said.unwrap_or_else(|| one(&label, 3).to_string()))
+            let text_of_label = label.get(&2).map(|text| string(text[0].number()));
+            (string(one(&label, 1)), text_of_label.unwrap_or_else(|| one(&label, 3).to_string()))
         };
         let values = packed(&message[&2][0]);
         assert_eq!(values.len(), 1);

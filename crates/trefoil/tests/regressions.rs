@@ -1,4 +1,4 @@
-//! Bugs that were there once, each named after what it broke.
+//! Bugs that are mended: each test describes what the bug did.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use trefoil::{Runtime, go, time, yield_now};
 
-/// Pushes a fresh goroutine's patience: a chain of others keeps the only P busy for up to this long.
+/// After this time in the queue a goroutine counts as starved.
 const LONG: Duration = Duration::from_secs(20);
 
 fn one_p() -> Runtime {
@@ -35,10 +35,10 @@ impl Drop for NotesOnDrop {
     }
 }
 
-/// The unwanted result was dropped after the thread-local destructors; what its drop registered ran
-/// again for the next goroutine on that stack: a double free.
+/// An unjoined result was dropped after the thread-local destructors. A destructor that its drop
+/// registered ran again for the next goroutine on that stack: a double free.
 #[test]
-fn an_unwanted_result_may_use_thread_locals_in_its_drop() {
+fn drops_of_unjoined_results_register_no_destructor_twice() {
     let _watchdog = watchdog();
     for procs in [1, 4] {
         Runtime::builder().procs(procs).build().unwrap().run(|| {
@@ -60,7 +60,7 @@ fn an_unwanted_result_may_use_thread_locals_in_its_drop() {
     }
 }
 
-/// A goroutine that inherits a stack found the floating-point modes of its predecessor.
+/// A goroutine on a recycled stack had the floating-point modes of its predecessor.
 #[test]
 fn floating_point_modes_are_not_inherited() {
     fn mxcsr() -> u32 {
@@ -75,9 +75,11 @@ fn floating_point_modes_are_not_inherited() {
         for _ in 0..100 {
             let odd = go(|| {
                 let flush_to_zero = 0x9fc0u32;
-                // SAFETY: a valid control word, for this goroutine alone.
+                // SAFETY: a valid control word, for this goroutine only.
                 unsafe {
-                    std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const flush_to_zero, options(nostack));
+                    std::arch::asm!(
+                        "ldmxcsr [{}]", in(reg) &raw const flush_to_zero, options(nostack),
+                    );
                 }
                 yield_now();
                 mxcsr()
@@ -89,7 +91,7 @@ fn floating_point_modes_are_not_inherited() {
     });
 }
 
-/// Goroutines that start each other inherit the time slice; the request to end it was swallowed, and the
+/// Goroutines that start each other share one time slice. The request to end it was lost, and the
 /// ring waited for ever.
 #[test]
 fn a_chain_of_runnexts_does_not_starve_the_ring() {
@@ -114,10 +116,10 @@ fn a_chain_of_runnexts_does_not_starve_the_ring() {
     });
 }
 
-/// After all Ps had been idle, the thread that kept the timers took a P without waking sysmon: nobody ended
-/// time slices any more.
+/// After all Ps had been idle, the idle poller took a P without waking sysmon, and time slices no
+/// longer ended.
 #[test]
-fn time_slices_end_after_an_idle_time_too() {
+fn time_slices_end_after_an_idle_time() {
     let _watchdog = watchdog();
     one_p().run(|| {
         time::sleep(Duration::from_millis(100));
@@ -130,8 +132,8 @@ fn time_slices_end_after_an_idle_time_too() {
     });
 }
 
-/// A goroutine that waits while its unwanted result is dropped was not counted: its runtime was freed
-/// under it.
+/// A goroutine that waits while its unjoined result is dropped was not counted, and its runtime was
+/// freed too early.
 #[test]
 fn a_goroutine_in_the_drop_of_its_result_is_counted() {
     struct Waits(Option<trefoil::JoinHandle<()>>);
@@ -141,7 +143,7 @@ fn a_goroutine_in_the_drop_of_its_result_is_counted() {
         }
     }
     static OPEN: AtomicBool = AtomicBool::new(false);
-    static UNWANTED: AtomicBool = AtomicBool::new(false);
+    static DETACHED: AtomicBool = AtomicBool::new(false);
     fn wait_for(flag: &AtomicBool) {
         while !flag.load(Ordering::Relaxed) {
             time::sleep(Duration::from_millis(1));
@@ -153,13 +155,13 @@ fn a_goroutine_in_the_drop_of_its_result_is_counted() {
     let first = one_p();
     let handle = first
         .go(move || {
-            // If it ended earlier, the handle would own the result, and we would wait in its drop.
-            wait_for(&UNWANTED);
+            // If it ended earlier, the handle would own the result, and its drop would wait here.
+            wait_for(&DETACHED);
             Waits(Some(gate))
         })
         .unwrap();
     drop(handle);
-    UNWANTED.store(true, Ordering::Relaxed);
+    DETACHED.store(true, Ordering::Relaxed);
     time::sleep(Duration::from_millis(50));
     drop(first);
     time::sleep(Duration::from_millis(50));
@@ -167,8 +169,9 @@ fn a_goroutine_in_the_drop_of_its_result_is_counted() {
     time::sleep(Duration::from_millis(50));
 }
 
-/// The handle was dropped while the thread-local destructors ran: the goroutine dropped its result after them, where a
-/// `Drop` that uses a thread-local panics, and the process aborted. A thread's result is dropped with its handle then.
+/// The handle was dropped while the thread-local destructors ran. The goroutine dropped its result
+/// after them, where a `Drop` that uses a thread-local panics, and the process aborted. A thread's
+/// result is dropped with its handle in this case.
 #[test]
 fn a_handle_dropped_during_thread_local_destructors_drops_the_result() {
     static STEP: AtomicU64 = AtomicU64::new(0);
@@ -214,15 +217,19 @@ fn a_handle_dropped_during_thread_local_destructors_drops_the_result() {
         while STEP.load(Ordering::Acquire) != IN_DESTRUCTOR {
             std::thread::yield_now();
         }
-        assert!(!handle.is_finished(), "it ends after its destructors");
+        assert!(!handle.is_finished(), "the goroutine must not end before its destructors");
         DROPPED_ON_GOROUTINE.store(u64::MAX, Ordering::Relaxed);
         drop(handle);
-        assert_eq!(DROPPED_ON_GOROUTINE.load(Ordering::Relaxed), 0, "dropped with the handle");
+        assert_eq!(
+            DROPPED_ON_GOROUTINE.load(Ordering::Relaxed),
+            0,
+            "the result must be dropped with the handle"
+        );
         STEP.store(HANDLE_DROPPED, Ordering::Release);
     }
 }
 
-/// As above, at random moments.
+/// The same at random moments.
 #[test]
 fn handles_dropped_at_any_moment_drop_each_result_once() {
     static MADE: AtomicU64 = AtomicU64::new(0);
@@ -258,9 +265,9 @@ fn handles_dropped_at_any_moment_drop_each_result_once() {
     assert_eq!(DROPPED.load(Ordering::Relaxed), MADE.load(Ordering::Relaxed));
 }
 
-/// Runtimes made one after the other: a reused thread structure still pointed to the last one's P.
+/// A reused thread structure still pointed to a P of the previous runtime.
 #[test]
-fn runtimes_in_a_row() {
+fn a_hundred_runtimes_one_after_another_run_goroutines() {
     let _watchdog = watchdog();
     let sum = Mutex::new(0);
     for i in 0..100 {
@@ -269,20 +276,21 @@ fn runtimes_in_a_row() {
     assert_eq!(*sum.lock().unwrap(), 4950);
 }
 
-/// sysmon closed the file through which it looks at a thread with the scheduler's lock in its hands, by libc's `close`,
-/// which is ours and wakes whoever waits for that descriptor; and a new socket could have got its number already.
+/// sysmon closed the file through which it inspects a thread while it held the scheduler's lock, by
+/// the interposed `close`, which wakes the goroutines that wait for that descriptor. A new socket
+/// could already have the same number.
 #[test]
-fn sysmon_closes_a_file_while_sockets_come_and_go() {
+fn sysmon_closes_its_files_while_sockets_open_and_close() {
     let _watchdog = watchdog();
     const TIME: Duration = Duration::from_secs(1);
     Runtime::builder().procs(4).build().unwrap().run(|| {
         let start = Instant::now();
-        // Threads that block lose their Ps to others: sysmon has always new ones to look at.
+        // Blocked threads lose their Ps to others: sysmon always has new threads to inspect.
         let blocked = (0..16).map(|i| {
             go(move || {
                 let nap = libc::timespec { tv_sec: 0, tv_nsec: 100_000 + 10_000 * i };
                 while start.elapsed() < TIME {
-                    // SAFETY: reads one timespec, ours.
+                    // SAFETY: reads one timespec.
                     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const nap, 0) };
                     yield_now();
                 }
@@ -305,15 +313,15 @@ fn sysmon_closes_a_file_while_sockets_come_and_go() {
     });
 }
 
-/// A goroutine went to sleep and left nobody to run, so its thread would look after the timer; but it found a goroutine
-/// from outside, which computed. The idle poller slept for a later timer and was not told: the sleep lasted until that one
-/// was done, although a P was idle.
+/// A goroutine slept, and its M, without runnable goroutines, was to wait for the timer. The M
+/// found a goroutine from outside instead, which computed. The idle poller waited for a later timer
+/// and was not woken: the sleep lasted until the computation ended, although a P was idle.
 #[test]
 fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
     const TRIES: u64 = 12;
     const WORK: Duration = Duration::from_millis(100);
     static WANTED: AtomicU64 = AtomicU64::new(0);
-    let _w = watchdog();
+    let _watchdog = watchdog();
     let runtime = Runtime::builder().procs(2).build().unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -321,7 +329,7 @@ fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
                 while WANTED.load(Ordering::Acquire) < i {
                     std::thread::yield_now();
                 }
-                // While the thread searches: that takes it 25 µs.
+                // While the M searches for work, which takes 25 µs.
                 busy(Duration::from_micros(2 * i));
                 let work = runtime.go(|| {
                     let _held = trefoil::no_preempt();
@@ -334,7 +342,7 @@ fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
             go(|| time::sleep(Duration::from_secs(1000)));
             let forgotten = |i: u64| {
                 time::sleep(WORK + WORK / 5);
-                // Somebody else becomes the idle poller, and falls asleep.
+                // Another M becomes the idle poller and falls asleep.
                 busy(Duration::from_millis(3));
                 WANTED.store(i, Ordering::Release);
                 let start = Instant::now();

@@ -1,8 +1,8 @@
-//! Memory that a runtime leaves behind when it is dropped. In children: the tests count threads.
+//! What a runtime leaves behind when it is dropped. In children, because the tests count threads.
 
 mod common;
 
-use common::{Child, in_child, join_all, tasks, watchdog};
+use common::{child_test, join_all, tasks};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,16 +13,16 @@ static IN_USE: AtomicIsize = AtomicIsize::new(0);
 
 struct Counting;
 
-// SAFETY: the system's allocator, with a count beside it.
+// SAFETY: the system's allocator; only counts in addition.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as isize, Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size() as isize, Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -31,14 +31,14 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Waits until all threads of dropped runtimes have ended.
-fn settle(threads: usize) {
+fn wait_for_threads_to_end(threads: usize) {
     while tasks().len() > threads {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// One life: goroutines, a timer, a channel, a socket.
-fn life() {
+/// Makes a runtime, uses goroutines, a timer and a socket, and drops it.
+fn use_a_runtime() {
     let rt = Runtime::builder().procs(2).build().unwrap();
     rt.run(|| {
         join_all((0..4).map(|_| go(yield_now)));
@@ -53,37 +53,30 @@ fn life() {
 
 #[test]
 fn a_dropped_runtime_leaves_no_memory_behind() {
-    if !in_child() {
-        Child::of("a_dropped_runtime_leaves_no_memory_behind").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+    child_test!();
     let threads = tasks().len();
-    let lives = |n: usize| {
+    let use_runtimes = |n: usize| {
         for _ in 0..n {
-            life();
-            settle(threads);
+            use_a_runtime();
+            wait_for_threads_to_end(threads);
         }
         IN_USE.load(Relaxed)
     };
     // What libc itself allocates too.
     // SAFETY: no arguments, answers a struct.
     let of_malloc = || unsafe { libc::mallinfo2() }.uordblks as isize;
-    let (before, malloc_before) = (lives(50), of_malloc());
-    let (after, malloc_after) = (lives(300), of_malloc());
+    let (before, malloc_before) = (use_runtimes(50), of_malloc());
+    let (after, malloc_after) = (use_runtimes(300), of_malloc());
     let (each, malloc_each) = ((after - before) / 300, (malloc_after - malloc_before) / 300);
     assert!(each < 64, "{each} bytes for each runtime");
     assert!(malloc_each < 512, "{malloc_each} bytes of malloc's for each runtime");
 }
 
-/// The next runtime uses the memory of the last one's poller again; the descriptor is new to it all the same.
+/// The next runtime reuses the memory of the last one's poller, and must register the descriptor
+/// again.
 #[test]
-fn a_descriptor_outlives_its_runtime() {
-    if !in_child() {
-        Child::of("a_descriptor_outlives_its_runtime").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+fn a_socket_works_after_its_runtime_was_dropped() {
+    child_test!();
     let threads = tasks().len();
     let (mut a, mut b) = trefoil::net::UnixStream::pair().unwrap();
     for _ in 0..10 {
@@ -98,6 +91,6 @@ fn a_descriptor_outlives_its_runtime() {
         });
         drop(rt);
         // The poller is given back by the last of its threads.
-        settle(threads);
+        wait_for_threads_to_end(threads);
     }
 }

@@ -1,7 +1,8 @@
-//! What selects, limits and timers leave behind: nothing. (Go: `test/chan/select2.go`, and what
-//! became of its timers.)
+//! Selects, deadlines and timers leave no memory behind. (Go: `test/chan/select2.go`, extended to
+//! timers.)
 //!
-//! A binary of its own, with one test: its allocator counts, and nobody else allocates.
+//! A binary of its own with one test: its allocator counts, and no other test may allocate
+//! meanwhile.
 
 mod common;
 
@@ -13,38 +14,38 @@ use trefoil::chan::{Receiver, Select, Sender, bounded, never};
 use trefoil::time::{Ticker, Timer, after_func};
 use trefoil::{Runtime, go, select, yield_now};
 
-/// Far away: nothing here ends by its limit.
+/// A deadline that no wait here reaches.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Rounds of each kind, of which each is a select or more.
+/// Rounds of each kind. A round is one select or more.
 const ROUNDS: usize = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
-/// Rounds before the counting begins: caches fill.
+/// Rounds before the counting begins, to fill caches.
 const WARM_UP: usize = 5_000;
-/// Memory from malloc that may be in use more than before, in bytes: a thread that the runtime has
-/// started in the meantime, what a channel keeps in reserve.
-const MAY_KEEP: u64 = 32 << 10;
-/// Memory of the process that may be in use more than before, in bytes. A leak of eight bytes a
-/// round would be eight times as much in a release build.
-const MAY_GROW: u64 = 1 << 20;
+/// By how many bytes the heap may grow: a thread that the runtime has started meanwhile, blocks
+/// that a channel keeps in reserve.
+const MAX_HEAP_GROWTH_BYTES: u64 = 32 << 10;
+/// By how many bytes resident memory may grow. In a release build a leak of eight bytes per round
+/// would be eight times as much.
+const MAX_RSS_GROWTH_BYTES: u64 = 1 << 20;
 
 struct Counting;
 
-static MADE: AtomicU64 = AtomicU64::new(0);
-static MADE_BYTES: AtomicU64 = AtomicU64::new(0);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static ALLOCATED_BYTES: AtomicU64 = AtomicU64::new(0);
 static FREED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: all of it is the system's allocator; the counting touches nothing else.
+// SAFETY: passes every call on to the system's allocator; the counters are separate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        MADE.fetch_add(1, Ordering::Relaxed);
-        MADE_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        ALLOCATED_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         FREED_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -52,43 +53,49 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Bytes in use.
+/// Returns the number of heap bytes in use.
 fn in_use() -> u64 {
     let freed = FREED_BYTES.load(Ordering::Relaxed);
-    MADE_BYTES.load(Ordering::Relaxed).saturating_sub(freed)
+    ALLOCATED_BYTES.load(Ordering::Relaxed).saturating_sub(freed)
 }
 
-/// What a kind of round may allocate on its way.
+/// Whether a kind of round may allocate.
 #[derive(Clone, Copy, PartialEq)]
 enum Allocates {
     Nothing,
-    /// And frees it.
+    /// It must free what it allocates.
     Something,
 }
 
 fn measure(name: &str, allocates: Allocates, rounds: impl Fn(usize)) {
     rounds(WARM_UP);
-    let (made, used, resident) = (MADE.load(Ordering::Relaxed), in_use(), rss());
+    let (made, used, resident) = (ALLOCATIONS.load(Ordering::Relaxed), in_use(), rss());
     rounds(ROUNDS);
-    let made = MADE.load(Ordering::Relaxed) - made;
+    let made = ALLOCATIONS.load(Ordering::Relaxed) - made;
     let kept = in_use().saturating_sub(used);
     let grown = rss().saturating_sub(resident);
     eprintln!("{name}: {made} allocations, {kept} bytes kept, {} KiB resident", grown >> 10);
     if allocates == Allocates::Nothing {
         assert!(made < ROUNDS as u64 / 100, "{name}: {made} allocations in {ROUNDS} rounds");
     }
-    assert!(kept < MAY_KEEP, "{name}: {kept} bytes of the heap kept after {ROUNDS} rounds");
-    assert!(grown < MAY_GROW, "{name}: {grown} bytes resident more after {ROUNDS} rounds");
+    assert!(
+        kept < MAX_HEAP_GROWTH_BYTES,
+        "{name}: {kept} bytes of heap more in use after {ROUNDS} rounds"
+    );
+    assert!(
+        grown < MAX_RSS_GROWTH_BYTES,
+        "{name}: {grown} bytes more resident after {ROUNDS} rounds"
+    );
 }
 
-fn nobody_waits(channels: &[&Receiver<usize>]) {
+fn assert_no_waiters(channels: &[&Receiver<usize>]) {
     for rx in channels {
-        assert_eq!(rx.waiters(), (0, 0), "somebody is left in a channel's list");
+        assert_eq!(rx.waiters(), (0, 0), "a waiter is left in a channel's queue");
     }
 }
 
-/// Two goroutines, of which one selects among a channel that the other one sends to and a silent
-/// one: most of them wait, and leave the silent channel's list each time.
+/// One goroutine sends `n` values; the caller receives each by `f`, which also gets a channel
+/// without senders. Most calls wait, and leave the queue of the silent channel each time.
 fn beside_a_silent_channel(n: usize, f: impl Fn(&Receiver<usize>, &Receiver<usize>) -> usize) {
     let ((tx, rx), (_silent, quiet)) = (bounded(0), bounded(0));
     let sender = go(move || (0..n).for_each(|i| tx.send(i).unwrap()));
@@ -96,10 +103,10 @@ fn beside_a_silent_channel(n: usize, f: impl Fn(&Receiver<usize>, &Receiver<usiz
         assert_eq!(f(&rx, &quiet), i);
     }
     sender.join().unwrap();
-    nobody_waits(&[&rx, &quiet]);
+    assert_no_waiters(&[&rx, &quiet]);
 }
 
-/// Two selects that meet each other, on two channels in opposite orders.
+/// Two goroutines select on the same two channels, in opposite orders.
 fn select_meets_select(n: usize) {
     let ((t1, r1), (t2, r2)): ((Sender<usize>, _), (Sender<usize>, _)) = (bounded(0), bounded(0));
     let receivers = [r1.clone(), r2.clone()];
@@ -118,17 +125,17 @@ fn select_meets_select(n: usize) {
         }
     }
     partner.join().unwrap();
-    nobody_waits(&[&receivers[0], &receivers[1]]);
+    assert_no_waiters(&[&receivers[0], &receivers[1]]);
 }
 
 #[test]
-fn a_million_selects_leave_nothing_behind() {
+fn selects_deadlines_and_timers_leave_no_memory_behind() {
     use Allocates::{Nothing, Something};
     let _dog = watchdog_for(Duration::from_secs(180));
-    // One P: the same thread does it all, and no other thread's start disturbs the counting.
+    // With one P a single thread runs everything, so that no thread is started during the counting.
     for procs in [1, 2] {
         Runtime::builder().procs(procs).build().unwrap().run(|| {
-            // The runtime's threads allocate when they begin.
+            // The runtime's threads allocate when they start.
             trefoil::time::sleep(Duration::from_millis(200));
             measure("select! that waits", Nothing, |n| {
                 beside_a_silent_channel(n, |rx, quiet| {
@@ -138,7 +145,7 @@ fn a_million_selects_leave_nothing_behind() {
                     }
                 });
             });
-            measure("select! with a limit", Nothing, |n| {
+            measure("select! with a deadline", Nothing, |n| {
                 beside_a_silent_channel(n, |rx, quiet| {
                     select! {
                         recv(rx) -> v => v.unwrap(),
@@ -166,7 +173,7 @@ fn a_million_selects_leave_nothing_behind() {
                     };
                     assert_eq!(got, Some(i));
                 }
-                nobody_waits(&[&rx, &quiet]);
+                assert_no_waiters(&[&rx, &quiet]);
             });
             measure("select meets select", Nothing, select_meets_select);
             measure("Select", Something, |n| {

@@ -1,4 +1,5 @@
-//! The poller's shards: a descriptor is watched wherever it is at home, and whoever sleeps.
+//! The poller's shards: a descriptor is polled in whatever shard it is, and whichever threads
+//! sleep.
 
 mod common;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 use trefoil::Runtime;
 use trefoil::net::UdpSocket;
 
-/// A goroutine that waits for one datagram and counts it; where to send it.
+/// Starts a goroutine that waits for one datagram and counts it. Returns the address to send it to.
 fn one_datagram(
     rt: &Runtime,
     got: &Arc<AtomicUsize>,
@@ -28,15 +29,23 @@ fn one_datagram(
     address
 }
 
-/// Blocks the thread: no door.
+/// Blocks the thread, without an interposed function.
 fn block(ms: u64) {
     // SAFETY: no memory involved.
     unsafe { libc::syscall(libc::SYS_poll, 0, 0, ms) };
 }
 
-/// A keeper sleeps in the shards there are; another is opened while every P is busy, and then they become idle: one of
-/// them by `last`. With `threads` nobody has to be the idle poller who would rather work.
-fn open_another(threads: bool, last: fn()) {
+/// The number of threads when the second shard is opened.
+#[derive(PartialEq)]
+enum Threads {
+    /// So many that the idle poller is not needed for other work.
+    Spare,
+    Few,
+}
+
+/// The idle poller waits in the open shards. Another shard is opened while every P is busy; then
+/// both Ps become idle, one of them by `last`. Both descriptors must be polled.
+fn open_another(threads: &Threads, last: fn()) {
     let _watchdog = watchdog();
     let plain = Plain::bind("127.0.0.1:0").unwrap();
     for _ in 0..10 {
@@ -44,7 +53,7 @@ fn open_another(threads: bool, last: fn()) {
         let got = Arc::new(AtomicUsize::new(0));
         let first = one_datagram(&rt, &got, || {});
         std::thread::sleep(Duration::from_millis(10));
-        if threads {
+        if *threads == Threads::Spare {
             (0..4).for_each(|_| drop(rt.go(|| block(10)).unwrap()));
             std::thread::sleep(Duration::from_millis(30));
         }
@@ -64,19 +73,19 @@ fn open_another(threads: bool, last: fn()) {
         .unwrap();
         std::thread::sleep(Duration::from_millis(30));
         plain.send_to(b"x", second).unwrap();
-        hold_until("the second one is told", || got.load(SeqCst) == 1);
+        hold_until("the second datagram", || got.load(SeqCst) == 1);
         plain.send_to(b"x", first).unwrap();
-        hold_until("the first one too", || got.load(SeqCst) == 2);
+        hold_until("the first datagram", || got.load(SeqCst) == 2);
     }
 }
 
-/// Nobody told the idle poller of the new one.
+/// The idle poller was not told about the new shard.
 #[test]
-fn a_shard_that_is_opened_while_the_keeper_sleeps_is_watched() {
-    open_another(true, || spin(Duration::from_millis(10)));
+fn a_shard_opened_while_the_idle_poller_waits_is_polled() {
+    open_another(&Threads::Spare, || spin(Duration::from_millis(10)));
 }
 
 #[test]
-fn a_shard_is_watched_when_the_last_thread_blocks() {
-    open_another(false, || block(200));
+fn a_shard_is_polled_when_the_last_thread_blocks() {
+    open_another(&Threads::Few, || block(200));
 }

@@ -1,12 +1,12 @@
-//! Everything at once, for as long as you say.
+//! All features at once, for a given time.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `TREFOIL_SOAK_SECS` | how long `everything_at_once` goes on, 3 by default |
-//! | `TREFOIL_SOAK_SEED` | the seed to begin with, printed by every run |
+//! | `TREFOIL_SOAK_SECS` | the duration in seconds, 3 by default |
+//! | `TREFOIL_SOAK_SEED` | the first seed; every run prints it |
 //!
-//! A seed fixes what is done, not how the threads interleave: a failure that depends on both shows
-//! again with some patience.
+//! A seed fixes what is done, not how the threads interleave: a failure that depends on both needs
+//! several runs to show again.
 
 mod common;
 
@@ -23,10 +23,10 @@ use trefoil::net::UnixStream;
 use trefoil::time::sleep;
 use trefoil::{Builder, JoinHandle, Runtime, blocking, select};
 
-/// One at a time: both look at the memory of the process.
+/// Lets one test run at a time: both measure the memory of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Memory may grow this much over the whole soak: caches, and what the allocator keeps.
+/// Memory may grow this much over the whole soak, for caches and what the allocator keeps.
 const MAY_GROW: u64 = 400 << 20;
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -34,25 +34,23 @@ fn number_from(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}: expected a number")))
 }
 
-// --- Everything at once --------------------------------------------------------------------------
-
-/// What a panic in the soak carries: how many goroutines had run in the branch that panics.
+/// The payload of a panic in the soak: how many goroutines had run in the branch that panics.
 struct Expected(u64);
 
-/// Counts what must come out right.
+/// Numbers that must be equal at the end.
 #[derive(Default)]
-struct Books {
-    /// Goroutines whose count is returned to whoever started them.
+struct Counts {
+    /// Goroutines whose count is returned to the goroutine that started them.
     counted: AtomicU64,
     detached: AtomicUsize,
     detached_ended: AtomicUsize,
 }
 
-/// A goroutine's life: random work and children, by the seed. Returns how many goroutines ran in this
+/// Does random work and starts children, by the seed. Returns how many goroutines ran in this
 /// branch, itself included.
-fn live(seed: u64, depth: u32, books: &Arc<Books>) -> u64 {
+fn run_branch(seed: u64, depth: u32, counts: &Arc<Counts>) -> u64 {
     let mut rng = StdRng::seed_from_u64(seed);
-    books.counted.fetch_add(1, SeqCst);
+    counts.counted.fetch_add(1, SeqCst);
     let mut ran = 1;
     if rng.random_bool(0.02) {
         trefoil::set_procs(rng.random_range(1..=16));
@@ -60,15 +58,15 @@ fn live(seed: u64, depth: u32, books: &Arc<Books>) -> u64 {
     for _ in 0..rng.random_range(0..4) {
         trefoil::yield_now();
     }
-    errand(&mut rng);
+    wait_for_something(&mut rng);
     if depth > 0 {
         match rng.random_range(0..6) {
-            0..=2 => ran += children(&mut rng, depth, books),
-            3 => ran += scoped(&mut rng, depth, books),
-            4 => detached(&mut rng, depth, books),
+            0..=2 => ran += children(&mut rng, depth, counts),
+            3 => ran += scoped(&mut rng, depth, counts),
+            4 => detached(&mut rng, depth, counts),
             _ => {
-                ran += children(&mut rng, depth, books);
-                ran += scoped(&mut rng, depth, books);
+                ran += children(&mut rng, depth, counts);
+                ran += scoped(&mut rng, depth, counts);
             }
         }
     }
@@ -79,8 +77,8 @@ fn live(seed: u64, depth: u32, books: &Arc<Books>) -> u64 {
     ran
 }
 
-/// Something to wait for, now and then: a channel, a timer, a socket, a call that blocks its thread.
-fn errand(rng: &mut StdRng) {
+/// Waits now and then: for a channel, a timer, a socket, or a call that blocks its thread.
+fn wait_for_something(rng: &mut StdRng) {
     let mut moment = || Duration::from_micros(rng.random_range(0..1500));
     let (one, other) = (moment(), moment());
     let n = rng.random_range(1..20u8);
@@ -92,7 +90,7 @@ fn errand(rng: &mut StdRng) {
             loop {
                 select! {
                     recv(rx) -> value => match value { Ok(i) => got.push(i), Err(_) => break },
-                    after(common::TOO_LONG) => panic!("nothing came"),
+                    after(common::TOO_LONG) => panic!("no value came"),
                 }
             }
             assert_eq!(got, (0..n).collect::<Vec<_>>());
@@ -107,13 +105,13 @@ fn errand(rng: &mut StdRng) {
         }
         2 => echo(n, UnixStream::pair()),
         3 => echo(n, std::os::unix::net::UnixStream::pair()),
-        4 => blocking(|| nap(one)),
-        5 => nap(other),
+        4 => blocking(|| sleep_in_kernel(one)),
+        5 => sleep_in_kernel(other),
         _ => {}
     }
 }
 
-/// Bytes there and back. Without a descriptor to be had, none.
+/// Sends bytes and expects them back. Does nothing if no descriptor is available.
 fn echo<S: Read + Write + Send + 'static>(n: u8, pair: std::io::Result<(S, S)>) {
     let Ok((mut here, mut there)) = pair else { return };
     let server = trefoil::go(move || {
@@ -132,10 +130,10 @@ fn echo<S: Read + Write + Send + 'static>(n: u8, pair: std::io::Result<(S, S)>) 
     server.join().unwrap();
 }
 
-/// Sleeps in the kernel, unseen by the runtime.
-fn nap(time: Duration) {
+/// Sleeps in the kernel, unnoticed by the runtime.
+fn sleep_in_kernel(time: Duration) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-    // SAFETY: reads one timespec, ours.
+    // SAFETY: reads one timespec.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
 }
 
@@ -145,8 +143,8 @@ fn yield_some(rng: &mut StdRng) {
     }
 }
 
-/// What a branch returned, or carried out in its panic.
-fn settle(result: std::thread::Result<u64>) -> u64 {
+/// Returns the count that a branch returned or that its panic carries.
+fn count_of(result: std::thread::Result<u64>) -> u64 {
     match result {
         Ok(ran) => ran,
         Err(payload) => match payload.downcast::<Expected>() {
@@ -156,14 +154,14 @@ fn settle(result: std::thread::Result<u64>) -> u64 {
     }
 }
 
-fn start(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> JoinHandle<u64> {
-    let (seed, books) = (rng.random(), books.clone());
-    let body = move || live(seed, depth - 1, &books);
+fn start(rng: &mut StdRng, depth: u32, counts: &Arc<Counts>) -> JoinHandle<u64> {
+    let (seed, counts) = (rng.random(), counts.clone());
+    let body = move || run_branch(seed, depth - 1, &counts);
     match rng.random_range(0..12) {
         0 => Builder::new().stack_size(128 << 10 << rng.random_range(0..6)).go(body).unwrap(),
         1 => Builder::new().name(format!("soak {seed:x}")).go(body).unwrap(),
         2 => {
-            // Too large for the goroutine itself.
+            // Too large to fit into the goroutine itself.
             let ballast = [seed; 40];
             trefoil::go(move || {
                 let ran = body();
@@ -175,16 +173,16 @@ fn start(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> JoinHandle<u64> {
     }
 }
 
-fn children(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> u64 {
+fn children(rng: &mut StdRng, depth: u32, counts: &Arc<Counts>) -> u64 {
     let n = if rng.random_bool(0.01) { 400 } else { rng.random_range(1..8) };
-    // A storm has no grandchildren: there are enough.
+    // So many children have no children of their own.
     let depth = if n == 400 { 1 } else { depth };
-    let handles: Vec<_> = (0..n).map(|_| start(rng, depth, books)).collect();
+    let handles: Vec<_> = (0..n).map(|_| start(rng, depth, counts)).collect();
     yield_some(rng);
-    handles.into_iter().map(|h| settle(h.join())).sum()
+    handles.into_iter().map(|h| count_of(h.join())).sum()
 }
 
-fn scoped(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> u64 {
+fn scoped(rng: &mut StdRng, depth: u32, counts: &Arc<Counts>) -> u64 {
     let seeds: Vec<u64> = (0..rng.random_range(1..6)).map(|_| rng.random()).collect();
     let sum = AtomicU64::new(0);
     let unjoined_panic = rng.random_bool(0.2);
@@ -192,13 +190,13 @@ fn scoped(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> u64 {
         trefoil::scope(|s| {
             let handles: Vec<_> = seeds
                 .iter()
-                .map(|&seed| (seed % 3 == 0, s.go(move || live(seed, depth - 1, books))))
+                .map(|&seed| (seed % 3 == 0, s.go(move || run_branch(seed, depth - 1, counts))))
                 .collect();
             for &seed in &seeds {
                 let sum = &sum;
-                // Dropped at once: only the scope waits for it.
+                // The handle is dropped at once: only the scope waits for it.
                 s.go(move || {
-                    books.counted.fetch_add(1, SeqCst);
+                    counts.counted.fetch_add(1, SeqCst);
                     (0..seed % 4).for_each(|_| trefoil::yield_now());
                     sum.fetch_add(1, SeqCst);
                 });
@@ -209,9 +207,9 @@ fn scoped(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> u64 {
             for (in_a_goroutine, h) in handles {
                 if in_a_goroutine {
                     let sum = &sum;
-                    s.go(move || sum.fetch_add(settle(h.join()), SeqCst));
+                    s.go(move || sum.fetch_add(count_of(h.join()), SeqCst));
                 } else {
-                    sum.fetch_add(settle(h.join()), SeqCst);
+                    sum.fetch_add(count_of(h.join()), SeqCst);
                 }
             }
         });
@@ -220,16 +218,16 @@ fn scoped(rng: &mut StdRng, depth: u32, books: &Arc<Books>) -> u64 {
     sum.load(SeqCst)
 }
 
-fn detached(rng: &mut StdRng, depth: u32, books: &Arc<Books>) {
+fn detached(rng: &mut StdRng, depth: u32, counts: &Arc<Counts>) {
     for _ in 0..rng.random_range(1..5) {
-        books.detached.fetch_add(1, SeqCst);
-        let (seed, books) = (rng.random(), books.clone());
+        counts.detached.fetch_add(1, SeqCst);
+        let (seed, counts) = (rng.random(), counts.clone());
         let h = trefoil::go(move || {
-            // Its own books: nobody adds up what runs below it.
+            // Its own counts: no other goroutine adds up what runs below it.
             let own = Arc::default();
-            let h = trefoil::go(move || live(seed, depth.saturating_sub(2), &own));
-            let ran = settle(h.join());
-            books.detached_ended.fetch_add(1, SeqCst);
+            let h = trefoil::go(move || run_branch(seed, depth.saturating_sub(2), &own));
+            let ran = count_of(h.join());
+            counts.detached_ended.fetch_add(1, SeqCst);
             vec![ran; 3]
         });
         if rng.random_bool(0.5) {
@@ -239,25 +237,25 @@ fn detached(rng: &mut StdRng, depth: u32, books: &Arc<Books>) {
     }
 }
 
-/// One tree of goroutines, and what must hold after it.
+/// Runs one tree of goroutines and checks the counts.
 fn round(seed: u64, rt: &Runtime) {
-    let books = Arc::new(Books::default());
+    let counts = Arc::new(Counts::default());
     let ran = rt.run(|| {
-        let ours = books.clone();
-        settle(trefoil::go(move || live(seed, 4, &ours)).join())
+        let ours = counts.clone();
+        count_of(trefoil::go(move || run_branch(seed, 4, &ours)).join())
     });
-    assert_eq!(ran, books.counted.load(SeqCst), "goroutines that ran, seed {seed}");
-    hold_until("the detached ones", || {
-        books.detached.load(SeqCst) == books.detached_ended.load(SeqCst)
+    assert_eq!(ran, counts.counted.load(SeqCst), "goroutines that ran, seed {seed}");
+    hold_until("the detached goroutines", || {
+        counts.detached.load(SeqCst) == counts.detached_ended.load(SeqCst)
     });
 }
 
-/// Two kinds of storms on several runtimes, by plain threads that spawn and join at the same time.
+/// Plain threads start trees of goroutines and single ones on several runtimes at the same time.
 #[test]
-fn everything_at_once() {
+fn random_goroutine_trees_return_right_results_and_leave_no_memory() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let length = Duration::from_secs(number_from("TREFOIL_SOAK_SECS").unwrap_or(3));
-    let _w = watchdog_for(length + common::TOO_LONG);
+    let _watchdog = watchdog_for(length + common::TOO_LONG);
     let seed = number_from("TREFOIL_SOAK_SEED").unwrap_or_else(rand::random);
     eprintln!("soak: TREFOIL_SOAK_SEED={seed} TREFOIL_SOAK_SECS={}", length.as_secs());
     quiet_panics();
@@ -268,7 +266,7 @@ fn everything_at_once() {
         .map(|n| Arc::new(Runtime::builder().procs(n).build().unwrap()))
         .into_iter()
         .collect();
-    // Caches fill in the first rounds; growth counts from then on.
+    // Caches fill in the first rounds; growth counts after them.
     (0..20).for_each(|_| round(rng.random(), &shared[1]));
     let rss = common::rss();
     let rounds = Arc::new(AtomicU64::new(0));
@@ -276,7 +274,7 @@ fn everything_at_once() {
     std::thread::scope(|s| {
         for (i, rt) in shared.iter().enumerate() {
             let seed: u64 = rng.random();
-            // A tree at a time on each …
+            // One tree at a time on each runtime.
             s.spawn({
                 let rounds = rounds.clone();
                 move || {
@@ -287,12 +285,12 @@ fn everything_at_once() {
                     }
                 }
             });
-            // … and from outside goroutines into it, and into the next one.
+            // Goroutines that a thread starts in it and in the next runtime.
             let next = &shared[(i + 1) % shared.len()];
             let seed: u64 = rng.random();
-            s.spawn(move || outsider(seed, rt, next, end));
+            s.spawn(move || start_from_outside(seed, rt, next, end));
         }
-        // Short-lived runtimes beside them, some dropped in the middle of their work.
+        // Short-lived runtimes, some dropped while they work.
         let seed: u64 = rng.random();
         s.spawn(move || short_lived(seed, end));
     });
@@ -309,7 +307,7 @@ fn everything_at_once() {
     assert!(grown < MAY_GROW, "memory grew by {grown} bytes, seed {seed}");
 }
 
-fn outsider(seed: u64, rt: &Arc<Runtime>, next: &Arc<Runtime>, end: Instant) {
+fn start_from_outside(seed: u64, rt: &Arc<Runtime>, next: &Arc<Runtime>, end: Instant) {
     let mut rng = StdRng::seed_from_u64(seed);
     while Instant::now() < end {
         let n = rng.random_range(1..40u64);
@@ -341,7 +339,7 @@ fn short_lived(seed: u64, end: Instant) {
     let mut rng = StdRng::seed_from_u64(seed);
     while Instant::now() < end {
         let rt = Runtime::builder().procs(rng.random_range(1..8)).build().unwrap();
-        // Whole rounds leave nothing behind; the others leak a little, so they are small and few.
+        // Whole rounds leave nothing behind. The others leak a little, so they are small and few.
         if rng.random_bool(0.9) {
             round(rng.random(), &rt);
         } else {
@@ -359,7 +357,7 @@ fn short_lived(seed: u64, end: Instant) {
     }
 }
 
-/// The panics of the soak are part of it; any other is shown.
+/// Hides the panics that are part of the soak.
 fn quiet_panics() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -370,32 +368,30 @@ fn quiet_panics() {
     }));
 }
 
-// --- Alive at once -------------------------------------------------------------------------------
-
-/// Memory to have at hand for a million.
+/// The memory that a million goroutines need.
 const FOR_A_MILLION: u64 = 14 << 30;
 
 #[test]
-fn million_alive() {
+fn a_million_goroutines_live_at_once() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let _w = watchdog_for(Duration::from_secs(180));
+    let _watchdog = watchdog_for(Duration::from_secs(180));
     let available = common::proc_number("/proc/meminfo", "MemAvailable") << 10;
     let n: u64 = match (cfg!(debug_assertions), available >= FOR_A_MILLION) {
         (false, true) => 1_000_000,
         (true, _) => {
-            eprintln!("million_alive: 100,000 in a debug build");
+            eprintln!("soak: 100,000 goroutines in a debug build");
             100_000
         }
         (false, false) => {
             let gib = available >> 30;
-            eprintln!("million_alive: only {gib} GiB of memory available, so 100,000 instead");
+            eprintln!("soak: only {gib} GiB of memory available, so 100,000 instead");
             100_000
         }
     };
     trefoil::run(|| {
         let (gate, running) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(1)));
         let open = gate.clone();
-        // The first waits for the gate, each other one for its predecessor.
+        // The first waits for the gate, each other goroutine for its predecessor.
         let mut last = trefoil::go(move || {
             yield_until_open(&open);
             1
@@ -407,7 +403,7 @@ fn million_alive() {
                 previous.join().unwrap() + 1
             });
         }
-        // Started is not enough: a goroutine has its stack only once it runs.
+        // Wait until all run: a goroutine gets its stack when it first runs.
         while running.load(SeqCst) < n {
             trefoil::yield_now();
         }

@@ -1,5 +1,5 @@
-//! What std's calls cost on goroutines, beside the runtime's own and beside threads. In release builds; the bounds are
-//! wide, the figures are printed (`--nocapture`).
+//! What std's calls cost on goroutines, compared with the runtime's own and with threads. In
+//! release builds only; the bounds are wide, the figures are printed (`--nocapture`).
 #![cfg(all(feature = "std", not(debug_assertions)))]
 
 mod common;
@@ -14,14 +14,14 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The least of five runs.
+/// Returns the shortest of five runs.
 fn best(mut f: impl FnMut() -> Duration) -> Duration {
     (0..5).map(|_| f()).min().unwrap()
 }
 
-/// Nanoseconds for each call of two functions, in turns; of each the best batch of many: on a busy machine most are
-/// disturbed.
-fn nanos_each(n: u32, mut one: impl FnMut(), mut other: impl FnMut()) -> [f64; 2] {
+/// Calls two functions by turns, in batches. Returns the nanoseconds per call in the fastest batch
+/// of each: on a busy machine most batches are disturbed.
+fn nanos_per_call(n: u32, mut one: impl FnMut(), mut other: impl FnMut()) -> [f64; 2] {
     const BATCH: u32 = 500;
     fn batch(f: &mut impl FnMut()) -> Duration {
         let start = Instant::now();
@@ -33,49 +33,50 @@ fn nanos_each(n: u32, mut one: impl FnMut(), mut other: impl FnMut()) -> [f64; 2
     least.map(|time| time.as_nanos() as f64 / f64::from(BATCH))
 }
 
-/// libc's own function, without our door.
-fn behind_the_door(name: &CStr) -> *mut c_void {
+/// Returns libc's own function behind the interposed one.
+fn libc_function(name: &CStr) -> *mut c_void {
     // SAFETY: a C string and a pseudo handle.
     let at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     assert!(!at.is_null());
     at
 }
 
-/// On a plain thread a door costs a look and a jump.
+/// On a plain thread an interposed function costs a check and a jump.
 #[test]
-fn straight_through_on_a_plain_thread() {
+fn interposed_functions_cost_less_than_40_ns_on_a_plain_thread() {
     type Syscall = unsafe extern "C" fn(i64, ...) -> i64;
     type Recv = unsafe extern "C" fn(RawFd, *mut c_void, usize, i32) -> isize;
     const N: u32 = 200_000;
     let _w = watchdog();
-    runtime(1).run(|| ()); // the doors are open
-    // SAFETY: these are their types.
+    runtime(1).run(|| ()); // interposed functions are active from now on
+    // SAFETY: the functions have these types.
     let (syscall, recv) = unsafe {
         (
-            std::mem::transmute::<*mut c_void, Syscall>(behind_the_door(c"syscall")),
-            std::mem::transmute::<*mut c_void, Recv>(behind_the_door(c"recv")),
+            std::mem::transmute::<*mut c_void, Syscall>(libc_function(c"syscall")),
+            std::mem::transmute::<*mut c_void, Recv>(libc_function(c"recv")),
         )
     };
     // SAFETY: no arguments.
-    let [bare, door] = unsafe {
+    let [bare, interposed] = unsafe {
         let number = libc::SYS_getppid;
-        nanos_each(N, || _ = syscall(number), || _ = libc::syscall(number))
+        nanos_per_call(N, || _ = syscall(number), || _ = libc::syscall(number))
     };
-    println!("getppid: {bare:.1} ns bare, {door:.1} ns through the door");
-    assert!(door < bare + 40.0);
+    println!("getppid: {bare:.1} ns bare, {interposed:.1} ns interposed");
+    assert!(interposed < bare + 40.0);
     let (socket, _other) = UnixDatagram::pair().unwrap();
     let (fd, mut buf) = (socket.as_raw_fd(), [0u8; 8]);
     let at = buf.as_mut_ptr().cast();
     let flag = libc::MSG_DONTWAIT;
-    // SAFETY: our buffer.
-    let [bare, door] =
-        unsafe { nanos_each(N, || _ = recv(fd, at, 8, flag), || _ = libc::recv(fd, at, 8, flag)) };
-    println!("recv: {bare:.1} ns bare, {door:.1} ns through the door");
-    assert!(door < bare + 40.0);
+    // SAFETY: a local buffer.
+    let [bare, interposed] = unsafe {
+        nanos_per_call(N, || _ = recv(fd, at, 8, flag), || _ = libc::recv(fd, at, 8, flag))
+    };
+    println!("recv: {bare:.1} ns bare, {interposed:.1} ns interposed");
+    assert!(interposed < bare + 40.0);
 }
 
 #[test]
-fn contended_mutex() {
+fn a_contended_std_mutex_takes_less_than_20_times_as_long_as_trefoils() {
     let _w = watchdog();
     const EACH: u32 = 50_000;
     fn time<L: Send + Sync + 'static>(
@@ -105,7 +106,7 @@ fn contended_mutex() {
 }
 
 #[test]
-fn ping_pong() {
+fn channels_of_std_and_crossbeam_take_at_most_twice_as_long_as_on_threads() {
     let _w = watchdog();
     const N: u32 = 10_000;
     fn mpsc() -> (impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
@@ -130,7 +131,7 @@ fn ping_pong() {
         (ask, move || b.iter().for_each(|i| _ = c.send(i)))
     }
     macro_rules! measure {
-        ($name:literal, $make:ident, $most:expr) => {{
+        ($name:literal, $make:ident, $max_ratio:expr) => {{
             once_in_five(|| {
                 let goroutines = runtime(2).run(|| {
                     best(|| {
@@ -152,12 +153,12 @@ fn ping_pong() {
                 });
                 let ratio = goroutines.as_secs_f64() / threads.as_secs_f64();
                 println!(
-                    "{} there and back: goroutines {:?}, threads {:?}, {ratio:.3}",
+                    "{} round trip: goroutines {:?}, threads {:?}, {ratio:.3}",
                     $name,
                     goroutines / N,
                     threads / N
                 );
-                if ratio < $most { Ok(()) } else { Err(format!("{}: {ratio:.3}", $name)) }
+                if ratio < $max_ratio { Ok(()) } else { Err(format!("{}: {ratio:.3}", $name)) }
             });
         }};
     }
@@ -208,7 +209,7 @@ macro_rules! echoes {
 }
 
 #[test]
-fn tcp_echo() {
+fn tcp_echo_with_std_sockets_reaches_a_fifth_of_trefoils_rate() {
     let _w = watchdog();
     let (mut std, mut ours) = (Duration::MAX, Duration::MAX);
     for _ in 0..4 {

@@ -1,8 +1,9 @@
-//! The end of a runtime with goroutines left: what the rest of the process shares with them is not lost.
+//! The end of a runtime with goroutines left: they leave no shared lock locked and no thread
+//! running.
 
 mod common;
 
-use common::{Child, hold_until, in_child, tasks, watchdog};
+use common::{child_test, hold_until, tasks, watchdog};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 use trefoil::{Runtime, blocking, go, lock_os_thread};
 
 /// Drops a runtime of `procs` Ps in which `n` goroutines do `work` for ever.
-fn leave_behind(procs: usize, n: usize, work: fn()) {
-    leave_behind_after(Duration::from_millis(25), procs, n, work);
+fn drop_while_working(procs: usize, n: usize, work: fn()) {
+    drop_after_working(Duration::from_millis(25), procs, n, work);
 }
 
-/// As [`leave_behind`], after they have worked for a while.
-fn leave_behind_after(worked: Duration, procs: usize, n: usize, work: fn()) {
+/// As [`drop_while_working`], after a given time.
+fn drop_after_working(worked: Duration, procs: usize, n: usize, work: fn()) {
     let rt = Runtime::builder().procs(procs).build().unwrap();
     rt.run(|| {
         for _ in 0..n {
@@ -31,7 +32,7 @@ fn leave_behind_after(worked: Duration, procs: usize, n: usize, work: fn()) {
     });
 }
 
-/// malloc and its locks, as others need them: every size, on a thread of its own arena and on this one.
+/// Allocates every size, on a new thread with an arena of its own and on this one.
 fn allocate() {
     let all = || {
         for n in 0..300_usize {
@@ -42,25 +43,25 @@ fn allocate() {
     std::thread::spawn(all).join().unwrap();
 }
 
-/// Nearly always inside malloc, with its lock: it is found there often enough to be stopped there.
+/// Is nearly always inside malloc with its lock, so that goroutines are often stopped there.
 fn trim() {
-    // SAFETY: no arguments that could be wrong.
+    // SAFETY: any argument is valid.
     unsafe { libc::malloc_trim(0) };
     common::spin(Duration::from_micros(2));
 }
 
 /// A goroutine that was stopped inside malloc kept an arena's lock when its runtime was dropped.
 #[test]
-fn no_lock_of_malloc_is_lost() {
+fn dropping_a_runtime_leaves_no_lock_of_malloc_locked() {
     let _watchdog = watchdog();
     for round in 0..12 {
-        leave_behind(1 + round % 3, 4, trim);
+        drop_while_working(1 + round % 3, 4, trim);
         allocate();
     }
 }
 
-/// All threads waited for a lock in the hands of a goroutine that was stopped, and so did the helper thread, which was to start
-/// the one that could resume it.
+/// All threads waited for the lock of a goroutine that was stopped, and so did the helper thread,
+/// which was to start the thread that could resume it.
 #[test]
 fn a_holder_of_mallocs_lock_is_resumed_before_threads_run_out() {
     let _watchdog = watchdog();
@@ -79,9 +80,9 @@ fn a_holder_of_mallocs_lock_is_resumed_before_threads_run_out() {
     }
 }
 
-/// The thread that a goroutine is locked to stays until that one is outside of malloc.
+/// The M of a locked goroutine stays until that goroutine has left malloc.
 #[test]
-fn a_locked_goroutine_gives_mallocs_lock_back() {
+fn a_goroutine_locked_to_its_thread_releases_mallocs_lock() {
     let _watchdog = watchdog();
     for _ in 0..6 {
         let rt = Runtime::builder().procs(2).build().unwrap();
@@ -101,78 +102,69 @@ fn a_locked_goroutine_gives_mallocs_lock_back() {
     }
 }
 
-/// Goroutines that print all the time were left with the lock of standard output in their hands.
+/// Goroutines that print all the time kept the lock of standard output when their runtime ended.
 #[test]
-fn standard_output_is_not_lost() {
-    if in_child() {
-        for procs in [1, 2, 4] {
-            leave_behind(procs, 3, || std::io::stdout().write_all(b"x\n").unwrap());
-            std::io::stdout().write_all(b"after\n").unwrap();
-            leave_behind(procs, 3, || {
-                let mut out = std::io::stderr().lock();
-                out.write_all(b"x").unwrap();
-                std::thread::sleep(Duration::from_micros(50));
-                out.write_all(b"\n").unwrap();
-            });
-            std::io::stderr().write_all(b"after\n").unwrap();
+fn dropping_a_runtime_leaves_standard_output_unlocked() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        for text in [out.stdout, out.stderr] {
+            assert_eq!(String::from_utf8_lossy(&text).lines().filter(|l| *l == "after").count(), 3);
         }
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("standard_output_is_not_lost").output();
-    assert!(out.status.success(), "{}", out.status);
-    for text in [out.stdout, out.stderr] {
-        assert_eq!(String::from_utf8_lossy(&text).lines().filter(|l| *l == "after").count(), 3);
-    }
-}
-
-/// Somebody keeps standard output for ever: the end of a runtime does not wait for that.
-#[test]
-fn an_output_that_is_never_given_back_delays_the_end_a_little() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            let (tell, told) = mpsc::channel();
-            go(move || {
-                let _out = std::io::stdout().lock();
-                tell.send(()).unwrap();
-                std::thread::sleep(Duration::from_secs(3600));
-            });
-            told.recv().unwrap();
+    });
+    for procs in [1, 2, 4] {
+        drop_while_working(procs, 3, || std::io::stdout().write_all(b"x\n").unwrap());
+        std::io::stdout().write_all(b"after\n").unwrap();
+        drop_while_working(procs, 3, || {
+            let mut out = std::io::stderr().lock();
+            out.write_all(b"x").unwrap();
+            std::thread::sleep(Duration::from_micros(50));
+            out.write_all(b"\n").unwrap();
         });
-        let start = Instant::now();
-        drop(rt);
-        let took = start.elapsed();
-        // SAFETY: ends the process; the harness would wait for its standard output.
-        unsafe { libc::_exit(if took < Duration::from_secs(2) { 7 } else { 8 }) };
+        std::io::stderr().write_all(b"after\n").unwrap();
     }
-    let _watchdog = watchdog();
-    Child::of("an_output_that_is_never_given_back_delays_the_end_a_little").fail(7);
 }
 
-/// Who holds standard output and drops a runtime meanwhile goes on printing.
+/// A goroutine keeps standard output locked for ever: the end of its runtime does not wait for
+/// that.
 #[test]
-fn the_one_who_drops_may_hold_standard_output() {
-    if in_child() {
-        let mut out = std::io::stdout().lock();
-        leave_behind(2, 2, std::thread::yield_now);
-        out.write_all(b"after\n").unwrap();
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("the_one_who_drops_may_hold_standard_output").output();
-    assert!(out.status.success(), "{}", out.status);
-    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+fn dropping_a_runtime_waits_only_briefly_for_a_locked_standard_output() {
+    child_test!(|child| child.fail(7));
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        let (tell, told) = mpsc::channel();
+        go(move || {
+            let _out = std::io::stdout().lock();
+            tell.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
+        });
+        told.recv().unwrap();
+    });
+    let start = Instant::now();
+    drop(rt);
+    let took = start.elapsed();
+    // SAFETY: ends the process; the harness would wait for its standard output.
+    unsafe { libc::_exit(if took < Duration::from_secs(2) { 7 } else { 8 }) };
 }
 
-/// Loops of every kind end with their runtime, and so do the threads; but for one in a call that blocks.
+/// A thread that has locked standard output and drops a runtime can still print.
 #[test]
-fn threads_leave_whatever_their_goroutines_did() {
-    if !in_child() {
-        Child::of("threads_leave_whatever_their_goroutines_did").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+fn the_dropping_thread_may_hold_the_lock_of_standard_output() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+    });
+    let mut out = std::io::stdout().lock();
+    drop_while_working(2, 2, std::thread::yield_now);
+    out.write_all(b"after\n").unwrap();
+}
+
+/// Loops of every kind end with their runtime, and so do the threads, except one in a blocking
+/// call.
+#[test]
+fn threads_end_whatever_their_goroutines_do() {
+    child_test!();
     static STOP: AtomicBool = AtomicBool::new(false);
     let before = tasks().len();
     for work in [
@@ -184,7 +176,7 @@ fn threads_leave_whatever_their_goroutines_did() {
         trim,
     ] as [fn(); 6]
     {
-        leave_behind(3, 5, work);
+        drop_while_working(3, 5, work);
     }
     let rt = Runtime::builder().procs(1).build().unwrap();
     rt.run(|| {
@@ -199,137 +191,126 @@ fn threads_leave_whatever_their_goroutines_did() {
         trefoil::yield_now();
     });
     drop(rt);
-    hold_until("all threads but those of the last runtime have left", || {
+    hold_until("all threads except those of the last runtime to end", || {
         tasks().len() <= before + 3
     });
     STOP.store(true, Ordering::Relaxed);
-    hold_until("its threads too", || tasks().len() == before);
+    hold_until("its threads to end too", || tasks().len() == before);
 }
 
-/// Who holds one of the two outputs may want the other, before or after the drop.
+/// A thread that has locked one of the two outputs can still write to the other.
 #[test]
-fn the_one_who_drops_may_hold_standard_error_and_print() {
-    if in_child() {
-        let mut err = std::io::stderr().lock();
-        leave_behind(2, 2, std::thread::yield_now);
+fn the_dropping_thread_may_hold_the_lock_of_standard_error_and_print() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
+        assert!(String::from_utf8_lossy(&out.stderr).contains("after\n"));
+    });
+    let mut err = std::io::stderr().lock();
+    drop_while_working(2, 2, std::thread::yield_now);
+    std::io::stdout().write_all(b"after\n").unwrap();
+    err.write_all(b"after\n").unwrap();
+}
+
+/// A goroutine that was blocked in the kernel when its runtime was dropped prints when it returns,
+/// and is not stopped meanwhile.
+#[test]
+fn a_goroutine_that_was_blocked_at_the_end_may_still_print() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        let lines = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 20);
+    });
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        for _ in 0..3 {
+            go(|| {
+                // SAFETY: no memory involved. Not interposed: the thread blocks and loses its P.
+                unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
+                for _ in 0..30_000 {
+                    std::io::stdout().write_all(b"x\n").unwrap();
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    drop(rt);
+    for _ in 0..20 {
         std::io::stdout().write_all(b"after\n").unwrap();
-        err.write_all(b"after\n").unwrap();
-        return;
+        std::thread::sleep(Duration::from_millis(5));
     }
-    let _watchdog = watchdog();
-    let out = Child::of("the_one_who_drops_may_hold_standard_error_and_print").output();
-    assert!(out.status.success(), "{}", out.status);
-    assert!(String::from_utf8_lossy(&out.stdout).contains("after\n"));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("after\n"));
 }
 
-/// One that was blocked in the kernel when its runtime was dropped prints when it is back, and is not stopped there.
+/// Output in std's buffer is written at exit, also if goroutines ran when the runtime was dropped.
 #[test]
-fn one_that_was_blocked_may_print_afterwards() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            for _ in 0..3 {
-                go(|| {
-                    // SAFETY: no memory involved. Not a door: the thread blocks, and loses its P.
-                    unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
-                    for _ in 0..30_000 {
-                        std::io::stdout().write_all(b"x\n").unwrap();
-                    }
-                });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        });
+fn buffered_output_is_written_at_exit_after_a_drop() {
+    child_test!(|child| {
+        for _ in 0..5 {
+            let out = child.output();
+            assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last line"));
+        }
+    });
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    rt.run(|| {
+        for _ in 0..2 {
+            go(|| {
+                let mut bytes = vec![1_u8; 1 << 20];
+                loop {
+                    bytes.fill(black_box(3));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    });
+    std::io::stdout().write_all(b"the last line").unwrap();
+    drop(rt);
+    std::process::exit(0);
+}
+
+/// A goroutine drops its own runtime while others print.
+#[test]
+fn a_goroutine_that_drops_its_own_runtime_leaves_standard_output_unlocked() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{}", out.status);
+        let lines = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
+    });
+    for procs in [1, 2, 4] {
+        let rt = Arc::new(Runtime::builder().procs(procs).build().unwrap());
+        for _ in 0..3 {
+            let print = || {
+                loop {
+                    std::io::stdout().write_all(b"x\n").unwrap();
+                }
+            };
+            rt.go(print).unwrap();
+        }
+        let (tell, told) = mpsc::channel();
+        let own = rt.clone();
+        rt.go(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            drop(own);
+            tell.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
+        })
+        .unwrap();
         drop(rt);
-        for _ in 0..20 {
+        let _ = told.recv();
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(2));
             std::io::stdout().write_all(b"after\n").unwrap();
-            std::thread::sleep(Duration::from_millis(5));
         }
-        return;
-    }
-    let _watchdog = watchdog();
-    let out = Child::of("one_that_was_blocked_may_print_afterwards").output();
-    assert!(out.status.success(), "{}", out.status);
-    let lines = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 20);
-}
-
-/// What lies in std's buffer is written at exit, also if goroutines were still running when the runtime was dropped.
-#[test]
-fn the_last_word_is_printed() {
-    if in_child() {
-        let rt = Runtime::builder().procs(2).build().unwrap();
-        rt.run(|| {
-            for _ in 0..2 {
-                go(|| {
-                    let mut bytes = vec![1_u8; 1 << 20];
-                    loop {
-                        bytes.fill(black_box(3));
-                    }
-                });
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        });
-        std::io::stdout().write_all(b"the last word").unwrap();
-        drop(rt);
-        std::process::exit(0);
-    }
-    let _watchdog = watchdog();
-    for _ in 0..5 {
-        let out = Child::of("the_last_word_is_printed").output();
-        assert!(String::from_utf8_lossy(&out.stdout).ends_with("the last word"));
     }
 }
 
-/// A runtime may be dropped on one of its own goroutines, while others print.
+/// Beside busy processes, goroutines that computed, some of them after a blocking call, were not
+/// stopped within the short time that was allowed for it, and computed for ever.
 #[test]
-fn standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime() {
-    if in_child() {
-        for procs in [1, 2, 4] {
-            let rt = Arc::new(Runtime::builder().procs(procs).build().unwrap());
-            for _ in 0..3 {
-                let print = || {
-                    loop {
-                        std::io::stdout().write_all(b"x\n").unwrap();
-                    }
-                };
-                rt.go(print).unwrap();
-            }
-            let (tell, told) = mpsc::channel();
-            let own = rt.clone();
-            rt.go(move || {
-                std::thread::sleep(Duration::from_millis(5));
-                drop(own);
-                tell.send(()).unwrap();
-                std::thread::sleep(Duration::from_secs(3600));
-            })
-            .unwrap();
-            drop(rt);
-            let _ = told.recv();
-            for _ in 0..10 {
-                std::thread::sleep(Duration::from_millis(2));
-                std::io::stdout().write_all(b"after\n").unwrap();
-            }
-        }
-        return;
-    }
-    let _watchdog = watchdog();
-    let name = "standard_output_is_not_lost_if_a_goroutine_drops_its_own_runtime";
-    let out = Child::of(name).output();
-    assert!(out.status.success(), "{}", out.status);
-    let lines = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(lines.lines().filter(|l| l.ends_with("after")).count(), 30);
-}
-
-/// Beside busy processes: goroutines that compute, some of them back from a call that blocked, were not stopped in the
-/// short time in which that was tried, and computed for ever.
-#[test]
-fn loops_end_on_a_busy_machine_too() {
-    if !in_child() {
-        Child::of("loops_end_on_a_busy_machine_too").succeed();
-        return;
-    }
-    let _watchdog = watchdog();
+fn endless_loops_end_with_their_runtime_on_a_busy_machine() {
+    child_test!();
     let before = tasks().len();
     let hogs = common::BusyProcesses::start(6);
     for _ in 0..50 {
@@ -348,23 +329,21 @@ fn loops_end_on_a_busy_machine_too() {
         std::thread::sleep(Duration::from_millis(2));
         drop(rt);
     }
-    hold_until("their threads have left", || tasks().len() == before);
+    hold_until("their threads to end", || tasks().len() == before);
     drop(hogs);
 }
 
-/// A goroutine was left in the panic hook, which runs under a lock of std's: the next `set_hook`, and then every panic,
-/// waited for ever.
+/// A goroutine was left in the panic hook, which runs under a lock of std: the next `set_hook`, and
+/// then every panic, waited for ever.
 #[test]
-fn the_panic_hook_is_not_lost() {
-    if !in_child() {
+fn dropping_a_runtime_leaves_the_panic_hook_unlocked() {
+    child_test!(|child| {
         for backtrace in ["1", "0"] {
-            Child::of("the_panic_hook_is_not_lost").env("RUST_BACKTRACE", backtrace).succeed();
+            child.env("RUST_BACKTRACE", backtrace).succeed();
         }
-        return;
-    }
-    let _watchdog = watchdog();
+    });
     for round in 0..12 {
-        leave_behind(1 + round % 3, 4, || {
+        drop_while_working(1 + round % 3, 4, || {
             let _ = std::panic::catch_unwind(|| panic!("on a goroutine"));
         });
         drop(std::panic::take_hook());
@@ -376,10 +355,10 @@ fn the_panic_hook_is_not_lost() {
     }
 }
 
-/// A goroutine that had been woken for a lock when its runtime was dropped took the wake-up with it: all others that
-/// waited for the lock waited for ever.
+/// A goroutine had been woken for a lock when its runtime was dropped, and the wake-up was lost:
+/// all other waiters waited for ever.
 #[test]
-fn a_lock_that_two_runtimes_share_is_not_lost() {
+fn waiters_for_a_lock_are_woken_after_one_runtime_is_dropped() {
     static SHARED: std::sync::Mutex<u64> = std::sync::Mutex::new(0);
     static OVER: AtomicBool = AtomicBool::new(false);
     fn hold_for_a_moment() {
@@ -394,8 +373,9 @@ fn a_lock_that_two_runtimes_share_is_not_lost() {
         }
     });
     for round in 0..60 {
-        // They are left at a runtime call, where they do not have the lock, or wait for it.
-        leave_behind_after(Duration::from_millis(3), 1 + round % 3, 8, || {
+        // They are stopped at a call of the runtime, where they wait for the lock or do not have
+        // it.
+        drop_after_working(Duration::from_millis(3), 1 + round % 3, 8, || {
             hold_for_a_moment();
             trefoil::yield_now();
         });
@@ -405,10 +385,10 @@ fn a_lock_that_two_runtimes_share_is_not_lost() {
     thread.join().unwrap();
 }
 
-/// A goroutine had been woken for a lock, and stood behind another one when its runtime ended: it was resumed, and stopped
-/// again before it had tried to take the lock.
+/// A goroutine had been woken for a lock and was queued behind another one when its runtime ended:
+/// it was resumed, and stopped again before it had tried to take the lock.
 #[test]
-fn a_wake_up_for_a_lock_survives_the_end() {
+fn a_goroutine_woken_for_a_lock_passes_it_on_when_its_runtime_ends() {
     static SHARED: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static STEP: AtomicU32 = AtomicU32::new(0);
     let reach = |step| hold_until("the next step", || STEP.load(Ordering::Acquire) >= step);
@@ -426,25 +406,25 @@ fn a_wake_up_for_a_lock_survives_the_end() {
         std::thread::sleep(Duration::from_millis(5));
         let thread = std::thread::spawn(|| drop(SHARED.lock().unwrap()));
         std::thread::sleep(Duration::from_millis(5));
-        let keeps_the_p = || {
+        let keep_the_p = || {
             STEP.store(2, Ordering::Release);
             loop {
                 black_box(());
             }
         };
-        drop(rt.go(keeps_the_p).unwrap());
+        drop(rt.go(keep_the_p).unwrap());
         reach(2);
-        // Wakes the goroutine, not the thread: that is the goroutine's to do when it has had the lock.
+        // Wakes the goroutine, not the thread, which the goroutine wakes after it had the lock.
         drop(held);
         drop(rt);
         thread.join().unwrap();
     }
 }
 
-/// A mutex of C code, for all.
+/// A mutex of C that threads share.
 struct CMutex(std::cell::UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: it is made for that.
+// SAFETY: C allows all threads to use it at once.
 unsafe impl Sync for CMutex {}
 
 impl CMutex {
@@ -458,15 +438,15 @@ impl CMutex {
     }
 
     fn unlock(&self) {
-        // SAFETY: initialised; whoever calls this has locked it.
+        // SAFETY: initialised; the caller has locked it.
         assert_eq!(unsafe { libc::pthread_mutex_unlock(self.0.get()) }, 0);
     }
 }
 
-/// A goroutine that was blocked in the kernel when its runtime ended, with a C lock, was left with it at its next runtime
-/// call, although that would not have waited.
+/// A goroutine was blocked in the kernel with a C lock when its runtime ended. It was stopped at
+/// its next call of the runtime, although that call would not have waited, and kept the lock.
 #[test]
-fn a_goroutine_that_was_blocked_with_a_c_lock_gives_it_back() {
+fn a_goroutine_that_was_blocked_releases_its_c_lock() {
     static LOCK: CMutex = CMutex::new();
     static HELD: AtomicBool = AtomicBool::new(false);
     let _watchdog = watchdog();
@@ -480,16 +460,16 @@ fn a_goroutine_that_was_blocked_with_a_c_lock_gives_it_back() {
         LOCK.unlock();
     };
     drop(rt.go(holds).unwrap());
-    hold_until("it has the lock", || HELD.load(Ordering::Acquire));
+    hold_until("the goroutine to lock", || HELD.load(Ordering::Acquire));
     std::thread::sleep(Duration::from_millis(30));
     drop(rt);
     LOCK.lock();
     LOCK.unlock();
 }
 
-/// The same, in a wait for one of several descriptors.
+/// The same while the goroutine waits for one of several descriptors.
 #[test]
-fn a_goroutine_that_polls_with_a_c_lock_gives_it_back() {
+fn a_goroutine_that_polls_releases_its_c_lock() {
     static LOCK: CMutex = CMutex::new();
     static HELD: AtomicBool = AtomicBool::new(false);
     let _watchdog = watchdog();
@@ -500,12 +480,12 @@ fn a_goroutine_that_polls_with_a_c_lock_gives_it_back() {
         LOCK.lock();
         HELD.store(true, Ordering::Release);
         let mut list = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        // SAFETY: a list of our own.
+        // SAFETY: a list of two entries.
         assert_eq!(unsafe { libc::poll(list.as_mut_ptr(), 2, -1) }, 1);
         LOCK.unlock();
     };
     drop(rt.go(holds).unwrap());
-    hold_until("it has the lock", || HELD.load(Ordering::Acquire));
+    hold_until("the goroutine to lock", || HELD.load(Ordering::Acquire));
     std::thread::sleep(Duration::from_millis(30));
     drop(rt);
     common::raw::raw_write(&second.1, b"x");
@@ -513,21 +493,17 @@ fn a_goroutine_that_polls_with_a_c_lock_gives_it_back() {
     LOCK.unlock();
 }
 
-/// A goroutine that waits for a condition holds no lock, and keeps no thread.
+/// A goroutine that waits for a condition holds no lock and keeps no thread.
 #[test]
-fn waits_for_a_condition_end_with_the_runtime() {
-    if !in_child() {
-        Child::of("waits_for_a_condition_end_with_the_runtime").succeed();
-        return;
-    }
+fn goroutines_that_wait_for_a_condition_end_with_the_runtime() {
+    child_test!();
     struct Condition(std::cell::UnsafeCell<libc::pthread_cond_t>);
-    // SAFETY: it is made for that.
+    // SAFETY: C allows all threads to use it at once.
     unsafe impl Sync for Condition {}
     static LOCK: CMutex = CMutex::new();
     static CONDITION: Condition =
         Condition(std::cell::UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER));
     static OVER: AtomicBool = AtomicBool::new(false);
-    let _watchdog = watchdog();
     let before = tasks().len();
     let signals = std::thread::spawn(|| {
         while !OVER.load(Ordering::Relaxed) {
@@ -536,9 +512,9 @@ fn waits_for_a_condition_end_with_the_runtime() {
         }
     });
     for _ in 0..20 {
-        leave_behind_after(Duration::from_millis(5), 2, 4, || {
+        drop_after_working(Duration::from_millis(5), 2, 4, || {
             LOCK.lock();
-            // SAFETY: initialised; the mutex is ours.
+            // SAFETY: initialised; this goroutine has locked the mutex.
             unsafe { libc::pthread_cond_wait(CONDITION.0.get(), LOCK.0.get()) };
             LOCK.unlock();
         });
@@ -547,5 +523,5 @@ fn waits_for_a_condition_end_with_the_runtime() {
     signals.join().unwrap();
     LOCK.lock();
     LOCK.unlock();
-    hold_until("their threads have left", || tasks().len() == before);
+    hold_until("their threads to end", || tasks().len() == before);
 }

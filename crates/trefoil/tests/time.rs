@@ -1,8 +1,8 @@
-//! Time: the behaviours that Go's tests of its timers assert, at 1, 2, 4 and 16 Ps.
+//! `trefoil::time`: what Go's tests of its timers assert, at 1, 2, 4 and 16 Ps.
 
 mod common;
 
-use common::{once_in_five, rss, same, watchdog};
+use common::{child_test, cpu_time, once_in_five, rss, same, watchdog};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ fn at_all_sizes(f: impl Fn() + Send + Sync) {
 }
 
 #[test]
-fn sleep_lasts_at_least_as_long_despite_signals() {
+fn sleep_lasts_at_least_as_long_as_asked_despite_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: a handler that does nothing, for a signal that nobody else uses here.
+    // SAFETY: a handler that does nothing, for a signal that no other test here uses.
     unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as usize) };
     let stop = Arc::new(AtomicBool::new(false));
     let signals = std::thread::spawn({
@@ -48,7 +48,7 @@ fn sleep_lasts_at_least_as_long_despite_signals() {
 }
 
 #[test]
-fn zero_past_and_endless_durations() {
+fn zero_and_past_times_fire_at_once_and_endless_ones_never() {
     at_all_sizes(|| {
         sleep(Duration::ZERO);
         sleep_until(Instant::now());
@@ -56,14 +56,14 @@ fn zero_past_and_endless_durations() {
         after(Duration::ZERO).recv().unwrap();
         let longest = Timer::new(Duration::MAX);
         assert!(longest.chan().recv_timeout(ms(5)).is_err());
-        assert!(longest.stop(), "it was set");
-        assert!(!longest.reset(ms(1)), "it was stopped");
+        assert!(longest.stop(), "the timer was set");
+        assert!(!longest.reset(ms(1)), "the timer was stopped");
         longest.chan().recv().unwrap();
     });
 }
 
 #[test]
-fn threads_sleep_and_wait_too() {
+fn sleep_and_timers_work_on_plain_threads() {
     let _watchdog = watchdog();
     let start = Instant::now();
     sleep(ms(20));
@@ -76,7 +76,7 @@ fn threads_sleep_and_wait_too() {
 }
 
 #[test]
-fn after_func_chain() {
+fn after_func_may_be_called_in_an_after_func() {
     fn link(left: usize, done: trefoil::chan::Sender<()>) {
         if left == 0 {
             done.send(()).unwrap();
@@ -92,9 +92,9 @@ fn after_func_chain() {
 }
 
 #[test]
-fn after_func_stops_in_time_and_survives_its_handle() {
+fn after_func_can_be_stopped_and_runs_after_its_handle_is_dropped() {
     at_all_sizes(|| {
-        // Stopped in time, unless the OS lets 50 ms pass between two of our lines.
+        // Stopped in time, unless the OS suspends the thread for 50 ms in between.
         once_in_five(|| {
             let (tx, rx) = unbounded();
             let stopped = after_func(ms(50), {
@@ -102,8 +102,8 @@ fn after_func_stops_in_time_and_survives_its_handle() {
                 move || tx.send("stopped").unwrap()
             });
             same((stopped.stop(), stopped.stop()), (true, false))?;
-            drop(after_func(ms(1), move || tx.send("on its own").unwrap()));
-            assert_eq!(rx.recv(), Ok("on its own"));
+            drop(after_func(ms(1), move || tx.send("without a handle").unwrap()));
+            assert_eq!(rx.recv(), Ok("without a handle"));
             sleep(ms(60));
             assert!(rx.try_recv().is_err());
             Ok(())
@@ -112,7 +112,7 @@ fn after_func_stops_in_time_and_survives_its_handle() {
 }
 
 #[test]
-fn timers_fire_in_order() {
+fn no_sleeper_wakes_before_its_deadline() {
     at_all_sizes(|| {
         let (tx, rx) = unbounded();
         let times = [5u64, 1, 4, 2, 3, 9, 7, 8, 6];
@@ -128,16 +128,16 @@ fn timers_fire_in_order() {
         let got: Vec<_> = rx.iter().collect();
         assert_eq!(got.len(), times.len());
         for (n, at) in got {
-            assert!(at >= ms(20 + n * 10), "{n} came at {at:?}");
+            assert!(at >= ms(20 + n * 10), "sleeper {n} woke at {at:?}");
         }
     });
 }
 
 #[test]
-fn a_ticker_keeps_its_pace_and_leaves_out_what_nobody_takes() {
+fn a_ticker_keeps_its_pace_and_drops_ticks_that_are_not_received() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
-        // A busy machine may delay a round; one of a few is in time.
+        // A busy machine may delay a round; one of eight must be in time.
         let in_time = (0..8).any(|_| {
             let ticker = Ticker::new(ms(10));
             let start = Instant::now();
@@ -147,7 +147,7 @@ fn a_ticker_keeps_its_pace_and_leaves_out_what_nobody_takes() {
             let all = start.elapsed();
             all > ms(70) && all < ms(130)
         });
-        assert!(in_time, "ten ticks of 10 ms are never 100 ms ± 30 %");
+        assert!(in_time, "ten ticks of 10 ms never took 100 ms ± 30 %");
 
         let ticker = Ticker::new(ms(1));
         sleep(ms(30));
@@ -155,7 +155,7 @@ fn a_ticker_keeps_its_pace_and_leaves_out_what_nobody_takes() {
         ticker.stop();
         assert!(ticker.chan().try_recv().is_err(), "ticks had piled up");
         sleep(ms(10));
-        assert!(ticker.chan().try_recv().is_err(), "it ticks after stop");
+        assert!(ticker.chan().try_recv().is_err(), "the ticker ticks after stop");
         ticker.reset(ms(1));
         ticker.chan().recv().unwrap();
     });
@@ -163,12 +163,12 @@ fn a_ticker_keeps_its_pace_and_leaves_out_what_nobody_takes() {
 
 #[test]
 #[should_panic(expected = "non-positive interval")]
-fn a_ticker_of_nothing_panics() {
+fn a_ticker_with_an_interval_of_zero_panics() {
     Ticker::new(Duration::ZERO);
 }
 
 #[test]
-fn tickers_come_and_go() {
+fn hundreds_of_short_lived_tickers_tick() {
     at_all_sizes(|| {
         let workers: Vec<_> = (0..8)
             .map(|i| {
@@ -187,19 +187,18 @@ fn tickers_come_and_go() {
     });
 }
 
-/// After `stop` said "too late" the value was received by someone, or never: it is not in the channel. After
-/// it said "in time" none comes.
+/// After `stop` the channel holds no value, whether the timer had fired or not.
 #[test]
-fn stop_and_reset_against_firing() {
+fn stop_leaves_no_value_behind_while_timers_fire() {
     at_all_sizes(|| {
-        // Go's numbers; a part of them in a debug build.
+        // Go's numbers; fewer in a debug build.
         let (rounds, n) = if cfg!(debug_assertions) { (200, 50) } else { (1000, 100) };
         for round in 0..rounds {
             let timers: Vec<_> =
                 (0..n).map(|i| Timer::new(Duration::from_micros(round % 7 * 10 + i))).collect();
             for timer in &timers {
                 yield_now();
-                // Nobody receives, so what has fired lies in the channel: a stop takes it out.
+                // There is no receiver: the value of a fired timer is in the channel until `stop`.
                 assert!(timer.stop());
                 assert!(timer.chan().try_recv().is_err(), "a stale value");
                 assert!(!timer.stop());
@@ -213,7 +212,7 @@ fn stop_and_reset_against_firing() {
     });
 }
 
-/// A function of a timer is called although two goroutines hand each other the only P.
+/// An `after_func` is called although two goroutines keep the only P busy by turns.
 #[test]
 fn ping_pong_does_not_starve_timers() {
     let _watchdog = watchdog();
@@ -236,7 +235,7 @@ fn ping_pong_does_not_starve_timers() {
         while !stop.load(Ordering::Relaxed) {
             ping.0.send(()).unwrap();
             pong.1.recv().unwrap();
-            assert!(start.elapsed() < Duration::from_secs(20), "starved");
+            assert!(start.elapsed() < Duration::from_secs(20), "the timer is starved");
         }
         drop(ping);
         partner.join().unwrap();
@@ -244,7 +243,7 @@ fn ping_pong_does_not_starve_timers() {
 }
 
 #[test]
-fn many_timers_at_once() {
+fn every_one_of_many_timers_fires() {
     let n = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
     let _watchdog = watchdog();
     Runtime::builder().procs(4).build().unwrap().run(move || {
@@ -263,9 +262,9 @@ fn many_timers_at_once() {
     });
 }
 
-/// Waits that end early leave entries behind; the heap is swept, and stays small.
+/// Each of these waits leaves a dead entry in the timer heap, which is swept meanwhile.
 #[test]
-fn waits_that_end_early_leave_no_heap_behind() {
+fn waits_that_end_long_before_their_deadline_lose_no_value() {
     let _watchdog = watchdog();
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let (tx, rx) = bounded(0);
@@ -279,7 +278,7 @@ fn waits_that_end_early_leave_no_heap_behind() {
 }
 
 #[test]
-fn timeout_gives_the_value_the_error_or_the_panic() {
+fn timeout_returns_the_value_or_an_error_and_propagates_a_panic() {
     at_all_sizes(|| {
         assert_eq!(timeout(Duration::from_secs(60), || 7), Ok(7));
         assert_eq!(timeout(ms(1), || sleep(Duration::MAX)).unwrap_err().to_string(), "timed out");
@@ -291,24 +290,21 @@ fn timeout_gives_the_value_the_error_or_the_panic() {
 }
 
 #[test]
-fn an_idle_runtime_uses_no_cpu() {
-    if common::in_child() {
-        trefoil::run(|| {
-            // The first may see the end of the start-up.
-            once_in_five(|| {
-                let before = common::cpu_time();
-                sleep(Duration::from_secs(1));
-                let used = common::cpu_time() - before;
-                if used < ms(10) { Ok(()) } else { Err(format!("{used:?} of CPU in a second")) }
-            });
+fn a_sleeping_runtime_uses_no_cpu() {
+    child_test!();
+    trefoil::run(|| {
+        // The first second may include the end of the start-up.
+        once_in_five(|| {
+            let before = cpu_time();
+            sleep(Duration::from_secs(1));
+            let used = cpu_time() - before;
+            if used < ms(10) { Ok(()) } else { Err(format!("{used:?} of CPU time in a second")) }
         });
-        return;
-    }
-    common::Child::of("an_idle_runtime_uses_no_cpu").succeed();
+    });
 }
 
-/// Nothing comes from `chan` any more, and it is not closed.
-fn is_open_and_empty(chan: &Receiver<Instant>) {
+/// Asserts that `chan` has no value, gets none, and is not closed.
+fn assert_open_and_empty(chan: &Receiver<Instant>) {
     assert!(!chan.is_closed());
     assert_eq!(chan.try_recv(), Err(TryRecvError::Empty));
     assert_eq!(chan.recv_timeout(Duration::from_micros(10)), Err(RecvTimeoutError::Timeout));
@@ -322,7 +318,7 @@ fn the_channel_of_after_is_open_and_empty_after_its_value() {
         // These reuse the memory of the fired timers.
         let later: Vec<_> = (0..300).map(|_| after(Duration::from_nanos(1))).collect();
         later.iter().for_each(|chan| _ = chan.recv().unwrap());
-        fired.iter().chain(&later).for_each(is_open_and_empty);
+        fired.iter().chain(&later).for_each(assert_open_and_empty);
     });
 }
 
@@ -330,7 +326,7 @@ fn the_channel_of_after_is_open_and_empty_after_its_value() {
 fn a_loop_chooses_the_arm_of_a_fired_after_once() {
     at_all_sizes(|| {
         let (chan, mut fired) = (after(ms(1)), 0);
-        // Sets and clears timers in between, as programs do.
+        // Starts and drops other timers meanwhile, as programs do.
         for _ in 0..20 {
             trefoil::select! {
                 recv(chan) -> _ => fired += 1,
@@ -349,7 +345,7 @@ fn the_channels_of_stopped_and_dropped_timers_stay_open() {
         chans.iter().for_each(|chan| _ = chan.recv().unwrap());
         timer.stop();
         ticker.stop();
-        chans.iter().for_each(is_open_and_empty);
+        chans.iter().for_each(assert_open_and_empty);
         // Dropping them neither closes their channels nor wakes a receiver.
         let waiter = go({
             let chan = chans[0].clone();
@@ -358,7 +354,7 @@ fn the_channels_of_stopped_and_dropped_timers_stay_open() {
         sleep(ms(1));
         drop((timer, ticker));
         assert_eq!(waiter.join().unwrap(), Err(RecvTimeoutError::Timeout));
-        chans.iter().for_each(is_open_and_empty);
+        chans.iter().for_each(assert_open_and_empty);
     });
 }
 
@@ -368,10 +364,10 @@ fn channels_of_timers_are_freed() {
         let rounds = |n| {
             for i in 0..n {
                 match i % 4 {
-                    0 => drop(after(Duration::from_nanos(1))), // fires into nothing
+                    0 => drop(after(Duration::from_nanos(1))), // fires without a receiver
                     1 => drop(after(Duration::from_nanos(1)).recv().unwrap()),
                     2 => drop(Timer::new(ms(1)).chan().clone()),
-                    // The ticker goes first.
+                    // The ticker is dropped first.
                     _ => {
                         let chan = Ticker::new(ms(1)).chan().clone();
                         drop(chan);
@@ -383,7 +379,7 @@ fn channels_of_timers_are_freed() {
         let before = rss();
         rounds(100_000);
         let grown = rss().saturating_sub(before);
-        assert!(grown < 4 << 20, "{grown} bytes more");
+        assert!(grown < 4 << 20, "{grown} bytes more are resident");
     });
 }
 
@@ -397,8 +393,8 @@ fn the_time_that_a_timer_sends_is_past_when_it_is_received() {
                 let set = Instant::now();
                 let fired = after(Duration::from_micros(1)).recv().unwrap();
                 let received = Instant::now();
-                assert!(fired <= received, "{:?} in the future", fired - received);
-                assert!(fired >= set + Duration::from_micros(1), "earlier than it was set for");
+                assert!(fired <= received, "sent a time {:?} in the future", fired - received);
+                assert!(fired >= set + Duration::from_micros(1), "sent a time before the deadline");
             }
         });
     }

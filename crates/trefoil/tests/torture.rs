@@ -1,18 +1,19 @@
-//! Preemption at any instruction of user code, and as soon as it can be in anything else.
+//! Preemption at any instruction of user code, and as soon as possible in other code.
 //!
-//! Goroutines that do what programs do (allocate, print, hash, panic, lock, recurse, compute with every
-//! kind of register) and check every result, while they are stopped every 50 µs and go on elsewhere.
+//! Goroutines do what programs do (allocate, print, hash, panic, lock, recurse, compute with every
+//! kind of register) and check every result, while they are stopped every 50 µs and continue on
+//! other Ms.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `TREFOIL_TORTURE_SECS` | how long in all, 6 by default |
+//! | `TREFOIL_TORTURE_SECS` | the duration in seconds, 6 by default |
 
-// AVX-512 is newer than the oldest compiler that builds the crate; the test needs the newest.
+// AVX-512 is newer than the oldest compiler that builds the crate; this test needs the newest.
 #![allow(clippy::incompatible_msrv)]
 
 mod common;
 
-use common::{Child, in_child, watchdog_for};
+use common::child_test;
 use rand::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::{Builder, Runtime};
 
-/// Goroutines of each kind.
+/// The number of goroutines of each kind.
 const EACH: usize = 3;
 
 fn seconds() -> u64 {
@@ -43,14 +44,14 @@ struct Shared {
     turn: Mutex<usize>,
     turned: Condvar,
     turns: AtomicUsize,
-    /// Thread-locals made, and dropped again.
+    /// Thread-locals that were made and dropped.
     made: AtomicUsize,
     dropped: AtomicUsize,
 }
 
 type Work = fn(&Arc<Shared>, usize);
 
-/// Each is called over and over.
+/// The kinds of work; each is called in a loop.
 const KINDS: &[(&str, Work)] = &[
     ("malloc", malloc),
     ("print", print),
@@ -73,21 +74,17 @@ const KINDS: &[(&str, Work)] = &[
 ];
 
 #[test]
-fn preempted_between_any_two_instructions() {
-    if in_child() {
-        let _dog = watchdog_for(Duration::from_secs(seconds() + 60));
-        for procs in [2, 1, 8] {
-            torture(procs, Duration::from_secs(seconds()) / 3);
-        }
-        return;
+fn results_are_right_under_preemption_at_any_instruction() {
+    let limit = Duration::from_secs(seconds() + 60);
+    child_test!(limit = limit, |child| {
+        let text = child.env("TREFOIL_DEBUG", "slice=50").env("RUST_BACKTRACE", "0").succeed();
+        let tail: Vec<&str> = text.lines().filter(|line| line.starts_with("torture:")).collect();
+        println!("{}", tail.join("\n"));
+        assert_eq!(tail.len(), 3, "{text}");
+    });
+    for procs in [2, 1, 8] {
+        torture(procs, Duration::from_secs(seconds()) / 3);
     }
-    let text = Child::of("preempted_between_any_two_instructions")
-        .env("TREFOIL_DEBUG", "slice=50")
-        .env("RUST_BACKTRACE", "0")
-        .succeed();
-    let tail: Vec<&str> = text.lines().filter(|line| line.starts_with("torture:")).collect();
-    println!("{}", tail.join("\n"));
-    assert_eq!(tail.len(), 3, "{text}");
 }
 
 fn torture(procs: usize, time: Duration) {
@@ -119,22 +116,22 @@ fn torture(procs: usize, time: Duration) {
         let rounds: Vec<u64> = workers.into_iter().map(|w| w.join().unwrap()).collect();
         (rounds, trefoil::debug::stats())
     });
-    // A turn of the condvar ring that was under way may keep the others waiting for one notification more.
     assert_eq!(*shared.counter.lock().unwrap(), shared.increments.load(SeqCst));
     assert_eq!(shared.made.load(SeqCst), shared.dropped.load(SeqCst));
-    // Nobody was left out.
+    // Each goroutine made progress.
     for (i, &n) in rounds.iter().enumerate() {
         assert!(n > 0, "{} {i} never finished a round ({rounds:?})", KINDS[i % KINDS.len()].0);
     }
     let preempted = stats.preemptions;
     common::mark(&format!(
-        "torture: {procs} procs, {preempted} preempted, {} signals, {} retaken, {} threads, {} rounds",
+        "torture: {procs} procs, {preempted} preempted, {} signals, {} retaken, {} threads, \
+         {} rounds",
         stats.preempt_signals,
         stats.retakes,
         stats.threads,
         rounds.iter().sum::<u64>(),
     ));
-    // More than one P could have with a slice of 10 ms.
+    // More than one P can have with a time slice of 10 ms.
     assert!(preempted > 100 * time.as_secs().max(1), "only {preempted} preemptions");
 }
 
@@ -191,27 +188,28 @@ fn panic(_: &Arc<Shared>, id: usize) {
 }
 
 fn thread_local(shared: &Arc<Shared>, _: usize) {
-    struct Book(Vec<u64>, Arc<Shared>);
-    impl Drop for Book {
+    struct Record(Vec<u64>, Arc<Shared>);
+    impl Drop for Record {
         fn drop(&mut self) {
             self.1.dropped.fetch_add(1, SeqCst);
         }
     }
     thread_local! {
         static DEPTH: Cell<u32> = const { Cell::new(0) };
-        static BOOK: RefCell<Option<Book>> = const { RefCell::new(None) };
+        static RECORD: RefCell<Option<Record>> = const { RefCell::new(None) };
     }
     let shared = shared.clone();
     let one = move || {
-        BOOK.with_borrow_mut(|book| *book = Some(Book(vec![trefoil::id()], shared.clone())));
+        RECORD
+            .with_borrow_mut(|record| *record = Some(Record(vec![trefoil::id()], shared.clone())));
         shared.made.fetch_add(1, SeqCst);
         for i in 0..100 {
             DEPTH.set(DEPTH.get() + 1);
-            BOOK.with_borrow_mut(|book| book.as_mut().unwrap().0.push(i));
+            RECORD.with_borrow_mut(|record| record.as_mut().unwrap().0.push(i));
             if i % 10 == 0 {
                 trefoil::yield_now();
             }
-            assert_eq!(BOOK.with_borrow(|book| book.as_ref().unwrap().0[0]), trefoil::id());
+            assert_eq!(RECORD.with_borrow(|record| record.as_ref().unwrap().0[0]), trefoil::id());
             DEPTH.set(DEPTH.get() - 1);
         }
         assert_eq!(DEPTH.get(), 0);
@@ -264,7 +262,7 @@ fn float(_: &Arc<Shared>, id: usize) {
     assert_eq!((a, b, c, d), (start, start + 1.0, start + 2.0, start + 3.0));
 }
 
-/// Sixteen vectors that live in registers all the time: a wrong restore shows in the sum.
+/// Keeps vectors in registers all the time: a wrong restore changes the sum.
 fn avx2(_: &Arc<Shared>, id: usize) {
     #[target_feature(enable = "avx2")]
     fn run(id: i64) -> i64 {
@@ -278,7 +276,7 @@ fn avx2(_: &Arc<Shared>, id: usize) {
         }
         let total = sums.into_iter().reduce(|a, b| _mm256_add_epi64(a, b)).unwrap();
         let mut out = [0i64; 4];
-        // SAFETY: 32 bytes of our own.
+        // SAFETY: an array of 32 bytes.
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), total) };
         out.iter().sum()
     }
@@ -298,7 +296,7 @@ fn avx512(_: &Arc<Shared>, id: usize) {
         let mut mask: __mmask8 = 0b1010_1010;
         for _ in 0..3000 {
             for sum in &mut sums {
-                // The mask lives in a k register.
+                // The mask is in a k register.
                 *sum = _mm512_mask_add_epi64(*sum, mask, *sum, one);
             }
             mask = black_box(mask);
@@ -312,11 +310,11 @@ fn avx512(_: &Arc<Shared>, id: usize) {
     }
 }
 
-/// A full x87 stack, held for a while.
+/// Keeps the x87 stack full for a while.
 fn x87(_: &Arc<Shared>, id: usize) {
     let mut out = [0f64; 8];
     let start = id as f64 + 0.5;
-    // SAFETY: fills the stack, spins, and empties it again.
+    // SAFETY: fills the x87 stack, spins, and empties it again.
     unsafe {
         std::arch::asm!(
             "fld qword ptr [{start}]", "fld1", "fadd st, st(1)", "fld1", "fadd st, st(1)",
@@ -339,7 +337,7 @@ fn x87(_: &Arc<Shared>, id: usize) {
     }
 }
 
-/// Backwards, with the direction flag set, and in the middle of a repeated instruction.
+/// Copies with a repeated instruction, forwards, and backwards with the direction flag set.
 fn string_instructions(_: &Arc<Shared>, id: usize) {
     let from: Vec<u8> = (0..40_000u32).map(|i| (i as usize * 31 + id) as u8).collect();
     let mut to = vec![0u8; from.len()];
@@ -362,11 +360,11 @@ fn string_instructions(_: &Arc<Shared>, id: usize) {
     }
 }
 
-/// A leaf function's data below the stack pointer, and its flags, survive.
+/// Checks that data of a leaf function below the stack pointer, and its flags, are unchanged.
 fn red_zone(_: &Arc<Shared>, id: usize) {
     let wanted = id as u64 * 0x0101_0101 + 7;
     let mut wrong = 0u64;
-    // SAFETY: writes only the 128 bytes below the stack pointer, which are a leaf's own.
+    // SAFETY: writes only the 128 bytes below the stack pointer, which belong to a leaf function.
     unsafe {
         std::arch::asm!(
             "mov [rsp - 8], {v}", "mov [rsp - 64], {v}", "mov [rsp - 128], {v}",
@@ -392,7 +390,7 @@ fn c_library(_: &Arc<Shared>, id: usize) {
         unsafe { (*a.cast::<u32>()).cmp(&*b.cast::<u32>()) as libc::c_int }
     }
     let mut numbers: Vec<u32> = (0..3000).map(|i| (i * 7919 + id as u32) % 3001).collect();
-    // SAFETY: an array of our own, and a matching comparison.
+    // SAFETY: an array with a matching comparison.
     unsafe { libc::qsort(numbers.as_mut_ptr().cast(), numbers.len(), 4, Some(compare)) };
     assert!(numbers.is_sorted());
     let mut text = [0u8; 64];
@@ -402,7 +400,7 @@ fn c_library(_: &Arc<Shared>, id: usize) {
     assert_eq!(&text[..n as usize], b"42 1.500");
 }
 
-/// Down to where the handler must refuse, and back.
+/// Recurses to where too little stack is left for the preemption handler, and back.
 fn recursion(_: &Arc<Shared>, _: usize) {
     fn down(depth: u32) -> u64 {
         let frame = [black_box(u64::from(depth)); 32];
@@ -419,7 +417,7 @@ fn channel(_: &Arc<Shared>, _: usize) {
     sender.join().unwrap();
 }
 
-/// Processes and threads.
+/// Starts processes and threads.
 fn children(shared: &Arc<Shared>, id: usize) {
     let double = std::thread::spawn(move || id * 2);
     assert_eq!(double.join().unwrap(), id * 2);

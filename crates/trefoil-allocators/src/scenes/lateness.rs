@@ -1,4 +1,5 @@
-//! How late a sleeper wakes up: a goroutine beside the torture, and an OS thread that shows what the machine adds.
+//! How late a sleeper wakes up: a goroutine during the torture, and an OS thread for comparison,
+//! which shows the delay of the machine.
 
 use crate::block::Block;
 use std::fmt;
@@ -6,32 +7,34 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const SLEEP: Duration = Duration::from_millis(1);
-/// More samples are not recorded: recording must not allocate.
+/// Further samples are not recorded, because recording must not allocate.
 const MAX_SAMPLES: usize = 1 << 16;
 
-/// How late each wake-up was, sorted.
+/// The lateness of each wake-up, sorted.
 pub(crate) struct Lateness(Vec<Duration>);
 
 impl Lateness {
-    /// Sleeps for a millisecond until `stop` is set. On a goroutine and on a plain thread.
+    /// Sleeps for a millisecond again and again until `stop` is set. Works on a goroutine and on a
+    /// plain thread.
     pub(crate) fn of_sleeper(stop: &AtomicBool) -> Lateness {
         Lateness::measure(stop, || ())
     }
 
-    /// As [`Lateness::of_sleeper`], and each time allocates a block of each of a few sizes before it is on time.
+    /// Like [`Lateness::of_sleeper`], but the sleeper allocates blocks of a few sizes after each
+    /// sleep, which counts as lateness.
     pub(crate) fn of_allocating_sleeper(stop: &AtomicBool) -> Lateness {
         Lateness::measure(stop, || {
             let sizes = [16, 64, 512, 4096];
-            drop(sizes.map(|size| Block::new(size, 8, false)));
+            drop(sizes.map(|size| Block::new(size, 8)));
         })
     }
 
-    fn measure(stop: &AtomicBool, awake: impl Fn()) -> Lateness {
+    fn measure(stop: &AtomicBool, after_sleep: impl Fn()) -> Lateness {
         let mut late = Vec::with_capacity(MAX_SAMPLES);
         while !stop.load(Relaxed) {
             let due = Instant::now() + SLEEP;
             std::thread::sleep(SLEEP);
-            awake();
+            after_sleep();
             if late.len() < MAX_SAMPLES {
                 late.push(due.elapsed());
             }
@@ -57,11 +60,12 @@ impl fmt::Display for Lateness {
     }
 }
 
-/// How many times slower than on a quiet machine this process has run so far: 2 if its threads waited for a CPU for as
-/// long as they ran. The waits that come from `procs` above the number of CPUs do not count.
+/// Returns how many times slower than on a quiet machine this process has run so far: 2 if its
+/// threads waited for a CPU for as long as they ran. Waits because `procs` exceeds the number of
+/// CPUs do not count.
 pub(crate) fn slowdown(procs: usize) -> f64 {
     let (mut ran, mut waited) = (0.0, 0.0);
-    let tasks = std::fs::read_dir("/proc/self/task").expect("our threads");
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
     for task in tasks.filter_map(Result::ok) {
         let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
         let mut nanos = text.split_whitespace().filter_map(|word| word.parse::<f64>().ok());

@@ -1,4 +1,5 @@
-//! Resident memory that a goroutine costs because it has allocated, and how much comes back when it has ended.
+//! Resident memory that a goroutine costs because it has allocated, and how much of it returns to
+//! the kernel when the goroutine has ended.
 
 use super::report;
 use crate::block::Block;
@@ -9,21 +10,21 @@ use std::time::{Duration, Instant};
 use trefoil::Runtime;
 use trefoil::sync::WaitGroup;
 
-/// What a goroutine allocates and frees: `BLOCKS` of each size.
+/// A goroutine allocates and frees `BLOCKS` blocks of each size.
 const SIZES: [usize; 8] = [16, 32, 48, 64, 128, 256, 512, 1024];
 const BLOCKS: usize = 7;
 /// Parked goroutines whose memory is compared.
 const PARKED: usize = 10_000;
-/// Goroutines that end.
+/// Goroutines that end, after which memory must return to the kernel.
 const ENDING: usize = 100_000;
-/// For a first estimate of the cost.
+/// Goroutines for a first estimate of the cost.
 const FEW: usize = 500;
-/// The scene takes at most so much memory: with an expensive allocator it starts fewer goroutines.
+/// The memory that the scene may use. With an expensive allocator it starts fewer goroutines.
 const MAX_BYTES: f64 = 2e9;
-/// A goroutine's own stack and thread-local storage, roughly.
+/// A rough estimate of a goroutine's own stack and thread-local storage.
 const GOROUTINE_BYTES: f64 = 10e3;
-/// The time until memory must be given back.
-const GIVE_BACK: Duration = Duration::from_secs(3);
+/// How long the allocator has to return memory to the kernel.
+const RETURN_TIME: Duration = Duration::from_secs(3);
 
 pub(super) fn per_goroutine(limits: &Limits) {
     let runtime = Runtime::builder().procs(2).build().expect("a runtime");
@@ -44,7 +45,8 @@ pub(super) fn per_goroutine(limits: &Limits) {
     }
 }
 
-/// Resident bytes that each of `n` parked goroutines costs more after it has allocated and freed.
+/// Returns the resident bytes that each of `n` parked goroutines costs because it has allocated and
+/// freed.
 fn cost_of(n: usize) -> f64 {
     let start = resident();
     let goroutines = Parked::start(n);
@@ -52,13 +54,14 @@ fn cost_of(n: usize) -> f64 {
     goroutines.allocate();
     let after = resident();
     goroutines.end();
-    // So that their memory does not serve the next ones.
+    // So that the next goroutines do not reuse their memory.
     wait_until_given_back(start, after - start);
     (after - before) / n as f64
 }
 
-/// Percentage of the memory of `n` goroutines that is given back in time after they have ended. `before` is what was
-/// resident before any goroutine: allocators that keep the memory of the first ones do not gain by it.
+/// Returns the percentage of the memory of `n` goroutines that is given back in time after they
+/// have ended. `before` is the memory before the first goroutine, so that memory that the allocator
+/// kept for earlier goroutines counts, too.
 fn given_back_by(n: usize, before: f64) -> f64 {
     let goroutines = Parked::start(n);
     goroutines.allocate();
@@ -72,24 +75,25 @@ fn given_back_by(n: usize, before: f64) -> f64 {
     given_back
 }
 
-/// Waits until most of the `taken` bytes above `before` are given back, or in time no more. Returns what is still kept.
+/// Waits until at least 95 % of the `taken` bytes above `before` are given back, at most
+/// [`RETURN_TIME`]. Returns the bytes that are still resident.
 fn wait_until_given_back(before: f64, taken: f64) -> f64 {
     let start = Instant::now();
     loop {
         std::thread::sleep(Duration::from_millis(100));
         let kept = resident() - before;
-        if kept <= taken / 20.0 || start.elapsed() > GIVE_BACK {
+        if kept <= taken / 20.0 || start.elapsed() > RETURN_TIME {
             return kept;
         }
     }
 }
 
-/// Goroutines that wait, allocate when they are told to, wait again, and end when they are told to.
+/// Goroutines that wait, allocate on demand, wait again, and end on demand.
 struct Parked(Arc<Gates>);
 
 #[derive(Default)]
 struct Gates {
-    /// Goroutines that have yet to reach the first gate.
+    /// Goroutines that have not reached the first gate yet.
     starting: WaitGroup,
     may_allocate: WaitGroup,
     allocating: WaitGroup,
@@ -124,7 +128,7 @@ impl Parked {
         Parked(gates)
     }
 
-    /// Lets all of them allocate and free. Returns when they wait again.
+    /// Makes all goroutines allocate and free. Returns when they wait again.
     fn allocate(&self) {
         self.0.may_allocate.done();
         self.0.allocating.wait();
@@ -137,7 +141,8 @@ impl Parked {
     }
 }
 
-/// Touches the pages of the stack that `allocate` will need: they are no cost of the allocator.
+/// Touches the pages of the stack that `allocate` will need, so that they do not count as a cost of
+/// the allocator.
 #[inline(never)]
 fn touch_stack() {
     black_box([0u8; 8192]);
@@ -146,14 +151,14 @@ fn touch_stack() {
 #[inline(never)]
 fn allocate() {
     for size in SIZES {
-        let blocks: [Block; BLOCKS] = std::array::from_fn(|_| Block::new(size, 8, false));
+        let blocks: [Block; BLOCKS] = std::array::from_fn(|_| Block::new(size, 8));
         drop(black_box(blocks));
     }
 }
 
-/// Resident bytes of this process, exactly: the sum over its page tables.
+/// Returns the resident bytes of this process, exactly: the kernel sums them over the page tables.
 fn resident() -> f64 {
-    // Goroutines that have told that they wait are about to.
+    // Goroutines that have passed a gate may not have parked yet.
     std::thread::sleep(Duration::from_millis(20));
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux 4.14");
     let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a line Rss");

@@ -1,4 +1,4 @@
-//! The scenes: what each test target runs, one process each.
+//! The scenes that each test target runs, each in a process of its own.
 
 mod lateness;
 mod memory;
@@ -16,15 +16,15 @@ pub struct Scene {
     pub name: &'static str,
     /// The time slice of goroutines in microseconds, if not the default.
     pub(crate) slice_micros: Option<u32>,
-    /// The process may take so long; then it hangs.
+    /// How long the process may take before it counts as hung.
     pub(crate) limit: Duration,
     pub(crate) run: fn(&Target),
 }
 
 /// Every scene, in the order in which they run.
 ///
-/// The torture with few goroutines has very short slices, so that preemption meets every instruction of the
-/// allocator; with many goroutines it has the slices that programs have.
+/// The torture with few goroutines has very short time slices, so that preemption hits every
+/// instruction of the allocator; with many goroutines it has the default slices.
 pub(crate) const SCENES: &[Scene] = &[
     torture("torture-p1-g32", Some(50), |_| torture::run(1, 32, time_each())),
     torture("torture-p2-g32", Some(50), |_| torture::run(2, 32, time_each())),
@@ -47,7 +47,7 @@ const fn torture(name: &'static str, slice_micros: Option<u32>, run: fn(&Target)
     Scene { name, slice_micros, limit: Duration::from_secs(60), run }
 }
 
-/// How long each torture lasts.
+/// Returns how long each torture lasts.
 pub(crate) fn time_each() -> Duration {
     const TORTURES: u32 = 6;
     let seconds = match std::env::var("TREFOIL_ALLOC_SECS") {
@@ -57,7 +57,7 @@ pub(crate) fn time_each() -> Duration {
     Duration::from_secs(seconds) / TORTURES
 }
 
-/// A line of the report.
+/// Prints a line of the report.
 macro_rules! report {
     ($($text:tt)*) => { println!("    {}", format_args!($($text)*)) };
 }

@@ -1,7 +1,7 @@
 //! Runtimes that are dropped while their goroutines allocate.
 //!
-//! Such goroutines are never resumed. None of them may be stopped for good inside the allocator: the process
-//! goes on, and needs it.
+//! Such goroutines are never resumed. None of them may be stopped inside the allocator, which the
+//! process still needs.
 
 use super::report;
 use crate::watchdog;
@@ -12,9 +12,9 @@ use trefoil::Runtime;
 
 const ROUNDS: u64 = 24;
 const GOROUTINES: usize = 24;
-/// Each goroutine that is left behind leaks at most so much.
-const BUDGET: usize = 16 << 10;
-/// What the process does after each runtime, on each of two plain threads.
+/// Each orphaned goroutine leaks at most this much.
+const BUDGET_BYTES: usize = 16 << 10;
+/// Allocations after each runtime, on each of three plain threads.
 const ALLOCATIONS_AFTER: usize = 300;
 
 pub(super) fn end_in_the_middle(procs: usize) {
@@ -25,9 +25,9 @@ pub(super) fn end_in_the_middle(procs: usize) {
         for i in 0..GOROUTINES {
             let exchange = exchange.clone();
             let work = move || {
-                let mut worker = Worker::new(BUDGET);
+                let mut worker = Worker::new(BUDGET_BYTES);
                 loop {
-                    // Half of them do nothing but allocate: they are inside the allocator most of the time.
+                    // Half of them only allocate: they are in the allocator most of the time.
                     if i % 2 == 0 { worker.allocate() } else { worker.round(&exchange) }
                 }
             };
@@ -38,13 +38,14 @@ pub(super) fn end_in_the_middle(procs: usize) {
         drop(runtime);
         slowest = slowest.max(start.elapsed());
         let after = || {
-            let mut worker = Worker::new(BUDGET);
+            let mut worker = Worker::new(BUDGET_BYTES);
             (0..ALLOCATIONS_AFTER).for_each(|_| worker.allocate());
         };
         let threads = [std::thread::spawn(after), std::thread::spawn(after)];
         after();
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        // A goroutine may have been stopped for good while it held a channel's lock: nobody uses them again.
+        // A goroutine may have been stopped while it held the lock of a channel: do not use them
+        // again.
         std::mem::forget(exchange);
         watchdog::progress();
     }

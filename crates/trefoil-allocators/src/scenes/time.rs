@@ -8,11 +8,11 @@ use std::time::Instant;
 use trefoil::Runtime;
 
 const SIZES: [usize; 3] = [16, 128, 1024];
-/// Pairs per sample: a sample is shorter than a time slice.
+/// Pairs per sample, so that a sample is shorter than a time slice.
 const PAIRS: u32 = 50_000;
 /// Samples of each kind; the fastest counts.
 const SAMPLES: usize = 15;
-/// A noisy moment may spoil one attempt, but not all of them.
+/// Other load may disturb one attempt, but not all of them.
 const ATTEMPTS: usize = 5;
 
 pub(super) fn per_allocation(limits: &Limits) {
@@ -37,7 +37,7 @@ pub(super) fn per_allocation(limits: &Limits) {
     }
 }
 
-/// Nanoseconds per pair on a goroutine and on a plain thread, which take turns.
+/// Returns the nanoseconds per pair on a goroutine and on a plain thread, which run by turns.
 fn fastest(runtime: &Runtime, size: usize) -> (f64, f64) {
     let (mut goroutine, mut thread) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..SAMPLES {
@@ -50,7 +50,7 @@ fn fastest(runtime: &Runtime, size: usize) -> (f64, f64) {
     (goroutine, thread)
 }
 
-/// Nanoseconds per pair, on the caller.
+/// Returns the nanoseconds per pair on the calling goroutine or thread.
 fn sample(size: usize) -> f64 {
     const WARM_UP: u32 = 1_000;
     pairs(size, WARM_UP);

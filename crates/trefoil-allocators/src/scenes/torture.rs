@@ -1,8 +1,9 @@
-//! Goroutines that allocate in every way while they are preempted, and sleepers beside them.
+//! Goroutines that allocate in every way while they are preempted, and sleepers that must wake up
+//! in time.
 
 use super::lateness::{Lateness, slowdown};
 use super::report;
-use crate::block::{self, LARGEST};
+use crate::block::{self, LARGEST_BYTES};
 use crate::work::{Exchange, Worker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,19 +12,21 @@ use trefoil::Runtime;
 use trefoil::chan::{Receiver, RecvTimeoutError, Sender, bounded};
 use trefoil::sync::WaitGroup;
 
-/// Rounds of a goroutine without pauses, and of one with pauses. Then it ends, and a new one takes its place.
+/// Rounds of a goroutine without pauses. Then it ends, and a new one replaces it.
 const ROUNDS: u32 = 32;
+/// Rounds of a goroutine with pauses.
 const ROUNDS_WITH_PAUSES: u32 = 2;
 /// Bytes that all goroutines together may keep.
 const KEPT_BYTES: usize = 64 << 20;
-/// About so many goroutines are in the middle of a round, and the others sleep. With thousands of them runnable, a
-/// sleeper would measure the length of the run queue.
+/// About how many goroutines are in the middle of a round while the others sleep. With thousands of
+/// runnable goroutines a sleeper would measure the length of the run queue.
 const ACTIVE: u32 = 16;
-/// A sleeper may be so much later than an OS thread beside it, on a machine that has nothing else to do.
-const MAX_LATE: Duration = Duration::from_millis(30);
-/// On a machine that is busier, the limit holds for 99 % of the sleeps only: any thread may stand still for a while.
+/// How much later than an OS thread a sleeper may be, on an otherwise idle machine.
+const MAX_LATENESS: Duration = Duration::from_millis(30);
+/// On a busier machine the limit holds for 99 % of the sleeps only: the OS may suspend any thread
+/// for a while.
 const MAX_SLOWDOWN: f64 = 1.5;
-/// A sleeper must be in time in one of so many attempts.
+/// A sleeper must be in time in one of this many attempts.
 const ATTEMPTS: u32 = 3;
 
 /// What the goroutines share.
@@ -36,11 +39,11 @@ struct Shared {
     budget: usize,
     /// Rounds of each goroutine.
     rounds: u32,
-    /// The pause after a round is so many times as long as the round.
+    /// How many times as long as a round the pause after it is.
     pause_factor: u32,
     alive: WaitGroup,
     started: AtomicU64,
-    /// Goroutines that have finished their first round, or more of them.
+    /// The number of goroutines that have finished their first round.
     first_rounds: AtomicU64,
 }
 
@@ -55,9 +58,9 @@ pub(super) fn run(procs: usize, goroutines: usize, time: Duration) {
     assert!(!(1..=ATTEMPTS).all(late), "a sleeper woke up late in every attempt");
 }
 
-/// One attempt. Returns an error that says so if the sleeper was late.
+/// Makes one attempt. Returns a message as an error if the sleeper was late.
 fn torture(procs: usize, goroutines: usize, time: Duration) -> Result<(), String> {
-    let budget = (KEPT_BYTES / goroutines).next_power_of_two().min(LARGEST);
+    let budget = (KEPT_BYTES / goroutines).next_power_of_two().min(LARGEST_BYTES);
     let has_pauses = goroutines as u32 > 2 * ACTIVE;
     let (stop, stopped): (Sender<()>, _) = bounded(1);
     let shared = Arc::new(Shared {
@@ -82,7 +85,7 @@ fn torture(procs: usize, goroutines: usize, time: Duration) -> Result<(), String
         let allocating_sleeper = trefoil::go(move || Lateness::of_allocating_sleeper(&other.stop));
         for i in 1..=goroutines as u64 {
             start_worker(&shared, Instant::now());
-            // Not all at once: no sleeper behind them would be in time.
+            // Not all at once: a sleeper behind them in the run queue would be late.
             while has_pauses && i > shared.first_rounds.load(Relaxed) + u64::from(ACTIVE) {
                 trefoil::time::sleep(Duration::from_micros(200));
             }
@@ -92,7 +95,7 @@ fn torture(procs: usize, goroutines: usize, time: Duration) -> Result<(), String
             trefoil::time::sleep(Duration::from_millis(10));
         }
         shared.stop.store(true, Relaxed);
-        // The sleepers end first: that two thousand goroutines are woken at once is no matter of theirs.
+        // The sleepers end first: they must not measure the wake-up of two thousand goroutines.
         let sleepers = (sleeper.join().unwrap(), allocating_sleeper.join().unwrap());
         stop.close();
         shared.alive.wait();
@@ -115,7 +118,7 @@ fn torture(procs: usize, goroutines: usize, time: Duration) -> Result<(), String
     report!("late after allocating: goroutine {allocating_sleeper}");
     assert_eq!(block::live(), 0, "blocks were lost");
     let late = if slowdown <= MAX_SLOWDOWN { sleeper.max() } else { sleeper.percentile(99) };
-    let limit = MAX_LATE.mul_f64(slowdown) + os_sleeper.max();
+    let limit = MAX_LATENESS.mul_f64(slowdown) + os_sleeper.max();
     // Without optimisation a round is too long for so many goroutines.
     if late <= limit || cfg!(debug_assertions) {
         Ok(())
@@ -139,7 +142,8 @@ fn start_worker(shared: &Arc<Shared>, mut due: Instant) {
             if round == 0 {
                 shared.first_rounds.fetch_add(1, Relaxed);
             }
-            // From when it was due, not from when it began: on a busy machine the pauses become longer.
+            // Since the round was due, not since it began: on a busy machine the pauses become
+            // longer.
             due = Instant::now() + due.elapsed() * shared.pause_factor;
         }
         drop(worker);

@@ -1,4 +1,5 @@
-//! A WebAssembly module that computes, calls the host and traps, and the checks that two test files share.
+//! A WebAssembly module that computes, calls the host and traps, and checks that two test files
+//! share.
 
 use std::time::Duration;
 use wasmtime::{Config, Engine, Instance, Linker, Module, Store, Trap, TypedFunc};
@@ -33,7 +34,7 @@ pub(crate) const CODE: &str = r#"
   (func (export "spin") (loop $again (br $again)))
 )"#;
 
-/// The configuration of every engine.
+/// Returns the configuration of every engine.
 pub(crate) fn config() -> Config {
     let mut config = Config::new();
     config.max_wasm_stack(WASM_STACK_BYTES);
@@ -70,7 +71,7 @@ pub(crate) fn function<P: WasmParams, R: WasmResults>(
     instance.get_typed_func(store, name).unwrap()
 }
 
-/// Makes an instance trap in every way that there is, and checks after each trap that it still computes.
+/// Makes an instance trap in four ways, and checks after each trap that it still computes.
 pub(crate) fn trap_in_every_way(module: &Module, i: usize) {
     const PAGE_BYTES: i32 = 64 << 10;
     let (mut store, instance) = instantiate(module);

@@ -1,3 +1,5 @@
+//! Barriers.
+
 use super::*;
 use libc::{PTHREAD_BARRIER_SERIAL_THREAD, pthread_barrier_t, pthread_barrier_wait};
 use std::sync::Arc;
@@ -13,7 +15,8 @@ fn barrier(count: u32) -> Barrier {
     barrier
 }
 
-fn rounds_at(barrier: Barrier, count: usize, actor: impl Fn(usize) -> Actor) {
+/// Passes the barrier many times. Each round must have one serial thread.
+fn run_rounds(barrier: Barrier, count: usize, actor: impl Fn(usize) -> Actor) {
     let rounds = size(300, 60);
     let (inside, serial) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let one = |i| {
@@ -41,20 +44,20 @@ fn rounds_at(barrier: Barrier, count: usize, actor: impl Fn(usize) -> Actor) {
 #[test]
 fn goroutines_and_threads_meet_at_one_barrier() {
     everywhere(|| {
-        rounds_at(barrier(6), 6, Actor::nth);
-        rounds_at(barrier(5), 5, |_| Actor::Goroutine);
-        rounds_at(barrier(3), 3, |_| Actor::Thread);
-        rounds_at(barrier(1), 1, |_| Actor::Goroutine);
+        run_rounds(barrier(6), 6, Actor::nth);
+        run_rounds(barrier(5), 5, |_| Actor::Goroutine);
+        run_rounds(barrier(3), 3, |_| Actor::Thread);
+        run_rounds(barrier(1), 1, |_| Actor::Goroutine);
     });
 }
 
 #[test]
-fn a_barrier_may_be_destroyed_by_the_first_that_passes() {
+fn the_serial_thread_may_destroy_the_barrier() {
     everywhere(|| {
         for _ in 0..size(200, 40) {
             let barrier = barrier(4);
             let pass = move || {
-                // SAFETY: one of them destroys it, and nobody uses it afterwards.
+                // SAFETY: the serial thread destroys the barrier, which is not used afterwards.
                 unsafe {
                     if pthread_barrier_wait(barrier.at()) == PTHREAD_BARRIER_SERIAL_THREAD {
                         assert_eq!(libc::pthread_barrier_destroy(barrier.at()), 0);
@@ -79,6 +82,6 @@ fn process_shared_barrier_works() {
             libc::pthread_barrierattr_setpshared(attr.at(), libc::PTHREAD_PROCESS_SHARED);
             assert_eq!(libc::pthread_barrier_init(barrier.at(), attr.at(), 4), 0);
         }
-        rounds_at(barrier, 4, Actor::nth);
+        run_rounds(barrier, 4, Actor::nth);
     });
 }

@@ -1,3 +1,5 @@
+//! `mtx_*` and `cnd_*`.
+
 use super::mutex::normal;
 use super::*;
 use libc::{pthread_cond_t, pthread_mutex_t};
@@ -20,7 +22,7 @@ unsafe extern "C" {
 }
 
 #[test]
-fn locks_and_conditions_of_c11_have_its_results() {
+fn c11_mutexes_and_conditions_return_c11_results() {
     every_pair(|a, b| {
         let (mutex, cond, turn) = (normal(), super::cond::cond(), Object::new(0u32));
         // SAFETY: never freed; `turn` is under the mutex.

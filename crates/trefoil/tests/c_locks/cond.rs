@@ -1,6 +1,8 @@
+//! Condition variables.
+
 use super::mutex::{Mutex, lock, normal, unlock};
 use super::*;
-use crate::common::{Child, in_child, join_all};
+use crate::common::{child_test, join_all};
 use libc::{
     EINVAL, EPERM, ETIMEDOUT, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_signal,
     pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait,
@@ -13,9 +15,10 @@ pub(crate) fn cond() -> Cond {
     Object::new(libc::PTHREAD_COND_INITIALIZER)
 }
 
-fn made(set: impl FnOnce(*mut libc::pthread_condattr_t)) -> Cond {
+/// Returns a condition variable with the attributes that `set` chooses.
+fn with_attributes(set: impl FnOnce(*mut libc::pthread_condattr_t)) -> Cond {
     let (cond, attr) = (Cond::zeroed(), Object::<libc::pthread_condattr_t>::zeroed());
-    // SAFETY: objects of our own.
+    // SAFETY: `set` gets an initialised attribute object.
     unsafe {
         assert_eq!(libc::pthread_condattr_init(attr.at()), 0);
         set(attr.at());
@@ -39,7 +42,7 @@ pub(crate) fn broadcast(cond: Cond) {
     unsafe { assert_eq!(pthread_cond_broadcast(cond.at()), 0) }
 }
 
-/// Two sides that take turns.
+/// Lets two sides take turns.
 fn take_turns(mutex: Mutex, cond: Cond, a: Actor, b: Actor) {
     let rounds = size(1_000, 200);
     let turn = Object::new(0usize);
@@ -65,15 +68,15 @@ fn take_turns(mutex: Mutex, cond: Cond, a: Actor, b: Actor) {
 }
 
 #[test]
-fn signal_wakes_the_other_side() {
+fn a_signal_wakes_the_other_side() {
     every_pair(|a, b| take_turns(normal(), cond(), a, b));
 }
 
 #[test]
 fn process_shared_condition_variable_works() {
     everywhere(|| {
-        // SAFETY: an attribute of our own.
-        let cond = made(|attr| unsafe {
+        // SAFETY: an initialised attribute object.
+        let cond = with_attributes(|attr| unsafe {
             libc::pthread_condattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
         });
         take_turns(normal(), cond, Actor::Thread, Actor::Thread);
@@ -82,7 +85,7 @@ fn process_shared_condition_variable_works() {
 }
 
 #[test]
-fn a_thread_that_waits_lets_a_goroutine_have_the_mutex() {
+fn the_wait_of_a_thread_releases_the_mutex_to_a_goroutine() {
     everywhere(|| {
         let (mutex, cond) = (normal(), cond());
         for _ in 0..size(200, 50) {
@@ -91,7 +94,7 @@ fn a_thread_that_waits_lets_a_goroutine_have_the_mutex() {
             let waiting = Actor::Thread.start(move || {
                 lock(mutex);
                 l.store(1, Ordering::SeqCst);
-                // Until the goroutine below waits for the mutex, often.
+                // Usually until the goroutine below waits for the mutex.
                 common::spin(Duration::from_micros(100));
                 // SAFETY: under the mutex.
                 while unsafe { !*go_on.at() } {
@@ -99,7 +102,7 @@ fn a_thread_that_waits_lets_a_goroutine_have_the_mutex() {
                 }
                 unlock(mutex);
             });
-            wait_for("the thread", &locked, 1);
+            wait_for("the thread to lock", &locked, 1);
             trefoil::go(move || {
                 lock(mutex);
                 // SAFETY: under the mutex.
@@ -115,7 +118,7 @@ fn a_thread_that_waits_lets_a_goroutine_have_the_mutex() {
 }
 
 #[test]
-fn broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
+fn a_broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
     everywhere(|| {
         for _ in 0..size(50, 10) {
             let (mutex, cond) = (normal(), cond());
@@ -133,7 +136,7 @@ fn broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
                 })
             };
             let waiting: Vec<_> = (0..10).map(one).collect();
-            wait_for("all of them", &ready, 10);
+            wait_for("all waiters", &ready, 10);
             lock(mutex);
             // SAFETY: under the mutex, then never used again.
             unsafe {
@@ -152,8 +155,8 @@ fn broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
 fn timed_waits_time_out_with_the_mutex_locked() {
     everywhere(|| {
         let monotonic = || {
-            // SAFETY: an attribute of our own.
-            made(|attr| unsafe {
+            // SAFETY: an initialised attribute object.
+            with_attributes(|attr| unsafe {
                 assert_eq!(libc::pthread_condattr_setclock(attr, libc::CLOCK_MONOTONIC), 0);
             })
         };
@@ -180,7 +183,7 @@ fn timed_waits_time_out_with_the_mutex_locked() {
                     assert_eq!(pthread_cond_timedwait(c, m, &BAD_TIME), EINVAL);
                     let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
                     assert_eq!(pthread_cond_clockwait(c, m, clock, &past), EINVAL);
-                    // It owns the mutex: or this would fail.
+                    // Fails unless the waiter owns the mutex.
                     unlock(mutex);
                 };
                 actor.start(waits).join();
@@ -202,9 +205,9 @@ fn a_wait_without_the_mutex_is_an_error() {
 }
 
 #[test]
-fn signals_and_deadlines_at_the_same_time_lose_nothing() {
+fn no_signal_is_lost_at_the_deadline_of_a_wait() {
     everywhere(|| {
-        // A token for each signal: a waiter that was signalled finds one, one that timed out may.
+        // One token per signal. A waiter whose wait timed out may find a token, too.
         let (mutex, cond, tokens) = (normal(), cond(), Object::new(0i64));
         let rounds = size(300, 60);
         let one = |i| {
@@ -243,7 +246,7 @@ fn signals_and_deadlines_at_the_same_time_lose_nothing() {
 }
 
 #[test]
-fn a_broadcast_that_meets_deadlines_wakes_no_waiter_that_has_gone() {
+fn a_broadcast_at_a_deadline_wakes_no_waiter_that_has_returned() {
     everywhere(|| {
         let (mutex, cond, stop) = (normal(), cond(), common::flag());
         let one = |i: usize| {
@@ -276,11 +279,7 @@ fn a_broadcast_that_meets_deadlines_wakes_no_waiter_that_has_gone() {
 
 #[test]
 fn goroutines_that_wait_for_a_condition_need_no_threads() {
-    if !in_child() {
-        Child::of("cond::goroutines_that_wait_for_a_condition_need_no_threads").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+    child_test!();
     runtime(2).run(|| {
         let (mutex, cond) = (normal(), cond());
         let (ready, go_on) = (Arc::new(AtomicUsize::new(0)), Object::new(false));
@@ -297,7 +296,7 @@ fn goroutines_that_wait_for_a_condition_need_no_threads() {
             })
         };
         let waiting: Vec<_> = (0..500).map(one).collect();
-        wait_for("all of them", &ready, 500);
+        wait_for("all waiters", &ready, 500);
         thread::sleep(Duration::from_millis(50));
         let n = threads();
         lock(mutex);

@@ -1,4 +1,4 @@
-//! A runtime ends while goroutines wait for locks of C.
+//! A runtime is dropped while its goroutines wait for locks of C.
 
 use super::cond::{cond, signal, wait as wait_for_signal};
 use super::mutex::{lock, normal, unlock};
@@ -7,7 +7,7 @@ use super::*;
 use std::sync::Arc;
 
 #[test]
-fn what_is_given_passes_over_goroutines_whose_runtime_has_ended() {
+fn locks_permits_and_signals_pass_over_goroutines_of_a_dropped_runtime() {
     let _watchdog = common::watchdog();
     for procs in [1, 2, 8] {
         let (mutex, other_mutex, cond) = (normal(), normal(), cond());
@@ -27,7 +27,7 @@ fn what_is_given_passes_over_goroutines_whose_runtime_has_ended() {
                         wait_for_signal(cond, other_mutex);
                     }
                 }
-                unreachable!("nothing was given");
+                unreachable!("an orphaned goroutine got a lock");
             });
         }
         while arrived.load(Ordering::SeqCst) < 30 {
@@ -35,7 +35,7 @@ fn what_is_given_passes_over_goroutines_whose_runtime_has_ended() {
         }
         thread::sleep(Duration::from_millis(20));
         drop(old);
-        // One of each: for the goroutine of the living runtime, or a thread.
+        // One lock, permit and signal, for a goroutine of another runtime, then for a thread.
         for actor in [Actor::Goroutine, Actor::Thread] {
             runtime(procs).run(move || {
                 let passes = actor.start(move || {
@@ -49,7 +49,7 @@ fn what_is_given_passes_over_goroutines_whose_runtime_has_ended() {
                 post(sem);
                 thread::sleep(Duration::from_millis(2));
                 unlock(mutex);
-                // It may not wait yet: signals until it has passed.
+                // The actor may not wait yet: repeats the signal until it has passed.
                 let done = Arc::new(AtomicUsize::new(0));
                 let d = done.clone();
                 let signals = trefoil::go(move || {

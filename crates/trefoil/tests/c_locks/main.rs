@@ -1,5 +1,6 @@
-//! Locks of C code on goroutines: mutexes, condition variables, semaphores, read-write locks and barriers of libc park
-//! the goroutine, keep POSIX's meaning and errors, and work between goroutines and threads.
+//! Locks of C code on goroutines: mutexes, condition variables, semaphores, read-write locks and
+//! barriers of libc park the goroutine, keep POSIX's meaning and errors, and work between
+//! goroutines and threads.
 #![cfg(feature = "std")]
 
 #[path = "../common/mod.rs"]
@@ -52,12 +53,12 @@ unsafe extern "C" {
     fn sem_clockwait(s: *mut sem_t, clock: clockid_t, at: *const timespec) -> c_int;
 }
 
-/// Fewer where everything is slower.
+/// Returns the size of a test in this build.
 const fn size(release: usize, debug: usize) -> usize {
     if cfg!(debug_assertions) { debug } else { release }
 }
 
-/// Runs `f` as a goroutine beside 1, 2 and 8 Ps.
+/// Runs `f` as the main goroutine of runtimes with 1, 2 and 8 Ps.
 fn everywhere(f: impl Fn() + Send + Sync + Copy + 'static) {
     let _watchdog = common::watchdog();
     for n in [1, 2, 8] {
@@ -97,7 +98,7 @@ impl Actor {
         }
     }
 
-    /// One of each in turns.
+    /// Returns goroutines and threads by turns.
     fn nth(n: usize) -> Actor {
         if n.is_multiple_of(2) { Actor::Goroutine } else { Actor::Thread }
     }
@@ -116,7 +117,7 @@ impl<T> Started<T> {
 /// An object of C that goroutines and threads share. It is never freed.
 struct Object<T: 'static>(&'static UnsafeCell<T>);
 
-// SAFETY: made to be shared; the C functions synchronise.
+// SAFETY: the C functions synchronise their accesses.
 unsafe impl<T> Send for Object<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Object<T> {}
@@ -128,9 +129,9 @@ impl<T> Clone for Object<T> {
 impl<T> Copy for Object<T> {}
 
 impl<T> Object<T> {
-    /// Zeroes, until a function of C makes it.
+    /// Returns an object of zeros, which a function of C has to initialise.
     fn zeroed() -> Object<T> {
-        // SAFETY: C's objects are plain bytes.
+        // SAFETY: zeros are valid for C's objects.
         Object::new(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 
@@ -143,7 +144,7 @@ impl<T> Object<T> {
     }
 }
 
-/// `in_ms` from now, on `clock`.
+/// Returns the time `in_ms` from now, on `clock`.
 fn at(clock: clockid_t, in_ms: i64) -> timespec {
     let mut t = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one timespec.
@@ -158,14 +159,14 @@ fn at(clock: clockid_t, in_ms: i64) -> timespec {
 const BAD_TIME: timespec = timespec { tv_sec: 1, tv_nsec: 1_000_000_000 };
 const CLOCKS: [clockid_t; 2] = [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC];
 
-/// Runs `f`, which must take at least `ms`, and less than a minute.
+/// Runs `f`, which must take at least `ms`, and less than `TOO_LONG`.
 #[track_caller]
 fn takes<T>(ms: u64, f: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let value = f();
     let took = start.elapsed();
-    assert!(took + Duration::from_millis(1) >= Duration::from_millis(ms), "only {took:?}");
-    assert!(took < TOO_LONG, "{took:?}");
+    assert!(took + Duration::from_millis(1) >= Duration::from_millis(ms), "took only {took:?}");
+    assert!(took < TOO_LONG, "took {took:?}");
     value
 }
 
@@ -174,7 +175,7 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Waits until `n` is `wanted`, beside goroutines and threads.
+/// Yields until `n` is at least `wanted`.
 #[track_caller]
 fn wait_for(what: &str, n: &AtomicUsize, wanted: usize) {
     common::yield_until(what, || n.load(Ordering::SeqCst) >= wanted);

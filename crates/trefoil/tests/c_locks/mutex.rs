@@ -1,5 +1,7 @@
+//! Mutexes of every kind.
+
 use super::*;
-use crate::common::{Child, in_child, join_all};
+use crate::common::{child_test, join_all};
 use libc::{
     EBUSY, EDEADLK, EINVAL, EPERM, ETIMEDOUT, pthread_mutex_lock, pthread_mutex_timedlock,
     pthread_mutex_trylock, pthread_mutex_unlock,
@@ -12,10 +14,11 @@ pub(crate) fn normal() -> Mutex {
     Object::new(libc::PTHREAD_MUTEX_INITIALIZER)
 }
 
-fn made(set: impl FnOnce(*mut libc::pthread_mutexattr_t)) -> Mutex {
+/// Returns a mutex with the attributes that `set` chooses.
+fn with_attributes(set: impl FnOnce(*mut libc::pthread_mutexattr_t)) -> Mutex {
     let mutex = Mutex::zeroed();
     let attr = Object::<libc::pthread_mutexattr_t>::zeroed();
-    // SAFETY: objects of our own.
+    // SAFETY: `set` gets an initialised attribute object.
     unsafe {
         assert_eq!(libc::pthread_mutexattr_init(attr.at()), 0);
         set(attr.at());
@@ -25,8 +28,8 @@ fn made(set: impl FnOnce(*mut libc::pthread_mutexattr_t)) -> Mutex {
 }
 
 fn of_kind(kind: c_int) -> Mutex {
-    // SAFETY: an attribute of our own.
-    made(|attr| unsafe { assert_eq!(libc::pthread_mutexattr_settype(attr, kind), 0) })
+    // SAFETY: an initialised attribute object.
+    with_attributes(|attr| unsafe { assert_eq!(libc::pthread_mutexattr_settype(attr, kind), 0) })
 }
 
 pub(crate) fn lock(mutex: Mutex) {
@@ -39,7 +42,7 @@ pub(crate) fn unlock(mutex: Mutex) {
     unsafe { assert_eq!(pthread_mutex_unlock(mutex.at()), 0) }
 }
 
-/// A count that only the owner of a mutex touches.
+/// Counts under the mutex, on ten actors.
 fn count_under(mutex: Mutex, a: Actor, b: Actor) {
     const EACH: usize = 5;
     let rounds = size(2_000, 300);
@@ -60,7 +63,7 @@ fn count_under(mutex: Mutex, a: Actor, b: Actor) {
     };
     let parts: Vec<_> = (0..EACH).flat_map(|_| [a.start(add), b.start(add)]).collect();
     parts.into_iter().for_each(Started::join);
-    // SAFETY: all have ended.
+    // SAFETY: all actors have ended.
     assert_eq!(unsafe { *count.at() }, 2 * EACH * rounds);
 }
 
@@ -87,8 +90,8 @@ fn adaptive_mutex_excludes() {
 #[test]
 fn process_shared_mutex_excludes() {
     let shared = || {
-        // SAFETY: an attribute of our own.
-        made(|attr| unsafe {
+        // SAFETY: an initialised attribute object.
+        with_attributes(|attr| unsafe {
             libc::pthread_mutexattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
         })
     };
@@ -98,8 +101,8 @@ fn process_shared_mutex_excludes() {
 #[test]
 fn robust_mutex_excludes() {
     let robust = || {
-        // SAFETY: an attribute of our own.
-        made(|attr| unsafe {
+        // SAFETY: an initialised attribute object.
+        with_attributes(|attr| unsafe {
             libc::pthread_mutexattr_setrobust(attr, libc::PTHREAD_MUTEX_ROBUST);
         })
     };
@@ -118,14 +121,14 @@ fn recursive_mutex_counts_by_goroutine() {
             // SAFETY: never freed.
             unsafe { assert_eq!(pthread_mutex_trylock(mutex.at()), 0) };
             l.store(1, Ordering::SeqCst);
-            wait_for("the other one", &r, 1);
+            wait_for("the other actor to fail", &r, 1);
             unlock(mutex);
             unlock(mutex);
             unlock(mutex);
             // SAFETY: as above.
             unsafe { assert_eq!(pthread_mutex_unlock(mutex.at()), EPERM) };
         });
-        wait_for("the owner", &locked, 1);
+        wait_for("the owner to lock", &locked, 1);
         let other = b.start(move || {
             // SAFETY: as above.
             unsafe {
@@ -161,12 +164,12 @@ fn errorcheck_mutex_reports_misuse() {
 }
 
 #[test]
-fn timed_lock_times_out_and_succeeds() {
+fn timed_mutex_locks_time_out_and_succeed() {
     every_pair(|a, b| {
         let mutex = normal();
         lock(mutex);
         // SAFETY: never freed.
-        let waits = move || unsafe {
+        let times_out = move || unsafe {
             let soon = at(libc::CLOCK_REALTIME, 20);
             assert_eq!(takes(20, || pthread_mutex_timedlock(mutex.at(), &soon)), ETIMEDOUT);
             for clock in CLOCKS {
@@ -182,9 +185,9 @@ fn timed_lock_times_out_and_succeeds() {
             let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
             assert_eq!(pthread_mutex_clocklock(mutex.at(), clock, &BAD_TIME), EINVAL);
         };
-        a.start(waits).join();
+        a.start(times_out).join();
         // SAFETY: as above.
-        let gets = b.start(move || unsafe {
+        let succeeds = b.start(move || unsafe {
             let late = at(libc::CLOCK_MONOTONIC, 60_000);
             let clock = libc::CLOCK_MONOTONIC;
             assert_eq!(pthread_mutex_clocklock(mutex.at(), clock, &late), 0);
@@ -192,17 +195,13 @@ fn timed_lock_times_out_and_succeeds() {
         });
         thread::sleep(Duration::from_millis(2));
         unlock(mutex);
-        gets.join();
+        succeeds.join();
     });
 }
 
 #[test]
 fn goroutines_that_wait_for_a_mutex_need_no_threads() {
-    if !in_child() {
-        Child::of("mutex::goroutines_that_wait_for_a_mutex_need_no_threads").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+    child_test!();
     runtime(2).run(|| {
         let mutex = normal();
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -216,7 +215,7 @@ fn goroutines_that_wait_for_a_mutex_need_no_threads() {
             })
         };
         let waiting: Vec<_> = (0..500).map(one).collect();
-        wait_for("all of them", &arrived, 500);
+        wait_for("all goroutines to begin", &arrived, 500);
         thread::sleep(Duration::from_millis(50));
         let n = threads();
         unlock(mutex);
@@ -226,7 +225,7 @@ fn goroutines_that_wait_for_a_mutex_need_no_threads() {
 }
 
 #[test]
-fn a_waiter_is_not_starved_by_one_that_locks_again_at_once() {
+fn a_goroutine_that_relocks_at_once_does_not_starve_a_waiter() {
     everywhere(|| {
         let mutex = normal();
         let done = common::flag();

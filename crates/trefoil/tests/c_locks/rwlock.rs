@@ -1,5 +1,7 @@
+//! Read-write locks.
+
 use super::*;
-use crate::common::{Child, in_child, join_all};
+use crate::common::{child_test, join_all};
 use libc::{
     EBUSY, EDEADLK, EINVAL, ETIMEDOUT, pthread_rwlock_rdlock, pthread_rwlock_tryrdlock,
     pthread_rwlock_trywrlock, pthread_rwlock_unlock, pthread_rwlock_wrlock,
@@ -78,12 +80,12 @@ fn readers_and_writers(lock: RwLock, actor: impl Fn(usize) -> Actor) {
     };
     let parts: Vec<_> = (0..8).map(one).collect();
     parts.into_iter().for_each(Started::join);
-    // SAFETY: all have ended.
+    // SAFETY: all actors have ended.
     assert_eq!(unsafe { *pair.at() }, [8 * rounds / 4; 2]);
 }
 
 #[test]
-fn writers_exclude_readers_and_writers() {
+fn writers_exclude_readers_and_other_writers() {
     everywhere(|| {
         for kind in [PREFER_READER, PREFER_WRITER, PREFER_WRITER_NONRECURSIVE] {
             readers_and_writers(of_kind(kind), |_| Actor::Goroutine);
@@ -101,7 +103,7 @@ fn process_shared_rwlock_works() {
 }
 
 #[test]
-fn readers_share_and_errors_are_reported() {
+fn readers_share_the_lock_and_errors_are_reported() {
     every_pair(|a, b| {
         let lock = of_kind(PREFER_READER);
         // SAFETY: never freed.
@@ -148,7 +150,7 @@ fn readers_share_and_errors_are_reported() {
 }
 
 #[test]
-fn a_waiting_writer_goes_before_new_readers_if_the_kind_says_so() {
+fn a_waiting_writer_precedes_new_readers_if_writers_are_preferred() {
     every_pair(|a, b| {
         let lock = of_kind(PREFER_WRITER_NONRECURSIVE);
         let order = Arc::new(AtomicUsize::new(0));
@@ -162,7 +164,7 @@ fn a_waiting_writer_goes_before_new_readers_if_the_kind_says_so() {
             unlock(lock);
             place
         });
-        wait_for("the writer", &arrived, 1);
+        wait_for("the writer to begin", &arrived, 1);
         thread::sleep(Duration::from_millis(5));
         let reader = |actor: Actor| {
             let (o, n) = (order.clone(), arrived.clone());
@@ -175,7 +177,7 @@ fn a_waiting_writer_goes_before_new_readers_if_the_kind_says_so() {
             })
         };
         let readers = [reader(a), reader(b)];
-        wait_for("the readers", &arrived, 3);
+        wait_for("the readers to begin", &arrived, 3);
         thread::sleep(Duration::from_millis(5));
         assert_eq!(order.load(Ordering::SeqCst), 0);
         unlock(lock);
@@ -187,7 +189,7 @@ fn a_waiting_writer_goes_before_new_readers_if_the_kind_says_so() {
 }
 
 #[test]
-fn readers_go_on_when_the_writer_they_stood_back_for_gives_up() {
+fn readers_behind_a_writer_that_times_out_get_the_lock() {
     every_pair(|a, b| {
         let lock = of_kind(PREFER_WRITER_NONRECURSIVE);
         read(lock);
@@ -202,7 +204,7 @@ fn readers_go_on_when_the_writer_they_stood_back_for_gives_up() {
             read(lock);
             unlock(lock);
         });
-        // While the first reader is still inside.
+        // The first reader still holds the lock.
         writer.join();
         reader.join();
         unlock(lock);
@@ -211,11 +213,7 @@ fn readers_go_on_when_the_writer_they_stood_back_for_gives_up() {
 
 #[test]
 fn goroutines_that_wait_for_a_rwlock_need_no_threads() {
-    if !in_child() {
-        Child::of("rwlock::goroutines_that_wait_for_a_rwlock_need_no_threads").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+    child_test!();
     runtime(2).run(|| {
         let lock = of_kind(PREFER_READER);
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -233,7 +231,7 @@ fn goroutines_that_wait_for_a_rwlock_need_no_threads() {
             })
         };
         let waiting: Vec<_> = (0..500).map(one).collect();
-        wait_for("all of them", &arrived, 500);
+        wait_for("all goroutines to begin", &arrived, 500);
         thread::sleep(Duration::from_millis(50));
         let n = threads();
         unlock(lock);

@@ -1,5 +1,7 @@
+//! Semaphores.
+
 use super::*;
-use crate::common::{Child, in_child, join_all};
+use crate::common::{child_test, join_all};
 use libc::{EAGAIN, EINVAL, ETIMEDOUT, sem_post, sem_timedwait, sem_trywait, sem_wait};
 use std::sync::Arc;
 
@@ -28,11 +30,7 @@ pub(crate) fn wait(sem: Semaphore) {
 
 #[test]
 fn goroutines_that_wait_for_a_semaphore_need_no_threads() {
-    if !in_child() {
-        Child::of("semaphore::goroutines_that_wait_for_a_semaphore_need_no_threads").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+    child_test!();
     runtime(2).run(|| {
         let sem = semaphore(0);
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -44,7 +42,7 @@ fn goroutines_that_wait_for_a_semaphore_need_no_threads() {
             })
         };
         let waiting: Vec<_> = (0..500).map(one).collect();
-        wait_for("all of them", &arrived, 500);
+        wait_for("all goroutines to begin", &arrived, 500);
         thread::sleep(Duration::from_millis(50));
         let n = threads();
         (0..500).for_each(|_| post(sem));
@@ -83,7 +81,7 @@ fn each_post_lets_one_waiter_pass() {
 }
 
 #[test]
-fn many_posts_at_once_release_as_many() {
+fn twenty_posts_release_twenty_waiters() {
     everywhere(|| {
         let sem = semaphore(0);
         let waiting: Vec<_> = (0..20).map(|i| Actor::nth(i).start(move || wait(sem))).collect();
@@ -93,7 +91,7 @@ fn many_posts_at_once_release_as_many() {
 }
 
 #[test]
-fn timed_waits_time_out_and_succeed() {
+fn timed_semaphore_waits_time_out_and_succeed() {
     every_pair(|a, b| {
         let (sem, timed_out) = (semaphore(0), Arc::new(AtomicUsize::new(0)));
         let t = timed_out.clone();
@@ -114,7 +112,7 @@ fn timed_waits_time_out_and_succeed() {
             assert_eq!(sem_timedwait(sem.at(), &late), 0);
         };
         let waiting = a.start(waits);
-        wait_for("its last wait", &timed_out, 1);
+        wait_for("the last wait to begin", &timed_out, 1);
         thread::sleep(Duration::from_millis(2));
         b.start(move || post(sem)).join();
         waiting.join();

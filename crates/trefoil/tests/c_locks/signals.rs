@@ -2,7 +2,7 @@
 
 use super::semaphore::{Semaphore, post, semaphore, wait};
 use super::*;
-use crate::common::{Child, in_child, join_all};
+use crate::common::{child_test, join_all};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 
 static POSTED: AtomicPtr<sem_t> = AtomicPtr::new(std::ptr::null_mut());
@@ -10,7 +10,7 @@ static POSTS: AtomicUsize = AtomicUsize::new(0);
 static WORD: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn post_in_handler(_: c_int) {
-    // SAFETY: a semaphore that is never freed; both calls are allowed in a handler.
+    // SAFETY: a semaphore that is never freed; both calls are async-signal-safe.
     unsafe {
         let before = errno();
         *libc::__errno_location() = 4711;
@@ -29,7 +29,7 @@ extern "C" fn wake_in_handler(_: c_int) {
 }
 
 fn install(handler: extern "C" fn(c_int)) {
-    // SAFETY: a handler that keeps to what a handler may do.
+    // SAFETY: an async-signal-safe handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -46,7 +46,7 @@ fn storm(stop: &'static AtomicBool) -> thread::JoinHandle<()> {
         while !stop.load(Ordering::SeqCst) {
             for (tid, _) in common::tasks() {
                 for _ in 0..20 {
-                    // SAFETY: a signal to a thread of this process, or to none.
+                    // SAFETY: signals a thread of this process, if it still exists.
                     unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, libc::SIGUSR1) };
                 }
             }
@@ -56,11 +56,7 @@ fn storm(stop: &'static AtomicBool) -> thread::JoinHandle<()> {
 
 #[test]
 fn sem_post_in_a_storm_of_handlers_loses_no_permit() {
-    if !in_child() {
-        Child::of("signals::sem_post_in_a_storm_of_handlers_loses_no_permit").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+    child_test!();
     static STOP: AtomicBool = AtomicBool::new(false);
     for procs in [1, 2, 8] {
         STOP.store(false, Ordering::SeqCst);
@@ -79,7 +75,7 @@ fn sem_post_in_a_storm_of_handlers_loses_no_permit() {
                     })
                 })
                 .collect();
-            // They make the runtime busy, so that handlers interrupt it.
+            // These keep the runtime busy, so that handlers interrupt it.
             static BUSY: AtomicBool = AtomicBool::new(true);
             BUSY.store(true, Ordering::SeqCst);
             let (tx, rx) = trefoil::chan::bounded::<u64>(2);
@@ -114,16 +110,13 @@ fn sem_post_in_a_storm_of_handlers_loses_no_permit() {
 }
 
 #[test]
-fn a_goroutine_waits_for_a_handler_and_that_is_no_deadlock() {
-    if !in_child() {
-        Child::of("signals::a_goroutine_waits_for_a_handler_and_that_is_no_deadlock").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+fn waiting_for_a_post_by_a_handler_is_no_deadlock() {
+    child_test!();
     let sem: Semaphore = semaphore(0);
     POSTED.store(sem.at(), Ordering::SeqCst);
     install(post_in_handler);
-    // SAFETY: a timer of the kernel that sends SIGUSR1 to the process, later than the deadlock check.
+    // SAFETY: a timer of the kernel that sends SIGUSR1 to the process, later than the deadlock
+    // check.
     unsafe {
         let timer = Object::<libc::timer_t>::zeroed();
         let mut event: libc::sigevent = std::mem::zeroed();
@@ -138,12 +131,8 @@ fn a_goroutine_waits_for_a_handler_and_that_is_no_deadlock() {
 }
 
 #[test]
-fn futex_wake_in_a_storm_of_handlers_wakes() {
-    if !in_child() {
-        Child::of("signals::futex_wake_in_a_storm_of_handlers_wakes").succeed();
-        return;
-    }
-    let _watchdog = common::watchdog();
+fn futex_wake_in_a_storm_of_handlers_wakes_goroutines() {
+    child_test!();
     static STOP: AtomicBool = AtomicBool::new(false);
     install(wake_in_handler);
     runtime(2).run(|| {

@@ -1,10 +1,10 @@
-//! Everything at once.
+//! Mutexes and condition variables under contention.
 
 use super::cond::{Cond, broadcast, cond, signal, wait};
 use super::mutex::{Mutex, lock, normal, unlock};
 use super::*;
 
-/// A bounded queue, as C code has it.
+/// A bounded queue, as C code implements it.
 #[derive(Clone, Copy)]
 struct Queue {
     mutex: Mutex,
@@ -75,7 +75,7 @@ fn produce_and_consume(actor: impl Fn(usize) -> Actor) {
 }
 
 #[test]
-fn producers_and_consumers_lose_nothing() {
+fn producers_and_consumers_lose_no_item() {
     everywhere(|| {
         produce_and_consume(|_| Actor::Goroutine);
         produce_and_consume(Actor::nth);
@@ -85,14 +85,14 @@ fn producers_and_consumers_lose_nothing() {
 }
 
 #[test]
-fn goroutines_that_are_preempted_with_a_lock_go_on() {
+fn goroutines_preempted_while_they_hold_a_lock_make_progress() {
     everywhere(|| {
         let (mutex, total) = (normal(), Object::new(0u64));
         let one = |i: usize| {
             Actor::nth(i / 4).start(move || {
                 for _ in 0..10 {
                     lock(mutex);
-                    // Often longer than what is left of a slice.
+                    // Often longer than the rest of the time slice.
                     common::spin(Duration::from_micros(500));
                     // SAFETY: under the mutex.
                     unsafe { *total.at() += 1 };
@@ -107,7 +107,7 @@ fn goroutines_that_are_preempted_with_a_lock_go_on() {
         parts.into_iter().for_each(Started::join);
         stop.store(true, Ordering::SeqCst);
         common::join_all(hogs);
-        // SAFETY: all have ended.
+        // SAFETY: all actors have ended.
         assert_eq!(unsafe { *total.at() }, 80);
     });
 }

@@ -1,13 +1,15 @@
-//! What the integration tests share: a watchdog, children, and looks at the process from outside.
+//! What the integration tests share: a watchdog, child processes, and measurements of the process.
 //!
-//! Rules that keep the tests honest on two busy cores:
-//! - A wait has a deadline, far away: a hang is a failure with a name, a slow machine is none.
-//! - Who must hold its P waits with [`pause`], which the runtime does not see.
-//! - What looks at the whole process (threads, memory, stderr, exit code) does so in a [`Child`].
+//! Rules that keep the tests reliable on two busy cores:
+//! - Every wait has a distant deadline: a hang fails with a name, a slow machine does not fail.
+//! - A goroutine that must keep its P waits with [`pause`], which the runtime does not notice.
+//! - A test that measures the whole process (threads, memory, stderr, exit code) does so in a
+//!   child process, see [`child_test`].
 
 // Every test file compiles its own copy and uses its own part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
+pub(crate) mod crowd;
 pub(crate) mod raw;
 
 use std::collections::BTreeSet;
@@ -17,12 +19,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
-/// No test needs a tenth of it.
+/// After this time a test counts as hung. No test needs a tenth of it.
 pub(crate) const TOO_LONG: Duration = Duration::from_secs(60);
 
-/// Set in a child: the name of the test whose child's part is to run.
+/// Set in a child: the name of the test that it runs.
 const CHILD: &str = "TREFOIL_TEST_CHILD";
-/// Set by hand: a test that hangs shows the stacks of all threads before it aborts.
+/// Set by hand: a test that hangs prints the stacks of all threads before it aborts.
 const GDB: &str = "TREFOIL_TEST_GDB";
 
 /// Aborts the process if it still exists after [`TOO_LONG`].
@@ -31,7 +33,7 @@ pub(crate) struct Watchdog {
     _alive: Sender<()>,
 }
 
-/// Watches over the test that calls it.
+/// Watches the test that calls it, for [`TOO_LONG`].
 pub(crate) fn watchdog() -> Watchdog {
     watchdog_for(TOO_LONG)
 }
@@ -47,15 +49,16 @@ pub(crate) fn watchdog_for(limit: Duration) -> Watchdog {
         .name("watchdog".into())
         .spawn(move || {
             if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                bark(&name, limit);
+                report_hang(&name, limit);
             }
         })
         .expect("a thread for the watchdog");
     Watchdog { _alive: alive }
 }
 
-fn bark(name: &str, limit: Duration) -> ! {
-    // With `mark`: this thread inherited the capture of the test's output, which an abort loses.
+/// Prints the threads of this process and aborts.
+fn report_hang(name: &str, limit: Duration) -> ! {
+    // `mark`, because this thread inherited libtest's capture of output, which an abort discards.
     mark(&format!("\nHANG: {name} did not end within {limit:?}. Threads:"));
     for (tid, comm) in tasks() {
         let wchan = std::fs::read_to_string(format!("/proc/self/task/{tid}/wchan"));
@@ -76,7 +79,7 @@ fn bark(name: &str, limit: Duration) -> ! {
     std::process::abort();
 }
 
-/// Pins the calling thread, and what it starts, to the first CPU that it may use.
+/// Pins the calling thread, and the threads that it starts, to the first CPU that it may use.
 pub(crate) fn run_on_one_cpu() {
     // SAFETY: plain old data; the mask of this thread.
     unsafe {
@@ -89,7 +92,8 @@ pub(crate) fn run_on_one_cpu() {
     }
 }
 
-/// Processes that compute until they are dropped, or this process ends. They inherit the caller's CPUs.
+/// Processes that compute until they are dropped, or this process ends. They inherit the caller's
+/// CPUs.
 pub(crate) struct BusyProcesses(Vec<libc::pid_t>);
 
 impl BusyProcesses {
@@ -123,14 +127,14 @@ impl Drop for BusyProcesses {
     }
 }
 
-/// Lets the OS run someone else without telling the runtime: the goroutine keeps its P.
+/// Lets the OS run another thread without telling the runtime: the goroutine keeps its P.
 pub(crate) fn pause() {
-    // A raw system call: a wrapper might one day be a scheduling point.
+    // A raw system call: the libc function might become a scheduling point.
     // SAFETY: sched_yield has no arguments and touches no memory.
     unsafe { libc::syscall(libc::SYS_sched_yield) };
 }
 
-/// Waits for `done` and keeps the P. Panics after half of [`TOO_LONG`].
+/// Waits for `done` and keeps the P meanwhile. Panics after half of [`TOO_LONG`].
 #[track_caller]
 pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
     let _guard = trefoil::no_preempt();
@@ -141,15 +145,15 @@ pub(crate) fn hold_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// As [`hold_until`], and keeps the P until the goroutine ends: letting go of it would give it to someone else,
-/// because the slice is long used up.
+/// As [`hold_until`], and keeps the P until the goroutine ends: its time slice has expired, so that
+/// otherwise it would be preempted at the end of the wait.
 #[track_caller]
 pub(crate) fn hold_to_the_end(what: &str, done: impl FnMut() -> bool) {
     std::mem::forget(trefoil::no_preempt());
     hold_until(what, done);
 }
 
-/// Waits for `done` and lets other goroutines run. Panics after half of [`TOO_LONG`].
+/// Waits for `done` and lets other goroutines run meanwhile. Panics after half of [`TOO_LONG`].
 #[track_caller]
 pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -157,8 +161,8 @@ pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
     while !done() {
         trefoil::yield_now();
         turns += 1;
-        // Where nobody else is runnable, yield returns at once: leave the CPU to the other tests,
-        // but not at every turn: on a busy machine it takes long to come back.
+        // If no other goroutine is runnable, `yield_now` returns at once: leave the CPU to the
+        // other tests, though not in every turn, because on a busy machine that takes long.
         if turns.is_multiple_of(64) {
             assert!(start.elapsed() < TOO_LONG / 2, "waited too long for {what}");
             pause();
@@ -166,9 +170,11 @@ pub(crate) fn yield_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// For what one bad moment may disturb: a thread that the OS does not run for 10 ms has used up its
-/// goroutine's time slice. Right once in five is enough; what is broken fails every time. Says so each time: one that
-/// often needs a second attempt is about to break.
+/// Runs `attempt` up to five times until it succeeds.
+///
+/// For assertions that one bad moment may disturb: if the OS does not run a thread for 10 ms, its
+/// goroutine's time slice has expired. A broken scheduler fails every time. Failed attempts are
+/// printed, because a test that often needs a second attempt is about to break.
 #[track_caller]
 pub(crate) fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
     let place = std::panic::Location::caller();
@@ -182,15 +188,15 @@ pub(crate) fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
             }
         }
     }
-    panic!("five times:\n{}", errors.join("\n"));
+    panic!("all five attempts failed:\n{}", errors.join("\n"));
 }
 
-/// `Err` with both values if they differ.
+/// Returns an error with both values if they differ.
 pub(crate) fn same<T: PartialEq + std::fmt::Debug>(found: T, expected: T) -> Result<(), String> {
     if found == expected { Ok(()) } else { Err(format!("{found:?} instead of {expected:?}")) }
 }
 
-/// Keeps a P busy for about `time`.
+/// Computes for about `time`, without a call of the runtime.
 pub(crate) fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -198,14 +204,14 @@ pub(crate) fn spin(time: Duration) {
     }
 }
 
-/// Runs until it is told to stop; never calls the runtime.
+/// Computes until `stop` is set, without a call of the runtime.
 pub(crate) fn hog(stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         std::hint::spin_loop();
     }
 }
 
-/// Goroutines that do so.
+/// Starts `n` goroutines that run [`hog`].
 pub(crate) fn hogs(n: usize, stop: &Arc<AtomicBool>) -> Vec<trefoil::JoinHandle<()>> {
     let one = |_| {
         let stop = stop.clone();
@@ -214,14 +220,14 @@ pub(crate) fn hogs(n: usize, stop: &Arc<AtomicBool>) -> Vec<trefoil::JoinHandle<
     (0..n).map(one).collect()
 }
 
-/// The one in the middle.
+/// Returns the median.
 pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]
 }
 
-/// How late one runs who wants to every millisecond.
-pub(crate) fn ticks(n: u32) -> Vec<Duration> {
+/// Sleeps until `n` deadlines, one per millisecond. Returns how late each wake-up was.
+pub(crate) fn wake_up_delays(n: u32) -> Vec<Duration> {
     const MS: Duration = Duration::from_millis(1);
     let start = Instant::now();
     let mut late = Vec::new();
@@ -230,7 +236,7 @@ pub(crate) fn ticks(n: u32) -> Vec<Duration> {
         trefoil::time::sleep_until(due);
         late.push(due.elapsed());
     }
-    // And a ticker, which leaves out what nobody receives.
+    // A ticker drops the ticks that are not received in time.
     let (ticker, start) = (trefoil::time::Ticker::new(MS), Instant::now());
     for _ in 0..20 {
         ticker.chan().recv().unwrap();
@@ -246,24 +252,24 @@ pub(crate) fn flag() -> Arc<AtomicBool> {
     Arc::default()
 }
 
-/// A runtime with so many Ps.
+/// Returns a runtime with `procs` Ps.
 pub(crate) fn runtime(procs: usize) -> trefoil::Runtime {
     trefoil::Runtime::builder().procs(procs).build().unwrap()
 }
 
-/// What all of them return, in their order.
+/// Joins all handles and returns the results in the same order.
 pub(crate) fn join_all<T>(handles: impl IntoIterator<Item = trefoil::JoinHandle<T>>) -> Vec<T> {
     let handles: Vec<_> = handles.into_iter().collect();
     handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
-/// The thread that runs this code.
+/// Returns the id of the calling thread.
 pub(crate) fn tid() -> i32 {
     // SAFETY: no arguments, touches no memory.
     unsafe { libc::gettid() }
 }
 
-/// This process's threads: id and name.
+/// Returns id and name of each thread of this process.
 pub(crate) fn tasks() -> Vec<(i32, String)> {
     let Ok(dir) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
     dir.filter_map(|entry| {
@@ -274,12 +280,12 @@ pub(crate) fn tasks() -> Vec<(i32, String)> {
     .collect()
 }
 
-/// The runtimes' Ms. Of the whole process: for children.
+/// Returns the thread ids of the Ms of all runtimes of the process. For children.
 pub(crate) fn ms() -> BTreeSet<i32> {
     tasks().into_iter().filter(|(_, c)| c.starts_with("trefoil-m")).map(|(tid, _)| tid).collect()
 }
 
-/// A number from a file of lines `name: number …`, such as /proc/self/status.
+/// Reads a number from a file of lines `name: number …`, such as /proc/self/status.
 pub(crate) fn proc_number(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines()
@@ -288,12 +294,12 @@ pub(crate) fn proc_number(file: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{file} has no {name}"))
 }
 
-/// Resident memory in bytes.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn rss() -> u64 {
     proc_number("/proc/self/status", "VmRSS") << 10
 }
 
-/// Raises the soft limit of descriptors to the hard one. The limit.
+/// Raises the soft limit of open descriptors to the hard limit and returns it.
 pub(crate) fn raise_fd_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads and writes our own struct.
@@ -305,7 +311,7 @@ pub(crate) fn raise_fd_limit() -> u64 {
     limit.rlim_cur
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time that this process has used.
 pub(crate) fn cpu_time() -> Duration {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one timespec, ours.
@@ -313,7 +319,7 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
-/// The CPUs on which this process, its first thread, may run.
+/// Returns the CPUs on which the first thread of this process may run.
 pub(crate) fn cpus() -> Vec<usize> {
     // SAFETY: plain bits, all of them written or zero.
     unsafe {
@@ -324,7 +330,7 @@ pub(crate) fn cpus() -> Vec<usize> {
     }
 }
 
-/// From now on this process, its first thread, may run there only. For children.
+/// Restricts the first thread of this process to these CPUs. For children.
 pub(crate) fn run_on(cpus: &[usize]) {
     // SAFETY: plain bits; the numbers come from [`cpus`].
     unsafe {
@@ -334,31 +340,85 @@ pub(crate) fn run_on(cpus: &[usize]) {
     }
 }
 
-/// A process of its own that runs the child's part of a test: this binary again, only that test.
+/// Splits a test into two processes: the test starts this binary again, for itself alone, and the
+/// child runs the rest of the function.
 ///
 /// ```text
 /// #[test]
-/// fn exits_with_2() {
-///     if common::in_child() { … }            // the child's part
-///     else { let out = Child::of("exits_with_2").run(); … }
+/// fn waiting_needs_no_threads() {
+///     child_test!();                      // The parent: runs the child, which must succeed.
+///     …                                   // The child.
+/// }
+///
+/// #[test]
+/// fn a_fatal_error_exits_with_2() {
+///     child_test!(|child| {               // The parent: `child` is a `&Child`.
+///         let stderr = child.env("TREFOIL_PROCS", "1").fail(2);
+///         assert!(stderr.contains("fatal error"));
+///     });
+///     …                                   // The child.
 /// }
 /// ```
-pub(crate) struct Child {
-    command: Command,
+///
+/// It comes before anything that the test does: in the parent it returns from the function. The
+/// child runs the function that contains the macro, so that no name has to be given. Both processes
+/// are watched: the child for [`TOO_LONG`], or for `limit` in
+/// `child_test!(limit = duration, |child| …)`; the parent a little longer for each run of the
+/// child, so that it is the child that reports a hang.
+macro_rules! child_test {
+    () => {
+        $crate::common::child_test!(|child| child.succeed())
+    };
+    (limit = $limit:expr, $parent:expr $(,)?) => {
+        let limit: std::time::Duration = $limit;
+        if !$crate::common::in_child() {
+            let child = $crate::common::Child::of($crate::common::test_name!()).limit(limit);
+            $crate::common::run_parent(&child, $parent);
+            return;
+        }
+        let _watchdog = $crate::common::watchdog_for(limit);
+    };
+    ($parent:expr $(,)?) => {
+        $crate::common::child_test!(limit = $crate::common::TOO_LONG, $parent)
+    };
 }
 
-/// Whether this process is a [`Child`].
+/// The name by which libtest knows the function that contains the macro, closures left out:
+/// `module::function`.
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        $crate::common::name_of_test(std::any::type_name_of_val(&here))
+    }};
+}
+
+pub(crate) use {child_test, test_name};
+
+/// Returns `module::function` for the path of [`test_name`]'s inner function,
+/// `crate::module::function::here`.
+pub(crate) fn name_of_test(path: &'static str) -> &'static str {
+    let inner = path.split_once("::{{closure}}").map(|(function, _)| function);
+    let function = inner.or_else(|| path.strip_suffix("::here")).expect("the path of `here`");
+    function.split_once("::").expect("a path that begins with the crate").1
+}
+
+/// Fixes the type of the parent's closure in [`child_test`].
+pub(crate) fn run_parent<T>(child: &Child, parent: impl FnOnce(&Child) -> T) {
+    parent(child);
+}
+
+/// Returns whether this process is a [`Child`].
 pub(crate) fn in_child() -> bool {
     let child = std::env::var_os(CHILD).is_some();
-    if child && std::env::var_os("TREFOIL_DEBUG").is_some() {
+    if child && std::env::var("TREFOIL_DEBUG").is_ok_and(|debug| debug.contains("schedtrace")) {
         drop(tracer());
     }
     child
 }
 
-/// A command that runs this test's binary once more. Where a loader was called with the binary (`tools/glibc/run`), by that
-/// loader and its libraries.
-fn this_program() -> Command {
+/// Returns a command that runs this test binary once more. If the binary was started through a
+/// loader (`tools/glibc/run`), the command uses that loader and its libraries.
+pub(crate) fn this_program() -> Command {
     let program = std::env::current_exe().expect("this test's binary");
     let mut command = Command::new(program);
     if let Some(libraries) = std::env::var_os("TREFOIL_TEST_LIBRARIES") {
@@ -369,51 +429,81 @@ fn this_program() -> Command {
     command
 }
 
+/// A test that runs in a process of its own, see [`child_test`]. It can be run several times.
+#[derive(Clone)]
+pub(crate) struct Child {
+    test: String,
+    variables: Vec<(String, String)>,
+    limit: Duration,
+}
+
 impl Child {
-    /// The child of the test `name`, without any setting of the runtime in its environment.
+    /// The child of the test `name` (`module::function`, as libtest prints it).
     pub(crate) fn of(name: &str) -> Child {
+        Child { test: name.to_owned(), variables: Vec::new(), limit: TOO_LONG }
+    }
+
+    /// Returns the same child with an environment variable set.
+    pub(crate) fn env(&self, name: &str, value: &str) -> Child {
+        let mut child = self.clone();
+        child.variables.push((name.to_owned(), value.to_owned()));
+        child
+    }
+
+    /// Returns the same child with a trace every few milliseconds and without preemption of
+    /// loops.
+    pub(crate) fn traced(&self) -> Child {
+        self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
+    }
+
+    /// Returns the same child with another time after which the parent counts it as hung.
+    pub(crate) fn limit(&self, limit: Duration) -> Child {
+        Child { limit, ..self.clone() }
+    }
+
+    /// Returns the command that starts the child: without standard input, and with no settings
+    /// of the runtime in the environment except its own variables.
+    pub(crate) fn command(&self) -> Command {
         let mut command = this_program();
         command
-            .args(["--exact", name, "--nocapture", "--test-threads=1"])
-            .env(CHILD, name)
+            .args(["--exact", &self.test, "--nocapture", "--test-threads=1"])
+            .env(CHILD, &self.test)
             .env_remove("TREFOIL_PROCS")
             .env_remove("GOMAXPROCS")
             .env_remove("TREFOIL_DEBUG")
             .env_remove("RUST_BACKTRACE")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
-        Child { command }
+        command
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Child {
-        self.command.env(name, value);
-        self
-    }
-
-    /// A trace every few milliseconds, and nobody is stopped in the middle of a loop.
-    pub(crate) fn traced(self) -> Child {
-        self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
-    }
-
-    /// Runs it to its end.
-    pub(crate) fn output(mut self) -> Output {
-        self.command.output().expect("the child starts")
-    }
-
-    /// Runs it to its end, which must be a good one; returns what it wrote to stderr.
+    /// Runs the child to its end.
     #[track_caller]
-    pub(crate) fn succeed(self) -> String {
+    pub(crate) fn output(&self) -> Output {
+        // The child's own watchdog comes first: its report says more.
+        let _watchdog = watchdog_for(self.limit + TOO_LONG / 4);
+        let out = self.command().output().expect("the child starts");
+        // An unknown name would run nothing, and succeed.
+        let stdout = String::from_utf8_lossy(&out.stdout);
+        let ran = stdout.contains("running 1 test");
+        assert!(ran, "the child did not run {}:\n{stdout}", self.test);
+        out
+    }
+
+    /// Runs the child to its end, which must be a success. Returns what it wrote to stderr.
+    #[track_caller]
+    pub(crate) fn succeed(&self) -> String {
         let out = self.output();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         let stdout = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success(), "the child ended with {}:\n{stdout}\n{stderr}", out.status);
-        // A misspelt name would run nothing, and succeed.
-        assert!(stdout.contains("1 passed"), "the child did not run its test:\n{stdout}");
+        assert!(stdout.contains("1 passed"), "the child did not finish its test:\n{stdout}");
         stderr
     }
 
-    /// Runs it to its end, which must be exit code `code`; returns what it wrote to stderr.
+    /// Runs the child to its end, which must be exit code `code`. Returns what it wrote to stderr.
     #[track_caller]
-    pub(crate) fn fail(self, code: i32) -> String {
+    pub(crate) fn fail(&self, code: i32) -> String {
         let out = self.output();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(code), "the child ended with {}:\n{stderr}", out.status);
@@ -421,28 +511,30 @@ impl Child {
     }
 }
 
-/// Writes a line to stderr at once, past the harness: a mark among the traces.
+/// Writes a line to stderr at once, past libtest's capture: a mark among the traces.
 pub(crate) fn mark(text: &str) {
     let line = format!("{text}\n");
     // SAFETY: reads `line.len()` bytes of `line`.
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
-/// Lets some whole traces of every runtime pass, and keeps the P.
+/// Waits for some whole traces of every runtime and keeps the P meanwhile.
 pub(crate) fn let_trace() {
     let passed = traces_passed();
     hold_until("traces", || passed.load(Ordering::SeqCst));
 }
 
-/// A flag that is set when some whole traces of every runtime have passed.
+/// Returns a flag that is set when every runtime has written some whole traces.
 pub(crate) fn traces_passed() -> Arc<AtomicBool> {
     let passed = Arc::new(AtomicBool::new(false));
     tracer().push(passed.clone());
     passed
 }
 
-/// A thread of its own looks at the threads that trace: reading files blocks, and would give the P away. For the
-/// same reason it is started before the first runtime ([`Child::of`]'s tests call this through `in_child`).
+/// Starts a thread that counts the traces, and returns the list of flags that it is to set.
+///
+/// A thread of its own, because reading files blocks and would release the P. For the same reason
+/// [`in_child`] starts it before the first runtime.
 fn tracer() -> std::sync::MutexGuard<'static, Vec<Arc<AtomicBool>>> {
     static WANTED: Mutex<Vec<Arc<AtomicBool>>> = Mutex::new(Vec::new());
     static START: Once = Once::new();
@@ -461,7 +553,8 @@ fn tracer() -> std::sync::MutexGuard<'static, Vec<Arc<AtomicBool>>> {
     WANTED.lock().unwrap()
 }
 
-/// Each trace is followed by a sleep, which the kernel counts.
+/// Waits until every tracing thread has written some traces. Each trace is followed by a sleep,
+/// which the kernel counts.
 fn let_traces_pass() {
     const TRACES: u64 = 6;
     let sleeps = |tid: i32| {
@@ -469,15 +562,15 @@ fn let_traces_pass() {
         proc_number(&file, "voluntary_ctxt_switches")
     };
     let all = || -> Vec<i32> {
-        let aides = tasks().into_iter().filter(|(_, name)| name == "trefoil-helper");
-        aides.map(|(tid, _)| tid).collect()
+        let helpers = tasks().into_iter().filter(|(_, name)| name == "trefoil-helper");
+        helpers.map(|(tid, _)| tid).collect()
     };
-    // A new one has its name only once it runs.
+    // A new thread has its name only once it runs.
     hold_until("the helper thread", || !all().is_empty());
     let mut before: Vec<_> = all().into_iter().map(|tid| (tid, sleeps(tid))).collect();
     while !before.iter().all(|&(tid, n)| sleeps(tid) >= n + TRACES) {
         std::thread::sleep(Duration::from_millis(5));
-        // A thread that the helper thread starts bears its name at first.
+        // A thread that the helper thread starts has the same name at first.
         let all = all();
         before.retain(|(tid, _)| all.contains(tid));
     }
@@ -490,24 +583,24 @@ pub(crate) struct Trace<'a> {
 }
 
 impl Trace<'_> {
-    /// The number after `name=` in the summary.
+    /// Returns the number after `name=` in the summary.
     #[track_caller]
     pub(crate) fn get(&self, name: &str) -> u64 {
         number(self.summary, name)
     }
 
-    /// Lengths of the local queues.
+    /// Returns the lengths of the local queues.
     pub(crate) fn local(&self) -> Vec<u64> {
         let list = self.summary.split(['[', ']']).nth(1).unwrap_or("");
         list.split_whitespace().map(|n| n.parse().expect("a length")).collect()
     }
 
-    /// The lines of the Ps.
+    /// Returns the lines of the Ps.
     pub(crate) fn ps(&self) -> impl Iterator<Item = &str> {
         self.detail.iter().copied().filter(|line| line.trim_start().starts_with('P'))
     }
 
-    /// The status of the goroutine with this id. None: it is dead, or not yet alive.
+    /// Returns the status of the goroutine with this id, or `None` if it is not alive.
     pub(crate) fn status_of(&self, id: u64) -> Option<&str> {
         let start = format!("G{id}: status=");
         let line = self.detail.iter().find_map(|line| line.trim_start().strip_prefix(&start))?;
@@ -515,7 +608,7 @@ impl Trace<'_> {
     }
 }
 
-/// The number after ` name=` in a line.
+/// Returns the number after ` name=` in a line.
 #[track_caller]
 pub(crate) fn number(line: &str, name: &str) -> u64 {
     line.split_whitespace()
@@ -523,7 +616,7 @@ pub(crate) fn number(line: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {line:?}"))
 }
 
-/// The whole traces between the marks `from` and `to`, oldest first. Not empty.
+/// Returns the whole traces between the marks `from` and `to`, oldest first, at least one.
 #[track_caller]
 pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>> {
     let after = stderr.split_once(&format!("{from}\n")).expect("the first mark").1;
@@ -536,7 +629,7 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
             trace.detail.push(line);
         }
     }
-    // The first may tell of the time before its mark: it was gathered, then written.
+    // The first may describe the time before its mark: it is gathered first, written later.
     if !all.is_empty() {
         all.remove(0);
     }
@@ -544,12 +637,13 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
     all
 }
 
-/// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has passed but before the
-/// goroutine runs again. Returns what `waiter` returns.
+/// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has
+/// passed but before the goroutine runs again. Returns what `waiter` returns.
 ///
-/// There is one P. A goroutine keeps it until both the waiter's deadline and our own have passed. The timers then make
-/// the waiter runnable first and us second, and the goroutine that was made runnable last runs first. On a busy machine
-/// the P may be retaken in between, and the waiter be too early: then it is tried again.
+/// There is one P. A third goroutine keeps it until the deadlines of the waiter and of the main
+/// goroutine have passed. The timers then make the waiter runnable first and the main goroutine
+/// second; the goroutine that became runnable last runs first. On a busy machine the P may be
+/// retaken in between, and the waiter run too early: then the attempt is repeated.
 pub(crate) fn change_after_time_out<T: Send + 'static>(
     waiter: impl Fn(Duration) -> T + Send + Sync + 'static,
     change: impl FnOnce() + Send,

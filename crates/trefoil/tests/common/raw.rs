@@ -1,12 +1,13 @@
-//! Calls of the kernel that nothing between the goroutine and the kernel can see.
+//! System calls by the bare instruction: no interposed function and no part of the runtime sees
+//! them.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A system call that nobody can intercept.
+/// Makes a system call that cannot be intercepted in user space.
 pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
     let result: isize;
-    // SAFETY: the callers pass what the call asks for.
+    // SAFETY: the callers pass the arguments that the call expects.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -18,13 +19,13 @@ pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
     result
 }
 
-/// Sleeps in the kernel; 0, or an error as a negative number.
+/// Sleeps in the kernel. Returns 0, or a negative error number.
 pub(crate) fn raw_sleep(d: Duration) -> isize {
     let time = libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) };
     raw(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0])
 }
 
-/// One byte.
+/// Reads one byte.
 pub(crate) fn raw_read(fd: &OwnedFd) -> isize {
     let mut byte = 0u8;
     raw(libc::SYS_read, [fd.as_raw_fd() as usize, &raw mut byte as usize, 1, 0])

@@ -1,14 +1,13 @@
 //! Sockets for tests: pairs on loopback, deadlines, runtimes of several sizes.
 
+pub(crate) use crate::common::MS;
 use crate::common::{runtime, watchdog, yield_until};
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use trefoil::net::{TcpListener, TcpStream};
 
-pub(crate) const MS: Duration = Duration::from_millis(1);
-
-/// At one, two and eight Ps. Afterwards nobody may wait for a descriptor any more.
+/// Runs `f` with one, two and eight Ps. Afterwards no goroutine may wait for a descriptor.
 pub(crate) fn at_each(f: impl Fn() + Sync) {
     let _watchdog = watchdog();
     for procs in [1, 2, 8] {
@@ -40,7 +39,7 @@ pub(crate) fn past() -> Option<Instant> {
     Some(Instant::now().checked_sub(MS).unwrap())
 }
 
-/// Fills what the kernel keeps until nothing more goes in.
+/// Writes until the socket buffers are full. Returns the number of bytes.
 pub(crate) fn fill(stream: &TcpStream) -> usize {
     let chunk = vec![7; 64 << 10];
     let mut total = 0;

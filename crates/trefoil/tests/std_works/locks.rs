@@ -1,7 +1,7 @@
 //! std's locks, channels, sleep and threads.
 
 use super::common::{MS, TOO_LONG, join_all, runtime, watchdog};
-use super::{Started, Who, everywhere, pairs, until};
+use super::{Actor, Started, every_pair, everywhere, until};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel, sync_channel};
@@ -10,20 +10,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 #[test]
-fn mutex() {
+fn a_std_mutex_excludes_goroutines_and_threads() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let n = Arc::new(Mutex::new(0u64));
         let all: Vec<_> = [a, b, a, b]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let n = n.clone();
-                who.start(move || {
+                actor.start(move || {
                     for i in 0..300 {
                         let mut n = n.lock().unwrap();
                         let was = *n;
                         if i % 16 == 0 {
-                            thread::yield_now(); // held across a yield
+                            thread::yield_now(); // while the mutex is locked
                         }
                         *n = was + 1;
                     }
@@ -36,7 +36,7 @@ fn mutex() {
 }
 
 #[test]
-fn a_thread_gets_its_turn_among_goroutines() {
+fn goroutines_do_not_starve_a_thread_at_a_std_mutex() {
     let _w = watchdog();
     runtime(2).run(|| {
         let (lock, stop) = (Arc::new(Mutex::new(())), Arc::new(AtomicBool::new(false)));
@@ -52,7 +52,7 @@ fn a_thread_gets_its_turn_among_goroutines() {
             })
             .collect();
         let (l, s) = (lock.clone(), stop.clone());
-        let thread = Who::Thread.start(move || {
+        let thread = Actor::Thread.start(move || {
             let start = Instant::now();
             let mut turns = 0;
             while turns < 20 && start.elapsed() < TOO_LONG / 4 {
@@ -62,23 +62,23 @@ fn a_thread_gets_its_turn_among_goroutines() {
             s.store(true, SeqCst);
             turns
         });
-        until("the thread's turns", || stop.load(SeqCst));
+        until("the thread to have its turns", || stop.load(SeqCst));
         join_all(hogs);
         assert_eq!(thread.join(), 20);
     });
 }
 
 #[test]
-fn rwlock() {
+fn a_std_rwlock_writer_excludes_readers() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let lock = Arc::new(RwLock::new((0u64, 0u64)));
         let all: Vec<_> = [a, b, a, b]
             .into_iter()
             .enumerate()
-            .map(|(k, who)| {
+            .map(|(k, actor)| {
                 let lock = lock.clone();
-                who.start(move || {
+                actor.start(move || {
                     for i in 0..300 {
                         if (i + k) % 4 == 0 {
                             let mut both = lock.write().unwrap();
@@ -101,9 +101,9 @@ fn rwlock() {
 }
 
 #[test]
-fn condvar() {
+fn two_sides_take_turns_by_a_std_condvar() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let both = Arc::new((Mutex::new(0u32), Condvar::new()));
         let turns = |mine: u32, both: Arc<(Mutex<u32>, Condvar)>| {
             move || {
@@ -124,7 +124,7 @@ fn condvar() {
 }
 
 #[test]
-fn condvar_timeouts() {
+fn a_std_condvar_times_out_and_accepts_endless_timeouts() {
     let _w = watchdog();
     everywhere(|| {
         let (m, c) = (Mutex::new(()), Condvar::new());
@@ -134,7 +134,7 @@ fn condvar_timeouts() {
         let (guard, out) = c.wait_timeout(guard, Duration::ZERO).unwrap();
         assert!(out.timed_out());
         drop(guard);
-        // A time that no clock will see.
+        // Timeouts beyond any clock.
         for far in [Duration::MAX, Duration::from_secs(1 << 61), Duration::from_secs(1 << 34)] {
             let both = Arc::new((Mutex::new(false), Condvar::new()));
             let (b, waits) = (both.clone(), Arc::new(AtomicBool::new(false)));
@@ -145,7 +145,7 @@ fn condvar_timeouts() {
                 let (set, out) = b.1.wait_timeout_while(guard, far, |set| !*set).unwrap();
                 *set && !out.timed_out()
             });
-            until("the waiter", || waits.load(SeqCst));
+            until("the waiter to begin", || waits.load(SeqCst));
             thread::sleep(2 * MS);
             *both.0.lock().unwrap() = true;
             both.1.notify_one();
@@ -155,9 +155,9 @@ fn condvar_timeouts() {
 }
 
 #[test]
-fn once_once_lock_lazy_lock() {
+fn std_once_once_lock_and_lazy_lock_initialise_once() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (once, cell, ran) =
             (Arc::new(Once::new()), Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
         let lazy: Arc<LazyLock<u64>> = Arc::new(LazyLock::new(|| {
@@ -166,10 +166,10 @@ fn once_once_lock_lazy_lock() {
         }));
         let all: Vec<_> = [a, b, a, b]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let (once, cell, ran, lazy) =
                     (once.clone(), cell.clone(), ran.clone(), lazy.clone());
-                who.start(move || {
+                actor.start(move || {
                     once.call_once(|| {
                         thread::sleep(2 * MS);
                         ran.fetch_add(1, SeqCst);
@@ -190,15 +190,15 @@ fn once_once_lock_lazy_lock() {
 }
 
 #[test]
-fn barrier() {
+fn a_std_barrier_has_one_leader_per_round() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (barrier, at) = (Arc::new(Barrier::new(4)), Arc::new(AtomicUsize::new(0)));
         let all: Vec<_> = [a, b, a, b]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let (barrier, at) = (barrier.clone(), at.clone());
-                who.start(move || {
+                actor.start(move || {
                     let mut led = 0;
                     for round in 1..=20 {
                         at.fetch_add(1, SeqCst);
@@ -215,10 +215,10 @@ fn barrier() {
 }
 
 #[test]
-fn mpsc() {
+fn std_mpsc_channels_pass_every_value_and_time_out() {
     let _w = watchdog();
-    pairs(|a, b| {
-        // Unbounded, a rendezvous, a buffer.
+    every_pair(|a, b| {
+        // Unbounded, without a buffer, with a buffer.
         let (tx, rx) = channel();
         let sender = a.start(move || (0..300).for_each(|i| tx.send(i).unwrap()));
         let receiver = b.start(move || rx.iter().sum::<u32>());
@@ -236,7 +236,7 @@ fn mpsc() {
             sender.join();
             receiver.join();
         }
-        // There and back.
+        // A request and its answer.
         let (tx, rx) = sync_channel::<u32>(0);
         let (back, results) = channel();
         let echo = b.start(move || rx.iter().for_each(|i| back.send(i + 1).unwrap()));
@@ -248,7 +248,7 @@ fn mpsc() {
         });
         asker.join();
         echo.join();
-        // Times.
+        // Timeouts.
         let (tx, rx) = channel::<()>();
         let (late, now) = channel::<()>();
         let waiter = b.start(move || {
@@ -271,9 +271,9 @@ fn mpsc() {
 }
 
 #[test]
-fn park_and_unpark() {
+fn unpark_wakes_a_parked_goroutine_or_thread() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (tx, rx) = channel();
         let turn = Arc::new(AtomicUsize::new(0));
         let t = turn.clone();
@@ -285,9 +285,9 @@ fn park_and_unpark() {
                 }
             }
             let start = Instant::now();
-            thread::park(); // a token that was left before
+            thread::park(); // consumes the token that was left before
             thread::park_timeout(5 * MS);
-            // For no reason it may come back early.
+            // It may return early without a reason.
             if start.elapsed() < 5 * MS {
                 thread::park_timeout(5 * MS);
             }
@@ -303,7 +303,7 @@ fn park_and_unpark() {
             thread
         });
         let handle = waker.join();
-        // Whatever token it took where: it comes to its end.
+        // Unparks until the parker has ended, whichever call consumed the token.
         let done = Arc::new(AtomicBool::new(false));
         let d = done.clone();
         let pusher = trefoil::go(move || {
@@ -319,7 +319,7 @@ fn park_and_unpark() {
 }
 
 #[test]
-fn thread_scope() {
+fn a_thread_scope_on_a_goroutine_waits_for_its_threads() {
     let _w = watchdog();
     everywhere(|| {
         let mut parts = [0u64; 4];
@@ -344,7 +344,7 @@ fn thread_scope() {
 }
 
 #[test]
-fn sleep_and_yield() {
+fn sleeps_and_yields_of_std_and_libc_let_other_goroutines_run() {
     let _w = watchdog();
     everywhere(|| {
         let start = Instant::now();
@@ -352,7 +352,7 @@ fn sleep_and_yield() {
         assert!(start.elapsed() >= 20 * MS);
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         thread::sleep(Duration::ZERO);
-        // SAFETY: plain calls.
+        // SAFETY: local variables.
         unsafe {
             assert_eq!(libc::usleep(100), 0);
             assert_eq!(libc::sleep(0), 0);
@@ -365,7 +365,7 @@ fn sleep_and_yield() {
             assert_eq!(libc::clock_nanosleep(clock, absolute, &raw const past, none), 0);
         }
     });
-    // yield_now of std lets the other goroutine of the only P run.
+    // std's `yield_now` lets the other goroutine of the only P run.
     runtime(1).run(|| {
         let flag = Arc::new(AtomicBool::new(false));
         let f = flag.clone();
@@ -378,9 +378,9 @@ fn sleep_and_yield() {
 }
 
 #[test]
-fn poisoned_by_a_panicking_goroutine() {
+fn a_panicking_goroutine_poisons_std_locks() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (lock, cond) = (Arc::new((Mutex::new(1), RwLock::new(1))), Arc::new(Once::new()));
         let (l, c) = (lock.clone(), cond.clone());
         let panics = a.start(move || {
@@ -390,7 +390,7 @@ fn poisoned_by_a_panicking_goroutine() {
             c.call_once(|| std::panic::resume_unwind(Box::new("on purpose")));
         });
         panics.result().unwrap_err();
-        let looks = b.start(move || {
+        let checks = b.start(move || {
             assert_eq!(*lock.0.lock().unwrap_err().into_inner(), 1);
             lock.0.clear_poison();
             drop(lock.0.lock().unwrap());
@@ -399,6 +399,6 @@ fn poisoned_by_a_panicking_goroutine() {
             cond.call_once_force(|state| seen = state.is_poisoned());
             assert!(seen);
         });
-        looks.join();
+        checks.join();
     });
 }

@@ -1,13 +1,13 @@
-//! std just works: its locks, its sleep, its sockets and its pipes, used by goroutines as if they were threads,
-//! and together with threads.
+//! Goroutines use std as threads do: its locks, its sleep, its sockets and its pipes, alone and
+//! together with threads.
 #![cfg(feature = "std")]
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hazards;
 mod locks;
 mod many;
-mod misuse;
-mod others;
+mod other_crates;
 mod polls;
 mod processes;
 mod sockets;
@@ -18,21 +18,21 @@ use std::thread;
 use std::time::Instant;
 use trefoil::JoinHandle;
 
-/// Fewer where everything is slower.
+/// Returns the size of a test in this build.
 const fn size(release: usize, debug: usize) -> usize {
     if cfg!(debug_assertions) { debug } else { release }
 }
 
-/// Runs `f` as a goroutine beside 1, 2 and 8 Ps.
+/// Runs `f` as the main goroutine of runtimes with 1, 2 and 8 Ps.
 fn everywhere(f: impl Fn() + Send + Sync + Copy + 'static) {
     for n in [1, 2, 8] {
         runtime(n).run(f);
     }
 }
 
-/// Who does a part of a test.
+/// What runs a part of a test.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Who {
+enum Actor {
     Goroutine,
     Thread,
 }
@@ -42,11 +42,11 @@ enum Started<T> {
     Thread(thread::JoinHandle<T>),
 }
 
-impl Who {
+impl Actor {
     fn start<T: Send + 'static>(self, f: impl FnOnce() -> T + Send + 'static) -> Started<T> {
         match self {
-            Who::Goroutine => Started::Goroutine(trefoil::go(f)),
-            Who::Thread => Started::Thread(thread::spawn(f)),
+            Actor::Goroutine => Started::Goroutine(trefoil::go(f)),
+            Actor::Thread => Started::Thread(thread::spawn(f)),
         }
     }
 }
@@ -64,16 +64,16 @@ impl<T> Started<T> {
     }
 }
 
-/// Goroutines with goroutines, and with threads in both directions.
-fn pairs(f: impl Fn(Who, Who) + Send + Sync + Copy + 'static) {
+/// Runs `f` for two goroutines, and for a goroutine and a thread in both roles.
+fn every_pair(f: impl Fn(Actor, Actor) + Send + Sync + Copy + 'static) {
     everywhere(move || {
-        f(Who::Goroutine, Who::Goroutine);
-        f(Who::Goroutine, Who::Thread);
-        f(Who::Thread, Who::Goroutine);
+        f(Actor::Goroutine, Actor::Goroutine);
+        f(Actor::Goroutine, Actor::Thread);
+        f(Actor::Thread, Actor::Goroutine);
     });
 }
 
-/// Waits until `done`, by std's means.
+/// Waits until `done`, by std's sleep.
 #[track_caller]
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -83,8 +83,9 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn blocks(fd: &impl AsRawFd) -> bool {
-    // SAFETY: a question.
+/// Returns whether the descriptor is in blocking mode.
+fn is_blocking(fd: &impl AsRawFd) -> bool {
+    // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     assert!(flags >= 0);
     flags & libc::O_NONBLOCK == 0

@@ -1,6 +1,6 @@
-//! A hundred thousand that wait, on few threads.
+//! Many goroutines that wait in std's calls, on few threads.
 
-use super::common::{Child, MS, in_child, join_all, runtime, tasks, watchdog};
+use super::common::{MS, child_test, join_all, runtime, tasks};
 use super::{size, until};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,25 +10,21 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The threads that run goroutines.
-fn ours() -> Vec<(i32, String)> {
+/// Returns the threads that run goroutines.
+fn runtime_threads() -> Vec<(i32, String)> {
     tasks().into_iter().filter(|(_, name)| name.starts_with("trefoil-m")).collect()
 }
 
-/// `procs` and a few more.
+/// Asserts that at most `procs + more` threads run goroutines.
 #[track_caller]
 fn assert_few_threads(procs: usize, more: usize) {
-    let all = ours();
+    let all = runtime_threads();
     assert!(all.len() <= procs + more, "{} threads: {all:?}", all.len());
 }
 
 #[test]
-fn a_hundred_thousand_wait_in_std_sync() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("many::a_hundred_thousand_wait_in_std_sync").succeed();
-        return;
-    }
+fn a_hundred_thousand_waits_in_std_sync_need_few_threads() {
+    child_test!();
     let n = size(100_000, 8_000);
     runtime(2).run(move || {
         let all = Arc::new((Mutex::new((0usize, false)), Condvar::new(), RwLock::new(())));
@@ -58,7 +54,7 @@ fn a_hundred_thousand_wait_in_std_sync() {
                 })
             })
             .collect();
-        until("all of them", || begun.load(SeqCst) == n);
+        until("all goroutines to begin", || begun.load(SeqCst) == n);
         thread::sleep(50 * MS);
         assert_eq!(all.0.lock().unwrap().0, 0);
         assert_few_threads(2, 6);
@@ -74,12 +70,8 @@ fn a_hundred_thousand_wait_in_std_sync() {
 }
 
 #[test]
-fn fifty_thousand_sleep() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("many::fifty_thousand_sleep").succeed();
-        return;
-    }
+fn fifty_thousand_std_sleeps_need_few_threads() {
+    child_test!();
     let n = size(50_000, 5_000);
     runtime(2).run(move || {
         let start = Instant::now();
@@ -98,12 +90,8 @@ fn fifty_thousand_sleep() {
 }
 
 #[test]
-fn a_thousand_connections_on_few_threads() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("many::a_thousand_connections_on_few_threads").succeed();
-        return;
-    }
+fn a_thousand_std_connections_need_few_threads() {
+    child_test!();
     let n = size(1000, 200);
     runtime(4).run(move || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,7 +1,7 @@
-//! `poll`, `select`, `epoll`, eventfd and pipes, called by goroutines.
+//! `poll`, `select`, `epoll`, eventfd and pipes on goroutines.
 
-use super::common::{Child, MS, in_child, watchdog};
-use super::{blocks, everywhere, pairs};
+use super::common::{MS, child_test, watchdog};
+use super::{every_pair, everywhere, is_blocking};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -13,13 +13,13 @@ use std::time::Instant;
 fn poll(list: &mut [(RawFd, i16)], ms: i32) -> (i32, Vec<i16>) {
     let entry = |&(fd, events): &(RawFd, i16)| libc::pollfd { fd, events, revents: 0 };
     let mut all: Vec<_> = list.iter().map(entry).collect();
-    // SAFETY: our list.
+    // SAFETY: a local list.
     let n = unsafe { libc::poll(all.as_mut_ptr(), all.len() as u64, ms) };
     (n, all.iter().map(|e| e.revents).collect())
 }
 
 #[test]
-fn poll_and_ppoll() {
+fn poll_and_ppoll_report_events_and_time_out() {
     let _w = watchdog();
     everywhere(|| {
         const IN: i16 = libc::POLLIN;
@@ -27,7 +27,7 @@ fn poll_and_ppoll() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let (c, mut d) = UnixStream::pair().unwrap();
         let (fa, fc) = (a.as_raw_fd(), c.as_raw_fd());
-        // Times.
+        // Timeouts.
         for list in
             [&mut [][..], &mut [(fa, IN)], &mut [(fa, IN), (fc, IN)], &mut [(-1, IN), (fa, IN)]]
         {
@@ -37,7 +37,7 @@ fn poll_and_ppoll() {
             assert_eq!(poll(list, 0).0, 0);
         }
         assert_eq!(poll(&mut [(fa, IN | OUT)], -1), (1, vec![OUT]));
-        // One of several; the same one twice, and its second entry is what comes.
+        // One of several; then the same descriptor twice, of which the second entry becomes ready.
         let late = trefoil::go(move || {
             thread::sleep(3 * MS);
             d.write_all(b"d").unwrap();
@@ -49,7 +49,7 @@ fn poll_and_ppoll() {
         assert_eq!(poll(&mut [(fa, libc::POLLPRI), (fa, IN)], -1), (1, vec![0, IN]));
         assert_eq!(poll(&mut [(fa, IN)], 5_000), (1, vec![IN]));
         let (b, d) = late.join().unwrap();
-        // Hang-ups and what is no descriptor.
+        // Hang-ups, and a number that is no descriptor.
         drop((b, d));
         assert_eq!(poll(&mut [(fa, 0)], -1), (1, vec![libc::POLLHUP]));
         assert_eq!(poll(&mut [(1 << 28, IN)], -1), (1, vec![libc::POLLNVAL]));
@@ -59,14 +59,15 @@ fn poll_and_ppoll() {
             libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 },
             libc::timespec { tv_sec: 0, tv_nsec: 0 },
         ] {
-            // SAFETY: our entry and time.
+            // SAFETY: local variables.
             let n = unsafe { libc::ppoll(&raw mut one, 1, &raw const time, std::ptr::null()) };
             assert_eq!(n, 0);
         }
     });
 }
 
-/// `select` over the three sets; how many, which are left in each, and what is left of the time.
+/// Calls `select` with three sets. Returns its result, the descriptors that are left in each set,
+/// and the milliseconds that are left.
 fn select(sets: [&[RawFd]; 3], ms: Option<i64>) -> (i32, [Vec<RawFd>; 3], i64) {
     let mut raw = sets.map(|fds| {
         // SAFETY: a set is plain bits, and these descriptors are small.
@@ -81,7 +82,7 @@ fn select(sets: [&[RawFd]; 3], ms: Option<i64>) -> (i32, [Vec<RawFd>; 3], i64) {
     let at = if ms.is_some() { &raw mut time } else { std::ptr::null_mut() };
     let most = sets.iter().flat_map(|fds| fds.iter()).max().map_or(0, |fd| fd + 1);
     let [r, w, e] = &mut raw;
-    // SAFETY: our own sets and time.
+    // SAFETY: local sets and a local time.
     let n = unsafe { libc::select(most, r, w, e, at) };
     // SAFETY: as above.
     let is_in = |fd: RawFd, set: &libc::fd_set| unsafe { libc::FD_ISSET(fd, set) };
@@ -92,28 +93,25 @@ fn select(sets: [&[RawFd]; 3], ms: Option<i64>) -> (i32, [Vec<RawFd>; 3], i64) {
 }
 
 #[test]
-fn select_and_pselect() {
-    let _w = watchdog();
-    // A set has 1024 bits, and the other tests have many descriptors.
-    if !in_child() {
-        Child::of("polls::select_and_pselect").succeed();
-        return;
-    }
+fn select_and_pselect_report_sets_times_and_errors() {
+    // In a child, because a set has 1024 bits and the other tests have many descriptors.
+    child_test!();
     everywhere(|| {
         let (mut a, b) = UnixStream::pair().unwrap();
         let (c, mut d) = UnixStream::pair().unwrap();
         let [fb, fc] = [b.as_raw_fd(), c.as_raw_fd()];
-        // Nothing: the time passes, the sets are empty.
+        // A timeout leaves empty sets and no time.
         let start = Instant::now();
         let (n, left, time) = select([&[fb, fc], &[], &[fb]], Some(20));
         assert_eq!((n, left, time), (0, [vec![], vec![], vec![]], 0));
         assert!(start.elapsed() >= 20 * MS);
         assert_eq!(select([&[fb], &[], &[]], Some(0)).0, 0);
-        // No descriptors: a sleep.
+        // Without descriptors it is a sleep.
         let start = Instant::now();
         assert_eq!(select([&[], &[], &[]], Some(10)).0, 0);
         assert!(start.elapsed() >= 10 * MS);
-        // One of two, by somebody else's write; a P is free meanwhile even if there is one only.
+        // One of two becomes ready by a write of another goroutine, which needs the only P
+        // meanwhile.
         let writer = trefoil::go(move || {
             thread::sleep(10 * MS);
             d.write_all(b"x").unwrap();
@@ -123,20 +121,20 @@ fn select_and_pselect() {
         assert_eq!((n, left), (1, [vec![fc], vec![], vec![]]));
         assert!((1_000..10_000).contains(&time), "{time}");
         drop(writer.join().unwrap());
-        // Both directions of one: two bits.
+        // Both directions of a descriptor count as two.
         a.write_all(b"y").unwrap();
         assert_eq!(select([&[fb, fc], &[fb], &[]], None).0, 3);
-        // Nobody has it.
+        // A number that is no descriptor.
         let gone = 900;
         assert_eq!(select([&[gone], &[], &[]], None).0, -1);
         assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
-        // A hang-up is no exception: the time passes.
+        // A hang-up is no exceptional condition: the call times out.
         let start = Instant::now();
         let (e, f) = UnixStream::pair().unwrap();
         drop(f);
         assert_eq!(select([&[], &[], &[e.as_raw_fd()]], Some(10)).0, 0);
         assert!(start.elapsed() >= 10 * MS);
-        // SAFETY: a null set is no set; the others are ours.
+        // SAFETY: null for no set; the others are local.
         unsafe {
             let null = std::ptr::null_mut;
             let mut odd = libc::timeval { tv_sec: -1, tv_usec: 0 };
@@ -146,8 +144,8 @@ fn select_and_pselect() {
             let n = libc::ppoll(std::ptr::null_mut(), 0, &raw const odd, std::ptr::null());
             assert_eq!(n, -1);
             assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
-            // Asked for more than a set has, the kernel looks only at descriptors that may be there; and the two sets
-            // are the same one.
+            // Beyond the size of a set the kernel checks only numbers that may be descriptors. The
+            // second call passes the same set twice.
             let mut sets: [libc::fd_set; 2] = std::mem::zeroed();
             libc::FD_SET(fb, &raw mut sets[0]);
             libc::FD_SET(1000, &raw mut sets[1]);
@@ -171,17 +169,17 @@ fn select_and_pselect() {
 }
 
 #[test]
-fn epoll_and_eventfd() {
+fn epoll_wait_and_reads_of_an_eventfd_wait_for_writes() {
     let _w = watchdog();
-    pairs(|a, b| {
-        // SAFETY: makes descriptors.
+    every_pair(|a, b| {
+        // SAFETY: returns new descriptors, which have no other owner.
         let (epoll, event) = unsafe {
             let epoll = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
             (epoll, OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)))
         };
         let mut wanted = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 77 };
         let mut found = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: our descriptors and events.
+        // SAFETY: local descriptors and events.
         unsafe {
             let add = libc::EPOLL_CTL_ADD;
             let (e, f) = (epoll.as_raw_fd(), event.as_raw_fd());
@@ -197,7 +195,7 @@ fn epoll_and_eventfd() {
             let mut found = libc::epoll_event { events: 0, u64: 0 };
             let (mut total, mut buf) = (0, [0u8; 8]);
             while total < 30 {
-                // SAFETY: our descriptors, events and eight bytes.
+                // SAFETY: local descriptors and events, and a buffer of eight bytes.
                 unsafe {
                     assert_eq!(libc::epoll_wait(epoll.as_raw_fd(), &raw mut found, 1, -1), 1);
                     assert_eq!({ found.u64 }, 77);
@@ -205,16 +203,16 @@ fn epoll_and_eventfd() {
                 }
                 total += u64::from_ne_bytes(buf);
             }
-            // And without epoll.
+            // The same without epoll.
             send.send(()).unwrap();
-            // SAFETY: eight bytes.
+            // SAFETY: a buffer of eight bytes.
             assert_eq!(unsafe { libc::read(e.as_raw_fd(), buf.as_mut_ptr().cast(), 8) }, 8);
-            assert!(blocks(&*e));
+            assert!(is_blocking(&*e));
             total
         });
         let writer = b.start(move || {
             let put = |n: u64| {
-                // SAFETY: eight bytes.
+                // SAFETY: a buffer of eight bytes.
                 assert_eq!(unsafe { libc::write(event.as_raw_fd(), (&raw const n).cast(), 8) }, 8);
             };
             for _ in 0..10 {
@@ -231,20 +229,20 @@ fn epoll_and_eventfd() {
 }
 
 #[test]
-fn pipes() {
+fn std_pipes_transfer_more_than_they_hold() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (mut reader, mut writer) = io::pipe().unwrap();
         let data: Vec<u8> = (0..1_000_000usize).map(|i| (i % 251) as u8).collect();
         let d = data.clone();
         let w = a.start(move || {
             writer.write_all(&d).unwrap();
-            assert!(blocks(&writer));
+            assert!(is_blocking(&writer));
         });
         let r = b.start(move || {
             let mut all = Vec::new();
             reader.read_to_end(&mut all).unwrap();
-            assert!(blocks(&reader));
+            assert!(is_blocking(&reader));
             all
         });
         w.join();

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::process::{Command, Stdio};
 
 #[test]
-fn processes() {
+fn many_goroutines_run_child_processes_by_std() {
     let _w = watchdog();
     runtime(4).run(|| {
         let all = (0..size(100, 30)).map(|i| {
@@ -37,7 +37,7 @@ fn processes() {
 }
 
 #[test]
-fn files() {
+fn many_goroutines_write_and_read_files() {
     let _w = watchdog();
     runtime(2).run(|| {
         let dir = std::env::temp_dir().join(format!("trefoil-files-{}", std::process::id()));

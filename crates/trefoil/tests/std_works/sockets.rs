@@ -1,7 +1,7 @@
 //! std's sockets: between goroutines, and between goroutines and threads.
 
 use super::common::{MS, TOO_LONG, join_all, runtime, watchdog};
-use super::{Started, Who, blocks, everywhere, pairs, until};
+use super::{Actor, Started, every_pair, everywhere, is_blocking, until};
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -11,26 +11,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Returns a connected pair of blocking sockets.
 fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     let client = trefoil::go(move || TcpStream::connect(addr).unwrap());
     let server = listener.accept().unwrap().0;
     let client = client.join().unwrap();
-    assert!(blocks(&listener) && blocks(&server) && blocks(&client));
+    assert!(is_blocking(&listener) && is_blocking(&server) && is_blocking(&client));
     (client, server)
 }
 
 #[test]
-fn tcp_between_goroutines_and_threads() {
+fn std_tcp_streams_echo_between_goroutines_and_threads() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let (mut client, mut server) = tcp();
         let echo = b.start(move || {
             let mut buf = [0; 1000];
             loop {
                 match server.read(&mut buf).unwrap() {
-                    0 => break assert!(blocks(&server)),
+                    0 => break assert!(is_blocking(&server)),
                     n => server.write_all(&buf[..n]).unwrap(),
                 }
             }
@@ -42,7 +43,7 @@ fn tcp_between_goroutines_and_threads() {
                 client.read_exact(&mut buf).unwrap();
                 assert_eq!(buf, [i; 100]);
             }
-            assert!(blocks(&client));
+            assert!(is_blocking(&client));
             client.shutdown(Shutdown::Write).unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
         });
@@ -52,15 +53,15 @@ fn tcp_between_goroutines_and_threads() {
 }
 
 #[test]
-fn tcp_to_a_slow_reader() {
+fn a_large_std_write_to_a_slow_reader_is_one_call() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         const LEN: usize = 6 << 20;
         let (mut client, mut server) = tcp();
         let writer = a.start(move || {
             let data: Vec<u8> = (0..LEN).map(|i| (i / 7) as u8).collect();
             let half = LEN / 2;
-            // One call, as a blocking socket takes it.
+            // A blocking socket accepts all bytes in one call.
             assert_eq!(client.write(&data[..half]).unwrap(), half);
             let mut rest = &data[half..];
             while !rest.is_empty() {
@@ -68,7 +69,7 @@ fn tcp_to_a_slow_reader() {
                 let n = client.write_vectored(&[IoSlice::new(one), IoSlice::new(two)]).unwrap();
                 rest = &rest[n..];
             }
-            assert!(blocks(&client));
+            assert!(is_blocking(&client));
         });
         let reader = b.start(move || {
             let (mut at, mut one, mut two) = (0, vec![0; 100_000], vec![0; 150_000]);
@@ -93,7 +94,7 @@ fn tcp_to_a_slow_reader() {
 }
 
 #[test]
-fn timeouts_and_nonblocking() {
+fn std_sockets_respect_timeouts_and_nonblocking_mode() {
     let _w = watchdog();
     everywhere(|| {
         let (mut client, mut server) = tcp();
@@ -111,7 +112,8 @@ fn timeouts_and_nonblocking() {
         assert_eq!(client.read(&mut buf).unwrap(), 7);
         client.set_read_timeout(None).unwrap();
 
-        // Waited once without a limit: then limits and flags, set through another descriptor of the same socket.
+        // After a wait without a timeout: timeouts and flags set by another descriptor of the
+        // socket.
         let writer = trefoil::go(move || {
             thread::sleep(2 * MS);
             server.write_all(b"x").unwrap();
@@ -126,7 +128,7 @@ fn timeouts_and_nonblocking() {
         other.set_nonblocking(true).unwrap();
         assert_eq!(client.read(&mut buf).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert_eq!(client.peek(&mut buf).unwrap_err().kind(), ErrorKind::WouldBlock);
-        assert!(!blocks(&client));
+        assert!(!is_blocking(&client));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -134,14 +136,17 @@ fn timeouts_and_nonblocking() {
         server.write_all(b"y").unwrap();
         assert_eq!(client.read(&mut buf).unwrap(), 1);
 
-        // A write that nobody reads: what fitted is told, then the time is over.
+        // The peer does not read: the write returns what fitted, then times out.
         client.set_write_timeout(Some(20 * MS)).unwrap();
         let (start, big) = (Instant::now(), vec![0; 16 << 20]);
         let n = client.write(&big).unwrap();
         assert!(n > 0 && n < big.len() && start.elapsed() >= 19 * MS);
-        // (The other side's buffer may grow meanwhile.)
+        // (The peer's buffer may grow meanwhile.)
         let mut fill = || {
-            (0..100).find_map(|_| client.write(&big).err()).expect("it is full some time").kind()
+            (0..100)
+                .find_map(|_| client.write(&big).err())
+                .expect("the buffer must be full at last")
+                .kind()
         };
         assert_eq!(fill(), ErrorKind::WouldBlock);
         other.set_nonblocking(true).unwrap();
@@ -150,7 +155,7 @@ fn timeouts_and_nonblocking() {
 }
 
 #[test]
-fn connecting() {
+fn std_connect_is_refused_times_out_and_resolves_names() {
     let _w = watchdog();
     everywhere(|| {
         let gone = {
@@ -163,12 +168,12 @@ fn connecting() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         let client = TcpStream::connect_timeout(&addr, TOO_LONG).unwrap();
-        assert!(blocks(&client));
+        assert!(is_blocking(&client));
         drop(listener.accept().unwrap());
         // By name.
         let by_name = ("localhost", addr.port()).to_socket_addrs().unwrap();
         assert!(by_name.into_iter().any(|found| found.ip().is_loopback()));
-        // Nobody answers there, or the network says at once that there is no way.
+        // No answer, or an immediate error if the network is unreachable.
         let start = Instant::now();
         let nowhere = "192.0.2.1:9".parse().unwrap();
         TcpStream::connect_timeout(&nowhere, 20 * MS).unwrap_err();
@@ -177,15 +182,15 @@ fn connecting() {
 }
 
 #[test]
-fn accept_from_several() {
+fn goroutines_and_a_thread_accept_from_one_listener() {
     let _w = watchdog();
     everywhere(|| {
         let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         let addr = listener.local_addr().unwrap();
         let taken = Arc::new(AtomicUsize::new(0));
-        let accept = |who: Who| {
+        let accept = |actor: Actor| {
             let (listener, taken) = (listener.clone(), taken.clone());
-            who.start(move || {
+            actor.start(move || {
                 for _ in 0..10 {
                     listener.accept().unwrap().0.write_all(b"!").unwrap();
                     taken.fetch_add(1, SeqCst);
@@ -193,7 +198,7 @@ fn accept_from_several() {
             })
         };
         let all: Vec<_> =
-            [Who::Goroutine; 5].into_iter().chain([Who::Thread]).map(accept).collect();
+            [Actor::Goroutine; 5].into_iter().chain([Actor::Thread]).map(accept).collect();
         let clients = (0..60).map(|_| {
             trefoil::go(move || {
                 let mut buf = Vec::new();
@@ -204,22 +209,22 @@ fn accept_from_several() {
         join_all(clients);
         all.into_iter().for_each(Started::join);
         assert_eq!(taken.load(SeqCst), 60);
-        assert!(blocks(&*listener));
+        assert!(is_blocking(&*listener));
     });
 }
 
 #[test]
-fn udp() {
+fn std_udp_sockets_exchange_datagrams_and_time_out() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let one = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let two = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (to, from) = (two.local_addr().unwrap(), one.local_addr().unwrap());
         let echo = b.start(move || {
             let mut buf = [0; 100];
             for _ in 0..50 {
-                let (n, whence) = two.recv_from(&mut buf).unwrap();
-                assert_eq!(two.send_to(&buf[..n], whence).unwrap(), n);
+                let (n, sender) = two.recv_from(&mut buf).unwrap();
+                assert_eq!(two.send_to(&buf[..n], sender).unwrap(), n);
             }
             two
         });
@@ -232,7 +237,7 @@ fn udp() {
             }
             one.set_read_timeout(Some(5 * MS)).unwrap();
             assert_eq!(one.recv(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
-            assert!(blocks(&one));
+            assert!(is_blocking(&one));
             one
         });
         let one = asks.join();
@@ -244,9 +249,9 @@ fn udp() {
 }
 
 #[test]
-fn unix_sockets() {
+fn std_unix_sockets_exchange_streams_and_datagrams() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("trefoil-std-{}-{}", std::process::id(), NEXT.fetch_add(1, SeqCst));
         let path = std::env::temp_dir().join(name);
@@ -265,7 +270,7 @@ fn unix_sockets() {
             stream.shutdown(Shutdown::Write).unwrap();
             let mut text = String::new();
             stream.read_to_string(&mut text).unwrap();
-            assert!(blocks(&stream));
+            assert!(is_blocking(&stream));
             text
         });
         assert_eq!(client.join(), "QUIETLY");
@@ -281,14 +286,14 @@ fn unix_sockets() {
     });
 }
 
-/// A Unix listener whose backlog is full: nothing is "under way" then.
+/// With a full backlog a Unix `connect` is not in progress: it must be repeated.
 #[test]
-fn unix_connect_waits_for_room() {
+fn std_unix_connect_waits_for_room_in_the_backlog() {
     let _w = watchdog();
     runtime(2).run(|| {
         let path = std::env::temp_dir().join(format!("trefoil-room-{}", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
-        // SAFETY: our socket.
+        // SAFETY: the test's own socket.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let begun = Arc::new(AtomicUsize::new(0));
         let clients: Vec<_> = (0..6)
@@ -302,7 +307,7 @@ fn unix_connect_waits_for_room() {
                 })
             })
             .collect();
-        until("the clients", || begun.load(SeqCst) == 6);
+        until("the clients to begin", || begun.load(SeqCst) == 6);
         thread::sleep(5 * MS);
         for _ in 0..6 {
             let mut stream = listener.accept().unwrap().0;
@@ -314,19 +319,18 @@ fn unix_connect_waits_for_room() {
     });
 }
 
-/// One socket, read by goroutines and threads at once.
 #[test]
-fn one_descriptor_many_readers() {
+fn goroutines_and_threads_read_from_one_std_socket() {
     let _w = watchdog();
     everywhere(|| {
         const N: usize = 4000;
         let (x, y) = UnixStream::pair().unwrap();
         let y = Arc::new(y);
-        let readers: Vec<_> = [Who::Goroutine, Who::Thread, Who::Goroutine, Who::Thread]
+        let readers: Vec<_> = [Actor::Goroutine, Actor::Thread, Actor::Goroutine, Actor::Thread]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let y = y.clone();
-                who.start(move || {
+                actor.start(move || {
                     let (mut n, mut buf) = (0, [0; 3]);
                     loop {
                         match (&*y).read(&mut buf).unwrap() {
@@ -338,22 +342,22 @@ fn one_descriptor_many_readers() {
             })
             .collect();
         let x = Arc::new(x);
-        let writers: Vec<_> = [Who::Thread, Who::Goroutine]
+        let writers: Vec<_> = [Actor::Thread, Actor::Goroutine]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let x = x.clone();
-                who.start(move || (0..N / 2 / 4).for_each(|_| (&*x).write_all(b"four").unwrap()))
+                actor.start(move || (0..N / 2 / 4).for_each(|_| (&*x).write_all(b"four").unwrap()))
             })
             .collect();
         writers.into_iter().for_each(Started::join);
         x.shutdown(Shutdown::Write).unwrap();
         assert_eq!(readers.into_iter().map(Started::join).sum::<usize>(), N);
-        assert!(blocks(&*x) && blocks(&*y));
+        assert!(is_blocking(&*x) && is_blocking(&*y));
     });
 }
 
 #[test]
-fn closed_under_a_waiter() {
+fn close_and_dup2_end_a_wait_for_the_descriptor() {
     let _w = watchdog();
     everywhere(|| {
         for how in 0..4 {
@@ -365,7 +369,7 @@ fn closed_under_a_waiter() {
                 let waiter = trefoil::go(move || {
                     let mut buf = [0u8; 4];
                     b.store(true, SeqCst);
-                    // SAFETY: our buffer; a list of one entry.
+                    // SAFETY: a local buffer; a list of one entry.
                     unsafe {
                         if how == 3 {
                             let mut one = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -375,9 +379,9 @@ fn closed_under_a_waiter() {
                         }
                     }
                 });
-                until("the waiter", || began.load(SeqCst));
+                until("the waiter to begin", || began.load(SeqCst));
                 thread::sleep(pause * MS);
-                // SAFETY: ours; nobody opens another meanwhile that would mind.
+                // SAFETY: the test's own descriptor.
                 unsafe {
                     match how {
                         0 | 3 => assert_eq!(libc::close(fd), 0),
@@ -385,7 +389,7 @@ fn closed_under_a_waiter() {
                         _ => {
                             let (other, keep) = UnixStream::pair().unwrap();
                             assert_eq!(libc::dup2(other.as_raw_fd(), fd), fd);
-                            // Who looks again looks at the new one.
+                            // A waiter that tries again uses the new descriptor.
                             (&keep).write_all(b"").unwrap();
                             drop((other, keep));
                         }
@@ -393,7 +397,7 @@ fn closed_under_a_waiter() {
                 }
                 assert!(waiter.join().unwrap() <= 0);
                 if how == 2 {
-                    // SAFETY: the copy.
+                    // SAFETY: the duplicate, which has no other owner.
                     drop(unsafe { OwnedFd::from_raw_fd(fd) });
                 }
                 drop(x);
@@ -403,7 +407,7 @@ fn closed_under_a_waiter() {
 }
 
 #[test]
-fn dup_shares() {
+fn a_duplicate_may_be_closed_while_the_original_is_read() {
     let _w = watchdog();
     everywhere(|| {
         let (mut x, mut y) = UnixStream::pair().unwrap();
@@ -417,7 +421,7 @@ fn dup_shares() {
         thread::sleep(MS);
         x.write_all(b"copy").unwrap();
         assert_eq!(&reader.join().unwrap(), b"copy");
-        // The copy is closed, its number is used again, and the first one goes on.
+        // The duplicate is closed and its number is used again; the original still works.
         let (p, mut q) = UnixStream::pair().unwrap();
         let writer = trefoil::go(move || {
             thread::sleep(MS);

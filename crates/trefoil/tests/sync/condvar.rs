@@ -1,7 +1,7 @@
 //! `Condvar`.
 
 use super::common::{MS, join_all, watchdog, yield_until};
-use super::{join_thread, mixed, next, on, on_every};
+use super::{Workers, join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use trefoil::sync::{Condvar, Mutex};
 use trefoil::time::sleep;
 use trefoil::{Runtime, go, scope, yield_now};
 
-/// Go: TestCondSignal. One notification wakes one.
+/// Go: TestCondSignal.
 #[test]
-fn notify_wakes_one() {
+fn notify_one_wakes_exactly_one_waiter() {
     let _w = watchdog();
     on_every(|| {
         let pair = Arc::new((Mutex::new(0), Condvar::new()));
@@ -33,9 +33,9 @@ fn notify_wakes_one() {
             let guard = pair.0.lock();
             assert!(pair.1.notify_one());
             drop(guard);
-            yield_until("one", || awake.load(SeqCst) == n);
+            yield_until("one to wake", || awake.load(SeqCst) == n);
             sleep(MS);
-            assert_eq!(awake.load(SeqCst), n, "woken for no reason");
+            assert_eq!(awake.load(SeqCst), n, "a second waiter was woken");
         }
         assert!(!pair.1.notify_one());
         assert_eq!(pair.1.notify_all(), 0);
@@ -43,9 +43,9 @@ fn notify_wakes_one() {
     });
 }
 
-/// Go: TestCondSignalGenerations. First come, first served, a hundred times.
+/// Go: TestCondSignalGenerations.
 #[test]
-fn is_fifo() {
+fn a_condvar_notifies_its_waiters_in_fifo_order() {
     let _w = watchdog();
     const N: usize = 100;
     on_every(|| {
@@ -59,25 +59,25 @@ fn is_fifo() {
                     p.1.wait(&mut state);
                     state.1.push(i);
                 });
-                yield_until("it to wait", || pair.0.lock().0 == i + 1);
+                yield_until("the goroutine to wait", || pair.0.lock().0 == i + 1);
                 handle
             })
             .collect();
         for n in 1..=N {
             assert!(pair.1.notify_one());
-            yield_until("the next", || pair.0.lock().1.len() == n);
+            yield_until("the next to wake", || pair.0.lock().1.len() == n);
         }
         assert_eq!(pair.0.lock().1, (0..N).collect::<Vec<_>>());
         join_all(handles);
     });
 }
 
-/// Go: TestCondBroadcast, 200 of them, again and again; half are plain threads here.
+/// Go: TestCondBroadcast, with 200 goroutines; and with plain threads.
 #[test]
-fn broadcast() {
+fn notify_all_wakes_every_waiter_in_every_round() {
     let _w = watchdog();
     const ROUNDS: u64 = 5;
-    let check = |n: usize, threads: bool| {
+    let check = |n: usize, workers: Workers| {
         // (round, arrived in this round)
         let pair = Arc::new((Mutex::new((0, 0)), Condvar::new(), Condvar::new()));
         let worker = {
@@ -104,26 +104,16 @@ fn broadcast() {
                 }
             })
         };
-        if threads {
-            mixed(n, worker);
-        } else {
-            join_all((0..n).map(|i| {
-                go({
-                    let worker = worker.clone();
-                    move || worker(i)
-                })
-            }));
-        }
+        workers.run(n, worker);
         main.join().unwrap();
     };
-    on_every(|| check(200, false));
-    on(2, || check(32, true));
+    on_every(|| check(200, Workers::Goroutines));
+    on(2, || check(32, Workers::GoroutinesAndThreads));
 }
 
-/// Go: TestCondSignalStealing, 1000 times. A notification is for one who waited when it was made,
-/// not for one who comes afterwards.
+/// Go: TestCondSignalStealing, 1000 times in total.
 #[test]
-fn notification_is_not_stolen() {
+fn a_notification_is_not_stolen_by_a_later_waiter() {
     let _w = watchdog();
     on_every(|| {
         for _ in 0..250 {
@@ -159,7 +149,7 @@ fn notification_is_not_stolen() {
 }
 
 #[test]
-fn timeouts() {
+fn condvar_waits_time_out_not_before_their_deadline() {
     let _w = watchdog();
     static M: Mutex<u32> = Mutex::new(0);
     static C: Condvar = Condvar::new();
@@ -175,73 +165,73 @@ fn timeouts() {
     on_every(|| {
         join_all((0..4).map(|_| go(waits)));
         join_thread(std::thread::spawn(waits));
-        let told = [Duration::from_secs(30), Duration::MAX].map(|limit| {
+        let notified = [Duration::from_secs(30), Duration::MAX].map(|limit| {
             go(move || {
                 let mut guard = M.lock();
                 *guard += 1;
                 !C.wait_for(&mut guard, limit).timed_out()
             })
         });
-        yield_until("them to wait", || *M.lock() == 2);
+        yield_until("both to wait", || *M.lock() == 2);
         *M.lock() = 0;
         assert_eq!(C.notify_all(), 2);
-        assert_eq!(join_all(told), [true, true]);
-        assert!(!C.notify_one(), "those that timed out are gone");
+        assert_eq!(join_all(notified), [true, true]);
+        assert!(!C.notify_one(), "a waiter that timed out is still in the queue");
     });
 }
 
-/// Every notification that says "somebody" has woken exactly one, whatever the deadlines do.
+/// `notify_one` returns true exactly as often as a wait ends without a timeout.
 #[test]
-fn notifications_are_counted_exactly() {
+fn every_successful_notify_one_wakes_one_waiter_despite_timeouts() {
     let _w = watchdog();
     on_every(|| {
         let pair = Arc::new((Mutex::new(()), Condvar::new()));
-        let (told, left) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(8)));
+        let (notified, left) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(8)));
         let notifier = go({
             let (pair, left) = (pair.clone(), left.clone());
             move || {
-                let mut said = 0;
+                let mut successes = 0;
                 while left.load(SeqCst) != 0 {
-                    said += usize::from(pair.1.notify_one());
+                    successes += usize::from(pair.1.notify_one());
                     yield_now();
                 }
-                said
+                successes
             }
         });
         mixed(8, {
-            let (pair, told, left) = (pair.clone(), told.clone(), left.clone());
+            let (pair, notified, left) = (pair.clone(), notified.clone(), left.clone());
             move |i| {
                 let mut seed = 3 + i as u64;
                 for _ in 0..100 {
                     let mut guard = pair.0.lock();
                     let limit = Duration::from_nanos(next(&mut seed) % 100_000);
                     if !pair.1.wait_for(&mut guard, limit).timed_out() {
-                        told.fetch_add(1, SeqCst);
+                        notified.fetch_add(1, SeqCst);
                     }
                 }
                 left.fetch_sub(1, SeqCst);
             }
         });
-        assert_eq!(notifier.join().unwrap(), told.load(SeqCst));
+        assert_eq!(notifier.join().unwrap(), notified.load(SeqCst));
     });
 }
 
-/// Those whom `notify_all` moves to the mutex's queue, those with a deadline, and plain threads: all of them come back,
-/// whether the notifier has the mutex or not.
+/// Waiters that `notify_all` moves to the mutex's queue, waiters with a deadline, and plain threads
+/// return, whether the notifier holds the mutex or not.
 #[test]
-fn everybody_who_waited_comes_back_from_notify_all() {
+fn all_kinds_of_waiters_return_after_notify_all() {
     let _watchdog = watchdog();
     const ROUNDS: u64 = 300;
     const WAITERS: u64 = 24;
     for procs in [1, 4] {
         let state = Mutex::new((0_u64, 0_u64)); // the round, and how many have seen it
         let changed = Condvar::new();
-        let wait = |who: u64| {
+        let wait = |number: u64| {
             for round in 1..=ROUNDS {
                 let mut state = state.lock();
                 while state.0 < round {
-                    if who.is_multiple_of(3) {
-                        changed.wait_for(&mut state, Duration::from_millis(1 + who % 2));
+                    if number.is_multiple_of(3) {
+                        changed.wait_for(&mut state, Duration::from_millis(1 + number % 2));
                     } else {
                         changed.wait(&mut state);
                     }
@@ -254,11 +244,9 @@ fn everybody_who_waited_comes_back_from_notify_all() {
             threads.spawn(|| wait(1));
             Runtime::builder().procs(procs).build().unwrap().run(|| {
                 scope(|s| {
-                    for who in 2..WAITERS {
-                        {
-                            let wait = &wait;
-                            s.go(move || wait(who));
-                        }
+                    for number in 2..WAITERS {
+                        let wait = &wait;
+                        s.go(move || wait(number));
                     }
                     for round in 1..=ROUNDS {
                         let mut now = state.lock();
@@ -270,7 +258,7 @@ fn everybody_who_waited_comes_back_from_notify_all() {
                             drop(now);
                             changed.notify_all();
                         }
-                        yield_until("all have seen it", || state.lock().1 == round * WAITERS);
+                        yield_until("all to see the round", || state.lock().1 == round * WAITERS);
                     }
                 });
             });

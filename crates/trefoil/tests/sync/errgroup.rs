@@ -11,13 +11,13 @@ use trefoil::time::sleep;
 use trefoil::yield_now;
 
 #[test]
-fn first_error_wins() {
+fn wait_returns_the_first_error_of_the_group() {
     let _w = watchdog();
     on_every(|| {
         let group = ErrGroup::new();
         group.go(|| Ok(()));
         assert_eq!(group.wait(), Ok(()));
-        // Nothing tells that the first has ended: a sleep must do, and may be too short.
+        // The test cannot tell when the first one has ended: it sleeps, maybe not long enough.
         once_in_five(|| {
             let gate = Arc::new(Barrier::new(2));
             let g = gate.clone();
@@ -32,7 +32,7 @@ fn first_error_wins() {
             });
             same(group.wait(), Err("first"))
         });
-        // It is taken out, and the group can be used again; a clone is the same group.
+        // `wait` takes the error, and the group can be used again; a clone is the same group.
         assert_eq!(group.wait(), Ok(()));
         group.clone().go(|| Err("again"));
         assert_eq!(group.wait(), Err("again"));
@@ -40,7 +40,7 @@ fn first_error_wins() {
 }
 
 #[test]
-fn is_a_pool_with_a_limit() {
+fn set_limit_bounds_the_goroutines_of_a_group() {
     let _w = watchdog();
     on_every(|| {
         let group = ErrGroup::<()>::new();
@@ -78,12 +78,12 @@ fn is_a_pool_with_a_limit() {
 }
 
 #[test]
-fn panic_comes_out_of_wait() {
+fn wait_panics_if_a_goroutine_of_the_group_panicked() {
     let _w = watchdog();
     on_every(|| {
         let group = ErrGroup::<()>::new();
         group.set_limit(1);
-        group.go(|| panic!("inside"));
+        group.go(|| panic!("on purpose"));
         group.go(|| Ok(()));
         assert!(
             panic_text(|| assert!(group.wait().is_ok()))
@@ -93,9 +93,9 @@ fn panic_comes_out_of_wait() {
     });
 }
 
-/// Go: errgroup's WithContext. The first failure cancels, and so does the end of the wait.
+/// Go: errgroup's WithContext.
 #[test]
-fn cancels_its_context() {
+fn the_first_error_and_the_end_of_wait_cancel_the_groups_context() {
     let _w = watchdog();
     on_every(|| {
         let (group, ctx) = ErrGroup::with_context(&Context::background());

@@ -1,7 +1,7 @@
 //! `Mutex`.
 
 use super::common::{MS, change_after_time_out, join_all, once_in_five, same, watchdog};
-use super::{join_thread, mixed, next, on, on_every};
+use super::{Workers, join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -9,8 +9,9 @@ use trefoil::sync::{Mutex, MutexGuard, RwLock};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
-/// Go: TestMutex, HammerMutex. Ten times a thousand, every third with try_lock.
-fn hammer_mutex(with_threads: bool) {
+/// Go: TestMutex, HammerMutex. Ten workers lock a thousand times each, every third time by
+/// `try_lock`.
+fn hammer_mutex(workers: Workers) {
     let mutex = Arc::new(Mutex::new(0u64));
     let tried = Arc::new(AtomicU64::new(0));
     let worker = {
@@ -28,34 +29,24 @@ fn hammer_mutex(with_threads: bool) {
             }
         }
     };
-    if with_threads {
-        mixed(10, worker);
-    } else {
-        join_all((0..10).map(|i| {
-            go({
-                let worker = worker.clone();
-                move || worker(i)
-            })
-        }));
-    }
+    workers.run(10, worker);
     assert_eq!(*mutex.lock(), 10 * 666 + tried.load(SeqCst));
 }
 
 #[test]
-fn hammer() {
+fn goroutines_exclude_each_other_by_a_mutex() {
     let _w = watchdog();
-    on_every(|| hammer_mutex(false));
+    on_every(|| hammer_mutex(Workers::Goroutines));
 }
 
 #[test]
-fn hammer_with_threads() {
+fn goroutines_and_threads_exclude_each_other_by_a_mutex() {
     let _w = watchdog();
-    on_every(|| hammer_mutex(true));
+    on_every(|| hammer_mutex(Workers::GoroutinesAndThreads));
 }
 
-/// A holder that parks with the mutex in hand makes everybody queue.
 #[test]
-fn holders_that_park() {
+fn a_goroutine_that_parks_keeps_its_mutex() {
     let _w = watchdog();
     on_every(|| {
         let mutex = Arc::new(Mutex::new(0));
@@ -79,10 +70,14 @@ fn holders_that_park() {
 }
 
 #[test]
-fn basics() {
+fn a_mutex_takes_4_bytes_and_a_rwlock_8() {
+    assert_eq!((size_of::<Mutex<()>>(), size_of::<RwLock<()>>()), (4, 8));
+}
+
+#[test]
+fn try_lock_fails_while_locked_and_a_guard_may_be_dropped_elsewhere() {
     let _w = watchdog();
     static M: Mutex<Vec<i32>> = Mutex::new(Vec::new());
-    assert_eq!((size_of::<Mutex<()>>(), size_of::<RwLock<()>>()), (4, 8));
     on_every(|| {
         let guard = M.lock();
         assert!(M.is_locked() && M.try_lock().is_none());
@@ -98,7 +93,7 @@ fn basics() {
 }
 
 #[test]
-fn panic_unlocks_without_poison() {
+fn a_panic_unlocks_the_mutex_without_poison() {
     let _w = watchdog();
     on_every(|| {
         let mutex = Arc::new(Mutex::new(0));
@@ -112,7 +107,7 @@ fn panic_unlocks_without_poison() {
         let broken = go(move || {
             let mut guard = m.lock();
             *guard += 10;
-            panic!("with the guard in hand");
+            panic!("while the mutex is locked");
         });
         assert!(broken.join().is_err());
         join_all(waiters);
@@ -120,9 +115,9 @@ fn panic_unlocks_without_poison() {
     });
 }
 
-/// Go: TestMutexFairness. Beside one who holds it nearly always, ten locks take less than 10 s.
+/// Go: TestMutexFairness.
 #[test]
-fn fairness_beside_a_hog() {
+fn ten_locks_take_less_than_10_s_beside_a_hog_of_the_mutex() {
     let _w = watchdog();
     for hog_is_a_thread in [false, true] {
         on_every(|| {
@@ -156,9 +151,10 @@ fn fairness_beside_a_hog() {
     }
 }
 
-/// Who has waited for a millisecond and loses again gets it from hand to hand, and runs at once.
+/// A waiter that has waited for a millisecond and loses again gets the mutex directly, and runs at
+/// once.
 #[test]
-fn starvation_is_direct_handoff() {
+fn a_starving_waiter_gets_the_mutex_by_direct_handoff() {
     let _w = watchdog();
     once_in_five(|| {
         on(1, || {
@@ -170,18 +166,18 @@ fn starvation_is_direct_handoff() {
                 move || {
                     let _guard = mutex.lock();
                     got.store(true, SeqCst);
-                    // Held while main tries.
+                    // Keeps the mutex while main tries.
                     yield_now();
                 }
             });
             sleep(5 * MS);
-            // Normal mode: the waiter is woken, and we are faster. It finds the mutex locked.
+            // Normal mode: the waiter is woken, but this goroutine locks first.
             drop(guard);
             let guard = mutex.lock();
             same(got.load(SeqCst), false)?;
             yield_now();
             same(got.load(SeqCst), false)?;
-            // Now it starves: the unlock is a handover, and yields.
+            // The waiter starves: the unlock passes the mutex on, and yields.
             drop(guard);
             same(got.load(SeqCst), true)?;
             same(mutex.try_lock().is_none(), true)?;
@@ -192,19 +188,19 @@ fn starvation_is_direct_handoff() {
 }
 
 #[test]
-fn timeouts() {
+fn try_lock_for_fails_not_before_its_timeout() {
     let _w = watchdog();
     static M: Mutex<i32> = Mutex::new(0);
     let check = || {
         let guard = M.lock();
         for limit in [Duration::ZERO, MS, 5 * MS] {
-            let (seconds, late) = go(move || {
+            let (elapsed, late) = go(move || {
                 let start = Instant::now();
                 (start.elapsed(), M.try_lock_for(limit).is_none() && start.elapsed() >= limit)
             })
             .join()
             .unwrap();
-            assert!(late, "after {seconds:?} of {limit:?}");
+            assert!(late, "after {elapsed:?} of {limit:?}");
             let until = Instant::now() + limit;
             let late = std::thread::spawn(move || {
                 M.try_lock_until(until).is_none() && Instant::now() >= until
@@ -221,9 +217,9 @@ fn timeouts() {
     on_every(check);
 }
 
-/// Deadlines that pass just when the mutex is given: nobody is forgotten, nothing is lost.
+/// Deadlines that expire while the mutex is passed on: no waiter and no unlock is lost.
 #[test]
-fn timeouts_race_with_unlocks() {
+fn timeouts_that_race_with_unlocks_lose_no_wake_up() {
     let _w = watchdog();
     on_every(|| {
         let mutex = Arc::new(Mutex::new(0u64));
@@ -249,7 +245,7 @@ fn timeouts_race_with_unlocks() {
     });
 }
 
-/// Many locks with sleepers at once share the table.
+/// All waits share the table of wait queues.
 #[test]
 fn ten_thousand_mutexes_are_waited_for_at_once() {
     let _w = watchdog();
@@ -271,25 +267,9 @@ fn ten_thousand_mutexes_are_waited_for_at_once() {
 
 #[test]
 fn a_mutex_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
-    let _dog = watchdog();
+    let _w = watchdog();
     static MUTEX: Mutex<()> = Mutex::new(());
     let held = MUTEX.lock();
     let wait = |limit| MUTEX.try_lock_for(limit).is_some();
     assert!(change_after_time_out(wait, || drop(held)));
-}
-
-#[test]
-fn a_rwlock_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
-    let _dog = watchdog();
-    static LOCK: RwLock<()> = RwLock::new(());
-    let held = LOCK.write();
-    let wait = |limit| LOCK.try_read_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the writer left");
-    let held = LOCK.read();
-    let wait = |limit| LOCK.try_write_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the reader left");
-    let held = LOCK.write();
-    let wait = |limit| LOCK.try_write_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the other writer left");
-    assert!(LOCK.try_write().is_some(), "all of them have given it back");
 }

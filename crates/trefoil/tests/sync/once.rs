@@ -10,9 +10,9 @@ use trefoil::go;
 use trefoil::sync::{Once, OnceLock};
 use trefoil::time::sleep;
 
-/// Go: TestOnce. Ten at once: one call, and all see its effect.
+/// Go: TestOnce.
 #[test]
-fn runs_once_and_all_wait_for_it() {
+fn call_once_runs_once_and_all_callers_see_its_effect() {
     let _w = watchdog();
     on_every(|| {
         let once = Arc::new(Once::new());
@@ -33,9 +33,9 @@ fn runs_once_and_all_wait_for_it() {
     });
 }
 
-/// Go: TestOncePanic. A panic counts as done, also for those who waited.
+/// Go: TestOncePanic.
 #[test]
-fn panic_counts_as_done() {
+fn a_panic_in_call_once_counts_as_done_for_waiting_callers_too() {
     let _w = watchdog();
     on_every(|| {
         let once = Arc::new(Once::new());
@@ -46,11 +46,11 @@ fn panic_counts_as_done() {
                 once.call_once(|| {
                     begun.store(true, SeqCst);
                     sleep(2 * MS);
-                    panic!("failed");
+                    panic!("on purpose");
                 });
             }
         });
-        yield_until("it to begin", || begun.load(SeqCst));
+        yield_until("the call to begin", || begun.load(SeqCst));
         once.call_once(|| panic!("called twice"));
         assert!(first.join().is_err());
         once.call_once(|| panic!("called twice"));
@@ -59,7 +59,7 @@ fn panic_counts_as_done() {
 }
 
 #[test]
-fn a_oncelock_makes_one_value_and_survives_panics() {
+fn a_once_lock_keeps_one_value_and_retries_after_panics() {
     let _w = watchdog();
     on_every(|| {
         let place = Arc::new(OnceLock::new());
@@ -67,11 +67,11 @@ fn a_oncelock_makes_one_value_and_survives_panics() {
         mixed(10, {
             let (place, made) = (place.clone(), made.clone());
             move |i| {
-                // The first two to come fail; the next makes it.
+                // The first two calls panic; the third initialises the cell.
                 let get = || {
                     *place.get_or_init(|| {
                         sleep(Duration::from_micros(200));
-                        assert!(made.fetch_add(1, SeqCst) >= 2, "not yet");
+                        assert!(made.fetch_add(1, SeqCst) >= 2, "on purpose");
                         vec![i; 100].len()
                     })
                 };
@@ -86,7 +86,7 @@ fn a_oncelock_makes_one_value_and_survives_panics() {
     fn get_again(get: &dyn Fn() -> usize) -> usize {
         catch_unwind(AssertUnwindSafe(get)).unwrap_or_else(|_| get())
     }
-    // What is in it is dropped once.
+    // The value inside is dropped once.
     let value = Arc::new(());
     let place = OnceLock::from(value.clone());
     assert_eq!(Arc::strong_count(&value), 2);

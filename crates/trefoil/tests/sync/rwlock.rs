@@ -1,7 +1,7 @@
 //! `RwLock`.
 
-use super::common::{MS, join_all, once_in_five, same, watchdog};
-use super::{PROCS, join_thread, mixed, next, on, on_every};
+use super::common::{MS, change_after_time_out, join_all, once_in_five, same, watchdog};
+use super::{PROCS, Workers, join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use trefoil::sync::{Barrier, RwLock, RwLockWriteGuard};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
-/// Go: TestParallelReaders. They are inside together.
+/// Go: TestParallelReaders.
 #[test]
-fn readers_are_parallel() {
+fn readers_hold_the_lock_at_the_same_time() {
     let _w = watchdog();
     for (readers, procs) in [(1, 4), (3, 4), (4, 2), (4, 1)] {
         on(procs, || {
@@ -28,10 +28,10 @@ fn readers_are_parallel() {
     }
 }
 
-fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
+fn hammer_rwlock(readers: usize, rounds: usize, workers: Workers) {
     let lock = Arc::new(RwLock::new(0u64));
     let activity = Arc::new(AtomicI32::new(0));
-    // Go's: two writers, and readers before, between and behind them.
+    // As in Go's test: two writers, and readers before, between and behind them.
     let worker = {
         let (lock, activity) = (lock.clone(), activity.clone());
         move |i: usize| {
@@ -39,7 +39,7 @@ fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
                 if i < 2 {
                     let mut value = lock.write();
                     let n = activity.fetch_add(10_000, SeqCst) + 10_000;
-                    assert_eq!(n, 10_000, "a writer is alone");
+                    assert_eq!(n, 10_000, "a writer is not alone");
                     *value += 1;
                     for _ in 0..100 {
                         std::hint::spin_loop();
@@ -48,7 +48,7 @@ fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
                 } else {
                     let _value = lock.read();
                     let n = activity.fetch_add(1, SeqCst) + 1;
-                    assert!((1..10_000).contains(&n), "a reader beside a writer: {n}");
+                    assert!((1..10_000).contains(&n), "a reader and a writer hold the lock: {n}");
                     for _ in 0..100 {
                         std::hint::spin_loop();
                     }
@@ -57,61 +57,48 @@ fn hammer_rwlock(readers: usize, rounds: usize, with_threads: bool) {
             }
         }
     };
-    if with_threads {
-        mixed(readers + 2, worker);
-    } else {
-        join_all((0..readers + 2).map(|i| {
-            go({
-                let worker = worker.clone();
-                move || worker(i)
-            })
-        }));
-    }
+    workers.run(readers + 2, worker);
     assert_eq!(*lock.read(), 2 * rounds as u64);
 }
 
 /// Go: TestRWMutex, HammerRWMutex: procs 1, 4, 10 with 1 to 10 readers.
 #[test]
-fn hammer() {
+fn a_writer_holds_the_rwlock_alone() {
     let _w = watchdog();
     for (procs, readers) in
         [(1, 1), (1, 3), (1, 10), (4, 1), (4, 3), (4, 10), (10, 1), (10, 3), (10, 10), (10, 5)]
     {
-        on(procs, || hammer_rwlock(readers, 300, false));
+        on(procs, || hammer_rwlock(readers, 300, Workers::Goroutines));
     }
-    on_every(|| hammer_rwlock(4, 200, true));
+    on_every(|| hammer_rwlock(4, 200, Workers::GoroutinesAndThreads));
 }
 
-/// A waiting writer keeps new readers out; when it is done, all of them come before the next
-/// writer.
 #[test]
-fn order_of_writers_and_readers() {
+fn readers_behind_a_waiting_writer_run_after_it_and_before_the_next_writer() {
     let _w = watchdog();
-    // Nothing tells that a goroutine waits already: a sleep must do, and may be too short.
+    // The test cannot tell when a goroutine waits: it sleeps instead, maybe not long enough.
     let attempt = || {
         let lock = Arc::new(RwLock::new(0));
         let first = lock.read();
-        let start = |write: bool| {
+        let start = |access: fn(&RwLock<i32>) -> i32| {
             let lock = lock.clone();
-            let handle = go(move || {
-                if write {
-                    let mut n = lock.write();
-                    *n += 1;
-                    *n
-                } else {
-                    *lock.read()
-                }
-            });
+            let handle = go(move || access(&lock));
             sleep(2 * MS);
             handle
         };
-        let w1 = start(true);
-        let closed = lock.try_read().is_none();
-        let (r1, w2, r2) = (start(false), start(true), start(false));
+        let read = |lock: &RwLock<i32>| *lock.read();
+        let write = |lock: &RwLock<i32>| {
+            let mut n = lock.write();
+            *n += 1;
+            *n
+        };
+        let w1 = start(write);
+        let blocked = lock.try_read().is_none();
+        let (r1, w2, r2) = (start(read), start(write), start(read));
         assert_eq!(*first, 0);
         drop(first);
         let seen = [w1, r1, r2, w2].map(|h| h.join().unwrap());
-        same((closed, seen), (true, [1, 1, 1, 2]))
+        same((blocked, seen), (true, [1, 1, 1, 2]))
     };
     for procs in PROCS {
         once_in_five(|| on(procs, attempt));
@@ -119,14 +106,14 @@ fn order_of_writers_and_readers() {
 }
 
 #[test]
-fn timeouts_and_downgrade() {
+fn a_writer_that_times_out_lets_readers_in_and_downgrade_keeps_writers_out() {
     let _w = watchdog();
     static L: RwLock<i32> = RwLock::new(0);
     on_every(|| {
         let read = L.read();
         assert!(L.try_write_for(MS).is_none());
-        assert!(L.try_read().is_some(), "a writer that gave up opens the door");
-        // A writer that gives up lets in the readers that came behind it.
+        assert!(L.try_read().is_some(), "a writer that timed out must let readers in");
+        // A writer that times out lets in the readers that wait behind it.
         let writer = go(|| L.try_write_for(20 * MS).is_none());
         let late = std::thread::spawn(|| L.try_write_for(20 * MS).is_none());
         sleep(5 * MS);
@@ -148,9 +135,9 @@ fn timeouts_and_downgrade() {
     });
 }
 
-/// Deadlines on both sides, at the moment of the door's opening.
+/// Readers and writers time out while the lock is passed on.
 #[test]
-fn timeouts_race() {
+fn rwlock_timeouts_that_race_with_unlocks_lose_no_write() {
     let _w = watchdog();
     on_every(|| {
         let lock = Arc::new(RwLock::new(0u64));
@@ -177,4 +164,20 @@ fn timeouts_race() {
         });
         assert_eq!(*lock.try_write().unwrap(), writes.load(SeqCst));
     });
+}
+
+#[test]
+fn a_rwlock_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
+    let _w = watchdog();
+    static LOCK: RwLock<()> = RwLock::new(());
+    let held = LOCK.write();
+    let wait = |limit| LOCK.try_read_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the writer has unlocked");
+    let held = LOCK.read();
+    let wait = |limit| LOCK.try_write_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the reader has unlocked");
+    let held = LOCK.write();
+    let wait = |limit| LOCK.try_write_for(limit).is_some();
+    assert!(change_after_time_out(wait, || drop(held)), "the other writer has unlocked");
+    assert!(LOCK.try_write().is_some(), "all of them must have unlocked");
 }

@@ -9,13 +9,14 @@ use trefoil::sync::{Mutex, Semaphore};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
-/// Go: TestSemaHandoff. Given back to one who waits, that one runs first, in two thirds of 10,000.
+/// Go: TestSemaHandoff. After a release the waiter runs first in at least two thirds of 10,000
+/// rounds.
 #[test]
-fn handoff_lets_the_waiter_run_first() {
+fn a_released_permit_lets_the_waiter_run_first() {
     let _w = watchdog();
     for procs in [1, 2, 4] {
         on(procs, || {
-            // As in Go's test: the other Ps have a little to do, so that nobody is stolen away.
+            // As in Go's test the other Ps are busy, so that they do not steal the waiter.
             let stop = Arc::new(AtomicBool::new(false));
             let busy: Vec<_> = (1..procs)
                 .map(|_| {
@@ -59,7 +60,7 @@ fn handoff_lets_the_waiter_run_first() {
 }
 
 #[test]
-fn limits_and_loses_nothing() {
+fn permits_bound_the_holders_and_none_is_lost() {
     let _w = watchdog();
     static S: Semaphore = Semaphore::new(3);
     static INSIDE: AtomicUsize = AtomicUsize::new(0);
@@ -76,7 +77,7 @@ fn limits_and_loses_nothing() {
                 };
                 let Some(permit) = permit else { continue };
                 let inside = INSIDE.fetch_add(permit.permits(), SeqCst) + permit.permits();
-                assert!(inside <= 3, "{inside} permits of 3");
+                assert!(inside <= 3, "{inside} permits are held, 3 exist");
                 if next(&mut seed).is_multiple_of(3) {
                     sleep(Duration::from_nanos(next(&mut seed) % 30_000));
                 }
@@ -87,10 +88,10 @@ fn limits_and_loses_nothing() {
     });
 }
 
-/// First come, first served: a large request is not starved by small ones; one that gives up makes
-/// way.
+/// Small requests do not starve a large one; a request that fails does not block the ones behind
+/// it.
 #[test]
-fn is_fifo() {
+fn a_semaphore_serves_its_waiters_in_fifo_order() {
     let _w = watchdog();
     on_every(|| {
         let semaphore = Arc::new(Semaphore::new(2));
@@ -103,12 +104,12 @@ fn is_fifo() {
                 order.lock().push(n);
                 yield_now();
             });
-            // The first one waits from the moment when the permit that is left cannot be had.
-            yield_until("the first in line", || semaphore.try_acquire().is_none());
+            // The first one waits as soon as the remaining permit is not available any more.
+            yield_until("the first to wait", || semaphore.try_acquire().is_none());
             handle
         });
         assert_eq!(semaphore.available_permits(), 1);
-        assert!(semaphore.try_acquire().is_none(), "others wait");
+        assert!(semaphore.try_acquire().is_none(), "must not overtake the waiters");
         drop(held);
         join_all(wants);
         assert_eq!(*order.lock(), [2, 1, 1]);
@@ -122,7 +123,7 @@ fn is_fifo() {
             sleep(MS);
             drop(s.acquire());
         });
-        // Wants two, gets none, leaves: the one behind it goes on with the one there is.
+        // Two permits are not available; the request for one behind it succeeds.
         let two = semaphore.clone();
         let large = go(move || {
             let all = two.try_acquire_many(2);
@@ -141,7 +142,7 @@ fn is_fifo() {
 
 #[test]
 fn a_permit_that_comes_before_a_timed_out_goroutine_runs_is_taken() {
-    let _dog = watchdog();
+    let _w = watchdog();
     let semaphore = Arc::new(Semaphore::new(0));
     let waiter = semaphore.clone();
     let wait = move |limit| waiter.acquire_timeout(limit).is_some();

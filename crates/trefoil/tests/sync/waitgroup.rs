@@ -10,7 +10,7 @@ use trefoil::time::sleep;
 
 /// Go: TestWaitGroup. Two groups of 16, eight times.
 #[test]
-fn twice_sixteen() {
+fn wait_returns_when_the_last_goroutine_is_done() {
     let _w = watchdog();
     on_every(|| {
         let (one, two) = (WaitGroup::new(), WaitGroup::new());
@@ -28,30 +28,25 @@ fn twice_sixteen() {
             }
             one.wait();
             for _ in 0..16 {
-                assert_eq!(exited.load(SeqCst), 0, "released too soon");
+                assert_eq!(exited.load(SeqCst), 0, "a waiter was released before the last `done`");
                 two.done();
             }
-            yield_until("all", || exited.load(SeqCst) == 16);
+            yield_until("all to exit", || exited.load(SeqCst) == 16);
         }
     });
 }
 
-/// Go: TestWaitGroupRace. A thousand times: both effects are there.
+/// Go: TestWaitGroupRace.
 #[test]
-fn race() {
+fn effects_before_done_are_visible_after_wait() {
     let _w = watchdog();
     on_every(|| {
         for _ in 0..1000 {
             let wg = WaitGroup::new();
             let n = Arc::new(AtomicUsize::new(0));
             for _ in 0..2 {
-                let (wg, n) = (
-                    {
-                        wg.add(1);
-                        wg.clone()
-                    },
-                    n.clone(),
-                );
+                wg.add(1);
+                let (wg, n) = (wg.clone(), n.clone());
                 go(move || {
                     n.fetch_add(1, SeqCst);
                     wg.done();
@@ -64,7 +59,7 @@ fn race() {
 }
 
 #[test]
-fn go_counts_panics_and_works_in_a_static() {
+fn wait_group_go_counts_goroutines_that_panic_and_works_in_a_static() {
     let _w = watchdog();
     static WG: WaitGroup = WaitGroup::new();
     static N: AtomicUsize = AtomicUsize::new(0);
@@ -73,23 +68,23 @@ fn go_counts_panics_and_works_in_a_static() {
         for i in 0..100 {
             WG.go(move || {
                 N.fetch_add(1, SeqCst);
-                assert!(i % 10 != 3, "no luck");
+                assert!(i % 10 != 3, "on purpose");
                 i
             });
         }
         join_thread(std::thread::spawn(|| WG.wait()));
         WG.wait();
         assert_eq!(N.load(SeqCst), 100);
-        // The goroutine keeps the counter when the handle is gone.
+        // The goroutine keeps the counter alive after the handle is dropped.
         let wg = WaitGroup::new();
         wg.go(|| sleep(MS));
         drop(wg);
     });
 }
 
-/// Go: TestWaitGroupMisuse, and the other rules.
+/// Go: TestWaitGroupMisuse.
 #[test]
-fn misuse_panics() {
+fn a_wait_group_counter_below_zero_or_too_large_panics() {
     let _w = watchdog();
     let wg = WaitGroup::new();
     wg.add(1);
@@ -104,7 +99,7 @@ fn misuse_panics() {
 }
 
 #[test]
-fn barrier_rounds_with_one_leader_each() {
+fn every_round_of_a_barrier_has_one_leader() {
     let _w = watchdog();
     on_every(|| {
         const N: usize = 10;

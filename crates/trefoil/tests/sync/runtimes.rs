@@ -1,4 +1,4 @@
-//! Several of them at once, several runtimes, and goroutines that are left behind.
+//! Locks that several runtimes share, and waiters whose runtime has been dropped.
 
 use super::PROCS;
 use super::common::{MS, join_all, watchdog, yield_until};
@@ -7,9 +7,9 @@ use std::time::Duration;
 use trefoil::sync::{Condvar, Mutex, RwLock, Semaphore};
 use trefoil::{Runtime, debug, go};
 
-/// One mutex, one condition, two runtimes and threads: a queue of 2,000 numbers goes through.
+/// 2,000 numbers pass a queue under one mutex and one condition variable.
 #[test]
-fn two_runtimes_and_threads_share_everything() {
+fn two_runtimes_and_threads_share_locks_and_a_condvar() {
     let _w = watchdog();
     static QUEUE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
     static CHANGED: Condvar = Condvar::new();
@@ -47,22 +47,22 @@ fn two_runtimes_and_threads_share_everything() {
     }
 }
 
-/// A goroutine of a runtime of its own that waits like this for ever: the runtime is gone.
-fn left_behind(reason: &str, wait: impl FnOnce() + Send + 'static) {
+/// Starts a goroutine that waits for ever in a runtime of its own, and drops the runtime.
+fn orphan_a_waiter(reason: &str, wait: impl FnOnce() + Send + 'static) {
     let runtime = Runtime::builder().procs(1).build().unwrap();
     let _ = runtime.go(wait).unwrap();
     let shown = format!("[{reason}]:");
-    yield_until("it to wait", || runtime.run(|| debug::dump().contains(&shown)));
+    yield_until("the goroutine to wait", || runtime.run(|| debug::dump().contains(&shown)));
 }
 
-/// Who waits behind a goroutine of a runtime that was dropped is not forgotten, and what the dropped one
-/// would have been given is not lost.
+/// A waiter behind an orphaned goroutine is woken, and the lock, permit or notification that the
+/// orphaned goroutine would have received is not lost.
 #[test]
-fn goroutines_of_a_dropped_runtime_are_passed_over() {
+fn waiters_of_a_dropped_runtime_are_passed_over() {
     let _w = watchdog();
     let in_time = Duration::from_secs(20);
 
-    // Twice: the first time somebody waits behind it; then also in starvation mode.
+    // In normal mode, and in starvation mode.
     for starving in [false, true] {
         let mutex = Arc::new(Mutex::new(0));
         let held = mutex.lock();
@@ -70,57 +70,61 @@ fn goroutines_of_a_dropped_runtime_are_passed_over() {
             let m = m.clone();
             move || *m.lock() += 1
         };
-        left_behind("sync.Mutex.Lock", lock(&mutex));
+        orphan_a_waiter("sync.Mutex.Lock", lock(&mutex));
         if starving {
             std::thread::sleep(2 * MS);
         }
         let behind = std::thread::spawn({
             let mutex = mutex.clone();
-            move || *mutex.try_lock_for(in_time).expect("forgotten") += 10
+            move || *mutex.try_lock_for(in_time).expect("the waiter behind was not woken") += 10
         });
         std::thread::sleep(5 * MS);
-        left_behind("sync.Mutex.Lock", lock(&mutex));
+        orphan_a_waiter("sync.Mutex.Lock", lock(&mutex));
         drop(held);
         behind.join().unwrap();
-        assert_eq!(*mutex.try_lock_for(in_time).expect("locked by nobody"), 10);
-        assert_eq!(*mutex.try_lock_for(in_time).expect("locked by nobody"), 10);
+        assert_eq!(*mutex.try_lock_for(in_time).expect("the mutex stayed locked"), 10);
+        assert_eq!(*mutex.try_lock_for(in_time).expect("the mutex stayed locked"), 10);
     }
 
     let lock = Arc::new(RwLock::new(()));
     let held = lock.write();
     let l = lock.clone();
-    left_behind("sync.RWMutex.RLock", move || std::mem::forget(l.read()));
+    orphan_a_waiter("sync.RWMutex.RLock", move || std::mem::forget(l.read()));
     drop(held);
-    assert!(lock.try_write_for(in_time).is_some(), "a reader is inside");
+    assert!(lock.try_write_for(in_time).is_some(), "the lock was given to an orphaned reader");
     let held = lock.write();
     let l = lock.clone();
-    left_behind("sync.RWMutex.Lock", move || std::mem::forget(l.write()));
+    orphan_a_waiter("sync.RWMutex.Lock", move || std::mem::forget(l.write()));
     drop(held);
-    assert!(lock.try_read_for(in_time).is_some(), "a writer is inside");
+    assert!(lock.try_read_for(in_time).is_some(), "the lock was given to an orphaned writer");
 
     let semaphore = Arc::new(Semaphore::new(0));
     let s = semaphore.clone();
-    left_behind("semacquire", move || s.acquire_many(2).forget());
+    orphan_a_waiter("semacquire", move || s.acquire_many(2).forget());
     let s = semaphore.clone();
-    let behind =
-        std::thread::spawn(move || s.acquire_timeout(in_time).expect("forgotten").forget());
+    let behind = std::thread::spawn(move || {
+        s.acquire_timeout(in_time).expect("the waiter behind was not woken").forget()
+    });
     std::thread::sleep(2 * MS);
     semaphore.add_permits(1);
     behind.join().unwrap();
     semaphore.add_permits(1);
-    assert!(semaphore.try_acquire().is_some(), "a permit is gone");
+    assert!(semaphore.try_acquire().is_some(), "a permit was given to an orphaned goroutine");
     let s = semaphore.clone();
-    left_behind("semacquire", move || s.acquire_many(2).forget());
-    assert!(semaphore.acquire_timeout(in_time).is_some(), "waits behind nobody");
+    orphan_a_waiter("semacquire", move || s.acquire_many(2).forget());
+    assert!(semaphore.acquire_timeout(in_time).is_some(), "waits behind an orphaned goroutine");
 
     let pair = Arc::new((Mutex::new(0), Condvar::new()));
     let p = pair.clone();
-    left_behind("sync.Cond.Wait", move || p.1.wait(&mut p.0.lock()));
+    orphan_a_waiter("sync.Cond.Wait", move || p.1.wait(&mut p.0.lock()));
     let p = pair.clone();
     let behind = std::thread::spawn(move || {
         let mut guard = p.0.lock();
         *guard = 1;
-        assert!(!p.1.wait_for(&mut guard, in_time).timed_out(), "notified somebody else");
+        assert!(
+            !p.1.wait_for(&mut guard, in_time).timed_out(),
+            "the notification went to an orphaned goroutine"
+        );
     });
     while *pair.0.lock() == 0 {
         std::thread::sleep(MS);

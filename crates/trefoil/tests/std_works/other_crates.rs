@@ -1,22 +1,22 @@
-//! Locks and channels of other crates, which end in the same calls.
+//! Locks and channels of other crates, which use the same system calls.
 
 use super::common::{MS, TOO_LONG, watchdog};
-use super::{Started, pairs};
+use super::{Started, every_pair};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 #[test]
-fn parking_lot_locks() {
+fn parking_lot_locks_exclude_notify_and_time_out() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         let n = Arc::new((parking_lot::Mutex::new(0u64), parking_lot::Condvar::new()));
         let rw = Arc::new(parking_lot::RwLock::new((0u64, 0u64)));
         let all: Vec<_> = [a, b, a, b]
             .into_iter()
-            .map(|who| {
+            .map(|actor| {
                 let (n, rw) = (n.clone(), rw.clone());
-                who.start(move || {
+                actor.start(move || {
                     for i in 0..200 {
                         let mut n = n.0.lock();
                         let was = *n;
@@ -55,9 +55,9 @@ fn parking_lot_locks() {
 }
 
 #[test]
-fn crossbeam_and_flume() {
+fn crossbeam_and_flume_channels_pass_every_value_and_time_out() {
     let _w = watchdog();
-    pairs(|a, b| {
+    every_pair(|a, b| {
         for room in [0, 1, 16] {
             let (tx, rx) = crossbeam_channel::bounded(room);
             let (back, results) = crossbeam_channel::unbounded();
@@ -66,9 +66,12 @@ fn crossbeam_and_flume() {
                 let never = crossbeam_channel::never::<u32>();
                 loop {
                     crossbeam_channel::select! {
-                        recv(rx) -> i => match i { Ok(i) => back.send(i).unwrap(), Err(_) => break },
+                        recv(rx) -> i => {
+                            let Ok(i) = i else { break };
+                            back.send(i).unwrap();
+                        }
                         recv(never) -> _ => unreachable!(),
-                        default(TOO_LONG) => panic!("nothing came"),
+                        default(TOO_LONG) => panic!("no value arrived"),
                     }
                 }
             });

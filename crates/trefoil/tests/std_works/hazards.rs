@@ -1,6 +1,6 @@
-//! What one had better not do, and what happens then.
+//! Forks, signal handlers and panics among goroutines.
 
-use super::common::{Child, MS, in_child, runtime, watchdog};
+use super::common::{MS, child_test, runtime};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -10,14 +10,10 @@ use std::thread;
 use std::time::Instant;
 
 #[test]
-fn fork_in_a_goroutine() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("misuse::fork_in_a_goroutine").succeed();
-        return;
-    }
+fn a_child_forked_on_a_goroutine_may_close_sleep_and_write() {
+    child_test!();
     runtime(2).run(|| {
-        // Somebody who waits for a descriptor that the child closes, and load on the locks.
+        // A goroutine waits for a descriptor that the child closes; another one keeps locks busy.
         let (x, mut y) = UnixStream::pair().unwrap();
         let waiter = trefoil::go(move || {
             let mut buf = [0; 2];
@@ -35,7 +31,7 @@ fn fork_in_a_goroutine() {
         for _ in 0..10 {
             let (mut reader, writer) = io::pipe().unwrap();
             let fd = writer.as_raw_fd();
-            // SAFETY: the child makes only calls that are allowed there.
+            // SAFETY: the child makes async-signal-safe calls only.
             unsafe {
                 let pid = libc::fork();
                 if pid == 0 {
@@ -70,7 +66,7 @@ static HANDLER_FD: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn on_usr1(_: i32) {
     HANDLED.fetch_add(1, SeqCst);
-    // SAFETY: one byte; errno is put back.
+    // SAFETY: writes one byte; errno is restored.
     unsafe {
         let errno = *libc::__errno_location();
         libc::write(HANDLER_FD.load(SeqCst), b".".as_ptr().cast(), 1);
@@ -79,17 +75,12 @@ extern "C" fn on_usr1(_: i32) {
 }
 
 #[test]
-fn signals_under_load() {
-    let _w = watchdog();
-    if !in_child() {
-        Child::of("misuse::signals_under_load").succeed();
-        return;
-    }
+fn a_handler_that_writes_to_a_pipe_disturbs_no_goroutine() {
+    child_test!();
     runtime(2).run(|| {
-        // Nobody reads it: a handler finds it full, and must not park. (That would be the end of it in a thread too,
-        // but for the reader below.)
-        let (mut dots, full) = io::pipe().unwrap();
-        HANDLER_FD.store(full.as_raw_fd(), SeqCst);
+        // The handler must not park if the pipe is full. The reader below makes room.
+        let (mut dots, pipe) = io::pipe().unwrap();
+        HANDLER_FD.store(pipe.as_raw_fd(), SeqCst);
         // SAFETY: a handler that makes one call.
         unsafe { libc::signal(libc::SIGUSR1, on_usr1 as *const () as libc::sighandler_t) };
         let stop = Arc::new(AtomicBool::new(false));
@@ -129,7 +120,7 @@ fn signals_under_load() {
         let start = Instant::now();
         let mut sent = 0;
         while start.elapsed() < 300 * MS {
-            // SAFETY: a signal to ourselves.
+            // SAFETY: sends a signal to this process.
             unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
             sent += 1;
             thread::sleep(MS / 4);
@@ -145,44 +136,42 @@ fn signals_under_load() {
             .sum();
         // SAFETY: as above.
         unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
-        drop(full);
+        drop(pipe);
         let n = trefoil::blocking(|| reader.join().unwrap());
         assert!(
             n > 0 && n <= sent && HANDLED.load(SeqCst) == n && turns > 100,
-            "{n} {sent} {turns}"
+            "{n} bytes for {sent} signals, {turns} turns"
         );
     });
 }
 
 #[test]
-fn everybody_prints() {
-    let _w = watchdog();
-    if in_child() {
-        std::panic::set_hook(Box::new(|info| eprintln!("hook: {info}")));
-        runtime(4).run(|| {
-            let all: Vec<_> = (0..100)
-                .map(|i| {
-                    trefoil::go(move || {
-                        for j in 0..20 {
-                            println!("line {i}.{j} of all");
-                        }
-                        if i % 10 == 0 {
-                            panic!("on purpose {i}");
-                        }
-                    })
+fn lines_that_many_goroutines_print_stay_whole() {
+    child_test!(|child| {
+        let out = child.output();
+        assert!(out.status.success(), "{out:?}");
+        let (lines, errors) =
+            (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        let whole = |l: &&str| l.starts_with("line ") && l.ends_with(" of all");
+        // The harness's own output may share a line with the first one.
+        assert!(lines.lines().filter(whole).count() >= 1999, "{lines}");
+        assert_eq!(errors.matches("on purpose").count(), 10, "{errors}");
+    });
+    std::panic::set_hook(Box::new(|info| eprintln!("hook: {info}")));
+    runtime(4).run(|| {
+        let all: Vec<_> = (0..100)
+            .map(|i| {
+                trefoil::go(move || {
+                    for j in 0..20 {
+                        println!("line {i}.{j} of all");
+                    }
+                    if i % 10 == 0 {
+                        panic!("on purpose {i}");
+                    }
                 })
-                .collect();
-            let panics = all.into_iter().filter_map(|h| h.join().err()).count();
-            assert_eq!(panics, 10);
-        });
-        return;
-    }
-    let out = Child::of("misuse::everybody_prints").output();
-    assert!(out.status.success(), "{out:?}");
-    let (lines, errors) =
-        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    let whole = |l: &&str| l.starts_with("line ") && l.ends_with(" of all");
-    // The harness's own words may share a line with the first.
-    assert!(lines.lines().filter(whole).count() >= 1999, "{lines}");
-    assert_eq!(errors.matches("on purpose").count(), 10, "{errors}");
+            })
+            .collect();
+        let panics = all.into_iter().filter_map(|h| h.join().err()).count();
+        assert_eq!(panics, 10);
+    });
 }

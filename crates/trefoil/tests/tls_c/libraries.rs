@@ -1,0 +1,245 @@
+//! Libraries with thread-local variables that are loaded while goroutines run.
+
+use crate::common::crowd::{PROCS, crowd, joined, on_goroutines, yields};
+use crate::setuid_or_static_tls;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use trefoil::{go, yield_now};
+
+const SOURCE: &str = r#"
+__thread int with_image __attribute__((tls_model(MODEL))) = 42;
+__thread long zeroed[8] __attribute__((tls_model(MODEL)));
+int value(void) { return with_image; }
+void set(int v) { with_image = v; zeroed[7] = v; }
+long zero(void) { return zeroed[0] + zeroed[7]; }
+/* The C shape of two accesses around a park. */
+int bump_twice(void (*park)(void)) { with_image++; park(); with_image++; return with_image; }
+"#;
+
+/// Compiles [`SOURCE`] for a TLS model. Prints a line and returns `None` without a compiler.
+fn library(dir: &Path, name: &str, model: &str) -> Option<CString> {
+    let (source, out) = (dir.join(format!("{name}.c")), dir.join(format!("lib{name}.so")));
+    std::fs::write(&source, SOURCE).unwrap();
+    let cc = Command::new("cc")
+        .args(["-O2", "-fPIC", "-shared", &format!("-DMODEL=\"{model}\""), "-o"])
+        .args([&out, &source])
+        .output();
+    match cc {
+        Err(e) => {
+            println!("skipped: no C compiler ({e})");
+            None
+        }
+        Ok(cc) => {
+            assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+            Some(CString::new(out.to_str().unwrap()).unwrap())
+        }
+    }
+}
+
+/// A temporary folder that is removed when it is dropped.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let dir = std::env::temp_dir().join(format!("trefoil-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Scratch(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The functions of one loaded library.
+#[derive(Clone, Copy)]
+struct Lib {
+    handle: usize,
+    value: Value42,
+    set: Set,
+    zero: Zero,
+    bump_twice: BumpTwice,
+}
+
+type Value42 = extern "C" fn() -> c_int;
+
+type Set = extern "C" fn(c_int);
+
+type Zero = extern "C" fn() -> libc::c_long;
+
+type BumpTwice = extern "C" fn(extern "C" fn()) -> c_int;
+
+impl Lib {
+    fn open(file: &CStr) -> Lib {
+        // SAFETY: the library has no constructors, and the functions have these types.
+        unsafe {
+            let handle = libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            assert!(!handle.is_null(), "{:?}", CStr::from_ptr(libc::dlerror()));
+            let symbol = |name: &CStr| {
+                let at = libc::dlsym(handle, name.as_ptr());
+                assert_ne!(at, null_mut());
+                at
+            };
+            Lib {
+                handle: handle as usize,
+                value: std::mem::transmute::<*mut c_void, Value42>(symbol(c"value")),
+                set: std::mem::transmute::<*mut c_void, Set>(symbol(c"set")),
+                zero: std::mem::transmute::<*mut c_void, Zero>(symbol(c"zero")),
+                bump_twice: std::mem::transmute::<*mut c_void, BumpTwice>(symbol(c"bump_twice")),
+            }
+        }
+    }
+
+    fn close(self) {
+        // SAFETY: the library is no longer called.
+        assert_eq!(unsafe { libc::dlclose(self.handle as *mut c_void) }, 0);
+    }
+
+    /// Checks that a goroutine that has not used the library sees initial values and keeps its own.
+    fn check(self, mine: c_int) {
+        extern "C" fn park() {
+            joined(go(|| yields(2)));
+        }
+        assert_eq!((self.value)(), 42, "the initial value");
+        assert_eq!((self.zero)(), 0);
+        assert_eq!((self.bump_twice)(park), 44);
+        yield_now();
+        (self.set)(mine);
+        yields(3);
+        assert_eq!((self.value)(), mine);
+        assert_eq!((self.zero)(), mine.into());
+    }
+}
+
+/// Where a library is loaded.
+#[derive(Debug, PartialEq)]
+enum Loader {
+    Goroutine,
+    Thread,
+}
+
+/// Uses a library on goroutines that live when it is loaded and on later ones.
+fn dlopen_with(model: &str, loader: &Loader) {
+    const OLD: usize = 300;
+    let scratch = Scratch::new(&format!("{model}-{loader:?}"));
+    let Some(file) = library(&scratch.0, "one", model) else { return };
+    on_goroutines(|| {
+        // Loaded, unloaded and loaded again: the place in the static block is reused.
+        for round in 0..4 {
+            let loaded = Arc::new(std::sync::OnceLock::<Lib>::new());
+            let alive = Arc::new(AtomicUsize::new(0));
+            let (l, a) = (loaded.clone(), alive.clone());
+            let old = crowd(OLD, move |i| {
+                a.fetch_add(1, SeqCst);
+                let lib = loop {
+                    match l.get() {
+                        Some(lib) => break *lib,
+                        None => yield_now(),
+                    }
+                };
+                lib.check(i as c_int + 1000);
+            });
+            while alive.load(SeqCst) < OLD {
+                yield_now();
+            }
+            let lib = if *loader == Loader::Goroutine {
+                let file = file.clone();
+                joined(go(move || Lib::open(&file)))
+            } else {
+                thread::scope(|s| s.spawn(|| Lib::open(&file)).join().unwrap())
+            };
+            assert!(loaded.set(lib).is_ok());
+            old.into_iter().for_each(joined);
+            // On the stacks of the old goroutines and on new stacks.
+            let new = crowd(2 * OLD, move |i| lib.check(i as c_int + 5000));
+            new.into_iter().for_each(joined);
+            thread::spawn(move || lib.check(round)).join().unwrap();
+            lib.close();
+        }
+    });
+}
+
+#[test]
+fn libraries_with_general_dynamic_tls_load_beside_goroutines() {
+    dlopen_with("global-dynamic", &Loader::Goroutine);
+    dlopen_with("global-dynamic", &Loader::Thread);
+}
+
+#[test]
+fn libraries_with_initial_exec_tls_load_beside_goroutines() {
+    let _lock = setuid_or_static_tls();
+    dlopen_with("initial-exec", &Loader::Goroutine);
+    dlopen_with("initial-exec", &Loader::Thread);
+}
+
+/// glibc enlarges a DTV at about the fifteenth library with TLS: in every goroutine, when it first
+/// accesses a later one.
+#[test]
+fn forty_libraries_with_tls_load_beside_goroutines() {
+    let scratch = Scratch::new("many");
+    let mut files = Vec::new();
+    for i in 0..40 {
+        match library(&scratch.0, &format!("n{i}"), "global-dynamic") {
+            Some(file) => files.push(file),
+            None => return,
+        }
+    }
+    on_goroutines(|| {
+        let ready = Arc::new(std::sync::OnceLock::<Vec<Lib>>::new());
+        let r = ready.clone();
+        let old = crowd(50, move |i| {
+            let libs = loop {
+                match r.get() {
+                    Some(libs) => break libs.clone(),
+                    None => yield_now(),
+                }
+            };
+            // Some goroutines use only a few libraries.
+            for (n, lib) in libs.iter().enumerate().skip(i % 30) {
+                lib.check((100 * i + n) as c_int);
+            }
+        });
+        let libs: Vec<Lib> = files.iter().map(|f| Lib::open(f)).collect();
+        assert!(ready.set(libs.clone()).is_ok());
+        old.into_iter().for_each(joined);
+        let l = libs.clone();
+        let new = crowd(100, move |i| l.iter().skip(i % 35).for_each(|lib| lib.check(i as c_int)));
+        new.into_iter().for_each(joined);
+        libs.into_iter().for_each(Lib::close);
+        // Without the libraries.
+        crowd(100, |_| yields(2)).into_iter().for_each(joined);
+    });
+}
+
+/// Several goroutines load and unload at once: a reader of the loader's list finds modules there
+/// that another thread is unmapping. Reading them crashed one in ten runs of these tests.
+///
+/// No initial-exec libraries: glibc leaks the place of those that are not closed in reverse order.
+#[test]
+fn goroutines_load_and_unload_libraries_at_once() {
+    let scratch = Scratch::new("traffic");
+    let mut files = Vec::new();
+    for i in 0..PROCS {
+        match library(&scratch.0, &format!("t{i}"), "global-dynamic") {
+            Some(file) => files.push(file),
+            None => return,
+        }
+    }
+    on_goroutines(|| {
+        let handles = crowd(files.len(), move |i| {
+            for round in 0..300 {
+                let lib = Lib::open(&files[i]);
+                joined(go(move || lib.check(round)));
+                lib.close();
+            }
+        });
+        handles.into_iter().for_each(joined);
+    });
+}
