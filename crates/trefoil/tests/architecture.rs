@@ -143,17 +143,23 @@ fn every_import_leads_to_a_lower_floor() {
     sources(&src, &mut files);
     assert!(files.len() > 100, "only {} files below {}", files.len(), src.display());
 
+    let texts = files.iter().map(|file| std::fs::read_to_string(file).unwrap());
+    let texts: Vec<_> = texts.collect();
+    // A macro has no floor.
+    let is_macro =
+        |name: &str| texts.iter().any(|t| t.contains(&format!("macro_rules! {name} {{")));
+
     let mut breaks = String::new();
-    for file in files {
+    for (file, text) in files.iter().zip(&texts) {
         let name = file.strip_prefix(&src).unwrap().with_extension("");
         let name = name.to_str().unwrap().trim_end_matches("/mod");
         let module = floors.module_of(name);
         let Some(from) = floors.0.get(module) else {
             panic!("{name}.rs has no floor in ARCHITECTURE.md");
         };
-        for import in imports(&code(&std::fs::read_to_string(&file).unwrap())) {
+        for import in imports(&code(text)) {
             let target = floors.module_of(&import);
-            if target == module {
+            if target == module || is_macro(target) {
                 continue;
             }
             match floors.0.get(target) {
@@ -189,7 +195,7 @@ fn files_and_functions_named_in_the_architecture_exist() {
         if !is_path || path.contains(['{', ' ', '$']) {
             continue;
         }
-        let file = [src(), root.clone()].map(|base| base.join(path));
+        let file = [src(), src().join("sched"), root.clone()].map(|base| base.join(path));
         let Some(file) = file.iter().find(|file| file.exists()) else {
             panic!("ARCHITECTURE.md names {path}, which does not exist");
         };
