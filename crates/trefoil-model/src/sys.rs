@@ -4,6 +4,24 @@ pub(crate) mod lock {
     pub(crate) use crate::shim::Lock;
 }
 
+pub(crate) mod free_list {
+    //! The models reuse no timer slots.
+
+    use std::marker::PhantomData;
+
+    pub(crate) struct FreeLink<T>(PhantomData<fn(T)>);
+
+    impl<T> FreeLink<T> {
+        pub(crate) fn new() -> FreeLink<T> {
+            FreeLink(PhantomData)
+        }
+    }
+
+    pub(crate) trait Reusable: Sized {
+        fn free_link(&self) -> &FreeLink<Self>;
+    }
+}
+
 pub(crate) mod futex {
     pub(crate) use crate::shim::{futex_wait, futex_wake};
 }

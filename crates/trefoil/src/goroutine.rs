@@ -2,9 +2,10 @@
 
 use crate::join_handle::{Join, JoinHandle};
 use crate::runtime::{self, PanicMode};
+use crate::sched::calls;
+use crate::sched::current_g;
 use crate::sched::g::G;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
-use crate::sched::{Rt, current_g, switch};
 use std::io;
 use std::panic::Location;
 
@@ -181,9 +182,8 @@ impl Builder {
 /// ```
 #[inline]
 pub fn yield_now() {
-    match Rt::enter() {
-        Some(rt) => switch::yield_now(rt).leave(),
-        None => std::thread::yield_now(),
+    if !calls::yield_now() {
+        std::thread::yield_now();
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::join_handle::{Join, JoinHandle};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
-use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, current_g};
+use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, calls};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
 use std::fmt;
@@ -459,11 +459,7 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
 
 /// Returns the caller's runtime, or the default runtime on a plain thread.
 pub(crate) fn current_sched() -> io::Result<&'static Sched> {
-    match current_g() {
-        // SAFETY: a goroutine that runs keeps its runtime alive.
-        Some(g) => Ok(unsafe { &*g.sched.get() }),
-        None => default_sched(),
-    }
+    calls::current_sched().map_or_else(default_sched, Ok)
 }
 
 /// Calls `f` with the caller's runtime, or with the default runtime on a plain thread.

@@ -6,9 +6,9 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::{Child, child_test, runtime, test_name, watchdog, yield_until};
+use common::{Child, child_test, runtime, test_name, yield_until};
 #[cfg(feature = "std")]
-use common::{flag, once_in_five, same};
+use common::{flag, once_in_five, same, watchdog};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use sockets::{MS, at_each, fill, listen, past, soon, tcp_pair};

@@ -5,11 +5,8 @@
 
 use crate::sched::m::Rt;
 use crate::sched::monitor::handoff;
-#[cfg(feature = "std")]
 use crate::sched::wait::{self, reason::WaitReason};
-#[cfg(feature = "std")]
 use crate::sched::{Sched, current_g, switch};
-#[cfg(feature = "std")]
 use crate::sys::clock::{LATEST, Nanos};
 
 /// Calls `f`, which blocks its thread. On a goroutine another thread gets the P before the call,
@@ -35,7 +32,6 @@ pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the runtime of the calling goroutine; None on a plain thread.
-#[cfg(feature = "std")]
 pub(crate) fn current_sched() -> Option<&'static Sched> {
     // SAFETY: a goroutine that runs keeps its runtime alive.
     current_g().map(|g| unsafe { &*g.sched.get() })
@@ -44,18 +40,17 @@ pub(crate) fn current_sched() -> Option<&'static Sched> {
 /// Parks the goroutine, or blocks the plain thread, until `deadline`, and at the latest until
 /// [`LATEST`]. So a sleep without a deadline has one and is no deadlock: a signal may be what the
 /// program waits for.
-#[cfg(feature = "std")]
 pub(crate) fn sleep_until(deadline: Nanos) {
     // No waker has this wait: only its deadline ends it.
     wait::wait(WaitReason::Sleep, deadline.min(LATEST), |_| true);
 }
 
-/// Lets other goroutines run. Does nothing on a plain thread.
-#[cfg(feature = "std")]
-pub(crate) fn yield_now() {
-    if let Some(rt) = Rt::enter() {
-        switch::yield_now(rt).leave();
-    }
+/// Lets other goroutines run. Returns false on a plain thread, where it does nothing.
+#[inline]
+pub(crate) fn yield_now() -> bool {
+    let Some(rt) = Rt::enter() else { return false };
+    switch::yield_now(rt).leave();
+    true
 }
 
 /// Whether goroutines were queued when a goroutine yielded.

@@ -53,7 +53,7 @@ use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
 use crate::sys::epoll::PollSlot;
-use crate::sys::lock::Lock;
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::parker::Parker;
 use crate::sys::thread;
 use std::cell::{Cell, UnsafeCell};
@@ -119,8 +119,10 @@ pub(crate) struct M {
     pub(crate) polling: PollSlot,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
-    /// The next M in the list of idle or locked Ms, or in `UNUSED_MS`.
+    /// The next M in the list of idle or locked Ms.
     pub(crate) idle_link: Cell<Option<&'static M>>,
+    /// Its place in `UNUSED_MS`.
+    free_link: FreeLink<M>,
     /// It is in the list of idle Ms or of locked Ms.
     pub(crate) listed: Cell<bool>,
     /// Its place in the list of Ms without a P (`monitor/handoff.rs`).
@@ -158,20 +160,18 @@ pub(crate) enum UnfinishedSwitch {
 }
 
 /// Ms whose thread has ended (invariant 2).
-static UNUSED_MS: Lock<Option<&'static M>> = Lock::new(None);
+static UNUSED_MS: FreeList<M> = FreeList::new();
+
+impl Reusable for M {
+    fn free_link(&self) -> &FreeLink<M> {
+        &self.free_link
+    }
+}
 
 impl M {
     /// Takes an unused M, or makes one.
     fn new(sched: &Arc<Sched>, id: u32) -> &'static M {
-        let unused = {
-            let mut unused = UNUSED_MS.lock();
-            let m = *unused;
-            if let Some(m) = m {
-                *unused = m.idle_link.take();
-            }
-            m
-        };
-        let m = unused.unwrap_or_else(|| Box::leak(Box::new(M::blank())));
+        let m = UNUSED_MS.pop_or_leak(M::blank);
         m.reset();
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
@@ -203,6 +203,7 @@ impl M {
             polling: PollSlot::new(),
             handed: Cell::new(None),
             idle_link: Cell::new(None),
+            free_link: FreeLink::new(),
             listed: Cell::new(false),
             without_p: handoff::WithoutP::new(),
             locked: Cell::new(None),
@@ -294,9 +295,7 @@ impl M {
     /// The thread has ended, or was not started: a later thread may use this M.
     fn put_unused(&'static self) {
         self.tid.store(0, Ordering::Relaxed);
-        let mut unused = UNUSED_MS.lock();
-        self.idle_link.set(unused.take());
-        *unused = Some(self);
+        UNUSED_MS.push(self);
     }
 
     fn thread_main(&'static self) {

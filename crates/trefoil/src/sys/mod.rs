@@ -9,7 +9,6 @@ pub(crate) mod env;
 pub(crate) mod epoll;
 #[cfg(feature = "std")]
 pub(crate) mod frame_waiter;
-#[allow(dead_code)] // for the free lists of `sched` and `time`
 pub(crate) mod free_list;
 pub(crate) mod futex;
 pub(crate) mod lock;

@@ -43,9 +43,8 @@ pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};
 use crate::goroutine::go;
-use crate::sched::wait;
-use crate::sched::wait::reason::WaitReason;
-use crate::sys::clock::{self, LATEST, Nanos};
+use crate::sched::calls;
+use crate::sys::clock;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -68,7 +67,7 @@ use std::time::{Duration, Instant};
 /// ```
 pub fn sleep(d: Duration) {
     if !d.is_zero() {
-        sleep_until_nanos(clock::after(d));
+        calls::sleep_until(clock::after(d));
     }
 }
 
@@ -95,16 +94,8 @@ pub fn sleep(d: Duration) {
 /// ```
 pub fn sleep_until(deadline: Instant) {
     if deadline > Instant::now() {
-        sleep_until_nanos(clock::at(deadline));
+        calls::sleep_until(clock::at(deadline));
     }
-}
-
-/// Parks the goroutine, or blocks the plain thread, until `when`. An endless sleep (for example
-/// `poll` without descriptors) ends at [`LATEST`], so that it is no deadlock: the program may wait
-/// for a signal.
-pub(crate) fn sleep_until_nanos(when: Nanos) {
-    // The waiter is stored nowhere, so only the deadline ends the wait.
-    wait::wait(WaitReason::Sleep, when.min(LATEST), |_| true);
 }
 
 /// Runs `f` in a goroutine of its own, and waits for its value at most for `d`.

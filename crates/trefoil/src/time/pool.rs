@@ -11,8 +11,7 @@
 
 use super::slot::{TimerSlot, inside};
 use crate::sched::Rt;
-use crate::sys::lock::Lock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::sys::free_list::FreeList;
 
 /// Number of shards. With more Ps, several Ps share one.
 const SHARDS: usize = 16;
@@ -20,44 +19,15 @@ const SHARDS: usize = 16;
 /// Aligned to two cache lines, so that shards do not share any.
 #[repr(align(128))]
 struct PoolShard {
-    free: TimerSlotList,
-    fired: TimerSlotList,
+    free: FreeList<TimerSlot>,
+    fired: FreeList<TimerSlot>,
 }
 
 static ALL: [PoolShard; SHARDS] =
-    [const { PoolShard { free: TimerSlotList::new(), fired: TimerSlotList::new() } }; SHARDS];
+    [const { PoolShard { free: FreeList::new(), fired: FreeList::new() } }; SHARDS];
 
 fn shard(here: Option<Rt>) -> &'static PoolShard {
     &ALL[here.map_or(0, |rt| rt.p_id() as usize % SHARDS)]
-}
-
-struct TimerSlotList {
-    head: Lock<Option<&'static TimerSlot>>,
-    /// Whether the list has a slot. Written under the lock, and read without it.
-    any: AtomicBool,
-}
-
-impl TimerSlotList {
-    const fn new() -> TimerSlotList {
-        TimerSlotList { head: Lock::new(None), any: AtomicBool::new(false) }
-    }
-
-    fn push(&self, slot: &'static TimerSlot) {
-        let mut head = self.head.lock();
-        slot.set_next(head.replace(slot));
-        self.any.store(true, Ordering::Relaxed);
-    }
-
-    fn pop(&self) -> Option<&'static TimerSlot> {
-        if !self.any.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut head = self.head.lock();
-        let slot = (*head)?;
-        *head = slot.set_next(None);
-        self.any.store(head.is_some(), Ordering::Relaxed);
-        Some(slot)
-    }
 }
 
 /// Takes a slot, or makes one.

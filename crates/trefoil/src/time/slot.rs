@@ -23,6 +23,7 @@ use crate::runtime::with_sched;
 use crate::sched::wait::timers::TimerCallback;
 use crate::sched::{Rt, RuntimeId, Sched, goroutine::spawn, wait};
 use crate::sys::clock::{NEVER, Nanos};
+use crate::sys::free_list::{FreeLink, Reusable};
 use crate::sys::lock::Lock;
 use std::ops::DerefMut;
 use std::panic::Location;
@@ -75,8 +76,6 @@ struct SlotState {
     when: Nanos,
     /// See invariant 4.
     queued: Option<(RuntimeId, Nanos)>,
-    /// The next slot in a list of the pool.
-    next: Option<&'static TimerSlot>,
 }
 
 /// See the head of the file.
@@ -84,6 +83,14 @@ pub(super) struct TimerSlot {
     /// The number of the valid entry. Written under the lock.
     number: AtomicU64,
     state: Lock<SlotState>,
+    /// Its place in a list of the pool.
+    free_link: FreeLink<TimerSlot>,
+}
+
+impl Reusable for TimerSlot {
+    fn free_link(&self) -> &FreeLink<TimerSlot> {
+        &self.free_link
+    }
 }
 
 /// Calls `f` inside the runtime (invariant 2). On a plain thread `f` gets None.
@@ -115,8 +122,8 @@ impl TimerSlot {
                 period: 0,
                 when: NEVER,
                 queued: None,
-                next: None,
             }),
+            free_link: FreeLink::new(),
         }
     }
 
@@ -160,11 +167,6 @@ impl TimerSlot {
             state.owner = owner;
             self.arm(here, sched, state, when, period);
         });
-    }
-
-    /// Links the slot into a list of the pool, and returns the slot that followed before.
-    pub(super) fn set_next(&self, next: Option<&'static TimerSlot>) -> Option<&'static TimerSlot> {
-        std::mem::replace(&mut self.state.lock().next, next)
     }
 
     /// Leaves the slot to its setting: it stays in use until it has fired.

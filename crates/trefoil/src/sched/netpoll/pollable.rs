@@ -24,11 +24,10 @@ use crate::sched::wait::list::{Batch, List, Node, WaitResult, inside};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Event;
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::lock::Lock;
-use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::null;
 #[cfg(feature = "std")]
 use std::ptr::null_mut;
 #[cfg(feature = "std")]
@@ -91,7 +90,7 @@ pub(crate) struct Pollable {
     shard: AtomicU64,
     inner: Lock<PollableState>,
     /// The next entry in the free list. Under its lock.
-    next_free: UnsafeCell<*const Pollable>,
+    free_link: FreeLink<Pollable>,
     /// It is in [`DEFERRED`].
     #[cfg(feature = "std")]
     is_deferred: AtomicBool,
@@ -114,8 +113,11 @@ pub(crate) enum Interrupt {
     Retry,
 }
 
-// SAFETY: `next_free` is guarded by the lock of `FREE`.
-unsafe impl Sync for Pollable {}
+impl Reusable for Pollable {
+    fn free_link(&self) -> &FreeLink<Pollable> {
+        &self.free_link
+    }
+}
 
 /// What the lock of a Pollable guards.
 struct PollableState {
@@ -145,10 +147,8 @@ impl DirectionState {
     }
 }
 
-struct FreePollables(*const Pollable);
-// SAFETY: no other thread refers to the Pollables in the list.
-unsafe impl Send for FreePollables {}
-static FREE: Lock<FreePollables> = Lock::new(FreePollables(null()));
+/// Pollables without a descriptor.
+static FREE: FreeList<Pollable> = FreeList::new();
 
 /// Life: allocation, reuse, events.
 impl Pollable {
@@ -156,17 +156,11 @@ impl Pollable {
     /// called inside the runtime.
     pub(crate) fn new() -> &'static Pollable {
         loop {
-            {
-                let mut free = FREE.lock();
-                // SAFETY: null, or a Pollable in the list, which is never freed.
-                if let Some(first) = unsafe { free.0.as_ref() } {
-                    // SAFETY: under the list's lock.
-                    free.0 = unsafe { *first.next_free.get() };
-                    return first;
-                }
+            if let Some(free) = FREE.pop() {
+                return free;
             }
             let slab: Vec<Pollable> = (0..SLAB_POLLABLES).map(|_| Pollable::unused()).collect();
-            slab.leak().iter().for_each(Pollable::push_free);
+            slab.leak().iter().for_each(|pollable| FREE.push(pollable));
         }
     }
 
@@ -181,19 +175,12 @@ impl Pollable {
                 #[cfg(feature = "std")]
                 armed: [0; 2],
             }),
-            next_free: UnsafeCell::new(null()),
+            free_link: FreeLink::new(),
             #[cfg(feature = "std")]
             is_deferred: AtomicBool::new(false),
             #[cfg(feature = "std")]
             next_deferred: AtomicPtr::new(null_mut()),
         }
-    }
-
-    fn push_free(&'static self) {
-        let mut free = FREE.lock();
-        // SAFETY: under the list's lock.
-        unsafe { *self.next_free.get() = free.0 };
-        free.0 = self;
     }
 
     /// Ends this generation. The descriptor is closed, or its owner is about to close it, and no
@@ -213,7 +200,7 @@ impl Pollable {
                 Ordering::Relaxed,
             );
         }
-        self.push_free();
+        FREE.push(self);
     }
 
     /// Returns the data for its events: its address and its tag.

@@ -27,11 +27,11 @@ use crate::sched::netpoll::pollable::{POINTER_BITS, Pollable, RETRY};
 use crate::sched::wait::list::Batch;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::epoll::{self, Epoll};
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::lock::Lock;
 use std::io;
-use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Epoll instances per runtime: one bit each in `Poller::blocked`. More Ps than these share them.
 const SHARDS: usize = 16;
@@ -41,8 +41,8 @@ pub(crate) struct Poller {
     shards: [Shard; SHARDS],
     /// The sysmon of the same runtime.
     sysmon: OnceLock<&'static Sysmon>,
-    /// The next entry in [`UNUSED`]. Under its lock.
-    next_unused: AtomicPtr<Poller>,
+    /// Its place in [`UNUSED`].
+    free_link: FreeLink<Poller>,
     /// Held while a shard is opened.
     opening: Lock<()>,
     /// The shards in which the idle poller is blocked, one bit each. No other M needs to poll them.
@@ -124,26 +124,24 @@ impl Shard {
 }
 
 /// Pollers that no runtime uses.
-static UNUSED: Lock<AtomicPtr<Poller>> = Lock::new(AtomicPtr::new(null_mut()));
+static UNUSED: FreeList<Poller> = FreeList::new();
+
+impl Reusable for Poller {
+    fn free_link(&self) -> &FreeLink<Poller> {
+        &self.free_link
+    }
+}
 
 impl Poller {
     /// Returns a poller for a new runtime: an unused one, or a new one.
     pub(crate) fn take() -> &'static Poller {
-        {
-            let unused = UNUSED.lock();
-            // SAFETY: null, or a Poller, which is never freed.
-            if let Some(first) = unsafe { unused.load(Ordering::Relaxed).as_ref() } {
-                unused.store(first.next_unused.load(Ordering::Relaxed), Ordering::Relaxed);
-                return first;
-            }
-        }
-        Box::leak(Box::new(Poller {
+        UNUSED.pop_or_leak(|| Poller {
             shards: std::array::from_fn(|_| Shard::new()),
             sysmon: OnceLock::new(),
-            next_unused: AtomicPtr::default(),
+            free_link: FreeLink::new(),
             opening: Lock::new(()),
             blocked: AtomicU32::new(0),
-        }))
+        })
     }
 
     /// Returns the poller's sysmon, in the state that it has before its thread starts.
@@ -163,9 +161,7 @@ impl Poller {
             shard.last_poll.store(0, Ordering::Relaxed);
             shard.generation.fetch_add(1, Ordering::Relaxed);
         }
-        let unused = UNUSED.lock();
-        self.next_unused.store(unused.load(Ordering::Relaxed), Ordering::Relaxed);
-        unused.store(std::ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
+        UNUSED.push(self);
     }
 
     /// Returns the number of goroutines that wait for a descriptor.

@@ -10,9 +10,9 @@
 //! Invariant 1: `waits` is odd exactly while the thread waits without a deadline. Only the thread
 //! itself writes it.
 
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::lock::Lock;
 use crate::sys::parker::Parker;
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the head of the file.
@@ -23,29 +23,30 @@ pub(super) struct ThreadWaiter {
     pub(super) claim: AtomicU64,
     /// The number of begins and ends of waits without a deadline (invariant 1).
     waits: AtomicU64,
-    /// The next entry in [`UNUSED`]. Under its lock.
-    next_unused: Cell<Option<&'static ThreadWaiter>>,
+    /// Its place in [`UNUSED`].
+    free_link: FreeLink<ThreadWaiter>,
     /// The next entry in [`ALL`]. Never changes.
     next: Option<&'static ThreadWaiter>,
 }
 
-// SAFETY: `next_unused` is guarded by the lock of `UNUSED`.
-unsafe impl Sync for ThreadWaiter {}
+impl Reusable for ThreadWaiter {
+    fn free_link(&self) -> &FreeLink<ThreadWaiter> {
+        &self.free_link
+    }
+}
 
 /// Every `ThreadWaiter` that was ever made.
 static ALL: Lock<Option<&'static ThreadWaiter>> = Lock::new(None);
 
 /// Those whose threads have ended.
-static UNUSED: Lock<Option<&'static ThreadWaiter>> = Lock::new(None);
+static UNUSED: FreeList<ThreadWaiter> = FreeList::new();
 
 /// Gives the `ThreadWaiter` back when its thread ends.
 struct ThreadWaiterHandle(&'static ThreadWaiter);
 
 impl Drop for ThreadWaiterHandle {
     fn drop(&mut self) {
-        let mut unused = UNUSED.lock();
-        self.0.next_unused.set(unused.take());
-        *unused = Some(self.0);
+        UNUSED.push(self.0);
     }
 }
 
@@ -56,20 +57,12 @@ thread_local! {
 impl ThreadWaiter {
     /// Returns an unused one, or a new one.
     fn take() -> &'static ThreadWaiter {
-        let reused = {
-            let mut unused = UNUSED.lock();
-            let first = *unused;
-            if let Some(first) = first {
-                *unused = first.next_unused.take();
-            }
-            first
-        };
-        reused.unwrap_or_else(|| {
+        UNUSED.pop().unwrap_or_else(|| {
             let new = Box::leak(Box::new(ThreadWaiter {
                 parker: Parker::new(),
                 claim: AtomicU64::new(super::OPEN),
                 waits: AtomicU64::new(0),
-                next_unused: Cell::new(None),
+                free_link: FreeLink::new(),
                 next: None,
             }));
             let mut all = ALL.lock();
