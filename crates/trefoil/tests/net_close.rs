@@ -6,7 +6,7 @@ mod common;
 #[path = "common/sockets.rs"]
 mod sockets;
 
-use common::yield_until;
+use common::{child_test, yield_until};
 use sockets::{at_each, listen, tcp_pair};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -271,5 +271,22 @@ fn a_borrow_that_races_with_close_keeps_its_file() {
             closer.join().unwrap().unwrap();
             assert_eq!(identity(fd), before);
         }
+    });
+}
+
+#[test]
+fn close_ends_a_pipe_when_no_descriptor_is_left() {
+    child_test!();
+    common::runtime(1).run(|| {
+        let (mut reader, writer) = pipe().unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads and writes one local rlimit.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        limit.rlim_cur = limit.rlim_cur.min(256);
+        // SAFETY: as above.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        let all: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        writer.close().unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0, "{} files are open", all.len());
     });
 }

@@ -7,12 +7,14 @@
 //! # Closing
 //! `close` takes `&self`. It fails waiting and later calls, and the last call that leaves then
 //! *releases* the connection:
-//! - If safe code cannot hold the descriptor (`as_fd` was never called), a new unconnected socket
-//!   takes its number (`dup3`). To the kernel that is a `close` of the old file: the peer sees
-//!   end-of-file, ports and names become free, duplicates stay open.
+//! - If safe code cannot hold the descriptor (`as_fd` was never called), an unconnected socket takes
+//!   its number (`dup3`). To the kernel that is a `close` of the old file: the peer sees
+//!   end-of-file, ports and abstract names become free, duplicates stay open. One such socket
+//!   serves the whole process; the first `Fd` opens it, so `close` needs no free descriptor.
 //! - Otherwise the file must stay where it is, because a [`BorrowedFd`] of it may exist. `shutdown`
 //!   then ends both directions, for duplicates too. It has no effect on pipes. The same happens if
-//!   no descriptor is left for the new socket.
+//!   the process could not open the unconnected socket, or may not use the number any more
+//!   (`RLIMIT_NOFILE`).
 //!
 //! The number itself belongs to the `Fd` until it is dropped.
 //!
@@ -32,8 +34,8 @@
 //! pipes, and keeps the addresses of UDP and Unix sockets in use.
 
 use crate::context::ContextError;
-use crate::goroutine::yield_now;
 use crate::runtime;
+use crate::sched::calls;
 use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
 use crate::sys::clock::{self, NEVER, Nanos};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -41,12 +43,16 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
 const RELEASING: u64 = 1 << 62;
 const BORROWED: u64 = 1 << 61;
+
+/// How often `as_fd` checks whether a concurrent `close` has replaced the file.
+const RELEASE_POLL: Duration = Duration::from_micros(100);
 
 /// See the head of the file.
 pub(crate) struct Fd {
@@ -59,6 +65,22 @@ pub(crate) struct Fd {
     /// Number of guards whose context's deadline has passed.
     late_contexts: AtomicU32,
     pollable: &'static Pollable,
+}
+
+/// The socket that takes the place of closed ones. Empty if the process could not open it yet.
+static UNCONNECTED: OnceLock<Socket> = OnceLock::new();
+
+/// Opens [`UNCONNECTED`], in the first address family that the process may use.
+#[cold]
+fn open_unconnected_slow() {
+    let families = [Domain::UNIX, Domain::IPV4, Domain::IPV6];
+    let mut sockets = families.iter().map(|&family| Socket::new(family, Type::STREAM, None));
+    if let Some(Ok(socket)) = sockets.find(Result::is_ok)
+        && socket.set_nonblocking(true).is_ok()
+    {
+        // Another thread may have been faster; then this socket is closed.
+        let _ = UNCONNECTED.set(socket);
+    }
 }
 
 /// Returns the error of a call on a closed descriptor.
@@ -93,6 +115,9 @@ impl Drop for ActiveCall<'_> {
 impl Fd {
     /// Takes over a descriptor, which must be non-blocking already.
     pub(crate) fn new(fd: OwnedFd) -> Fd {
+        if UNCONNECTED.get().is_none() {
+            open_unconnected_slow();
+        }
         Fd {
             raw: fd.into_raw_fd(),
             state: AtomicU64::new(0),
@@ -132,7 +157,8 @@ impl Fd {
             state = self.state.fetch_or(BORROWED, Ordering::Acquire);
         }
         while state & RELEASING != 0 {
-            yield_now();
+            // The kernel may take as long as `SO_LINGER` says.
+            calls::sleep_until(clock::after(RELEASE_POLL));
             state = self.state.load(Ordering::Acquire);
         }
         // SAFETY: open until `self` is dropped (invariant 1), and the same file (invariant 2).
@@ -282,7 +308,7 @@ impl Fd {
 
     /// Puts an unconnected socket in the place of the file, which the kernel then closes.
     fn replace_file(&self) -> io::Result<()> {
-        let unconnected = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+        let unconnected = UNCONNECTED.get().ok_or(io::ErrorKind::Unsupported)?;
         // libc's function, because it tells the interposed calls that the number has a new file.
         // SAFETY: `self` owns the number, and no other code uses it: no call is in progress, and
         // there was no `as_fd`.

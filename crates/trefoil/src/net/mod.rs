@@ -57,7 +57,8 @@
 //! - [`copy`] lets the kernel move large amounts of data without copying it into the process.
 //! - Socket options that have no method here are set with
 //!   [`socket2::SockRef::from(&stream)`](https://docs.rs/socket2), which accepts every socket type
-//!   of this module.
+//!   of this module. It borrows the descriptor (`as_fd`), so a later `close` of that socket also
+//!   ends its clones, and its address becomes free when it is dropped.
 //!
 //! # Errors
 //! The types share these errors. The `# Errors` section of a method names the others.

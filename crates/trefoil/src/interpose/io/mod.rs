@@ -24,9 +24,9 @@
 //! once ([`write_all::write_whole`]). Only an error or the timeout ends it early, and then it
 //! returns how much was written.
 
-mod connect;
+pub(super) mod connect;
 pub(super) mod descriptors;
-mod read_write;
+pub(super) mod read_write;
 mod retry;
 pub(super) mod sockets;
 mod write_all;

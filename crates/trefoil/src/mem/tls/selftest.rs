@@ -358,7 +358,7 @@ impl Run<'_> {
             libc::free(m.cast());
         }
         if format!("{}-{:?}", std::hint::black_box(7), Some("block")) != "7-Some(\"block\")" {
-            return Err("format! removed wrong");
+            return Err("format! went wrong");
         }
         // resume_unwind calls no panic hook, so nothing is written to stderr.
         if cfg!(panic = "unwind")
