@@ -55,7 +55,7 @@ pub struct Stats {
     pub goroutines: usize,
     /// Goroutines, and plain threads that this runtime serves, that wait for a file descriptor.
     pub io_waiters: usize,
-    /// Goroutines that wait in the global queue.
+    /// Goroutines that are runnable and wait in a global queue, not in that of a P.
     pub global_queue: usize,
     /// Address space that is reserved for stacks in this process, in bytes. Only touched pages take
     /// memory.

@@ -123,7 +123,7 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
     if let Some(status) = child.try_wait()? {
         return Ok(Some(status));
     }
-    // The child has not been waited for, so its number cannot belong to another process.
+    // The child has not been waited for, so its id cannot belong to another process.
     let pidfd = Pid::from_raw(child.id() as i32)
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .map(Fd::new);
@@ -133,6 +133,7 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
     }
 }
 
+/// Parks on the pidfd, which becomes readable when the child exits.
 fn wait_for_pidfd(
     child: &mut Child,
     pidfd: &Fd,
@@ -230,6 +231,7 @@ pub fn status(command: &mut Command) -> io::Result<ExitStatus> {
     wait(&mut blocking(|| command.spawn())?)
 }
 
+/// Reads a pipe to its end.
 fn read_all(pipe: Option<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     if let Some(fd) = pipe {

@@ -100,25 +100,26 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         }
     }
 
+    /// Starts a goroutine of the scope.
     pub(crate) fn start<F, T>(
         &'scope self,
-        spec: SpawnOptions,
+        options: SpawnOptions,
         f: F,
     ) -> io::Result<ScopedJoinHandle<'scope, T>>
     where
         F: FnOnce() -> T + Send + 'scope,
         T: Send + 'scope,
     {
-        let spec = SpawnOptions { scope: &raw const self.data, ..spec };
+        let options = SpawnOptions { scope: &raw const self.data, ..options };
         self.data.add();
         // SAFETY: F and T are Send. What they borrow outlives 'scope, and `scope` does not return
         // before the count of its goroutines is zero.
         let spawned = unsafe {
             if current_g().is_some() {
-                spawn(SpawnTarget::Current, spec, f)
+                spawn(SpawnTarget::Current, options, f)
             } else {
                 runtime::default_sched()
-                    .and_then(|sched| spawn(SpawnTarget::Runtime(sched), spec, f))
+                    .and_then(|sched| spawn(SpawnTarget::Runtime(sched), options, f))
             }
         };
         match spawned {

@@ -148,6 +148,8 @@ fn install(signal: i32) -> io::Result<libc::sigaction> {
     }
 }
 
+/// The handler: writes the number of the signal to the pipe. If the pipe is full, the signal is
+/// lost.
 extern "C" fn on_signal(signal: i32) {
     let byte = signal as u8;
     let pipe = PIPE.load(Ordering::Acquire) as usize;

@@ -1,9 +1,10 @@
-//! ARCHITECTURE.md is true: imports go only down, and the files and functions that it names exist.
+//! Checks ARCHITECTURE.md: imports go only down, and the files and functions that the page names
+//! exist.
 //!
-//! The page lists the floors of the crate from top to bottom, in its block `text floors`. Modules on one
-//! line share a floor. The test reads every path `crate::…` in the sources and fails if one leads to
-//! a higher floor, to another module of the same floor, or through the crate's root (`crate::go`
-//! instead of `crate::goroutine::go`).
+//! The page lists the floors of the crate from top to bottom, in its block `text floors`. Modules
+//! on one line share a floor. The test reads every path `crate::…` in the sources and fails if one
+//! leads to a higher floor, to another module of the same floor, or through the crate's root
+//! (`crate::go` instead of `crate::goroutine::go`).
 //!
 //! The walks name functions as `file.rs::function`, relative to `crates/trefoil/src`.
 
@@ -11,7 +12,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// The block in ARCHITECTURE.md begins with this line.
+/// The line with which the block in ARCHITECTURE.md begins.
 const BLOCK: &str = "```text floors";
 
 /// The number of each module's floor, counted from the top. A room inside a folder that has a
@@ -34,7 +35,7 @@ impl Floors {
         Floors(floors)
     }
 
-    /// The module that owns `path`, a path below `src/` without the file's extension.
+    /// Returns the module that owns `path`, a path below `src/` without the file's extension.
     fn module_of<'a>(&self, path: &'a str) -> &'a str {
         let two = path.match_indices('/').nth(1).map_or(path, |(at, _)| &path[..at]);
         if self.0.contains_key(two) {
@@ -44,7 +45,7 @@ impl Floors {
     }
 }
 
-/// All Rust sources below `folder`, except unit tests in files of their own.
+/// Adds all Rust sources below `folder` to `found`, except unit tests in files of their own.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -56,7 +57,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code of a file: without comments, and without the unit tests at its end.
+/// Returns the code of a file: without comments, and without the unit tests at its end.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let without_comment = |line: &str| match line.find("//") {
@@ -66,7 +67,8 @@ fn code(text: &str) -> String {
     text.lines().map(without_comment).collect::<Vec<_>>().join("\n")
 }
 
-/// The first two segments of every path that begins with `crate::`, also of those in braces.
+/// Returns the first two segments of every path that begins with `crate::`, also of those in
+/// braces.
 fn imports(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("crate::") {
@@ -86,7 +88,7 @@ fn imports(code: &str) -> Vec<String> {
     found
 }
 
-/// The members of a group `a, b::{c, d}, e}` up to its closing brace.
+/// Returns the members of a group `a, b::{c, d}, e}` up to its closing brace.
 fn members(group: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0, 0, Vec::new());
     for (at, c) in group.char_indices() {
@@ -108,7 +110,7 @@ fn members(group: &str) -> Vec<&str> {
     found
 }
 
-/// `a::b` of a path `a::b::c`, as `a/b`; with the `!` of a macro.
+/// Returns the first two segments of a path `a::b::c`, as `a/b`. Keeps the `!` of a macro.
 fn first_two(path: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':' || c == '!';
     let path = path.split(|c| !is_part(c)).next().unwrap_or_default();
@@ -120,7 +122,8 @@ fn first_two(path: &str) -> String {
     }
 }
 
-/// The text of ARCHITECTURE.md; None, with a line that says so, in the published crate.
+/// Returns the text of ARCHITECTURE.md. In the published crate, prints that it is missing and
+/// returns None.
 fn architecture() -> Option<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ARCHITECTURE.md");
     let text = std::fs::read_to_string(page).ok();
@@ -130,6 +133,7 @@ fn architecture() -> Option<String> {
     text
 }
 
+/// Returns the folder of the crate's sources.
 fn src() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }

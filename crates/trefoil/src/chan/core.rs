@@ -1,4 +1,4 @@
-//! A channel without its type: a lock, a buffer, and two queues of waiters.
+//! A channel without the type of its values: a lock, a buffer, and two queues of waiters.
 //!
 //! # States
 //! | state | buffer | receivers wait | senders wait |
@@ -8,7 +8,8 @@
 //! | full | full | no | maybe |
 //! | closed | values that are left | no | no |
 //!
-//! "Wait" means: can be claimed. The queues may contain stale sudogs (queue.rs) at any time.
+//! "Wait" means: there is a sudog whose wait can be claimed. The queues may also contain stale
+//! sudogs (queue.rs) at any time.
 //!
 //! As in Go, a value goes directly to a receiver that waits, past the buffer. When a receiver takes
 //! the head of a full buffer, the value of the first waiting sender takes the tail in the same
@@ -137,9 +138,9 @@ impl Core {
     }
 
     /// Returns, without the lock, whether every further operation of this side finds the channel
-    /// closed. This is final: no value is put into a closed channel. (`closed` is read first: a
+    /// closed. True is final: no value is put into a closed channel. (`closed` is read first: a
     /// thread that sees it set also sees the values that were put there before.) Many goroutines
-    /// may ask a closed channel at once, for example the `done` of a context, and none of them
+    /// may check a closed channel at once, for example the `done` of a context, and none of them
     /// needs the lock.
     #[inline]
     fn is_finished(&self, side: ChanSide) -> bool {
@@ -159,8 +160,8 @@ impl Core {
         !waiting || self.is_closed()
     }
 
-    /// Returns whether an operation of this side by `me` is ready. A stale waiter counts, so the
-    /// operation may still have to wait.
+    /// Returns whether an operation of this side, by the select whose sleeper is `me`, is ready. A
+    /// stale waiter counts, so the operation may still have to wait.
     ///
     /// # Safety
     /// The lock is held.
@@ -177,7 +178,8 @@ impl Core {
         }
     }
 
-    /// Moves a value to `to`, if there is one.
+    /// Moves the channel's next value to `to`, if there is one. `me` is the sleeper of the select
+    /// that receives, or [`NO_SLEEPER`].
     ///
     /// # Safety
     /// The lock is held; `elem` is this channel's; `to` has room for a value.
@@ -209,7 +211,8 @@ impl Core {
         }
     }
 
-    /// Moves the value at `from` into the channel, if there is room or a receiver waits.
+    /// Moves the value at `from` into the channel, if there is room or a receiver waits. `me` is
+    /// the sleeper of the select that sends, or [`NO_SLEEPER`].
     ///
     /// # Safety
     /// The lock is held; `elem` is this channel's; `from` is a value, which moves if the result is
@@ -363,8 +366,8 @@ impl Core {
         step
     }
 
-    /// Removes a value, if there is one, and returns whether there was. `T` is this channel's type,
-    /// and the channel is bounded.
+    /// Removes a value, if there is one, and returns whether there was. The channel's values are
+    /// Ts, and the channel is bounded. Called inside the runtime or on a plain thread.
     pub(super) fn discard_in<T: Copy>(&self, here: Option<Rt>) -> bool {
         if !self.probe_ready(ChanSide::Recv) {
             return false;
@@ -417,8 +420,8 @@ impl Core {
                 unsafe { queue.withdraw(&node) };
                 self.unlock();
                 wait::leave(here);
-                // The caller may run long after its time-out: a value that came in between is
-                // better.
+                // The caller may run long after its time-out: if the operation is possible by now,
+                // that is the better result.
                 // SAFETY: the caller's guarantee.
                 let last = unsafe { self.try_op(side, self.buffer.elem(), slot) };
                 return last.unwrap_or(OpResult::TimedOut);

@@ -9,8 +9,8 @@
 //! | the second side is gone | the channel is freed |
 //!
 //! A channel is one allocation: the `Core`, followed by the ring. It is allocated without an
-//! alignment, and the Core begins at the first whole cache line: an aligned malloc takes three
-//! times as long.
+//! alignment, and the Core begins at the first whole cache line in it: an aligned malloc takes
+//! three times as long.
 //!
 //! Invariants:
 //! 1. A `Core` is alive while a handle of either side exists. A handle is the right to use it.
@@ -29,7 +29,8 @@ use std::ptr::NonNull;
 /// A larger number of handles can only be a leak in a loop.
 const MAX_HANDLES: u32 = 1 << 31;
 
-/// A counted reference to one side of a channel of Ts.
+/// A counted reference to one side of a channel of Ts: to its senders if `SENDER`, else to its
+/// receivers.
 ///
 /// Invariant in T: a `Sender<&'static str>` must not become a `Sender<&'short str>`.
 pub(super) struct Handle<T, const SENDER: bool> {
@@ -37,8 +38,11 @@ pub(super) struct Handle<T, const SENDER: bool> {
     _values: PhantomData<Cell<T>>,
 }
 
+pub(super) type SenderHandle<T> = Handle<T, true>;
+pub(super) type ReceiverHandle<T> = Handle<T, false>;
+
 /// Creates a channel, and returns a handle of each side.
-pub(super) fn new<T>(cap: usize) -> (Handle<T, true>, Handle<T, false>) {
+pub(super) fn new<T>(cap: usize) -> (SenderHandle<T>, ReceiverHandle<T>) {
     let layout = ChanLayout::of(ring_layout(cap, size_of::<T>(), align_of::<T>()));
     // SAFETY: the size is not zero.
     let start = unsafe { alloc(layout.whole) };
@@ -154,7 +158,7 @@ impl Drop for FreeIfSecond {
     }
 }
 
-impl<T> Handle<T, true> {
+impl<T> SenderHandle<T> {
     /// Drops a sender. If it is the last, the channel is not closed: no further value comes, and
     /// receivers wait forever.
     pub(super) fn drop_keep_open(self) {

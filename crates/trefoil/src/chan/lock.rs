@@ -92,6 +92,8 @@ impl ChanLock {
                     return;
                 }
             }
+            // SeqCst: the count comes before the kernel's read of `held`. `unlock` has no barrier
+            // that pairs with it: see the head of the file.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             // The kernel reads `held` again, and then this loop does.
             futex_wait(&self.held, 1, Some(MAX_SLEEP));

@@ -70,7 +70,7 @@ pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectE
 
 use self::buffer::{TypedElem, UNBOUNDED};
 use self::core::{ChanSide, Core, OpResult};
-use self::handle::Handle;
+use self::handle::{Handle, ReceiverHandle, SenderHandle};
 use crate::sched::Rt;
 use crate::sched::wait;
 use crate::sched::wait::reason::WaitReason;
@@ -180,7 +180,7 @@ pub fn never<T>() -> Receiver<T> {
 /// });
 /// ```
 pub struct Sender<T> {
-    handle: Handle<T, true>,
+    handle: SenderHandle<T>,
 }
 
 /// The receiving end of a channel, created by [`bounded`], [`unbounded`] or [`never()`].
@@ -213,7 +213,7 @@ pub struct Sender<T> {
 /// ```
 pub struct Receiver<T> {
     /// None for [`never`].
-    handle: Option<Handle<T, false>>,
+    handle: Option<ReceiverHandle<T>>,
 }
 
 // SAFETY: a channel moves values between threads, and gives no thread a reference to one. Its lock

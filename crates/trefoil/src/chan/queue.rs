@@ -1,7 +1,9 @@
 //! The queues of a channel: goroutines and threads that wait to send or to receive.
 //!
-//! A waiter has a [`Sudog`] (Go's name) in its own frame. A [`WaitQueue`] links them, first in,
-//! first out.
+//! A waiter has a [`Sudog`] (Go's name) in its own frame, and a select has one for each of its
+//! arms. A [`WaitQueue`] links them, first in, first out. A *sleeper* is the word that names the
+//! waiting goroutine or thread. A waker *claims* a wait before it ends it, because a select or a
+//! deadline gives a wait several wakers (`sched/wait/mod.rs`).
 //!
 //! # The life of a sudog
 //! | state | may be touched by |
@@ -9,7 +11,7 @@
 //! | not linked, its owner awake | the owner |
 //! | linked | the holder of the channel's lock |
 //! | taken: unlinked *and* claimed | the taker, until it has woken the owner |
-//! | stale: its wait was claimed through another arm, or by the deadline | as linked |
+//! | stale: linked, but its wait was claimed for another arm, or by the deadline | as linked |
 //!
 //! Invariants:
 //! 1. A linked sudog is alive. Its owner leaves the frame only after the sudog was taken and the
@@ -19,10 +21,10 @@
 //! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
 //!    read without it, as a hint: null or not.
 //!
-//! # Why not `sched/queue.rs`
+//! # Why not `sched/wait/list.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
 //!
-//! | | here | `sched/queue.rs` |
+//! | | here | `sched/wait/list.rs` |
 //! |---|---|---|
 //! | emptiness | `first` is atomic: an operation can read it without the lock | under the lock |
 //! | size | 16 bytes per queue: a channel fits into two cache lines | 24 bytes: with a length |
@@ -41,9 +43,9 @@ pub(crate) struct Sudog {
     pub(super) waiter: Cell<Waiter>,
     /// The value to send, or room for the one to receive.
     pub(super) slot: Cell<*mut u8>,
-    /// The number of the arm in its select; 0 for a plain operation.
+    /// The number of the arm in its select, by which the wait is claimed; 0 for a plain operation.
     pub(super) arm: Cell<u16>,
-    /// A position in the random order of the select.
+    /// In the k-th arm of a select: the index of the arm that is k-th in the random order.
     pub(super) order: Cell<u16>,
     linked: Cell<bool>,
     /// Written by the taker: true if the value has moved, false if the channel was closed.
@@ -87,7 +89,8 @@ impl WaitQueue {
     /// Returns, without the lock, whether the queue is empty at this moment. A stale sudog counts.
     #[inline]
     pub(super) fn probe_empty(&self) -> bool {
-        // Acquire: what the caller reads next is not older than this.
+        // Acquire: pairs with the Release in `push` and `unlink`. What the caller reads next is not
+        // older than this.
         self.first.load(Ordering::Acquire).is_null()
     }
 

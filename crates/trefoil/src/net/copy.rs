@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const BUFFER_BYTES: usize = 16 << 10;
 /// Bytes after which `splice` pays: it costs two descriptors and two system calls to make the pipe.
 const SPLICE_FROM_BYTES: u64 = 64 << 10;
-/// Capacity of a pipe.
+/// Capacity of the pipe between the two descriptors: Linux's default.
 const PIPE_BYTES: usize = 64 << 10;
 
 pub(super) mod sealed {
@@ -184,6 +184,7 @@ fn splice_once(from: &Fd, to: &Fd, (out, into): &(OwnedFd, OwnedFd)) -> io::Resu
     Ok(Some(n))
 }
 
+/// Moves at most `max_bytes` and returns their number. One side is a pipe. Does not wait.
 fn pull(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max_bytes: usize) -> Result<usize, Errno> {
     splice(from, None, to, None, max_bytes, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
 }

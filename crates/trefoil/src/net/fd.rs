@@ -226,7 +226,7 @@ impl Fd {
         Ok(())
     }
 
-    /// Returns when the timeout ends for a call that begins to wait now.
+    /// Returns the time at which the timeout ends for a call that begins to wait now.
     pub(crate) fn limit(&self, side: Direction) -> Nanos {
         match self.timeouts[side as usize].load(Ordering::Relaxed) {
             0 => NEVER,
@@ -289,7 +289,8 @@ impl Fd {
     fn release(&self) {
         // The kernel drops the registration with the file, but a duplicate may keep that open.
         self.pollable.unregister(self.raw);
-        // Acquire: a `borrow` before this one is seen. It keeps the file.
+        // If `borrow` came first, `BORROWED` is set, the exchange fails, and the file stays.
+        // Acquire: pairs with the ends of all other calls (`ActiveCall::drop`).
         let begin = (CLOSED, CLOSED | RELEASING);
         let order = (Ordering::Acquire, Ordering::Relaxed);
         if self.state.compare_exchange(begin.0, begin.1, order.0, order.1).is_ok() {

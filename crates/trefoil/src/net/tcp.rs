@@ -69,6 +69,7 @@ socket!(TcpStream, std::net::TcpStream);
 deadlines!(TcpStream);
 streams!(TcpStream, &TcpStream);
 
+/// Converts socket2's address.
 pub(super) fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not an IP address"))
 }
@@ -192,6 +193,7 @@ impl TcpStream {
         }
     }
 
+    /// Connects to one address, until `deadline`.
     fn connect_one(addr: SocketAddr, deadline: Nanos) -> io::Result<TcpStream> {
         let socket = Socket::new(
             Domain::for_address(addr),
@@ -209,6 +211,7 @@ impl TcpStream {
         Ok(stream)
     }
 
+    /// Waits until a connect that has begun succeeds or fails.
     fn wait_until_connected(&self, deadline: Nanos) -> io::Result<()> {
         let call = self.fd.call()?;
         loop {

@@ -6,13 +6,14 @@
 //! 2. `waiting` is the length of the list: a notification without waiters does not take the lock. A
 //!    relaxed load is enough: a goroutine that changed the condition under the mutex has seen,
 //!    through the mutex, all waiters that joined before.
-//! 3. A waiter's node names the mutex, which its guard keeps alive until the waiter is woken. If
-//!    the waiters have different mutexes, `notify_all` does not use them.
+//! 3. The weight of a waiter's node is the address of its mutex, which the waiter's guard keeps
+//!    alive until the waiter is woken. If the waiters have different mutexes, `notify_all` does not
+//!    use them.
 //!
-//! `notify_all` under the mutex wakes no waiter: it moves them to the queue of the mutex, where
-//! each is woken by the holder before it. If they were woken together, they would be spread over
-//! all Ps and then queue for the mutex one by one: 32 of them took 20 to 30 µs on two Ps, and 4 on
-//! one.
+//! If the mutex is held, `notify_all` moves the waiters to the queue of the mutex instead of waking
+//! them. There each is woken by the holder before it. If they were woken together, they would be
+//! spread over all Ps and then queue for the mutex one by one: 32 of them took 20 to 30 µs on two
+//! Ps, and 4 on one. A single waiter, and a waiter with a deadline, is woken at once.
 
 use super::mutex::RawMutex;
 use crate::sched::wait::list::{List, Node, WaitResult, inside};

@@ -55,6 +55,7 @@ struct GroupState<E> {
     running: WaitGroup,
     /// None if there is no limit.
     limit: Mutex<Option<Arc<Semaphore>>>,
+    /// The first failure of a goroutine.
     first: Mutex<Option<Failure<E>>>,
     cancel: Option<Cancel>,
 }

@@ -1,6 +1,7 @@
 //! `Mutex`: Go's mutex, with the names of std.
 //!
-//! The rules are in `mutex_word.rs`, the queue is in `sched/table.rs`; this file connects them.
+//! The rules are in `mutex_word.rs`, the queue is in `sched/wait/table.rs`; this file connects
+//! them.
 //!
 //! Invariant 1: a waiter is woken with [`HANDED_OVER`] (it has the mutex), with [`RETRY_WOKEN`] (it
 //! tries again, and owns `WOKEN`), or with [`RETRY`] (it tries again, and does not).
@@ -23,6 +24,8 @@ const STARVATION_NANOS: Nanos = 1_000_000;
 const HANDED_OVER: u32 = 1;
 const RETRY_WOKEN: u32 = 2;
 const RETRY: u32 = 3;
+/// In place of a word: the caller has not been in the queue of the mutex.
+const NO_WORD: u32 = 0;
 
 /// A mutual exclusion lock that parks goroutines.
 ///
@@ -117,13 +120,15 @@ impl RawMutex {
         std::ptr::from_ref(self) as usize
     }
 
+    /// Locks the mutex. Returns false if it could not be locked before `deadline`.
     #[inline]
     pub(crate) fn lock_until(&self, deadline: Nanos, reason: WaitReason) -> bool {
-        self.word.lock_fast() || self.lock_slow(deadline, reason, 0)
+        self.word.lock_fast() || self.lock_slow(deadline, reason, NO_WORD)
     }
 
-    /// Locks the mutex again after a wait on a condition variable that ended with `word`: 0, or, if
-    /// the waiter was moved to the queue of the mutex ([`RawMutex::requeue`]), an unlocker's word.
+    /// Locks the mutex again after a wait on a condition variable that ended with `word`: an
+    /// unlocker's word (invariant 1) if the waiter was moved to the queue of the mutex
+    /// ([`RawMutex::requeue`]), else [`NO_WORD`].
     pub(crate) fn lock_after(&self, word: u32, reason: WaitReason) {
         if word != HANDED_OVER && (word == RETRY_WOKEN || !self.word.lock_fast()) {
             self.lock_slow(NEVER, reason, word);
@@ -131,8 +136,8 @@ impl RawMutex {
     }
 
     /// Moves the sleepers in `batch` to the queue of the mutex, as long as a holder will unlock it:
-    /// woken at once they would only wait for it. Leaves in `batch` the sleepers that the caller
-    /// must wake. Inside the runtime, or on a plain thread.
+    /// woken at once they would only wait for the mutex. Leaves in `batch` the sleepers that the
+    /// caller must wake. Called inside the runtime or on a plain thread.
     pub(crate) fn requeue(&self, batch: &mut Batch) {
         let now = now();
         let mut rest = Batch::new();
@@ -149,6 +154,8 @@ impl RawMutex {
         *batch = rest;
     }
 
+    /// Locks the mutex, and waits for it. Returns false if the deadline has passed. `word` is
+    /// the one that the caller was woken with (invariant 1), or [`NO_WORD`].
     #[cold]
     fn lock_slow(&self, deadline: Nanos, reason: WaitReason, word: u32) -> bool {
         let mut this = Contender { owns_woken: word == RETRY_WOKEN, starving: false };
@@ -157,7 +164,7 @@ impl RawMutex {
         }
         let mut spin = Spin::new();
         // A waiter that was in the queue before joins it at the front.
-        let mut was_queued = word != 0;
+        let mut was_queued = word != NO_WORD;
         let node = Node::new(0);
         loop {
             while self.word.worth_spinning() && spin.possible() {
@@ -196,6 +203,7 @@ impl RawMutex {
         }
     }
 
+    /// Takes the node of a waiter that gives up out of the queue.
     fn withdraw(&self, node: &Node) {
         table::with_queue(self.key(), |queue| {
             if queue.remove(node) && queue.is_empty() {
@@ -217,7 +225,8 @@ impl RawMutex {
         }
     }
 
-    /// Unlocks the mutex inside the runtime, without yielding (see [`RawMutex::unlock_slow`]).
+    /// Unlocks the mutex inside the runtime or on a plain thread. Unlike [`RawMutex::unlock_slow`],
+    /// it does not yield to the next holder.
     pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
         if self.word.unlock() == Unlocked::CallNext
             && let Some((next, word)) = self.take_next()
@@ -251,8 +260,8 @@ impl RawMutex {
         }
     }
 
-    /// Takes the waiter that the unlocker must wake from the queue, and the word for it (invariant
-    /// 1).
+    /// Takes the waiter that the unlocker must wake from the queue. Returns it and the word to wake
+    /// it with (invariant 1).
     fn take_next(&self) -> Option<(Taken, u32)> {
         table::with_queue(self.key(), |queue| match self.word.next() {
             NextWaiter::None => None,
@@ -276,6 +285,7 @@ impl RawMutex {
         })
     }
 
+    /// Takes the first waiter from the queue. If there is none any more, the word notes that.
     fn take_first(&self, queue: &mut List) -> Option<Taken> {
         let first = queue.take_first();
         if first.is_none() {
@@ -332,13 +342,13 @@ unsafe impl lock_api::RawMutexTimed for RawMutex {
 
     fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
         let locked = self.word.lock_fast()
-            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock, 0);
+            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock, NO_WORD);
         locked.then(GuardSend::new)
     }
 
     fn try_lock_until(&self, timeout: Instant) -> Option<GuardSend> {
-        let locked =
-            self.word.lock_fast() || self.lock_slow(clock::at(timeout), WaitReason::MutexLock, 0);
+        let locked = self.word.lock_fast()
+            || self.lock_slow(clock::at(timeout), WaitReason::MutexLock, NO_WORD);
         locked.then(GuardSend::new)
     }
 }

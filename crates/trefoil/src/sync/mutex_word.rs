@@ -116,8 +116,8 @@ impl MutexWord {
         self.0.load(Ordering::Relaxed) & (LOCKED | STARVING) == LOCKED
     }
 
-    /// Sets `WOKEN` for a spinner, so that an unlocker wakes no waiter. Returns whether the spinner
-    /// owns `WOKEN` now.
+    /// Sets `WOKEN` for a spinner, so that an unlocker wakes no waiter. Does so only if waiters are
+    /// queued and no contender owns the bit. Returns whether the spinner owns `WOKEN` now.
     #[inline]
     pub(crate) fn announce(&self) -> bool {
         let now = self.0.load(Ordering::Relaxed);
@@ -129,6 +129,7 @@ impl MutexWord {
                 .is_ok()
     }
 
+    /// Unlocks the mutex for its holder.
     #[inline(always)]
     pub(crate) fn unlock(&self) -> Unlocked {
         // Release: the next holder sees what this one did.
@@ -136,6 +137,7 @@ impl MutexWord {
         if before == LOCKED { Unlocked::Done } else { Self::after_unlock(before) }
     }
 
+    /// Returns what the unlocker must do; `before` is the word before the unlock.
     #[inline]
     fn after_unlock(before: u32) -> Unlocked {
         debug_assert!(before & LOCKED != 0, "unlock of a mutex that is not locked");

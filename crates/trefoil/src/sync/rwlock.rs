@@ -127,6 +127,14 @@ pub struct RawRwLock {
     writers: RawMutex,
 }
 
+/// What a writer becomes when it unlocks or gives up. The value is the number of readers that it
+/// adds.
+#[derive(Clone, Copy)]
+enum WriterBecomes {
+    Nothing = 0,
+    Reader = 1,
+}
+
 impl RawRwLock {
     fn readers_key(&self) -> usize {
         std::ptr::from_ref(&self.word) as usize
@@ -136,6 +144,7 @@ impl RawRwLock {
         self.readers_key() + 1
     }
 
+    /// Locks for reading, and waits for that. Returns false if the deadline has passed.
     #[cold]
     fn read_slow(&self, deadline: Nanos) -> bool {
         let node = Node::new(0);
@@ -182,7 +191,8 @@ impl RawRwLock {
     fn last_reader_slow(&self) {
         inside(|rt| {
             let writer = table::with_queue(self.writer_key(), |queue| {
-                // That writer may be gone, and the next one may wait for other readers.
+                // The writer for which this reader was the last may be gone, and the next writer
+                // may wait for other readers.
                 if self.word.has_readers() { None } else { queue.take_first() }
             });
             if let Some(writer) = writer {
@@ -210,6 +220,8 @@ impl RawRwLock {
         self.word.exclude_readers() || self.wait_for_readers_slow(deadline)
     }
 
+    /// Waits until the active readers have unlocked. Returns false if the deadline has passed: then
+    /// the writer has given up, and readers are admitted again.
     #[cold]
     fn wait_for_readers_slow(&self, deadline: Nanos) -> bool {
         // New readers are kept out already, so spinning disturbs only the readers that unlock.
@@ -244,29 +256,28 @@ impl RawRwLock {
             // The writer may run long after its time-out, and the readers may be gone by now.
             WaitResult::TimedOut if !self.word.has_readers() => true,
             WaitResult::TimedOut => {
-                self.admit_readers_slow(0);
+                self.admit_readers_slow(WriterBecomes::Nothing);
                 self.writers.unlock_held();
                 false
             }
         }
     }
 
-    /// Unlocks for a writer, which stays as a reader if `readers` is 1 (else it is 0). Then the
-    /// next writer may lock.
-    fn unlock_write(&self, readers: u32) {
-        if !self.word.try_write_unlock(readers) {
-            self.admit_readers_slow(readers);
+    /// Unlocks for a writer. Then the next writer may lock.
+    fn unlock_write(&self, becomes: WriterBecomes) {
+        if !self.word.try_write_unlock(becomes as u32) {
+            self.admit_readers_slow(becomes);
         }
         self.writers.unlock_held();
     }
 
-    /// Admits all readers that wait, and `more` readers besides.
+    /// Lets readers lock again, and admits all readers that wait.
     #[cold]
-    fn admit_readers_slow(&self, more: u32) {
+    fn admit_readers_slow(&self, writer: WriterBecomes) {
         inside(|rt| {
             let readers: Batch = table::with_queue(self.readers_key(), |queue| {
                 let readers = queue.take_all();
-                self.word.write_unlock(more + readers.len() as u32);
+                self.word.write_unlock(writer as u32 + readers.len() as u32);
                 readers
             });
             readers.wake_all(rt, 0);
@@ -314,7 +325,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, _: GuardSend) {
-        self.unlock_write(0);
+        self.unlock_write(WriterBecomes::Nothing);
     }
 
     fn is_locked(&self) -> bool {
@@ -329,7 +340,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 // SAFETY: the writer becomes one reader in the exchange that admits readers again.
 unsafe impl lock_api::RawRwLockDowngrade for RawRwLock {
     unsafe fn downgrade(&self, _: GuardSend) -> GuardSend {
-        self.unlock_write(1);
+        self.unlock_write(WriterBecomes::Reader);
         GuardSend::new()
     }
 }

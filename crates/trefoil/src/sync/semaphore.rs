@@ -210,6 +210,7 @@ impl Semaphore {
         self.word.load(Ordering::Relaxed) / ONE
     }
 
+    /// Takes `n` permits if they are available and the list is empty.
     #[inline]
     fn try_take(&self, n: usize) -> bool {
         let mut now = self.word.load(Ordering::Relaxed);
@@ -228,6 +229,7 @@ impl Semaphore {
         false
     }
 
+    /// Takes `n` permits, and waits for them. Returns false if the deadline has passed.
     #[cold]
     fn take_slow(&self, n: usize, deadline: Nanos) -> bool {
         let node = Node::new(n);
@@ -235,7 +237,8 @@ impl Semaphore {
             let mut list = self.list.lock();
             let mut freed = Batch::new();
             if list.drop_abandoned() {
-                // The waiters behind the unlinked ones may be satisfied now.
+                // Goroutines of a runtime that is gone were unlinked. For the waiters behind them
+                // there may be enough permits now.
                 self.grant(&mut list, 0, &mut freed);
             }
             let waits = self.must_wait(n);
@@ -249,7 +252,7 @@ impl Semaphore {
         let withdraw = |here| {
             let mut list = self.list.lock();
             list.remove(&node);
-            // The waiters behind this one may be satisfied now.
+            // For the waiters behind this one there may be enough permits now.
             let mut freed = Batch::new();
             self.grant(&mut list, 0, &mut freed);
             drop(list);
@@ -285,6 +288,7 @@ impl Semaphore {
         }
     }
 
+    /// Adds `n` permits, and wakes the waiters that get theirs.
     #[inline]
     fn release(&self, n: usize) {
         let mut now = self.word.load(Ordering::Relaxed);

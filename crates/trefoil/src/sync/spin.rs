@@ -6,11 +6,11 @@
 //!
 //! A goroutine spins if its P has no other goroutine to run and another P is busy: Go's rule. Its
 //! park and wake-up cost 100 ns if other goroutines are ready, but an M that has nothing to do
-//! searches (`find.rs`), and the way back is longer. If other goroutines are ready, spinning would
-//! only take the mutex's cache line from the holder. Measured on 2 Ps, ns for a lock and unlock,
-//! without spinning and with it (Go in brackets): a goroutine per P that also computes, 82 to 93
-//! and 72 to 76 (62); ten of them, 79 to 99 and 77 to 88 (84); eight that only lock, 24 and 31
-//! (77). Spins that begin with short pauses made the last two twice as slow.
+//! searches (`sched/search/find.rs`), and the way back is longer. If other goroutines are ready,
+//! spinning would only take the mutex's cache line from the holder. Measured on 2 Ps, ns for a lock
+//! and unlock, without spinning and with it (Go in brackets): a goroutine per P that also computes,
+//! 82 to 93 and 72 to 76 (62); ten of them, 79 to 99 and 77 to 88 (84); eight that only lock, 24
+//! and 31 (77). Spins that begin with short pauses made the last two twice as slow.
 
 use crate::sched::wait;
 use crate::sys::cpus;

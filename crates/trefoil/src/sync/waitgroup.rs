@@ -69,6 +69,7 @@ impl WaitGroup {
         WaitGroup { counter: AtomicPtr::new(null_mut()) }
     }
 
+    /// Returns the counter, and makes it at its first use.
     #[inline]
     fn counter(&self) -> &WaitCounter {
         // Acquire: the counter was made before its address was published.
@@ -78,6 +79,7 @@ impl WaitGroup {
         unsafe { &*counter }
     }
 
+    /// Makes the counter, unless another thread has made it meanwhile.
     #[cold]
     fn make_slow(&self) -> *mut WaitCounter {
         let new = Arc::new(WaitCounter { state: AtomicU64::new(0), list: Lock::new(List::new()) });
@@ -93,6 +95,7 @@ impl WaitGroup {
         }
     }
 
+    /// Returns the counter with a strong count of its own.
     fn share(&self) -> Arc<WaitCounter> {
         let counter = std::ptr::from_ref(self.counter());
         // SAFETY: it came from `Arc::into_raw`, and this handle keeps its own strong count.

@@ -4,7 +4,10 @@
 //! | list of a shard | contents |
 //! |---|---|
 //! | `free` | slots that may be reused |
-//! | `fired` | slots that fired without a handle, with a job that a timer must not drop |
+//! | `fired` | slots that fired without a handle, and still have their job |
+//!
+//! The drop of a job may free memory or run user code, so it does not happen where a timer fires,
+//! inside the runtime. `take` drops it, outside.
 //!
 //! A slot goes to the shard of the P where it became free. It is taken from the shard of the
 //! caller's P, or from any other if that one is empty.

@@ -1,17 +1,18 @@
 //! A timer's slot: its memory, and what happens when its time comes.
 //!
-//! The heap of a P has an **entry** per timer: its slot and a number (`sched/timers.rs`). When the
-//! entry comes up, the slot knows the time for which the timer is really set. So a timer that is
-//! set for later (as the timer of a connection is with each packet) or stopped leaves its entry in
-//! the heap. Only a timer that is set for earlier needs another entry. A slot is never freed, only
-//! reused (`pool.rs`), and an entry that was replaced has an old number.
+//! The heap of a P has an **entry** per timer: its slot and a number (`sched/wait/timers.rs`). When
+//! the entry comes up, the slot knows the time for which the timer is really set. So a timer that
+//! is set for later (as the timer of a connection is with each packet) or stopped leaves its entry
+//! in the heap. Only a timer that is set for earlier needs another entry. A slot is never freed,
+//! only reused (`pool.rs`), and an entry that was replaced has an old number.
 //!
 //! Invariants:
 //! 1. A timer does its job under the slot's lock, after it has compared its time with the clock. So
 //!    when `stop` or `set` has returned, the old setting has done its job or never will.
 //! 2. A goroutine that holds the lock is inside the runtime, and does not allocate or free.
-//! 3. A slot belongs to a `Timer` or `Ticker`, or (after `detach`) to its setting. Then the pool
-//!    takes it back when it has fired.
+//! 3. A slot belongs to a `Timer` or `Ticker`; or, after `detach` and for `after`, to its
+//!    *setting*, that is, to the one firing that it is set for. Then the pool takes the slot back
+//!    when it has fired.
 //! 4. If the timer is set, the entry numbered `number` is in a heap, for that time or an earlier
 //!    one, or an M has taken it out and is about to call `fire`. `queued` is the runtime of that
 //!    heap and the time of the entry; None means that there is no such entry.
@@ -202,7 +203,7 @@ impl TimerSlot {
         })
     }
 
-    /// Sets the timer under the lock, which it releases. `sched` is there unless `when` is `NEVER`.
+    /// Sets the timer under the lock, which it releases. `sched` is Some unless `when` is `NEVER`.
     fn arm(
         &'static self,
         here: Option<Rt>,
@@ -267,7 +268,8 @@ impl TimerSlot {
 
 impl TimerCallback for TimerSlot {
     fn fire(&'static self, rt: Rt, number: u64, now: Nanos) {
-        // Checked before the lock, too: a goroutine of another runtime may hold it by now.
+        // Checked before the lock, too: if the slot was reused, a goroutine of another runtime may
+        // hold the lock.
         if !self.is_current(number) {
             return;
         }

@@ -31,14 +31,17 @@ pub(crate) fn raw_read(fd: &OwnedFd) -> isize {
     raw(libc::SYS_read, [fd.as_raw_fd() as usize, &raw mut byte as usize, 1, 0])
 }
 
+/// Writes to the descriptor.
 pub(crate) fn raw_write(fd: &OwnedFd, bytes: &[u8]) -> isize {
     raw(libc::SYS_write, [fd.as_raw_fd() as usize, bytes.as_ptr() as usize, bytes.len(), 0])
 }
 
+/// Calls `flock` with the operation `how`.
 pub(crate) fn raw_lock(fd: &OwnedFd, how: libc::c_int) -> isize {
     raw(libc::SYS_flock, [fd.as_raw_fd() as usize, how as usize, 0, 0])
 }
 
+/// Returns the reading and the writing end of a new pipe, both blocking.
 pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
     let mut fds = [0; 2];
     // SAFETY: writes two descriptors, which are ours then.

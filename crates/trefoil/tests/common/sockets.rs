@@ -19,22 +19,26 @@ pub(crate) fn at_each(f: impl Fn() + Sync) {
     }
 }
 
+/// Returns a listener on loopback, and its address.
 pub(crate) fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     (listener, addr)
 }
 
+/// Returns both sides of a connection on loopback.
 pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let (listener, addr) = listen();
     let client = TcpStream::connect(addr).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
+/// Returns a deadline that passes after `d`.
 pub(crate) fn soon(d: Duration) -> Option<Instant> {
     Some(Instant::now() + d)
 }
 
+/// Returns a deadline that has passed.
 pub(crate) fn past() -> Option<Instant> {
     Some(Instant::now().checked_sub(MS).unwrap())
 }

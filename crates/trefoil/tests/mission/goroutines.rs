@@ -129,7 +129,7 @@ fn goroutine_passes_through_every_state_and_its_memory_is_reused() {
     });
 }
 
-/// Before a goroutine runs it gets what it needs.
+/// A goroutine gets its stack and thread-locals before it runs.
 ///
 /// Fails if a goroutine starts without room for its frames, or with the thread-locals that its
 /// predecessor on the same stack left behind.

@@ -50,7 +50,7 @@ struct Operation<'a> {
     core: Option<&'a Core>,
     side: ChanSide,
     slot: Box<dyn AnyValueSlot + 'a>,
-    /// It was removed, or its value was sent: it cannot be chosen any more.
+    /// It was removed, or it is a send that was chosen before: it cannot be chosen any more.
     disabled: bool,
 }
 

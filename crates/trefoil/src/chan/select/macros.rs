@@ -1,9 +1,10 @@
 //! `select!`.
 //!
 //! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends
-//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. Each
-//! step of the parser makes its own `slot`: by macro hygiene they are different variables. Then one
-//! of the `@build` rules makes the code:
+//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$done`
+//! are the records so far, and `$is` the indices that are left. Each step of the parser makes its
+//! own `slot`: by macro hygiene they are different variables. Then one of the `@build` rules makes
+//! the code:
 //!
 //! ```text
 //! {

@@ -4,8 +4,8 @@
 //! 1. **Poll.** Polls the arms in a random order and does the first operation that is ready. Each
 //!    channel is probed without its lock first, so an arm that is not ready costs one read.
 //! 2. **Enlist.** In the same order, checks each arm again under its channel's lock. If the arm is
-//!    still not ready, its node joins the channel's queue. One lock is held at a time. Then the
-//!    goroutine parks.
+//!    still not ready, its node (a [`Sudog`]) joins the channel's queue. One lock is held at a
+//!    time. Then the goroutine parks.
 //! 3. **Withdraw.** Another goroutine has claimed the wait for one arm, or the deadline has. The
 //!    other nodes are taken out of their queues.
 //!
@@ -103,6 +103,8 @@ impl<'a> Arm<'a> {
         Arm { target, outcome: None, node: Sudog::new(slot) }
     }
 
+    /// Returns an arm for an operation on `core`, or one that is never ready if that is None.
+    ///
     /// # Safety
     /// For 'a, `slot` is a value to send to the channel, or room for one to receive. The value
     /// moves if this arm is chosen with [`Outcome::Moved`].
@@ -285,7 +287,7 @@ fn position_of(arms: &[Arm<'_>], number: u16, order: ArmOrder) -> usize {
     }
 }
 
-/// Ends the select with arm `i`, outside the runtime.
+/// Ends the select with arm `i`, whose operation is done. Called outside the runtime.
 fn finish(arms: &mut [Arm<'_>], i: usize, outcome: Outcome) -> Chosen {
     let core = arms[i].core();
     arms[i].end(outcome);
@@ -295,6 +297,7 @@ fn finish(arms: &mut [Arm<'_>], i: usize, outcome: Outcome) -> Chosen {
     Chosen { index: usize::from(arms[i].node.arm.get()), outcome }
 }
 
+/// Adds a block to the channel of arm `i`. Called outside the runtime.
 fn grow(arms: &[Arm<'_>], i: usize) {
     if let Some((core, _)) = arms[i].core() {
         core.grow_slow();
@@ -384,6 +387,7 @@ enum Parked {
 #[inline]
 fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: ArmOrder) -> Parked {
     if order == ArmOrder::ByAddress {
+        // Enlist the arms as they lie, not in the random order of pass 1.
         Shuffle::start(arms);
     }
     let mut found = Found::Nothing;

@@ -29,12 +29,14 @@ fn with_std<S: FromRawFd, T>(fd: &Fd, f: impl FnOnce(&S) -> io::Result<T>) -> io
     borrow_as_std(call.fd(), f)
 }
 
+/// Calls `f` with std's socket of type `S` on the descriptor, which stays open.
 fn borrow_as_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, f: impl FnOnce(&S) -> T) -> T {
-    // SAFETY: open while `f` runs, and never closed by this socket.
+    // SAFETY: open while `f` runs; std's socket is never dropped, so it does not close it.
     let socket = ManuallyDrop::new(unsafe { S::from_raw_fd(fd.as_raw_fd()) });
     f(&socket)
 }
 
+/// Returns the error for an unnamed address.
 fn unnamed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "an unnamed socket has no address")
 }
