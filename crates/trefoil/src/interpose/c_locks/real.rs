@@ -222,6 +222,8 @@ impl Symbols {
         }
     }
 
+    /// Returns whether the symbol is a function of that name that the object defines, in its
+    /// default version.
     unsafe fn is_default_function(&self, index: usize, name: &[u8]) -> bool {
         const FUNCTION: u8 = 2;
         const HIDDEN: u16 = 0x8000;
