@@ -1,5 +1,5 @@
-//! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and their kin, with which
-//! other crates write event loops.
+//! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and related functions,
+//! with which other crates write event loops.
 //!
 //! A goroutine waits in the pollables of all its descriptors at once. Events that a pollable does
 //! not know (urgent data, a hang-up alone) are waited for through an epoll instance of the call's

@@ -1,5 +1,5 @@
-//! `setuid` and its kin: per thread in Linux, and made per process by glibc, which sends signal 33
-//! to every thread.
+//! `setuid` and related functions: per thread in Linux, and made per process by glibc, which sends
+//! signal 33 to every thread.
 //!
 //! glibc's handler marks the thread as done in its `struct pthread`, which it finds by FS. On an M
 //! that runs a goroutine it would mark the goroutine's `struct pthread` instead, and the caller of

@@ -178,10 +178,14 @@ impl Bits {
 /// until it is published.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
-    // Written once, before the chunk is published.
+    // The first five are written once, before the chunk is published.
+    /// Address of the first slot.
     base: usize,
+    /// [`StackSlot::index`] of the first slot.
     first_index: u32,
+    /// Index in the registry's table.
     id: u16,
+    /// Number of slots.
     slots: u16,
     class: SizeClass,
     /// Link of the class pool's list of open chunks: id + 1 of the next one, 0 at the end,
@@ -319,6 +323,7 @@ static SORTED: AtomicBool = AtomicBool::new(true);
 struct Registry {
     /// Where the next chunk should go; 0 before the first.
     next_base: usize,
+    /// [`StackSlot::index`] of the next chunk's first slot.
     next_index: u32,
 }
 

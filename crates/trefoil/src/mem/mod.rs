@@ -101,8 +101,11 @@ fn pool_of(class: SizeClass) -> &'static StackPool<StackTop> {
 /// too.
 pub(crate) struct StackCache {
     stacks: StackBatch<StackTop>,
+    /// See the table.
     limit: u32,
+    /// Credits that are reserved and that no goroutine has taken.
     credits: u32,
+    /// The class of the default size.
     class: SizeClass,
 }
 

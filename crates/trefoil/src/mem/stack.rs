@@ -243,10 +243,13 @@ pub(crate) struct StackTop {
     batch: Option<BatchLinks<StackTop>>,
     /// First byte of the slot.
     base: usize,
+    /// The thread pointer of the TLS block.
     tp: NonNull<u8>,
+    /// [`StackSlot::index`].
     index: u32,
     /// Distance from the header down to the first frame.
     sp_below: u32,
+    /// The id of the slot's chunk.
     chunk: u16,
     class: SizeClass,
     /// 0 or [`OWN_CREDIT`].

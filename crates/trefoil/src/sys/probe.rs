@@ -34,7 +34,9 @@ pub(crate) enum ThreadState {
 
 /// Checks one thread at a time, and stores what the next check of the same thread needs.
 pub(crate) struct ThreadProbe {
+    /// The thread of the last check; 0 if its file must be opened again.
     tid: u32,
+    /// `/proc/self/task/TID/syscall` of that thread, if it is available.
     file: Option<File>,
     /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,

@@ -41,10 +41,15 @@ unsafe extern "C" {
 /// The discovered layout: the index of a word in each object.
 #[derive(Clone, Copy)]
 struct LockLayout {
+    /// The flags of a condition variable.
     cond: u8,
+    /// The word of a semaphore that is 0 unless it is process-shared.
     semaphore: u8,
+    /// The same for a read-write lock.
     rwlock_shared: u8,
+    /// The number of participants of a barrier.
     barrier_count: u8,
+    /// The word of a barrier that is 0 unless it is process-shared.
     barrier_shared: u8,
 }
 

@@ -14,8 +14,8 @@
 //! 2. Nothing here allocates, unless a function is in no table. Then `dlsym` is called, and if that
 //!    does not find it either, the process aborts.
 //!
-//! Rejected: `__pthread_mutex_lock` and its kin, which glibc exports only as hidden versions since
-//! 2.34.
+//! Rejected: `__pthread_mutex_lock` and similar names, which glibc exports only as hidden versions
+//! since 2.34.
 
 use crate::sys::objects;
 use libc::{

@@ -6,7 +6,7 @@
 //! | `retry.rs` | attempts without blocking, and the waits between them |
 //! | `write_all.rs` | writes that must be complete |
 //! | `read_write.rs` | `read`, `write`, `readv`, `writev` |
-//! | `sockets.rs` | `recv`, `send`, `accept` and their kin |
+//! | `sockets.rs` | `recv`, `send`, `accept` and related calls |
 //! | `connect.rs` | `connect`, and connections that a write begins |
 //! | `descriptors.rs` | calls that close, make or change a descriptor |
 //!

@@ -1,4 +1,4 @@
-//! `recv`, `send`, `accept` and their kin.
+//! `recv`, `send`, `accept` and related calls.
 
 use super::retry::{RetryDecision, is_ready, retry_until_ready, wait_ready};
 use super::write_all::{CallMode, Part, Window, total_of, write_whole};

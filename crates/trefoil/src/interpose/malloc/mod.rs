@@ -1,5 +1,5 @@
-//! `malloc` and its kin on a goroutine: small blocks come from the M's magazines, and glibc's
-//! caches stay per thread.
+//! `malloc` and related functions on a goroutine: small blocks come from the M's magazines, and
+//! glibc's caches stay per thread.
 //!
 //! glibc keeps a cache of free blocks and its choice of an arena per thread, in thread-local
 //! storage. With a cache per goroutine each goroutine would keep up to 23 KB, and a goroutine could

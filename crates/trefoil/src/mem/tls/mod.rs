@@ -87,8 +87,8 @@ pub(crate) enum Method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DlopenReserve {
     Keep,
-    /// The stack starts right below the TLS in use. This leaves 1.7 KiB more of the first page, but a
-    /// later dlopen of a library with initial-exec TLS is fatal.
+    /// The stack starts right below the TLS in use. This leaves 1.7 KiB more of the first page, but
+    /// a later dlopen of a library with initial-exec TLS is fatal.
     Omit,
 }
 
@@ -105,12 +105,18 @@ pub(crate) struct BlockLayout {
     pub(crate) method: Method,
     /// Why blocks are not made by the template, if they are not.
     pub(crate) fallback_reason: Option<String>,
+    /// The alignment of tp: the largest alignment of a module's TLS, at least 64.
     align: usize,
+    /// Offset of the thread id in `struct pthread`.
     tid: usize,
+    /// Offset of errno, which lies in libc's TLS.
     errno: isize,
+    /// Offset of the word that the kernel clears when a thread ends; `pthread_join` waits for it.
     clear_tid: Option<usize>,
+    /// Offset of the `struct rseq`, if glibc has one.
     rseq: Option<isize>,
     recipe: Recipe,
+    /// The module of libc itself (modules.rs, invariant 3).
     libc: Module,
     /// DTV of a fresh block, from entry −1, without the addresses of modules with a fixed place:
     /// those are in `fixed`.
@@ -128,6 +134,7 @@ pub(crate) struct BlockLayout {
     /// Words of `struct pthread` that own memory which glibc frees at a thread's end, as far as the
     /// self-test found out.
     buffers: Vec<usize>,
+    /// glibc's function that runs the destructors of the thread-locals.
     call_tls_dtors: unsafe extern "C-unwind" fn(),
 }
 
@@ -143,9 +150,13 @@ struct Resets {
 /// The words of a fresh block, sorted by kind, so that `create` has no branches inside its loops.
 #[derive(Debug, Default)]
 struct Recipe {
+    /// (offset, value) of [`Word::Same`].
     same: Vec<(i32, u64)>,
+    /// (offset, n) of [`Word::Tp`].
     tp: Vec<(i32, i32)>,
+    /// Offsets of [`Word::Low`].
     low: Vec<i32>,
+    /// Offsets of [`Word::Size`].
     size: Vec<i32>,
 }
 
