@@ -113,7 +113,7 @@ impl<A: GlobalAlloc> Alloc<A> {
             return unsafe { self.inner.alloc(class.layout()) };
         }
         if Self::owns_magazines() {
-            // SAFETY: inside `with_m`, and of its M.
+            // SAFETY: inside `with_m`, and the magazines of its M.
             let pop = |m: &'static M| unsafe { m.magazines(BlocksOf::Wrapped) }.pop(class);
             match with_m(pop) {
                 Some(Some(block)) => return block,
@@ -128,8 +128,7 @@ impl<A: GlobalAlloc> Alloc<A> {
     /// Frees a block of the class; on a goroutine into the M's magazine.
     ///
     /// # Safety
-    /// The block came from [`Alloc::alloc_class`] for this class, and is
-    /// the caller's.
+    /// The block came from [`Alloc::alloc_class`] for this class, and the caller owns it.
     #[inline(always)]
     unsafe fn dealloc_class(&self, class: Class, block: *mut u8) {
         if current_g().is_none() {
@@ -138,7 +137,7 @@ impl<A: GlobalAlloc> Alloc<A> {
         }
         if Self::owns_magazines() {
             let push = |m: &'static M| {
-                // SAFETY: inside `with_m`, and of its M; the block is the caller's.
+                // SAFETY: inside `with_m`, and the magazines of its M; the caller owned the block.
                 let kept = unsafe { m.magazines(BlocksOf::Wrapped).push(class, block) };
                 if !kept {
                     m.give_back_surplus(BlocksOf::Wrapped, class, Self::free_block);

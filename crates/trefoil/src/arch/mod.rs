@@ -11,5 +11,5 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-/// Offset of M's byte "in the runtime": right after M's own address (`sched::m`).
+/// Offset in M of its byte "in the runtime": right after M's own address (`sched::m::M`).
 pub(crate) const M_IN_RUNTIME: usize = 8;

@@ -60,6 +60,7 @@ static SIZE_SMALL: AtomicUsize = AtomicUsize::new(0);
 static COMPACT: AtomicU8 = AtomicU8::new(0);
 /// The function of the scheduler that the trampoline calls.
 static PREEMPTED: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+/// Set when the statics above are stored and preemption by a signal is possible.
 static USABLE: AtomicBool = AtomicBool::new(false);
 
 /// The initial state for `xrstor`: control words, and a header without components.
@@ -74,11 +75,13 @@ static INITIAL: Image = {
     Image(image)
 };
 
-/// Asks the CPU, once, and stores the function that a stopped goroutine calls. Returns false if
-/// there is no `xsave`: then goroutines cannot be preempted by a signal.
+/// Asks the CPU, once, how to save its state, and stores the function that a stopped goroutine
+/// calls. Returns false if there is no `xsave`, or the state is too large for [`DIVERT_BYTES`]: then
+/// goroutines cannot be preempted by a signal.
 pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
     PREEMPTED.store(preempted as *mut (), Ordering::Relaxed);
-    if USABLE.load(Ordering::Relaxed) {
+    // Acquire pairs with the Release below: the size and the masks are stored.
+    if USABLE.load(Ordering::Acquire) {
         return true;
     }
     let features = __cpuid(1);
@@ -204,10 +207,10 @@ unsafe extern "sysv64" fn trampoline() {
         "cmp byte ptr [rip + {compact}], 0",
         "je 30f",
         "mov ecx, 1",
-        "xgetbv", // in use
+        "xgetbv", // XINUSE
         "and eax, [rip + {mask_low}]",
         "and edx, [rip + {mask_high}]",
-        "or eax, 3",
+        "or eax, 3", // always x87 and SSE
         "test eax, {amx}",
         "jz 31f",
         "mov rbx, [rip + {size}]",
@@ -219,6 +222,7 @@ unsafe extern "sysv64" fn trampoline() {
         // The interrupted stack pointer may have any alignment.
         "sub rsp, rbx",
         "and rsp, -64",
+        // The header must be zero: xsave writes only a part of it, and xrstor checks the rest.
         "xor ecx, ecx",
         "mov [rsp + 512], rcx",
         "mov [rsp + 520], rcx",
@@ -235,10 +239,12 @@ unsafe extern "sysv64" fn trampoline() {
         "32:",
         "xsave64 [rsp]",
         "33:",
+        // Invariant 3.
         "mov eax, [rip + {mask_low}]",
         "mov edx, [rip + {mask_high}]",
         "xrstor64 [rip + {initial}]",
         "call [rip + {preempted}]",
+        // Resumed, maybe on another thread (invariant 2).
         "mov eax, [rip + {mask_low}]",
         "mov edx, [rip + {mask_high}]",
         "xrstor64 [rsp]",

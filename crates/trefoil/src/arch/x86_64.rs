@@ -26,10 +26,10 @@
 //!    chooses once.
 //!
 //! # The M register
-//! The GS base of a runtime thread is the address of its M (`sched::M`, whose first word is its own
-//! address). It is set once per thread and no compiler caches it, so it is right in every context,
-//! signal handlers included. It is **inherited by clone**: a plain thread started on a goroutine
-//! has its parent's M there. Hence this invariant:
+//! The GS base of a runtime thread is the address of its M (`sched::m::M`, whose first word is its
+//! own address). It is set once per thread and no compiler caches it, so it is right in every
+//! context, signal handlers included. It is **inherited by clone**: a plain thread started on a
+//! goroutine has its parent's M there. Hence this invariant:
 //!
 //! 1. GS may be read only by code that knows that it runs on a runtime thread: after
 //!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's

@@ -5,8 +5,8 @@
 //!   profilers call it.
 //! - Affinity, scheduling and CPU clock: the answers are those of the M, which is the calling
 //!   thread to the kernel. They are changed only for a goroutine that is locked to its M. Any other
-//!   one would change them for goroutines that have not asked for it, and soon run on another M
-//!   itself.
+//!   goroutine would change them for goroutines that have not asked for it, and would soon run on
+//!   another M itself.
 
 use crate::sched::current_g;
 use crate::sys::raw::syscall;
@@ -30,14 +30,14 @@ interpose! {
     }
 }
 
-/// Returns whether a goroutine calls and `thread` is itself.
+/// Returns whether the caller is a goroutine and `thread` is that goroutine.
 fn is_self(thread: pthread_t) -> bool {
     // SAFETY: no arguments, no conditions.
     current_g().is_some() && thread == unsafe { libc::pthread_self() }
 }
 
-/// Calls `set` on a goroutine that is locked to its M; returns `EPERM` on any other one. `set`
-/// returns a system call's result.
+/// Calls `set`, which returns a system call's result, if the goroutine is locked to its M. Returns
+/// `EPERM` otherwise.
 fn if_locked(set: impl FnOnce() -> isize) -> c_int {
     if current_g().is_some_and(|g| g.locked.get().is_some()) {
         -set() as c_int

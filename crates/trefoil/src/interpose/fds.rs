@@ -57,6 +57,7 @@ pub(super) struct FdEntry {
     closes: AtomicU32,
     /// `closes` and `MODE_EPOCH` when the descriptor was found to block without a timeout.
     known_blocking: AtomicU64,
+    /// Null until a goroutine waits for the descriptor; never freed.
     pollable: AtomicPtr<Pollable>,
 }
 
@@ -92,9 +93,9 @@ fn entry_slow(fd: RawFd) -> Option<&'static FdEntry> {
         return None;
     }
     let fresh = std::ptr::with_exposed_provenance_mut::<Page>(fresh as usize);
-    // Release: a thread that finds the page sees its zeros.
+    // Release pairs with the Acquire in `existing`: a thread that finds the page sees its zeros.
     if place.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: ours, never shared.
+        // SAFETY: our own mapping, which no other thread has seen.
         unsafe {
             syscall(libc::SYS_munmap, [fresh.addr(), len]);
         }
@@ -128,7 +129,8 @@ impl FdEntry {
     /// Resets the entry: the number refers to another file, or to none.
     fn reset(&self) {
         self.kind.store(UNKNOWN, Ordering::Relaxed);
-        // Release: a thread that sees the count sees the kind reset.
+        // Release pairs with the Acquire in `closes`: a thread that sees the count sees the kind
+        // reset.
         self.closes.fetch_add(1, Ordering::Release);
     }
 
@@ -171,6 +173,7 @@ impl FdEntry {
         }
         let fresh = Pollable::new();
         let raw = std::ptr::from_ref(fresh).cast_mut();
+        // Release pairs with the Acquire in `existing_pollable`: the pollable is initialised.
         match self.pollable.compare_exchange(null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => fresh,
             Err(other) => {
@@ -201,8 +204,8 @@ fn process_id() -> i32 {
     unsafe { syscall(libc::SYS_getpid, []) as i32 }
 }
 
-/// Before the descriptor is closed: ends its waits with an error, and resets its entry. Returns
-/// whether [`after_close`] must be called.
+/// Called before the descriptor is closed: ends its waits with an error, and resets its entry.
+/// Returns whether [`after_close`] must be called.
 ///
 /// Ends no wait in a child of `fork` or `vfork`: its descriptors are its own, and a child of
 /// `vfork` shares its parent's memory.
@@ -222,7 +225,8 @@ pub(super) fn before_close(fd: RawFd) -> bool {
     pollable.is_some()
 }
 
-/// After the descriptor is closed: goroutines that began to wait during the close retry their call.
+/// Called after the descriptor is closed: goroutines that began to wait during the close retry
+/// their call.
 pub(super) fn after_close(fd: RawFd) {
     let Some(entry) = existing(fd) else { return };
     entry.reset();
@@ -251,7 +255,8 @@ pub(super) fn after_open(fd: RawFd) {
 
 /// Invalidates the mode cache of all descriptors, after one was made non-blocking or got a timeout.
 pub(super) fn invalidate_mode_cache() {
-    // Release: the change was made before.
+    // Release pairs with the Acquire in `is_known_blocking`: a thread that reads the new number
+    // asks the kernel after the change.
     if MODE_EPOCH.fetch_add(1, Ordering::Release) == u32::MAX {
         MODE_EPOCH.store(1, Ordering::Release);
     }

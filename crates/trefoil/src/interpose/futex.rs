@@ -2,8 +2,8 @@
 //!
 //! std's Mutex, RwLock, Condvar, Once, Barrier, mpsc and `thread::park` wait by this one call;
 //! parking_lot and crossbeam too. On a goroutine a wait parks in the runtime's table of queues by
-//! address (`sched/table.rs`). A wake, from any thread, first wakes goroutines there; the kernel
-//! then wakes threads with what is left of the count.
+//! address (`sched/wait/table.rs`). A wake, from any thread, first wakes goroutines there; the
+//! kernel then wakes threads with what is left of the count.
 //!
 //! A wait may end spuriously, as the kernel's may. So a wake with a bitset, a requeue, or an
 //! operation whose result only the kernel knows (`FUTEX_WAKE_OP`) wakes all goroutines at the word.
@@ -11,8 +11,8 @@
 //! # Starvation
 //! std's locks are not fair: a thread that unlocks may lock again before the waiter that it woke
 //! has run. Threads run on different CPUs, which gives each of them a chance; goroutines on one P
-//! do not. So a goroutine that waits at the same word for the [`FAIRNESS_INTERVAL`]th time in a row
-//! is *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be
+//! do not. So a goroutine that waits again at the same word after [`FAIRNESS_INTERVAL`] waits in a
+//! row there is *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be
 //! woken while every wake finds a goroutine: while there are such threads, every
 //! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
@@ -66,7 +66,8 @@ struct FutexWaitv {
     reserved: u32,
 }
 
-/// The tag of a futex word's key (`sched/deferred.rs`); those of C's locks are in `c_locks/mod.rs`.
+/// The tag of a futex word's key (`sched/wait/deferred.rs`). The tags of C's locks are in
+/// `c_locks/mod.rs`.
 const FUTEX: usize = 0;
 
 /// How many goroutines sleep here. While there are none, a wake only makes the system call.
@@ -77,9 +78,10 @@ static SLEEPING_GOROUTINES: AtomicUsize = AtomicUsize::new(0);
 static SLEEPING_THREADS: AtomicUsize = AtomicUsize::new(0);
 static WAKES_WITH_THREADS: AtomicU32 = AtomicU32::new(0);
 
-/// After so many waits at the same word in a row a goroutine is starved, and so often a thread is
-/// woken before goroutines. A goroutine that waits for something else each time (at a parker's
-/// word) cannot be told from a starved one, so one of so many such waits costs its waker a yield.
+/// A goroutine is starved after this many waits in a row at the same word. One wake in this many
+/// wakes a thread before goroutines. A goroutine that waits for something else each time (at a
+/// parker's word) cannot be told from a starved one: one in this many of its waits costs its waker
+/// a yield.
 const FAIRNESS_INTERVAL: u32 = 32;
 
 /// The words at which threads with priority wait ([`with_priority`]). Only compared.
@@ -91,8 +93,8 @@ thread_local! {
     static PRIORITY_LOCK: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// On a plain thread: calls `f`, which takes a lock of std, before all goroutines that wait for
-/// that lock. `which` is the lock's number in [`PRIORITY_WORDS`].
+/// On a plain thread: calls `f`, which takes a lock of std. The thread gets the lock before all
+/// goroutines that wait for it. `which` is the lock's number in [`PRIORITY_WORDS`].
 pub(super) fn with_priority<T>(which: usize, f: impl FnOnce() -> T) -> T {
     PRIORITY_LOCK.set(Some(which));
     let held = f();
@@ -189,12 +191,12 @@ impl FutexCall {
     /// Makes the system call.
     ///
     /// # Safety
-    /// By the rules of the call; so for the functions below.
+    /// The arguments follow the rules of the call. The same holds for the functions below.
     #[inline(always)]
     unsafe fn in_kernel(&self, value: u32) -> isize {
         let FutexCall { number, word, op, timeout, word2, value3 } = *self;
         let args = [word as usize, op, value as usize, timeout as usize, word2, value3 as usize];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { raw::syscall(number, args) }
     }
 
@@ -207,9 +209,10 @@ impl FutexCall {
         self.op & PRIVATE != 0
     }
 
+    /// Makes the call, by its operation.
     #[inline(always)]
     unsafe fn dispatch(&self, value: u32) -> isize {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe {
             match self.command() {
                 // An empty bitset is an error.
@@ -230,7 +233,7 @@ impl FutexCall {
         if self.is_private()
             && let Some(_wait) = begin_wait()
         {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             return match unsafe { self.deadline() } {
                 // SAFETY: the caller's word.
                 Some(deadline) => park(unsafe { &*self.word }, value, deadline),
@@ -241,7 +244,7 @@ impl FutexCall {
             PRIORITY_WORDS[which].store(self.word.cast_mut(), Ordering::Relaxed);
         }
         SLEEPING_THREADS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result = unsafe { self.in_kernel(value) };
         SLEEPING_THREADS.fetch_sub(1, Ordering::Relaxed);
         result
@@ -266,7 +269,7 @@ impl FutexCall {
 
     /// Wakes up to `count` waiters.
     unsafe fn wake(&self, count: u32) -> isize {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let kernel = |count| unsafe { self.in_kernel(count) };
         // Pairs with the count in `park`: this thread sees the sleeper, or the sleeper sees the new
         // value.
@@ -288,7 +291,7 @@ impl FutexCall {
     /// Makes the system call, and wakes all goroutines at the word: the waiters differ (by their
     /// bitset), or some of them are moved to another word. Each goroutine checks its own condition.
     unsafe fn wake_every_goroutine(&self, value: u32) -> isize {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         match unsafe { self.in_kernel(value) } {
             woken @ 0.. => woken + wake_goroutines(self.word, u32::MAX),
             error => error,
@@ -299,7 +302,7 @@ impl FutexCall {
     /// should be woken depended on the value that it had before the call, so all of them are.
     unsafe fn wake_op(&self, count: u32) -> isize {
         let word2 = std::ptr::with_exposed_provenance(self.word2);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         match unsafe { self.in_kernel(count) } {
             woken @ 0.. => {
                 woken + wake_goroutines(self.word, count) + wake_goroutines(word2, u32::MAX)
@@ -373,6 +376,7 @@ fn count_wait(key: usize) -> bool {
 /// Returns the system call's result.
 fn park(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     let key = key_of(std::ptr::from_ref(word) as usize, FUTEX);
+    // The node's weight is 1 if the goroutine is starved.
     let node = Node::of_process(usize::from(count_wait(key)));
     // Before the word is read: pairs with the fence in `FutexCall::wake`.
     SLEEPING_GOROUTINES.fetch_add(1, Ordering::SeqCst);
@@ -417,7 +421,7 @@ fn is_turn_of_threads(count: u32, has_priority: bool) -> bool {
             || has_priority)
 }
 
-/// After the system call, whose threads are woken: wakes up to `max` goroutines at a word.
+/// Wakes up to `max` goroutines at a word. Called after the system call, which has woken threads.
 fn wake_goroutines(word: *const AtomicU32, max: u32) -> isize {
     // Pairs with the count in `park`: this thread sees the sleeper, or the sleeper sees the new
     // value.

@@ -1,12 +1,13 @@
 //! pthread keys, and C11's `tss_t`, which are the same. glibc runs their destructors at a
-//! *thread's* end. So that a goroutine's end can run them, `mem::tls` keeps a table of them.
+//! *thread's* end. `mem::tls` keeps a table of the destructors, so that a goroutine's end can run
+//! them.
 
 use crate::mem::tls::{KeyDtor, key_created, key_deleted};
 use std::ffi::c_int;
 
 unsafe extern "C" {
     /// libc's own function by its other name. Not looked up by `dlsym`: libdl of glibc before
-    /// 2.34 makes a key inside its first call of that, and would wait for itself.
+    /// 2.34 makes a key inside the first call of `dlsym`, and would wait for itself.
     fn __pthread_key_create(key: *mut u32, dtor: Option<KeyDtor>) -> c_int;
 }
 

@@ -8,7 +8,7 @@
 //! | `futex.rs`, `c_locks/` | locks of Rust code; locks of C and C++ code |
 //! | `io/`, `polls.rs`, `fds.rs` | calls on one descriptor; on several; a table of descriptors |
 //! | `sleep.rs`, `blocking_calls.rs` | sleep and yield; calls that can only block their thread |
-//! | `malloc.rs`, `random.rs` | functions with caches per thread |
+//! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
 //! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
 //!
@@ -58,7 +58,8 @@ use std::io::Write;
 #[cfg(feature = "std")]
 use futex::with_priority;
 
-/// On a plain thread: calls `f` while this thread holds std's standard output (0), or error (1).
+/// On a plain thread: calls `f` while this thread holds std's lock of standard output (`which` is
+/// 0) or of standard error (1).
 pub(crate) fn with_output(which: usize, f: &mut dyn FnMut()) {
     if which == 0 {
         let mut out = with_priority(which, || std::io::stdout().lock());

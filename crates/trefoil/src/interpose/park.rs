@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | is a plain thread, or a child of `fork` | no | no |
 //! | is a signal handler, on the thread's alternate stack | no | no |
-//! | holds a lock of the process (`sched/stop.rs`), and its runtime has ended | no | no |
+//! | holds a lock of the process (`sched/shutdown.rs`), and its runtime has ended | no | no |
 //! | holds a lock of the runtime, or is inside the runtime | not checked | no |
 //!
 //! The last line is checked for C locks alone: the runtime never waits by the other functions there
@@ -40,7 +40,7 @@ pub(super) fn watch_fork() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Returns whether a goroutine of this process calls.
+/// Returns whether the caller is a goroutine, and this process is not a child of `fork`.
 #[cfg(feature = "std")]
 #[inline(always)]
 pub(super) fn on_goroutine() -> bool {
@@ -67,7 +67,7 @@ pub(super) fn may_park() -> bool {
 pub(super) fn may_park_for_c_lock() -> bool {
     // In a runtime that has ended, a holder that parks would keep its locks for good.
     let would_leak = lock::c_locks_held() > 1 && is_runtime_drained();
-    // SAFETY: on a goroutine GS is the M.
+    // SAFETY: `is_in_runtime` is called only on a goroutine, and there GS is the M.
     !would_leak
         && may_park()
         && !lock::holds_runtime_lock()

@@ -1,5 +1,5 @@
-//! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and their kin, with which
-//! other crates write event loops.
+//! Waiting for one of several descriptors: `poll`, `select`, `epoll_wait` and related functions,
+//! with which other crates write event loops.
 //!
 //! A goroutine waits in the pollables of all its descriptors at once. Events that a pollable does
 //! not know (urgent data, a hang-up alone) are waited for through an epoll instance of the call's
@@ -19,8 +19,8 @@ use libc::{c_int, c_ulong, epoll_event, fd_set, pollfd, sigset_t, timespec, time
 
 /// The size of the kernel's signal mask.
 const MASK_BYTES: usize = size_of::<u64>();
-/// The most descriptors of a `select` that is made here. Sets longer than `fd_set` are left to the
-/// kernel, which knows how much of them to read.
+/// The most descriptors of a `select` that is served here. Sets longer than `fd_set` are left to
+/// the kernel, which knows how much of them to read.
 const MAX_SELECT_FDS: usize = libc::FD_SETSIZE;
 /// The most descriptors of a `poll` that are waited for in their own pollables: the runtime visits
 /// all of them without a pause.
@@ -82,12 +82,12 @@ interpose! {
     fn ppoll(list: *mut pollfd, count: c_ulong, timeout: *const timespec,
         mask: *const sigset_t) -> c_int;
     on_goroutine => {
+        // `Some(None)` is an invalid timeout; the kernel returns the error.
         let time = timeout.as_ref().map(nanos);
         if mask.is_null() && time != Some(None) {
             poll_for(list, count as usize, Timeout::from_span(time.flatten()))
         } else {
-            // It changes the thread's mask, so it is left to the kernel, which may write to the
-            // timeout.
+            // Left to the kernel, which changes the thread's mask and may write to the timeout.
             let mut copy = timeout.as_ref().copied();
             let at = copy.as_mut().map_or(0, |t| &raw mut *t as usize);
             let mask = mask as usize;
@@ -249,7 +249,7 @@ impl PollEpoll {
 impl Drop for PollEpoll {
     fn drop(&mut self) {
         fds::before_close(self.0);
-        // SAFETY: ours.
+        // SAFETY: our own descriptor, which is not used any more.
         unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
     }
 }
@@ -304,7 +304,7 @@ interpose! {
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval) -> c_int;
     on_goroutine => {
-        // The kernel accepts more than a second of microseconds.
+        // The kernel accepts more than a second of microseconds. `Some(None)` is an invalid time.
         let time = timeout.as_ref().map(|t| {
             let (more, micros) = (t.tv_usec / 1_000_000, t.tv_usec % 1_000_000);
             nanos(&timespec { tv_sec: t.tv_sec.saturating_add(more), tv_nsec: micros * 1_000 })
@@ -330,6 +330,7 @@ interpose! {
     fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t) -> c_int;
     on_goroutine => {
+        // `Some(None)` is an invalid timeout; the kernel returns the error.
         let time = timeout.as_ref().map(nanos);
         if mask.is_null() && time != Some(None) {
             select_for(count, [read, write, except], Timeout::from_span(time.flatten()))
@@ -417,7 +418,7 @@ unsafe fn select_for(count: c_int, sets: [*mut fd_set; 3], timeout: Timeout) -> 
 /// slices.
 unsafe fn poll_list(count: usize, sets: [*mut fd_set; 3]) -> Vec<pollfd> {
     let is_in = |set: *mut fd_set, fd: usize| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         !set.is_null()
             && unsafe { set.cast::<u64>().add(fd / WORD_BITS).read() } >> (fd % WORD_BITS) & 1 != 0
     };

@@ -1,13 +1,14 @@
-//! `setuid` and its kin: per thread in Linux, and made per process by glibc, which sends signal 33
-//! to every thread.
+//! `setuid` and related functions: per thread in Linux, and made per process by glibc, which sends
+//! signal 33 to every thread.
 //!
-//! glibc's handler marks the thread as done in its `struct pthread`, found by FS. On an M that runs
-//! a goroutine that would be the goroutine's, and the caller of `setuid` would wait for ever. So
-//! our handler wraps glibc's and calls it with FS set to the thread's own block.
+//! glibc's handler marks the thread as done in its `struct pthread`, which it finds by FS. On an M
+//! that runs a goroutine it would mark the goroutine's `struct pthread` instead, and the caller of
+//! `setuid` would wait for ever. So our handler wraps glibc's and calls it with FS set to the
+//! thread's own block.
 //!
 //! glibc installs its handler at start-up (2.31) or at the first `pthread_create` (2.34 and later),
-//! so it is installed when `mem::tls::init` has made its thread. glibc's `sigaction` rejects this
-//! signal; the raw system call does not.
+//! so glibc's handler is there when `mem::tls::init` has made its probe thread. glibc's `sigaction`
+//! rejects this signal; the raw system call does not.
 
 use crate::arch;
 use crate::sys::raw;
@@ -54,11 +55,13 @@ pub(crate) fn install() -> bool {
     true
 }
 
+/// Reads and changes the action of [`SIGSETXID`].
+///
 /// # Safety
 /// `new` is null or an action that may be installed; `old` is null or writable.
 unsafe fn rt_sigaction(new: *const Action, old: *mut Action) -> isize {
     let size = size_of::<u64>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { raw::syscall(libc::SYS_rt_sigaction, [SIGSETXID, new as usize, old as usize, size]) }
 }
 

@@ -109,7 +109,7 @@ interpose! {
         // The two pointers may be the same.
         let before = ALTERNATE_STACK.get().unwrap_or_else(of_thread);
         if !new.is_null() {
-            match checked(new.read()) {
+            match check_alternate_stack(new.read()) {
                 Ok(stack) => ALTERNATE_STACK.set(Some(stack)),
                 Err(error) => {
                     *libc::__errno_location() = error;
@@ -124,12 +124,12 @@ interpose! {
     }
 }
 
-/// Returns the stack as the kernel would store it.
+/// Returns the alternate stack as the kernel would store it.
 ///
 /// # Errors
 /// Returns the error number that the kernel would: `ENOMEM` if the stack is too small, `EINVAL` for
 /// unknown flags.
-fn checked(stack: libc::stack_t) -> Result<libc::stack_t, c_int> {
+fn check_alternate_stack(stack: libc::stack_t) -> Result<libc::stack_t, c_int> {
     /// Linux: the stack is disarmed while a handler runs on it.
     const SS_AUTODISARM: c_int = 1 << 31;
     match stack.ss_flags & !SS_AUTODISARM {
@@ -166,6 +166,7 @@ pub(crate) fn install_preemption(signal: Option<c_int>) -> bool {
         action.sa_sigaction = on_signal as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigfillset(&raw mut action.sa_mask);
+        // Release pairs with the Acquire in `sigaction`, which then reads `USER_ACTION`.
         PREEMPTION_SIGNAL.store(signal, Ordering::Release);
         real_sigaction(signal, &raw const action, null_mut()) == 0
     }

@@ -1,6 +1,6 @@
 //! How an interposed function is defined: the exported symbol, and libc's function of that name.
 //!
-//! [`interpose!`] has three forms:
+//! `interpose!` has three forms:
 //!
 //! | form | on a goroutine | on a plain thread |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! other code, or that have none.
 //!
 //! Not defined by the macro: `dlopen`, `dlmopen` and `syscall` jump to the real function with their
-//! caller's frame, so they are assembler; `malloc` and its kin are weak symbols, which only
-//! assembler can define.
+//! caller's frame, so they are assembler; `malloc` and related functions are weak symbols, which
+//! only assembler can define.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

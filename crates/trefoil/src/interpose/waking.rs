@@ -11,7 +11,7 @@
 //! | a plain thread | `Outside` | the same |
 //! | a handler that interrupted user code | `Outside` | the same |
 //! | a handler that interrupted the runtime | `Deferred` | is left to the helper thread |
-//! | holds a lock of the runtime | `Deferred` | the same (`sched/deferred.rs`) |
+//! | a holder of a lock of the runtime | `Deferred` | the same (`sched/wait/deferred.rs`) |
 //!
 //! Invariants:
 //! 1. A handler never enters the runtime: `Rt::leave` may switch goroutines, and the alternate

@@ -2,7 +2,7 @@
 //! stacks are reserved.
 //!
 //! ```text
-//!   window (4 TiB of addresses below the kernel's usual place, chunks mapped upward)
+//!   window (4 TiB below the address that mmap chooses by itself; chunks are mapped upward)
 //!   ┌──────────── chunk 0 ────────────┬──────────── chunk 1 ────────────┬── …
 //!   │ slot │ slot │ …   256 of 256 KiB│ slot │ slot │ …                 │
 //!   └──────┴──────┴───────────────────┴──────┴──────────────────────────┴── …
@@ -68,8 +68,8 @@ const CHUNKS_MAX: usize = 1 << 16;
 /// Maximum number of slots in a process, and so the bound of [`StackSlot::index`].
 pub(crate) const SLOTS_MAX: usize = CHUNKS_MAX * CHUNK_SLOTS_MAX;
 
-/// How far below the kernel's usual place the window starts: room for every chunk, so that chunks
-/// mapped upward meet no other mapping.
+/// How far below the address that mmap chooses by itself the window starts: room for every chunk,
+/// so that chunks mapped upward meet no other mapping.
 const WINDOW_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES;
 
 /// Maximum number of stacks in a P's cache.
@@ -123,6 +123,7 @@ impl SizeClass {
         1 << (CLASS_SHIFT_MIN + self.0 as u32)
     }
 
+    /// Returns the number of slots in a chunk of this class.
     fn slots(self) -> usize {
         (CHUNK_BYTES / self.slot_bytes()).clamp(1, CHUNK_SLOTS_MAX)
     }
@@ -133,7 +134,7 @@ impl SizeClass {
 }
 
 /// A bit for every slot of a chunk. Atomic, because bits of one word belong to different owners.
-/// What a bit guards is ordered by the lock that its field names, so every access is Relaxed.
+/// Every access is Relaxed: the lock that the field names orders what a bit describes.
 struct Bits([AtomicU64; CHUNK_SLOTS_MAX / 64]);
 
 impl Bits {
@@ -177,10 +178,14 @@ impl Bits {
 /// until it is published.
 #[repr(C, align(64))]
 pub(crate) struct Chunk {
-    // Written once, before the chunk is published.
+    // The first five are written once, before the chunk is published.
+    /// Address of the first slot.
     base: usize,
+    /// [`StackSlot::index`] of the first slot.
     first_index: u32,
+    /// Index in the registry's table.
     id: u16,
+    /// Number of slots.
     slots: u16,
     class: SizeClass,
     /// Link of the class pool's list of open chunks: id + 1 of the next one, 0 at the end,
@@ -189,7 +194,9 @@ pub(crate) struct Chunk {
     /// Changed under the class pool's lock.
     unused: Bits,
     /// Set by the thread that has taken the slot, and by [`guard_locked`], whose caller has taken
-    /// one slot of the chunk; cleared by [`release_chunk`], which has taken all of them.
+    /// one slot of the chunk; cleared by [`release_chunk`], which has taken all of them. The class
+    /// pool's lock orders the threads that take a slot one after the other. A thread that reads an
+    /// old 0 installs the guard once more, which is harmless.
     guarded: Bits,
     /// Changed under `stack::LIVE_LOCK` in shared mode.
     live: Bits,
@@ -309,13 +316,14 @@ static TABLE: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 /// The number of complete descriptors. Only grows, under [`REGISTRY`].
 static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// Every chunk lies above the one before it: the kernel usually follows the hint. Cleared under
-/// [`REGISTRY`].
+/// Whether every chunk lies above the one before it. It does while the kernel follows the hints.
+/// Cleared under [`REGISTRY`].
 static SORTED: AtomicBool = AtomicBool::new(true);
 
 struct Registry {
     /// Where the next chunk should go; 0 before the first.
     next_base: usize,
+    /// [`StackSlot::index`] of the next chunk's first slot.
     next_index: u32,
 }
 
@@ -416,10 +424,10 @@ fn table(registry: &mut Registry) -> io::Result<NonNull<Chunk>> {
         // SAFETY: mapped above.
         unsafe { mm::lock_on_fault(Span { base: table.as_ptr().expose_provenance(), len: bytes }) };
     }
-    // The kernel placed the table at its usual, random address; the window inherits the randomness.
+    // The kernel chose a random address for the table; the window inherits the randomness.
     let huge_page = 2 * MIB;
-    let usual = table.as_ptr().expose_provenance();
-    registry.next_base = usual.saturating_sub(WINDOW_BYTES) & !(huge_page - 1);
+    let chosen = table.as_ptr().expose_provenance();
+    registry.next_base = chosen.saturating_sub(WINDOW_BYTES) & !(huge_page - 1);
     // Published together with the first chunk, by the Release on PUBLISHED.
     TABLE.store(table.as_ptr(), Ordering::Relaxed);
     Ok(table)
@@ -534,6 +542,7 @@ pub(crate) struct ClassStats {
 }
 
 impl ClassPool {
+    /// Returns the number of slots that are reserved by credits and by caches.
     fn total_reserved(&self) -> usize {
         self.reserved + LOCAL_MAX * self.caches
     }
@@ -549,6 +558,7 @@ impl ClassPool {
         Ok(())
     }
 
+    /// Adds the chunk to the list of open chunks, unless it is in the list.
     fn open(&mut self, chunk: &'static Chunk) {
         if chunk.next_open.load(Ordering::Relaxed) == NOT_OPEN {
             chunk.next_open.store(self.open, Ordering::Relaxed);
@@ -556,6 +566,7 @@ impl ClassPool {
         }
     }
 
+    /// Takes an unused slot of an open chunk.
     fn take(&mut self) -> Option<StackSlot> {
         loop {
             let chunk = chunk(self.open.checked_sub(1)? as usize);
@@ -568,6 +579,7 @@ impl ClassPool {
         }
     }
 
+    /// Makes a taken slot unused again.
     fn give(&mut self, slot: StackSlot) {
         debug_assert!(!slot.chunk.unused.get(slot.nr as usize));
         slot.chunk.unused.set(slot.nr as usize);
@@ -612,7 +624,8 @@ pub(crate) fn reserve(class: SizeClass, n: usize) -> Result<(), ReserveError> {
 pub(crate) fn unreserve(class: SizeClass, n: usize) {
     let mut pool = CLASS_POOLS[class.index()].lock();
     debug_assert!(pool.reserved >= n, "more credits returned than reserved");
-    // Wrapping would reserve the whole address space; if too few are reserved, `refill` shows it.
+    // Wrapping would reserve the whole address space. If too few are reserved, `acquire` reports it
+    // (`mem::no_slot`).
     pool.reserved = pool.reserved.saturating_sub(n);
 }
 
@@ -659,8 +672,9 @@ pub(crate) fn return_unused(class: SizeClass, slots: impl Iterator<Item = StackS
 }
 
 pub(crate) fn class_stats(class: SizeClass) -> ClassStats {
-    let y = CLASS_POOLS[class.index()].lock();
-    ClassStats { slots: y.slots, unused: y.unused, reserved: y.reserved, caches: y.caches }
+    let pool = CLASS_POOLS[class.index()].lock();
+    let ClassPool { slots, unused, reserved, caches, .. } = *pool;
+    ClassStats { slots, unused, reserved, caches }
 }
 
 /// Returns the page tables of a chunk without used slots to the kernel: they are 128 KiB, half a
@@ -726,8 +740,8 @@ enum ReserveErrorKind {
 
 impl From<ReserveError> for io::Error {
     #[cold]
-    fn from(refusal: ReserveError) -> io::Error {
-        let ReserveError { class, kind } = refusal;
+    fn from(error: ReserveError) -> io::Error {
+        let ReserveError { class, kind } = error;
         let have: usize = chunks().map(Chunk::slots).sum();
         let kib = class.slot_bytes() / KIB;
         let text = match kind {

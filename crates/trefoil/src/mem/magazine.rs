@@ -1,9 +1,9 @@
 //! Magazines: a cache of free blocks in front of an allocator, by size class.
 //!
-//! They belong to an M, not to a goroutine (Go's mcache belongs to a P). A goroutine that allocates
-//! takes a block from its M while it cannot be preempted: no atomics, no lock, and no state of the
-//! allocator in the goroutine's thread-local storage. Blocks come from the allocator, and return to
-//! it, in batches.
+//! Magazines belong to an M, not to a goroutine (Go's mcache belongs to a P). A goroutine that
+//! allocates takes a block from its M while it cannot be preempted: no atomics, no lock, and no
+//! state of the allocator in the goroutine's thread-local storage. Blocks come from the allocator,
+//! and return to it, in batches.
 //!
 //! ```text
 //!   class:     0   1   2   …   39           bytes: 16, 32, … 128, 160, 192, 224, 256, 320, … 32768
@@ -38,7 +38,7 @@ pub(crate) const ALIGN: usize = 16;
 const FIRST_CAPACITY: u32 = 8;
 const MAX_CAPACITY: u32 = 128;
 const MAX_CLASS_BYTES: usize = 64 << 10;
-/// Classes up to this size are 16 bytes apart, beyond it four per doubling.
+/// Classes up to this size are 16 bytes apart. Beyond it there are four classes per doubling.
 const LINEAR_BYTES: usize = 128;
 
 /// A size class.
@@ -133,6 +133,7 @@ pub(crate) fn owns(of: BlocksOf, give_back: GiveBack) -> bool {
     OWNERS[of as usize].load(Ordering::Relaxed) == key || claim_slow(of, key)
 }
 
+/// Makes `key` the owner of the set, if the set has none. Returns whether this call did so.
 #[cold]
 fn claim_slow(of: BlocksOf, key: *mut ()) -> bool {
     let (relaxed, owner) = (Ordering::Relaxed, &OWNERS[of as usize]);
@@ -234,7 +235,8 @@ impl Magazines {
         size
     }
 
-    /// Adds blocks that were fetched for an empty magazine.
+    /// Adds blocks that were fetched for an empty magazine. If the magazine is not empty any more,
+    /// they are added one by one.
     pub(crate) fn add(&mut self, class: Class, mut chain: Chain) {
         let magazine = &mut self.0[class.0 as usize];
         if magazine.head.is_null() {

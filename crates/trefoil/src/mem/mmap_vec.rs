@@ -1,5 +1,5 @@
-//! A vector for the scheduler, which must not call malloc (sched/mod.rs, rule 2): its pages come
-//! from `mmap`.
+//! A vector for the heaps of timers: the scheduler must not call malloc (sched/mod.rs, rule 2), so
+//! its pages come from `mmap`.
 //!
 //! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 
@@ -30,7 +30,7 @@ impl<T: Copy> MmapVec<T> {
         if (self.len + 1) * size_of::<T>() > self.bytes {
             self.grow_slow();
         }
-        // SAFETY: inside the mapping, by the check.
+        // SAFETY: inside this vector's own mapping, by the check.
         unsafe { self.items.add(self.len).write(item) };
         self.len += 1;
     }
@@ -38,7 +38,7 @@ impl<T: Copy> MmapVec<T> {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: was inside the array.
+        // SAFETY: the item was inside the array, which this vector owns.
         Some(unsafe { self.items.add(self.len).read() })
     }
 
@@ -47,6 +47,7 @@ impl<T: Copy> MmapVec<T> {
         self.len = self.len.min(len);
     }
 
+    /// Doubles the mapping, or makes the first one.
     #[cold]
     fn grow_slow(&mut self) {
         let bytes = (self.bytes * 2).max(FIRST_BYTES);
@@ -70,7 +71,7 @@ impl<T: Copy> Deref for MmapVec<T> {
     type Target = [T];
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the first `len` are written.
+        // SAFETY: this vector owns the items, and the first `len` of them are written.
         unsafe { std::slice::from_raw_parts(self.items.as_ptr(), self.len) }
     }
 }

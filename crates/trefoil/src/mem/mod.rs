@@ -32,8 +32,9 @@
 //!
 //! Everything here may be called with any FS base. A [`StackCache`] belongs to a P, so its methods
 //! are called inside the runtime and do not call malloc. [`refill_pool`], [`acquire`], [`release`]
-//! and the scavenger do, for the DTV of a TLS block: never while they hold a lock of the runtime,
-//! except `stack::LIVE_LOCK` in shared mode. Only [`for_each_block`] waits for that one.
+//! and the scavenger call malloc, for the DTV of a TLS block (`tls/`). They hold no lock of the
+//! runtime meanwhile, except `stack::LIVE_LOCK` in shared mode; only [`for_each_block`] waits for
+//! its shared holders.
 
 mod arena;
 pub(crate) mod magazine;
@@ -53,6 +54,7 @@ pub(crate) use self::scavenger::{Scavenger, has_surplus};
 pub(crate) use self::stack::Stack;
 use self::stack::{StackConfig, StackTop};
 use self::stack_pool::{PoolState, StackBatch, StackPool};
+use self::tls::DlopenReserve;
 use crate::sys::lock::Lock;
 use crate::sys::mm;
 
@@ -99,8 +101,11 @@ fn pool_of(class: SizeClass) -> &'static StackPool<StackTop> {
 /// too.
 pub(crate) struct StackCache {
     stacks: StackBatch<StackTop>,
+    /// See the table.
     limit: u32,
+    /// Credits that are reserved and that no goroutine has taken.
     credits: u32,
+    /// The class of the default size.
     class: SizeClass,
 }
 
@@ -171,6 +176,7 @@ impl StackCache {
         Ok(())
     }
 
+    /// Reserves a batch of credits and takes one of them.
     #[cold]
     fn reserve_slow(&mut self) -> Result<(), ReserveError> {
         self.register()?;
@@ -206,6 +212,7 @@ impl StackCache {
         }
     }
 
+    /// Registers the cache with the arena, unless it is registered.
     fn register(&mut self) -> Result<(), ReserveError> {
         if self.limit == 0 {
             arena::register_cache(self.class)?;
@@ -299,7 +306,8 @@ pub(crate) fn unreserve_one() {
 /// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks exist already with
 /// other settings; the errors of `tls::init`.
 pub(crate) fn configure(default_size: usize, dlopen_reserve: bool) -> io::Result<()> {
-    StackConfig::configure(default_size, dlopen_reserve)
+    let reserve = if dlopen_reserve { DlopenReserve::Keep } else { DlopenReserve::Omit };
+    StackConfig::configure(default_size, reserve)
 }
 
 /// Selects mprotect guards, as on kernels before 6.13. Call it before the first stack.
@@ -414,7 +422,8 @@ fn put(class: SizeClass, batch: StackBatch<StackTop>) {
     debug_assert!(rejected.is_none());
 }
 
-/// Invariant 2 of the arena is broken: a stack was taken without a credit.
+/// Makes the error for a stack that was taken without a credit (invariant 2 of the arena is
+/// broken).
 #[cold]
 fn no_slot() -> io::Error {
     debug_assert!(false, "a stack was asked for without a credit");

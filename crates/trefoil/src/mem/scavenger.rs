@@ -1,7 +1,7 @@
 //! Retires pooled stacks that were not needed for a while: after a burst, not during it.
 //!
 //! Every [`PERIOD_NANOS`] the scavenger reads the lowest number of stacks that the pool of
-//! default-size stacks had in the period. So many were not needed; they are retired, except
+//! default-size stacks had in the period. That many were not needed; they are retired, except
 //! [`POOL_MAX`]. It works in steps with pauses, on half of a CPU at most, on a thread without a P.
 //!
 //! | `SURPLUS` | meaning |
@@ -95,6 +95,7 @@ impl Scavenger {
         true
     }
 
+    /// Retires up to [`STEP`] stacks. At the end of a period it first decides how many are to go.
     fn retire_step(&mut self, class: SizeClass) {
         let pool = pool_of(class);
         if self.to_retire == 0 {
@@ -124,7 +125,9 @@ impl Scavenger {
 
 /// Returns whether the pool has no surplus any more, and updates [`SURPLUS`].
 fn is_surplus_gone(class: SizeClass) -> bool {
-    // The store comes before the check: a later surplus is noticed by `note_surplus` or here.
+    // SeqCst: the store comes before the check, so a surplus is found here or by `note_surplus`. A
+    // thread that reads `ATTENDED` before the store and puts its batch after the check is missed;
+    // the next batch that overflows the pool is noted.
     SURPLUS.store(NO_SURPLUS, Ordering::SeqCst);
     let gone = pool_of(class).has_room(0, POOL_MAX);
     if !gone {

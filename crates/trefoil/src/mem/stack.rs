@@ -39,7 +39,9 @@
 //! 3. `live` of a slot changes only under [`LIVE_LOCK`] in shared mode, together with `tls::create`
 //!    and `tls::destroy`: the holder of the exclusive mode sees every block, and none is made or
 //!    destroyed.
-//! 4. An unused slot reads as zeroes above its guard, because `tls::create` needs that.
+//! 4. An unused slot reads as zeroes where `tls::create` will make a block, because that writes
+//!    only what is not zero. The rest of the slot above the guard is zero too, unless the kernel
+//!    has refused to discard it (`wipe_slow`).
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -47,7 +49,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::arena::{self, SizeClass, SlotList, StackSlot};
 use super::stack_pool::{BatchLinks, BatchNode, StackBatch};
-use super::tls;
+use super::tls::{self, DlopenReserve};
 use crate::sys::lock::{Lock, SharedLock};
 use crate::sys::mm::{self, GuardKind, PAGE, Span};
 
@@ -69,9 +71,9 @@ const KEEP_BYTES: usize = 16 << 10;
 /// is.
 const KEEP_BELOW_SP_BYTES: usize = 2 * PAGE;
 
-/// Maximum number of hot pages that are populated at once: what fits in the bits of
+/// Maximum number of pages that are populated when a stack is made: what fits in the bits of
 /// [`StackConfig`].
-const HOT_PAGES_MAX: usize = 0x7f;
+const POPULATED_PAGES_MAX: usize = 0x7f;
 /// A block with more pages than this has large thread-locals, which a goroutine may never touch:
 /// then only the pages of its `struct pthread` are populated at once.
 const POPULATED_BLOCK_PAGES_MAX: usize = 8;
@@ -96,20 +98,22 @@ pub(super) static LIVE_LOCK: SharedLock = SharedLock::new();
 
 // -------------------------------------------------------------------------------------------------
 
-/// The settings that the first stack fixes, in a word: bits 0–7 class of the default size, bit 8
-/// dlopen reserve, bits 16–23 colours, bits 24–30 hot pages, bit 31 set.
+/// The settings that the first stack fixes, packed into a word: bits 0–7 are the class of the
+/// default size, bit 8 is set if blocks have the dlopen reserve, bits 16–23 are the number of
+/// colours, bits 24–30 are the number of populated pages, and bit 31 is always set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct StackConfig(u32);
 
+/// 0 until the settings are fixed, then a [`StackConfig`].
 static CONFIG: AtomicU32 = AtomicU32::new(0);
-/// The settings to fix: default size in bytes, dlopen reserve.
-static REQUESTED: Lock<(usize, bool)> = Lock::new((DEFAULT_BYTES, true));
+/// The settings to fix: the default size in bytes, and whether blocks have the dlopen reserve.
+static REQUESTED: Lock<(usize, DlopenReserve)> = Lock::new((DEFAULT_BYTES, DlopenReserve::Keep));
 
 impl StackConfig {
     const FIXED: u32 = 1 << 31;
-    const RESERVE: u32 = 1 << 8;
+    const DLOPEN_RESERVE: u32 = 1 << 8;
     const COLOURS_SHIFT: u32 = 16;
-    const HOT_SHIFT: u32 = 24;
+    const POPULATED_SHIFT: u32 = 24;
 
     /// Returns the settings; the first call fixes them.
     #[inline]
@@ -127,21 +131,24 @@ impl StackConfig {
         let requested = REQUESTED.lock();
         let (bytes, reserve) = *requested;
         let class = class_of(bytes)?;
-        let below = if reserve { layout.below } else { layout.below_used };
+        let (below, reserve_bit) = match reserve {
+            DlopenReserve::Keep => (layout.below, Self::DLOPEN_RESERVE),
+            DlopenReserve::Omit => (layout.below_used, 0),
+        };
         let block = layout.above + below;
-        let (colours, hot) = (colours(block), populated_pages(block, layout.above));
+        let (colours, populated) = (colours(block), populated_pages(block, layout.above));
         let word = Self::FIXED
             | class.index() as u32
-            | if reserve { Self::RESERVE } else { 0 }
+            | reserve_bit
             | (colours as u32) << Self::COLOURS_SHIFT
-            | (hot as u32) << Self::HOT_SHIFT;
+            | (populated as u32) << Self::POPULATED_SHIFT;
         // Under the lock of `REQUESTED`, so two first calls store the same value.
         CONFIG.store(word, Ordering::Release);
         Ok(StackConfig(word))
     }
 
     /// Sets what the first stack will fix; see `mem::configure`.
-    pub(super) fn configure(default_bytes: usize, reserve: bool) -> io::Result<()> {
+    pub(super) fn configure(default_bytes: usize, reserve: DlopenReserve) -> io::Result<()> {
         let class = class_of(default_bytes)?;
         let mut requested = REQUESTED.lock();
         match CONFIG.load(Ordering::Acquire) {
@@ -150,7 +157,7 @@ impl StackConfig {
                 Ok(())
             }
             word if StackConfig(word).default() == class
-                && StackConfig(word).reserve() == reserve =>
+                && StackConfig(word).dlopen_reserve() == reserve =>
             {
                 Ok(())
             }
@@ -166,17 +173,21 @@ impl StackConfig {
         SizeClass::from_index((self.0 & 0xff) as usize)
     }
 
-    fn reserve(self) -> bool {
-        self.0 & Self::RESERVE != 0
+    /// Returns whether TLS blocks have glibc's reserve for dlopen.
+    fn dlopen_reserve(self) -> DlopenReserve {
+        match self.0 & Self::DLOPEN_RESERVE {
+            0 => DlopenReserve::Omit,
+            _ => DlopenReserve::Keep,
+        }
     }
 
     fn colours(self) -> usize {
         (self.0 >> Self::COLOURS_SHIFT) as usize & 0xff
     }
 
-    /// Returns the pages that every stack in this slot uses.
-    fn hot(self, slot: StackSlot) -> Span {
-        let pages = (self.0 >> Self::HOT_SHIFT) as usize & HOT_PAGES_MAX;
+    /// Returns the pages of this slot that are populated when its stack is made.
+    fn populated(self, slot: StackSlot) -> Span {
+        let pages = (self.0 >> Self::POPULATED_SHIFT) as usize & POPULATED_PAGES_MAX;
         Span::new((slot.end() - pages * PAGE).max(slot.low()), slot.end())
     }
 
@@ -213,9 +224,10 @@ fn populated_pages(block_bytes: usize, above_bytes: usize) -> usize {
         pages @ 0..=POPULATED_BLOCK_PAGES_MAX => pages,
         _ => hot_pages(above_bytes),
     };
-    pages.min(HOT_PAGES_MAX)
+    pages.min(POPULATED_PAGES_MAX)
 }
 
+/// Returns the bytes that a small parked goroutine uses at the end of its slot, without a pad.
 fn need_bytes(block_bytes: usize) -> usize {
     block_bytes.next_multiple_of(LINE) + size_of::<StackTop>() + PARKED_BYTES
 }
@@ -231,10 +243,13 @@ pub(crate) struct StackTop {
     batch: Option<BatchLinks<StackTop>>,
     /// First byte of the slot.
     base: usize,
+    /// The thread pointer of the TLS block.
     tp: NonNull<u8>,
+    /// [`StackSlot::index`].
     index: u32,
     /// Distance from the header down to the first frame.
     sp_below: u32,
+    /// The id of the slot's chunk.
     chunk: u16,
     class: SizeClass,
     /// 0 or [`OWN_CREDIT`].
@@ -439,12 +454,12 @@ fn guard_all<const N: usize>(slots: &SlotList<N>) -> io::Result<()> {
     })
 }
 
-/// Populates the hot pages of all slots in one call: two page faults per stack fewer, which halves
-/// the cost of making it (5.5 → 2.7 µs on a virtual machine).
+/// Populates the hot pages of all slots in one call. This saves two page faults per stack, and
+/// halves the cost of making it (5.5 → 2.7 µs on a virtual machine).
 fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
     let mut spans = [Span::EMPTY; N];
     for (slot, span) in slots.iter().zip(&mut spans) {
-        *span = config.hot(slot);
+        *span = config.populated(slot);
     }
     // SAFETY: the tops of slots that this thread has taken.
     unsafe { mm::populate(&spans[..slots.len()]) };
@@ -453,14 +468,14 @@ fn populate_all<const N: usize>(slots: &SlotList<N>, config: StackConfig) {
 /// Makes a stack in a slot.
 ///
 /// # Safety
-/// The caller has taken the slot, which is guarded and zeroed, and holds [`LIVE_LOCK`] in shared
-/// mode.
+/// The caller has taken the slot, which is guarded and zeroed (invariant 4), and holds
+/// [`LIVE_LOCK`] in shared mode.
 unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<StackTop>> {
     let at = |addr| NonNull::new(ptr::with_exposed_provenance_mut::<u8>(addr)).expect("mapped");
     let top = at(config.top_of(slot));
     let tid = TID_BASE | slot.index();
-    // SAFETY: [low, top) is part of the slot and zeroed, by the contract.
-    let block = unsafe { tls::create(at(slot.low()), top, tid, config.reserve()) }?;
+    // SAFETY: [low, top) is part of the slot, and zeroed where the block will be (caller).
+    let block = unsafe { tls::create(at(slot.low()), top, tid, config.dlopen_reserve()) }?;
     // The ABI requires 16; in practice the block's own alignment is at least that.
     let sp = block.stack_top.as_ptr().addr() & !15;
     let top = top.cast::<StackTop>();
@@ -552,7 +567,7 @@ fn return_slots<const N: usize>(slots: &SlotList<N>) {
 #[cold]
 fn wipe_slow(slot: Span) {
     let block = tls::init().map_or(0, tls::BlockLayout::bytes).next_multiple_of(PAGE);
-    let len = slot.len.min(HOT_PAGES_MAX * PAGE + block);
+    let len = slot.len.min(POPULATED_PAGES_MAX * PAGE + block);
     let at = ptr::with_exposed_provenance_mut::<u8>(slot.base + slot.len - len);
     // SAFETY: the top of a slot that this thread has taken.
     unsafe { at.write_bytes(0, len) };

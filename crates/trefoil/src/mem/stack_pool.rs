@@ -37,8 +37,11 @@ use crate::sys::lock::Lock;
 
 /// What the first node of a batch in the pool stores.
 pub(crate) struct BatchLinks<N> {
+    /// First node of the batch below it.
     below: Option<NonNull<N>>,
+    /// Last node of this batch.
     tail: NonNull<N>,
+    /// Nodes in this batch.
     len: u32,
 }
 
@@ -177,7 +180,9 @@ impl<N: BatchNode> StackBatch<N> {
 
 /// What the lock of a [`StackPool`] guards: a stack of batches.
 pub(crate) struct PoolState<N: BatchNode> {
+    /// First node of the batch that was put last.
     top: Option<NonNull<N>>,
+    /// Nodes in all batches.
     len: usize,
     /// The lowest `len` since the last call of [`StackPool::unneeded`].
     low: usize,

@@ -65,6 +65,7 @@ fn take(cache: &mut StackCache) -> Stack {
     }
 }
 
+/// Ends a goroutine as a P does: recycles its stack and returns stack and credit to the cache.
 fn end(cache: &mut StackCache, stack: Stack) {
     stack.recycle();
     cache.push(stack);
@@ -75,7 +76,7 @@ fn at(addr: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(addr)
 }
 
-/// Writes to a page of a stack at each of these depths.
+/// Writes to every page of a stack down to `depth` bytes.
 fn touch(stack: &Stack, depth: usize) {
     let (low, high) = stack.bounds();
     for below in (64..depth).step_by(4 * KIB) {
@@ -104,8 +105,8 @@ fn default_class_stats() -> arena::ClassStats {
 }
 
 fn assert_credits_are_covered() {
-    let b = default_class_stats();
-    assert!(b.slots >= b.reserved + LOCAL_MAX * b.caches, "{b:?}");
+    let s = default_class_stats();
+    assert!(s.slots >= s.reserved + LOCAL_MAX * s.caches, "{s:?}");
 }
 
 /// Returns a random number below `n`.
@@ -214,6 +215,7 @@ fn configure_sets_the_default_size_until_the_first_stack() {
 
 // ------------------------------------------------------------------------------------------ guards
 
+/// Touches the lowest byte of a stack, then the guard `bytes` below it.
 fn fault_below(low: usize, bytes: usize) {
     // SAFETY: the lowest byte of a stack that the test owns.
     unsafe { at(low).write(1) };
@@ -543,13 +545,18 @@ fn scavenger_returns_memory_after_a_burst() {
             time = scavenger.run_due(|| time);
         }
         let after = (rss(), status("VmPTE:"));
-        println!("RSS and page tables, KiB: {:?} {:?} {:?}", k(before), k(peak), k(after));
+        println!(
+            "RSS and page tables, KiB: {:?} {:?} {:?}",
+            in_kib(before),
+            in_kib(peak),
+            in_kib(after)
+        );
         let kept = (POOL_MAX * 16 + LOCAL_MAX * 80) * KIB;
         assert!(after.0 < before.0 + kept + 4 * MIB);
     });
 }
 
-fn k((a, b): (usize, usize)) -> (usize, usize) {
+fn in_kib((a, b): (usize, usize)) -> (usize, usize) {
     (a / KIB, b / KIB)
 }
 
@@ -566,6 +573,7 @@ fn a_million_stacks_take_few_mappings() {
     passes_in_child("a_million_stacks_take_few_mappings", || many(1_000_000));
 }
 
+/// Makes `n` stacks, ends them all and counts mappings and memory.
 fn many(n: usize) {
     let mut cache = StackCache::new().unwrap();
     let mut stacks = Vec::with_capacity(n);

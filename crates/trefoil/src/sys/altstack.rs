@@ -18,6 +18,7 @@ const MAPPED_BYTES: usize = GUARD_BYTES + ALTERNATE_BYTES;
 pub(crate) struct AlternateStack {
     /// The guard, and the stack above it.
     memory: *mut c_void,
+    /// The alternate stack that the thread had before.
     before: libc::stack_t,
 }
 

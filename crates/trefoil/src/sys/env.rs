@@ -3,7 +3,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `TREFOIL_PROCS` | number of Ps, 1 to 1024 |
-//! | `GOMAXPROCS` | the same, where `TREFOIL_PROCS` is not set |
+//! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
@@ -23,7 +23,7 @@ pub(crate) struct Env {
     pub schedtrace_ms: Option<u64>,
     /// The trace shows every P, M and G.
     pub scheddetail: bool,
-    /// No preemption by signal.
+    /// Goroutines are not preempted by a signal.
     pub asyncpreemptoff: bool,
     /// The preemption signal. Defaults to SIGURG.
     pub preempt_signal: Option<i32>,
@@ -93,8 +93,8 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
                 }
                 Err(_) => false,
             },
-            "scheddetail" => switch(value, &mut env.scheddetail),
-            "asyncpreemptoff" => switch(value, &mut env.asyncpreemptoff),
+            "scheddetail" => parse_switch(value, &mut env.scheddetail),
+            "asyncpreemptoff" => parse_switch(value, &mut env.asyncpreemptoff),
             "preemptsignal" => match value.parse() {
                 Ok(n @ 1..=64) if ![libc::SIGKILL, libc::SIGSTOP, 32, 33].contains(&n) => {
                     env.preempt_signal = Some(n);
@@ -109,8 +109,8 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
                 }
                 _ => false,
             },
-            "tls" => word(value, "pthread", &mut env.tls_pthread),
-            "guards" => word(value, "mprotect", &mut env.guards_mprotect),
+            "tls" => parse_word(value, "pthread", &mut env.tls_pthread),
+            "guards" => parse_word(value, "mprotect", &mut env.guards_mprotect),
             _ => false,
         };
         if !valid {
@@ -121,13 +121,13 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
 }
 
 /// Sets `to` from `0` or `1`; returns false if the value is neither.
-fn switch(value: &str, to: &mut bool) -> bool {
+fn parse_switch(value: &str, to: &mut bool) -> bool {
     *to = value == "1";
     matches!(value, "0" | "1")
 }
 
 /// Sets `to` if the value is `word`; returns false if it is not.
-fn word(value: &str, word: &str, to: &mut bool) -> bool {
+fn parse_word(value: &str, word: &str, to: &mut bool) -> bool {
     *to = value == word;
     *to
 }

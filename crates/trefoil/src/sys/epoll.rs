@@ -43,19 +43,26 @@ pub(crate) struct Event {
 /// An epoll instance. Its memory is never freed (`sched` leaks it), its descriptors live until
 /// `close`.
 pub(crate) struct Epoll {
+    /// −1 while it is not open. Stored with Release after `break_fd`, and loaded with Acquire: a
+    /// thread that finds it open sees `break_fd` too.
     fd: AtomicI32,
-    waker: AtomicI32,
-    /// The kernel has no `epoll_pwait2` (before 5.11), so timeouts are in milliseconds.
+    /// The eventfd; −1 if this instance of the group has none.
+    break_fd: AtomicI32,
+    /// Set if the kernel has no `epoll_pwait2` (before 5.11): then timeouts are in milliseconds.
     coarse: AtomicBool,
 }
 
 impl Epoll {
     /// Makes one that is not open: the runtime has not used the network yet.
     pub(crate) const fn new() -> Epoll {
-        Epoll { fd: AtomicI32::new(-1), waker: AtomicI32::new(-1), coarse: AtomicBool::new(false) }
+        Epoll {
+            fd: AtomicI32::new(-1),
+            break_fd: AtomicI32::new(-1),
+            coarse: AtomicBool::new(false),
+        }
     }
 
-    /// Opens it without an eventfd. By one caller at a time.
+    /// Opens it without an eventfd. Only one thread at a time calls this.
     pub(crate) fn open(&self) -> io::Result<()> {
         if !self.is_open() {
             // SAFETY: makes a descriptor.
@@ -65,7 +72,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Opens it with the eventfd of its group. By one caller at a time.
+    /// Opens it with the eventfd of its group. Only one thread at a time calls this.
     pub(crate) fn open_with_breaks(&self) -> io::Result<()> {
         if self.is_open() {
             return Ok(());
@@ -73,21 +80,21 @@ impl Epoll {
         // SAFETY: calls that make descriptors, and one that registers one of them.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            let waker = match check(libc::eventfd(0, BREAK_FLAGS)) {
-                Ok(waker) => waker,
+            let break_fd = match check(libc::eventfd(0, BREAK_FLAGS)) {
+                Ok(break_fd) => break_fd,
                 Err(e) => {
                     libc::close(fd);
                     return Err(e);
                 }
             };
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: BREAK };
-            let rc = libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, waker, &raw mut event);
+            let rc = libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, break_fd, &raw mut event);
             if let Err(e) = check(rc) {
-                libc::close(waker);
+                libc::close(break_fd);
                 libc::close(fd);
                 return Err(e);
             }
-            self.waker.store(waker, Ordering::Relaxed);
+            self.break_fd.store(break_fd, Ordering::Relaxed);
             self.fd.store(fd, Ordering::Release);
         }
         Ok(())
@@ -100,7 +107,7 @@ impl Epoll {
 
     /// Closes the descriptors. No thread waits in it any more.
     pub(crate) fn close(&self) {
-        for fd in [&self.fd, &self.waker] {
+        for fd in [&self.fd, &self.break_fd] {
             let fd = fd.swap(-1, Ordering::AcqRel);
             if fd >= 0 {
                 // SAFETY: our descriptor, which no thread uses any more (caller).
@@ -135,8 +142,9 @@ impl Epoll {
         }
     }
 
-    /// Registers `fd` as [`Epoll::add`] does, but for these directions alone. It is probably
-    /// registered already; if it is ready in one of the directions, that is reported again.
+    /// Registers `fd` as [`Epoll::add`] does, but only for the directions that are true. It is
+    /// probably registered already; if it is ready in one of the directions, that is reported
+    /// again.
     #[cfg(feature = "std")]
     pub(crate) fn arm(&self, fd: RawFd, data: u64, read: bool, write: bool) -> io::Result<bool> {
         let mut events = libc::EPOLLET;
@@ -223,22 +231,22 @@ impl Epoll {
         unsafe { syscall(libc::SYS_epoll_pwait, args) }.max(0) as usize
     }
 
-    fn waker_fd(&self) -> usize {
-        self.waker.load(Ordering::Relaxed) as usize
+    fn break_fd(&self) -> usize {
+        self.break_fd.load(Ordering::Relaxed) as usize
     }
 
     /// Makes one waiting thread return.
     fn put_break(&self) {
         let one = 1u64;
         // SAFETY: writes eight bytes of our own.
-        unsafe { syscall(libc::SYS_write, [self.waker_fd(), &raw const one as usize, 8]) };
+        unsafe { syscall(libc::SYS_write, [self.break_fd(), &raw const one as usize, 8]) };
     }
 
     /// Consumes one break. Returns false if its sender has not written it yet.
     fn take_break(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into our own.
-        unsafe { syscall(libc::SYS_read, [self.waker_fd(), &raw mut count as usize, 8]) == 8 }
+        unsafe { syscall(libc::SYS_read, [self.break_fd(), &raw mut count as usize, 8]) == 8 }
     }
 }
 
@@ -265,6 +273,7 @@ pub(crate) fn wait_any<'a>(group: impl Iterator<Item = &'a Epoll>, deadline: Nan
     (0..len).filter(|&i| fds[i].revents != 0).fold(0, |bits, i| bits | 1 << i)
 }
 
+/// Returns the descriptor, or the error of the call that should have made it.
 fn check(fd: RawFd) -> io::Result<RawFd> {
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
@@ -292,11 +301,14 @@ impl PollSlot {
     /// already (`wait` has to check that itself).
     pub(crate) fn wait_in<T>(&self, epoll: &'static Epoll, wait: impl FnOnce() -> T) -> T {
         self.epoll.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Relaxed);
-        // A waker sees that the thread waits here, or `wait` sees the waker's token.
+        // Pairs with the barrier of the caller of `wake`: a waker sees that the thread waits here,
+        // or `wait` sees the waker's token.
         full_fence();
         let value = wait();
+        // AcqRel, here and in `wake`: the sleeper that finds null sees what the waker did before.
         if self.epoll.swap(null_mut(), Ordering::AcqRel).is_null() {
-            // The waker is between two instructions, or was descheduled there.
+            // Until the break is written: the waker is between its swap and its write, or was
+            // descheduled there.
             while !epoll.take_break() {
                 std::thread::yield_now();
             }

@@ -5,9 +5,9 @@
 //! poisoning reads `thread::panicking` from TLS that a goroutine under construction does not have
 //! yet. These locks touch only their own word and the kernel: raw system calls, no errno.
 //!
-//! A goroutine that holds one is not preempted: it would stop every P that wants the lock. Code
-//! inside the runtime is never preempted. For user code that takes a lock (`set_procs`, naming a
-//! goroutine), each lock counts itself in [`LOCKS_HELD`], which the preemption handler checks.
+//! A goroutine that holds such a lock is not preempted: it would stop every P that wants the lock.
+//! Code inside the runtime is never preempted. For user code that takes a lock (`set_procs`, naming
+//! a goroutine), each lock counts itself in [`LOCKS_HELD`], which the preemption handler checks.
 //!
 //! Rules for users:
 //! 1. Unlock on the stack that locked: `LOCKS_HELD` belongs to the goroutine.
@@ -303,6 +303,7 @@ impl SharedLock {
         self.writer.lock();
         self.state.fetch_or(WRITER, Ordering::Relaxed);
         loop {
+            // Acquire pairs with the Release in `unlock_shared`.
             let s = self.state.load(Ordering::Acquire);
             if s == WRITER {
                 return;
@@ -313,6 +314,7 @@ impl SharedLock {
 
     #[cold]
     fn unlock_exclusive(&self) {
+        // Release pairs with the Acquire in `lock_shared`.
         self.state.store(0, Ordering::Release);
         wake(&self.state, ALL_SLEEPERS);
         self.writer.unlock();

@@ -80,7 +80,7 @@ pub(crate) struct Reserved {
 
 /// Maps `len` zeroed, writable bytes that cost nothing until touched, at `hint` if that is free.
 ///
-/// Not backed by huge pages: a stack of one page must cost one page.
+/// The mapping is not backed by huge pages: a stack of one page must cost one page.
 pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let hint = ptr::without_provenance_mut::<c_void>(hint);
@@ -90,7 +90,7 @@ pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
     let span = Span { base: at.expose_provenance(), len };
     // SAFETY: a new mapping without contents, whose address no other thread knows.
     let made = unsafe {
-        // On every kernel the only way to find out whether a mapping is locked.
+        // On every kernel this is the only way to find out whether a mapping is locked.
         let refused = advise(span, MADV_DONTNEED).is_err();
         let wants_lock = refused && rustix::mm::munlock(at, len).is_ok();
         rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE)
@@ -229,10 +229,11 @@ pub(crate) fn force_mprotect_guards() {
     KIND.store(GuardKind::Protect as u8, Ordering::Relaxed);
 }
 
-/// 0: unknown, else a [`GuardKind`]. A fact about the kernel: all threads write the same value and
-/// nothing else depends on it, so Relaxed.
+/// 0 if it is unknown, else a [`GuardKind`]. It is a fact about the kernel: all threads write the
+/// same value and nothing else depends on it, so every access is Relaxed.
 static KIND: AtomicU8 = AtomicU8::new(0);
 
+/// Tries whether the kernel installs a guard marker.
 #[cold]
 fn probe_slow() -> GuardKind {
     let marker = reserve(0, PAGE).is_ok_and(|page| {
@@ -279,6 +280,8 @@ unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives the advice by one `process_madvise`. Returns whether all spans were advised.
+///
 /// # Safety
 /// As [`advise_all`].
 unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
@@ -295,10 +298,12 @@ unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
     got >= 0 && got as usize == want
 }
 
+/// Gives the advice for one span.
+///
 /// # Safety
 /// As [`advise_all`].
 unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
-    const EINTR: isize = -4; // guard install backs off for a pending signal
+    const EINTR: isize = -4; // `MADV_GUARD_INSTALL` stops for a pending signal
     const EAGAIN: isize = -11;
     loop {
         // SAFETY: the caller's contract.

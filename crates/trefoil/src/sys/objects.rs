@@ -1,7 +1,7 @@
 //! The loaded objects: the program and its libraries, with their program headers.
 //!
-//! During the walk the loader holds a lock that every thread needs which loads or unloads a library
-//! or starts a thread. So the calling goroutine is not preempted in here: a thread that has to be
+//! During the walk the loader holds a lock that a thread needs to load or unload a library, or to
+//! start a thread. So the calling goroutine is not preempted in here: a thread that has to be
 //! started to resume it would wait for that lock.
 
 use super::lock::PreemptGuard;

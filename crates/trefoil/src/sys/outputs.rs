@@ -23,7 +23,8 @@ const WORDS: usize = 3;
 struct Output {
     /// The word with the owner's id; null until it was found.
     owner: AtomicPtr<AtomicU64>,
-    /// The `ThreadId` of the runtime's thread that holds the lock at times (`sched/stop.rs`), or 0.
+    /// The `ThreadId` of the runtime's thread that holds the lock during a shutdown
+    /// (`sched/shutdown.rs`), or 0.
     holder: AtomicU64,
 }
 
@@ -35,8 +36,8 @@ thread_local! {
     static WRITER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Finds the owner's word in the lock of standard output (0) or error (1), and records the caller
-/// as the runtime's holder. The caller is a plain thread that holds the lock.
+/// Finds the owner's word in the lock of standard output (`which` is 0) or standard error (1), and
+/// records the caller as the runtime's holder. The caller is a plain thread that holds the lock.
 pub(crate) fn find_owner_word(which: usize) {
     let lock: *const u64 = match which {
         0 if size_of::<std::io::Stdout>() == size_of::<usize>() => {

@@ -9,8 +9,8 @@
 //! Invariants:
 //! 1. A token stays until a `park` consumes it, so the order of `park` and `unpark` does not
 //!    matter.
-//! 2. Tokens do not add up: one `park` may consume two. What both wakers did before is visible
-//!    then.
+//! 2. Tokens do not add up: one `park` may consume the tokens of two wakers. It then sees what both
+//!    did before.
 //! 3. After the sleeper has read `NOTIFIED` the parker may be gone. The waker's last access to it
 //!    is the exchange; the system call that follows uses the address only as a key.
 

@@ -34,7 +34,9 @@ pub(crate) enum ThreadState {
 
 /// Checks one thread at a time, and stores what the next check of the same thread needs.
 pub(crate) struct ThreadProbe {
+    /// The thread of the last check; 0 if its file must be opened again.
     tid: u32,
+    /// `/proc/self/task/TID/syscall` of that thread, if it is available.
     file: Option<File>,
     /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,
@@ -77,7 +79,7 @@ impl ThreadProbe {
             // now.
             Some(Ok(n))
                 if n > 0
-                    && let Some(call) = BlockedCall::read(&text[..n]) =>
+                    && let Some(call) = BlockedCall::parse(&text[..n]) =>
             {
                 let min_sleep = call.min_sleep();
                 if min_sleep == 0 {
@@ -106,6 +108,7 @@ impl ThreadProbe {
         now.saturating_sub(self.since)
     }
 
+    /// Checks a thread by its CPU time alone.
     #[cold]
     fn check_cpu_time(&mut self, tid: u32) -> ThreadState {
         match (self.cpu, self.idle_nanos(tid)) {
@@ -124,8 +127,8 @@ struct BlockedCall {
 
 impl BlockedCall {
     /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer,
-    /// all but the first in hexadecimal. A page fault has no arguments.
-    fn read(text: &[u8]) -> Option<BlockedCall> {
+    /// all except the first in hexadecimal. A page fault has no arguments.
+    fn parse(text: &[u8]) -> Option<BlockedCall> {
         let text = std::str::from_utf8(text).ok()?;
         let mut fields = text.split_ascii_whitespace();
         let number = fields.next()?.parse().ok()?;
@@ -139,7 +142,7 @@ impl BlockedCall {
 
     /// Returns how long a sleep in this call must last before the thread counts as blocked.
     fn min_sleep(&self) -> Nanos {
-        /// Until the next check.
+        /// A thread that still sleeps at a check this much later counts as blocked.
         const FUTEX_NANOS: Nanos = 10_000;
         /// Longer than a lock holder is off the CPU on a busy machine: an M that got the P earlier
         /// would only wait for the same lock.
@@ -163,6 +166,7 @@ impl BlockedCall {
     }
 }
 
+/// Opens the file that tells which system call the thread sleeps in.
 fn open(tid: u32) -> Option<OwnedFd> {
     let mut path = [0u8; 48];
     write!(&mut path[..], "/proc/self/task/{tid}/syscall\0").ok()?;

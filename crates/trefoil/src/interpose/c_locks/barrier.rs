@@ -9,8 +9,8 @@
 //! at once.
 //!
 //! Invariants:
-//! 1. The length of the queue and the decision to complete the round are under one lock (the
-//!    bucket's): a round has exactly `count` participants.
+//! 1. The queue's lock covers both the length of the queue and the decision to complete the round:
+//!    a round has exactly `count` participants.
 //! 2. The barrier is not touched after its last participant has arrived: a participant that was
 //!    woken may destroy it.
 //! 3. Waits here end only by a completed round (`KEY_BARRIER`).

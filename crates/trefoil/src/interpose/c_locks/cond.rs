@@ -102,9 +102,9 @@ interpose! {
 /// Wakes one waiter.
 ///
 /// # Safety
-/// A condition variable; so for the functions below.
+/// `cond` points to a condition variable. The same holds for the functions below.
 pub(super) unsafe fn signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         if private_clock(cond).is_none() {
             return real::pthread_cond_signal(cond);
@@ -121,7 +121,7 @@ pub(super) unsafe fn signal(cond: *mut pthread_cond_t) -> c_int {
 /// # Safety
 /// As above.
 pub(super) unsafe fn broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         if private_clock(cond).is_none() {
             return real::pthread_cond_broadcast(cond);
@@ -133,10 +133,11 @@ pub(super) unsafe fn broadcast(cond: *mut pthread_cond_t) -> c_int {
     0
 }
 
-/// Must be called before a real wait, which unlocks the mutex inside libc.
+/// Tells `mutex.rs` that libc will unlock the mutex. Called before each wait by a real function,
+/// which unlocks the mutex inside libc.
 unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
     if !is_forked() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { mutex::leave_to_libc(mutex) };
     }
 }
@@ -147,11 +148,11 @@ unsafe fn private_clock(cond: *mut pthread_cond_t) -> Option<clockid_t> {
     if is_forked() {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { layout::cond_clock(cond) }
 }
 
-/// [`wait`], until `at`.
+/// Waits as [`wait`] does, at most until `at` on `clock`.
 ///
 /// # Safety
 /// As for [`wait`].
@@ -161,9 +162,9 @@ unsafe fn wait_until(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     match unsafe { deadline(clock, at) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         Ok(limit) => unsafe { wait(cond, mutex, Some(limit)) },
         Err(rc) => rc,
     }
@@ -179,12 +180,16 @@ unsafe fn wait(
     limit: Option<ClockTime>,
 ) -> c_int {
     test_cancel();
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let rc = unsafe { wait_in_queue(cond as usize, mutex, limit) };
     test_cancel();
     rc
 }
 
+/// Waits as [`wait`] does, without the cancellation points. `address` is the variable's.
+///
+/// # Safety
+/// `mutex` points to a mutex.
 unsafe fn wait_in_queue(
     address: usize,
     mutex: *mut pthread_mutex_t,

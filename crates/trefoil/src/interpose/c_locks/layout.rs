@@ -41,19 +41,26 @@ unsafe extern "C" {
 /// The discovered layout: the index of a word in each object.
 #[derive(Clone, Copy)]
 struct LockLayout {
+    /// The flags of a condition variable.
     cond: u8,
+    /// The word of a semaphore that is 0 unless it is process-shared.
     semaphore: u8,
+    /// The same for a read-write lock.
     rwlock_shared: u8,
+    /// The number of participants of a barrier.
     barrier_count: u8,
+    /// The word of a barrier that is 0 unless it is process-shared.
     barrier_shared: u8,
 }
 
+/// States of [`LAYOUT`], in its lowest byte.
 const UNUSABLE: u64 = 1;
 const KNOWN: u64 = 2;
 
 /// 0 before the discovery, then `UNUSABLE`, or `KNOWN` and a [`LockLayout`] with a byte per field.
 static LAYOUT: AtomicU64 = AtomicU64::new(0);
 
+/// Returns the layout; None if glibc's objects are not as expected. The first call discovers it.
 #[inline]
 fn layout() -> Option<LockLayout> {
     // Relaxed: nothing is read through the word.
@@ -245,10 +252,10 @@ pub(super) struct MutexKind {
 /// Returns the kind and the owner of a mutex.
 ///
 /// # Safety
-/// A mutex that is alive; so for the other objects below.
+/// `mutex` points to a mutex that is alive. The same holds for the objects of the functions below.
 pub(super) unsafe fn mutex_kind(mutex: *const pthread_mutex_t) -> Option<MutexKind> {
     layout()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let (kind, owner) = unsafe { (word(mutex, MUTEX_KIND), word(mutex, MUTEX_OWNER)) };
     Some(MutexKind {
         is_special: kind & KIND_SPECIAL != 0,
@@ -271,7 +278,7 @@ pub(super) struct RwLockKind {
 /// As above.
 pub(super) unsafe fn rwlock_kind(rwlock: *const pthread_rwlock_t) -> Option<RwLockKind> {
     let layout = layout()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         Some(RwLockKind {
             is_shared: word(rwlock, layout.rwlock_shared.into()) != 0,
@@ -288,7 +295,7 @@ pub(super) unsafe fn rwlock_kind(rwlock: *const pthread_rwlock_t) -> Option<RwLo
 #[inline]
 pub(super) unsafe fn cond_clock(cond: *const pthread_cond_t) -> Option<libc::clockid_t> {
     let layout = layout()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let word = unsafe { word(cond, layout.cond.into()) };
     if word & COND_SHARED != 0 {
         return None;
@@ -303,7 +310,7 @@ pub(super) unsafe fn cond_clock(cond: *const pthread_cond_t) -> Option<libc::clo
 /// As above.
 pub(super) unsafe fn is_semaphore_private(sem: *const sem_t) -> Option<bool> {
     let layout = layout()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     Some(unsafe { word(sem, layout.semaphore.into()) } == 0)
 }
 
@@ -313,7 +320,7 @@ pub(super) unsafe fn is_semaphore_private(sem: *const sem_t) -> Option<bool> {
 /// As above.
 pub(super) unsafe fn barrier_count(barrier: *const pthread_barrier_t) -> Option<u32> {
     let layout = layout()?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         let private = word(barrier, layout.barrier_shared.into()) == 0;
         private.then(|| word(barrier, layout.barrier_count.into()))

@@ -13,22 +13,23 @@
 //! # The protocol of a wait ([`Waiters`])
 //! ```text
 //!   the goroutine that waits                     the owner, on any thread
-//!   sleeping += 1          (locked)              the real unlock     (locked)
-//!   under the bucket's lock:                     sleeping != 0?
-//!     the real try function; on EBUSY: enqueue     yes: under the bucket's lock: take the first
+//!   sleeping += 1     (lock prefix)              the real unlock     (lock prefix)
+//!   under the queue's lock:                     sleeping != 0?
+//!     the real try function; on EBUSY: enqueue     yes: under the queue's lock: take the first
 //!   park                                           wake it
 //!   retry
 //! ```
-//! One of the two locked instructions comes first. If it is the unlock, the try function succeeds
-//! or finds a newer owner, whose unlock is still to come. If it is the count, the owner takes the
-//! bucket's lock, and finds the goroutine in the queue, or the goroutine has not tried yet.
+//! One of the two instructions with a lock prefix comes first. If it is the unlock, the try
+//! function succeeds or finds a newer owner, whose unlock is still to come. If it is the count, the
+//! owner takes the queue's lock, and finds the goroutine in the queue, or the goroutine has not
+//! tried yet.
 //!
 //! Invariants:
 //! 1. The object's memory is not touched after the real unlock: another thread may have destroyed
 //!    it. From there on its address is only a key.
-//! 2. The real unlock publishes by a locked instruction. (It must learn whether a thread sleeps in
-//!    the kernel, so it is a read-modify-write. glibc omits the prefix only in a process with one
-//!    thread.) On x86 that is a full barrier, so no other one is needed.
+//! 2. The real unlock publishes by an instruction with a lock prefix. (It must learn whether a
+//!    thread sleeps in the kernel, so it is a read-modify-write. glibc omits the prefix only in a
+//!    process with one thread.) On x86 that is a full barrier, so no other one is needed.
 //! 3. Nothing here allocates, and no function of std that locks is called: allocators lock mutexes,
 //!    also before `main`.
 //! 4. In a child of `fork`, in signal handlers, while a lock of the runtime is held, and on
@@ -65,27 +66,28 @@ use crate::sys::lock;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The low bits of a key (`sched/deferred.rs`): the kind of object that is waited for. 0 is a futex
-/// word.
+/// The low bits of a key (`sched/wait/deferred.rs`): the kind of object that is waited for. 0 is a
+/// futex word.
 const MUTEX: usize = 1;
 const COND: usize = 2;
 const SEMAPHORE: usize = 3;
 const RWLOCK: usize = 4;
 const BARRIER: usize = KEY_BARRIER;
 
-/// Bits of a node's weight: the waiter failed so often that its waker yields to it; it waits to
-/// write; its read-write lock prefers writers.
+/// Bits of a node's weight. The waiter is starved ([`STARVED_AFTER`]): its waker yields to it.
 const STARVED: usize = 1;
+/// The waiter waits to write.
 const WRITER: usize = 2;
+/// The waiter's read-write lock prefers writers.
 const PREFERRED: usize = 4;
-/// A waiter is starved when it was woken so often, and each time another one was faster. glibc's
-/// locks are not fair. Threads run on different CPUs, which gives each of them a chance; goroutines
-/// on one P do not.
+/// A waiter is starved when it was woken this many times, and each time another one was faster.
+/// glibc's locks are not fair. Threads run on different CPUs, which gives each of them a chance;
+/// goroutines on one P do not.
 const STARVED_AFTER: u32 = 2;
 
 /// Calls `lock`, which takes a mutex or a read-write lock, and counts the lock if it was taken.
-/// (`EOWNERDEAD` means that as well.) It is counted before the call: a goroutine that is stopped in
-/// between must not hold a lock that is not counted.
+/// (`EOWNERDEAD` means that as well.) The lock is counted before the call, and uncounted if the
+/// call fails: a goroutine that is stopped in between must not hold a lock that is not counted.
 #[inline(always)]
 fn counted(lock: impl FnOnce() -> c_int) -> c_int {
     lock::count_c_lock();
@@ -119,7 +121,7 @@ unsafe fn deadline(clock: libc::clockid_t, at: *const libc::timespec) -> Result<
         libc::CLOCK_MONOTONIC => WaitClock::Monotonic,
         _ => return Err(libc::EINVAL),
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let at = unsafe { &*at };
     if !(0..1_000_000_000).contains(&at.tv_nsec) {
         return Err(libc::EINVAL);
@@ -170,8 +172,8 @@ impl Waiters {
 
     /// Counts the caller among the waiters that may have to be woken, until the result is dropped.
     fn count(&self) -> CountedWaiter<'_> {
-        // SeqCst: the left side of the protocol in the head. A locked instruction, before which the
-        // real try function cannot read the object.
+        // SeqCst: the left side of the protocol in the head. The real try function cannot read the
+        // object before this instruction, which has a lock prefix.
         self.sleeping.fetch_add(1, Ordering::SeqCst);
         CountedWaiter(self)
     }
@@ -324,7 +326,7 @@ enum Woken {
     NoneStarved,
 }
 
-/// Leaves the runtime. Yields before if a starved goroutine was woken, unless the caller holds
+/// Leaves the runtime. If a starved goroutine was woken, yields first, unless the caller holds
 /// another lock than the one that it releases.
 fn leave(rt: Rt, woken: Woken) {
     let yields = woken == Woken::Starved && lock::c_locks_held() <= 1 && !holds_lock_of_std();

@@ -30,9 +30,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static WAITERS: Waiters = Waiters::new(super::MUTEX);
 
-/// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more
-/// than entries, every mutex counts as one. Entries are never removed: a new mutex at such an
-/// address works, but goroutines that wait for it block their threads.
+/// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more of
+/// them than entries, every mutex counts as one of them. Entries are never removed: a new mutex at
+/// such an address works, but goroutines that wait for it block their threads.
 static LEFT_TO_LIBC: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 static LEFT_TO_LIBC_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -88,10 +88,10 @@ interpose! {
 /// Locks the mutex, without a time limit.
 ///
 /// # Safety
-/// A mutex; so for the functions below.
+/// `mutex` points to a mutex. The same holds for the functions below.
 #[inline]
 pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         counted(|| {
             if !on_goroutine() {
@@ -108,21 +108,21 @@ pub(super) unsafe fn lock(mutex: *mut pthread_mutex_t) -> c_int {
 /// As above.
 #[inline]
 pub(super) unsafe fn unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let unlock = || unsafe { real::pthread_mutex_unlock(mutex) };
     uncount_if_unlocked(WAITERS.release(mutex as usize, unlock, first))
 }
 
-/// [`unlock`]; inside the runtime if `here` is given.
+/// Unlocks as [`unlock`] does. If `here` is given, the caller is inside the runtime.
 ///
 /// # Safety
 /// As above.
 pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) -> c_int {
     if here.is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         return unsafe { unlock(mutex) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let rc = uncount_if_unlocked(unsafe { real::pthread_mutex_unlock(mutex) });
     if rc == 0 && WAITERS.is_any_sleeping() {
         WAITERS.wake_in(mutex as usize, here, first);
@@ -138,13 +138,13 @@ pub(super) unsafe fn unlock_in(mutex: *mut pthread_mutex_t, here: Option<Rt>) ->
 #[cold]
 pub(super) unsafe fn leave_to_libc(mutex: *mut pthread_mutex_t) {
     let address = mutex as usize;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let is_special = unsafe { layout::mutex_kind(mutex) }.is_none_or(|kind| kind.is_special);
     if is_special || is_left_to_libc(address) {
         return;
     }
-    // The entry is stored before the waiters are woken: they check it under the queue's lock, each
-    // time before they sleep.
+    // The entry is stored before the waiters are woken. They check it under the queue's lock, which
+    // orders the two, each time before they sleep. So SeqCst is not needed here.
     let n = LEFT_TO_LIBC_COUNT.fetch_add(1, Ordering::SeqCst);
     if let Some(entry) = LEFT_TO_LIBC.get(n) {
         entry.store(address, Ordering::SeqCst);
@@ -167,21 +167,22 @@ unsafe fn try_then_wait(
     limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     match unsafe { real::pthread_mutex_trylock(mutex) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         libc::EBUSY => unsafe { wait(mutex, limit, fallback) },
         rc => rc,
     }
 }
 
+/// Waits after a failed attempt; the arguments are those of [`try_then_wait`].
 #[cold]
 unsafe fn wait(
     mutex: *mut pthread_mutex_t,
     limit: impl FnOnce() -> Result<Option<ClockTime>, c_int>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let Some(kind) = (unsafe { layout::mutex_kind(mutex) }) else { return fallback() };
     if kind.is_special || !may_park_for_c_lock() {
         return fallback();
@@ -197,7 +198,7 @@ unsafe fn wait(
         if is_left_to_libc(mutex as usize) {
             return USE_LIBC;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { real::pthread_mutex_trylock(mutex) }
     });
     if rc == USE_LIBC { fallback() } else { rc }

@@ -14,8 +14,8 @@
 //! 2. Nothing here allocates, unless a function is in no table. Then `dlsym` is called, and if that
 //!    does not find it either, the process aborts.
 //!
-//! Rejected: `__pthread_mutex_lock` and its kin, which glibc exports only as hidden versions since
-//! 2.34.
+//! Rejected: `__pthread_mutex_lock` and similar names, which glibc exports only as hidden versions
+//! since 2.34.
 
 use crate::sys::objects;
 use libc::{
@@ -222,6 +222,8 @@ impl Symbols {
         }
     }
 
+    /// Returns whether the symbol is a function of that name that the object defines, in its
+    /// default version.
     unsafe fn is_default_function(&self, index: usize, name: &[u8]) -> bool {
         const FUNCTION: u8 = 2;
         const HIDDEN: u16 = 0x8000;

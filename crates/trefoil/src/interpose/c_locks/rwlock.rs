@@ -15,8 +15,8 @@
 //! 1. A reader defers only at its first attempt. A reader that was woken must not: its waker relies
 //!    on it to take the lock.
 //! 2. A writer in the queue waits for an unlock that is still to come, or for the end of a thread's
-//!    wait: a thread whose wait times out has made others fail, and wakes them. A goroutine that
-//!    stops waiting to write wakes them too: readers have deferred to it.
+//!    wait. A thread whose wait times out has made other waiters fail, and wakes them. A goroutine
+//!    that stops waiting to write also wakes the others: readers have deferred to it.
 
 use super::{
     PREFERRED, RWLOCK, WRITER, Waiters, counted, deadline, layout, real, uncount_if_unlocked,
@@ -114,14 +114,14 @@ interpose! {
     fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int;
     always => {
         let unlock = || real::pthread_rwlock_unlock(lock);
-        uncount_if_unlocked(WAITERS.release(lock as usize, unlock, front))
+        uncount_if_unlocked(WAITERS.release(lock as usize, unlock, take_front))
     }
 }
 
 /// Takes the writer at the front of the queue, or all readers there. With a writer that is not
 /// preferred all other waiters are taken: a reader may be faster than the writer, and then the
 /// other readers must not sleep.
-fn front(queue: &mut List) -> Batch {
+fn take_front(queue: &mut List) -> Batch {
     let mut batch = Batch::new();
     let Some(taken) = queue.take_first() else { return batch };
     let weight = taken.node().weight;
@@ -144,8 +144,8 @@ fn has_writer(queue: &List) -> bool {
     queue.live().any(|node| node.weight & WRITER != 0)
 }
 
-/// Calls the real function. If its wait times out, others may have failed because of it (invariant
-/// 2).
+/// Calls the real function. If its wait times out, wakes all waiters: some may have failed because
+/// of it (invariant 2).
 fn real_wait(lock: *mut pthread_rwlock_t, fallback: impl FnOnce() -> c_int) -> c_int {
     let rc = fallback();
     if rc == libc::ETIMEDOUT && WAITERS.is_any_sleeping() {
@@ -165,13 +165,13 @@ unsafe fn read(
         if !on_goroutine() {
             return real_wait(lock, fallback);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
             libc::EBUSY => {}
             rc => return rc,
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { read_slow(lock, limit, fallback) }
 }
 
@@ -181,7 +181,7 @@ unsafe fn read_slow(
     limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
         return real_wait(lock, fallback);
     };
@@ -194,7 +194,7 @@ unsafe fn read_slow(
         if !on_goroutine() {
             return real_wait(lock, fallback);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         match unsafe { real::pthread_rwlock_tryrdlock(lock) } {
             libc::EBUSY if !may_park_for_c_lock() => return real_wait(lock, fallback),
             libc::EBUSY => {}
@@ -209,7 +209,7 @@ unsafe fn read_slow(
         if failures == 0 && kind.prefers_writers && has_writer(queue) {
             return libc::EBUSY;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { real::pthread_rwlock_tryrdlock(lock) }
     };
     WAITERS.acquire(lock as usize, reason, 0, limit, attempt)
@@ -225,9 +225,9 @@ unsafe fn write(
     if !on_goroutine() {
         return real_wait(lock, fallback);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     match unsafe { real::pthread_rwlock_trywrlock(lock) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         libc::EBUSY => unsafe { write_slow(lock, limit, fallback) },
         rc => rc,
     }
@@ -239,7 +239,7 @@ unsafe fn write_slow(
     limit: Option<ClockTime>,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let Some(kind) = (unsafe { layout::rwlock_kind(lock) }) else {
         return real_wait(lock, fallback);
     };
@@ -253,7 +253,7 @@ unsafe fn write_slow(
     WAITING_WRITERS.fetch_add(1, Ordering::Relaxed);
     let weight = if kind.prefers_writers { WRITER | PREFERRED } else { WRITER };
     let rc = WAITERS.acquire(lock as usize, reason, weight, limit, |_, _| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { real::pthread_rwlock_trywrlock(lock) }
     });
     WAITING_WRITERS.fetch_sub(1, Ordering::Relaxed);

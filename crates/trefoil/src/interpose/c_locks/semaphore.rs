@@ -55,7 +55,7 @@ unsafe fn wait_until(
     at: *const timespec,
     fallback: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         match deadline(clock, at) {
             Ok(limit) => try_then_wait(sem, Some(limit), fallback),
@@ -88,15 +88,15 @@ unsafe fn try_then_wait(
     if !on_goroutine() {
         return fallback();
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     let mut rc = unsafe { try_once(sem) };
     if rc == libc::EBUSY {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         if unsafe { layout::is_semaphore_private(sem) } != Some(true) || !may_park_for_c_lock() {
             return fallback();
         }
         SIGNAL_WAITS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let attempt = |_: &_, _| unsafe { try_once(sem) };
         rc = WAITERS.acquire(sem as usize, WaitReason::PosixSemaphore, 0, limit, attempt);
         SIGNAL_WAITS.fetch_sub(1, Ordering::Relaxed);

@@ -54,7 +54,8 @@ interpose! {
     }
 }
 
-/// After `fcntl` has returned `rc`: notes `F_SETFL`, and the commands that make a descriptor.
+/// Updates what is known, after `fcntl` has returned `rc`: for `F_SETFL`, and for the commands that
+/// make a descriptor.
 fn after_fcntl(command: c_int, arg: usize, rc: c_int) {
     match command {
         libc::F_SETFL if arg as c_int & libc::O_NONBLOCK != 0 => fds::invalidate_mode_cache(),

@@ -6,7 +6,7 @@
 //! | `retry.rs` | attempts without blocking, and the waits between them |
 //! | `write_all.rs` | writes that must be complete |
 //! | `read_write.rs` | `read`, `write`, `readv`, `writev` |
-//! | `sockets.rs` | `recv`, `send`, `accept` and their kin |
+//! | `sockets.rs` | `recv`, `send`, `accept` and related calls |
 //! | `connect.rs` | `connect`, and connections that a write begins |
 //! | `descriptors.rs` | calls that close, make or change a descriptor |
 //!
@@ -18,7 +18,7 @@
 //! end a call with `EAGAIN` as in the kernel.
 //!
 //! A call on a file that cannot be waited for (a regular file), and a call for which waiting is not
-//! worth it, is made as it is: the thread blocks, and loses its P.
+//! worth it, is passed to the kernel unchanged: the thread blocks, and loses its P.
 //!
 //! A blocking write to a stream is complete: further attempts write what the kernel did not take at
 //! once ([`write_all::write_whole`]). Only an error or the timeout ends it early, and then it
@@ -84,10 +84,12 @@ fn socket_option(fd: c_int, name: c_int) -> Option<c_int> {
     (rc == 0).then_some(value)
 }
 
+/// Returns whether the descriptor is a regular file, or has no entry in the table.
 fn is_regular(fd: c_int) -> bool {
     fds::entry(fd).is_none_or(|entry| entry.kind(fd) == FileKind::Regular)
 }
 
+/// Returns whether the descriptor is a socket, as far as known (`fds.rs`).
 fn is_socket(fd: c_int) -> bool {
     fds::entry(fd).is_some_and(|entry| entry.kind(fd) == FileKind::Socket)
 }

@@ -15,7 +15,7 @@ const RWF_NOWAIT: usize = 8;
 /// Reads or writes vectors without blocking, by `preadv2` or `pwritev2`. The offset −1 is the
 /// file's position.
 unsafe fn vectored(number: c_long, fd: c_int, vectors: usize, count: usize) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { syscall(number, [fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
 }
 
@@ -65,7 +65,8 @@ interpose! {
     }
 }
 
-/// Writes to a file that is not a regular one; `real` is the call itself, for some of the vectors.
+/// Writes to a file that is not a regular one. `real` is the blocking call; it gets some of the
+/// vectors.
 unsafe fn write_vectors(
     fd: c_int,
     vectors: *const iovec,
@@ -123,7 +124,7 @@ interpose! {
                 ReadCall::Usual => retry_until_ready(fd, Direction::Read, attempt, || {
                     poll_then_call(fd, Direction::Read, real)
                 }),
-                ReadCall::AsItIs => real(),
+                ReadCall::Unchanged => real(),
                 ReadCall::Once => attempt(),
                 ReadCall::Return(result) => result,
             }

@@ -17,7 +17,7 @@ pub(in crate::interpose) enum RetryDecision {
     Retry,
     /// Returns this result.
     Return(isize),
-    /// Makes the call as it is: the thread blocks.
+    /// Makes the real, blocking call: the thread blocks.
     Block,
 }
 
@@ -27,16 +27,16 @@ pub(super) struct Attempts {
     side: Direction,
     deadline: Option<Nanos>,
     entry: Option<&'static FdEntry>,
-    /// The entry's closes before the last attempt.
+    /// [`FdEntry::closes`] before the last attempt.
     closes: u32,
-    /// Attempts since the last progress that would have blocked.
+    /// How many attempts would have blocked since the last progress.
     failures: u32,
     /// Pauses in a row ([`Attempts::pause`]).
     pauses: u32,
 }
 
-/// After so many failures in a row the kernel is asked whether the descriptor is ready in spite of
-/// them. Two may be chance: another goroutine was faster.
+/// After more failures in a row than this the kernel is asked whether the descriptor is ready in
+/// spite of them. Two may be chance: another goroutine was faster.
 const CHANCE_FAILURES: u32 = 2;
 
 impl Attempts {
@@ -169,7 +169,7 @@ pub(in crate::interpose) fn wait_ready(
         return RetryDecision::Block;
     };
     let pollable = entry.pollable();
-    // In this order: a close that comes later is an edge.
+    // The edges are read before the closes: a close that comes later is an edge.
     let seen = pollable.edges(side);
     if closes.is_some_and(|closes| closes != entry.closes()) {
         return RetryDecision::Retry;
@@ -224,7 +224,7 @@ pub(super) fn is_ready(fd: c_int, events: i16) -> bool {
 /// `list` has `count` entries.
 pub(in crate::interpose) unsafe fn poll_now(list: *mut pollfd, count: usize) -> isize {
     loop {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let found = unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
         if found != -(libc::EINTR as isize) {
             return found;

@@ -1,4 +1,4 @@
-//! `recv`, `send`, `accept` and their kin.
+//! `recv`, `send`, `accept` and related calls.
 
 use super::retry::{RetryDecision, is_ready, retry_until_ready, wait_ready};
 use super::write_all::{CallMode, Part, Window, total_of, write_whole};
@@ -10,12 +10,12 @@ use libc::{msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// With one of these flags a call does not block, or one attempt is not enough for it: it is made
-/// as it is.
-const AS_IT_IS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
+/// With one of these flags a call does not block, or one attempt is not enough for it. Such a call
+/// is passed to the kernel unchanged.
+const UNCHANGED_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_ERRQUEUE;
 
 /// The same for a call that sends: each part of a `MSG_ZEROCOPY` would have its own notification.
-const SEND_AS_IT_IS: c_int = AS_IT_IS | libc::MSG_ZEROCOPY;
+const SEND_UNCHANGED_FLAGS: c_int = UNCHANGED_FLAGS | libc::MSG_ZEROCOPY;
 
 /// Set when the program first sets a low-water mark (`SO_RCVLOWAT`). Accepted sockets inherit it.
 static USES_LOW_WATER: AtomicBool = AtomicBool::new(false);
@@ -25,19 +25,20 @@ pub(super) fn note_low_water() {
     USES_LOW_WATER.store(true, Ordering::Relaxed);
 }
 
-/// How a read is to be made.
+/// How a read is made.
 pub(super) enum ReadCall {
     /// Without blocking, and again when the descriptor is ready.
     Usual,
-    /// As it is: the data that it waits for has arrived, or the kernel must do the waiting.
-    AsItIs,
+    /// Unchanged: the data that it waits for has arrived, or the kernel must do the waiting.
+    Unchanged,
     /// Once, without blocking: its timeout has passed.
     Once,
+    /// Not at all: the wait has failed, and the call returns this result.
     Return(isize),
 }
 
-/// Returns how a read of `len` bytes from a socket is to be made. If the socket has a low-water
-/// mark, waits for that first: without blocking the kernel returns less.
+/// Returns how a read of `len` bytes from a socket is made. If the socket has a low-water mark,
+/// waits until that many bytes have arrived: a call that does not block would return fewer.
 #[inline]
 pub(super) fn wait_low_water(fd: c_int, len: impl FnOnce() -> usize) -> ReadCall {
     if USES_LOW_WATER.load(Ordering::Relaxed) {
@@ -66,13 +67,13 @@ fn wait_low_water_slow(fd: c_int, len: usize) -> ReadCall {
         // Ready with less: the end of the stream, an error, or a Unix socket, which is ready with a
         // single byte.
         if rc != 0 || available as usize >= mark.min(len) || is_ready(fd, libc::POLLIN) {
-            return ReadCall::AsItIs;
+            return ReadCall::Unchanged;
         }
         match wait_ready(fd, Direction::Read, deadline, None) {
             RetryDecision::Retry => {}
             RetryDecision::Return(EAGAIN) => return ReadCall::Once,
             RetryDecision::Return(result) => return ReadCall::Return(result),
-            RetryDecision::Block => return ReadCall::AsItIs,
+            RetryDecision::Block => return ReadCall::Unchanged,
         }
     }
 }
@@ -85,13 +86,13 @@ fn receive(
     len: impl FnOnce() -> usize,
     call: impl Fn(c_int) -> isize,
 ) -> isize {
-    if flags & AS_IT_IS != 0 {
+    if flags & UNCHANGED_FLAGS != 0 {
         return call(flags);
     }
     let attempt = || call(flags | libc::MSG_DONTWAIT);
     match wait_low_water(fd, len) {
         ReadCall::Usual => retry_until_ready(fd, Direction::Read, attempt, || call(flags)),
-        ReadCall::AsItIs => call(flags),
+        ReadCall::Unchanged => call(flags),
         ReadCall::Once => attempt(),
         ReadCall::Return(result) => result,
     }
@@ -125,7 +126,7 @@ pub(super) unsafe fn receive_from(
         || len,
         |flags| {
             let args = [fd as usize, buf, len, flags as usize, addr, addr_len];
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { syscall(libc::SYS_recvfrom, args) }
         },
     )
@@ -171,7 +172,7 @@ pub(super) unsafe fn send_to(
         // SAFETY: the caller's buffer, beginning at `at`.
         unsafe { syscall(libc::SYS_sendto, [fd as usize, at, left, flags, addr, addr_len]) }
     };
-    if flags & SEND_AS_IT_IS != 0 {
+    if flags & SEND_UNCHANGED_FLAGS != 0 {
         return attempt(Part::Whole, CallMode::Blocking);
     }
     write_whole(fd, || len, attempt)
@@ -183,6 +184,7 @@ interpose! {
     on_goroutine => send_message(fd, msg, flags)
 }
 
+/// `sendmsg`.
 unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
     let attempt = |part: Part, mode: CallMode| {
         let send = |msg: *const msghdr| {
@@ -203,7 +205,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
             },
         }
     };
-    if flags & SEND_AS_IT_IS != 0 {
+    if flags & SEND_UNCHANGED_FLAGS != 0 {
         return attempt(Part::Whole, CallMode::Blocking);
     }
     // SAFETY: as above.
@@ -222,6 +224,7 @@ interpose! {
     on_goroutine => accept_when_ready(fd, addr, len, flags)
 }
 
+/// `accept4`.
 unsafe fn accept_when_ready(
     fd: c_int,
     addr: *mut sockaddr,
@@ -230,7 +233,7 @@ unsafe fn accept_when_ready(
 ) -> isize {
     let real = || {
         let args = [fd as usize, addr as usize, len as usize, flags as usize];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let fd = unsafe { syscall(libc::SYS_accept4, args) };
         fds::after_open(fd as c_int);
         fd

@@ -12,9 +12,9 @@ use std::ffi::c_int;
 pub(super) enum Part {
     /// All of them: the call as it was made.
     Whole,
-    /// Those after so many, on a stream that is connected. They are sent without an address and
-    /// control data, and raise no `SIGPIPE`: the kernel raises none for a call that has written
-    /// something.
+    /// All except this many at the beginning, on a stream that is connected. They are sent without
+    /// an address and control data, and raise no `SIGPIPE`: the kernel raises none for a call that
+    /// has written something.
     After(usize),
 }
 
@@ -119,14 +119,16 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Returns the vectors from the byte `start` on, at most [`WINDOW_VECTORS`].
+    ///
     /// # Safety
-    /// `count` vectors, with more than `start` bytes.
+    /// `all` points to `count` vectors, which have more than `start` bytes together.
     pub(super) unsafe fn new(all: *const iovec, count: usize, start: usize) -> Window {
         const EMPTY: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut window = Window { vectors: [EMPTY; WINDOW_VECTORS], count: 0 };
         let mut skip = start;
         for i in 0..count {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             let one = unsafe { all.add(i).read() };
             if skip >= one.iov_len {
                 skip -= one.iov_len;
@@ -149,8 +151,8 @@ impl Window {
 /// Returns the bytes of all vectors.
 ///
 /// # Safety
-/// `count` vectors.
+/// `vectors` points to `count` vectors.
 pub(super) unsafe fn total_of(vectors: *const iovec, count: usize) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     (0..count).map(|i| unsafe { (*vectors.add(i)).iov_len }).fold(0, usize::saturating_add)
 }

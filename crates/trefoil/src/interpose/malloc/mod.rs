@@ -1,5 +1,5 @@
-//! `malloc` and its kin on a goroutine: small blocks come from the M's magazines, and glibc's
-//! caches stay per thread.
+//! `malloc` and related functions on a goroutine: small blocks come from the M's magazines, and
+//! glibc's caches stay per thread.
 //!
 //! glibc keeps a cache of free blocks and its choice of an arena per thread, in thread-local
 //! storage. With a cache per goroutine each goroutine would keep up to 23 KB, and a goroutine could
@@ -24,7 +24,8 @@
 //! Invariants:
 //! 1. All functions that allocate a block, and the one that frees it, are interposed: a block never
 //!    reaches a function that does not know where it came from.
-//! 2. Debug builds abort if the runtime allocates while it uses a P (`assert_may_allocate`).
+//! 2. Debug builds abort if the runtime calls `malloc`, `calloc`, `realloc`, `memalign` or `free`
+//!    while it uses a P (`assert_may_allocate`).
 //! 3. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime,
 //!    a call only calls the real function.
 
@@ -113,8 +114,9 @@ fn library_of(address: *const ()) -> *mut c_void {
     }
 }
 
-/// Bytes of a block that glibc uses itself, and of its smallest block.
+/// Bytes of a block that glibc uses itself.
 const OVERHEAD_BYTES: usize = 8;
+/// The size of glibc's smallest block.
 const MIN_BLOCK_BYTES: usize = 32;
 
 /// Whether magazines are used: the real functions are glibc's own. Set before the first goroutine.
@@ -147,7 +149,7 @@ fn class_for(size: usize) -> Option<Class> {
 /// Returns a block of this class; None if the caller is not a goroutine outside the runtime.
 #[inline(always)]
 fn take_block(class: Class) -> Option<*mut c_void> {
-    // SAFETY: inside `with_m`, and of its M.
+    // SAFETY: inside `with_m`, and the magazines of its M.
     match with_m(|m: &'static M| unsafe { m.magazines(BlocksOf::Libc) }.pop(class))? {
         Some(block) => Some(block.cast()),
         None => Some(refill(class)),
@@ -217,8 +219,8 @@ unsafe extern "C" fn free(block: *mut c_void) {
                 // SAFETY: the caller's block.
                 return m.on_own_context(|| unsafe { (real().free)(block) });
             };
-            // SAFETY: inside `with_m`, and of its M; the block is free, and large enough for the
-            // class.
+            // SAFETY: inside `with_m`, and the magazines of its M; the block is free, and large
+            // enough for the class.
             let kept = unsafe { m.magazines(BlocksOf::Libc).push(class, block.cast()) };
             if !kept {
                 m.give_back_surplus(BlocksOf::Libc, class, free_block);

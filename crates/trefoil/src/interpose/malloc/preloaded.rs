@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The size of the buffer for what `dlsym` allocates.
 const EARLY_BYTES: usize = 8 << 10;
+/// That buffer. A block in it is called *early*.
 #[repr(align(16))]
 struct Early(#[allow(dead_code, reason = "read through pointers")] [u8; EARLY_BYTES]);
 static mut EARLY: Early = Early([0; EARLY_BYTES]);
@@ -136,7 +137,7 @@ pub(super) fn real() -> &'static Real {
     FOUND.get_or_init(|| found)
 }
 
-/// Allocates a whole number of pages, as `pvalloc` does too.
+/// Allocates whole pages. Serves as `pvalloc` too, which must round up the size.
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     const PAGE_BYTES: usize = 4096;
     // SAFETY: allocates.

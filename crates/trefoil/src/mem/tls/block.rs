@@ -1,4 +1,4 @@
-//! Blocks by the template method: create, recycle, destroy.
+//! Writes blocks by the template method; recycles and destroys the blocks of both methods.
 
 use super::modules::{Dtv, table};
 use super::raw::store;
@@ -14,7 +14,8 @@ const RSEQ_CPU_ID: isize = 4;
 /// Writes a whole block at `tp`.
 ///
 /// # Safety
-/// `[low, top)` is zeroed, writable and used by no other thread; the block around `tp` fits in it.
+/// `[low, top)` is writable and used by no other thread. The block around `tp` fits in it, and its
+/// part of the memory is zeroed.
 pub(super) unsafe fn build(
     l: &BlockLayout,
     tp: usize,
@@ -66,6 +67,7 @@ pub(super) unsafe fn unregister_rseq(l: &BlockLayout, tp: usize) {
 }
 
 impl BlockLayout {
+    /// See [`recycle`](super::recycle).
     #[inline]
     pub(super) unsafe fn recycle(&self, tp: usize) {
         // SAFETY: the goroutine has ended (caller): no code uses addresses into its TLS.
@@ -93,6 +95,7 @@ impl BlockLayout {
         }
     }
 
+    /// See [`destroy`](super::destroy).
     pub(super) unsafe fn destroy(&self, tp: usize) {
         // SAFETY: no code runs on the block now or later (caller).
         unsafe {

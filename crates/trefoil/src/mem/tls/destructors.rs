@@ -19,10 +19,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// glibc's PTHREAD_KEYS_MAX.
 const KEYS_MAX: usize = 1024;
-/// Keys per second-level block, and the number of such blocks: glibc's PTHREAD_KEY_2NDLEVEL_SIZE.
+/// glibc's PTHREAD_KEY_2NDLEVEL_SIZE: the keys per block of its two-level table. The number of
+/// blocks is the same.
 const KEYS_SIDE: usize = 32;
 /// Rounds after which POSIX allows to stop, if destructors set values again and again.
 const DESTRUCTOR_ITERATIONS: usize = 4;
+/// The entry of a live key without a destructor.
 const LIVE: usize = 1;
 
 /// A key's destructor, as C and Rust pass it.
@@ -52,6 +54,8 @@ pub(crate) fn key_created(key: u32, dtor: Option<KeyDtor>) {
 /// Removes a key that `pthread_key_delete` is about to delete.
 pub(crate) fn key_deleted(key: u32) {
     if let Some(slot) = DTORS.get(key as usize) {
+        // Release as in `key_created`; nothing depends on it. A goroutine that still finds the
+        // destructor calls it only for a value, and a deleted key has none.
         slot.store(0, Ordering::Release);
     }
 }
@@ -81,7 +85,8 @@ fn forget_errors() {
     unsafe extern "C" {
         safe fn __h_errno_location() -> *mut std::ffi::c_int;
     }
-    // SAFETY: of the running goroutine. The first dlerror returns the error, the second frees it.
+    // SAFETY: the errors belong to the running goroutine. The first dlerror returns the error, the
+    // second frees it.
     unsafe {
         *__h_errno_location() = 0;
         if !libc::dlerror().is_null() {
@@ -109,6 +114,10 @@ pub(super) unsafe fn free_buffers(buffers: &[usize]) {
     }
 }
 
+/// Runs rounds of destructors until no key has a value, at most [`DESTRUCTOR_ITERATIONS`].
+///
+/// # Safety
+/// As for [`run_destructors`].
 #[inline]
 pub(super) unsafe fn run_all(l: &BlockLayout) {
     for _ in 0..DESTRUCTOR_ITERATIONS {

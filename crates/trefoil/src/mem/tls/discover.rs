@@ -35,7 +35,8 @@ pub(super) enum Word {
     Size,
 }
 
-/// What was read from the probe thread. Offsets are relative to tp.
+/// What was read from the probe thread. Offsets are relative to tp. Fields without a comment mean
+/// what they mean in `BlockLayout`.
 #[derive(Debug)]
 pub(super) struct DiscoveredLayout {
     pub(super) above: usize,
@@ -44,13 +45,13 @@ pub(super) struct DiscoveredLayout {
     pub(super) align: usize,
     pub(super) tid: usize,
     pub(super) errno: isize,
-    /// The word that the kernel clears when the thread ends; `pthread_join` waits for it.
     pub(super) clear_tid: Option<usize>,
     pub(super) rseq: Option<isize>,
     /// (offset, word), ascending; complete only if `list` was found.
     pub(super) words: Vec<(isize, Word)>,
     /// Offset of the node in glibc's list of threads.
     pub(super) list: Option<usize>,
+    /// The modules with a fixed place, except libc.
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
     /// The DTV's generation, if every loaded module has a fixed place.
@@ -101,7 +102,8 @@ const ENTRY_FRAMES_MAX_BYTES: usize = 4096;
 const DTV_ENTRIES_MAX: usize = 4096;
 const PR_GET_TID_ADDRESS: usize = 40;
 
-/// The argument of the probe thread, which fills it.
+/// The argument of the probe thread: `discover` sets `low`, `top` and `copy`, the thread the rest.
+/// These are addresses, except `tid` and `list`.
 struct ProbeThread {
     low: usize,
     top: usize,
@@ -112,7 +114,9 @@ struct ProbeThread {
     entry_sp: usize,
     errno_at: usize,
     clear_tid_at: usize,
+    /// Offset of the node in glibc's list of threads.
     list: Option<usize>,
+    /// DTV entries from −1 on, as pairs of words.
     dtv: Vec<[usize; 2]>,
 }
 
@@ -215,6 +219,7 @@ fn find_list(p: &ProbeThread) -> Option<usize> {
     None
 }
 
+/// Turns an error number into a text that begins with `what`.
 fn check(rc: c_int, what: &str) -> Result<(), String> {
     match rc {
         0 => Ok(()),
@@ -288,6 +293,7 @@ pub(super) fn discover() -> Result<DiscoveredLayout, String> {
     read_copy(&p, &segments)
 }
 
+/// Reads the probe thread's copy: sizes, places and the recipe.
 fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, String> {
     // SAFETY: [entry_sp, top) was copied, and every caller stays in it.
     let word = |at: usize| -> usize { unsafe { load(at + p.copy) } };
@@ -382,6 +388,7 @@ fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
 /// The part of `struct rseq` that the kernel writes; later fields are zero in an unregistered area.
 const RSEQ_SIZE: isize = 32;
 
+/// Returns the offset of glibc's `struct rseq`; None if glibc has not registered one.
 fn rseq_offset() -> Option<isize> {
     // SAFETY: two constants of glibc ≥ 2.35, a ptrdiff_t and an unsigned int.
     unsafe {

@@ -46,7 +46,8 @@ static FREE_BUFFERS: AtomicPtr<DtvBuffer> = AtomicPtr::new(ptr::null_mut());
 static FREE_COUNT: AtomicUsize = AtomicUsize::new(0);
 static TAKING: Lock<()> = Lock::new(());
 
-/// Makes sure that `low` blocks can be made without malloc; one load if they can. In user context.
+/// Makes sure that `low` blocks can be made without malloc: one load if they can. Called in user
+/// context, because it calls malloc otherwise.
 #[inline]
 pub(crate) fn ensure_dtv_buffers(low: usize) {
     if FREE_COUNT.load(Ordering::Relaxed) < low {
@@ -98,6 +99,7 @@ fn take() -> *mut DtvBuffer {
     while !head.is_null() {
         // SAFETY: only takers remove, and this is the only one (invariant 2).
         let next = unsafe { (*head).next };
+        // Acquire pairs with the Release in `push`: a newer head's `next` and contents are visible.
         match FREE_BUFFERS.compare_exchange_weak(head, next, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => break,
             Err(now) => head = now,

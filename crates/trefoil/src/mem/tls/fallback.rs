@@ -38,7 +38,7 @@ struct Leaver {
     alive: AtomicU32,
 }
 
-/// The main function of such a thread: stores the made-up id and exits.
+/// The main function of a [`Leaver`]'s thread: stores the made-up id and exits.
 extern "C" fn leave(arg: *mut c_void) -> *mut c_void {
     // SAFETY: `build` keeps the record until `alive` is cleared.
     let me = unsafe { &*arg.cast::<Leaver>() };
@@ -85,8 +85,7 @@ pub(super) unsafe fn build(
     // SAFETY: the thread has ended, and no other code uses the block.
     unsafe {
         super::block::unregister_rseq(l, tp);
-        // glibc has made a DTV. The buffer is taken only for the libc TLS that it may
-        // contain.
+        // glibc has made a DTV. The buffer is taken only for the libc TLS that it may contain.
         libc::free(l.take_dtv_buffer(tp).cast());
     }
     Ok(())

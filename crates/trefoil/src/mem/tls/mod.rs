@@ -5,8 +5,11 @@
 //!
 //! ```text
 //!   low …  stack grows down  stack_top | (dlopen reserve) | modules' TLS |tp  struct pthread | top
-//!                                      '---- below -------'- below_used -'------ above ------'
+//!                                      |                  '- below_used -'------ above ------'
+//!                                      '------------- below -------------'
 //! ```
+//! Each block also owns a *DTV* (dynamic thread vector): glibc's table with the address of every
+//! module's TLS.
 //!
 //! # Two methods
 //! - **Template**: a recipe that is discovered at start-up from one real thread (`discover`): some
@@ -79,6 +82,16 @@ pub(crate) enum Method {
     Pthread,
 }
 
+/// Whether a block has glibc's reserve, the area below its TLS in which a later dlopen places the
+/// initial-exec TLS of a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DlopenReserve {
+    Keep,
+    /// The stack starts right below the TLS in use. This leaves 1.7 KiB more of the first page, but
+    /// a later dlopen of a library with initial-exec TLS is fatal.
+    Omit,
+}
+
 /// The layout of this process's blocks. Offsets are relative to tp.
 #[derive(Debug)]
 pub(crate) struct BlockLayout {
@@ -92,12 +105,18 @@ pub(crate) struct BlockLayout {
     pub(crate) method: Method,
     /// Why blocks are not made by the template, if they are not.
     pub(crate) fallback_reason: Option<String>,
+    /// The alignment of tp: the largest alignment of a module's TLS, at least 64.
     align: usize,
+    /// Offset of the thread id in `struct pthread`.
     tid: usize,
+    /// Offset of errno, which lies in libc's TLS.
     errno: isize,
+    /// Offset of the word that the kernel clears when a thread ends; `pthread_join` waits for it.
     clear_tid: Option<usize>,
+    /// Offset of the `struct rseq`, if glibc has one.
     rseq: Option<isize>,
     recipe: Recipe,
+    /// The module of libc itself (modules.rs, invariant 3).
     libc: Module,
     /// DTV of a fresh block, from entry −1, without the addresses of modules with a fixed place:
     /// those are in `fixed`.
@@ -115,6 +134,7 @@ pub(crate) struct BlockLayout {
     /// Words of `struct pthread` that own memory which glibc frees at a thread's end, as far as the
     /// self-test found out.
     buffers: Vec<usize>,
+    /// glibc's function that runs the destructors of the thread-locals.
     call_tls_dtors: unsafe extern "C-unwind" fn(),
 }
 
@@ -130,9 +150,13 @@ struct Resets {
 /// The words of a fresh block, sorted by kind, so that `create` has no branches inside its loops.
 #[derive(Debug, Default)]
 struct Recipe {
+    /// (offset, value) of [`Word::Same`].
     same: Vec<(i32, u64)>,
+    /// (offset, n) of [`Word::Tp`].
     tp: Vec<(i32, i32)>,
+    /// Offsets of [`Word::Low`].
     low: Vec<i32>,
+    /// Offsets of [`Word::Size`].
     size: Vec<i32>,
 }
 
@@ -207,11 +231,13 @@ pub(crate) struct TlsBlock {
 }
 
 static LAYOUT: OnceLock<Result<BlockLayout, String>> = OnceLock::new();
-/// DTV buffers for the first blocks: some batches of stacks for each of a few Ps.
+/// What `init` passes to `ensure_dtv_buffers_slow`, which allocates twice as many: enough for four
+/// batches of new stacks.
 const FIRST_DTV_BUFFERS: usize = 32;
 
 /// Set when blocks may exist. A plain byte, because interpose/dlopen.rs reads it in assembly.
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
+/// Set by [`force_fallback`].
 static FORCED: AtomicBool = AtomicBool::new(false);
 /// Set if some block has no room for what dlopen may add.
 static WITHOUT_RESERVE: AtomicBool = AtomicBool::new(false);
@@ -236,7 +262,7 @@ pub(crate) fn init() -> io::Result<&'static BlockLayout> {
     selected.as_ref().map_err(|text| io::Error::new(io::ErrorKind::Unsupported, text.as_str()))
 }
 
-/// Tries the template method, then the pthread method.
+/// Returns the layout of the template method, or else of the pthread method.
 fn select() -> Result<BlockLayout, String> {
     let head = "trefoil cannot give goroutines their own thread-local storage on this system";
     let reason = if FORCED.load(Ordering::Relaxed) {
@@ -250,6 +276,7 @@ fn select() -> Result<BlockLayout, String> {
     pthread(&reason).map_err(|text| format!("{head}: {text} (and by template: {reason})"))
 }
 
+/// Discovers and tests the layout for the template method.
 fn template() -> Result<BlockLayout, String> {
     let found = discover::discover()?;
     if found.list.is_none() {
@@ -261,6 +288,7 @@ fn template() -> Result<BlockLayout, String> {
     Ok(layout)
 }
 
+/// Discovers and tests the layout for the pthread method.
 fn pthread(fallback_reason: &str) -> Result<BlockLayout, String> {
     let found = discover::discover()?;
     if found.clear_tid.is_none() {
@@ -292,24 +320,23 @@ fn before_init() -> ! {
 }
 
 /// Makes a block at the top of `[low, top)`. `tid` is a thread id that no thread and no other block
-/// has. Without `dlopen_reserve` the stack starts right below the TLS in use: this leaves 1.7 KiB
-/// more of the first page, but a later dlopen of a library with initial-exec TLS is fatal.
+/// has.
 ///
 /// # Errors
 /// `InvalidInput` if the memory is too small; `OutOfMemory` if malloc has none for the DTV; the
 /// errors of `pthread_create` by that method.
 ///
 /// # Safety
-/// The memory is private, anonymous, zeroed and writable, `top` is 64-aligned, and the block owns
-/// the memory until `destroy`.
+/// The memory is private, anonymous and writable, and zeroed where the block will be. `top` is
+/// 64-aligned. The block owns the memory until `destroy`.
 pub(crate) unsafe fn create(
     low: NonNull<u8>,
     top: NonNull<u8>,
     tid: u32,
-    dlopen_reserve: bool,
+    reserve: DlopenReserve,
 ) -> io::Result<TlsBlock> {
     // SAFETY: the caller's contract is the same.
-    unsafe { layout().create(low, top, tid, dlopen_reserve) }
+    unsafe { layout().create(low, top, tid, reserve) }
 }
 
 /// Writes the images of modules that a dlopen has added since the block was made. Called after the
@@ -349,12 +376,12 @@ impl BlockLayout {
         low: NonNull<u8>,
         top: NonNull<u8>,
         tid: u32,
-        dlopen_reserve: bool,
+        reserve: DlopenReserve,
     ) -> io::Result<TlsBlock> {
         let (low, top) = (low.as_ptr() as usize, top.as_ptr() as usize);
         debug_assert!(top.is_multiple_of(64) && low.is_multiple_of(16));
         let tp = (top - self.above) & !(self.align - 1);
-        let has_reserve = dlopen_reserve || self.method == Method::Pthread;
+        let has_reserve = reserve == DlopenReserve::Keep || self.method == Method::Pthread;
         let below = if has_reserve { self.below } else { self.below_used };
         if top <= low || top - low < self.above + self.align + below {
             return Err(io::Error::new(
@@ -397,6 +424,7 @@ pub(crate) fn modules_changed(loader: Option<Loader>, each: impl Fn(&mut dyn FnM
     modules::refresh(layout.below, layout.libc.id, loader, |change| update(layout, change, &each));
 }
 
+/// Writes a change of the modules into every block.
 fn update(
     layout: &BlockLayout,
     change: &modules::Change,

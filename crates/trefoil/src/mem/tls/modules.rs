@@ -61,7 +61,8 @@ impl Module {
         Self { id: s.id, below_tp, image: Vec::leak(image), filled: s.image.len(), size: s.size }
     }
 
-    fn is(&self, s: &Segment) -> bool {
+    /// Returns whether this is the module of that segment.
+    fn is_of(&self, s: &Segment) -> bool {
         (self.id, self.size) == (s.id, s.size) && self.image[..self.filled] == s.image[..]
     }
 
@@ -203,10 +204,11 @@ pub(crate) struct ModuleTable {
 }
 
 static TABLE: AtomicPtr<ModuleTable> = AtomicPtr::new(std::ptr::null_mut());
-/// Serialises publishers (`init`, `dlopen`, `dlclose`). Its value is the modules known to have no
-/// fixed place: each is asked once.
+/// Serialises publishers (`init`, `dlopen`, `dlclose`). Its value is the modules that are known to
+/// have no fixed place: the place of each is asked for once.
 static PUBLISHING: Mutex<Vec<Key>> = Mutex::new(Vec::new());
 
+/// Returns the published table.
 #[inline(always)]
 pub(super) fn table() -> &'static ModuleTable {
     // Acquire pairs with the Release in `publish`: the table is complete.
@@ -266,7 +268,7 @@ fn reference_new_modules(loader: Loader, libc: usize) -> Vec<ModuleRef> {
         let dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
         let known = &table().modules;
         unknown.retain(|s| {
-            s.id != libc && !dynamic.contains(&s.key()) && !known.iter().any(|m| m.is(s))
+            s.id != libc && !dynamic.contains(&s.key()) && !known.iter().any(|m| m.is_of(s))
         });
     }
     let reference = |s: Segment| {
@@ -309,7 +311,7 @@ fn rescan(below: usize, libc: usize, refs: &[ModuleRef], update: &mut impl FnMut
         if dynamic.contains(&s.key()) {
             continue;
         }
-        if let Some(known) = old.modules.iter().find(|m| m.is(&s)) {
+        if let Some(known) = old.modules.iter().find(|m| m.is_of(&s)) {
             now.push(*known);
             continue;
         }

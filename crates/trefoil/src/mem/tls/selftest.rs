@@ -10,7 +10,7 @@ use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK_BYTES};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{BlockLayout, Method, Resets, modules};
+use super::{BlockLayout, DlopenReserve, Method, Resets, modules};
 use crate::arch;
 use crate::sys::signal::{change_mask, set_mask};
 use std::cell::Cell;
@@ -134,7 +134,7 @@ pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
         // unmapping.
         unsafe {
             let block = l
-                .create(at(map.base)?, at(map.base + room)?, TEST_TID, true)
+                .create(at(map.base)?, at(map.base + room)?, TEST_TID, DlopenReserve::Keep)
                 .map_err(|e| e.to_string())?;
             let mut run = Run {
                 layout: l,
@@ -144,7 +144,7 @@ pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
                 buffers: Vec::with_capacity(2),
                 wrong: None,
             };
-            on_block(&block, || run.wrong = run.all().err());
+            on_block(&block, || run.wrong = run.check_all().err());
             // After a failed run the block may be in any state: so it is leaked, not destroyed.
             if let Some(wrong) = run.wrong {
                 std::mem::forget(map);
@@ -162,7 +162,8 @@ pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
 }
 
 impl Run<'_> {
-    fn all(&mut self) -> Result<(), &'static str> {
+    /// Runs all checks and discoveries, on the block.
+    fn check_all(&mut self) -> Result<(), &'static str> {
         let tp = thread_pointer();
         // SAFETY: the running block, which is complete if the recipe is right.
         unsafe {
@@ -177,7 +178,7 @@ impl Run<'_> {
         self.discover_cancellation();
         self.discover_keys();
         self.discover_buffers();
-        self.code()
+        self.check_code()
     }
 
     /// Copies the block, runs `f`, and returns the words that changed: (offset, word before).
@@ -328,8 +329,8 @@ impl Run<'_> {
         unsafe { destructors::free_buffers(&self.buffers) };
     }
 
-    /// Does what goroutines do.
-    fn code(&self) -> Result<(), &'static str> {
+    /// Does what goroutines do: thread-locals, errno, malloc, formatting, a panic, destructors.
+    fn check_code(&self) -> Result<(), &'static str> {
         static DROPPED: AtomicUsize = AtomicUsize::new(0);
         struct Dropped(Cell<u32>);
         impl Drop for Dropped {
@@ -358,7 +359,7 @@ impl Run<'_> {
             libc::free(m.cast());
         }
         if format!("{}-{:?}", std::hint::black_box(7), Some("block")) != "7-Some(\"block\")" {
-            return Err("format! went wrong");
+            return Err("format! returned a wrong text");
         }
         // resume_unwind calls no panic hook, so nothing is written to stderr.
         if cfg!(panic = "unwind")
@@ -369,8 +370,8 @@ impl Run<'_> {
         {
             return Err("a panic was not caught");
         }
-        // Runs those of pthread keys too: an allocator may have one, and would otherwise keep a
-        // pointer to the block after its end.
+        // Runs the destructors of pthread keys too: an allocator may have one, and would otherwise
+        // keep a pointer to the block after its end.
         // SAFETY: no other code runs on this block; LOCAL is not used any more.
         unsafe { destructors::run_all(self.layout) };
         if DROPPED.load(Ordering::Relaxed) != before + 1 {

@@ -34,7 +34,9 @@ impl TestBlock {
         let at = |a: usize| NonNull::new(a as *mut u8).expect("address");
         let tid = TID.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a fresh mapping, kept by the block.
-        let block = unsafe { layout.create(at(map.base), at(map.base + MEMORY_BYTES), tid, true) };
+        let block = unsafe {
+            layout.create(at(map.base), at(map.base + MEMORY_BYTES), tid, DlopenReserve::Keep)
+        };
         Self { layout, block: block.expect("create"), map }
     }
 
@@ -103,7 +105,7 @@ fn thread_locals_belong_to_the_block() {
             block.run(|| {
                 assert_eq!(PLAIN.replace(6), 5);
                 LAZY.with_borrow_mut(|v| v.push(block.tp() as u32));
-                // SAFETY: fails, which is what we want: errno.
+                // SAFETY: fails with EBADF, which sets errno.
                 unsafe { libc::close(-1) };
             });
         }
@@ -174,7 +176,7 @@ fn destructors_run_once_and_may_set_new_values() {
                 }
                 NOISY.with(|_| {});
             });
-            assert_eq!(BY_KEY.load(Ordering::Relaxed), 53, "80 but every third from the second");
+            assert_eq!(BY_KEY.load(Ordering::Relaxed), 53, "two of three keys");
             assert_eq!(DROPPED.load(Ordering::Relaxed), 2, "NOISY and LATE, once each");
             // 9 → 8 → 7 → 6: POSIX requires four rounds.
             BY_KEY.store(0, Ordering::Relaxed);
@@ -323,7 +325,7 @@ fn create_fails_if_the_memory_is_too_small() {
     let map = discover::Map::new(4096).unwrap();
     let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
     // SAFETY: refused before anything is written.
-    let made = unsafe { l.create(at(map.base), at(map.base + 1024), 1, true) };
+    let made = unsafe { l.create(at(map.base), at(map.base + 1024), 1, DlopenReserve::Keep) };
     assert_eq!(made.err().map(|e| e.kind()), Some(io::ErrorKind::InvalidInput));
 }
 
@@ -347,7 +349,9 @@ fn print_timings() {
         let at = |a: usize| NonNull::new(a as *mut u8).unwrap();
         // SAFETY: memory of our own; what create writes is zeroed again by the loop.
         unsafe {
-            let make = || l.create(at(map.base), at(map.base + MEMORY_BYTES), 1, true).unwrap();
+            let make = || {
+                l.create(at(map.base), at(map.base + MEMORY_BYTES), 1, DlopenReserve::Keep).unwrap()
+            };
             let wipe = |b: &TlsBlock| {
                 let from = (b.tp.as_ptr() as usize - l.below) as *mut u8;
                 from.write_bytes(0, l.below + l.above);
@@ -387,8 +391,8 @@ fn library(name: &str, source: &str) -> Option<std::ffi::CString> {
         .then(|| std::ffi::CString::new(so.into_os_string().into_encoded_bytes()).unwrap())
 }
 
-/// Returns libc's own dlopen and dlclose. The interposed functions would update the runtime's blocks;
-/// the blocks of these tests are not among them.
+/// Returns libc's own dlopen and dlclose. The interposed functions would update the runtime's
+/// blocks; the blocks of these tests are not among them.
 fn loader() -> Loader {
     type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
     type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
