@@ -186,9 +186,10 @@ pub use runtime::{
 };
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
+
 /// Programs that must not compile, because `go` and `scope` have the bounds of std's threads.
 ///
-/// An `Rc` is not `Send`:
+/// A closure that is not `Send`, because it owns an `Rc`:
 /// ```compile_fail,E0277
 /// let rc = std::rc::Rc::new(1);
 /// trefoil::go(move || println!("{rc}"));
