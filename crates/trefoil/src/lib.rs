@@ -149,7 +149,7 @@ compile_error!(
 #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
 compile_error!(
     "trefoil needs a dynamically linked glibc: it reads the layout of thread-local storage from \
-     the dynamic linker, and calls libc's functions behind its own of the same names. Build without \
+     the dynamic linker, and its own versions of libc functions call those of libc. Build without \
      `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
 );
 

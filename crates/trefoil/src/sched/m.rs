@@ -354,8 +354,8 @@ impl M {
 /// Proof that this code is inside the runtime on an M that owns a P: the code cannot be preempted,
 /// and its M and P stay the same.
 ///
-/// An `Rt` is valid on one thread only, so it is not `Send` ([`NotSend`]). After a switch the code may run on
-/// another M and must get a new one ([`Rt::after_switch`]).
+/// An `Rt` is valid on one thread only, so it is not `Send` ([`NotSend`]). After a switch the code
+/// may run on another M and must get a new one ([`Rt::after_switch`]).
 ///
 /// There are two moments when the M of an `Rt` has no P: from the return of a blocking call until
 /// `handoff::reacquire_p` has found a P, and in the `finish_switch` for a goroutine that was

@@ -26,8 +26,8 @@
 //!    invariant 4).
 //! 2. Code that has an `Rt` does not call malloc, take a lock of std's, or run user code. A
 //!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue; an
-//!    M that owns a P must not wait for that lock. So memory is allocated before the runtime
-//!    is entered and freed after it is left, stacks are made while the P may be retaken
+//!    M that owns a P must not wait for that lock. So memory is allocated before the runtime is
+//!    entered and freed after it is left, stacks are made while the P may be retaken
 //!    ([`m::OwnContext::retakable`]), and the helper thread starts the threads.
 //! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the
 //!    leaf locks (timer heaps, free Gs, the central stack pool).
@@ -275,6 +275,7 @@ impl Sched {
         }
         let n = self.threads();
         let then = format_args!("goroutines wait until one of the {n} threads is free\n");
+        // The bare error of `register_thread`, or an error of the kernel.
         if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
             let max = self.config.max_threads;
             crate::sys::stderr::write_stderr(format_args!(
@@ -330,8 +331,9 @@ impl Sched {
 
     /// Returns the P with this id, if it was made.
     pub(crate) fn p(&self, id: u32) -> Option<&'static P> {
-        // Acquire: pairs with the Release in `resize`. SAFETY: Ps are freed with the Sched, and the
-        // caller keeps the Sched alive while it uses the P.
+        // Acquire: pairs with the Release in `resize`.
+        // SAFETY: Ps are freed with the Sched, and the caller keeps the Sched alive while it uses
+        // the P.
         unsafe { self.ps.get(id as usize)?.load(Ordering::Acquire).as_ref() }
     }
 

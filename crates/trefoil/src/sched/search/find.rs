@@ -28,8 +28,8 @@
 //! half of the Ps that are not idle.
 //!
 //! Rejected: waking another M whenever the last spinning M finds work, as Go does. Here that M
-//! first checks whether there is more work ([`finish_search`]): for one goroutine that
-//! is woken while all Ps are idle, one thread wakes up instead of two.
+//! first checks whether there is more work ([`finish_search`]): for one goroutine that is woken
+//! while all Ps are idle, one thread wakes up instead of two.
 
 use super::steal::{self, Sweep};
 use super::wait_for_p::wait_for_p;
