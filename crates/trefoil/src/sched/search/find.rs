@@ -252,8 +252,9 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Polls this P's shard, and the shards that no thread has polled for `neglected_for`. Returns the
-/// first goroutine whose descriptor is ready; the others are in the local queues.
+/// Polls this P's shard, and the shards that no thread has polled for `neglected_for`, except those
+/// that the idle poller watches. Returns the first goroutine whose descriptor is ready; the others
+/// are in the local queues.
 fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G> {
     let sched = rt.sched();
     sched.poller.poll(p.id, sched.procs(), neglected_for).wake(Some(rt));
@@ -302,7 +303,7 @@ fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> 
         p.begin_slice();
         return Some(g);
     }
-    // The last sweep polls every shard.
+    // With the last sweep, no shard is too fresh to be polled.
     let neglected_for = if sweep == Sweep::Last { 0 } else { NEGLECTED_SHARD_NANOS };
     take_share_if_any(rt.sched(), p)
         .or_else(|| poll_shards(rt, p, neglected_for))
