@@ -1,7 +1,7 @@
 //! Checks of the idle poller: while a P is idle, an M sleeps until the earliest timer.
 //!
 //! The counters (`sched/search/idle.rs`) are the real file. Around them, as in [`wake`](crate::wake), a
-//! small scheduler restates `wait_for_p`, `enter_idle`, `arrange_timer_wakeup` and `stop_spinning` step by step,
+//! small scheduler restates `wait_for_p`, `enter_idle`, `arrange_timer_wakeup` and `finish_search` step by step,
 //! with the same barriers. A timer is set from outside. An M that searches comes too early for it. Only
 //! the idle poller, the idle M that sleeps until the timer's time, lets it fire; then all threads end.
 //! A timer for which no M waits leaves all threads asleep, which loom reports as a deadlock.
@@ -156,7 +156,7 @@ impl Model {
         }
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                self.stop_spinning();
+                self.finish_search();
                 return; // It runs for ever.
             }
             if !self.give_up() && !self.wait_for_p(me) {
@@ -165,7 +165,7 @@ impl Model {
         }
     }
 
-    fn stop_spinning(&self) {
+    fn finish_search(&self) {
         if !self.idle.stop_spinning() {
             return;
         }

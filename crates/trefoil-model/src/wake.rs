@@ -159,7 +159,7 @@ impl Model {
         }
     }
 
-    /// The last spinning worker has found work: `find::stop_spinning`.
+    /// The last spinning worker has found work: `find::finish_search`.
     fn check_for_more(&self) {
         if self.mutation == StepMutation::NoRecheckAfterFind {
             return;

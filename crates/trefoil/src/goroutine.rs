@@ -49,8 +49,9 @@ fn cannot_start(e: &io::Error) -> ! {
     panic!("cannot start a goroutine: {e}")
 }
 
+/// Starts `f` in the caller's runtime, or in the default runtime on a plain thread.
 #[inline]
-fn start<F, T>(spec: SpawnOptions, f: F) -> io::Result<JoinHandle<T>>
+fn start<F, T>(options: SpawnOptions, f: F) -> io::Result<JoinHandle<T>>
 where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
@@ -58,9 +59,9 @@ where
     // SAFETY: F and T are Send and 'static.
     let g = unsafe {
         if current_g().is_some() {
-            spawn(SpawnTarget::Current, spec, f)?
+            spawn(SpawnTarget::Current, options, f)?
         } else {
-            spawn(SpawnTarget::Runtime(runtime::default_sched()?), spec, f)?
+            spawn(SpawnTarget::Runtime(runtime::default_sched()?), options, f)?
         }
     };
     // SAFETY: just spawned with result type T, and this is its only handle.
@@ -128,8 +129,9 @@ impl Builder {
         self
     }
 
-    /// Returns the settings in the form that the scheduler takes.
-    pub(crate) fn spec(self, created_at: &'static Location<'static>) -> SpawnOptions {
+    /// Returns the settings in the form that the scheduler takes. `created_at` is where the caller
+    /// of the public function starts the goroutine.
+    pub(crate) fn into_options(self, created_at: &'static Location<'static>) -> SpawnOptions {
         SpawnOptions {
             name: self.name,
             stack_size: self.stack_size,
@@ -162,7 +164,7 @@ impl Builder {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        start(self.spec(Location::caller()), f)
+        start(self.into_options(Location::caller()), f)
     }
 }
 
@@ -170,7 +172,7 @@ impl Builder {
 /// [`std::thread::yield_now`].
 ///
 /// It is rarely needed, because a goroutine that computes for long is preempted. Use it in a long
-/// loop if other goroutines must not wait until then, and in a loop that waits for another
+/// loop if other goroutines must not wait for the preemption, and in a loop that waits for another
 /// goroutine.
 ///
 /// ```

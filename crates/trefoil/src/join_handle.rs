@@ -9,8 +9,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
-/// The handle's side of a join cell: the right to a goroutine's result. `JoinHandle` and
-/// `ScopedJoinHandle` wrap it.
+/// The handle's side of a join cell (`sched/goroutine/join.rs`): the right to a goroutine's result.
+/// `JoinHandle` and `ScopedJoinHandle` wrap it.
 pub(crate) struct Join<T> {
     g: &'static G,
     result: PhantomData<T>,
@@ -29,12 +29,15 @@ impl<T> Join<T> {
         Join { g, result: PhantomData }
     }
 
+    /// Waits for the goroutine to end. Returns its result, or the payload of its panic, and frees
+    /// the G.
     pub(crate) fn join(self) -> std::thread::Result<T> {
         let g = ManuallyDrop::new(self).g;
         if !g.join.is_done() {
             wait::block(WaitReason::Join, |waiter| g.join.wait(waiter));
         }
-        // SAFETY: done, so the handle owns the result and the G (join.rs, invariant 1).
+        // SAFETY: the goroutine has ended, so the handle owns the result and the G (join.rs,
+        // invariant 1).
         let result = unsafe { Body::take::<T>(g) };
         free(g);
         result
@@ -44,14 +47,15 @@ impl<T> Join<T> {
         self.g
     }
 
-    /// Gives up the handle. If the closure has returned, drops its result and returns whether it
-    /// panicked.
+    /// Gives up the handle. Returns None if the closure has not returned yet: then the goroutine
+    /// drops its own result. Otherwise drops the result and returns whether the closure panicked.
     pub(crate) fn detach(self) -> Option<bool> {
         let g = ManuallyDrop::new(self).g;
         detach(g)
     }
 }
 
+/// See [`Join::detach`].
 fn detach(g: &'static G) -> Option<bool> {
     let detached = g.join.detach();
     if detached == Detached::Running {
@@ -59,6 +63,7 @@ fn detach(g: &'static G) -> Option<bool> {
     }
     // SAFETY: the closure has returned, so the handle owns the result (join.rs, invariant 1).
     let panicked = unsafe { (g.body.get().drop_result)(g) };
+    // If the goroutine has not ended yet, it frees the G itself.
     if detached == Detached::Done || !g.join.emptied() {
         free(g);
     }
@@ -71,6 +76,7 @@ impl<T> Drop for Join<T> {
     }
 }
 
+/// Frees the name of the goroutine, which has ended, and puts its G into a free list.
 fn free(g: &'static G) {
     g.clear_name();
     match Rt::enter() {

@@ -149,7 +149,7 @@ compile_error!(
 #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
 compile_error!(
     "trefoil needs a dynamically linked glibc: it reads the layout of thread-local storage from \
-     the dynamic linker, and calls libc's functions behind its own of the same names. Build without \
+     the dynamic linker, and its own versions of libc functions call those of libc. Build without \
      `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
 );
 
@@ -186,9 +186,10 @@ pub use runtime::{
 };
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
+
 /// Programs that must not compile, because `go` and `scope` have the bounds of std's threads.
 ///
-/// An `Rc` is not `Send`:
+/// A closure that is not `Send`, because it owns an `Rc`:
 /// ```compile_fail,E0277
 /// let rc = std::rc::Rc::new(1);
 /// trefoil::go(move || println!("{rc}"));

@@ -12,7 +12,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
-/// Address space of a goroutine's stack, with the guard and the thread-locals.
+/// Default address space of a goroutine's stack, the guard and the thread-locals included.
 pub(crate) const DEFAULT_STACK_BYTES: usize = 256 << 10;
 /// Address space of a main goroutine's stack: as much as Linux gives the main thread of a program.
 const MAIN_STACK_BYTES: usize = 8 << 20;
@@ -26,8 +26,8 @@ const MAIN_STACK_BYTES: usize = 8 << 20;
 /// The runtime is dropped when `f` returns: goroutines that are still alive are not waited for and
 /// are never resumed. The [drop of a `Runtime`](Runtime#drop) has the details.
 ///
-/// The number of Ps is `TREFOIL_PROCS`, else `GOMAXPROCS`, else the number of CPUs and the CPU
-/// quota of the cgroup decide. Use [`Runtime::builder`] for other settings.
+/// The number of Ps is `TREFOIL_PROCS`, or else `GOMAXPROCS`, or else the number of CPUs, limited
+/// by the CPU quota of the cgroup. Use [`Runtime::builder`] for other settings.
 ///
 /// ```
 /// let answer = trefoil::run(|| {
@@ -111,7 +111,7 @@ impl Runtime {
             procs: None,
             panic: PanicMode::Unwind,
             stack_size: None,
-            reserve: None,
+            dlopen_reserve: None,
             max_threads: None,
         }
     }
@@ -139,14 +139,14 @@ impl Runtime {
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        let spec = SpawnOptions {
+        let options = SpawnOptions {
             name: Some("main".into()),
             stack_size: Some(MAIN_STACK_BYTES),
             ..SpawnOptions::plain()
         };
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
-        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), spec, f) };
+        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };
         let main = match spawned {
             // SAFETY: just spawned with result type T, and this is its only handle.
             Ok(g) => unsafe { Join::new(g) },
@@ -205,8 +205,7 @@ impl fmt::Debug for Runtime {
 /// What a panic in a goroutine does.
 ///
 /// [`RuntimeBuilder::panic`] sets it for a runtime, and [`Builder::panic`](crate::Builder::panic)
-/// for one goroutine. Use `Abort` if the program must not continue after a bug
-/// in any goroutine.
+/// for one goroutine. Use `Abort` if the program must not continue after a bug in any goroutine.
 ///
 /// ```
 /// use trefoil::{Builder, PanicMode};
@@ -244,7 +243,7 @@ pub struct RuntimeBuilder {
     procs: Option<usize>,
     panic: PanicMode,
     stack_size: Option<usize>,
-    reserve: Option<bool>,
+    dlopen_reserve: Option<bool>,
     max_threads: Option<usize>,
 }
 
@@ -299,21 +298,22 @@ impl RuntimeBuilder {
     ///
     /// Without the reserve, a small parked goroutine fits in one page instead of two. Loading a
     /// library that needs the reserve then ends the process with a message that gives the reason.
-    /// All runtimes of a process share it, and the first goroutine of the process fixes it.
+    /// All runtimes of a process share this setting, and the first goroutine of the process fixes
+    /// it.
     ///
     /// ```
     /// let rt = trefoil::Runtime::builder().dlopen_reserve(false).build().unwrap();
     /// assert_eq!(rt.run(|| 6 * 7), 42);
     /// ```
     pub fn dlopen_reserve(mut self, keep: bool) -> Self {
-        self.reserve = Some(keep);
+        self.dlopen_reserve = Some(keep);
         self
     }
 
     /// Sets the largest number of threads that run goroutines, at least 2. Defaults to 10,000.
     ///
-    /// Each goroutine in a call that blocks its thread keeps one. When the limit is reached, the
-    /// runtime prints one line on stderr, and goroutines wait until a thread is free.
+    /// Each goroutine in a call that blocks its thread keeps a thread. When the limit is reached,
+    /// the runtime prints one line on stderr, and goroutines wait until a thread is free.
     pub fn max_threads(mut self, n: usize) -> Self {
         self.max_threads = Some(n);
         self
@@ -344,12 +344,11 @@ impl RuntimeBuilder {
         let explicit_procs = self.checked_procs()?.or(env.procs);
         let max_threads = self.checked_max_threads()?;
         let async_preempt = process_init(&env)?;
-        configure_stacks(self.stack_size, self.reserve)?;
+        configure_stacks(self.stack_size, self.dlopen_reserve)?;
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
             schedtrace_ms: env.schedtrace_ms,
             scheddetail: env.scheddetail,
-            first_id: 1,
             max_threads,
             async_preempt,
             slice: env.slice_us.map_or(SLICE_NANOS, |us| us * 1_000),
@@ -357,7 +356,7 @@ impl RuntimeBuilder {
             hooks: Hooks {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
-                asked: observe::quit::asked,
+                serve_signals: observe::quit::asked,
                 with_output: interpose::with_output,
             },
         };
@@ -368,6 +367,7 @@ impl RuntimeBuilder {
         Ok(Runtime { sched })
     }
 
+    /// Returns the number of Ps that the program has set, if it is valid.
     fn checked_procs(&self) -> io::Result<Option<usize>> {
         match self.procs {
             Some(n) if !(1..=MAX_PROCS).contains(&n) => {
@@ -377,6 +377,7 @@ impl RuntimeBuilder {
         }
     }
 
+    /// Returns the limit on threads, if it is valid.
     fn checked_max_threads(&self) -> io::Result<u32> {
         match self.max_threads {
             Some(n @ 0..2) => {
@@ -395,15 +396,17 @@ fn invalid(text: String) -> io::Error {
 
 /// Sets the default stack size and the dlopen reserve of the process, as far as a builder sets
 /// them. A setting that the builder leaves out keeps the value of earlier builders.
-fn configure_stacks(stack_size: Option<usize>, reserve: Option<bool>) -> io::Result<()> {
+fn configure_stacks(stack_size: Option<usize>, dlopen_reserve: Option<bool>) -> io::Result<()> {
+    /// The stack size and the dlopen reserve of earlier builders.
     static CONFIGURED: Mutex<(usize, bool)> = Mutex::new((DEFAULT_STACK_BYTES, true));
-    if stack_size.is_none() && reserve.is_none() {
+    if stack_size.is_none() && dlopen_reserve.is_none() {
         return Ok(());
     }
     let mut configured = CONFIGURED.lock().unwrap_or_else(PoisonError::into_inner);
-    let wanted = (stack_size.unwrap_or(configured.0), reserve.unwrap_or(configured.1));
-    mem::configure(wanted.0, wanted.1)?;
-    *configured = wanted;
+    let stack_size = stack_size.unwrap_or(configured.0);
+    let dlopen_reserve = dlopen_reserve.unwrap_or(configured.1);
+    mem::configure(stack_size, dlopen_reserve)?;
+    *configured = (stack_size, dlopen_reserve);
     Ok(())
 }
 
@@ -454,6 +457,7 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
     let runtime = Runtime::builder().build()?;
     // There is no main goroutine, so the id 1 stays unused.
     runtime.sched.take_ids(1);
+    // If another thread was faster, this runtime is dropped.
     Ok(&DEFAULT.get_or_init(|| runtime).sched)
 }
 
@@ -473,8 +477,7 @@ pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
 
 /// Returns the number of goroutines that are alive in the caller's runtime, the caller included.
 ///
-/// On a plain thread it is the default runtime's number. A goroutine that was joined is not
-/// counted.
+/// On a plain thread it is the default runtime's number. A goroutine that has ended is not counted.
 ///
 /// ```
 /// assert_eq!(trefoil::run(trefoil::num_goroutines), 1);

@@ -163,7 +163,7 @@ impl Builder {
         F: FnOnce() -> T + Send + 'scope,
         T: Send + 'scope,
     {
-        scope.start(self.spec(Location::caller()), f)
+        scope.start(self.into_options(Location::caller()), f)
     }
 }
 

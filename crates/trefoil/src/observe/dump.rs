@@ -33,7 +33,7 @@ fn write_goroutine(
     }
     write!(out, " [{}", goroutine.state())?;
     if let Status::Waiting(_) = goroutine.status {
-        let minutes = sched.minutes_since(g);
+        let minutes = sched.minutes_waited(g);
         if minutes > 0 {
             write!(out, ", {minutes} minutes")?;
         }

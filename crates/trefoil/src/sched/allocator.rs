@@ -1,10 +1,10 @@
 //! The program's allocator, as an M runs it.
 //!
-//! An M keeps free blocks of the program's allocators in magazines (`mem/magazine.rs`), as Go keeps
-//! an mcache per P: per M, so that a goroutine whose P was retaken allocates as well. If a magazine
-//! is empty or full, the allocator itself runs on the thread's own stack and thread-local storage.
-//! So no preempted goroutine holds an allocator's lock, and what the allocator stores in
-//! thread-locals belongs to the thread.
+//! An M keeps free blocks of the program's allocators in magazines (`mem/magazine.rs`). Go's mcache
+//! is the same per P; here it is per M, so that a goroutine whose P was retaken can allocate too.
+//! If a magazine is empty or full, the allocator itself runs on the thread's own stack and
+//! thread-local storage. So no preempted goroutine holds an allocator's lock, and what the
+//! allocator stores in thread-locals belongs to the thread.
 //!
 //! Invariant 1: the magazines of an M are touched by its thread only: by a goroutine inside
 //! [`with_m`], or on the thread's own context while no goroutine runs on the M.
@@ -33,8 +33,8 @@ pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
         if arch::is_in_runtime() {
             return None;
         }
-        // If the goroutine is preempted between the two instructions it continues on another M,
-        // which is not inside the runtime either.
+        // If the goroutine is preempted between this check and the next store, it continues on an M
+        // that is not inside the runtime either.
         arch::set_in_runtime::<1>();
         let result = f(&*arch::current_m::<M>());
         arch::set_in_runtime::<0>();
@@ -83,12 +83,12 @@ impl M {
         // SAFETY: as above.
         let magazines = unsafe { self.magazines(of) };
         magazines.add(class, chain);
-        // The allocator may have had memory for the chain only.
+        // If the allocator had memory only for the chain, one block of the chain is returned.
         if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
     }
 
-    /// Inside [`with_m`], if a magazine exceeds its capacity: returns its older half to the
-    /// allocator.
+    /// Inside [`with_m`], if a magazine exceeds its capacity: gives its older half back to the
+    /// allocator, block by block with `give_back`.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
@@ -107,8 +107,9 @@ impl M {
     /// its allocator on the system stack. What `f` stores in thread-locals belongs to the thread,
     /// not to the goroutine.
     ///
-    /// Meanwhile the goroutine is not preempted, because its thread-local storage is not the one in
-    /// use (`preempt.rs`, 2). The thread may block, and then its P may be retaken.
+    /// Meanwhile the goroutine is not preempted, because the thread pointer is not the goroutine's
+    /// (`PreemptRefusal::NoGoroutine` in `monitor/preempt.rs`). The thread may block, and then its
+    /// P may be retaken.
     #[inline(never)]
     pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
         struct Call<F, T> {
@@ -130,8 +131,9 @@ impl M {
         }
         let mut call = Call { f: Some(f), result: None };
         let (entry, tp) = (entry(&call), self.tp.get());
-        // A signal handler stays on the alternate stack: if it left that stack, the next signal
-        // would start at its top again and overwrite the handler's frames.
+        // A signal handler stays on the alternate stack (a null `sp` keeps the present stack): if
+        // it left that stack, the next signal would start at its top again and overwrite the
+        // handler's frames.
         let here = &raw const call as usize;
         let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
         let sp = if on_goroutine { self.sp.get() } else { null_mut() };
@@ -159,8 +161,8 @@ thread_local! {
 }
 
 /// In debug builds: ends the process if the runtime allocates where it must not (sched/mod.rs, rule
-/// 2): on a goroutine inside the runtime, or on a thread's own context that owns a P which cannot
-/// be retaken.
+/// 2): on a goroutine inside the runtime, or on the own context of an M that owns a P which sysmon
+/// cannot retake.
 #[cfg(all(debug_assertions, feature = "std"))]
 pub(crate) fn assert_may_allocate() {
     let here = 0u8;
@@ -177,7 +179,8 @@ pub(crate) fn assert_may_allocate() {
             own.is_some_and(|m| m.in_runtime.load(Ordering::Relaxed) != 0 && m.p.get().is_some())
         }
     };
-    // If every TLS block needs a thread of glibc's, making one allocates wherever it is done.
+    // If every TLS block needs a thread of glibc's (`mem/tls/fallback.rs`), making a stack
+    // allocates wherever it is done.
     if is_forbidden && !crate::mem::tls::is_by_pthread() {
         crate::sched::fatal(format_args!(
             "the runtime allocates while it holds a P: a bug in trefoil"

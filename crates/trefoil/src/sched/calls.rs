@@ -1,7 +1,7 @@
 //! Whole runtime calls: each function enters the runtime, acts, and leaves it.
 //!
-//! They are shared by the public functions of the crate and by the interposed functions of libc
-//! (`interpose/`), which are below those.
+//! The public functions of the crate and the interposed functions of libc (`interpose/`) share
+//! them.
 
 use crate::sched::m::Rt;
 use crate::sched::monitor::handoff;
@@ -16,6 +16,7 @@ pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
     struct ReacquireP;
     impl Drop for ReacquireP {
         fn drop(&mut self) {
+            // Entering the runtime acquires a P, because the M has none.
             if let Some(rt) = Rt::enter() {
                 rt.leave();
             }
@@ -37,11 +38,11 @@ pub(crate) fn current_sched() -> Option<&'static Sched> {
     current_g().map(|g| unsafe { &*g.sched.get() })
 }
 
-/// Parks the goroutine, or blocks the plain thread, until `deadline`, and at the latest until
-/// [`LATEST`]. So a sleep without a deadline has one and is no deadlock: a signal may be what the
-/// program waits for.
+/// Parks the goroutine, or blocks the plain thread, until `deadline`, or until [`LATEST`] if that
+/// is earlier. So every sleep has a timer, and the deadlock check does not report an endless sleep:
+/// the program may wait for a signal.
 pub(crate) fn sleep_until(deadline: Nanos) {
-    // No waker has this wait: only its deadline ends it.
+    // The wait is in no waker's list: only its deadline ends it.
     wait::wait(WaitReason::Sleep, deadline.min(LATEST), |_| true);
 }
 
@@ -57,12 +58,13 @@ pub(crate) fn yield_now() -> bool {
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum QueuesAtYield {
-    /// Neither the queue of its P nor the global queue had one.
+    /// Neither the local queues of its P nor the global queues held a goroutine.
     Empty,
     NotEmpty,
 }
 
-/// As [`yield_now`]; returns whether goroutines were queued. None on a plain thread.
+/// As [`yield_now`]; returns whether goroutines were queued before the yield. None on a plain
+/// thread.
 #[cfg(feature = "std")]
 pub(crate) fn yield_and_report() -> Option<QueuesAtYield> {
     let rt = Rt::enter()?;

@@ -12,8 +12,8 @@
 //! 2. Everything in a `Cell` belongs to the owner that the table in `goroutine/state.rs` names.
 //!    Ownership passes by the Release and Acquire of the queues, of park and notify, and of the
 //!    join cell.
-//! 3. A name is written and removed under [`NAMES`], and only by the owner of the goroutine's
-//!    identity.
+//! 3. A name is written by the spawner, and removed by the goroutine at its end if the handle is
+//!    gone, or else by the handle. Both hold [`NAMES`], because dumps read names.
 
 use crate::mem::Stack;
 use crate::sched::goroutine::body::Body;
@@ -52,7 +52,9 @@ pub(crate) struct G {
     pub(crate) tp: Cell<*mut u8>,
     /// See `goroutine/state.rs`.
     pub(crate) state: GoroutineState,
+    /// Why it waits: a [`WaitReason`].
     reason: AtomicU8,
+    /// A panic in it ends the process.
     pub(crate) abort_on_panic: Cell<bool>,
     /// It was stopped by a signal inside libc or the loader, and may hold one of their locks
     /// (`monitor/preempt.rs`).
@@ -71,13 +73,15 @@ pub(crate) struct G {
     /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's
     /// thread.
     pub(crate) no_preempt: Cell<u16>,
-    /// The next G in a queue or free list. The list owns it.
+    /// The next G in the [`GList`] that contains this G. That list owns the field.
     pub(crate) link: Cell<*const G>,
     pub(crate) stack: Cell<Option<Stack>>,
+    /// Its runtime, which lives at least as long as the goroutine.
     pub(crate) sched: Cell<*const Sched>,
     /// The M that it is locked to (`goroutine/locked.rs`).
     pub(crate) locked: Cell<Option<&'static M>>,
     pub(crate) join: JoinCell,
+    /// The functions for the type of closure and result that `payload` holds.
     pub(crate) body: Cell<&'static Body>,
     /// Which of several wakers ends the present wait; see `wait/mod.rs`.
     pub(crate) claim: AtomicU64,
@@ -86,9 +90,13 @@ pub(crate) struct G {
 
     // Rarely used.
     id: AtomicU64,
+    /// The id of the goroutine that started it, or 0.
     parent: AtomicU64,
+    /// How many `lock_os_thread` guards it holds (`goroutine/locked.rs`).
     pub(crate) lock_depth: Cell<u32>,
+    /// The scope that waits for it, or null.
     pub(crate) scope: Cell<*const ScopeData>,
+    /// Where it was started.
     pub(crate) created_at: Cell<&'static Location<'static>>,
     name: UnsafeCell<Option<Box<str>>>,
     /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
@@ -157,7 +165,7 @@ impl G {
         unsafe { (*self.name.get()).as_deref() }
     }
 
-    /// Gives a dead G, which the spawner owns, the identity of a new goroutine.
+    /// Spawner: gives a dead G the id, parent, name and join cell of a new goroutine.
     pub(crate) fn init_identity(&self, id: u64, parent: u64, name: Option<Box<str>>) {
         debug_assert_eq!(self.state.snapshot(), StateSnapshot::Dead);
         self.id.store(id, Ordering::Relaxed);
@@ -170,16 +178,16 @@ impl G {
         self.join.reset();
     }
 
-    /// Frees the name, after the goroutine has ended. Outside the runtime, because it calls the
-    /// allocator.
+    /// Frees the name, after the goroutine's closure has returned. The caller is outside the
+    /// runtime, because this calls the allocator.
     pub(crate) fn clear_name(&self) {
-        // SAFETY: the caller owns the identity: only a dump may read the name too, and does not
-        // write.
+        // SAFETY: the caller is the only thread that may write the name (invariant 3). A dump may
+        // read the name at the same time.
         if unsafe { (*self.name.get()).is_none() } {
             return;
         }
         let name = with_names(|| {
-            // SAFETY: as above, and `NAMES` keeps dumps away.
+            // SAFETY: as above, and no dump reads it meanwhile, because `NAMES` is locked.
             unsafe { (*self.name.get()).take() }
         });
         drop(name);
@@ -198,15 +206,16 @@ impl G {
         WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
     }
 
-    /// Running: stores why it is about to park, and the time (the runtime's coarse time).
+    /// By the running goroutine: stores why it is about to park, and when, in the runtime's coarse
+    /// time.
     #[inline]
     pub(crate) fn set_reason(&self, reason: WaitReason, coarse_ms: u32) {
         self.reason.store(reason as u8, Ordering::Relaxed);
         self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 
-    /// Waiting → Runnable, or Running → Notified. Called by the one waker. Returns true if the
-    /// caller must queue the goroutine.
+    /// Waiting → Runnable, or Running → Notified. Called by the waker, once per park. Returns true
+    /// if the caller must queue the goroutine.
     #[inline]
     #[must_use]
     pub(crate) fn notify(&self) -> bool {
@@ -219,26 +228,29 @@ impl G {
             )),
         }
     }
-}
 
-/// What a dump reads of a goroutine that it does not own. The results may be out of date.
-impl G {
-    pub(crate) fn sp_hint(&self) -> usize {
-        // SAFETY: an aligned word in memory that is never freed.
-        unsafe { self.sp.as_ptr().read_volatile() as usize }
-    }
-
-    /// On the goroutine's thread: returns whether the address is on its stack.
+    /// On the thread that runs the goroutine: returns whether the address is on its stack.
     pub(crate) fn has_on_stack(&self, address: usize) -> bool {
-        // SAFETY: read in place; only the goroutine's own thread replaces it.
+        // SAFETY: the running goroutine owns its cells, and only this thread, which runs it,
+        // replaces the stack (invariant 2).
         let stack = unsafe { (*self.stack.as_ptr()).as_ref() };
         stack.is_some_and(|stack| {
             let (low, high) = stack.bounds();
             (low..high).contains(&address)
         })
     }
+}
 
-    /// Returns whether it has begun to run.
+/// What a dump reads of a goroutine that it does not own. The results may be out of date.
+impl G {
+    /// Returns the stack pointer of the last suspension.
+    pub(crate) fn sp_hint(&self) -> usize {
+        // SAFETY: an aligned word in memory that is never freed.
+        unsafe { self.sp.as_ptr().read_volatile() as usize }
+    }
+
+    /// Returns whether it has a stack: before it first runs it has none, unless its stack is of a
+    /// size of its own.
     pub(crate) fn has_stack_hint(&self) -> bool {
         // SAFETY: as in `sp_hint`.
         unsafe { !self.tp.as_ptr().read_volatile().is_null() }
@@ -249,13 +261,14 @@ impl G {
         unsafe { self.sched.as_ptr().read_volatile() }
     }
 
-    /// Returns the bounds of its stack: of the slot of the stack arena that contains its stack
+    /// Returns the bounds of its stack: the slot of the stack arena that contains its stack
     /// pointer.
     pub(crate) fn stack_bounds(&self) -> Option<(usize, usize)> {
         crate::mem::slot_at(self.sp_hint()).map(|slot| (slot.low, slot.high))
     }
 
-    /// Copies its name into `buffer`. Returns the length, if it has a name.
+    /// Copies its name into `buffer`, as far as it fits. Returns the number of bytes copied, or
+    /// None if it has no name.
     pub(crate) fn copy_name(&self, buffer: &mut [u8]) -> Option<usize> {
         with_names(|| {
             let name = self.name()?;
@@ -373,7 +386,8 @@ static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
 /// and its handle read the name without it: while they exist, it is not removed.
 static NAMES: Lock<()> = Lock::new(());
 
-/// Calls `f` with [`NAMES`] locked; on a goroutine inside the runtime, so that it is not preempted.
+/// Calls `f` with [`NAMES`] locked. A goroutine enters the runtime for that, so it is not preempted
+/// while it holds the lock.
 fn with_names<T>(f: impl FnOnce() -> T) -> T {
     let rt = Rt::enter();
     let names = NAMES.lock();
@@ -388,8 +402,10 @@ fn with_names<T>(f: impl FnOnce() -> T) -> T {
 /// Every slab that was made, newest first. A dump finds all goroutines here.
 static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
 
+/// Gs that were made together. Never unmapped (invariant 1).
 struct Slab {
     gs: [G; GS_PER_SLAB],
+    /// The slab that was made before this one, or null.
     next: *mut Slab,
 }
 
@@ -401,6 +417,7 @@ impl FreeGs {
         FreeGs(GList::new())
     }
 
+    /// Takes a dead G from this list, or else from the central list, or else from a new slab.
     #[inline]
     pub(crate) fn take(&mut self) -> io::Result<&'static G> {
         match self.0.pop_front() {
@@ -432,7 +449,7 @@ impl FreeGs {
         }
     }
 
-    /// Moves all Gs but `keep` of them to the central list.
+    /// Moves all Gs except `keep` of them to the central list.
     #[cold]
     pub(crate) fn spill_slow(&mut self, keep: usize) {
         let mut spilled = GList::new();
@@ -444,7 +461,7 @@ impl FreeGs {
     }
 }
 
-/// Takes a dead G from the central list, for a thread without a P.
+/// Takes a dead G from the central list or a new slab, for a thread without a P.
 pub(crate) fn take_central() -> io::Result<&'static G> {
     let mut free = CENTRAL_FREE.lock();
     if free.is_empty() {
@@ -454,7 +471,7 @@ pub(crate) fn take_central() -> io::Result<&'static G> {
         free = CENTRAL_FREE.lock();
         free.append(&mut fresh);
     }
-    Ok(free.pop_front().expect("grown just now, or refilled by other threads"))
+    Ok(free.pop_front().expect("not empty, or grown just now"))
 }
 
 /// Puts a dead G into the central list, for a thread without a P.
@@ -462,9 +479,9 @@ pub(crate) fn put_central(g: &'static G) {
     CENTRAL_FREE.lock().push_front(g);
 }
 
-/// Makes a slab of Gs. The memory comes from mmap, not from malloc: a goroutine that was preempted
-/// inside malloc may hold malloc's lock and need the P that this thread owns (sched/mod.rs, rule
-/// 2).
+/// Makes a slab and appends its Gs to `free`. The memory comes from mmap, not from malloc: a
+/// goroutine that was preempted inside malloc may hold malloc's lock and need the P that this
+/// thread owns (sched/mod.rs, rule 2).
 #[cold]
 fn grow(free: &mut GList) -> io::Result<()> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -496,9 +513,10 @@ fn grow(free: &mut GList) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `f` with every G that was ever made, dead ones included. The caller may read only the
-/// atomics of Gs that it does not own.
+/// Calls `f` with every G that was ever made, dead ones included. Of a G that it does not own, `f`
+/// may read only the atomics and what the functions for dumps return.
 pub(crate) fn for_each(f: &mut dyn FnMut(&'static G)) {
+    // Acquire: pairs with the Release in `grow`, so the slab's Gs are initialised.
     let mut slab = SLABS.load(Ordering::Acquire);
     // SAFETY: slabs are never unmapped, and except for the Gs' own cells they do not change.
     while let Some(s) = unsafe { NonNull::new(slab).map(|s| s.as_ref()) } {

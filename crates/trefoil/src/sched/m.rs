@@ -1,14 +1,14 @@
 //! M: an OS thread that runs goroutines.
 //!
-//! The thread has a context of its own, its stack and its thread-local storage. There it searches
-//! for work and makes stacks. Goroutines switch to each other directly; they switch to the thread's
-//! own context only if the local queue is empty or a request is pending (`switch.rs`).
+//! The thread has a context of its own: its stack and its thread-local storage. On that context it
+//! searches for work and makes stacks. Goroutines switch to each other directly; they switch to the
+//! thread's own context only if the local queue is empty or a request is pending (`switch.rs`).
 //!
 //! # Inside the runtime and outside
 //! On a goroutine, [`Rt::enter`] and [`Rt::leave`] enclose all code that touches a P. In between,
 //! the goroutine is not preempted and does not move to another M. Outside, user code runs. If the
-//! thread then blocks in the kernel, sysmon may retake its P (`monitor/handoff.rs`). Three values
-//! are proof of where the code runs:
+//! thread blocks in the kernel there, sysmon may retake its P (`monitor/handoff.rs`). Three values
+//! prove where the code runs:
 //!
 //! | value | the code runs | P |
 //! |---|---|---|
@@ -25,8 +25,8 @@
 //! | `RETAKEN` | sysmon has retaken the P, or `blocking` has given it away |
 //!
 //! To enter the runtime, the thread stores `in_runtime = 1` and then loads `hold`. There is no
-//! barrier in between, so the load may be done first. sysmon, which retakes a P rarely, makes up
-//! for that (`monitor/handoff.rs`).
+//! barrier in between, so the load may be done first. sysmon, which retakes Ps rarely, pays for the
+//! barrier instead (`monitor/handoff.rs`).
 //!
 //! Invariants:
 //! 1. The GS base of the thread is the address of its M. M's first word is that address too, and
@@ -39,8 +39,9 @@
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine between [`Rt::enter`] and
 //!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P
 //!    stay the same.
-//! 5. `hold` changes from `OWNED` only while `in_runtime` is 0, or by the M's own thread on its way
-//!    out, and only under the scheduler's lock.
+//! 5. `hold` is written only under the scheduler's lock. It becomes `RETAKEN` only after sysmon has
+//!    read 0 from `in_runtime`, or by the M's own thread just before it leaves the runtime. An M
+//!    that enters the runtime meanwhile reads `PROBING` and waits for the lock.
 
 use crate::arch;
 use crate::mem::Stack;
@@ -58,14 +59,15 @@ use crate::sys::parker::Parker;
 use crate::sys::thread;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
+use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Stack of an M's thread, which runs only the scheduler and makes stacks. `thread::spawn` adds the
-/// size of its TLS.
+/// The stack of an M's thread. Only the scheduler and the program's allocator (`allocator.rs`) run
+/// on it. `thread::spawn` adds the size of the thread's TLS.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
@@ -85,19 +87,21 @@ pub(crate) struct M {
     pub(crate) spinning: Cell<bool>,
     /// How many times a preemption was deferred because the goroutine was inside libc.
     pub(crate) preempt_deferrals: AtomicU32,
-    /// The tick of the slice in which they were counted.
+    /// The slice (`P::tick`) in which `preempt_deferrals` were counted.
     pub(crate) deferrals_tick: Cell<u32>,
-    /// While the runtime stops: the CPU time of the thread from which on a signal may stop the
-    /// running goroutine. 0 at first (`shutdown.rs`).
+    /// While the runtime stops: when the thread has used this much CPU time, a signal may stop the
+    /// running goroutine. 0 until that time is determined (`shutdown.rs`).
     pub(crate) grace_until: Cell<Nanos>,
-    /// It runs the program's allocator on its own context, for a goroutine.
+    /// The thread runs the program's allocator on its own context, for a goroutine. A hint for
+    /// sysmon.
     pub(crate) in_allocator: AtomicBool,
     /// Its thread has not asked for a P yet, and is counted in `Central::starting`.
     pub(crate) is_starting: Cell<bool>,
+    /// The P that it owns; while `hold` is `RETAKEN`, the P that it owned last.
     pub(crate) p: Cell<Option<&'static P>>,
     /// The goroutine that runs on this M.
     pub(crate) current: Cell<Option<&'static G>>,
-    /// What the next context on this M has to complete (`switch::finish_switch`).
+    /// What the next context on this M must complete (`switch::finish_switch`).
     pub(crate) unfinished_switch: Cell<UnfinishedSwitch>,
     /// The goroutine to run next, which only the thread's own context can start: it needs a stack,
     /// or is locked to an M.
@@ -107,15 +111,17 @@ pub(crate) struct M {
     /// Thread pointer of the thread's own context.
     pub(crate) tp: Cell<*mut u8>,
     sched: Cell<*const Sched>,
+    /// The number of this M in its runtime.
     pub(crate) id: AtomicU32,
-    /// The kernel's thread id; 0 while no thread uses this M. It tells a thread's own GS base from
-    /// an inherited one.
+    /// The kernel's thread id; 0 while no thread uses this M. A thread compares it with its own id
+    /// to see whether its GS base is its own or inherited (invariant 2).
     pub(crate) tid: AtomicU32,
     /// The signal mask with which the thread started. User code that runs under another mask is not
     /// preempted.
     pub(crate) signal_mask: Cell<u64>,
+    /// Where the thread sleeps, except as the idle poller in `epoll_wait`.
     pub(crate) parker: Parker,
-    /// Where it sleeps while it is the idle poller and goroutines wait for descriptors.
+    /// Where the thread sleeps while it is the idle poller and goroutines wait for descriptors.
     pub(crate) polling: PollSlot,
     /// The P that a waker hands over.
     pub(crate) handed: Cell<Option<&'static P>>,
@@ -146,16 +152,18 @@ pub(crate) enum UnfinishedSwitch {
     None,
     /// The goroutine waits for a `ready`.
     Parked(&'static G),
-    /// It yielded: it goes to the tail of a local ring.
+    /// The goroutine yielded: it goes to the tail of the local ring of fresh goroutines.
     Yielded(&'static G),
-    /// Its slice is over, but other goroutines used a part of it: the tail of the local ring for
-    /// goroutines like it.
+    /// The goroutine's slice is over, but other goroutines used a part of the slice: it goes to the
+    /// tail of its local ring, woken or fresh.
     Displaced(&'static G),
-    /// It used up its slice, or makes room for expired goroutines: the tail of the expired queue.
+    /// The goroutine used up its slice, or yielded while its P had no other goroutine: it goes to
+    /// the tail of the expired queue.
     Preempted(&'static G),
-    /// It came back from a blocking call, and no P is free: the tail of a global queue.
+    /// The goroutine came back from a blocking call and no P is free: it goes to the tail of a
+    /// global queue.
     WithoutP(&'static G),
-    /// It ended, and this was its stack. The G may already be reused.
+    /// The goroutine ended, and this was its stack. The G may already be reused.
     Dead(Stack),
 }
 
@@ -178,6 +186,7 @@ impl M {
         m
     }
 
+    /// Makes an M that no thread uses yet. `reset` completes it.
     fn blank() -> M {
         M {
             this: Cell::new(null()),
@@ -235,28 +244,31 @@ impl M {
         unsafe { &*self.sched.get() }
     }
 
-    /// Wakes the thread, wherever it sleeps. A superfluous call does no harm.
+    /// Wakes the thread, whether it sleeps in its parker or in the poller. A superfluous call does
+    /// no harm.
     pub(crate) fn wake(&self) {
         self.parker.unpark();
-        // The thread sees the unpark, or this thread sees that it polls (`sleep_polling`).
+        // Pairs with the barrier in `PollSlot::wait_in`: the M sees the token of this unpark, or
+        // this thread sees that the M polls.
         full_fence();
         self.polling.wake();
     }
 
-    /// Sleeps in the poller until `until`, a `wake`, or a descriptor is ready.
+    /// Sleeps in the poller until the time `until`, until a `wake`, or until a descriptor is ready.
     pub(crate) fn sleep_polling(&self, poller: &'static Poller, until: Nanos) -> ReadyBatch {
+        // The deadline 0 means: do not sleep.
         self.polling.wait_in(poller.wakeup_epoll(), || {
             poller.sleep_as_idle_poller(if self.parker.take_token() { 0 } else { until.max(1) })
         })
     }
 
-    /// Replaces the P that the M owns.
+    /// Replaces the P that the M owns. The caller passes the old one on.
     pub(crate) fn set_p(&'static self, p: Option<&'static P>) {
         if let Some(old) = self.p.get() {
             old.holder.store(null_mut(), Ordering::Relaxed);
         }
         if let Some(new) = p {
-            // Release: sysmon, which finds this M here, sees its fields as they are.
+            // Release: pairs with the Acquire loads of `holder`, so sysmon sees the M's fields.
             new.holder.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
         }
         self.p.set(p);
@@ -298,6 +310,7 @@ impl M {
         UNUSED_MS.push(self);
     }
 
+    /// The main function of the M's thread.
     fn thread_main(&'static self) {
         self.tp.set(arch::thread_pointer());
         self.signal_mask.set(crate::sched::monitor::preempt::init_signal_mask());
@@ -305,6 +318,8 @@ impl M {
             // The helper thread, which started this one, has a higher priority.
             realtime.apply();
         }
+        // Release: a signal handler on this thread that sees the tid also sees `tp`
+        // (`thread_fs_base`).
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
         #[cfg(all(debug_assertions, feature = "std"))]
         crate::sched::allocator::OWN_M.set(self);
@@ -313,7 +328,7 @@ impl M {
         // By default the kernel may be 50 µs late with a timer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
-        switch::thread_loop(OwnContext(self));
+        switch::thread_loop(OwnContext(self, PhantomData));
         // Before the thread's reference to the Sched, which owns the P, is dropped.
         self.sched().hand_off_p_of(self);
         for of in [BlocksOf::Libc, BlocksOf::Wrapped] {
@@ -325,35 +340,40 @@ impl M {
         crate::sched::allocator::OWN_M.set(null());
     }
 
-    /// Returns this thread's own thread pointer, if it is an M's thread. Safe in signal handlers.
+    /// Returns the thread pointer of this thread's own context, if it is an M's thread. Safe in
+    /// signal handlers.
     pub(crate) fn thread_fs_base() -> Option<usize> {
-        // SAFETY: the GS base is null or an M, which is never freed (invariant 2); its tid tells
-        // whether it is the M of this thread.
+        // SAFETY: the GS base is null or an M, which is never freed (invariant 2).
         let m = unsafe { arch::inherited_m::<M>().as_ref()? };
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        // With another tid the GS base was inherited from the thread that started this one.
         (m.tid.load(Ordering::Relaxed) == tid).then(|| m.tp.get() as usize)
     }
 }
 
-/// Proof that this code is inside the runtime on an M that owns a P: it cannot be preempted, and
-/// its M and P stay the same.
+/// Proof that this code is inside the runtime on an M that owns a P: the code cannot be preempted,
+/// and its M and P stay the same.
 ///
-/// It is not `Send`, because it is about this thread. After a switch the code may run on another M
-/// and must ask again ([`Rt::after_switch`]).
+/// An `Rt` is valid on one thread only, so it is not `Send` ([`NotSend`]). After a switch the code
+/// may run on another M and must get a new one ([`Rt::after_switch`]).
 ///
-/// There are two moments when the M behind an `Rt` has no P: from the return of a blocking call
-/// until `handoff::reacquire_p` has found one, and in `finish_switch` of a goroutine that was
-/// requeued because there was none. Neither touches a P; [`Rt::p`] would end the process.
+/// There are two moments when the M of an `Rt` has no P: from the return of a blocking call until
+/// `handoff::reacquire_p` has found a P, and in the `finish_switch` for a goroutine that was
+/// requeued because no P was available. Neither touches a P; [`Rt::p`] would end the process.
 #[derive(Clone, Copy)]
-pub(crate) struct Rt(&'static M);
+pub(crate) struct Rt(&'static M, NotSend);
+
+/// Makes a type neither `Send` nor `Sync`.
+type NotSend = PhantomData<*const ()>;
 
 impl Rt {
-    /// Goroutine → runtime. Returns None on a plain thread.
+    /// Enters the runtime on a goroutine. If the M has lost its P, the goroutine first gets another
+    /// one, maybe on another M (`handoff::reacquire_p`). Returns None on a plain thread.
     #[inline(always)]
     pub(crate) fn enter() -> Option<Rt> {
         current_g()?;
-        // SAFETY: on a goroutine the GS base is its M. One instruction, so no preemption in
-        // between.
+        // SAFETY: on a goroutine the GS base is its M. The store is one instruction, so the
+        // goroutine cannot move to another M between reading the GS base and the store.
         unsafe { arch::set_in_runtime::<1>() };
         let rt = Rt::after_switch();
         if rt.0.hold.load(Ordering::Relaxed) != OWNED {
@@ -362,14 +382,15 @@ impl Rt {
         Some(rt)
     }
 
-    /// Returns the runtime of the M on which this context was resumed.
+    /// Returns the `Rt` of the M on which this context was resumed.
     #[inline(always)]
     pub(crate) fn after_switch() -> Rt {
         // SAFETY: `in_runtime` is 1 and this is an M's thread; Ms are never freed.
-        Rt(unsafe { &*arch::current_m::<M>() })
+        Rt(unsafe { &*arch::current_m::<M>() }, PhantomData)
     }
 
-    /// Runtime → goroutine. Yields first if the time slice is used up.
+    /// Leaves the runtime on a goroutine. If the goroutine was asked to stop (`flag::PREEMPT`), it
+    /// yields first.
     #[inline(always)]
     pub(crate) fn leave(self) {
         if self.p().flags.load(Ordering::Relaxed) & flag::PREEMPT != 0 {
@@ -379,7 +400,7 @@ impl Rt {
         self.leave_without_yield();
     }
 
-    /// Runtime → goroutine, even if the time slice is used up.
+    /// Leaves the runtime on a goroutine, even if the goroutine was asked to stop.
     #[inline(always)]
     pub(crate) fn leave_without_yield(self) {
         // SAFETY: as in `enter`.
@@ -441,19 +462,19 @@ impl Rt {
         self.0.sched()
     }
 
-    /// Returns the running goroutine. Only on a goroutine.
+    /// Returns the running goroutine. Ends the process on the thread's own context.
     #[inline(always)]
     pub(crate) fn g(self) -> &'static G {
         match self.0.current.get() {
             Some(g) => g,
-            None => no_p(),
+            None => no_g(),
         }
     }
 }
 
-/// Proof that this code runs on the own context of an M's thread, which may have a P or not.
+/// Proof that this code runs on the own context of an M's thread. The M may have a P or not.
 #[derive(Clone, Copy)]
-pub(crate) struct OwnContext(&'static M);
+pub(crate) struct OwnContext(&'static M, NotSend);
 
 impl OwnContext {
     pub(crate) fn m(self) -> &'static M {
@@ -464,12 +485,12 @@ impl OwnContext {
         self.0.sched()
     }
 
-    /// Returns the runtime, if the M owns a P.
+    /// Returns the `Rt` of this M, if the M owns a P.
     pub(crate) fn rt(self) -> Option<Rt> {
-        self.0.p.get().map(|_| Rt(self.0))
+        self.0.p.get().map(|_| Rt(self.0, PhantomData))
     }
 
-    /// Returns the runtime. The M owns a P.
+    /// As [`OwnContext::rt`], for callers that know that the M owns a P.
     pub(crate) fn expect_rt(self) -> Rt {
         match self.rt() {
             Some(rt) => rt,
@@ -477,27 +498,27 @@ impl OwnContext {
         }
     }
 
-    /// Returns the runtime after a goroutine has switched to this context. The M has no P if the
-    /// goroutine was requeued because there was none.
+    /// Returns the `Rt` of this M after a goroutine has switched to this context. The M has no P if
+    /// the goroutine was requeued because no P was available.
     pub(crate) fn after_switch(self) -> Rt {
-        Rt(self.0)
+        Rt(self.0, PhantomData)
     }
 
     /// Makes the M the owner of `p`.
     pub(crate) fn set_p(self, p: &'static P) -> Rt {
         self.0.set_p(Some(p));
-        Rt(self.0)
+        Rt(self.0, PhantomData)
     }
 
-    /// The M owns a P and begins to search for work, without a claim that another thread made for
-    /// it.
+    /// Counts the M, which owns a P and begins to search for work, as spinning. No waker has made a
+    /// claim on spinning for it (`queues/assign.rs`).
     pub(crate) fn start_spinning(self) {
         self.0.spinning.set(true);
         self.sched().idle.start_spinning();
     }
 
-    /// Calls `f`, which may wait for a goroutine (for one of malloc's locks), so sysmon may retake
-    /// the P meanwhile. Afterwards the M may have no P.
+    /// Calls `f`, which may wait for a lock of malloc that a preempted goroutine holds. sysmon may
+    /// retake the P meanwhile, so afterwards the M may have no P.
     pub(crate) fn retakable<T>(self, f: impl FnOnce() -> T) -> T {
         debug_assert!(self.0.current.get().is_none());
         // SAFETY: an M's own context never moves to another thread.
@@ -515,4 +536,9 @@ impl OwnContext {
 #[cold]
 fn no_p() -> ! {
     crate::sched::fatal(format_args!("runtime entered without a P: a bug in trefoil"))
+}
+
+#[cold]
+fn no_g() -> ! {
+    crate::sched::fatal(format_args!("no goroutine runs on this thread: a bug in trefoil"))
 }

@@ -12,20 +12,22 @@
 //! | `wait/` | how everything else blocks and wakes goroutines and plain threads; timers |
 //! | `netpoll/` | waiting for descriptors; the idle M that sleeps until the next timer or event |
 //! | `monitor/` | sysmon, the helper thread, preemption, retaking Ps from blocked threads |
+//! | `calls.rs` | runtime calls that the public functions and `interpose/` share |
 //! | `allocator.rs` | the program's allocator, as an M runs it |
 //! | `procs.rs` | `set_procs`: more or fewer Ps |
 //! | `shutdown.rs` | the end of a runtime |
-//! | `rng.rs` | random steal orders |
+//! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
+//! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
 //!
-//! Rules for all of them:
+//! Rules for all code of the scheduler:
 //! 1. A P's own state is touched only with an [`Rt`], which proves that the M owns the P (m.rs,
 //!    invariant 4).
 //! 2. Code that has an `Rt` does not call malloc, take a lock of std's, or run user code. A
-//!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue;
-//!    the owner of that P must not wait for the lock. So memory is allocated before the runtime
-//!    is entered and freed after it is left, stacks are made while the P may be retaken
+//!    goroutine that was preempted inside malloc holds malloc's lock and needs a P to continue; an
+//!    M that owns a P must not wait for that lock. So memory is allocated before the runtime is
+//!    entered and freed after it is left, stacks are made while the P may be retaken
 //!    ([`m::OwnContext::retakable`]), and the helper thread starts the threads.
 //! 3. Locks are taken in this order: a timer's slot (`time/slot.rs`), `Sched::central`, then the
 //!    leaf locks (timer heaps, free Gs, the central stack pool).
@@ -91,12 +93,13 @@ pub(crate) fn current_g() -> Option<&'static G> {
 /// The settings of a runtime.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
+    /// A panic in a goroutine ends the process (`PanicMode::Abort`).
     pub(crate) abort_on_panic: bool,
+    /// The time between two traces on stderr. None means no traces.
     pub(crate) schedtrace_ms: Option<u64>,
+    /// A trace also has a line per P and goroutine.
     pub(crate) scheddetail: bool,
     pub(crate) hooks: Hooks,
-    /// Id of the first goroutine: 1 if it will be a main goroutine, 2 if there is none.
-    pub(crate) first_id: u64,
     /// The largest number of threads for Ms.
     pub(crate) max_threads: u32,
     /// Goroutines are preempted by a signal, not only at their next runtime call.
@@ -107,18 +110,19 @@ pub(crate) struct Config {
     pub(crate) follow_cpus: bool,
 }
 
-/// Functions of the modules above the scheduler that the helper thread calls.
+/// Functions of the modules above the scheduler. The helper thread calls the first three, and the
+/// end of a runtime (`shutdown.rs`) calls `with_output`.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
-    /// Prints a trace, when the next one is due.
+    /// Prints a trace. Called when the next trace is due.
     pub(crate) trace: fn(&Sched),
     /// Reports a possible deadlock: every P is idle, no timer is set, and goroutines are alive.
-    /// Called again, ever more rarely, while that lasts.
+    /// Called again, at ever longer intervals, while that lasts.
     pub(crate) all_asleep: fn(&Sched),
     /// Serves requests of signal handlers. Called whenever the helper thread is woken.
-    pub(crate) asked: fn(),
-    /// Calls its argument while this thread holds the lock of std's standard output (0) or error
-    /// (1).
+    pub(crate) serve_signals: fn(),
+    /// Calls the function while this thread holds std's lock of standard output (0) or of standard
+    /// error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
 }
 
@@ -136,31 +140,35 @@ impl RuntimeId {
 /// The scheduler of one runtime.
 pub(crate) struct Sched {
     id: RuntimeId,
+    /// Comments in `sched/` call it "the lock" or "the scheduler's lock".
     pub(crate) central: Lock<Central>,
-    /// Length of the global queues, for readers without the lock. Written under it.
+    /// Length of the global queues, for readers without the lock. Written under the lock.
     pub(crate) global_len: AtomicU32,
     pub(crate) idle: Idle,
     /// Ps by id; the first `ps_made` exist. They live as long as the Sched.
     ps: Box<[AtomicPtr<P>]>,
     /// How many Ps were made. Grows under the lock, and never shrinks.
     ps_made: AtomicU32,
-    /// How many Ps may run goroutines: those with ids below it.
+    /// How many Ps may run goroutines: the Ps with ids below this number.
     procs: AtomicU32,
-    /// Until when the idle poller sleeps (`netpoll/idle_poller.rs`). `NEVER` if there is none, so
-    /// any new timer is earlier. Written under the lock.
+    /// Until when the idle poller sleeps (`netpoll/idle_poller.rs`). `NEVER` if there is no idle
+    /// poller, so any new timer is earlier. Written under the lock.
     pub(crate) idle_poller_until: AtomicU64,
     /// The runtime stops (`shutdown.rs`); `ending` has the details.
     pub(crate) stopping: AtomicBool,
     pub(crate) ending: shutdown::ShutdownState,
+    /// The next goroutine id that no P has reserved.
     next_id: AtomicU64,
     /// Goroutines that were started outside the runtime, so that no P counts them.
     pub(crate) spawned_outside: AtomicU64,
     /// Threads for Ms that run or are being started.
     threads: AtomicU32,
-    /// The reference that the goroutines own was released (`start`).
+    /// The reference that the goroutines together own was released (`start`).
     released: AtomicBool,
+    /// The id of the next M.
     next_m: AtomicU32,
-    /// Idle Ms with the idle poller, for readers without the lock. Written under it.
+    /// How many Ms are idle, the idle poller included, for readers without the lock. Written under
+    /// the lock.
     pub(crate) spares: AtomicU32,
     /// Goroutines that were stopped inside libc or the loader (`monitor/preempt.rs`). Written under
     /// the lock.
@@ -174,27 +182,29 @@ pub(crate) struct Sched {
     pub(crate) promised: AtomicU32,
     /// Ms that run a goroutine without a P.
     pub(crate) ms_without_p: AtomicU32,
-    /// The number of Ps still follows the number of CPUs: `set_procs` ends that.
+    /// The number of Ps follows the number of CPUs. `set_procs` clears it.
     pub(crate) follows_cpus: AtomicBool,
-    /// How many goroutines were stopped by a signal, how many signals were sent for that, and how
-    /// many Ps were retaken from blocked threads.
+    /// How many times a signal has stopped a goroutine that had a P.
     pub(crate) preemptions: AtomicU64,
+    /// How many signals were sent to stop a goroutine.
     pub(crate) signals: AtomicU64,
+    /// How many Ps were retaken from blocked threads.
     pub(crate) retakes: AtomicU64,
     pub(crate) sysmon: &'static sysmon::Sysmon,
     pub(crate) poller: &'static poller::Poller,
-    /// Never freed, only reused: a signal handler may know it.
+    /// Never freed, only reused: a signal handler may still have its address.
     pub(crate) helper: &'static helper::Helper,
-    /// Set if its threads have a real-time policy (`sys/realtime.rs`).
+    /// Set if the threads of this runtime have a real-time policy (`sys/realtime.rs`).
     pub(crate) realtime: Option<Realtime>,
     /// The message that no thread can be started was printed.
     no_threads_reported: AtomicBool,
     pub(crate) config: Config,
-    /// When it was started, in std's form and in that of `sys::clock`.
+    /// When the runtime was started.
     pub(crate) started: Instant,
+    /// The same time in the form of `sys::clock`.
     started_at: Nanos,
-    /// Milliseconds since `started`, refreshed by sysmon. Dumps tell from it how long goroutines
-    /// wait.
+    /// Milliseconds since `started`, refreshed by sysmon. A goroutine that parks stores it, so that
+    /// dumps show how long the goroutine has waited.
     pub(crate) coarse_ms: AtomicU32,
 }
 
@@ -214,7 +224,7 @@ impl Sched {
             idle_poller_until: AtomicU64::new(NEVER),
             stopping: AtomicBool::new(false),
             ending: shutdown::ShutdownState::new(),
-            next_id: AtomicU64::new(config.first_id),
+            next_id: AtomicU64::new(1),
             spawned_outside: AtomicU64::new(0),
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
@@ -242,10 +252,11 @@ impl Sched {
         sched.resize(procs)?;
         // The first thread must start. If a later one does not, the existing threads do the work.
         helper::start_thread(&sched, sched.central.lock())?;
-        // And a spare one, before any goroutine runs (`monitor/helper.rs`).
+        // A spare thread, before any goroutine runs (`monitor/helper.rs`).
         let _ = helper::start_thread(&sched, sched.central.lock());
-        // The goroutines together own one reference. The last thread releases it, unless a
-        // goroutine is still alive: one that is never resumed keeps its runtime's memory.
+        // The goroutines together own one reference. The last thread releases it
+        // (`unregister_thread`), unless a goroutine is still alive: a goroutine that is never
+        // resumed keeps its runtime's memory.
         std::mem::forget(sched.clone());
         if let Err(e) = helper::start(&sched).and_then(|()| sysmon::start(&sched)) {
             sched.begin_shutdown();
@@ -255,8 +266,8 @@ impl Sched {
         Ok(sched)
     }
 
-    /// A thread was needed and could not be started: prints that once. The work waits for other
-    /// threads.
+    /// Prints, once per runtime, that a thread was needed and could not be started. The work waits
+    /// for the existing threads.
     #[cold]
     pub(crate) fn report_no_threads(&self, e: &io::Error) {
         if self.no_threads_reported.swap(true, Ordering::Relaxed) {
@@ -264,6 +275,7 @@ impl Sched {
         }
         let n = self.threads();
         let then = format_args!("goroutines wait until one of the {n} threads is free\n");
+        // The bare error of `register_thread`, or an error of the kernel.
         if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
             let max = self.config.max_threads;
             crate::sys::stderr::write_stderr(format_args!(
@@ -274,24 +286,28 @@ impl Sched {
         }
     }
 
-    /// Counts one more thread. Returns its number. The caller holds the lock, or no other thread
-    /// knows the runtime yet: while a thread is being started, the count must not reach zero.
+    /// Counts one more thread. Returns the id of its M. The caller holds the lock, or no other
+    /// thread knows the runtime yet: while a thread is being started, the count must not reach
+    /// zero.
     fn register_thread(&self) -> io::Result<u32> {
         let before = self.threads.fetch_add(1, Ordering::AcqRel);
         if before >= self.config.max_threads {
             self.threads.fetch_sub(1, Ordering::AcqRel);
-            // Without a text, which would be allocated under the lock: `report_no_threads` has it.
+            // Without a text, which would be allocated under the lock. `report_no_threads` prints
+            // it.
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         Ok(self.next_m.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A thread has ended, or could not be started. The last one of a runtime that stops releases
-    /// the goroutines' reference if none of them is alive. The caller owns another reference.
+    /// Counts one thread less: it has ended, or could not be started. The last thread of a runtime
+    /// that stops releases the goroutines' reference if no goroutine is alive. The caller owns
+    /// another reference.
     fn unregister_thread(&self) {
         // AcqRel: the last thread sees what the other threads did.
         let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
         if last {
+            // Their threads end too if the runtime stops.
             self.sysmon.wake();
             self.helper.wake();
         }
@@ -315,12 +331,14 @@ impl Sched {
 
     /// Returns the P with this id, if it was made.
     pub(crate) fn p(&self, id: u32) -> Option<&'static P> {
-        // Acquire: pairs with the Release in `resize`. SAFETY: Ps are freed with the Sched, and the
-        // caller keeps the Sched alive while it uses the P.
+        // Acquire: pairs with the Release in `resize`.
+        // SAFETY: Ps are freed with the Sched, and the caller keeps the Sched alive while it uses
+        // the P.
         unsafe { self.ps.get(id as usize)?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns how many Ps were made. Those with ids of `procs` and above are retired.
+    /// Returns how many Ps were made. A P with an id of `procs` or above is retired, or will be at
+    /// its owner's next scheduling step.
     pub(crate) fn ps_made(&self) -> u32 {
         self.ps_made.load(Ordering::Acquire)
     }
@@ -340,8 +358,8 @@ impl Sched {
             && !signal_may_wake()
     }
 
-    /// Returns how many times its Ps have begun to run a goroutine, if
-    /// [`is_asleep`](Sched::is_asleep). For the deadlock check.
+    /// If [`is_asleep`](Sched::is_asleep): returns how many times the Ps have begun to run a
+    /// goroutine. Two equal results show the deadlock check that no goroutine ran in between.
     pub(crate) fn runs_if_asleep(&self) -> Option<u64> {
         // Ps become idle, and are taken, only under the lock.
         let _no_changes = self.central.lock();
@@ -355,8 +373,8 @@ impl Sched {
         self.id
     }
 
-    /// Converts a time to std's form without reading the clock. The result is never later, and at
-    /// most some tens of nanoseconds earlier.
+    /// Converts a time to std's form without reading the clock. The result is never later than `t`,
+    /// and at most some tens of nanoseconds earlier.
     pub(crate) fn instant(&self, t: Nanos) -> Instant {
         self.started + Duration::from_nanos(t.saturating_sub(self.started_at))
     }
@@ -367,7 +385,7 @@ impl Sched {
     }
 
     /// Returns for how many minutes `g` has waited.
-    pub(crate) fn minutes_since(&self, g: &G) -> u32 {
+    pub(crate) fn minutes_waited(&self, g: &G) -> u32 {
         let since = g.waiting_since_ms.load(Ordering::Relaxed);
         (self.started.elapsed().as_millis() as u32).saturating_sub(since) / 60_000
     }
@@ -380,7 +398,7 @@ impl Sched {
     /// Returns how many goroutines are alive: started and not ended.
     pub(crate) fn num_goroutines(&self) -> u64 {
         // Ends are summed before starts, so a goroutine that starts and ends in between does not
-        // make the difference negative.
+        // make the difference negative. Acquire keeps the loads in this order.
         let ended: u64 = self.all_ps().map(|p| p.counters.ended.load(Ordering::Acquire)).sum();
         let spawned: u64 = self.all_ps().map(|p| p.counters.spawned.load(Ordering::Acquire)).sum();
         (spawned + self.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
@@ -413,7 +431,8 @@ fn signal_may_wake() -> bool {
     false
 }
 
-/// Returns the lowest and the highest address of the stack of the goroutine that runs this code.
+/// Returns the bounds of the stack of the goroutine that runs this code: its lowest address, and
+/// the address above its highest. None on a plain thread.
 pub(crate) fn current_stack_bounds() -> Option<(usize, usize)> {
     let g = current_g()?;
     let stack = g.stack.take()?;
@@ -422,7 +441,7 @@ pub(crate) fn current_stack_bounds() -> Option<(usize, usize)> {
     Some(bounds)
 }
 
-/// Returns this thread's own FS base, if it is an M's thread.
+/// Returns the FS base (thread pointer) of this thread's own context, if it is an M's thread.
 pub(crate) fn thread_fs_base() -> Option<usize> {
     m::M::thread_fs_base()
 }

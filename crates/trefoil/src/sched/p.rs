@@ -1,7 +1,7 @@
 //! P: the right to run goroutines, with a run queue and caches.
 //!
-//! There are `procs` of them. An M must own a P to run goroutines, so at most `procs` goroutines
-//! run at the same time, besides those whose P was retaken while they were blocked.
+//! A runtime has `procs` Ps. An M must own a P to run goroutines, so at most `procs` goroutines run
+//! at the same time, besides those whose P was retaken while they were blocked.
 //!
 //! | status | owner: the only thread that touches [`Local`] and pushes to the queues |
 //! |---|---|
@@ -15,9 +15,10 @@
 //! names the slice and the run that it is meant for, so a late request does not stop another
 //! goroutine.
 //!
-//! Goroutines wait in two rings: those that were woken, and those that are *fresh*, that is, were
-//! started or have yielded. The woken ones run first; `switch::pop_local` sees to it that the fresh
-//! ones do not starve. Goroutines that used up their slice (*expired* ones) wait in a global queue.
+//! Goroutines wait in two rings: one for those that were woken, one for those that are *fresh*,
+//! that is, were started or have yielded. The woken ones run first; `switch::pop_local` ensures
+//! that the fresh ones do not starve. Goroutines that used up their slice (*expired* ones) wait in
+//! a global queue.
 //!
 //! Invariants:
 //! 1. `m.p == p` for at most one M whose `hold` is not `RETAKEN` (m.rs). Ownership passes under the
@@ -41,9 +42,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops
 /// does not switch to the next one directly: the thread's own context serves the request first.
 pub(crate) mod flag {
-    /// The time slice is used up.
+    /// The running goroutine is to stop: its time slice is over, or another goroutine needs the P.
+    /// [`P::ask_to_preempt`](super::P::ask_to_preempt) sets it.
     pub(crate) const PREEMPT: u32 = 1;
-    /// `set_procs` takes this P away.
+    /// `set_procs` retires this P (`procs.rs`).
     pub(crate) const RETIRE: u32 = 2;
     /// The runtime stops.
     pub(crate) const STOP: u32 = 4;
@@ -53,14 +55,14 @@ pub(crate) mod flag {
     pub(crate) const TIMERS: u32 = 16;
     /// The running goroutine is locked to its M, so it must not switch to another one directly.
     pub(crate) const LOCKED: u32 = 32;
-    /// A goroutine that was woken from outside waits in a global queue.
+    /// A goroutine that was woken from outside waits in a global queue: it goes first.
     pub(crate) const WOKEN: u32 = 64;
 }
 
 /// Goroutine ids that a P takes from the runtime at once. Go's number.
 const ID_BATCH: u64 = 16;
 
-/// See the head of the file.
+/// Whether a P has an owner; see the head of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum PStatus {
@@ -85,13 +87,13 @@ pub(crate) struct P {
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
-    /// The M that owns it; null if none does yet.
+    /// The M that owns it, or null.
     pub(crate) holder: AtomicPtr<M>,
     /// The last slice that an expired goroutine began. Written by the owner.
     expired_tick: AtomicU32,
     /// The last slice that a fresh goroutine began. Written by the owner.
     fresh_tick: AtomicU32,
-    /// sysmon's: the slice that it saw last, and the time at which it saw that slice first.
+    /// sysmon's: the slice that sysmon saw last, and when sysmon saw it for the first time.
     seen_tick: AtomicU32,
     slice_since: AtomicU64,
     /// sysmon's: the same for the run.
@@ -106,16 +108,18 @@ pub(crate) struct P {
     pub(crate) fresh_turn: Cell<bool>,
     /// The owner's: how many times a switch has checked whether a timer is due.
     pub(crate) timer_checks: Cell<u32>,
-    /// The owner's: how many more yields of a goroutine that is alone on this P until it steals
-    /// from other Ps, and the number from one attempt to the next.
+    /// The owner's: after so many more yields, a goroutine that is alone on this P tries to steal
+    /// from other Ps.
     pub(crate) yields_until_steal: Cell<u32>,
+    /// The owner's: the number of yields from one such attempt to the next.
     pub(crate) yields_between_steals: Cell<u32>,
     /// The owner's: the last goroutine was taken out of turn (for fairness, or because it was
     /// stopped inside libc), so the next one is not.
     pub(crate) last_was_out_of_turn: Cell<bool>,
     /// The next one in the list of idle Ps or of Ps wanting an M. Under the scheduler's lock.
     pub(crate) idle_link: Cell<Option<&'static P>>,
-    /// It wants an M, and a claim on spinning goes with it. Under the scheduler's lock.
+    /// It is in the list of Ps wanting an M, and a claim on spinning goes with it. Under the
+    /// scheduler's lock.
     pub(crate) wants_spinning_m: Cell<bool>,
     /// The owner's: `Rt::with_local` is active.
     #[cfg(debug_assertions)]
@@ -134,12 +138,13 @@ pub(crate) struct Local {
     pub(crate) stacks: StackCache,
     pub(crate) free_gs: FreeGs,
     pub(crate) rng: Rng,
+    /// The next goroutine id of this P's batch.
     next_id: u64,
-    /// The end of the batch that `next_id` is taken from.
+    /// The end of that batch.
     end_of_ids: u64,
 }
 
-/// What has happened on this P. Written by the owner, read by any thread.
+/// How many times something has happened on this P. Written by the owner, read by any thread.
 #[derive(Default)]
 pub(crate) struct Counters {
     /// Goroutines started here.
@@ -219,11 +224,12 @@ impl P {
         unsafe { self.holder.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns the owner's state.
+    /// Returns the part of the P that only its owner touches.
     ///
     /// # Safety
-    /// The caller owns the P (invariant 1), or no thread does and the scheduler's lock keeps it so;
-    /// it cannot be preempted, and no other borrow is alive.
+    /// The caller owns the P (invariant 1) and cannot be preempted; or no thread owns the P, and
+    /// none can take it, because the caller holds the scheduler's lock or no other thread knows the
+    /// P. No other borrow is alive.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn local(&self) -> &mut Local {
@@ -231,8 +237,8 @@ impl P {
         unsafe { &mut *self.local.get() }
     }
 
-    /// Ends the process if a borrow from `Rt::with_local` is alive; otherwise there is one until
-    /// the result is dropped.
+    /// Ends the process if a borrow from `Rt::with_local` is alive. Otherwise records a borrow
+    /// until the result is dropped.
     #[cfg(debug_assertions)]
     pub(crate) fn check_only_borrow(&self) -> OnlyBorrow<'_> {
         if self.local_is_borrowed.replace(true) {
@@ -255,7 +261,8 @@ impl Drop for OnlyBorrow<'_> {
 
 /// The queues. "Owner" in front of a description means that only the owner may call the function.
 impl P {
-    /// Returns the ring for `g`, which is neither to run next nor expired.
+    /// Returns the ring for `g`: woken or fresh. The caller puts neither a goroutine that runs next
+    /// nor an expired one into a ring.
     #[inline]
     pub(crate) fn ring_for(&self, g: &G) -> &RunQueue<G> {
         if g.woken.get() { &self.woken } else { &self.runq }
@@ -270,21 +277,21 @@ impl P {
         }
     }
 
-    /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring. A
-    /// full barrier.
+    /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring.
+    /// The call is a full barrier, so [`Sched::wake`] may follow.
     #[inline]
     pub(crate) fn push_next(&self, sched: &Sched, g: &'static G) {
         if let Some(displaced) = self.runq.push_next(NonNull::from(g)) {
             // SAFETY: taken out of the queue, so owned by this thread; Gs are never freed.
             self.push_back(sched, unsafe { &*displaced.as_ptr() });
-            // The swap was a barrier for `g` only. Without this one a spinning M may steal `g` and
-            // not be the last to spin, and the last one may miss the displaced goroutine.
+            // The swap was a barrier for `g` only. Without a second barrier, the last spinning M
+            // may miss the displaced goroutine, while another spinning M steals `g`.
             full_fence();
         }
     }
 
-    /// Returns whether no goroutine waits here. It never returns true falsely while the owner moves
-    /// a goroutine from `runnext` to a ring: then a tail changes, and the queues are read again.
+    /// Returns whether no goroutine waits here. A goroutine that the owner moves from `runnext` to
+    /// a ring meanwhile is not missed: the move changes a tail, and then the queues are read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let pushed = self.woken.pushed();
@@ -307,13 +314,15 @@ impl P {
         self.woken.ring_len() + self.runq.ring_len()
     }
 
-    /// Returns how many goroutines the owner and thieves have taken from here, modulo 2³².
+    /// Returns how many goroutines were taken from here, modulo 2³²: by the owner from `runnext`
+    /// and the rings, and by thieves from the rings.
     pub(crate) fn taken(&self) -> u32 {
         self.woken.taken().wrapping_add(self.runq.taken())
     }
 
-    /// Owner, as a thief whose rings are empty: takes half of a ring of `victim`, the ring of woken
-    /// goroutines first. Returns one of them to run.
+    /// Owner of this P, whose rings are empty, as a thief: takes half of the woken ring of
+    /// `victim`, or else half of its fresh ring. Returns one of the goroutines to run; the others
+    /// are in the rings of this P.
     pub(crate) fn steal_from(&self, victim: &P) -> Option<NonNull<G>> {
         let woken = victim.woken.steal_into(&self.woken);
         woken.or_else(|| victim.runq.steal_into(&self.runq))
@@ -365,8 +374,8 @@ impl P {
     }
 
     /// Asks the goroutine of the run numbered `run`, in the slice `tick`, to stop. If another
-    /// goroutine runs by then it is not stopped; but if the slice is still the same, it ends at the
-    /// next switch.
+    /// goroutine runs by then, that goroutine is not stopped; but if the slice is still the same,
+    /// the slice ends at the next switch.
     pub(crate) fn ask_to_preempt(&self, tick: u32, run: u32) {
         self.preempt_tick.store(tick, Ordering::Relaxed);
         self.preempt_run.store(run, Ordering::Relaxed);
@@ -376,18 +385,20 @@ impl P {
 
     /// Owner: returns whether the running goroutine is the one that was asked to stop.
     pub(crate) fn is_asked_to_preempt(&self) -> bool {
+        // Acquire: pairs with `ask_to_preempt`, so the run is the one of this request.
         self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
             && self.preempt_run.load(Ordering::Relaxed) == self.run_number()
     }
 
     /// Owner, between two goroutines: returns whether the present slice was asked to end.
     pub(crate) fn is_asked_to_end_slice(&self) -> bool {
+        // Acquire: as in `is_asked_to_preempt`.
         self.flags.load(Ordering::Acquire) & flag::PREEMPT != 0
             && self.preempt_tick.load(Ordering::Relaxed) == self.tick.load(Ordering::Relaxed)
     }
 
-    /// sysmon: returns since when the present slice lasts, and since when the present run does, as
-    /// far as sysmon has seen.
+    /// sysmon: returns when sysmon first saw the present slice, and when it first saw the present
+    /// run. That is `now` for a slice or run that it has not seen before.
     pub(crate) fn running_since(&self, now: Nanos) -> (Nanos, Nanos) {
         let (tick, run) = (self.tick.load(Ordering::Relaxed), self.run_number());
         let slice_is_new = self.seen_tick.load(Ordering::Relaxed) != tick;
@@ -404,7 +415,7 @@ impl P {
 }
 
 impl Local {
-    /// Empties the caches and returns the credits for stacks, because this P retires.
+    /// Empties the caches and returns the credits for stacks, because this P retires or is freed.
     pub(crate) fn drain(&mut self) {
         self.stacks.drain();
         self.free_gs.spill_slow(0);

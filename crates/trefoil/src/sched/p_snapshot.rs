@@ -1,19 +1,23 @@
 //! `PSnapshot`: the state and the counters of a P, for statistics and traces.
 //!
-//! Any thread may take one. The fields are read one after the other while the P may run.
+//! Any thread may take one. The fields are read one after the other while the P may run, so they
+//! may not fit together.
 
 use super::Sched;
 use super::p::{P, PStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// See the head of the file. The counters are those of [`Counters`](super::p::Counters).
 pub(crate) struct PSnapshot {
     pub(crate) id: u32,
     pub(crate) status: PStatus,
-    /// The id of the M that holds it.
+    /// The id of the M that owns it.
     pub(crate) m: Option<u32>,
+    /// How many time slices have begun on it, modulo 2³².
     pub(crate) ticks: u32,
-    /// Goroutines in its run queues.
+    /// Goroutines in its local queues.
     pub(crate) queued: usize,
+    /// Timers in its heap.
     pub(crate) timers: u32,
     pub(crate) spawned: u64,
     pub(crate) ended: u64,

@@ -1,17 +1,17 @@
 //! `set_procs`: more or fewer Ps while goroutines run.
 //!
-//! The world does not stop. MmapVec adds idle Ps. Shrinking retires idle Ps at once and sets
-//! `flag::RETIRE` on the others. The M that owns such a P answers at its next scheduling step
-//! ([`Sched::retire`]): the P's queue goes to the heads of the global queues, its caches to the
+//! The world does not stop. Growing adds idle Ps. Shrinking retires idle Ps at once and sets
+//! `flag::RETIRE` on Ps that are in use. The M that owns such a P retires it at its next scheduling
+//! step ([`Sched::retire`]): the P's queues go to the heads of the global queues, its caches to the
 //! central pools, its timers to P 0, and the M takes an idle P or parks. Until then the goroutine
-//! on it runs on.
+//! on that M continues.
 //!
 //! Invariants:
 //! 1. `procs`, `ps_made`, RETIRE flags and the status `Retired` change under the scheduler's lock.
 //! 2. P 0 never retires.
 //!
-//! Rejected: Go's stop of the world. It stops every thread and then wakes all of them; here only
-//! the Ms stop that lose their P.
+//! Rejected: Go's stop of the world, which stops every thread and then wakes all of them. Here only
+//! Ms that lose their P stop.
 
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, flag};
@@ -29,9 +29,11 @@ impl Sched {
         let first = self.ps_made();
         let mut fresh = make_ps(first..n)?;
         let mut central = self.central.lock();
-        // Another call may have made some of them meanwhile: then those in `fresh` are left over.
+        // Another call may have added some of these Ps meanwhile: then their duplicates stay in
+        // `fresh`.
         for id in self.ps_made()..n {
             let p = fresh[(id - first) as usize].take().expect("made above");
+            // Release: pairs with the Acquire in `Sched::p`.
             self.ps[id as usize].store(Box::into_raw(p), Ordering::Release);
             self.ps_made.store(id + 1, Ordering::Release);
         }
@@ -70,8 +72,7 @@ impl Sched {
     /// Under the lock: retires a P that no M owns.
     pub(crate) fn retire_unused(&self, p: &'static P) {
         p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
-        // SAFETY: no M owns it, and no other thread can take it without the lock, which is held
-        // here.
+        // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.
         unsafe { p.local() }.drain();
         self.move_timers_to_p0(p);
         p.set_status(PStatus::Retired);
@@ -83,15 +84,15 @@ impl Sched {
         }
     }
 
-    /// The owner of `p` gives it up. Returns false if it may keep the P after all, because
-    /// `set_procs` was called again.
+    /// By the owner of `p`, which was asked to retire it: retires `p` and takes an idle P, if there
+    /// is one. Returns false if the owner keeps `p`, because `set_procs` was called again.
     #[cold]
     pub(crate) fn retire(&self, rt: Rt, p: &'static P) -> bool {
         let m = rt.m();
         let mut central = self.central.lock();
         self.spill(&mut central, p);
         if p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed) & flag::RETIRE == 0 {
-            // The P takes back what was spilled, from the global queue.
+            // The search takes the spilled goroutines back from the global queues.
             return false;
         }
         rt.with_local(|local| local.drain());
@@ -107,7 +108,7 @@ impl Sched {
     }
 }
 
-/// Makes Ps with these ids.
+/// Makes Ps with these ids. They are `Some` until `resize` takes them out.
 fn make_ps(ids: std::ops::Range<u32>) -> io::Result<Vec<Option<Box<P>>>> {
     let mut ps = Vec::new();
     for id in ids {
@@ -125,7 +126,7 @@ fn make_ps(ids: std::ops::Range<u32>) -> io::Result<Vec<Option<Box<P>>>> {
 /// Frees Ps that were made and never used. They have credits for stacks, which are returned.
 fn discard(unused: Vec<Option<Box<P>>>) {
     for p in unused.into_iter().flatten() {
-        // SAFETY: never shared.
+        // SAFETY: this function owns the P, which was never shared.
         unsafe { p.local() }.drain();
     }
 }

@@ -4,11 +4,11 @@ use crate::sched::m::Rt;
 use crate::sys::rng::Rng;
 use std::cell::Cell;
 
-/// Returns a random number: from the generator of the P inside the runtime, else from that of the
-/// thread.
+/// Returns a pseudo-random number. Inside the runtime (`rt` is `Some`) the P's generator makes it,
+/// outside a generator in the thread-local storage of the thread or goroutine.
 #[inline]
-pub(crate) fn random(here: Option<Rt>) -> u64 {
-    match here {
+pub(crate) fn random(rt: Option<Rt>) -> u64 {
+    match rt {
         Some(rt) => rt.random(),
         None => random_on_thread(),
     }
@@ -19,9 +19,9 @@ fn random_on_thread() -> u64 {
         static RNG: Cell<Option<Rng>> = const { Cell::new(None) };
     }
     RNG.with(|rng| {
-        let mut here = rng.take().unwrap_or_else(|| Rng::new(std::ptr::from_ref(rng) as u64));
-        let number = here.next();
-        rng.set(Some(here));
+        let mut own = rng.take().unwrap_or_else(|| Rng::new(std::ptr::from_ref(rng) as u64));
+        let number = own.next();
+        rng.set(Some(own));
         number
     })
 }

@@ -52,27 +52,30 @@ use crate::sys::clock::{NEVER, now};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
 
-/// Every how many ticks a goroutine from a global queue goes first. Go's number.
+/// In every 61st tick a goroutine from a global queue goes first. Go's number.
 const FAIRNESS_TICKS: u32 = 61;
-/// The same if at least [`CROWD_LEN`] goroutines wait there. `yield_now` keeps goroutines local,
-/// unlike Go's: of 2,000 goroutines that yield, some would wait for seconds.
+/// In every 8th tick if at least [`CROWD_LEN`] goroutines wait in the global queues. `yield_now`
+/// keeps goroutines local, unlike Go's: of 2,000 goroutines that yield, some would wait for
+/// seconds.
 const FAIRNESS_TICKS_IN_CROWD: u32 = 8;
 const CROWD_LEN: u32 = 256;
 
-/// Every how many ticks a fresh goroutine goes before the woken ones, so that fresh ones do not
+/// In every 16th tick a fresh goroutine goes before the woken ones, so that fresh goroutines do not
 /// starve.
 const FRESH_TICKS: u32 = 16;
 
-/// A P with timers reads the clock once in so many switches: 27 ns per reading against 16 × 10 ns.
+/// A P with timers reads the clock once in so many switches: a reading takes 27 ns, and 16 switches
+/// take 160 ns.
 const SWITCHES_PER_TIMER_CHECK: u32 = 16;
 
-/// How many times a goroutine that is alone on its P yields before it tries to steal from other Ps:
-/// at first and at most. An attempt takes a microsecond or more for each P where goroutines wait.
+/// How many times a goroutine that is alone on its P yields between two attempts to steal from
+/// other Ps. Each failure doubles the number. An attempt takes a microsecond or more for each P
+/// where goroutines wait.
 const YIELDS_BETWEEN_STEALS_MIN: u32 = 64;
 const YIELDS_BETWEEN_STEALS_MAX: u32 = 4096;
 
-/// Parks the running goroutine until another thread or goroutine calls `ready` for it, which may
-/// have happened already. Returns the runtime on which it is resumed.
+/// Parks the running goroutine until a waker calls [`ready`] for it. Returns at once if a waker has
+/// done so already. Returns the [`Rt`] of the M on which the goroutine is resumed.
 #[inline]
 pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     let g = rt.g();
@@ -83,7 +86,7 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     switch_away(rt, g, UnfinishedSwitch::Parked(g))
 }
 
-/// Lets other goroutines run before the running one.
+/// Lets other goroutines run before the running one continues.
 #[inline]
 pub(crate) fn yield_now(rt: Rt) -> Rt {
     let p = rt.p();
@@ -92,25 +95,26 @@ pub(crate) fn yield_now(rt: Rt) -> Rt {
         && !rt.sched().has_global()
         && p.flags.load(Ordering::Relaxed) & !flag::LOCKED == 0
         && !is_timer_due(p)
-        && !steals_while_alone(rt, p)
+        && !try_steal_while_alone(rt, p)
     {
         return rt;
     }
     let g = rt.g();
-    // Alone on this P, but goroutines wait in a global queue: go behind all of them.
+    // Alone on this P, but a request is pending, a timer is due, or goroutines wait in a global
+    // queue: the goroutine goes behind all of those.
     let becomes =
         if p.is_empty() { UnfinishedSwitch::Preempted(g) } else { UnfinishedSwitch::Yielded(g) };
     switch_away(rt, g, becomes)
 }
 
-/// Tries to steal a goroutine for the local queue, on behalf of a goroutine that yields and is
-/// alone on its P. Returns whether it did.
+/// For a goroutine that yields and is alone on its P: tries to steal goroutines for the local
+/// queue. Returns whether it stole any.
 ///
-/// This P is as good as idle, but no M is woken for the goroutines that wait on other Ps, and the
-/// one that runs there may refuse to be preempted. The attempt is made once in
-/// [`YIELDS_BETWEEN_STEALS_MIN`] yields, and more rarely after each failure.
+/// This P has no useful work, but it is not idle, so no waker assigns it to an M for the goroutines
+/// that wait on other Ps; and the goroutine that runs there may refuse to be preempted. The attempt
+/// is made once in [`YIELDS_BETWEEN_STEALS_MIN`] yields, and more rarely after each failure.
 #[inline]
-fn steals_while_alone(rt: Rt, p: &P) -> bool {
+fn try_steal_while_alone(rt: Rt, p: &P) -> bool {
     let left = p.yields_until_steal.get();
     if left > 0 {
         p.yields_until_steal.set(left - 1);
@@ -124,8 +128,8 @@ fn steals_while_alone(rt: Rt, p: &P) -> bool {
     found
 }
 
-/// The end of a runtime call has found `flag::PREEMPT`: preempts the goroutine if the request is
-/// meant for it and it may stop here, and leaves the runtime.
+/// [`Rt::leave`] has found `flag::PREEMPT`: preempts the running goroutine if the request is meant
+/// for it and it may stop here. Then leaves the runtime.
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
     let p = rt.p();
@@ -141,8 +145,8 @@ pub(crate) fn preempt_slow(rt: Rt) {
 
 /// Ends the time slice of the running goroutine.
 ///
-/// If the goroutine came from `runnext`, other goroutines used a part of the slice, and it may have
-/// run for a moment only. Then it stays ahead of the goroutines that used up a slice alone.
+/// If the goroutine came from `runnext`, other goroutines used a part of the slice, and this one
+/// may have run for a moment only. Then it stays in a local ring, ahead of the expired goroutines.
 pub(crate) fn preempt(rt: Rt) -> Rt {
     let g = rt.g();
     rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
@@ -152,7 +156,8 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
     switch_away(rt, g, becomes)
 }
 
-/// Queues the running goroutine, which has no P and finds none. Its M asks for another P.
+/// Queues the running goroutine, whose M has no P and found none. The M waits for a P on its own
+/// context. Returns when the goroutine is resumed, maybe on another M.
 pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     let (m, g) = (rt.m(), rt.g());
     let counted =
@@ -169,18 +174,20 @@ pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
     rt
 }
 
-/// Makes a goroutine runnable that has parked or is about to. Exactly once for each park.
+/// Makes a goroutine runnable that has parked or is about to park. The waker calls it exactly once
+/// per park.
 #[inline]
 pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
-        return; // It has not parked yet, and will not.
+        return; // The goroutine has not parked yet, and now will not.
     }
     g.woken.set(true);
     let sched = rt.sched();
     if std::ptr::eq(g.sched.get(), sched) {
         let p = rt.p();
         p.push_next(sched, g);
-        // Alone, it will probably run here in a moment (`search/idle.rs`, wake-up suppression).
+        // If `g` is alone in the local queue, it will probably run here in a moment
+        // (`search/idle.rs`, wake-up suppression).
         if !sched.idle.is_suppressed() || p.ring_len() != 0 {
             sched.wake();
         }
@@ -189,7 +196,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     }
 }
 
-/// [`ready`] on a plain thread or on another runtime's goroutine.
+/// As [`ready`], for a waker that is a plain thread or a goroutine of another runtime.
 pub(crate) fn ready_outside(g: &'static G) {
     if g.notify() {
         g.woken.set(true);
@@ -199,8 +206,8 @@ pub(crate) fn ready_outside(g: &'static G) {
 
 #[cold]
 fn enqueue_outside(g: &'static G) {
-    // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and this one is alive
-    // until it has run.
+    // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and `g` is alive until it
+    // has been queued and has run.
     unsafe { &*g.sched.get() }.push_woken_from_outside(g);
 }
 
@@ -254,8 +261,8 @@ fn next_for_direct_switch(rt: Rt) -> Option<&'static G> {
     }
 }
 
-/// As [`next_for_direct_switch`], for a goroutine that ends: a successor without a stack will do
-/// too, if it can inherit `stack`.
+/// As [`next_for_direct_switch`], for a goroutine that ends. If `stack` has the default size, it
+/// may also return a successor without a stack, which inherits `stack`.
 #[inline]
 fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
     if !stack.is_default_size() {
@@ -269,7 +276,8 @@ fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
     Some(g)
 }
 
-/// Takes the head of the local queue, unless a request, the global queue or a timer comes first.
+/// Takes the next goroutine of the local queues, unless a request to the P, a global queue or a
+/// timer comes first.
 #[inline]
 fn pop_unless_requested(rt: Rt) -> Option<&'static G> {
     let p = rt.p();
@@ -305,7 +313,7 @@ pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Returns whether a goroutine from the global queue goes first in this tick.
+/// Returns whether a goroutine from a global queue goes first in this tick.
 #[inline]
 pub(crate) fn is_global_turn(sched: &Sched, tick: u32) -> bool {
     (tick.is_multiple_of(FAIRNESS_TICKS) && sched.has_global())
@@ -346,8 +354,8 @@ fn finish_switch(rt: Rt) {
         UnfinishedSwitch::None => {}
         UnfinishedSwitch::Parked(g) => {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
-                // Its waker came before the park was complete, so it neither queued it nor woke an
-                // M.
+                // The waker came before the park was complete, so the waker neither queued the
+                // goroutine nor woke an M.
                 g.woken.set(true);
                 rt.p().push_next(sched, g);
                 sched.wake();
@@ -377,7 +385,7 @@ fn finish_switch(rt: Rt) {
                 sched.push_expired(g);
                 sched.wake_after_push();
             } else {
-                // As a woken one: it does not wait behind goroutines that compute.
+                // Queued as woken, it does not wait behind goroutines that compute.
                 sched.push_woken_from_outside(g);
             }
         }
@@ -385,6 +393,8 @@ fn finish_switch(rt: Rt) {
     }
 }
 
+/// Puts the stack of a goroutine that has ended into the P's cache, or frees it if it has a size of
+/// its own.
 fn recycle_stack(rt: Rt, stack: Stack) {
     if stack.is_default_size() {
         stack.recycle();
@@ -394,7 +404,11 @@ fn recycle_stack(rt: Rt, stack: Stack) {
     }
 }
 
-/// The bottom of every goroutine's stack.
+/// The first function on every goroutine stack. Each round of the loop is the life of one goroutine
+/// on this stack.
+///
+/// # Safety
+/// Only a switch to a stack that [`attach_stack`] has prepared may enter it, inside the runtime.
 unsafe extern "sysv64" fn goroutine_main() -> ! {
     loop {
         let rt = Rt::after_switch();
@@ -412,6 +426,7 @@ unsafe extern "sysv64" fn goroutine_main() -> ! {
     }
 }
 
+/// Enters the runtime at the end of `g`, which must still be current.
 fn enter_again(g: &G) -> Rt {
     match Rt::enter() {
         Some(rt) => rt,
@@ -434,9 +449,9 @@ fn run_body(g: &'static G) {
         // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
         unsafe { libc::_exit(2) };
     }
-    // Without a handle the result is dropped as that of a thread is: before its thread-locals.
-    let has_more_than_bits = panicked || !g.body.get().has_plain_result || g.name().is_some();
-    if has_more_than_bits && !g.join.store_result() {
+    // Without a handle, the result is dropped before the thread-locals, as at the end of a thread.
+    let has_something_to_free = panicked || !g.body.get().has_plain_result || g.name().is_some();
+    if has_something_to_free && !g.join.store_result() {
         drop_result(g);
         g.clear_name();
     }
@@ -456,7 +471,7 @@ fn drop_result(g: &'static G) {
 
 /// How [`exit`] ended.
 enum Exited {
-    /// Another goroutine, which is `rt.g()` now, has inherited the stack.
+    /// A new goroutine, which is now the running one, has inherited the stack.
     StackInherited,
     /// The dead goroutine was resumed: a bug.
     Resumed,
@@ -471,8 +486,8 @@ fn exit(rt: Rt, g: &'static G) -> Exited {
         unsafe { scope::ScopeData::finish_one(scope, rt) };
     }
     if stack.is_default_size() {
-        // The credit that its spawn took. The last user code has run, so the stack itself stays in
-        // use only until the successor puts it into the cache.
+        // Returns the credit that the spawn took. The last user code has run, so the stack itself
+        // is in use only until the successor puts it into the cache.
         rt.with_local(|local| local.stacks.unreserve_one());
     }
     match next_for_exit(rt, &stack) {
@@ -487,8 +502,8 @@ fn exit(rt: Rt, g: &'static G) -> Exited {
     }
 }
 
-/// Marks the goroutine as dead and completes its join cell. Returns its stack. Afterwards `g`
-/// belongs to its handle, or to a free list.
+/// Marks the goroutine as dead and completes its join cell. Returns its stack, and the [`Rt`] on
+/// which it runs then. Afterwards `g` belongs to its handle, or to a free list.
 #[inline]
 fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
     let stack = take_stack(g);
@@ -513,7 +528,7 @@ fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
     }
 }
 
-/// Makes `next`, which is new, the running goroutine, on the stack of the one that ended.
+/// Makes `next`, which is new, the running goroutine, on the stack of the goroutine that has ended.
 #[inline]
 fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
     stack.recycle();
@@ -554,13 +569,13 @@ fn take_stack(g: &G) -> Stack {
     }
 }
 
-/// The handle was dropped while the destructors of the thread-locals ran, and left the name to the
-/// goroutine: frees it outside the runtime. The goroutine may continue on another M, with the same
-/// stack.
+/// Frees the name outside the runtime: the handle was dropped while the destructors of the
+/// thread-locals ran, and left the name to the goroutine. The goroutine may continue on another M,
+/// with the same stack.
 #[cold]
 fn clear_name_late(rt: Rt, g: &'static G, stack: Stack) -> (Rt, Stack) {
     g.stack.set(Some(stack));
-    // It counts as alive again, so that its runtime is not dropped.
+    // The goroutine counts as alive again, so that its runtime is not dropped.
     bump(&rt.p().counters.spawned, 1);
     g.state.set_running_again();
     CURRENT.set(g);
@@ -575,13 +590,13 @@ fn clear_name_late(rt: Rt, g: &'static G, stack: Stack) -> (Rt, Stack) {
     (rt, take_stack(g))
 }
 
-/// Returns a dead G without a handle to the P's free list.
+/// Puts a dead G, which has neither a name nor a handle any more, into the P's free list.
 pub(crate) fn free_g(rt: Rt, g: &'static G) {
     reset_dead(g);
     rt.with_local(|local| local.free_gs.put(g));
 }
 
-/// As [`free_g`], on a plain thread.
+/// As [`free_g`], on a plain thread: puts the G into the central free list.
 pub(crate) fn free_g_outside(g: &'static G) {
     reset_dead(g);
     crate::sched::g::put_central(g);
@@ -594,8 +609,9 @@ fn reset_dead(g: &'static G) {
     g.tp.set(null_mut());
 }
 
-/// The thread's own context: finds work and runs it, until the runtime stops or has too many
-/// threads.
+/// The loop of the thread's own context: finds a goroutine and switches to it. Returns when the
+/// thread must end: the runtime has stopped, the thread is not needed any more, or the goroutine
+/// that was locked to it has ended.
 pub(crate) fn thread_loop(own: OwnContext) {
     let m = own.m();
     loop {
@@ -620,8 +636,8 @@ pub(crate) fn thread_loop(own: OwnContext) {
     }
 }
 
-/// Gives `g`, which is new, a stack. Returns false if sysmon retook the P meanwhile: then `g` is in
-/// a queue again.
+/// Gives `g`, which is new, a stack. Returns false if sysmon has retaken the P meanwhile: then `g`
+/// is in a global queue again.
 fn provide_stack(own: OwnContext, g: &'static G) -> bool {
     while let Some(rt) = own.rt() {
         let cached = rt.with_local(|local| match local.stacks.pop() {
@@ -633,8 +649,8 @@ fn provide_stack(own: OwnContext, g: &'static G) -> bool {
                 attach_stack(g, stack);
                 return true;
             }
-            // It allocates, so it may have to wait for a goroutine that was preempted inside
-            // malloc.
+            // `refill_pool` allocates, so it may have to wait for a goroutine that was preempted
+            // inside malloc.
             Ok(None) => own.retakable(mem::refill_pool),
             Err(e) => Err(e),
         };

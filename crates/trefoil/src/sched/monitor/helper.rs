@@ -180,7 +180,7 @@ fn helper_main(sched: &Arc<Sched>) {
     while !sched.is_terminated() {
         #[cfg(feature = "std")]
         deferred::deliver();
-        (hooks.asked)();
+        (hooks.serve_signals)();
         let next_start = if start_threads(sched) {
             retry_nanos = RETRY_FIRST_NANOS;
             NEVER
@@ -208,7 +208,7 @@ fn helper_main(sched: &Arc<Sched>) {
     // In this order: a caller of `wake_all` that still saw this thread in `SERVING` is served by
     // the last call.
     SERVING.fetch_sub(1, Ordering::SeqCst);
-    (hooks.asked)();
+    (hooks.serve_signals)();
 }
 
 /// Starts an M for `sched`. Takes the scheduler's lock from the caller, and releases it.

@@ -30,7 +30,7 @@
 //!
 //! Two threads do not announce a timer. A goroutine that goes to sleep and leaves its P without
 //! work does not, because its M will search, and a search ends with a check of the timers
-//! (`search/find.rs`, `stop_spinning`). An M that finds work without having searched does not check
+//! (`search/find.rs`, `finish_search`). An M that finds work without having searched does not check
 //! either: it comes back soon, and otherwise sysmon checks.
 //!
 //! Invariants:

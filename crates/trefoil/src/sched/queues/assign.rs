@@ -29,12 +29,13 @@ use crate::shim::full_fence;
 use std::sync::atomic::Ordering;
 
 /// The threads to wake after the lock is released: one system call each, in the order of the
-/// fields. The M comes first, because work waits for it. All three live for ever.
+/// fields. The M comes first, because work waits for it. The memory of all three is never freed, so
+/// they may be woken when the runtime is gone.
 #[must_use = "the chosen threads sleep until this is delivered"]
 pub(crate) struct PendingWakes {
     m: Option<&'static M>,
-    /// Set if the helper thread should start a thread: the last spare M is being woken, or there
-    /// was none.
+    /// Set if the helper thread should start a thread: with the chosen M the spare Ms become too
+    /// few, or no M was spare.
     helper: Option<&'static Helper>,
     /// Set if an idle P was taken: sysmon must watch it, and is woken if it sleeps.
     sysmon: Option<&'static Sysmon>,
@@ -43,6 +44,7 @@ pub(crate) struct PendingWakes {
 impl PendingWakes {
     pub(crate) const NONE: PendingWakes = PendingWakes { m: None, helper: None, sysmon: None };
 
+    /// Wakes the threads. The caller has released the lock (`central.rs`, invariant 2).
     pub(crate) fn deliver(self) {
         if let Some(m) = self.m {
             m.wake();
@@ -115,7 +117,7 @@ impl Sched {
         PendingWakes::NONE
     }
 
-    /// Under the lock: finds an M for `p`, which no M owns.
+    /// Under the lock: hands `p`, which no M owns, to an idle M, or else lists it as wanting an M.
     pub(crate) fn assign(&self, central: &mut Central, p: &'static P) -> PendingWakes {
         self.assign_with(central, p, Claim::None)
     }
@@ -148,7 +150,8 @@ impl Sched {
         Some(PendingWakes { m: Some(m), helper, sysmon: None })
     }
 
-    /// Under the lock: gives `m`, which has no P, one that wants an M.
+    /// Under the lock: takes a P that wants an M, for `m`, which has none. The claim on spinning of
+    /// that P, if any, passes to `m`.
     pub(crate) fn take_p_wanting_m(
         &self,
         central: &mut Central,
@@ -159,16 +162,17 @@ impl Sched {
         Some(p)
     }
 
-    /// Under the lock: no thread can be started, or the runtime stops. Returns every P that wants
-    /// an M.
+    /// Under the lock, if no thread can be started or the runtime stops: empties the list of Ps
+    /// that want an M.
     pub(crate) fn return_ps_wanting_m(&self, central: &mut Central) {
         while let Some((p, spinning)) = central.pop_p_wanting_m() {
             self.return_p(central, p, Claim::from_flag(spinning)).deliver();
         }
     }
 
-    /// Under the lock: no thread could be started for `p`. An M that became idle meanwhile gets it
-    /// and its claim. Otherwise its goroutines go to the global queues, for the Ms that run.
+    /// Under the lock: gives up the start of a thread for `p`. An M that became idle meanwhile gets
+    /// `p` and its claim. Otherwise the goroutines of `p` go to the global queues, for the Ms that
+    /// run, and `p` becomes idle or retires.
     #[cold]
     fn return_p(&self, central: &mut Central, p: &'static P, claim: Claim) -> PendingWakes {
         let retires = p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
@@ -187,7 +191,7 @@ impl Sched {
         PendingWakes::NONE
     }
 
-    /// The thread of `m` ends, or its runtime stops: hands off the P of `m`, if it has one.
+    /// Hands off the P of `m`, if it has one, because the thread of `m` ends or its runtime stops.
     pub(crate) fn hand_off_p_of(&self, m: &'static M) {
         let Some(p) = m.p.take() else { return };
         let mut central = self.central.lock();

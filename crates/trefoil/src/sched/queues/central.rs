@@ -8,8 +8,8 @@
 //! 1. `Sched::{global_len, spares, idle_poller_until}` and `Idle::idle_ps` are copies for readers
 //!    without the lock. They are written only under it.
 //! 2. Functions that choose an M to wake return a [`PendingWakes`](super::assign::PendingWakes),
-//!    which the caller delivers after unlocking. Only rare paths wake a thread under the lock:
-//!    sysmon out of its deep sleep, an idle poller that is out of date, and the ends of a failed
+//!    which the caller delivers after unlocking. Only rare paths wake a thread under the lock: they
+//!    wake a sysmon that sleeps deeply or an idle poller that sleeps too long, or they end a failed
 //!    start or a runtime.
 //! 3. An M is in at most one of `idle_ms`, `locked_ms` and `idle_poller`. A P is in at most one of
 //!    `idle_ps` and `ps_wanting_m`.
@@ -28,8 +28,8 @@ pub(crate) struct Central {
     pub(crate) idle_poller: IdlePoller,
     /// Threads that the helper thread has started and that have not asked for a P yet.
     pub(crate) starting: u32,
-    /// Ps without an M that have work, linked through `P::idle_link`. A P that was assigned with a
-    /// claim on spinning is marked (`P::wants_spinning_m`).
+    /// Ps that were assigned while no M was idle, linked through `P::idle_link`. If a claim on
+    /// spinning goes with the P, the P is marked (`P::wants_spinning_m`).
     pub(super) ps_wanting_m: Option<&'static P>,
     pub(super) ps_wanting_m_count: u32,
     /// Ms that wait for the goroutine that is locked to them, linked through `M::idle_link`.

@@ -5,8 +5,10 @@
 //! | queue | goroutines | taken |
 //! |---|---|---|
 //! | `woken` | woken from outside, or back from a call that blocked | in turns with `fresh` |
-//! | `fresh` | started outside, or spilled from a P's queue | in turns with `woken` |
+//! | `fresh` | started outside | in turns with `woken` |
 //! | `expired` | used up their time slice | when the other two are empty, and for fairness |
+//!
+//! What overflows or is spilled from a P's rings goes to the queue of the same name.
 //!
 //! `woken` and `fresh` are separate because there may be thousands of fresh goroutines, and a woken
 //! one must not wait behind all of them. `expired` is separate so that a goroutine that was woken,
@@ -103,8 +105,11 @@ impl Sched {
         self.push_from_outside(|central| central.global.fresh.push_back(g));
     }
 
+    /// Calls `push`, which queues one goroutine, and wakes an M for it.
+    ///
     /// As soon as the lock is released the goroutine may run and end, and the runtime may be
-    /// dropped. So nothing of `self` is read after that, except what is never freed.
+    /// dropped. So after that nothing of `self` is read; sysmon and the threads to wake are never
+    /// freed.
     fn push_from_outside(&self, push: impl FnOnce(&mut Central)) {
         let sysmon = self.sysmon;
         let mut central = self.central.lock();
@@ -120,6 +125,7 @@ impl Sched {
         }
     }
 
+    /// Takes the goroutine that `choose` takes from the queues.
     fn pop(
         &self,
         choose: impl FnOnce(&mut GlobalQueues) -> Option<&'static G>,
@@ -135,7 +141,8 @@ impl Sched {
         self.pop(|global| global.pop_turn(Turn::Woken))
     }
 
-    /// Takes one woken goroutine. sysmon has preempted a goroutine to make room for it.
+    /// Takes one woken goroutine. For a P on which sysmon has preempted a goroutine to make room
+    /// (`flag::WOKEN`).
     pub(crate) fn pop_woken(&self) -> Option<&'static G> {
         self.pop(|global| global.woken.pop_front())
     }
@@ -175,8 +182,8 @@ impl Sched {
         first
     }
 
-    /// Under the lock: moves everything in the queues of `p`, which no other M owns, to the heads
-    /// of the global queues.
+    /// Under the lock: moves everything in the queues of `p` to the heads of the global queues. The
+    /// caller owns `p`, or no M does.
     pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
         let global = &mut central.global;
         for (queue, to) in [(&p.woken, &mut global.woken), (&p.runq, &mut global.fresh)] {
@@ -218,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn m13_global_take_is_a_fair_share() {
+    fn global_take_is_a_fair_share() {
         assert_eq!(fair_share(6, 3), 2);
         assert_eq!(fair_share(7, 3), 3);
         assert_eq!(fair_share(1, 16), 1);

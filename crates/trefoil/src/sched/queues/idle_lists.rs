@@ -10,8 +10,9 @@
 //!
 //! One idle M may be in none of them: the idle poller (`netpoll/idle_poller.rs`).
 //!
-//! The lists are stacks, so the M and the P that were used last are used next: their caches are
-//! warm, and what is not needed stays at the bottom, where spare Ms time out.
+//! Because the lists are stacks, the M and the P that were used last are used next: their caches
+//! are warm. Ms that are not needed stay at the bottom until their threads end
+//! (`search/wait_for_p.rs`).
 
 use crate::sched::Sched;
 use crate::sched::m::M;
@@ -35,8 +36,8 @@ impl Central {
         Some(m)
     }
 
-    /// Takes `m` out of the list of idle Ms. Returns false if it was not in there: a waker has
-    /// taken it out and given it a P.
+    /// Takes `m` out of the list of idle Ms. Returns false if it was not in the list: maybe a waker
+    /// has taken it out and handed it a P.
     pub(crate) fn remove_idle_m(&mut self, m: &'static M) -> bool {
         let listed = unlink(&mut self.idle_ms, m);
         self.idle_m_count -= u32::from(listed);
@@ -54,13 +55,13 @@ impl Central {
         m.idle_link.set(self.locked_ms.replace(m));
     }
 
-    /// Takes `m` out of the list of locked Ms, if it is in there.
+    /// Takes `m` out of the list of locked Ms, if it is in the list.
     pub(crate) fn remove_locked_m(&mut self, m: &'static M) {
         unlink(&mut self.locked_ms, m);
     }
 
-    /// Takes out any M that waits for a P. Repeated until it returns None, it takes out all of
-    /// them.
+    /// Takes out an M that waits for a P: an idle one, the idle poller, or a locked one. Returns
+    /// None if no M is left.
     pub(crate) fn pop_any_m(&mut self) -> Option<&'static M> {
         self.pop_idle_m().or_else(|| self.idle_poller.take()).or_else(|| {
             let m = self.locked_ms?;
@@ -69,14 +70,14 @@ impl Central {
         })
     }
 
-    /// Adds `p`, which needs an M.
+    /// Adds `p` to the Ps wanting an M. `claim` goes with it.
     pub(super) fn push_p_wanting_m(&mut self, p: &'static P, claim: Claim) {
         p.wants_spinning_m.set(claim == Claim::Spinning);
         p.idle_link.set(self.ps_wanting_m.replace(p));
         self.ps_wanting_m_count += 1;
     }
 
-    /// Takes out a P that needs an M. Also returns whether a claim on spinning goes with it.
+    /// Takes out a P that wants an M. The boolean is true if a claim on spinning goes with the P.
     pub(crate) fn pop_p_wanting_m(&mut self) -> Option<(&'static P, bool)> {
         let p = self.ps_wanting_m?;
         self.ps_wanting_m = p.idle_link.take();
@@ -88,13 +89,14 @@ impl Central {
         self.ps_wanting_m.is_some()
     }
 
-    /// Returns how many Ms would take a P at once: the idle ones, and the idle poller.
+    /// Returns the number of spare Ms: the idle ones and the idle poller. They can take a P at
+    /// once.
     pub(crate) fn spares(&self) -> u32 {
         self.idle_m_count + u32::from(self.idle_poller.is_some())
     }
 }
 
-/// Takes `m` out of a list that is linked through `idle_link`. Returns whether it was in there.
+/// Takes `m` out of a list that is linked through `idle_link`. Returns whether it was in the list.
 fn unlink(list: &mut Option<&'static M>, m: &'static M) -> bool {
     let mut rest = list.take();
     let (mut kept, mut found): (Option<&'static M>, bool) = (None, false);
@@ -135,10 +137,12 @@ impl Sched {
     pub(super) fn take_idle_p_unwatched(&self, central: &mut Central) -> Option<&'static P> {
         let p = central.idle_ps?;
         central.idle_ps = p.idle_link.take();
-        // A full barrier: sysmon sees that not all Ps are idle, or this thread sees that it sleeps.
+        // A full barrier: sysmon sees that not all Ps are idle, or this thread sees that sysmon
+        // sleeps.
         self.idle.p_taken();
         p.set_status(PStatus::Running);
         if self.sysmon.is_asleep() {
+            // sysmon does not refresh it while it sleeps.
             self.refresh_coarse();
         }
         Some(p)
@@ -156,7 +160,7 @@ impl Sched {
         self.take_idle_p(central)
     }
 
-    /// Makes `wanted` the first in the list of idle Ps, if it is in there.
+    /// Makes `wanted` the first in the list of idle Ps, if it is in the list.
     fn move_to_front(&self, central: &mut Central, wanted: &'static P) {
         let mut found = false;
         self.filter_idle_ps(central, |p| {
@@ -170,7 +174,8 @@ impl Sched {
         }
     }
 
-    /// Under the lock: takes every idle P out of the list for which `keep` returns false.
+    /// Under the lock: takes every P out of the list of idle Ps for which `keep` returns false. The
+    /// Ps that stay are in reverse order afterwards.
     pub(crate) fn filter_idle_ps(
         &self,
         central: &mut Central,
@@ -192,21 +197,21 @@ impl Sched {
         self.spares.store(central.spares(), Ordering::Relaxed);
     }
 
-    /// Returns whether no M is idle: a P whose thread blocks would have to wait for a new thread.
+    /// Returns whether no M is spare: then a P whose thread blocks must wait for a new thread.
     /// Reads without the lock.
     pub(crate) fn has_no_spare(&self) -> bool {
         self.spares.load(Ordering::Relaxed) == 0
     }
 
     /// Under the lock: returns whether the helper thread should start another thread. There should
-    /// be one for each P that wants an M, one in reserve for each goroutine that was stopped inside
-    /// libc, and one spare.
+    /// be one spare M for each P that wants an M, one for each goroutine that was stopped inside
+    /// libc (up to a limit, `Sched::reserve`), and one more.
     pub(crate) fn wants_thread(&self, central: &Central) -> bool {
         central.spares() + central.starting <= central.ps_wanting_m_count + self.reserve()
     }
 
-    /// Takes `m`, which has been idle for a long time, out of the list if there are more idle Ms
-    /// than needed. Returns true if it did: then the thread of `m` ends.
+    /// Takes `m`, which has been idle for a long time, out of the list of idle Ms if there are more
+    /// than needed. Returns true if it did so: then the thread of `m` ends.
     pub(crate) fn retire_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
         let enough = central.idle_m_count > self.procs() && central.spares() > self.reserve() + 1;

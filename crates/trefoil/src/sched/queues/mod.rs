@@ -8,7 +8,8 @@
 //! | `idle_lists.rs` | idle Ps, idle Ms, Ps wanting an M, locked Ms |
 //! | `assign.rs` | which M is woken with which P |
 //!
-//! The idle M that sleeps until the next timer has a file of its own, `netpoll/idle_poller.rs`.
+//! The idle poller, the one idle M that sleeps only until the next timer, is in
+//! `netpoll/idle_poller.rs`.
 
 pub(crate) mod assign;
 pub(crate) mod central;

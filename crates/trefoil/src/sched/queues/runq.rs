@@ -4,7 +4,7 @@
 //! other Ps, take from the head by compare-and-swap: the owner one item, a thief half of the ring.
 //!
 //! ```text
-//!   next: [ G ]          runs first, and inherits the running goroutine's time slice
+//!   next: [ G ]          `runnext`: runs first, and inherits the running goroutine's time slice
 //!   ring: . . a b c d . .     head ≤ index < tail, both count up for ever, slot = index % RING
 //!             ^head   ^tail
 //! ```
@@ -32,8 +32,8 @@ const _: () = assert!(RING.is_power_of_two());
 /// The queue. `T` is a goroutine; model checks use a smaller type.
 pub(crate) struct RunQueue<T> {
     next: AtomicPtr<T>,
-    /// How many times the owner has taken from `next`, for thieves that watch it. Written by the
-    /// owner.
+    /// How many times the owner has taken from `next`. Thieves read it to see whether the owner is
+    /// about to take the next one. Written by the owner.
     nexts_taken: AtomicU32,
     head: AtomicU32,
     tail: AtomicU32,
@@ -44,7 +44,9 @@ pub(crate) struct RunQueue<T> {
 #[must_use = "these goroutines are in no queue now"]
 pub(crate) struct Overflow<'q, T> {
     queue: &'q RunQueue<T>,
+    /// The index of the next item to return.
     at: u32,
+    /// How many items are still to return.
     left: u32,
 }
 
@@ -91,7 +93,8 @@ impl<T> RunQueue<T> {
     #[inline]
     pub(crate) fn push_back(&self, item: NonNull<T>) -> Result<(), Overflow<'_, T>> {
         loop {
-            // Acquire: pairs with the consumers' Release on `head`; they have read the slot.
+            // Acquire: pairs with the Release of the thread that took the slot's last item, so that
+            // thread has read the slot.
             let head = self.head.load(Ordering::Acquire);
             let tail = self.tail.load(Ordering::Relaxed); // Written by this thread.
             if tail.wrapping_sub(head) < RING as u32 {
@@ -107,6 +110,7 @@ impl<T> RunQueue<T> {
         }
     }
 
+    /// Owner: takes the older half of the full ring. Returns None if a thief has moved `head`.
     #[cold]
     fn take_half_slow(&self, head: u32) -> Option<Overflow<'_, T>> {
         let half = RING as u32 / 2;
@@ -151,8 +155,7 @@ impl<T> RunQueue<T> {
                 return None;
             }
             let item = self.slot(head).load(Ordering::Relaxed);
-            // Release: the owner may reuse the slot after it (pairs with the Acquire of
-            // `push_back`).
+            // Release: pairs with the Acquire in `push_back`, after which the slot may be reused.
             match self.head.compare_exchange_weak(
                 head,
                 head.wrapping_add(1),
@@ -168,18 +171,22 @@ impl<T> RunQueue<T> {
     /// Thief, the owner of `thief`, whose ring is empty: takes half of this ring, rounded up.
     /// Returns the last of the items to run; the others are in the ring of `thief`.
     pub(crate) fn steal_into(&self, thief: &RunQueue<T>) -> Option<NonNull<T>> {
-        let to = thief.tail.load(Ordering::Relaxed);
-        let n = self.grab_half(thief, to);
-        let n = n.checked_sub(1)?;
+        let to = thief.tail.load(Ordering::Relaxed); // Written by this thread.
+        let stolen = self.grab_half(thief, to);
+        let n = stolen.checked_sub(1)?;
         let last = thief.slot(to.wrapping_add(n)).load(Ordering::Relaxed);
         if n > 0 {
+            // Release: publishes the slots that `grab_half` has filled (invariant 3).
             thief.tail.store(to.wrapping_add(n), Ordering::Release);
         }
         NonNull::new(last)
     }
 
+    /// Thief: takes half of this ring, rounded up, and copies it to the slots of `thief` from the
+    /// index `to` on. Returns how many items it took.
     fn grab_half(&self, thief: &RunQueue<T>, to: u32) -> u32 {
         loop {
+            // Acquire: `tail` is read later, so it is never behind this `head`.
             let head = self.head.load(Ordering::Acquire);
             let tail = self.tail.load(Ordering::Acquire); // Invariant 3.
             let len = tail.wrapping_sub(head);
@@ -194,7 +201,8 @@ impl<T> RunQueue<T> {
                 let item = self.slot(head.wrapping_add(i)).load(Ordering::Relaxed);
                 thief.slot(to.wrapping_add(i)).store(item, Ordering::Relaxed);
             }
-            // Release: the slots are read before the owner may reuse them.
+            // Release: pairs with the Acquire in `push_back`; the slots are read before the owner
+            // reuses them.
             if self
                 .head
                 .compare_exchange(head, head.wrapping_add(n), Ordering::AcqRel, Ordering::Relaxed)
@@ -244,15 +252,15 @@ impl<T> RunQueue<T> {
         if next.is_null() {
             return None;
         }
-        // Acquire: the goroutine's fields were written before the owner's swap.
+        // Acquire: pairs with `push_next`; the goroutine's fields were written before that swap.
         self.next
             .compare_exchange(next, null_mut(), Ordering::Acquire, Ordering::Relaxed)
             .ok()
             .and_then(NonNull::new)
     }
 
-    /// Returns whether there is no item. It never returns true falsely while the owner moves an
-    /// item from `runnext` to the ring: then `tail` changes, and all is read again.
+    /// Returns whether there is no item. An item that the owner moves from `runnext` to the ring
+    /// meanwhile is not missed: the move changes `tail`, and then everything is read again.
     pub(crate) fn is_empty(&self) -> bool {
         loop {
             let head = self.head.load(Ordering::Acquire);

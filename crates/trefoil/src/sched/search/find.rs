@@ -5,9 +5,9 @@
 //! 1. a goroutine that was stopped inside libc, if threads are short (`monitor/preempt.rs`);
 //! 2. requests to this P (`p::flag`), some of which name a goroutine to run first;
 //! 3. timers of this P that are due: they make goroutines runnable;
-//! 4. every 61st tick, one goroutine from the global queue;
-//! 5. the local queue;
-//! 6. a fair share of the global queue;
+//! 4. every 61st tick, one goroutine from a global queue;
+//! 5. the local queues;
+//! 6. a fair share of the global queues;
 //! 7. descriptors that became ready, in this P's shard and in shards that no thread has polled
 //!    lately;
 //! 8. expired goroutines, unless others can be stolen at once;
@@ -18,17 +18,17 @@
 //!
 //! # Fairness
 //! 61 slices may take long, and `yield_now` keeps a goroutine local, unlike Go's. So sysmon sets
-//! `flag::FAIR` every few milliseconds while goroutines wait globally. Then the P takes one of
-//! those first, an expired one if there is one; but not twice in a row, because the local
-//! goroutines would starve.
+//! `flag::FAIR` every few milliseconds while goroutines wait in global queues. Then the P's owner
+//! takes one of those first, an expired one if there is one; but not twice in a row, because then
+//! the local goroutines would starve.
 //!
 //! # Spinning
 //! An M that found nothing searches on for [`SPIN_TIME`] before it gives up: a wake-up by the
-//! kernel takes 6 to 18 µs, and the next goroutine often arrives sooner. At most half of the busy
-//! Ps spin.
+//! kernel takes 6 to 18 µs, and the next goroutine often arrives sooner. At most as many Ms spin as
+//! half of the Ps that are not idle.
 //!
-//! Rejected: waking another M whenever a spinning one finds work, as Go does. The last spinning M
-//! first checks whether there is more work ([`stop_spinning`]): for one goroutine that is woken
+//! Rejected: waking another M whenever the last spinning M finds work, as Go does. Here that M
+//! first checks whether there is more work ([`finish_search`]): for one goroutine that is woken
 //! while all Ps are idle, one thread wakes up instead of two.
 
 use super::steal::{self, Sweep};
@@ -47,10 +47,11 @@ use std::time::{Duration, Instant};
 
 /// How long an M without work spins before it gives up its P.
 const SPIN_TIME: Duration = Duration::from_micros(25);
-/// Pauses between two sweeps over the other Ps: an M that spins must not slow down those that work.
+/// Pause instructions between two sweeps over the other Ps: a spinning M must not slow down the Ms
+/// that work.
 const PAUSES_BETWEEN_SWEEPS: u32 = 32;
-/// A shard that no thread has polled for so long may be polled by any P. Longer than it takes to
-/// serve a hundred descriptors.
+/// A shard that no thread has polled for so long may be polled by any M. It is longer than it takes
+/// to serve a hundred descriptors.
 const NEGLECTED_SHARD_NANOS: Nanos = 500_000;
 
 /// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must
@@ -62,11 +63,14 @@ pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
             Some(rt) => rt,
             None => wait_for_p(own)?,
         };
+        // The numbers are those at the head of the file.
         let p = rt.p();
+        // 1
         if let Some(g) = take_stopped_in_libc(sched, p) {
-            stop_spinning(rt);
+            finish_search(rt);
             return Some(g);
         }
+        // 2
         let flags = p.flags.load(Ordering::Relaxed);
         if flags & flag::STOP != 0 {
             match drain_at_shutdown(rt, p) {
@@ -77,33 +81,36 @@ pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
         if flags != 0 {
             match serve_requests(rt, p, flags) {
                 Served::Run(g) => {
-                    stop_spinning(rt);
+                    finish_search(rt);
                     return Some(g);
                 }
                 Served::Retired => continue,
-                Served::All => {}
+                Served::Continue => {}
             }
         }
+        // 3
         timers::run_due(rt, &p.timers);
+        // 4 to 9
         let next = take_local_or_global(sched, p)
             .or_else(|| poll_shards(rt, p, NEGLECTED_SHARD_NANOS))
             .or_else(|| take_expired(rt, p))
             .or_else(|| spin(rt, p));
         if let Some(g) = next {
-            stop_spinning(rt);
+            finish_search(rt);
             return Some(g);
         }
         give_up(own, p);
     }
 }
 
-/// Takes a goroutine that was stopped inside libc, if fewer threads are spare than such goroutines
-/// wait: one of them may hold the lock that the blocked threads wait for.
+/// Takes a goroutine that was stopped inside libc, if there are fewer spare Ms than such
+/// goroutines: one of these goroutines may hold the lock that the blocked threads wait for.
 fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<&'static G> {
     if !sched.is_short_of_threads() || sched.is_drained() {
         return None;
     }
-    // If no more threads may be started, the shortage may last: then take turns with the others.
+    // If no more threads may be started, the shortage may last: then these goroutines take turns
+    // with the others.
     let turn = &p.last_was_out_of_turn;
     if sched.has_all_threads() && turn.replace(!turn.get()) {
         return None;
@@ -128,17 +135,18 @@ fn drain_at_shutdown(rt: Rt, p: &'static P) -> Option<&'static G> {
     g
 }
 
-/// What [`serve_requests`] did.
+/// What the M does after [`serve_requests`].
 enum Served {
-    /// The requests are served; the search continues.
-    All,
+    /// The search continues.
+    Continue,
     /// This goroutine goes first.
     Run(&'static G),
     /// The P has retired: the M has another one, or none.
     Retired,
 }
 
-/// Serves the requests in `flags`, except `STOP`.
+/// Serves the requests in `flags`, except `STOP`, until one of them names a goroutine to run. The
+/// other flags stay set.
 fn serve_requests(rt: Rt, p: &'static P, flags: u32) -> Served {
     let sched = rt.sched();
     if flags & flag::PREEMPT != 0 {
@@ -171,7 +179,7 @@ fn serve_requests(rt: Rt, p: &'static P, flags: u32) -> Served {
     }
     match take_for_fairness(sched, p) {
         Some(g) => Served::Run(g),
-        None => Served::All,
+        None => Served::Continue,
     }
 }
 
@@ -181,17 +189,19 @@ fn take_for_fairness(sched: &Sched, p: &'static P) -> Option<&'static G> {
         return None;
     }
     p.flags.fetch_and(!flag::FAIR, Ordering::Relaxed);
-    // Without local work the search takes a share of the others in a moment.
+    // Without local work, the search takes a share of the other global queues in a moment.
     let g = if p.is_empty() { sched.pop_expired() } else { sched.pop_expired_or_any() }?;
     p.last_was_out_of_turn.set(true);
     p.begin_expired_slice();
     Some(g)
 }
 
-/// Ends the time slice, also for the goroutine that would inherit it: `runnext` goes to the tail of
-/// a ring.
+/// Ends the time slice, also for the goroutine in `runnext`, which would inherit it: that goroutine
+/// goes to the tail of a ring.
 fn end_slice(sched: &Sched, p: &'static P) {
+    // Woken goroutines have used up this slice.
     p.fresh_turn.set(!p.runs_fresh() && !p.runs_expired());
+    // Not `pop_next`: that would count a run, and the goroutine does not run now.
     if let Some(next) = p.runq.steal_next() {
         // SAFETY: taken from the queue, so owned by this thread; Gs are never freed.
         p.push_back(sched, unsafe { &*next.as_ptr() });
@@ -202,7 +212,7 @@ fn end_slice(sched: &Sched, p: &'static P) {
     }
 }
 
-/// Takes a goroutine from the local queue or the global one, whichever goes first in this tick.
+/// Takes a goroutine from the local or the global queues, whichever go first in this tick.
 fn take_local_or_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
     let tick = p.tick.load(Ordering::Relaxed);
     if is_global_turn(sched, tick)
@@ -214,10 +224,11 @@ fn take_local_or_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
     if let Some(g) = pop_local(p) {
         return Some(g);
     }
-    take_global_share(sched, p)
+    take_share_if_any(sched, p)
 }
 
-fn take_global_share(sched: &Sched, p: &'static P) -> Option<&'static G> {
+/// As [`Sched::take_global_share`], but takes the lock only if a goroutine waits in a global queue.
+fn take_share_if_any(sched: &Sched, p: &'static P) -> Option<&'static G> {
     if !sched.has_global() {
         return None;
     }
@@ -226,7 +237,7 @@ fn take_global_share(sched: &Sched, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Takes an expired goroutine, unless one that waits on another P can be stolen at once.
+/// Takes an expired goroutine, unless a goroutine that waits on another P can be stolen at once.
 fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     let sched = rt.sched();
     if !sched.has_global() {
@@ -241,18 +252,19 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Polls this P's shard, and those that no thread has polled for `age`. Returns the first goroutine
-/// whose descriptor is ready; the others are in the local queue.
-fn poll_shards(rt: Rt, p: &'static P, age: Nanos) -> Option<&'static G> {
+/// Polls this P's shard, and the shards that no thread has polled for `neglected_for`, except those
+/// that the idle poller watches. Returns the first goroutine whose descriptor is ready; the others
+/// are in the local queues.
+fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G> {
     let sched = rt.sched();
-    sched.poller.poll(p.id, sched.procs(), age).wake(Some(rt));
+    sched.poller.poll(p.id, sched.procs(), neglected_for).wake(Some(rt));
     let g = pop_local(p)?;
     p.begin_slice();
     Some(g)
 }
 
-/// Searches everywhere for [`SPIN_TIME`]. Returns None if it found nothing, may not spin, or a
-/// request to the P is pending.
+/// Searches everywhere for [`SPIN_TIME`]. Returns None if it found nothing, if the M may not spin,
+/// or if a request to the P is pending.
 fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.get() {
@@ -285,21 +297,23 @@ fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     }
 }
 
+/// Makes one sweep over the other Ps, then searches the global queues and the shards.
 fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
     if let Some(g) = steal::steal(rt, p, sweep) {
         p.begin_slice();
         return Some(g);
     }
-    let age = if sweep == Sweep::Last { 0 } else { NEGLECTED_SHARD_NANOS };
-    take_global_share(rt.sched(), p)
-        .or_else(|| poll_shards(rt, p, age))
+    // With the last sweep, no shard is too fresh to be polled.
+    let neglected_for = if sweep == Sweep::Last { 0 } else { NEGLECTED_SHARD_NANOS };
+    take_share_if_any(rt.sched(), p)
+        .or_else(|| poll_shards(rt, p, neglected_for))
         .or_else(|| take_expired(rt, p))
 }
 
-/// The M has found a goroutine, so it stops spinning. If it was the last that spun, it checks
-/// whether there is more work for another M, and otherwise whether the idle poller knows of every
-/// timer and shard.
-fn stop_spinning(rt: Rt) {
+/// Ends the spinning of an M that has found a goroutine. If it was the last M that spun, checks
+/// whether there is work for another M; if not, checks whether the idle poller knows every timer
+/// and shard. Does nothing if the M did not spin.
+fn finish_search(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.replace(false) || !sched.idle.stop_spinning() {
         return;
@@ -315,8 +329,8 @@ fn stop_spinning(rt: Rt) {
     }
 }
 
-/// Gives the P back and checks the queues once more. The M keeps its P if a request is pending or
-/// work came at the last moment, and takes an idle one if the second check finds work.
+/// Gives the P back and checks the queues once more. The M keeps its P if a request is pending or a
+/// goroutine waits in a global queue. It takes an idle P again if the second check finds work.
 fn give_up(own: OwnContext, p: &'static P) {
     let (m, sched) = (own.m(), own.sched());
     {
@@ -342,7 +356,7 @@ fn give_up(own: OwnContext, p: &'static P) {
 }
 
 impl Sched {
-    /// Returns whether any queue holds work that needs another M. While wake-ups are suppressed
+    /// Returns whether any queue holds work for another M. While wake-ups are suppressed
     /// (`idle.rs`), a goroutine that is alone in `runnext` does not count.
     fn has_work(&self) -> bool {
         let suppressed = self.idle.is_suppressed();

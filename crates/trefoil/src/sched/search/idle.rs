@@ -1,8 +1,9 @@
-//! The counters behind waking as many Ms as there is work.
+//! The counters by which as many Ms are woken as there is work for.
 //!
 //! An M that runs out of work first *spins*: it owns a P and searches. If it finds nothing it gives
-//! its P back, stops spinning, and parks. Work may be published at any moment of that. The rule
-//! that keeps every wake-up is Dekker's, with one full barrier on each side:
+//! its P back, stops spinning, and parks. Work may be published at any moment of that. The rule by
+//! which no wake-up is lost is Dekker's, with one full barrier on each side. The *submitter* is the
+//! thread that publishes work:
 //!
 //! ```text
 //!   submitter                                M that goes to sleep
@@ -12,14 +13,15 @@
 //! ```
 //!
 //! In every interleaving at least one of the two sees the other. A submitter may skip the wake-up
-//! if an M spins, because that M will make the second check. An M makes it also when it finds work
-//! and was the last that spun: if there is more work, it wakes the next M. So one wake-up grows to
-//! as many Ms as are needed.
+//! if an M spins, because that M will make the second check. The last spinning M makes the second
+//! check also when it finds work: if there is more work, it wakes the next M. So one wake-up leads
+//! to as many Ms as are needed.
 //!
 //! Unlike Go, *every* M checks again after it has given its P back, not only one that was spinning.
-//! That takes one sweep per sleep and makes Go's `needspinning` flag unnecessary. And Go's last
-//! spinning M wakes the next one without a check: for one goroutine that is woken while all Ps are
-//! idle, two threads wake up, and the goroutine waits for the system call of the second wake-up.
+//! That takes one scan of the queues per sleep and makes Go's `needspinning` flag unnecessary. And
+//! Go's last spinning M wakes the next M without a check: for one goroutine that is woken while all
+//! Ps are idle, two threads wake up, and the goroutine waits for the system call of the second
+//! wake-up.
 //!
 //! # Wake-up suppression
 //! A goroutine in `runnext` is an exception: its waker will probably park in a moment and run it
@@ -39,7 +41,7 @@ use crate::shim::{AtomicU32, Ordering, full_fence};
 /// Searches in a row that found nothing, after which wake-ups are suppressed.
 const SUPPRESS_AFTER: u32 = 4;
 
-/// The counters.
+/// The counters; see the head of the file.
 pub(crate) struct Idle {
     idle_ps: AtomicU32,
     spinning: AtomicU32,
@@ -58,8 +60,8 @@ impl Idle {
     }
 
     /// Submitter, after publishing work and a full barrier: returns true if an M must be woken.
-    /// Then the caller has made a claim, which it must pass to the M that it wakes, or return by
-    /// [`Idle::stop_spinning`].
+    /// Then the caller has made a claim on spinning. It must pass the claim to the M that it wakes,
+    /// or return the claim by [`Idle::stop_spinning`].
     #[inline]
     #[must_use]
     pub(crate) fn claim_wake(&self) -> bool {
@@ -74,13 +76,13 @@ impl Idle {
         self.spinning.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// An M that owns a P begins to search.
+    /// Counts an M that owns a P and begins to search.
     pub(crate) fn start_spinning(&self) {
         self.spinning.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A search ends. Returns true if no other M spins: if this one found work, it must check for
-    /// more.
+    /// Uncounts an M whose search ends, or returns a claim. Returns true if no other M spins: an M
+    /// that has found work must then check for more.
     pub(crate) fn stop_spinning(&self) -> bool {
         let before = self.spinning.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "spinning must not fall below zero");
@@ -93,26 +95,26 @@ impl Idle {
         full_fence();
     }
 
-    /// Under the scheduler's lock: a P became idle.
+    /// Under the scheduler's lock: counts a P that became idle.
     pub(crate) fn p_idle(&self) {
         self.idle_ps.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Under the scheduler's lock: an idle P was taken.
+    /// Under the scheduler's lock: uncounts an idle P that was taken.
     pub(crate) fn p_taken(&self) {
         let before = self.idle_ps.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "the number of idle Ps must not fall below zero");
     }
 
-    /// An M that spun has found work: ends the suppression of wake-ups.
+    /// Ends the suppression of wake-ups, because an M that spun has found work.
     pub(crate) fn search_succeeded(&self) {
         if self.failed_searches.load(Ordering::Relaxed) != 0 {
             self.failed_searches.store(0, Ordering::Relaxed);
         }
     }
 
-    /// An M has spun without finding work. Returns true if wake-ups are suppressed from now on,
-    /// which sysmon has to know.
+    /// Counts a search that found nothing. Returns true if wake-ups are suppressed from now on: the
+    /// caller tells sysmon.
     #[must_use]
     pub(crate) fn search_failed(&self) -> bool {
         let failed = self.failed_searches.load(Ordering::Relaxed) + 1;

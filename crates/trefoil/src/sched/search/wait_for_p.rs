@@ -24,8 +24,8 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::LockGuard;
 use std::sync::atomic::Ordering;
 
-/// How long an M sleeps before its thread ends, if there are more idle Ms than Ps. (Go keeps them
-/// all.)
+/// How long an M sleeps before its thread ends, if there are more idle Ms than Ps. (Go keeps all
+/// threads.)
 const SPARE_M_NANOS: Nanos = 5_000_000_000;
 /// How long an M without a P sleeps at a time while its runtime stops.
 pub(crate) const SHUTDOWN_PARK_NANOS: Nanos = 1_000_000;
@@ -91,8 +91,8 @@ pub(super) fn wait_for_p(own: OwnContext) -> Option<Rt> {
 /// Takes the P that a waker has handed over.
 fn accept_handed_p(own: OwnContext, p: &'static P, central: LockGuard<'_, Central>) -> Rt {
     let (m, sched) = (own.m(), own.sched());
-    // This M may have been the idle poller. If it spins, it will wake another M, which becomes
-    // that.
+    // This M may have been the idle poller, so another M must become that. If this M spins, the end
+    // of its search sees to that (`find::finish_search`).
     let wake_poller =
         !central.idle_poller.is_some() && !m.spinning.get() && sched.needs_idle_poller();
     drop(central);
@@ -103,8 +103,8 @@ fn accept_handed_p(own: OwnContext, p: &'static P, central: LockGuard<'_, Centra
     rt
 }
 
-/// Takes a P that wants an M. There is none while this M is in the idle list: it would have been
-/// handed to this M.
+/// Takes a P that wants an M. There is none while this M is in the list of idle Ms: such a P would
+/// have been handed to this M.
 fn take_p_wanting_m(own: OwnContext, central: &mut Central) -> Option<&'static P> {
     let (m, sched) = (own.m(), own.sched());
     if m.listed.get() {
@@ -117,9 +117,9 @@ fn take_p_wanting_m(own: OwnContext, central: &mut Central) -> Option<&'static P
     Some(p)
 }
 
-/// While the runtime stops: takes an idle P if a goroutine waits that must run once more, because
-/// its P may wait for a thread that was never started. Otherwise lists the M as spare: a thread may
-/// be needed as long as a goroutine may wait for one of libc's locks.
+/// While the runtime stops: takes an idle P if a goroutine that may have to run once more waits in
+/// a global queue; the thread that was to run it may never have been started. Otherwise lists the M
+/// as idle: a spare M may be needed as long as a goroutine may wait for one of libc's locks.
 fn take_p_while_stopping(own: OwnContext, central: &mut Central) -> Option<&'static P> {
     let (m, sched) = (own.m(), own.sched());
     if sched.has_global()
@@ -140,7 +140,7 @@ fn take_p_while_stopping(own: OwnContext, central: &mut Central) -> Option<&'sta
 enum EnterIdle {
     /// There is work for this M at once: it took this P.
     TookP(&'static P),
-    /// The M is idle, and sleeps until then.
+    /// The M is idle, and is to sleep until this time.
     SleepUntil(Nanos),
 }
 
@@ -175,6 +175,7 @@ enum Sleep {
 }
 
 impl Sleep {
+    /// Returns how the M, which is idle, sleeps until `until`.
     fn choose(own: OwnContext, central: &Central, until: Nanos) -> Sleep {
         let (m, sched) = (own.m(), own.sched());
         if central.idle_poller.is(m) && sched.poller.has_waiters() {

@@ -212,7 +212,7 @@ impl Sched {
         let action = TimerAction::TimeOut(waiter);
         let first = rt.p().timers.add(TimerEntry { when, action });
         // If the P has nothing else to run, this M checks its timers itself, until its search finds
-        // work (`find::stop_spinning`). An M that waits for its locked goroutine does not search.
+        // work (`find::finish_search`). An M that waits for its locked goroutine does not search.
         let busy = !rt.p().is_empty() || self.has_global() || rt.m().locked.get().is_some();
         if first && busy {
             self.arrange_timer_wakeup(when);
