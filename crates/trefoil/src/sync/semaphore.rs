@@ -234,7 +234,7 @@ impl Semaphore {
         let enqueue = |here| {
             let mut list = self.list.lock();
             let mut freed = Batch::new();
-            if list.drop_abandoned() {
+            if list.drop_orphaned() {
                 // The waiters behind the unlinked ones may be satisfied now.
                 self.grant(&mut list, 0, &mut freed);
             }
