@@ -20,7 +20,7 @@
 //! | [`once`] | `sync/once_word.rs` (R) | the initialiser runs once |
 //! | [`channel`] | `chan/{core,queue,buffer,handle}.rs` | sends, receives, closes, deadlines |
 //! | [`select`] | `chan/select/passes.rs`, and those of `channel` | exactly one arm wins |
-//! | [`timer`] | `time/{slot,timer}.rs`, and those of `channel` | a stop or reset meets the firing |
+//! | [`timer`] | `time/{slot,timer}.rs`, and those of `channel` | a stop or reset meets a firing |
 //!
 //! (R) The module also *restates* steps of other files: copies, made by hand, of code that needs
 //! real threads, Ms or epoll and cannot be compiled here. The head of each module names these

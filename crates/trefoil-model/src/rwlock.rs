@@ -196,19 +196,20 @@ impl Model {
 }
 
 /// What one thread does. Returns how often it wrote.
-type Part = fn(&Model) -> u32;
+type ThreadBody = fn(&Model) -> u32;
 
-fn check(bound: Bound, mutation: StepMutation, parts: &'static [Part]) {
+/// Runs one thread per body, and checks the lock when all have ended.
+fn check(bound: Bound, mutation: StepMutation, bodies: &'static [ThreadBody]) {
     explore(bound, move || {
         let model = Model::new(mutation);
-        let threads: Vec<_> = parts[1..]
+        let threads: Vec<_> = bodies[1..]
             .iter()
-            .map(|part| {
+            .map(|body| {
                 let model = model.clone();
-                thread::spawn(move || part(&model))
+                thread::spawn(move || body(&model))
             })
             .collect();
-        let mut wrote = parts[0](&model);
+        let mut wrote = bodies[0](&model);
         for thread in threads {
             wrote += thread.join().expect("a panic ends the model");
         }
