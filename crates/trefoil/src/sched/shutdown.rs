@@ -2,9 +2,9 @@
 //!
 //! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked: it is
 //! *orphaned*. But the process goes on, and some locks belong to all of it: libc's (above all
-//! malloc's), those of std's standard output and error, and the panic hook's. If an orphaned
-//! goroutine held one of them, the next `free`, `println!` or `panic!` anywhere would wait for
-//! ever. Therefore a goroutine that holds such a lock goes on until it holds none.
+//! malloc's), those of std's standard output and error (the *outputs*), and the panic hook's. If an
+//! orphaned goroutine held one of them, the next `free`, `println!` or `panic!` anywhere would wait
+//! for ever. Therefore a goroutine that holds such a lock goes on until it holds none.
 //!
 //! | a goroutine that | is orphaned | unless |
 //! |---|---|---|
@@ -353,7 +353,7 @@ impl Sched {
         outputs.release();
     }
 
-    /// Waits until no goroutine holds one of std's outputs, or until the limit.
+    /// Locks std's outputs: waits until no goroutine holds one of them, or until the limit.
     fn quiesce(&self) -> Arc<HeldOutputs> {
         HeldOutputs::lock(self.config.hooks.with_output, now() + OUTPUT_WAIT_NANOS)
     }
