@@ -1,8 +1,8 @@
-//! Checks of a channel (`chan/core.rs`, `queue.rs`, `buffer.rs`, `handle.rs`): sends, receives, closes and
-//! deadlines meet in every order.
+//! Checks of a channel (`chan/core.rs`, `queue.rs`, `buffer.rs`, `handle.rs`): sends, receives,
+//! closes and deadlines meet in every order.
 //!
-//! The cells of nodes, lists and buffers are loom's: loom reports a data race if one is used outside of
-//! the lock, or read before the wake-up that publishes it. A lost wake-up is a deadlock.
+//! The cells of nodes, lists and buffers are loom's: loom reports a data race if one is used
+//! outside of the lock, or read before the wake-up that publishes it. A lost wake-up is a deadlock.
 
 use crate::chan::{Failed, Receiver, Sender, bounded, unbounded};
 use crate::explore::{Bound, explore, must_fail};
@@ -18,11 +18,13 @@ type Ends = Arc<(Sender<u32>, Receiver<u32>)>;
 /// Any deadline: [`time_passes`] makes it pass.
 const SOON: u64 = 1;
 
+/// Returns both ends of a channel with `cap` slots. The caller is goroutine 0.
 fn channel(cap: usize) -> Ends {
     i_am(0, AsWritten);
     Arc::new(bounded(cap))
 }
 
+/// Starts goroutine `number`, which sends `value`. It returns false if the channel was closed.
 fn sends(number: usize, ends: &Ends, value: u32) -> loom::thread::JoinHandle<bool> {
     let ends = ends.clone();
     go(number, AsWritten, move || match ends.0.send(value, NEVER) {
@@ -77,8 +79,8 @@ pub fn values_of_one_sender_stay_in_order() {
     });
 }
 
-/// A close comes between a send and a receive: the value is received or comes back, never both, never
-/// neither; and all waiters are woken.
+/// A close comes between a send and a receive: the value is received or comes back, never both,
+/// never neither; and all waiters are woken.
 pub fn close_against_send_and_recv() {
     for cap in [0, 1] {
         explore(Bound::All, move || {
@@ -170,8 +172,8 @@ pub fn try_recv_against_close() {
     });
 }
 
-/// The last handles of both sides are dropped at once, with a value in the channel. The value is dropped
-/// once, and the channel is freed once, by a thread that sees what the other did.
+/// The last handles of both sides are dropped at once, with a value in the channel. The value is
+/// dropped once, and the channel is freed once, by a thread that sees what the other did.
 pub fn last_handles_are_dropped_at_once() {
     for tx_rx in [bounded::<Arc<()>> as fn(usize) -> _, |_| unbounded::<Arc<()>>()] {
         explore(Bound::All, move || {
@@ -206,8 +208,8 @@ pub fn detects_stale_deadline() {
     must_fail(Mutation::Broken(Part::WaitNumber), stale_deadline_ends_no_later_wait);
 }
 
-/// Mutation check: without Release and Acquire between the last handles, the one that frees does not see what the
-/// other did.
+/// Mutation check: without Acquire in the drop of a last handle, the thread that frees the channel
+/// does not see what the other one did.
 pub fn detects_unordered_free() {
     must_fail(
         Mutation::Everywhere("handle.rs", Op::Change, Half::Acquire),

@@ -53,13 +53,14 @@ pub(crate) fn must_fail(mutation: Mutation, check: impl FnOnce()) {
     }
 }
 
+/// Runs a check with a mutation. Returns the message of its panic.
 fn outcome(mutation: Mutation, check: impl FnOnce()) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| mutated(mutation, check))).map_err(|why| text(&*why))
 }
 
-/// Takes away half of each ordering in turn and prints which of them `check` detects.
+/// Takes away half of each ordering in turn, and prints whether `check` detects it.
 ///
-/// An ordering that survives is stronger than this check needs. That is no proof that it is too strong.
+/// An ordering that survives is stronger than this check needs. Another check may need it.
 pub(crate) fn sweep(check: fn()) {
     for site in sites_of(check) {
         for half in [Half::Acquire, Half::Release] {
@@ -74,6 +75,7 @@ pub(crate) fn sweep(check: fn()) {
     }
 }
 
+/// Returns whether `order` has this half.
 fn has(order: std::sync::atomic::Ordering, half: Half) -> bool {
     match order {
         Ordering::Acquire => half == Half::Acquire,
@@ -83,6 +85,7 @@ fn has(order: std::sync::atomic::Ordering, half: Half) -> bool {
     }
 }
 
+/// Returns the message of a panic.
 fn text(why: &(dyn Any + Send)) -> String {
     why.downcast_ref::<String>()
         .cloned()

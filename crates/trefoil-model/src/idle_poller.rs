@@ -1,10 +1,11 @@
 //! Checks of the idle poller: while a P is idle, an M sleeps until the earliest timer.
 //!
-//! The counters (`sched/search/idle.rs`) are the real file. Around them, as in [`wake`](crate::wake), a
-//! small scheduler restates `wait_for_p`, `enter_idle`, `arrange_timer_wakeup` and `finish_search` step by step,
-//! with the same barriers. A timer is set from outside. An M that searches comes too early for it. Only
-//! the idle poller, the idle M that sleeps until the timer's time, lets it fire; then all threads end.
-//! A timer for which no M waits leaves all threads asleep, which loom reports as a deadlock.
+//! The counters (`sched/search/idle.rs`) are the real file. Around them, as in
+//! [`wake`](crate::wake), a small scheduler restates steps of `search/find.rs`,
+//! `search/wait_for_p.rs`, `wait/timers.rs` and `netpoll/idle_poller.rs` under the same names, with
+//! the same barriers. The timer is not due while an M searches. Only the idle poller, the idle M
+//! that sleeps until the timer's time, lets it fire; then all threads end. A timer for which no M
+//! waits leaves all threads asleep, which loom reports as a deadlock.
 
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ struct Central {
     idle_ps: u32,
     idle_ms: Vec<usize>,
     idle_poller: Option<usize>,
-    /// Whether each M was handed a P, with a claim on spinning.
+    /// Whether each M was handed a P. Then it is counted as spinning.
     handed: [bool; 2],
     /// Whether each M's parker holds a token.
     token: [bool; 2],
@@ -90,7 +91,7 @@ impl Model {
 
     fn arrange_timer_wakeup(&self) {
         full_fence();
-        // Without an idle P sysmon watches the timers. An M that becomes idle reads them itself.
+        // Without an idle P sysmon watches the timers. An M that goes idle reads them itself.
         if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {
             self.wake_idle_poller();
         }
@@ -148,12 +149,14 @@ impl Model {
         central.idle_poller.take()
     }
 
-    /// Runs an M that holds a P and searches: `find_work`. With `sleeper` a goroutine of this M has just
-    /// set the timer without waking the idle poller.
-    fn thread_main(&self, me: usize, sleeper: bool) {
-        if sleeper {
-            self.timer.store(SOON, Ordering::Relaxed);
-        }
+    /// A goroutine of an M sets the timer for its own wait, and parks: `set_wait_timer`. It wakes
+    /// no M, because its own M searches next.
+    fn set_own_timer(&self) {
+        self.timer.store(SOON, Ordering::Relaxed);
+    }
+
+    /// Runs an M that holds a P and searches: `find_work`.
+    fn thread_main(&self, me: usize) {
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.finish_search();
@@ -213,7 +216,7 @@ impl Model {
         let mut slept = false;
         loop {
             if std::mem::take(&mut central.handed[me]) {
-                return true; // the waker's claim
+                return true; // counted as spinning by the waker
             }
             if central.fired {
                 return false;
@@ -275,17 +278,23 @@ impl Model {
     }
 }
 
-/// Two Ms search while `outside` runs on a plain thread.
+/// Two Ms search while `outside` runs on a plain thread. `first` is the earliest timer before.
 fn check(first: u64, mutation: StepMutation, outside: fn(&Model)) {
-    check_with(first, mutation, false, outside);
+    check_with(first, mutation, |_| (), outside);
 }
 
-fn check_with(first: u64, mutation: StepMutation, sleeper: bool, outside: fn(&Model)) {
+/// As [`check`]. The first M runs `before_search` before it searches.
+fn check_with(first: u64, mutation: StepMutation, before_search: fn(&Model), outside: fn(&Model)) {
     explore(Bound::Preemptions(3), move || {
         let model = Model::new(first, mutation);
         let threads = [0, 1].map(|me| {
             let model = model.clone();
-            thread::spawn(move || model.thread_main(me, sleeper && me == 0))
+            thread::spawn(move || {
+                if me == 0 {
+                    before_search(&model);
+                }
+                model.thread_main(me);
+            })
         });
         outside(&model);
         for thread in threads {
@@ -305,8 +314,8 @@ pub fn earlier_timer_against_idle_poller() {
     check(LATER, StepMutation::None, Model::set_timer);
 }
 
-/// A timer is set while an M spins, so no M is woken. The spinning M then finds a goroutine that never
-/// ends.
+/// A timer is set while an M spins, so no M is woken. The spinning M then finds a goroutine that
+/// never ends.
 pub fn timer_then_work() {
     check(NEVER, StepMutation::None, |model| {
         model.set_timer();
@@ -322,16 +331,16 @@ pub fn work_then_earlier_timer() {
     });
 }
 
-/// A goroutine sets a timer, and its M wakes no other M, because it will check the timers itself. Then
-/// it finds a goroutine that never ends, while the idle poller sleeps until a later time.
+/// A goroutine sets a timer, and its M wakes no other M, because it will check the timers itself.
+/// Then it finds a goroutine that never ends, while the idle poller sleeps until a later time.
 pub fn unannounced_timer_then_work() {
-    check_with(LATER, StepMutation::None, true, Model::submit);
+    check_with(LATER, StepMutation::None, Model::set_own_timer, Model::submit);
 }
 
 /// Mutation check: an M that finds work relies on an idle poller that sleeps too long.
 pub fn detects_idle_poller_with_later_deadline() {
     must_fail(Mutation::None, || {
-        check_with(LATER, StepMutation::IgnoresDeadline, true, Model::submit);
+        check_with(LATER, StepMutation::IgnoresDeadline, Model::set_own_timer, Model::submit);
     });
 }
 

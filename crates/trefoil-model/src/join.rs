@@ -22,8 +22,8 @@ struct Model {
     result: UnsafeCell<u32>,
     /// The rest of the G's memory, likewise.
     g: UnsafeCell<u32>,
-    /// What the handle's owner did before it waited or dropped the handle. The goroutine's end may rely on
-    /// it.
+    /// What the handle's owner did before it waited or dropped the handle. The goroutine's end may
+    /// rely on it.
     before: UnsafeCell<u32>,
     /// Whether the sleeping owner of the handle was woken.
     is_woken: Mutex<bool>,
@@ -47,8 +47,8 @@ impl Model {
         })
     }
 
-    /// Runs the goroutine: result, destructors, end. Returns whether it owned the result, and whether it
-    /// owned the G at the end.
+    /// Runs the goroutine: result, destructors, end. Returns whether it owned the result, and
+    /// whether it owned the G at the end.
     fn run(&self) -> (bool, bool) {
         // SAFETY: loom reports any concurrent access.
         self.result.with_mut(|r| unsafe { *r = 42 });
@@ -82,7 +82,7 @@ impl Model {
         self.g.with_mut(|g| unsafe { *g += 1 });
     }
 
-    /// Drops the handle. Returns the same as `run`.
+    /// Drops the handle. Returns the same as `run`, for the handle's owner.
     fn drop_handle(&self) -> (bool, bool) {
         self.do_before();
         match self.cell.detach() {
@@ -191,12 +191,13 @@ pub fn complete_against_is_done() {
     });
 }
 
-/// Mutation check: without Release in `complete` the handle's owner reads no result.
+/// Mutation check: without Release in `store_result` and `complete`, a dropped handle's owner reads
+/// no result.
 pub fn detects_unpublished_result() {
     must_fail(Mutation::Everywhere("join.rs", Op::Change, Half::Release), complete_against_detach);
 }
 
-/// Mutation check: without Acquire in a failed `wait` the handle's owner reads no result.
+/// Mutation check: without Acquire in a failed `detach`, a dropped handle's owner reads no result.
 pub fn detects_unacquired_result() {
     must_fail(Mutation::Everywhere("join.rs", Op::Load, Half::Acquire), complete_against_detach);
 }

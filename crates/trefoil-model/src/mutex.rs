@@ -1,8 +1,8 @@
 //! Checks of the mutex's word (`sync/mutex_word.rs`).
 //!
-//! The queue, its lock and the waits are loom's; the steps between them restate `sync/mutex.rs`. What
-//! the mutex guards is a loom cell: loom reports two holders at once, or a holder that does not see the
-//! work of the last one, as a data race. A forgotten waiter is a deadlock.
+//! The queue, its lock and the waits are loom's; the steps between them restate `sync/mutex.rs`.
+//! What the mutex guards is a loom cell: loom reports two holders at once, or a holder that does
+//! not see the work of the last one, as a data race. A forgotten waiter is a deadlock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,10 +16,14 @@ use crate::mutex_word_rs::{Contender, MutexMode, MutexWord, NextWaiter, QueueSta
 use crate::queued_waiter::QueuedWaiter;
 use crate::shim::{AtomicU32, Half, Mutation, Op, Part, is_broken};
 
+/// What a waker tells the waiter that it wakes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Word {
+    /// The mutex is handed over: the waiter has it.
     Yours,
+    /// The waiter competes for the mutex, and owns `WOKEN`.
     Try,
+    /// The waiter competes for the mutex. Another goroutine owns `WOKEN`.
     TryUnannounced,
 }
 
@@ -38,12 +42,19 @@ enum Spins {
     No,
 }
 
+/// When a waiter starves. In `trefoil` it starves after a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Starvation {
+    Never,
+    /// As soon as it was woken and did not get the mutex.
+    AtOnce,
+}
+
 struct Model {
     word: MutexWord,
     queue: Mutex<VecDeque<Arc<QueuedWaiter<Word>>>>,
     data: UnsafeCell<u32>,
-    /// A goroutine that was woken and did not get the mutex starves.
-    starves: bool,
+    starvation: Starvation,
 }
 
 // SAFETY: loom checks that accesses to the cell are ordered; that is the point.
@@ -52,12 +63,12 @@ unsafe impl Sync for Model {}
 unsafe impl Send for Model {}
 
 impl Model {
-    fn new(starves: bool) -> Arc<Model> {
+    fn new(starvation: Starvation) -> Arc<Model> {
         Arc::new(Model {
             word: MutexWord(AtomicU32::new(0)),
             queue: Mutex::new(VecDeque::new()),
             data: UnsafeCell::new(0),
-            starves,
+            starvation,
         })
     }
 
@@ -90,13 +101,13 @@ impl Model {
                 self.withdraw(&waiter);
                 return false;
             }
-            // If its deadline has passed, a waker has claimed it: the wake-up will come.
+            // If the deadline has passed, a waker has claimed the wait: its wake-up will come.
             again = true;
             match waiter.sleep() {
                 Word::Yours => return true,
                 word => {
                     woken = word == Word::Try;
-                    starving = self.starves;
+                    starving = self.starvation == Starvation::AtOnce;
                 }
             }
         }
@@ -107,11 +118,12 @@ impl Model {
         let before = queue.len();
         queue.retain(|other| !Arc::ptr_eq(other, waiter));
         if queue.len() < before && queue.is_empty() {
-            self.deserted();
+            self.report_empty_queue();
         }
     }
 
-    fn deserted(&self) {
+    /// Reports that the queue is empty now.
+    fn report_empty_queue(&self) {
         if !is_broken(Part::EmptyQueue) {
             self.word.queue_emptied();
         }
@@ -124,7 +136,7 @@ impl Model {
     ) -> Option<Arc<QueuedWaiter<Word>>> {
         let first = std::iter::from_fn(|| queue.pop_front()).find(|waiter| waiter.claim());
         if first.is_none() {
-            self.deserted();
+            self.report_empty_queue();
         }
         first
     }
@@ -144,7 +156,8 @@ impl Model {
                     return None;
                 };
                 let rest = state_of(&queue);
-                let starving = rest == QueueState::NotEmpty && self.starves;
+                let starving =
+                    rest == QueueState::NotEmpty && self.starvation == Starvation::AtOnce;
                 let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
                 self.word.handed_over(rest, mode);
                 let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
@@ -162,7 +175,8 @@ impl Model {
         }
     }
 
-    /// The critical section. loom reports two threads in it, and one that does not see the other's work.
+    /// The critical section. loom reports two threads in it, and one that does not see the other's
+    /// work.
     fn work(&self) {
         // SAFETY: loom reports any concurrent access.
         self.data.with_mut(|n| unsafe { *n += 1 });
@@ -189,9 +203,10 @@ fn state_of<T>(queue: &VecDeque<T>) -> QueueState {
     if queue.is_empty() { QueueState::Empty } else { QueueState::NotEmpty }
 }
 
-fn run(bound: Bound, starves: bool, threads: u32, rounds: u32) {
+/// Lets `threads` goroutines lock and unlock `rounds` times each.
+fn run(bound: Bound, starvation: Starvation, threads: u32, rounds: u32) {
     explore(bound, move || {
-        let model = Model::new(starves);
+        let model = Model::new(starvation);
         let others: Vec<_> = (1..threads)
             .map(|_| {
                 let model = model.clone();
@@ -206,32 +221,33 @@ fn run(bound: Bound, starves: bool, threads: u32, rounds: u32) {
 
 /// Two goroutines lock once: one exchange each, or a wait and a wake-up.
 pub fn two_lock_and_unlock() {
-    run(Bound::All, false, 2, 1);
+    run(Bound::All, Starvation::Never, 2, 1);
 }
 
 /// A woken goroutine competes with a newcomer.
 pub fn two_lock_twice() {
-    run(Bound::Preemptions(3), false, 2, 2);
+    run(Bound::Preemptions(3), Starvation::Never, 2, 2);
 }
 
 /// Two goroutines wait in the queue.
 pub fn three_lock() {
-    run(Bound::Preemptions(3), false, 3, 1);
+    run(Bound::Preemptions(3), Starvation::Never, 3, 1);
 }
 
 /// A starving goroutine gets the mutex handed over.
 pub fn starving_two_lock_twice() {
-    run(Bound::Preemptions(3), true, 2, 2);
+    run(Bound::Preemptions(3), Starvation::AtOnce, 2, 2);
 }
 
 /// The same with another waiter in the queue and a newcomer at the moment of the hand-over.
 pub fn starving_three() {
-    run(Bound::Preemptions(3), true, 3, 1);
+    run(Bound::Preemptions(3), Starvation::AtOnce, 3, 1);
 }
 
-fn with_deadline(starves: bool) {
+/// Three goroutines lock; one of them has a deadline, which passes.
+fn with_deadline(starvation: Starvation) {
     explore(Bound::Preemptions(3), move || {
-        let model = Model::new(starves);
+        let model = Model::new(starvation);
         let limited = thread::spawn({
             let model = model.clone();
             move || {
@@ -256,19 +272,19 @@ fn with_deadline(starves: bool) {
 
 /// A waiter leaves the queue at its deadline while an unlock searches the queue.
 pub fn withdrawn_against_unlock() {
-    with_deadline(false);
+    with_deadline(Starvation::Never);
 }
 
 /// The same while the mutex is handed over.
 pub fn withdrawn_against_handover() {
-    with_deadline(true);
+    with_deadline(Starvation::AtOnce);
 }
 
 /// A spinning goroutine owns `WOKEN` without having been in the queue.
 pub fn spinner_announces() {
-    for starves in [false, true] {
+    for starvation in [Starvation::Never, Starvation::AtOnce] {
         explore(Bound::Preemptions(2), move || {
-            let model = Model::new(starves);
+            let model = Model::new(starvation);
             let spinner = thread::spawn({
                 let model = model.clone();
                 move || {

@@ -1,4 +1,7 @@
 //! Checks of a once's word (`sync/once_word.rs`).
+//!
+//! The waits are loom's; the steps around the word restate `sync/once.rs`. What the initialiser
+//! does is a loom cell: loom reports a caller that does not see it as a data race.
 
 use std::sync::Arc;
 
@@ -10,13 +13,16 @@ use crate::explore::{Bound, explore, must_fail};
 use crate::once_word_rs::{Begin, InitResult, OnceWord};
 use crate::shim::{AtomicUsize, Half, Mutation, Op};
 
-/// The number of waiters; place `(i + 1) * 4` belongs to waiter `i`.
+/// The number of waiters. In the word, `(i + 1) * 4` stands for waiter `i`: its *place*.
 const WAITERS: usize = 3;
 
 struct Model {
     word: OnceWord,
+    /// What the initialiser did.
     effect: UnsafeCell<u32>,
+    /// For each waiter, the place of the waiter before it in the word's chain.
     before: [UnsafeCell<usize>; WAITERS],
+    /// Whether each waiter was woken, and where it sleeps.
     waiters: [(Mutex<bool>, Condvar); WAITERS],
 }
 
@@ -35,6 +41,7 @@ impl Model {
         })
     }
 
+    /// Wakes the chain of waiters that begins at `place`.
     fn wake(&self, mut place: usize) {
         while place != 0 {
             let i = place / 4 - 1;
@@ -46,7 +53,8 @@ impl Model {
         }
     }
 
-    /// Runs caller `me`; returns true if it ran the initialiser. With `fails` its attempt gives up.
+    /// Runs caller `me`. Returns true if it ran the initialiser to its end. If `fails`, its attempt
+    /// gives up.
     fn call(&self, me: usize, fails: bool) -> bool {
         loop {
             match self.word.begin() {
@@ -58,10 +66,7 @@ impl Model {
                     }
                     let result = if fails { InitResult::Retry } else { InitResult::Done };
                     self.wake(self.word.finish(result));
-                    if fails {
-                        return false;
-                    }
-                    return true;
+                    return !fails;
                 }
                 Begin::Wait => {
                     // SAFETY: this caller owns the place until it is published.
@@ -83,6 +88,7 @@ impl Model {
     }
 }
 
+/// Runs `callers` callers at once. Those for which `fails` returns true give up if they run.
 fn run(bound: Bound, callers: usize, fails: fn(usize) -> bool) {
     explore(bound, move || {
         let model = Model::new();

@@ -1,7 +1,8 @@
 //! Checks of a goroutine's state word (`sched/goroutine/state.rs`): a park meets its wake-up.
 //!
-//! The saved registers and the waker's message are loom cells, so loom reports a data race if a goroutine is
-//! resumed before its registers are saved, or twice, or without seeing what its waker did.
+//! The saved registers and the waker's message are loom cells, so loom reports a data race if a
+//! goroutine is resumed before its registers are saved, or twice, or without seeing what its waker
+//! did.
 
 use std::sync::Arc;
 
@@ -47,8 +48,8 @@ struct Model {
     registers: UnsafeCell<u32>,
     /// The waker's message.
     message: UnsafeCell<u32>,
-    /// The waiter list: taking from it is the right to wake. Only the goroutine puts itself in, so it
-    /// learns nothing from it.
+    /// The waiter list: the waker that takes the goroutine from it has the right to wake it. The
+    /// goroutine only puts itself in, so the list publishes nothing to it.
     waiter: OneSlotQueue,
     /// The run queue.
     queue: OneSlotQueue,
@@ -73,7 +74,7 @@ impl Model {
         Arc::new(model)
     }
 
-    /// A thread takes the goroutine from the queue and resumes it.
+    /// Takes the goroutine from the run queue and resumes it.
     fn resume(&self, wait: u32) {
         self.queue.take();
         // SAFETY: loom reports any concurrent access.
@@ -82,7 +83,8 @@ impl Model {
         self.state.set_running();
     }
 
-    /// The goroutine, on any thread, waits for the `wait`-th time, is resumed and reads the message.
+    /// Runs the goroutine, on any thread: it waits for the `wait`-th time, is resumed, and reads
+    /// the message.
     fn wait(&self, wait: u32) {
         self.waiter.put();
         if !self.state.take_notification() {
@@ -99,7 +101,7 @@ impl Model {
         assert_eq!(message, wait, "woken without its message");
     }
 
-    /// The waker takes the waiter and wakes it with a message.
+    /// Runs the waker: it takes the goroutine from the waiter list and wakes it with a message.
     fn wake(&self, wait: u32) {
         self.waiter.take();
         // SAFETY: loom reports any concurrent access.
@@ -118,9 +120,9 @@ impl Model {
 
 /// A goroutine parks while its waker wakes it, in all orders.
 ///
-/// Races: the wake-up comes before the park begins (`take_notification`), between it and the saving of the
-/// registers (`Notified` at the commit), or after (`Waiting`). In each it is resumed once, with its
-/// registers and the waker's message visible. A lost wake-up is a deadlock.
+/// Races: the wake-up comes before the park begins (`take_notification`), between it and the saving
+/// of the registers (`Notified` at the commit), or after (`Waiting`). In each it is resumed once,
+/// with its registers and the waker's message visible. A lost wake-up is a deadlock.
 pub fn park_against_wake() {
     explore(Bound::All, || {
         let model = Model::new();
@@ -186,7 +188,8 @@ pub fn detects_unpublished_registers() {
     must_fail(Mutation::Everywhere("state.rs", Op::Change, Half::Release), resumed_elsewhere);
 }
 
-/// Mutation check: without Acquire in `take_notification` the goroutine goes on without its waker's message.
+/// Mutation check: without Acquire in `take_notification` the goroutine goes on without its waker's
+/// message.
 pub fn detects_unacquired_notice() {
     must_fail(Mutation::Everywhere("state.rs", Op::Load, Half::Acquire), park_against_wake);
 }

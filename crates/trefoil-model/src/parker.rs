@@ -49,8 +49,8 @@ impl Model {
 
 /// A thread parks while its waker unparks it, as an idle M does.
 ///
-/// Race: the token arrives before, between and after the steps into the kernel. The woken thread sees
-/// what the waker handed over.
+/// Race: the token arrives before, between and after the steps into the kernel. The woken thread
+/// sees what the waker handed over.
 pub fn park_against_unpark() {
     explore(Bound::All, || {
         let model = Model::new();
@@ -82,8 +82,8 @@ pub fn token_at_the_deadline_is_kept() {
     });
 }
 
-/// Two wakers, and a sleeper that parks until it has seen the news of both: sysmon, woken because a P
-/// was taken and because the runtime ends.
+/// Two wakers, and a sleeper that parks until it has seen the news of both: sysmon, woken because a
+/// P was taken and because the runtime ends.
 ///
 /// Race: the second token arrives while the first is being consumed. Its news must be seen.
 /// Bounded to three preemptions.

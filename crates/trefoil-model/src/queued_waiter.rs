@@ -1,4 +1,5 @@
-//! One wait of one waiter, for models of locks. Restates what `sched/wait/list.rs` does for its users.
+//! One wait of one waiter, for models of locks. Restates what `sched/wait/list.rs` does for its
+//! users.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use loom::sync::{Condvar, Mutex};
 
 use crate::shim::{AtomicU32, Ordering};
 
-/// A waker that leaves a word, or the deadline, ends the wait: the first that claims it.
+/// One wait. A waker or the deadline ends it, whichever claims it first. The waker leaves a word.
 pub(crate) struct QueuedWaiter<W> {
     claimed: AtomicU32,
     word: Mutex<Option<W>>,
@@ -22,12 +23,14 @@ impl<W> QueuedWaiter<W> {
         })
     }
 
+    /// Tries to win the right to end the wait.
     #[must_use]
     pub(crate) fn claim(&self) -> bool {
         // As in `sched/wait/mod.rs`.
         self.claimed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Sleeps until the waker has left its word.
     pub(crate) fn sleep(&self) -> W {
         let mut word = self.word.lock().expect("a panic ends the model");
         loop {
@@ -38,6 +41,7 @@ impl<W> QueuedWaiter<W> {
         }
     }
 
+    /// Ends the wait. Only after a successful [`claim`](QueuedWaiter::claim).
     pub(crate) fn wake(&self, word: W) {
         *self.word.lock().expect("a panic ends the model") = Some(word);
         self.woken.notify_one();

@@ -1,8 +1,8 @@
 //! Checks of the local run queue (`sched/queues/runq.rs`).
 //!
-//! Every taker writes to the item that it took, in a loom cell. So loom reports a data race if an item
-//! was given to two takers, or if its contents were not published to its taker. At the end all takers
-//! together must have exactly the pushed items.
+//! Every taker writes to the item that it took, in a loom cell. So loom reports a data race if an
+//! item was given to two takers, or if its contents were not published to its taker. At the end all
+//! takers together must have exactly the pushed items.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -56,6 +56,7 @@ impl Model {
         self.push_item(item, global);
     }
 
+    /// Owner: appends an item, as [`push`](Model::push).
     fn push_item(&self, item: NonNull<Item>, global: &mut Vec<usize>) {
         if let Err(overflow) = self.queue.push_back(item) {
             let half: Vec<_> = overflow.map(take).collect();
@@ -82,14 +83,14 @@ impl Model {
     fn steal(&self, t: usize) -> Vec<usize> {
         let mine = &self.thieves[t];
         let Some(first) = self.queue.steal_into(mine) else { return Vec::new() };
-        // The thief runs the newest first and has the older ones in its ring; listed here in their order.
+        // `steal_into` returns the newest item and leaves the older ones in the thief's ring.
         let mut taken: Vec<_> = std::iter::from_fn(|| mine.pop_ring()).map(take).collect();
         taken.push(take(first));
         taken
     }
 }
 
-/// The taker's access. Returns the item's number.
+/// Writes to the item, as its taker. Returns the item's number.
 fn take(item: NonNull<Item>) -> usize {
     // SAFETY: items live in a Model that every thread keeps.
     let cell = unsafe { &item.as_ref().0 };
@@ -153,8 +154,8 @@ pub fn owner_against_two_thieves() {
 
 /// `runnext` is filled, displaced by the next one and popped while a thief tries to take it.
 ///
-/// Race: the exchanges of `next` by pop and push_next against the thief's; and (ABA) the thief must not
-/// take a `next` that was emptied and filled again with another item than the one it saw.
+/// Race: the exchanges of `next` by pop and push_next against the thief's; and (ABA) the thief must
+/// not take a `next` that was emptied and filled again with another item than the one it saw.
 pub fn runnext_pushed_displaced_and_stolen() {
     explore(Bound::All, || {
         let model = Model::new(3);
@@ -181,8 +182,8 @@ pub fn runnext_pushed_displaced_and_stolen() {
 
 /// Two thieves try to take the same `runnext`, which the owner replaces.
 ///
-/// Race: two exchanges of one item; and a thief's exchange that meets the *next* runnext. Bounded to
-/// three preemptions.
+/// Race: two exchanges of one item; and a thief's exchange that meets the *next* runnext. Bounded
+/// to three preemptions.
 pub fn runnext_against_two_thieves() {
     explore(Bound::Preemptions(3), || {
         let model = Model::new(2);
@@ -224,8 +225,8 @@ pub fn overflow_against_thieves() {
 
 /// The owner goes round the ring while a thief copies slots that are being reused.
 ///
-/// Race: a thief reads `head`, the owner consumes and overwrites that slot, the thief copies the new
-/// value: then its CAS must fail. Bounded to three preemptions.
+/// Race: a thief reads `head`, the owner consumes and overwrites that slot, the thief copies the
+/// new value: then its CAS must fail. Bounded to three preemptions.
 pub fn wrap_around_under_a_thief() {
     explore(Bound::Preemptions(3), || {
         let model = Model::new(RING + 2);
@@ -317,7 +318,8 @@ pub fn detects_unpublished_tail() {
     must_fail(Mutation::Everywhere("runq.rs", Op::Store, Half::Release), owner_against_one_thief);
 }
 
-/// Mutation check: without Acquire on the loads of `tail` and `next`, a check misses an item that moves.
+/// Mutation check: without Acquire on the loads of `tail` and `next`, a check misses an item that
+/// moves.
 pub fn detects_unacquired_loads() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Load, Half::Acquire),
@@ -325,8 +327,8 @@ pub fn detects_unacquired_loads() {
     );
 }
 
-/// Mutation check: without Release on the exchange that empties `runnext`, a check that sees it empty may miss
-/// what was moved to the ring before.
+/// Mutation check: without Release on the exchange that empties `runnext`, a check that sees it
+/// empty may miss what was moved to the ring before.
 pub fn detects_unreleased_pop() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Change, Half::Release),
@@ -334,7 +336,8 @@ pub fn detects_unreleased_pop() {
     );
 }
 
-/// Mutation check: without Release on the change of `runnext`, its taker does not see the item's contents.
+/// Mutation check: without Release on the change of `runnext`, its taker does not see the item's
+/// contents.
 pub fn detects_unpublished_runnext() {
     must_fail(
         Mutation::Everywhere("runq.rs", Op::Change, Half::Release),

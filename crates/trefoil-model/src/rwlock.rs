@@ -1,8 +1,9 @@
 //! Checks of the read-write lock's word (`sync/rwlock_word.rs`).
 //!
 //! The queues, their locks and the mutex of the writers are loom's; the steps between them restate
-//! `sync/rwlock.rs`. What the lock guards is a loom cell: loom reports a writer beside another holder, or
-//! a holder that does not see the last holder's work, as a data race. A forgotten waiter is a deadlock.
+//! `sync/rwlock.rs`. What the lock guards is a loom cell: loom reports a writer beside another
+//! holder, or a holder that does not see the last holder's work, as a data race. A forgotten waiter
+//! is a deadlock.
 
 use std::sync::Arc;
 
@@ -35,10 +36,22 @@ enum Deadline {
     Passed,
 }
 
+/// What a writer does after its work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Unlocks.
+    Leaves,
+    /// Goes on as a reader, and must see its own work.
+    Reads,
+}
+
 struct Model {
     word: RwLockWord,
+    /// The mutex of the writers.
     writers: Mutex<()>,
+    /// Readers that wait for the writer.
     readers: Queue,
+    /// The writer that waits for the readers, if there is one.
     writer: Queue,
     data: UnsafeCell<u32>,
     mutation: StepMutation,
@@ -90,6 +103,7 @@ impl Model {
         true
     }
 
+    /// Leaves as a reader. The last one wakes the writer.
     fn read_end(&self) {
         if self.word.read_unlock() == ReadUnlock::Done
             || self.mutation == StepMutation::SilentReader
@@ -106,7 +120,8 @@ impl Model {
         }
     }
 
-    /// Enters as a writer, which holds the mutex of the writers. Returns None if the deadline passed.
+    /// Enters as a writer, which holds the mutex of the writers. Returns None if the deadline
+    /// passed.
     fn write(&self, deadline: Deadline) -> Option<MutexGuard<'_, ()>> {
         let guard = self.writers.lock().expect("a panic ends the model");
         if self.word.exclude_readers() {
@@ -132,6 +147,7 @@ impl Model {
         Some(guard)
     }
 
+    /// Leaves as a writer. `stay` readers remain: 1 if the writer itself becomes one.
     fn write_end(&self, guard: MutexGuard<'_, ()>, stay: u32) {
         if !self.word.try_write_unlock(stay) {
             self.open_slow(stay);
@@ -139,6 +155,7 @@ impl Model {
         drop(guard);
     }
 
+    /// Opens the lock for `stay` readers and all that wait, and wakes these.
     fn open_slow(&self, stay: u32) {
         let readers: Vec<_> = {
             let mut queue = queue(&self.readers);
@@ -161,17 +178,16 @@ impl Model {
         }
     }
 
-    /// Writes once; returns false if the deadline passed. With `stay` it goes on as a reader and must see
-    /// its own work.
-    fn writer(&self, deadline: Deadline, stay: bool) -> bool {
+    /// Writes once. Returns false if the deadline passed.
+    fn writer(&self, deadline: Deadline, then: Then) -> bool {
         let Some(guard) = self.write(deadline) else { return false };
         // SAFETY: loom reports any concurrent access.
         let mine = self.data.with_mut(|n| unsafe {
             *n += 1;
             *n
         });
-        self.write_end(guard, stay.into());
-        if stay {
+        self.write_end(guard, u32::from(then == Then::Reads));
+        if then == Then::Reads {
             assert_eq!(self.value(), mine, "a writer beside a reader");
             self.read_end();
         }
@@ -179,20 +195,21 @@ impl Model {
     }
 }
 
-/// What one thread does; returns how often it wrote.
-type Part = fn(&Model) -> u32;
+/// What one thread does. Returns how often it wrote.
+type ThreadBody = fn(&Model) -> u32;
 
-fn check(bound: Bound, mutation: StepMutation, parts: &'static [Part]) {
+/// Runs one thread per body, and checks the lock when all have ended.
+fn check(bound: Bound, mutation: StepMutation, bodies: &'static [ThreadBody]) {
     explore(bound, move || {
         let model = Model::new(mutation);
-        let threads: Vec<_> = parts[1..]
+        let threads: Vec<_> = bodies[1..]
             .iter()
-            .map(|part| {
+            .map(|body| {
                 let model = model.clone();
-                thread::spawn(move || part(&model))
+                thread::spawn(move || body(&model))
             })
             .collect();
-        let mut wrote = parts[0](&model);
+        let mut wrote = bodies[0](&model);
         for thread in threads {
             wrote += thread.join().expect("a panic ends the model");
         }
@@ -221,15 +238,15 @@ fn reads_or_not(model: &Model) -> u32 {
 }
 
 fn writes(model: &Model) -> u32 {
-    model.writer(Deadline::Never, false).into()
+    model.writer(Deadline::Never, Then::Leaves).into()
 }
 
 fn writes_and_stays(model: &Model) -> u32 {
-    model.writer(Deadline::Never, true).into()
+    model.writer(Deadline::Never, Then::Reads).into()
 }
 
 fn writes_or_not(model: &Model) -> u32 {
-    model.writer(Deadline::Passed, false).into()
+    model.writer(Deadline::Passed, Then::Leaves).into()
 }
 
 /// A reader meets a writer twice: when it enters and when it leaves.
@@ -237,7 +254,8 @@ pub fn reader_against_writer() {
     check(Bound::All, StepMutation::None, &[reads_twice, writes]);
 }
 
-/// Two readers: the last of them wakes the writer, and one may come back before that. Bounded to three preemptions.
+/// Two readers: the last of them wakes the writer, and one may come back before that. Bounded to
+/// three preemptions.
 pub fn two_readers_against_a_writer() {
     check(Bound::Preemptions(3), StepMutation::None, &[reads_twice, reads, writes]);
 }
@@ -262,13 +280,13 @@ pub fn writer_gives_up_before_a_reader() {
     check(Bound::Preemptions(3), StepMutation::None, &[reads, reads, writes_or_not]);
 }
 
-/// Mutation check: an unlock that publishes nothing.
+/// Mutation check: without Release, an unlock publishes nothing.
 pub fn detects_unreleased_change() {
     let mutation = Mutation::Everywhere("rwlock_word.rs", Op::Change, Half::Release);
     must_fail(mutation, reader_against_writer);
 }
 
-/// Mutation check: a holder that does not see the work of the last one.
+/// Mutation check: without Acquire, a holder does not see the work of the last one.
 pub fn detects_unacquired_change() {
     let mutation = Mutation::Everywhere("rwlock_word.rs", Op::Change, Half::Acquire);
     must_fail(mutation, reader_against_writer);

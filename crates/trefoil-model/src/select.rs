@@ -17,6 +17,7 @@ struct Two {
     b: (Sender<u32>, Receiver<u32>),
 }
 
+/// Returns two channels with `cap` slots each.
 fn two(cap: usize) -> Arc<Two> {
     i_am(0, AsWritten);
     // Always in the same order of addresses: a select may go by it, and a model must do the same
@@ -33,11 +34,13 @@ impl Two {
         self.b.1.assert_no_waiters();
     }
 
+    /// Starts goroutine `number`: select {receive a, receive b}.
     fn receives(self: &Arc<Two>, number: usize, order: Order) -> JoinHandle<Chose> {
         let two = self.clone();
         go(number, order, move || run([Case::Recv(&two.a.1), Case::Recv(&two.b.1)], Wait::ForEver))
     }
 
+    /// Starts goroutine `number`: select {send a, send b}.
     fn sends(self: &Arc<Two>, number: usize, order: Order, values: [u32; 2]) -> JoinHandle<Chose> {
         let two = self.clone();
         go(number, order, move || {
@@ -82,8 +85,8 @@ pub fn against_two_senders() {
     }
 }
 
-/// Two selects meet that register in the same order or in opposite orders. They match at one channel.
-/// Each retries at most twice: once after a mutual abort, once because of a late check.
+/// Two selects meet that register in the same order or in opposite orders. They match at one
+/// channel. Each retries at most twice: once after a mutual abort, once because of a late check.
 pub fn against_select() {
     for order in [AsWritten, LastFirst] {
         explore(Bound::Preemptions(6), move || {
@@ -98,8 +101,8 @@ pub fn against_select() {
     }
 }
 
-/// Three selects: two send, one receives twice. The one that loses the first time is served the second
-/// time.
+/// Three selects: two send, one receives twice. The sender that loses the first time is served the
+/// second time.
 pub fn against_two_selects() {
     explore(Bound::Preemptions(2), || {
         let two = two(0);
@@ -187,9 +190,17 @@ pub fn against_deadline() {
     });
 }
 
-/// `default` while one channel or the other is ready at every moment. With `by_one` the select checks
-/// them one after the other.
-fn default_beside_a_change(by_one: bool) {
+/// How the arms of a select with `default` are checked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ArmsChecked {
+    /// By one select.
+    AtOnce,
+    /// Broken: by one select after the other.
+    OneByOne,
+}
+
+/// Checks a select with `default` while one channel or the other is ready at every moment.
+fn default_beside_a_change(arms: ArmsChecked) {
     explore(Bound::All, move || {
         let two = two(1);
         two.a.0.send(1, NEVER).unwrap();
@@ -201,27 +212,26 @@ fn default_beside_a_change(by_one: bool) {
                 two.a.1.try_recv().is_ok()
             }
         });
-        let chose = if by_one {
-            match run([Case::Recv(&two.b.1)], Wait::No) {
+        let chose = match arms {
+            ArmsChecked::AtOnce => run([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::No),
+            ArmsChecked::OneByOne => match run([Case::Recv(&two.b.1)], Wait::No) {
                 Chose::Nothing => run([Case::Recv(&two.a.1)], Wait::No),
                 chose => chose,
-            }
-        } else {
-            run([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::No)
+            },
         };
         assert_ne!(chose, Chose::Nothing, "one of them was ready all the time");
         other.join().unwrap();
     });
 }
 
-/// `default` is taken only if no arm was ready at one moment.
+/// `default` is taken only if there was a moment at which no arm was ready.
 pub fn default_holds_at_one_moment() {
-    default_beside_a_change(false);
+    default_beside_a_change(ArmsChecked::AtOnce);
 }
 
 /// Mutation check: arms that are checked one after the other.
 pub fn detects_default_arm_by_arm() {
-    must_fail(Mutation::None, || default_beside_a_change(true));
+    must_fail(Mutation::None, || default_beside_a_change(ArmsChecked::OneByOne));
 }
 
 /// Mutation check: two partners claim the same select.

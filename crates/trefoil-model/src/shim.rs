@@ -1,6 +1,6 @@
 //! `trefoil`'s shim, made of loom's types, with knobs to break it.
 //!
-//! The same names as `crates/trefoil/src/shim.rs`. The atomics are thin wrappers around loom's that
+//! The names are those of trefoil's own `shim.rs`. The atomics are thin wrappers around loom's that
 //! ask the current [`Mutation`] which ordering to use. So a check can be run against a
 //! protocol file with one ordering weakened, without a copy of the file.
 //!
@@ -16,7 +16,7 @@ use loom::sync::{Condvar, Mutex, MutexGuard, atomic as loomed};
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Slots in a run queue: the smallest number for which "half" and "a ring not full" differ.
+/// Slots in a run queue: few, so that few steps fill it; and half of it is more than one.
 pub(crate) const RING: usize = 4;
 
 /// What an operation does with its cell.
@@ -255,7 +255,8 @@ impl<T> Lock<T> {
     }
 }
 
-/// The kernel's side of all futexes: for each sleeper its address and whether it was woken.
+/// The kernel's side of all futexes: for each sleeper the address of its word, and whether it was
+/// woken.
 struct Futexes {
     sleepers: Mutex<Vec<(usize, bool)>>,
     woken: Condvar,
@@ -266,8 +267,8 @@ loom::lazy_static! {
         Futexes { sleepers: Mutex::new(Vec::new()), woken: Condvar::new() };
 }
 
-/// Sleeps if the word has this value, until [`futex_wake`]. A limit passes at once: the shortest sleep
-/// has the most races.
+/// Sleeps if the word has this value, until [`futex_wake`]. A limit passes at once: the shortest
+/// sleep has the most races.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) {
     let mut sleepers = FUTEXES.sleepers.lock().expect("a panic ends the model");
     if word.0.load(Ordering::Relaxed) != value || limit.is_some() {

@@ -1,7 +1,7 @@
 //! Checks of the pool of stacks (`mem/stack_pool.rs`).
 //!
-//! Nodes are made of loom cells, links included: a node that two threads believe to own is a
-//! reported data race.
+//! A stack and its links are loom cells: loom reports a data race if two threads believe that they
+//! own a stack.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,9 +12,7 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::shim::{Lock, Mutation};
-use crate::stack_pool_rs::{
-    BatchLinks, BatchNode as Node, PoolState as Shelf, StackBatch as Batch, StackPool as Depot,
-};
+use crate::stack_pool_rs::{BatchLinks, BatchNode, PoolState, StackBatch, StackPool};
 
 /// A stack.
 struct Stack {
@@ -31,7 +29,7 @@ unsafe impl Sync for Stack {}
 unsafe impl Send for Stack {}
 
 // SAFETY: getters return what setters stored.
-unsafe impl Node for Stack {
+unsafe impl BatchNode for Stack {
     unsafe fn next(this: NonNull<Self>) -> Option<NonNull<Self>> {
         // SAFETY: stacks live in a Model that every thread keeps; loom checks the access.
         unsafe { this.as_ref().next.with(|next| *next) }
@@ -54,16 +52,16 @@ unsafe impl Node for Stack {
 const MAX: usize = 3;
 
 struct Model {
-    depot: Depot<Stack>,
+    pool: StackPool<Stack>,
     stacks: Vec<Stack>,
-    /// Stacks from this number on were never used; the second choice.
+    /// Stacks from this number on were never used. They are taken if the pool is empty.
     fresh: AtomicUsize,
 }
 
 impl Model {
     fn new(stacks: usize) -> Arc<Model> {
         Arc::new(Model {
-            depot: Depot::new(Lock::new(Shelf::new())),
+            pool: StackPool::new(Lock::new(PoolState::new())),
             stacks: (0..stacks)
                 .map(|number| Stack {
                     number,
@@ -76,9 +74,9 @@ impl Model {
         })
     }
 
-    /// A batch of these stacks, which the caller owns.
-    fn batch(&self, numbers: impl IntoIterator<Item = usize>) -> Batch<Stack> {
-        let mut batch = Batch::new();
+    /// Returns a batch of these stacks, which the caller owns.
+    fn batch(&self, numbers: impl IntoIterator<Item = usize>) -> StackBatch<Stack> {
+        let mut batch = StackBatch::new();
         for number in numbers {
             // SAFETY: the caller owns these stacks; loom checks it.
             unsafe { batch.push(NonNull::from(&self.stacks[number])) };
@@ -94,9 +92,9 @@ impl Model {
     }
 
     /// Gives a batch to the pool within its bound; returns what did not fit.
-    fn give(&self, batch: Batch<Stack>) -> Batch<Stack> {
-        let back = self.depot.put(batch, MAX).unwrap_or(Batch::new());
-        assert!(self.depot.len() <= MAX, "over the bound");
+    fn give(&self, batch: StackBatch<Stack>) -> StackBatch<Stack> {
+        let back = self.pool.put(batch, MAX).unwrap_or(StackBatch::new());
+        assert!(self.pool.len() <= MAX, "over the bound");
         back
     }
 }
@@ -111,7 +109,7 @@ fn run_on(stack: NonNull<Stack>) -> usize {
 }
 
 /// Uses every stack of a batch and returns their numbers.
-fn numbers(batch: &mut Batch<Stack>) -> Vec<usize> {
+fn numbers(batch: &mut StackBatch<Stack>) -> Vec<usize> {
     let len = batch.len();
     let numbers: Vec<_> = std::iter::from_fn(|| batch.pop()).map(run_on).collect();
     assert_eq!(numbers.len(), len, "a batch is as long as it says");
@@ -129,7 +127,7 @@ pub fn two_caches_trade_batches() {
             let mut cache = model.batch(first..first + 3);
             let spilled = cache.split_off(1);
             cache.append(model.give(spilled));
-            if let Ok(batch) = model.depot.take_or_else(2, || ()) {
+            if let Ok(batch) = model.pool.take_or_else(2, || ()) {
                 cache.append(batch);
             }
             numbers(&mut cache)
@@ -140,10 +138,10 @@ pub fn two_caches_trade_batches() {
         });
         let mut all = trader(&model, 0);
         all.extend(other.join().unwrap());
-        if let Ok(mut rest) = model.depot.take_or_else(usize::MAX, || ()) {
+        if let Ok(mut rest) = model.pool.take_or_else(usize::MAX, || ()) {
             all.extend(numbers(&mut rest));
         }
-        assert_eq!(model.depot.len(), 0);
+        assert_eq!(model.pool.len(), 0);
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2, 3, 4, 5], "lost or handed out twice");
     });
@@ -151,8 +149,8 @@ pub fn two_caches_trade_batches() {
 
 /// One thread takes single stacks out of a batch while the other takes and gives whole batches.
 ///
-/// Race: `take_one` takes the head of a batch, and with it the batch's links, which move to the next
-/// node.
+/// Race: `take_one_or_else` takes the head of a batch, and with it the batch's links, which move to
+/// the next stack.
 pub fn single_stacks_and_batches() {
     explore(Bound::All, || {
         let model = Model::new(5);
@@ -163,13 +161,13 @@ pub fn single_stacks_and_batches() {
             move || {
                 let mut taken = Vec::new();
                 for _ in 0..2 {
-                    taken.extend(model.depot.take_one_or_else(|| ()).ok().map(run_on));
+                    taken.extend(model.pool.take_one_or_else(|| ()).ok().map(run_on));
                 }
                 taken
             }
         });
         let mut cache = model.batch(3..5);
-        if let Ok(batch) = model.depot.take_or_else(2, || ()) {
+        if let Ok(batch) = model.pool.take_or_else(2, || ()) {
             cache.append(batch);
         }
         let spilled = cache.split_off(1);
@@ -177,7 +175,7 @@ pub fn single_stacks_and_batches() {
         let mut all = numbers(&mut cache);
         all.extend(numbers(&mut back));
         all.extend(other.join().unwrap());
-        if let Ok(mut rest) = model.depot.take_or_else(usize::MAX, || ()) {
+        if let Ok(mut rest) = model.pool.take_or_else(usize::MAX, || ()) {
             all.extend(numbers(&mut rest));
         }
         all.sort_unstable();
@@ -187,19 +185,19 @@ pub fn single_stacks_and_batches() {
 
 /// Uses a stack and gives it back. There are as many stacks as users, so one is available.
 fn use_one(model: &Model) {
-    let got = model.depot.take_one_or_else(|| model.fresh()).map_or_else(|fresh| fresh, Some);
+    let got = model.pool.take_one_or_else(|| model.fresh()).map_or_else(|fresh| fresh, Some);
     let stack = got.expect("as many stacks as users, but none is available");
     run_on(stack);
-    let mut batch = Batch::new();
+    let mut batch = StackBatch::new();
     // SAFETY: taken above, so this thread owns it.
     unsafe { batch.push(stack) };
     assert!(model.give(batch).is_empty());
 }
 
-/// A thread that checks the pool and the fresh stacks finds one (invariant 4).
+/// A thread that checks the pool and the fresh stacks finds one (`stack_pool.rs`, invariant 4).
 ///
-/// Race: a thread finds the pool empty; then another takes the last fresh stack, uses it and puts it
-/// into the pool; then no fresh stack is left. Each thread has reserved a stack, so each must
+/// Race: a thread finds the pool empty; then another takes the last fresh stack, uses it and puts
+/// it into the pool; then no fresh stack is left. Each thread has reserved a stack, so each must
 /// find one.
 pub fn reserved_stack_is_always_found() {
     explore(Bound::All, || {
@@ -223,7 +221,7 @@ pub fn detects_use_after_give() {
             let model = Model::new(1);
             let other = thread::spawn({
                 let model = model.clone();
-                move || model.depot.take_one_or_else(|| ()).ok().map(run_on)
+                move || model.pool.take_one_or_else(|| ()).ok().map(run_on)
             });
             assert!(model.give(model.batch([0])).is_empty());
             run_on(NonNull::from(&model.stacks[0]));

@@ -4,7 +4,7 @@
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::AsWritten;
-use crate::sched::wait::timers::{fire, sweep, take_entries};
+use crate::sched::wait::timers::{Sweep, fire, sweep, take_entries};
 use crate::sched::{go, i_am};
 use crate::shim::{AtomicU32, Mutation, Ordering};
 use crate::time::{DrainsFirst, Ticker, Timer, after_func};
@@ -24,19 +24,20 @@ fn timer() -> Arc<Timer> {
     timer_of(SOON)
 }
 
-/// A goroutine that fires the timers that are set now.
+/// Starts a goroutine that fires the timers that are set now.
 fn clock(number: usize) -> JoinHandle<()> {
-    wrong_clock(number, 0)
+    fast_clock(number, 0)
 }
 
-/// The same with a clock that is `by` nanoseconds fast.
-fn wrong_clock(number: usize, by: u64) -> JoinHandle<()> {
+/// As [`clock`], but the clock that the entries read is `by` nanoseconds fast.
+fn fast_clock(number: usize, by: u64) -> JoinHandle<()> {
     let entries = take_entries();
     assert!(!entries.is_empty());
     go(number, AsWritten, move || fire(entries, by))
 }
 
-/// After `stop` the channel is empty and stays empty. No receiver took the value, so `stop` was in time.
+/// After `stop` the channel is empty and stays empty. No receiver took the value, so `stop` was in
+/// time.
 pub fn stop_against_fire() {
     explore(Bound::All, || {
         let timer = timer();
@@ -49,7 +50,8 @@ pub fn stop_against_fire() {
     });
 }
 
-/// After `reset` no value of the earlier setting is or arrives in the channel, and the new setting fires.
+/// After `reset` no value of the earlier setting is or arrives in the channel, and the new setting
+/// fires.
 fn reset_against(first: Duration, second: Duration, clock: impl FnOnce() -> JoinHandle<()>) {
     let timer = timer_of(first);
     let clock = clock();
@@ -73,24 +75,25 @@ pub fn reset_earlier_against_fire() {
     explore(Bound::All, || reset_against(LATER, SOON, || clock(1)));
 }
 
-fn sweep_against_reset(secretly: bool) {
+/// A stopped timer is set again while the heap is swept.
+fn sweep_against_reset(how: Sweep) {
     explore(Bound::All, move || {
         let timer = timer();
         assert!(timer.stop());
-        let sweeper = go(1, AsWritten, move || sweep(secretly));
+        let sweeper = go(1, AsWritten, move || sweep(how));
         assert!(!timer.reset(LATER));
         sweeper.join().unwrap();
         fire(take_entries(), 0);
-        // It may have been the entry of the first setting.
+        // The first may have fired the entry of the first setting, which sets the entry again.
         fire(take_entries(), 0);
         assert!(timer.chan().try_recv().is_ok(), "the new setting was lost");
     });
 }
 
-/// A sweep of the heap drops a stopped timer's entry, while the timer is set again and relies on that
-/// entry.
+/// A sweep of the heap drops a stopped timer's entry, while the timer is set again and relies on
+/// that entry.
 pub fn sweep_against_reset_later() {
-    sweep_against_reset(false);
+    sweep_against_reset(Sweep::AsksTimers);
 }
 
 /// `stop` is in time, or the value was received: never both, never neither.
@@ -173,14 +176,14 @@ pub fn detects_drain_before_stop() {
     });
 }
 
-/// Mutation check: an entry fires although its timer was set for later.
+/// Mutation check: a fast clock makes an entry fire although its timer was set for later.
 pub fn detects_firing_without_time_check() {
     must_fail(Mutation::None, || {
-        explore(Bound::All, || reset_against(SOON, LATER, || wrong_clock(1, 9)));
+        explore(Bound::All, || reset_against(SOON, LATER, || fast_clock(1, 9)));
     });
 }
 
 /// Mutation check: a sweep that drops an entry without telling the timer.
 pub fn detects_unreported_sweep() {
-    must_fail(Mutation::None, || sweep_against_reset(true));
+    must_fail(Mutation::None, || sweep_against_reset(Sweep::AsksNoTimer));
 }

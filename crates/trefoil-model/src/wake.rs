@@ -1,10 +1,10 @@
 //! Checks of the wake/sleep protocol (`sched/search/idle.rs`): no worker sleeps while work waits.
 //!
-//! The counters and the run queue are the real files. Around them is a small scheduler that restates
-//! the steps of `sched/search/find.rs` and `sched/queues/`, with the same orderings and without
-//! goroutines. Every P has a worker. A worker must run what a submitter publishes; the worker that
-//! runs the last item lets the others end. A lost wake-up leaves a worker asleep for ever, which
-//! loom reports as a deadlock.
+//! The counters and the run queue are the real files. Around them is a small scheduler that
+//! restates the steps of `sched/search/find.rs` and `sched/queues/`, with the same orderings and
+//! without goroutines. A *worker* is an M; it begins with a P. A worker must run what a submitter
+//! publishes; the worker that runs the last item lets the others end. A lost wake-up leaves a
+//! worker asleep for ever, which loom reports as a deadlock.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -47,23 +47,30 @@ struct Central {
     left: u32,
 }
 
+/// How long an item runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Items {
+    End,
+    /// A worker that takes an item runs it for ever.
+    NeverEnd,
+}
+
 struct Model {
     idle: Idle,
-    /// The global queue's length, one per submitter. Each has one writer, so it is a plain store as
-    /// in the runtime.
+    /// The length of the global queue, divided by submitter: each part has one writer, so a plain
+    /// store suffices, as in the runtime.
     global: [AtomicU32; 2],
     /// The queue of a P whose goroutine submits and never ends.
     busy: RunQueue<u8>,
     central: Mutex<Central>,
     woken: [Condvar; 2],
     mutation: StepMutation,
-    /// A worker that takes an item runs it for ever.
-    endless: bool,
+    items: Items,
 }
 
 impl Model {
-    /// Each worker owns a P and searches.
-    fn new(workers: usize, work: u32, mutation: StepMutation, endless: bool) -> Arc<Model> {
+    /// Each worker has a P and spins. `work` items will be submitted.
+    fn new(workers: usize, work: u32, mutation: StepMutation, items: Items) -> Arc<Model> {
         let idle = Idle::new();
         for _ in 0..workers {
             idle.start_spinning();
@@ -81,7 +88,7 @@ impl Model {
             }),
             woken: [Condvar::new(), Condvar::new()],
             mutation,
-            endless,
+            items,
         })
     }
 
@@ -146,7 +153,7 @@ impl Model {
                     self.check_for_more();
                 }
                 done += 1;
-                if self.did_one() || self.endless {
+                if self.did_one() || self.items == Items::NeverEnd {
                     return done;
                 }
             } else if self.give_up(&mut spinning) {
@@ -154,7 +161,7 @@ impl Model {
             } else if !self.wait_for_p(me) {
                 return done;
             } else {
-                spinning = true; // the waker's claim
+                spinning = true; // counted by the waker
             }
         }
     }
@@ -202,8 +209,8 @@ impl Model {
         central.left == 0
     }
 
-    /// Gives the P back and checks the queues again. Returns true if there is work and the worker has
-    /// taken a P again.
+    /// Gives the P back and checks the queues again. Returns true if there is work and the worker
+    /// has taken a P again.
     fn give_up(&self, spinning: &mut bool) -> bool {
         let early = self.mutation == StepMutation::RecheckTooEarly && self.has_work();
         {
@@ -254,10 +261,10 @@ impl Model {
     }
 }
 
-/// Submitters of the global queue against `workers` workers.
+/// Plain threads submit to the global queue while `workers` workers search.
 fn submit_to_workers(bound: Bound, workers: usize, submitters: usize, mutation: StepMutation) {
     explore(bound, move || {
-        let model = Model::new(workers, submitters as u32, mutation, false);
+        let model = Model::new(workers, submitters as u32, mutation, Items::End);
         let mut threads: Vec<_> = (0..workers)
             .map(|me| {
                 let model = model.clone();
@@ -286,8 +293,8 @@ pub fn one_submitter_one_worker() {
 
 /// Two workers go to sleep while a plain thread submits.
 ///
-/// Race: the submitter relies on the spinner that is about to stop; the first to give up leaves it
-/// to the second. Bounded to three preemptions.
+/// Race: the submitter relies on a spinning worker that is about to stop; the first worker to give
+/// up relies on the second. Bounded to three preemptions.
 pub fn one_submitter_two_workers() {
     submit_to_workers(Bound::Preemptions(3), 2, 1, StepMutation::None);
 }
@@ -300,9 +307,11 @@ pub fn two_submitters_one_worker() {
     submit_to_workers(Bound::Preemptions(3), 1, 2, StepMutation::None);
 }
 
+/// A goroutine that never ends submits `work` items to its P's queue while `workers` workers
+/// search.
 fn submit_next_to_workers(bound: Bound, workers: usize, work: u32, mutation: StepMutation) {
     explore(bound, move || {
-        let model = Model::new(workers, work, mutation, true);
+        let model = Model::new(workers, work, mutation, Items::NeverEnd);
         // All but the last are there when the workers begin to search: fewer interleavings.
         for _ in 1..work {
             model.submit_next();
@@ -364,15 +373,15 @@ pub fn detects_recheck_before_idle() {
 /// A worker takes an item that never ends, another worker goes to sleep, and a plain thread submits
 /// a second item.
 ///
-/// Race: the submitter relies on the worker that has just found the first item, whose check for more
-/// comes too early. Bounded to three preemptions.
+/// Race: the submitter relies on the worker that has just found the first item, whose check for
+/// more comes too early. Bounded to three preemptions.
 pub fn finder_checks_for_more_work() {
     submit_endless(StepMutation::None);
 }
 
 fn submit_endless(mutation: StepMutation) {
     explore(Bound::Preemptions(3), move || {
-        let model = Model::new(2, 2, mutation, true);
+        let model = Model::new(2, 2, mutation, Items::NeverEnd);
         let threads = [0, 1].map(|me| {
             let model = model.clone();
             thread::spawn(move || model.work(me))

@@ -22,8 +22,8 @@ impl ChanLock {
             return;
         }
         let guard = self.mutex.lock().expect("a panic ends the model");
-        // SAFETY: this thread holds the lock, so the cell is its own. `unlock` drops the guard before the
-        // mutex is dropped.
+        // SAFETY: this thread holds the lock, so the cell is its own. `unlock` drops the guard
+        // before the mutex is dropped.
         unsafe {
             *self.guard.get() =
                 Some(std::mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard))

@@ -43,14 +43,14 @@ impl Failed {
 /// As in `trefoil`.
 pub(crate) struct Sender<T>(ManuallyDrop<Handle<T, true>>);
 
-/// As in `trefoil`; None: nothing ever comes.
+/// As in `trefoil`. None is a channel that never delivers ([`never`]).
 pub(crate) struct Receiver<T>(ManuallyDrop<Option<Handle<T, false>>>);
 
 // A model that has failed is not cleaned up: its channels may be broken.
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // SAFETY: once, and it is not used any more.
+            // SAFETY: dropped once, by its owner, and not used after it.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }
@@ -59,7 +59,7 @@ impl<T> Drop for Sender<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // SAFETY: once, and it is not used any more.
+            // SAFETY: dropped once, by its owner, and not used after it.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }
@@ -104,11 +104,11 @@ impl<T> Sender<T> {
         self.0.core()
     }
 
-    /// Waits until `deadline`.
+    /// Sends, and waits until `deadline` if it must.
     pub(crate) fn send(&self, value: T, deadline: u64) -> Result<(), (T, Failed)> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and moves if this is `Done`.
+        // SAFETY: `value` is a T of this frame. It is moved out if the result is `Done`.
         match unsafe {
             self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
         } {
@@ -117,11 +117,11 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Does not wait.
+    /// Sends without waiting.
     pub(crate) fn try_send(&self, value: T) -> Result<(), (T, Failed)> {
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and moves if this is `Done`.
+        // SAFETY: `value` is a T of this frame. It is moved out if the result is `Done`.
         match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
             Some(OpResult::Done) => Ok(()),
             ended => Err((ManuallyDrop::into_inner(value), Failed::because(ended))),
@@ -133,7 +133,7 @@ impl<T> Sender<T> {
         T: Copy,
     {
         let slot = (&raw const value).cast_mut().cast();
-        // SAFETY: `value` is one, and Copy.
+        // SAFETY: `value` is a T of this frame, and Copy.
         let _ =
             unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
@@ -141,7 +141,7 @@ impl<T> Sender<T> {
     pub(crate) fn drop_keep_open(self) {
         let mut this = ManuallyDrop::new(self);
         if !std::thread::panicking() {
-            // SAFETY: once, and it is not used any more.
+            // SAFETY: dropped once, by its owner, and not used after it.
             unsafe { ManuallyDrop::take(&mut this.0) }.drop_keep_open();
         }
     }
@@ -156,12 +156,12 @@ impl<T> Receiver<T> {
         self.0.as_ref().map(Handle::core)
     }
 
-    /// Waits until `deadline`.
+    /// Receives, and waits until `deadline` if it must.
     pub(crate) fn recv(&self, deadline: u64) -> Result<T, Failed> {
         let core = self.core().expect("a channel that never sends has no receive");
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
-        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
             match core.blocking_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot, deadline) {
                 OpResult::Done => Ok(value.assume_init()),
@@ -170,12 +170,12 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Does not wait.
+    /// Receives without waiting.
     pub(crate) fn try_recv(&self) -> Result<T, Failed> {
         let Some(core) = self.core() else { return Err(Failed::NotNow) };
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
-        // SAFETY: `value` has room for one, and holds one if this is `Done`.
+        // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
         unsafe {
             match core.try_op(ChanSide::Recv, TypedElem::<T>::ELEM, slot) {
                 Some(OpResult::Done) => Ok(value.assume_init()),

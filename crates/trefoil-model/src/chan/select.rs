@@ -34,7 +34,7 @@ impl Chose {
     }
 }
 
-/// Whether the select waits.
+/// How long the select waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
@@ -52,7 +52,7 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     let mut slots = values.each_mut().map(|slot| std::ptr::from_mut(slot).cast::<u8>()).into_iter();
     let mut arms = cases.each_ref().map(|case| {
         let slot = slots.next().expect("one each");
-        // SAFETY: the slots stay until the select has ended, and values are Copy.
+        // SAFETY: the slots are in this frame until the select has ended, and values are Copy.
         unsafe {
             match case {
                 Case::Send(tx, _) => Arm::channel(Some(tx.core()), ChanSide::Send, slot),

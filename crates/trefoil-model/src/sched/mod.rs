@@ -7,7 +7,7 @@ pub(crate) use wait::timers::{RuntimeId, Sched};
 
 use std::cell::Cell;
 
-/// The number of goroutines in a model.
+/// The largest number of goroutines in a model.
 pub(crate) const MAX_GOROUTINES: usize = 4;
 
 loom::thread_local! {
@@ -23,7 +23,7 @@ pub(crate) enum Order {
     LastFirst,
 }
 
-/// Makes this thread goroutine `number`. Number 0 runs the model.
+/// Makes this thread goroutine `number`. The thread that runs the model is goroutine 0.
 pub(crate) fn i_am(number: usize, order: Order) {
     assert!(number < MAX_GOROUTINES);
     ME.with(|me| me.set(number));
@@ -48,7 +48,7 @@ fn me() -> usize {
     ME.with(Cell::get)
 }
 
-/// The current goroutine is inside the runtime.
+/// Proof that the current goroutine is inside the runtime; its number.
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(usize);
 

@@ -13,7 +13,7 @@ use crate::chan::{Receiver, bounded};
 use slot::{Job, Owner, TimerSlot};
 use std::time::Instant;
 
-/// A timer whose `stop` drains the channel first.
+/// A broken timer, for a mutation check: its `stop` drains the channel before it stops the timer.
 pub(crate) struct DrainsFirst {
     slot: &'static TimerSlot,
     pub(crate) receiver: Receiver<Instant>,

@@ -4,7 +4,7 @@ use super::slot::TimerSlot;
 use crate::sched::Rt;
 use loom::sync::Mutex;
 
-/// Boxed, because it is referred to while the list grows.
+/// A slot in [`ALL`]. Boxed, because goroutines refer to it while the list grows.
 struct Kept(#[allow(dead_code)] Box<TimerSlot>);
 
 loom::lazy_static! {
@@ -13,7 +13,7 @@ loom::lazy_static! {
 
 pub(super) fn take() -> &'static TimerSlot {
     let slot = Box::new(TimerSlot::new());
-    // SAFETY: it is freed with the list, when all goroutines of the model have ended.
+    // SAFETY: `ALL` owns the slot and frees it when all goroutines of the model have ended.
     let reference: &'static TimerSlot = unsafe { &*std::ptr::from_ref(&*slot) };
     ALL.lock().expect("a panic ends the model").push(Kept(slot));
     reference

@@ -26,7 +26,8 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Ends the process if there is a deadlock. The helper thread calls it.
+/// Ends the process if there is a deadlock. The helper thread of any runtime calls it; all runtimes
+/// are checked.
 ///
 /// The parts are read one after the other while they may change. So all of them except the number
 /// of threads are read twice. If both readings are equal, every part had that value at the moment

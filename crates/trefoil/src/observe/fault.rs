@@ -2,11 +2,11 @@
 //!
 //! A goroutine that touches the guard of its stack gets SIGSEGV. The handler runs on the thread's
 //! alternate stack. If the address is in a guard of the stack arena, it prints the goroutine and
-//! its trace, and aborts. Any other fault goes to the handler that was installed before (std's or
-//! the program's), with the conditions that it has asked for: its mask, the signal blocked or not
-//! (`SA_NODEFER`), one call only (`SA_RESETHAND`). It may return, or leave by `siglongjmp`. Only
-//! `SA_ONSTACK` is always set (`interpose/signals.rs`). A handler that is installed later may call
-//! this one for faults that are not its own.
+//! its trace, and aborts. Any other fault goes to the previous handler, the one that was installed
+//! before (std's or the program's). It is called as its own `sigaction` has asked: with its mask,
+//! with the signal blocked or not (`SA_NODEFER`), once only (`SA_RESETHAND`). It may return, or
+//! leave by `siglongjmp`. Only `SA_ONSTACK` is always set (`interpose/signals.rs`). A handler that
+//! is installed later may call this one for faults that are not its own.
 //!
 //! Nothing before the first message allocates. The trace does, and the goroutine may have been
 //! inside malloc when its stack overflowed. So the message comes first, and SIGALRM ends the
@@ -131,9 +131,9 @@ unsafe fn pass_on(
     let flags = previous.flags.load(Ordering::Relaxed);
     let own_mask = current_mask();
     let deferred = flags & libc::SA_NODEFER == 0;
-    let kept = if deferred { own_mask | bit(signal) } else { own_mask & !bit(signal) };
-    // Its mask may contain the signal even with SA_NODEFER.
-    set_mask(kept | previous.mask.load(Ordering::Relaxed));
+    let mask = if deferred { own_mask | bit(signal) } else { own_mask & !bit(signal) };
+    // The previous handler's mask may contain the signal even with SA_NODEFER.
+    set_mask(mask | previous.mask.load(Ordering::Relaxed));
     type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     type Handler = unsafe extern "C" fn(c_int);
     // SAFETY: the flag SA_SIGINFO tells which of the two types the handler has.
@@ -148,6 +148,7 @@ unsafe fn pass_on(
     set_mask(own_mask);
 }
 
+/// Reports that the goroutine has overflowed its stack of `size` bytes, and aborts.
 #[cold]
 fn report_overflow(size: usize) -> ! {
     match current_g() {
@@ -172,6 +173,7 @@ fn report_overflow(size: usize) -> ! {
     std::process::abort();
 }
 
+/// Prints the innermost frames of the goroutine, without those of the signal handler.
 fn print_trace() {
     let mut shown = 0;
     let mut started = false;

@@ -61,7 +61,7 @@ struct Sample {
     goroutines: Group,
 }
 
-/// A number of goroutines, and the id if it is one.
+/// A number of goroutines, and the id if there is only one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     count: u64,
@@ -197,10 +197,12 @@ impl Message {
         self
     }
 
+    /// Appends a number.
     fn number(self, field: u64, n: u64) -> Message {
         self.varint(field << 3).varint(n)
     }
 
+    /// Appends a string or an encoded message.
     fn bytes(self, field: u64, bytes: &[u8]) -> Message {
         let mut message = self.varint(field << 3 | 2).varint(bytes.len() as u64);
         message.0.extend_from_slice(bytes);
@@ -239,6 +241,7 @@ impl<T> Default for Numbers<T> {
 }
 
 impl<T: Copy + Eq + std::hash::Hash> Numbers<T> {
+    /// Returns the number of `thing`, which is a new one at first use.
     fn of(&mut self, thing: T) -> u64 {
         *self.known.entry(thing).or_insert_with(|| {
             self.all.push(thing);
@@ -247,7 +250,7 @@ impl<T: Copy + Eq + std::hash::Hash> Numbers<T> {
     }
 }
 
-/// The only mapping.
+/// The id of the only mapping (pprof's word for a loaded object): the program.
 const PROGRAM: u64 = 1;
 
 /// Field numbers are those of `profile.proto`. Ids of functions and locations begin at 1.

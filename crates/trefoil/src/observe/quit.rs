@@ -14,6 +14,7 @@ use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+/// SIGQUIT has arrived: a helper thread is to print.
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// The process that has the helper threads. Written before the handler that reads it is installed.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -35,12 +36,13 @@ pub(crate) fn install() {
 }
 
 extern "C" fn on_quit(signal: c_int) {
-    // Before anything else: a child of `vfork` shares memory with the process that has the helper
+    // Before `ASKED` is set: a child of `vfork` shares memory with the process that has the helper
     // threads.
     // SAFETY: no arguments, touches no memory.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
         return raise_default(signal);
     }
+    // SeqCst: see `helper::wake_all`.
     ASKED.store(true, Ordering::SeqCst);
     if !helper::wake_all() {
         // The last runtime has ended, so no helper thread is left to print.

@@ -1,8 +1,8 @@
 //! `GoroutineSnapshot`: the state and the stack of a goroutine. Dumps and profiles are made of
 //! them.
 //!
-//! No goroutine is stopped. Goroutines start, move and end meanwhile, and a goroutine that ends
-//! before its snapshot is left out. The stack of a running goroutine is not read, except the
+//! No goroutine is stopped for it. Goroutines start, move and end meanwhile, and a goroutine that
+//! ends before its snapshot is left out. The stack of a running goroutine is not read, except the
 //! caller's own.
 
 use super::unwind::Tables;
@@ -76,6 +76,7 @@ fn is_caller(g: &G) -> bool {
     current_g().is_some_and(|current| std::ptr::eq(current, g))
 }
 
+/// Returns the code addresses on the caller's own stack, innermost first.
 fn own_stack() -> Vec<u64> {
     let mut addresses = Vec::new();
     backtrace::trace(|frame| {

@@ -24,8 +24,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Returns the name, and the source line if the name has no path, as in a program with line
-    /// tables only.
+    /// Returns the name. If it has no path, as in a program with line tables only, the file and
+    /// line follow.
     pub(super) fn title(&self) -> String {
         let has_path = self.name.starts_with('<')
             || self.name.split('<').next().is_some_and(|path| path.contains("::"));

@@ -11,14 +11,15 @@ use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
 
-/// Frames that are followed at most. It is more than are shown, because it includes the runtime's
-/// own.
+/// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
 
 /// Where `arch::switch` saves registers on a suspended stack, in words from the saved stack
 /// pointer.
 const SAVED_RBP: usize = 6;
 const SAVED_RIP: usize = 7;
+/// The size of that area. The stack pointer of the suspended code is above it.
+const SAVED_BYTES: usize = 64;
 
 /// The unwind tables of all objects that are loaded now.
 pub(super) struct Tables {
@@ -29,7 +30,7 @@ pub(super) struct Tables {
 impl Tables {
     pub(super) fn load() -> Tables {
         let mut unwinder = UnwinderX86_64::new();
-        objects::for_each(|info, headers| unwinder_add(&mut unwinder, info.dlpi_addr, headers));
+        objects::for_each(|info, headers| add_object(&mut unwinder, info.dlpi_addr, headers));
         Tables { unwinder, cache: CacheX86_64::new() }
     }
 
@@ -47,7 +48,7 @@ impl Tables {
         }
         let (low, high) = g.stack_bounds()?;
         let sp = g.sp_hint();
-        if !sp.is_multiple_of(8) || sp < low || sp + 64 > high {
+        if !sp.is_multiple_of(8) || sp < low || sp + SAVED_BYTES > high {
             return None;
         }
         let (start, end) = (sp as u64, high as u64);
@@ -59,7 +60,7 @@ impl Tables {
         };
         let saved = |word: usize| read(start + 8 * word as u64).ok();
         let (rip, rbp) = (saved(SAVED_RIP)?, saved(SAVED_RBP)?);
-        let regs = UnwindRegsX86_64::new(rip, start + 64, rbp);
+        let regs = UnwindRegsX86_64::new(rip, start + SAVED_BYTES as u64, rbp);
         let mut frames = Vec::new();
         let mut iter = self.unwinder.iter_frames(rip, regs, &mut self.cache, &mut read);
         while let Ok(Some(frame)) = iter.next() {
@@ -68,13 +69,15 @@ impl Tables {
                 break;
             }
         }
+        // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         (g.status() == status && g.sp_hint() == sp && g.id() == id).then_some(frames)
     }
 }
 
-/// Adds the tables of an object to the unwinder, if they have the usual form.
-fn unwinder_add(
+/// Adds the tables of an object, loaded at `base`, to the unwinder, if they have the usual form.
+/// An `svma` (stated virtual memory address) is framehop's name for an address relative to `base`.
+fn add_object(
     unwinder: &mut UnwinderX86_64<&'static [u8]>,
     base: u64,
     headers: &[libc::Elf64_Phdr],

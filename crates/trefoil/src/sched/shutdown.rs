@@ -2,9 +2,9 @@
 //!
 //! A goroutine that waits when its runtime ends is never resumed, and what it owns is leaked: it is
 //! *orphaned*. But the process goes on, and some locks belong to all of it: libc's (above all
-//! malloc's), those of std's standard output and error, and the panic hook's. If an orphaned
-//! goroutine held one of them, the next `free`, `println!` or `panic!` anywhere would wait for
-//! ever. Therefore a goroutine that holds such a lock goes on until it holds none.
+//! malloc's), those of std's standard output and error (the *outputs*), and the panic hook's. If an
+//! orphaned goroutine held one of them, the next `free`, `println!` or `panic!` anywhere would wait
+//! for ever. Therefore a goroutine that holds such a lock goes on until it holds none.
 //!
 //! | a goroutine that | is orphaned | unless |
 //! |---|---|---|
@@ -43,23 +43,24 @@
 //!
 //! Not handled: a lock of the program, or one of std's that is not named above, held by a goroutine
 //! that computes for longer than [`GRACE_NANOS`] without a runtime call; and a goroutine that is
-//! stopped in its own code that libc has called, for example under the loader's lock
+//! stopped in a callback that libc has called, for example under the loader's lock
 //! (`dl_iterate_phdr`).
 //!
 //! Invariants:
-//! 1. Once the runtime is stopping, no goroutine is stopped inside a library and counted
-//!    (`preempt.rs`): both are decided under the scheduler's lock.
+//! 1. Once `stopping` is set, no more goroutines are counted as stopped inside a library
+//!    (`preempt.rs`): `stopping` is set, and checked before they are counted, under the scheduler's
+//!    lock.
 //! 2. An M ends only after it has set `ShutdownState::drained` under that lock, and only while no
-//!    goroutine that must go on is counted, or after the limit. From then on none is counted
-//!    ([`Sched::promise_run`], [`Sched::count_waiting_holder`]): its waker passes it over, or it
-//!    waits in the kernel.
+//!    goroutine that must go on is counted, or after the limit. From then on no such goroutine is
+//!    counted ([`Sched::promise_run`], [`Sched::count_waiting_holder`]): its waker passes it over,
+//!    or it waits in the kernel, with its thread.
 //!
 //! Rejected: one thread for both outputs (a goroutine that holds one and wants the other would wait
 //! for ever); the helper thread (a P may need it to start an M meanwhile); waiting for the Ms to
 //! end (the runtime may be dropped on one of its own goroutines); unwinding orphaned goroutines (a
 //! destructor may wait for another of them; threads are not unwound at exit either); stopping
-//! goroutines without a P only while the outputs are held (on a busy machine they are signalled in
-//! that time, and run after it: they computed for ever).
+//! goroutines without a P only while the outputs are held (on a busy machine the signal was sent in
+//! that time, but their threads got a CPU only after it: they computed for ever).
 
 use crate::sched::g::G;
 use crate::sched::m::M;
@@ -90,8 +91,8 @@ const RECHECK_INTERVAL: Duration = Duration::from_micros(50);
 const DRAIN_LIMIT_NANOS: Nanos = 10_000_000_000;
 /// CPU time that a goroutine may use to reach a runtime call before a signal stops it for ever.
 const GRACE_NANOS: Nanos = 2_000_000;
-/// Stack of a thread that holds one of std's locks.
-const HOLDER_STACK_BYTES: usize = 128 << 10;
+/// Stack of a thread of [`spawn_shutdown_thread`].
+const SHUTDOWN_STACK_BYTES: usize = 128 << 10;
 
 /// The state of a runtime's shutdown.
 pub(crate) struct ShutdownState {
@@ -185,6 +186,7 @@ impl HeldOutputs {
     }
 
     fn are_locked(&self) -> bool {
+        // Acquire: pairs with the Release in `hold`. The caller sees what `find_owner_word` found.
         self.locked.load(Ordering::Acquire) == 2
     }
 
@@ -197,6 +199,7 @@ impl HeldOutputs {
             self.owner.unpark();
             // The owner may be a goroutine that is orphaned itself: do not wait for ever.
             let limit = now() + OUTPUT_WAIT_NANOS + 2 * STOP_WAIT_NANOS;
+            // Acquire: pairs with the Release in `release`.
             while !self.release.load(Ordering::Acquire) && now() < limit {
                 self.holders[which].park_until(limit);
             }
@@ -210,14 +213,16 @@ impl HeldOutputs {
     fn release(&self) {
         self.release.store(true, Ordering::Release);
         self.holders.iter().for_each(Parker::unpark);
+        // Acquire: pairs with the Release in `hold`.
         while self.released.load(Ordering::Acquire) < self.locked.load(Ordering::Acquire) {
             self.owner.park_until(NEVER);
         }
     }
 }
 
+/// Starts a thread that takes part in a shutdown.
 fn spawn_shutdown_thread(f: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    thread::spawn(thread::Name::new(format_args!("trefoil-end")), HOLDER_STACK_BYTES, f)
+    thread::spawn(thread::Name::new(format_args!("trefoil-end")), SHUTDOWN_STACK_BYTES, f)
 }
 
 /// Returns whether the running goroutine's runtime shuts down.
@@ -298,7 +303,8 @@ pub(crate) fn is_runtime_drained() -> bool {
     current_g().is_some_and(|g| unsafe { &*g.sched.get() }.is_drained())
 }
 
-/// Returns the CPU time of `m`'s thread, or the present time if a sandbox does not allow that.
+/// Returns the CPU time that `m`'s thread has used, or the present time if a sandbox does not allow
+/// to ask. Only differences of two results mean anything.
 fn time_used_by(m: &M) -> Nanos {
     match cpu_time(m.tid.load(Ordering::Relaxed)) {
         0 => now(),
@@ -318,9 +324,9 @@ impl G {
 
 /// The phases, in their order.
 impl Sched {
-    /// Ends the runtime, because its handle was dropped. Waits a moment until no goroutine runs;
-    /// except if there are no goroutines, or if the caller is one of them: then a thread does the
-    /// waiting.
+    /// Ends the runtime, because its handle was dropped. Waits until no goroutine runs, or until
+    /// the limits. Does not wait if there are no goroutines, or if the caller is one of them: then
+    /// a new thread waits.
     pub(crate) fn shut_down(self: &Arc<Sched>) {
         if self.num_goroutines() == 0 {
             self.begin_shutdown();
@@ -347,7 +353,7 @@ impl Sched {
         outputs.release();
     }
 
-    /// Waits until no goroutine holds one of std's outputs, or until the limit.
+    /// Locks std's outputs: waits until no goroutine holds one of them, or until the limit.
     fn quiesce(&self) -> Arc<HeldOutputs> {
         HeldOutputs::lock(self.config.hooks.with_output, now() + OUTPUT_WAIT_NANOS)
     }
@@ -412,6 +418,7 @@ impl Sched {
     pub(crate) fn is_drained(&self) -> bool {
         let to_drain =
             [&self.stopped_in_libc, &self.waiting_holders, &self.stopped_by_signal, &self.promised];
+        // Acquire: pairs with `begin_shutdown`. SeqCst: pairs with `promise_run`.
         self.stopping.load(Ordering::Acquire)
             && (self.ending.drained.load(Ordering::Relaxed)
                 || to_drain.iter().all(|count| count.load(Ordering::SeqCst) == 0)
@@ -433,9 +440,9 @@ impl Sched {
         self.stopping.load(Ordering::Relaxed) && self.threads() == 0
     }
 
-    /// Returns whether the limit of the drain is not reached. It applies to locks that a goroutine
-    /// may hold for as long as it runs, or of which it is not known whether the goroutine holds
-    /// them.
+    /// Returns whether the limit of the drain is not reached. Until then a goroutine goes on that
+    /// may hold its lock for as long as it runs, or of which the runtime does not know whether it
+    /// holds one.
     fn is_before_drain_limit(&self) -> bool {
         now() < self.ending.drain_until.load(Ordering::Relaxed)
     }

@@ -236,9 +236,9 @@ impl Semaphore {
         let enqueue = |here| {
             let mut list = self.list.lock();
             let mut freed = Batch::new();
-            if list.drop_abandoned() {
-                // Goroutines of a runtime that is gone were unlinked. For the waiters behind them
-                // there may be enough permits now.
+            if list.drop_orphaned() {
+                // Orphaned goroutines were unlinked. For the waiters behind them there may be enough
+                // permits now.
                 self.grant(&mut list, 0, &mut freed);
             }
             let waits = self.must_wait(n);

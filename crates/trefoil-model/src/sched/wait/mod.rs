@@ -1,5 +1,5 @@
-//! Restates `sched/wait/mod.rs`, with its claim word and its orderings: waits that several wakers may
-//! end, each wait with a number.
+//! Restates trefoil's `sched/wait/mod.rs`, with its claim word and its orderings: waits that
+//! several wakers may end, each wait with a number.
 
 #[path = "../../../../trefoil/src/sched/wait/reason.rs"]
 pub(crate) mod reason;
@@ -33,7 +33,7 @@ loom::lazy_static! {
     static ref DEADLINES: Mutex<Vec<Waiter>> = Mutex::new(Vec::new());
 }
 
-/// Sleepers are numbered from 1.
+/// Returns the place of a sleeper word: the goroutine's number plus 1, because 0 is no sleeper.
 fn slot(sleeper: usize) -> &'static Sleeper {
     &SLEEPERS[sleeper - 1]
 }
@@ -132,7 +132,7 @@ pub(crate) fn wait_in(
     (Some(winner), here)
 }
 
-/// Returns how many waits this goroutine has begun. It must not be waiting.
+/// Returns how many waits with a claim word `goroutine` has begun. It must not be waiting.
 pub(crate) fn waits_of(goroutine: usize) -> u64 {
     SLEEPERS[goroutine].claim.load(Ordering::Relaxed) >> WINNER_BITS
 }

@@ -1,4 +1,4 @@
-//! Restates `sched/wait/timers.rs`: timers may fire at any time after they were set.
+//! Restates `sched/wait/timers.rs`: timers may fire at any moment after they were set.
 
 use crate::sched::Rt;
 use crate::sys::clock::Nanos;
@@ -14,7 +14,7 @@ pub(crate) trait TimerCallback: Sync {
 /// An entry of the heap.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
-    alarm: &'static dyn TimerCallback,
+    callback: &'static dyn TimerCallback,
     seq: u64,
     when: Nanos,
 }
@@ -23,6 +23,7 @@ loom::lazy_static! {
     static ref HEAP: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 }
 
+/// The runtime.
 pub(crate) struct Sched;
 
 /// There is one runtime.
@@ -42,10 +43,10 @@ impl Sched {
         &self,
         _: Option<Rt>,
         when: Nanos,
-        alarm: &'static dyn TimerCallback,
+        callback: &'static dyn TimerCallback,
         seq: u64,
     ) {
-        HEAP.lock().expect("a panic ends the model").push(Entry { alarm, seq, when });
+        HEAP.lock().expect("a panic ends the model").push(Entry { callback, seq, when });
     }
 }
 
@@ -54,17 +55,26 @@ pub(crate) fn take_entries() -> Vec<Entry> {
     std::mem::take(&mut *HEAP.lock().expect("a panic ends the model"))
 }
 
-/// Fires these entries one after the other. The clock shows each entry's time plus `mistake`.
-pub(crate) fn fire(entries: Vec<Entry>, mistake: Nanos) {
+/// Fires these entries one after the other. Each finds a clock that shows the entry's own time plus
+/// `clock_error`.
+pub(crate) fn fire(entries: Vec<Entry>, clock_error: Nanos) {
     let rt = Rt::enter().expect("goroutines only");
-    for Entry { alarm, seq, when } in entries {
-        alarm.fire(rt, seq, when + mistake);
+    for Entry { callback, seq, when } in entries {
+        callback.fire(rt, seq, when + clock_error);
     }
 }
 
-/// Drops the entries of stopped timers, with the heap's lock held. With `secretly` the timers are not
-/// told.
-pub(crate) fn sweep(secretly: bool) {
+/// How a sweep drops entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    /// As in `trefoil`: the entries whose timers agree.
+    AsksTimers,
+    /// Broken: every entry, and no timer is asked.
+    AsksNoTimer,
+}
+
+/// Drops the entries of stopped timers, with the heap's lock held.
+pub(crate) fn sweep(how: Sweep) {
     let mut heap = HEAP.lock().expect("a panic ends the model");
-    heap.retain(|entry| !secretly && !entry.alarm.forget_if_idle(entry.seq));
+    heap.retain(|entry| how == Sweep::AsksTimers && !entry.callback.forget_if_idle(entry.seq));
 }

@@ -1,8 +1,8 @@
-//! The body of a goroutine: its closure before the end, its result after it.
+//! The body of a goroutine: its closure until it is called, its result after it has returned.
 //!
 //! Both use the same memory, one after the other: in the G itself if they fit (then a spawn
-//! allocates nothing), otherwise in a box. The G reaches them only through [`Body`], a table of
-//! functions.
+//! allocates nothing), otherwise in a box. The runtime does not know their types, and reaches them
+//! only through [`Body`], a table of functions.
 //!
 //! Invariant 1: the memory contains the closure until `run` has begun, and the result from the end
 //! of `run` until `take` or `drop_result`. The join cell says which side owns the result
@@ -23,10 +23,12 @@ pub(crate) struct Body {
     pub(crate) drop_result: unsafe fn(&G) -> bool,
     /// Frees the box, if there is one.
     pub(crate) free: unsafe fn(&G),
-    /// Dropping the result does nothing, unless the result is a panic.
+    /// The result needs no destructor and is in no box, so dropping it does nothing, unless it is a
+    /// panic.
     pub(crate) has_plain_result: bool,
     /// Returns the closure's type name, whose path names the function that contains the closure.
     pub(crate) type_name: fn() -> &'static str,
+    /// Closure and result are in a box, whose address is in the G's payload.
     boxed: bool,
 }
 
@@ -118,7 +120,8 @@ impl<F: FnOnce() -> T, T> TypedBody<F, T> {
     #[inline]
     pub(crate) unsafe fn put(g: &G, closure: F, reserved: *mut u8) {
         let inline = g.payload.0.get().cast::<u8>();
-        // SAFETY: the payload is `INLINE_BYTES` long, 16-aligned, and the caller's.
+        // SAFETY: the caller owns the payload, which is `INLINE_BYTES` long and 16-aligned, and the
+        // box of `reserve`. `BOXED` chooses the one that is large enough.
         unsafe {
             let storage = if Self::BOXED {
                 inline.cast::<*mut u8>().write(reserved);

@@ -39,7 +39,7 @@ pub(crate) struct JoinCell(AtomicUsize);
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Completed {
-    /// The handle exists and owns the result and the G.
+    /// Nothing: the handle exists, and owns the result and the G.
     Kept,
     /// The handle's owner sleeps as this waiter: wake it. It owns the result and the G.
     Wake(usize),

@@ -2,7 +2,7 @@
 //!
 //! While a goroutine is locked, its M runs no other goroutine, and no other M runs it. When it
 //! parks, its M hands off the P and sleeps. When it is ready, the M that takes it from a queue
-//! hands its own P to the locked M.
+//! hands its own P to the M of the goroutine, the *locked M*.
 //!
 //! ```text
 //!   the locked goroutine parks ─▶ its M hands off the P and sleeps ([`wait_for_g`])
@@ -53,7 +53,8 @@ pub(crate) fn mark(m: &M, p: &P) {
     }
 }
 
-/// Unlocks a goroutine that ends. Its thread ends when it is back on its own context.
+/// Unlocks a goroutine that ends. `m.locked` stays, so the M's thread ends when it is back on its
+/// own context: there [`wait_for_g`] returns false.
 pub(crate) fn unlock_at_end(g: &G) {
     g.locked.set(None);
     g.lock_depth.set(0);
@@ -66,8 +67,8 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
     let ended = !g.locked.get().is_some_and(|locked_m| std::ptr::eq(locked_m, m));
     loop {
         let mut central = sched.central.lock();
-        // Before anything else: another M may have handed over the goroutine and a P already.
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
+        // Another M may have handed over the goroutine and a P already.
         let handed = m.handed.take();
         let over = ended || sched.commit_drained(&mut central);
         if over {
@@ -97,8 +98,8 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
 pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, locked_m: &'static M) {
     let (m, sched) = (rt.m(), rt.sched());
     let mut central = sched.central.lock();
-    // In a drained runtime the thread of `locked_m` may have ended, and another runtime may use the
-    // M. No goroutine is resumed any more.
+    // In a drained runtime no goroutine is resumed. The thread of `locked_m` may have ended, and
+    // another runtime may use the M.
     if sched.is_drained() {
         central.global.fresh.push_back(g);
         return;

@@ -1,8 +1,10 @@
 //! The count of goroutines that a `scope` waits for.
 //!
-//! Invariant 1: the memory (in a frame of the scope's owner) is alive while `running` is above
+//! The *owner* is the goroutine or plain thread that called `scope`.
+//!
+//! Invariant 1: a [`ScopeData`] is in a frame of the owner. It is alive while `running` is above
 //! zero, because the owner waits. The last access of an ending goroutine is the subtraction from
-//! `running`; it wakes the owner with the word that it read before.
+//! `running`. Then it wakes the owner with a copy of the `owner` word, read before.
 
 use crate::sched::m::Rt;
 use crate::sched::wait;
@@ -16,7 +18,9 @@ const WAITING: usize = 1 << (usize::BITS - 1);
 pub(crate) struct ScopeData {
     /// Goroutines not ended, and the `WAITING` bit.
     running: AtomicUsize,
+    /// The owner's sleeper word (`wait/mod.rs`), for the goroutine that ends last.
     owner: AtomicUsize,
+    /// A goroutine of the scope has panicked.
     panicked: AtomicBool,
 }
 
@@ -35,6 +39,9 @@ impl ScopeData {
     }
 
     /// Undoes an [`add`](ScopeData::add) whose spawn failed.
+    ///
+    /// It never brings `running` to zero while the owner waits: the caller is the owner, or a
+    /// goroutine of the scope, which is counted itself.
     pub(crate) fn cancel_add(&self) {
         self.running.fetch_sub(1, Ordering::Relaxed);
     }
@@ -82,10 +89,13 @@ impl ScopeData {
         });
     }
 
+    /// Records a panic. The goroutine's later [`finish_one`](ScopeData::finish_one) publishes it.
     pub(crate) fn note_panic(&self) {
         self.panicked.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether a goroutine of the scope has panicked. Only after
+    /// [`wait`](ScopeData::wait).
     pub(crate) fn panicked(&self) -> bool {
         self.panicked.load(Ordering::Relaxed)
     }

@@ -73,6 +73,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
         SpawnTarget::Runtime(sched) => {
             let same = std::ptr::eq(rt.sched(), sched);
             if !same {
+                // A goroutine of another runtime spawns like a plain thread.
                 rt.leave_without_yield();
             }
             same
@@ -113,7 +114,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     Ok(g)
 }
 
-/// Starts a detached goroutine from inside the runtime: the function of a timer.
+/// Starts a detached goroutine from inside the runtime, for the function of a timer that fires.
 pub(crate) fn spawn_in(
     rt: Rt,
     f: Box<dyn FnOnce() + Send>,
@@ -127,7 +128,8 @@ pub(crate) fn spawn_in(
             io::Error::from(e)
         )),
     };
-    // SAFETY: this function owns the G. The closure is Send and 'static, and fits into the G.
+    // SAFETY: this function owns the G. The closure is Send and 'static, and fits into the G, so no
+    // memory was reserved.
     unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None);
     let detached = g.join.detach();
@@ -136,8 +138,9 @@ pub(crate) fn spawn_in(
     sched.wake();
 }
 
-/// Adds the cause and a remedy to a bare error of the kernel. The runtime could not do that where
-/// the error occurred, because the text allocates.
+/// Adds the cause and a remedy to an error that is only an error number of the kernel; one with a
+/// text stays as it is. Code inside the runtime cannot do that where the error occurs, because the
+/// text allocates.
 #[cold]
 fn explain_no_memory(e: io::Error) -> io::Error {
     if e.get_ref().is_some() {
@@ -150,6 +153,7 @@ fn explain_no_memory(e: io::Error) -> io::Error {
     io::Error::new(e.kind(), text)
 }
 
+/// Makes a stack of a goroutine's own size.
 #[cold]
 fn acquire_slow(size: usize) -> io::Result<Stack> {
     mem::acquire(size)
@@ -163,8 +167,8 @@ enum NoG {
 }
 
 impl From<NoG> for io::Error {
-    fn from(no: NoG) -> io::Error {
-        match no {
+    fn from(why: NoG) -> io::Error {
+        match why {
             NoG::Memory(e) => e,
             NoG::Stack(refusal) => refusal.into(),
         }
@@ -208,6 +212,7 @@ fn take_g_outside(sched: &Sched, stack: StackKind) -> io::Result<(&'static G, u6
         g::put_central(g);
         return Err(e);
     }
+    // Release: pairs with the Acquire in `Sched::num_goroutines`.
     sched.spawned_outside.fetch_add(1, Ordering::AcqRel);
     Ok((g, sched.take_ids(1), sched))
 }

@@ -15,11 +15,13 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A G is `Waiting` only when its registers are saved: its *successor* on the M sets the state
-//!    ([`GoroutineState::commit_park`]). A wake-up that comes earlier leaves `Notified`.
-//! 2. Between two parks there is at most one [`GoroutineState::notify`]. The structure that holds
-//!    the waiter (a join cell, a channel's list of waiters) guarantees that.
-//! 3. Except in those two methods, only the owner writes the word. Therefore plain stores suffice.
+//! 1. A G is `Waiting` only when its registers are saved. They are saved by the switch, so the next
+//!    context on the M sets the state ([`GoroutineState::commit_park`]). A wake-up that comes
+//!    earlier leaves `Notified`.
+//! 2. For each park there is at most one [`GoroutineState::notify`]. The structure that holds the
+//!    waiter (a join cell, a channel's list of waiters) guarantees that.
+//! 3. Except in these two methods, which may race with each other, only the owner writes the word.
+//!    Therefore plain stores suffice.
 
 use crate::shim::{AtomicU32, Ordering};
 
@@ -58,7 +60,7 @@ pub(crate) enum Notify {
     Enqueue,
     /// The goroutine has not parked yet, and will not.
     Noted,
-    /// Invariant 2 was broken: the goroutine was in this state.
+    /// Invariant 2 is broken: the goroutine was in this state, in which no waker may find it.
     Twice(u32),
 }
 
@@ -116,11 +118,13 @@ impl GoroutineState {
         false
     }
 
-    /// Running → Waiting, by the successor, when the registers are saved (invariant 1).
+    /// Running → Waiting, or Notified → Runnable, by the next context on the M, when the registers
+    /// are saved (invariant 1).
     #[inline]
     pub(crate) fn commit_park(&self) -> ParkOutcome {
-        // Release: the M that resumes the goroutine after its wake-up sees the saved registers.
-        // Acquire, if the wake-up came first: the goroutine sees what the waker did before.
+        // Release, with the Acquire in `notify`: the M that resumes the goroutine after its wake-up
+        // sees the saved registers. Acquire, if the wake-up came first, with the Release in
+        // `notify`: the goroutine sees what the waker did before.
         match self.0.compare_exchange(RUNNING, WAITING, Ordering::Release, Ordering::Acquire) {
             Ok(_) => ParkOutcome::Parked,
             Err(now) => {

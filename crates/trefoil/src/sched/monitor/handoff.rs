@@ -1,4 +1,4 @@
-//! Handoff: an M that blocks loses its P, and comes back without one.
+//! Handoff: an M that blocks loses its P, and goes on without one.
 //!
 //! # How an M loses its P
 //! - **Released**: [`blocking`](fn@crate::blocking) announces that a call will take long
@@ -18,11 +18,13 @@
 //! ```text
 //!   sysmon, under the scheduler's lock       the M
 //!   hold = PROBING                           in_runtime = 1
-//!   full barrier                             hold == OWNED?  (may be read before the store is seen)
+//!   full barrier                             hold == OWNED?
 //!   asleep in the kernel?                        no → wait for the lock, read again
 //!   in_runtime == 0?
 //!   yes, yes → hold = RETAKEN, sysmon has the P
 //! ```
+//! There is no barrier between the M's two steps, so it may read `hold` before others see
+//! `in_runtime`.
 //! The kernel's answer is the other barrier: if the thread slept *after* `PROBING` was visible, it
 //! had stored everything before, and reads `PROBING` or `RETAKEN` when it goes on. So the fast path
 //! pays nothing, and no `membarrier` is needed.
@@ -56,8 +58,11 @@ const LONG_RUN_NANOS: Nanos = 20_000_000;
 /// there has lost its P already. (With glibc one thread may hold an arena's lock for tens of
 /// milliseconds while it consolidates free blocks.)
 const ALLOCATOR_WAIT_NANOS: Nanos = 100_000_000;
-/// CPU time that an M without a P may use between two checks before it is preempted.
+/// CPU time that an M without a P may use, since a check last found it blocked, before it is
+/// preempted.
 const CPU_WITHOUT_P_NANOS: u64 = 500_000;
+/// No M was counted as spinning for a P: the flag that `Central::pop_p_wanting_m` returns.
+const NOT_SPINNING: bool = false;
 
 /// An M's links in [`MsWithoutP`]. Under the scheduler's lock.
 pub(crate) struct WithoutP {
@@ -79,7 +84,7 @@ impl WithoutP {
     }
 }
 
-/// The Ms that lost their P to sysmon. The one whose last check is longest ago is first.
+/// The Ms that lost their P to sysmon. The M whose last check is longest ago is first.
 pub(crate) struct MsWithoutP {
     first: Option<&'static M>,
     last: Option<&'static M>,
@@ -145,20 +150,20 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
         drop(central);
-        sched.p_for_lock_holder().map(|p| (p, false))
+        sched.p_for_lock_holder().map(|p| (p, NOT_SPINNING))
     } else {
-        let idle = sched.take_idle_p_or(&mut central, last).map(|p| (p, false));
+        let idle = sched.take_idle_p_or(&mut central, last).map(|p| (p, NOT_SPINNING));
         let p = idle.or_else(|| central.pop_p_wanting_m());
         drop(central);
         p
     };
-    if let Some((p, claim)) = p {
+    if let Some((p, counted_as_spinning)) = p {
         m.set_p(Some(p));
         // The time that the P ran before does not count for this goroutine's slice.
         p.begin_slice();
         crate::sched::goroutine::locked::mark(m, p);
-        // The P was counted as spinning for the M that was to take it. This M does not search.
-        if claim && sched.idle.stop_spinning() {
+        // An M that was to take the P and search was counted as spinning. This M does not search.
+        if counted_as_spinning && sched.idle.stop_spinning() {
             sched.wake_after_push();
         }
         return rt;
@@ -314,7 +319,7 @@ fn judge(found: ThreadState, m: &M, run_nanos: Nanos, central: &Central) -> Thre
         // A goroutine that sleeps briefly again and again would never be found blocked, nor on a
         // CPU.
         ThreadState::BrieflyBlocked(_) if run_nanos >= LONG_RUN_NANOS => ThreadState::Blocked,
-        // Another M would wait for the allocator's lock as well.
+        // The next M with this P would probably wait for the allocator's lock as well.
         ThreadState::Blocked
             if m.in_allocator.load(Ordering::Relaxed)
                 && run_nanos < ALLOCATOR_WAIT_NANOS
@@ -332,10 +337,11 @@ fn is_computing_without_p(m: &M) -> bool {
     let tid = m.tid.load(Ordering::Relaxed);
     let cpu = probe::cpu_time(tid);
     let used = cpu.saturating_sub(m.without_p.cpu.get());
+    // Most Ms have hardly run since: they are not probed.
     if used <= CPU_WITHOUT_P_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {
         return false;
     }
-    // If it has blocked again, it is not disturbed, and its CPU time counts from now on.
+    // If the M has blocked again, it is not disturbed, and its CPU time counts from now on.
     if matches!(
         ThreadProbe::new().check(tid),
         ThreadState::Blocked | ThreadState::BrieflyBlocked(_)

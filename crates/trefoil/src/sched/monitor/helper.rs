@@ -31,16 +31,17 @@ pub(crate) enum Request {
     CheckCpus = 2,
 }
 
-/// After a thread could not be started: the first and the longest time until the next attempt. A
-/// limit may be raised, or threads of the program may end, and nothing reports that.
+/// After a thread could not be started, the time until the next attempt doubles with each failure,
+/// from the first of these values up to the second. A limit may be raised, or threads of the
+/// program may end, and nothing reports that.
 const RETRY_FIRST_NANOS: Nanos = 10_000_000;
 const RETRY_MAX_NANOS: Nanos = 500_000_000;
 
 /// The thread's own frames are small, but dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
-/// What other threads know of a helper thread. Its memory is never freed, because a signal handler
-/// may refer to it, but a later runtime reuses it.
+/// The part of a helper thread that other threads use. Its memory is never freed, because a signal
+/// handler may refer to it, but a later runtime reuses it.
 pub(crate) struct Helper {
     /// Bits of [`Request`].
     requests: AtomicU32,
@@ -61,7 +62,9 @@ static ALL: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 /// [`Hooks::asked`](crate::sched::Hooks) once more.
 static SERVING: AtomicUsize = AtomicUsize::new(0);
 
+/// Returns every helper that was ever made, used or not.
 fn all() -> impl Iterator<Item = &'static Helper> {
+    // Acquire: pairs with the Release in `Helper::take`.
     // SAFETY: null, or a Helper, which is never freed.
     let at = |link: &AtomicPtr<Helper>| unsafe { link.load(Ordering::Acquire).as_ref() };
     std::iter::successors(at(&ALL), move |helper| at(&helper.next))
@@ -105,6 +108,7 @@ impl Helper {
 
     /// Makes it available to a later runtime. Its runtime and its thread have ended.
     pub(crate) fn give_back(&self) {
+        // Release: pairs with the Acquire in `take`. The next user sees what this one did.
         self.in_use.store(false, Ordering::Release);
     }
 
@@ -115,6 +119,7 @@ impl Helper {
 
     /// Makes a request, and wakes the thread. Async-signal-safe.
     pub(crate) fn request(&self, request: Request) {
+        // Release: pairs with the Acquire in `helper_main`.
         self.requests.fetch_or(request as u32, Ordering::Release);
         self.wake();
     }
@@ -135,7 +140,7 @@ pub(crate) fn service_threads() -> usize {
     SERVICE_THREADS.load(Ordering::Relaxed)
 }
 
-/// Starts a thread that serves the runtime and never has a P.
+/// Starts a thread that runs `serve` and never has a P: sysmon, or the helper thread.
 pub(crate) fn start_service_thread(
     sched: &Arc<Sched>,
     role: &str,
@@ -160,7 +165,8 @@ pub(crate) fn start_service_thread(
         SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
         io::Error::new(e.kind(), format!("cannot start the {role} thread: {e}"))
     })?;
-    // Until its priority is above the Ms', it would wait for goroutines that compute.
+    // Until its priority is above that of the Ms, the thread could wait for a CPU behind goroutines
+    // that compute.
     if let Some(started) = started {
         started.park();
     }

@@ -13,14 +13,17 @@
 //! The handler refuses, and sysmon tries again, if ([`PreemptRefusal`])
 //! 1. the thread is inside the runtime, or holds one of its locks;
 //! 2. the thread is not on the goroutine's stack (a handler of the program runs on the alternate
-//!    stack), or less than [`DIVERT_BYTES`] of the stack is left, or the signal handler itself runs on it;
+//!    stack), or less than [`DIVERT_BYTES`] of the stack is left, or the preemption handler itself
+//!    runs on it;
 //! 3. its signal mask is not the one it began with: a handler of the program may be running, whose
 //!    return on another thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since the request: the signal is late;
-//! 6. the goroutine is in libc or in the loader, or holds a lock of C code, and has not been found
-//!    so [`MAX_DEFERRALS`] times in a slice;
-//! 7. no spare M is available, for as long: the goroutine may be in a callback of a library;
+//! 6. the goroutine is in libc or in the loader, or holds a lock of C code, until it was found so
+//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and always, if no spare M is
+//!    available (an idle M, which would take a P at once);
+//! 7. no spare M is available, until as many deferrals: the goroutine may be in a callback of a
+//!    library that holds a lock;
 //! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
 //!
 //! # Stopped in libc
@@ -82,7 +85,7 @@ pub(crate) enum PreemptRefusal {
     InRuntime,
     /// The thread holds a lock of the runtime.
     HoldsRuntimeLock,
-    /// The M runs no goroutine, or another thread's M was inherited.
+    /// The M runs no goroutine, or this thread inherited the M from the thread that started it.
     NoGoroutine,
     /// The interrupted code is not on the goroutine's stack.
     ForeignStack,
@@ -138,6 +141,7 @@ pub(crate) fn init(signal: i32, libraries: [Range<usize>; 2]) -> bool {
         known[0].store(library.start, Ordering::Relaxed);
         known[1].store(library.end, Ordering::Relaxed);
     }
+    // Release: pairs with the Acquire loads of `SIGNAL`, whose threads see the libraries.
     SIGNAL.store(signal, Ordering::Release);
     true
 }
@@ -161,7 +165,8 @@ pub(crate) enum RequestBy {
     FlagAndSignal,
 }
 
-/// Asks the goroutine of that slice and run on `p` to stop. Only for sysmon.
+/// Asks the goroutine on `p` to stop, if it is still in the slice `tick` and the run `run`. Only
+/// for sysmon.
 pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), by: RequestBy) {
     p.ask_to_preempt(tick, run);
     if by == RequestBy::FlagAndSignal
@@ -190,10 +195,10 @@ struct QueuedSiginfo {
 
 const _: () = assert!(size_of::<QueuedSiginfo>() == size_of::<libc::siginfo_t>());
 
-/// Its address is the value of the runtime's own signals.
+/// The address of this byte is the value of the runtime's own signals.
 static SIGNAL_COOKIE: u8 = 0;
 
-/// Returns whether a signal is a request of the runtime.
+/// Returns whether the runtime itself has sent a signal ([`send_signal`]).
 pub(crate) fn is_own_signal(info: &libc::siginfo_t) -> bool {
     // SAFETY: a signal with that code has a value.
     info.si_code == libc::SI_QUEUE
@@ -335,6 +340,7 @@ fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
     Ok(())
 }
 
+/// Returns whether the code at `pc` is libc's or the loader's.
 fn is_in_library(pc: usize) -> bool {
     LIBRARIES.iter().any(|[start, end]| {
         (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&pc)
@@ -362,8 +368,8 @@ struct StopSite {
 }
 
 impl StopSite {
-    /// Checks whether the goroutine, in a library or without a spare M, was deferred often enough
-    /// to be stopped all the same.
+    /// Checks whether the goroutine, which is in a library or without a spare M, was deferred often
+    /// enough in this slice to be stopped all the same. `has_reserve` is [`Sched::has_reserve`].
     fn check_deferrals(
         self,
         deferrals: u32,

@@ -66,7 +66,7 @@ const FAIR_INTERVAL_NANOS: Nanos = 5 * MILLIS;
 const CPUS_INTERVAL_NANOS: Nanos = 1_000 * MILLIS;
 /// The time after which sysmon polls a shard that no M has polled. Go's number.
 const POLL_INTERVAL_NANOS: Nanos = 10 * MILLIS;
-/// How long a goroutine must have run before its P is not expected to poll soon.
+/// If a goroutine has run for longer, its P is not expected to poll its shard soon.
 const HOG_NANOS: Nanos = 200 * MICROS;
 /// How long everything must be asleep before the first deadlock check. The delay doubles, up to the
 /// maximum, if wake-ups from outside arrive before the check.
@@ -76,7 +76,7 @@ const MAX_FIRST_DEADLOCK_CHECK_NANOS: Nanos = 500 * MILLIS;
 const LAST_DEADLOCK_CHECK_NANOS: Nanos = 10_000 * MILLIS;
 const STACK_BYTES: usize = 256 << 10;
 
-/// What other threads know of the sysmon thread.
+/// The part of sysmon that other threads use.
 pub(crate) struct Sysmon {
     /// Every P is idle, and the thread sleeps without a limit.
     asleep: AtomicBool,
@@ -117,6 +117,7 @@ impl Sysmon {
 
     /// Wakes the thread if it sleeps without a limit. Called when an idle P was taken.
     pub(crate) fn wake_if_asleep(&self) {
+        // Acquire: pairs with the Release in `sleep_while_idle`. Of several callers one wakes.
         if self.is_asleep() && self.asleep.swap(false, Ordering::AcqRel) {
             self.wake();
         }
@@ -129,8 +130,8 @@ impl Sysmon {
         self.polling.wake();
     }
 
-    /// Sleeps until `until`, or until it is woken, in the poller. Unlike the idle poller it does
-    /// not keep Ms from polling.
+    /// Sleeps in the poller until `until`, or until the thread is woken, and wakes the goroutines
+    /// whose descriptors are ready. Unlike the idle poller it does not keep Ms from polling.
     fn sleep_polling(&self, until: Nanos) {
         let poller = self.poller;
         let ready = self.polling.wait_in(poller.wakeup_epoll(), || {
@@ -177,16 +178,18 @@ struct Monitor<'a> {
     runnexts: Box<[(usize, Nanos)]>,
     /// The pause between two rounds.
     pause: Nanos,
-    /// The number of rounds in a row in which no M was found blocked.
-    calm_rounds: u32,
+    /// The number of rounds since an M was last found blocked.
+    rounds_without_block: u32,
+    /// When `flag::FAIR` was last set on the Ps.
     last_fair: Nanos,
+    /// When the number of CPUs was last checked.
     last_cpus: Nanos,
-    /// Every P runs a goroutine that has run for a while: no P will poll its descriptors soon.
+    /// Every P runs a goroutine that has run for [`HOG_NANOS`]: no P will poll its shard soon.
     hogged: bool,
     /// A goroutine was woken while no P was idle, and no running goroutine had run long enough to
     /// be preempted.
     preempt_later: bool,
-    /// The delay before the next first deadlock check.
+    /// How long the next sleep lasts before its first deadlock check.
     first_deadlock_check: Nanos,
 }
 
@@ -201,12 +204,14 @@ struct Round {
     timer_due: bool,
     /// The runtime shuts down.
     stopping: bool,
-    /// While wake-ups are suppressed, no M may have been woken for work that waits.
+    /// Wake-ups are suppressed (`idle.rs`), so possibly no M was woken for work that waits.
     suppressed: bool,
     /// When the next round must begin at the latest.
     next: Nanos,
+    /// An M was found blocked.
     found_blocked: bool,
-    /// Since when the longest-running goroutine runs, its P, and the numbers of its slice and run.
+    /// The goroutine that has run longest, of those that a signal may stop: since when it runs, its
+    /// P, and the numbers of its slice and run.
     longest: Option<(Nanos, &'static P, (u32, u32))>,
 }
 
@@ -244,7 +249,7 @@ impl<'a> Monitor<'a> {
             probes: (0..MAX_PROCS).map(|_| ThreadProbe::new()).collect(),
             runnexts: vec![(0, 0); MAX_PROCS].into(),
             pause: MIN_PAUSE_NANOS,
-            calm_rounds: 0,
+            rounds_without_block: 0,
             last_fair: 0,
             last_cpus: now(),
             hogged: false,
@@ -254,6 +259,8 @@ impl<'a> Monitor<'a> {
     }
 
     fn run(&mut self) {
+        // Linux may delay the end of a sleep by the thread's timer slack, by default 50 µs. The
+        // shortest pause is 20 µs.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let sched = self.sched;
         while !sched.is_terminated() {
@@ -261,7 +268,7 @@ impl<'a> Monitor<'a> {
             wake_scavenger(sched);
             if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
                 self.sleep_while_idle();
-                (self.pause, self.calm_rounds) = (MIN_PAUSE_NANOS, 0);
+                (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             } else {
                 self.sleep_until(next);
             }
@@ -277,7 +284,7 @@ impl<'a> Monitor<'a> {
         let fair = round.has_global && now.saturating_sub(self.last_fair) >= FAIR_INTERVAL_NANOS;
         if fair {
             self.last_fair = now;
-            // To see the slice of the next goroutine begin.
+            // The next round must see when the slice of the next goroutine begins.
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
         for p in sched.all_ps() {
@@ -288,7 +295,7 @@ impl<'a> Monitor<'a> {
                 self.check_p(p, &mut round);
             }
         }
-        self.make_room(&mut round);
+        self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);
         if sched.preempt_ms_without_p(preempt::send_signal) {
             round.next_by(now + PREEMPT_RETRY_NANOS);
@@ -299,7 +306,9 @@ impl<'a> Monitor<'a> {
             sched.helper.request(Request::CheckCpus);
         }
         self.adapt_pause(&round);
-        round.next.min(now + self.pause.max(if sched.is_drained() { MILLIS } else { 0 }))
+        // In a drained runtime sysmon mostly waits for the Ms to end.
+        let min_pause = if sched.is_drained() { MILLIS } else { 0 };
+        round.next.min(now + self.pause.max(min_pause))
     }
 
     /// Checks a running P: retakes it if its M is blocked, and preempts its goroutine if that has
@@ -331,7 +340,8 @@ impl<'a> Monitor<'a> {
         let limit = self.slice_limit(p, must_stop, round);
         if ran >= limit {
             preempt::request(self.sched, p, run, by);
-            // A goroutine inside libc will leave it soon: check again soon.
+            // If a goroutine was asked before and goes on, the next check comes later; except if it
+            // was found inside libc, which it will leave soon.
             let deferred =
                 p.holder().is_some_and(|m| m.preempt_deferrals.load(Ordering::Relaxed) != 0);
             let repeated = flags & flag::PREEMPT != 0 && !deferred;
@@ -392,9 +402,10 @@ impl<'a> Monitor<'a> {
         if has_precedence { SHORT_SLICE_NANOS.min(slice) } else { slice }
     }
 
-    /// Preempts the goroutine that has run longest, if it had its share, because a timer is due, or
-    /// a goroutine was woken while no P is idle.
-    fn make_room(&mut self, round: &mut Round) {
+    /// Preempts the goroutine that has run longest, if a timer is due, or a goroutine was woken
+    /// while no P is idle. If that goroutine has not run for [`SHORT_SLICE_NANOS`], a later round
+    /// does it.
+    fn preempt_longest(&mut self, round: &mut Round) {
         let pending = self.sched.sysmon.wakeup_pending.swap(false, Ordering::Relaxed);
         let pending = pending || std::mem::take(&mut self.preempt_later);
         let woken = pending && round.all_busy && round.has_global;
@@ -417,7 +428,7 @@ impl<'a> Monitor<'a> {
         }
     }
 
-    /// Wakes an idle M for a late timer, and for work for which no M was woken.
+    /// Wakes an M for a late timer, and for work for which no M was woken, if a P is idle.
     fn wake_idle_ms(&mut self, round: &mut Round) {
         let sched = self.sched;
         if round.all_busy {
@@ -426,7 +437,7 @@ impl<'a> Monitor<'a> {
         if round.timer_due {
             sched.wake_idle_poller();
         }
-        // Usually an M searches already. While wake-ups are suppressed, none was woken.
+        // If work waits, usually an M searches already; not while wake-ups are suppressed.
         round.suppressed = sched.idle.is_suppressed();
         if round.suppressed && sched.all_ps().any(|p| !p.is_empty()) {
             sched.wake_after_push();
@@ -436,11 +447,11 @@ impl<'a> Monitor<'a> {
     /// Resets the pause if an M was found blocked; otherwise lets it grow after [`EAGER_ROUNDS`].
     fn adapt_pause(&mut self, round: &Round) {
         if round.found_blocked {
-            (self.pause, self.calm_rounds) = (MIN_PAUSE_NANOS, 0);
+            (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             return;
         }
-        self.calm_rounds = self.calm_rounds.saturating_add(1);
-        if self.calm_rounds > EAGER_ROUNDS {
+        self.rounds_without_block = self.rounds_without_block.saturating_add(1);
+        if self.rounds_without_block > EAGER_ROUNDS {
             let max = match (round.all_busy, round.suppressed) {
                 _ if round.stopping => MAX_PAUSE_STOPPING_NANOS,
                 (true, _) => MAX_PAUSE_BUSY_NANOS,
@@ -475,17 +486,17 @@ impl<'a> Monitor<'a> {
 
     /// Sleeps while every P is idle.
     ///
-    /// If nothing will ever change that, asks the helper thread for a deadlock check. The first
-    /// check may be too early (a thread may be about to end), so it is repeated after longer and
-    /// longer delays. If an external wake-up arrived before the first check fired, the delay before
-    /// the next first check doubles.
+    /// If nothing that the runtime knows of will change that, asks the helper thread for a deadlock
+    /// check. The first check may come too early (a thread may be about to end), so it is repeated
+    /// after longer and longer delays. If a wake-up from outside arrives before the first check,
+    /// the delay before the first check of the next sleep doubles.
     fn sleep_while_idle(&mut self) {
         let (sched, sysmon) = (self.sched, self.sched.sysmon);
         let mut delay = self.first_deadlock_check;
         loop {
             sysmon.asleep.store(true, Ordering::Release);
             full_fence();
-            // A P may have been taken before the thread that took it could see the flag.
+            // The thread that takes a P sees the flag; or sysmon sees here that the P was taken.
             if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
                 break;
             }

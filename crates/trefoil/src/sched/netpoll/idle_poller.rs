@@ -28,10 +28,10 @@
 //! ```
 //! At least one of the two sees the other. `crates/trefoil-model` checks these steps.
 //!
-//! Two threads do not announce a timer. A goroutine that goes to sleep and leaves its P without
-//! work does not, because its M will search, and a search ends with a check of the timers
-//! (`search/find.rs`, `finish_search`). An M that finds work without having searched does not check
-//! either: it comes back soon, and otherwise sysmon checks.
+//! A goroutine that sets a timer for its own wait, and leaves its P without work, wakes no M: its
+//! own M will search, and a search ends with a check of the timers (`search/find.rs`,
+//! `finish_search`). If that M finds work without having searched, it does not check. It comes back
+//! to the scheduler soon, and otherwise sysmon checks.
 //!
 //! Invariants:
 //! 1. The idle poller has no P, and is not in the list of idle Ms.
@@ -63,7 +63,8 @@ impl IdlePoller {
         self.0.is_some_and(|poller| std::ptr::eq(poller, m))
     }
 
-    /// At shutdown only: otherwise [`Sched::clear_idle_poller`].
+    /// Takes out the M. Called directly at shutdown only; otherwise by
+    /// [`Sched::clear_idle_poller`], which keeps invariant 2.
     pub(crate) fn take(&mut self) -> Option<&'static M> {
         self.0.take()
     }
@@ -93,7 +94,8 @@ impl Sched {
         until
     }
 
-    /// Returns until when the idle poller sleeps.
+    /// Under the lock: makes `m` the idle poller. `timer` is the earliest timer. Returns until when
+    /// `m` sleeps, which is earlier if a timer was set meanwhile.
     fn become_idle_poller(&self, central: &mut Central, m: &'static M, timer: Nanos) -> Nanos {
         central.idle_poller = IdlePoller(Some(m));
         self.idle_poller_until.store(timer, Ordering::Relaxed);
@@ -104,8 +106,8 @@ impl Sched {
         timer
     }
 
-    /// Wakes the idle poller if it went to sleep before `timer` was set, or before a goroutine
-    /// waited for a descriptor in a shard that it does not watch.
+    /// Wakes the idle poller if it sleeps beyond `timer`, or if `has_waiters` (goroutines wait for
+    /// descriptors while a P is idle) and it does not watch all their shards.
     fn wake_if_out_of_date(&self, central: &Central, timer: Nanos, has_waiters: bool) {
         if let Some(poller) = central.idle_poller.0
             && (timer < self.idle_poller_until.load(Ordering::Relaxed)
@@ -136,9 +138,10 @@ impl Sched {
         self.idle.idle_ps() != 0 && (self.poller.has_waiters() || self.next_timer() != NEVER)
     }
 
-    /// A first goroutine waits for a descriptor in a shard that the idle poller does not watch:
-    /// wakes it, or an M that becomes it, if a P is idle.
+    /// Wakes the idle poller, or an M that becomes it, if a P is idle. Called for the first
+    /// goroutine that waits in a shard that the idle poller does not watch.
     pub(crate) fn ensure_idle_poller(&self) {
+        // Either this thread sees the idle P, or the thread that makes it idle sees the waiter.
         full_fence();
         if self.idle.idle_ps() != 0 {
             self.wake_idle_poller();

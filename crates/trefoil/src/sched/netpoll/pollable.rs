@@ -34,7 +34,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The bits of a pointer in a word. An event's data has the tag above them.
+/// The bits of an address in a word. An event's data has the tag in the bits above them.
 pub(super) const POINTER_BITS: u32 = 48;
 /// Pollables that are allocated at once.
 const SLAB_POLLABLES: usize = 64;
@@ -83,13 +83,14 @@ fn not_pollable() -> io::Error {
 /// See the head of the file.
 #[repr(align(64))]
 pub(crate) struct Pollable {
+    /// The generation (invariant 1), 16 bits. Changed under the lock.
     tag: AtomicU32,
     directions: [DirectionState; 2],
     /// The shard in which it is registered (the last one, if it is registered with several
     /// runtimes): [`Shard::handle`], or 0.
     shard: AtomicU64,
     inner: Lock<PollableState>,
-    /// The next entry in the free list. Under its lock.
+    /// The next entry in [`FREE`]. Under that list's lock.
     free_link: FreeLink<Pollable>,
     /// It is in [`DEFERRED`].
     #[cfg(feature = "std")]
@@ -233,16 +234,17 @@ impl Pollable {
 
 /// Waiting.
 impl Pollable {
-    /// Returns the number of edges so far. To be called before an attempt, for [`Pollable::wait`]
-    /// after it.
+    /// Returns the number of edges so far. A goroutine calls it before its attempt, and passes the
+    /// number to [`Pollable::wait`] if the attempt fails.
     #[inline]
     pub(crate) fn edges(&self, direction: Direction) -> u32 {
+        // Acquire: pairs with the Release of each increment.
         self.directions[direction as usize].edges.load(Ordering::Acquire)
     }
 
-    /// Waits until there are more edges than the `seen` ones, until `limit`, or until its own
-    /// deadline for that direction. `sched` is the caller's runtime, or the runtime that polls for
-    /// a plain thread.
+    /// Waits until there are more edges than the `seen` ones, until `limit`, or until the
+    /// descriptor's deadline for `direction`. `sched` is the caller's runtime, or the runtime that
+    /// polls for a plain thread.
     ///
     /// # Errors
     /// Fails if the descriptor cannot be polled: it is a regular file, or memory or epoll watches
@@ -268,7 +270,7 @@ impl Pollable {
             deadline,
             |_| {
                 let mut inner = self.inner.lock();
-                // If anything has changed since the attempt: try again.
+                // If anything has changed since the attempt, the caller tries again.
                 let moved = state.deadline().min(limit) != deadline;
                 if inner.closed || moved || self.edges(direction) != seen {
                     return false;
@@ -285,12 +287,13 @@ impl Pollable {
             WaitResult::Woken(CLOSED) => IoWait::Closed,
             WaitResult::Woken(_) => IoWait::Ready,
             WaitResult::NotQueued => self.or_closed(IoWait::Ready),
-            // The deadline was moved meanwhile.
+            // `set_deadline` has moved the deadline meanwhile.
             WaitResult::TimedOut if state.deadline().min(limit) > now() => IoWait::Ready,
             WaitResult::TimedOut => self.or_closed(IoWait::TimedOut),
         })
     }
 
+    /// Returns `Closed` if the descriptor is closed, otherwise `result`.
     fn or_closed(&self, result: IoWait) -> IoWait {
         if self.inner.lock().closed { IoWait::Closed } else { result }
     }
@@ -319,9 +322,9 @@ impl Pollable {
     }
 
     /// As [`Pollable::wait`], for a descriptor that may have been closed and opened anew without
-    /// the runtime's knowledge: it is registered each time, and reported if it is ready now. Only
-    /// for the directions that are waited for: a socket is nearly always writable, and each report
-    /// costs.
+    /// the runtime's knowledge: each call registers it anew, and epoll reports it if it is ready
+    /// now. It is registered only for the directions that are waited for: a socket is nearly always
+    /// writable, and each report costs.
     #[cfg(feature = "std")]
     pub(crate) fn wait_armed(
         &'static self,
@@ -338,7 +341,7 @@ impl Pollable {
     }
 
     /// Registers the descriptor for `direction` and for the directions that other goroutines have
-    /// armed. To be undone by [`Pollable::disarm`].
+    /// armed. [`Pollable::disarm`] undoes it.
     #[cfg(feature = "std")]
     pub(super) fn arm(
         &'static self,
@@ -371,7 +374,7 @@ impl Pollable {
 
 /// Registration.
 impl Pollable {
-    /// Returns the shard of `poller` in which it is registered.
+    /// Returns the shard of `poller` in which the descriptor is registered, if there is one.
     fn registered_shard(&self, poller: &Poller) -> Option<&'static Shard> {
         // Acquire: pairs with the Release in `set_shard`.
         Shard::from_handle(self.shard.load(Ordering::Acquire)).filter(|shard| poller.owns(shard))
@@ -382,8 +385,8 @@ impl Pollable {
         self.shard.store(shard.handle(), Ordering::Release);
     }
 
-    /// Returns the shard of this runtime in which it is registered; or else the one in which it is
-    /// to be registered, that of the caller's P.
+    /// Returns the shard of this runtime in which the descriptor is registered. If there is none,
+    /// returns the shard of the caller's P, in which it is to be registered.
     fn shard_for(&self, sched: &Sched) -> io::Result<&'static Shard> {
         match self.registered_shard(sched.poller) {
             Some(shard) => Ok(shard),
@@ -406,6 +409,7 @@ impl Pollable {
 
     /// Removes the descriptor from the poller, because it gets another owner.
     pub(crate) fn unregister(&self, fd: RawFd) {
+        // Acquire: pairs with the Release in `set_shard`.
         if let Some(shard) = Shard::from_handle(self.shard.load(Ordering::Acquire)) {
             shard.epoll.remove(fd);
         }
@@ -461,8 +465,8 @@ impl Pollable {
         });
     }
 
-    /// Ends all waits, because the descriptor is closed or about to be. `here` is the caller's
-    /// place in the runtime, if it is inside it.
+    /// Ends all waits, because the descriptor is closed or about to be. `here` is the result of the
+    /// caller's `Rt::enter()`.
     #[cfg(feature = "std")]
     pub(crate) fn interrupt(&self, here: Option<Rt>, fd: RawFd, why: Interrupt) {
         let (readers, writers) = {
@@ -492,7 +496,8 @@ impl Pollable {
     /// Async-signal-safe, also in a handler that interrupted the runtime: it takes no lock.
     #[cfg(feature = "std")]
     pub(crate) fn interrupt_later(&'static self) {
-        // If it is deferred already, the delivery is still to come.
+        // If it is in the list already, its interruption is still to come: `deliver_interrupts`
+        // stores false, also with SeqCst, before it interrupts.
         if !self.is_deferred.swap(true, Ordering::SeqCst) {
             let this = std::ptr::from_ref(self).cast_mut();
             let push = |first| {
@@ -502,7 +507,7 @@ impl Pollable {
             // Release: the helper thread that takes it sees its `next_deferred`.
             _ = DEFERRED.fetch_update(Ordering::Release, Ordering::Relaxed, push);
         }
-        crate::sched::wait::deferred::call_helper();
+        crate::sched::wait::deferred::wake_helper();
     }
 
     /// Interrupts the waits for all deferred Pollables. Runs on a helper thread.
@@ -511,11 +516,12 @@ impl Pollable {
         if DEFERRED.load(Ordering::Relaxed).is_null() {
             return;
         }
+        // Acquire: pairs with the Release in `interrupt_later`.
         let mut next = DEFERRED.swap(null_mut(), Ordering::Acquire);
         // SAFETY: Pollables are never freed (invariant 1).
         while let Some(one) = unsafe { next.as_ref() } {
             next = one.next_deferred.load(Ordering::Relaxed);
-            // Before the interruption, so that a later request is a new one.
+            // Before the interruption, so that a request that comes later enters the list again.
             one.is_deferred.store(false, Ordering::SeqCst);
             // epoll forgets a closed file by itself, so no descriptor is needed.
             one.interrupt(None, -1, Interrupt::Retry);

@@ -14,9 +14,9 @@
 //!
 //! Invariants:
 //! 1. `waiters` of a [`Shard`] counts the goroutines that sleep for its descriptors. While there
-//!    are any and a P is idle, the idle poller is blocked in that shard, or was called: by the
-//!    first goroutine that waits; or, if no P was idle then, by the thread that makes a P idle
-//!    (`Sched::enter_idle`, `Sched::hand_off`).
+//!    are any and a P is idle, the idle poller is blocked in that shard, or an M was woken that
+//!    becomes it: by the first goroutine that waits; or, if no P was idle then, by the thread that
+//!    makes a P idle (`Sched::enter_idle`, `Sched::hand_off`).
 //! 2. The memory of a Poller is never freed, only reused, because Pollables and threads may refer
 //!    to it. A reference to a Shard carries the shard's generation ([`Shard::handle`]).
 
@@ -33,7 +33,8 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Epoll instances per runtime: one bit each in `Poller::blocked`. More Ps than these share them.
+/// Epoll instances per runtime: one bit each in `Poller::blocked`. If there are more Ps, several Ps
+/// share a shard.
 const SHARDS: usize = 16;
 
 /// A runtime's poller. See the head of the file.
@@ -49,7 +50,7 @@ pub(crate) struct Poller {
     blocked: AtomicU32,
 }
 
-/// One epoll instance. It has cache lines of its own, because threads of other Ps rarely use it.
+/// One epoll instance. It has cache lines of its own, because mostly the threads of one P use it.
 #[repr(align(128))]
 pub(crate) struct Shard {
     pub(super) epoll: Epoll,
@@ -89,7 +90,7 @@ impl Shard {
     /// Returns the shard of a handle, if the same runtime still uses it. `handle` may be 0.
     pub(super) fn from_handle(handle: u64) -> Option<&'static Shard> {
         let address = handle & ((1 << POINTER_BITS) - 1) & !((1 << LOW_BITS) - 1);
-        // SAFETY: 0, or the address of a Shard; those are never freed.
+        // SAFETY: 0, or the address of a Shard, which is never freed (invariant 2).
         let shard = unsafe {
             std::ptr::with_exposed_provenance::<Shard>(address as usize).as_ref::<'static>()?
         };
@@ -102,7 +103,8 @@ impl Shard {
 
     /// Counts a goroutine of `sched` that is about to wait for one of the descriptors.
     pub(super) fn count_waiter(&self, sched: &Sched) {
-        // SeqCst: pairs with the end of `Poller::sleep_as_idle_poller`.
+        // SeqCst: a full barrier on x86, before `is_watched` reads. Pairs with the swap at the end
+        // of `Poller::sleep_as_idle_poller`.
         if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_watched(self) {
             sched.ensure_idle_poller();
         }
@@ -220,8 +222,9 @@ impl Poller {
         self.blocked.load(Ordering::Relaxed) != 0
     }
 
-    /// Polls, without waiting, the shards of P number `p` of `procs`, and those that were not
-    /// polled for `age`.
+    /// Polls, without waiting, the shards of the P with id `p`, and those that were not polled for
+    /// `age`. The shards of Ps that have retired (`procs` is the number of Ps now) are divided
+    /// among the others.
     pub(crate) fn poll(&self, p: u32, procs: u32, age: Nanos) -> ReadyBatch {
         let own = p % SHARDS as u32;
         self.poll_where(age, |i| i % procs.min(SHARDS as u32) == own)
@@ -232,6 +235,8 @@ impl Poller {
         self.poll_where(age, |_| false)
     }
 
+    /// Polls the shards that have waiters, that the idle poller does not watch, and that are the
+    /// caller's own or were not polled for `age`.
     fn poll_where(&self, age: Nanos, is_own: impl Fn(u32) -> bool) -> ReadyBatch {
         let mut ready = ReadyBatch(Batch::new());
         let blocked = self.blocked.load(Ordering::Relaxed);
@@ -290,7 +295,7 @@ impl ReadyBatch {
         self.0.len() == 0
     }
 
-    /// Wakes them. `here` is the caller's place in the runtime, if it is inside it.
+    /// Wakes them. `here` is the result of the caller's `Rt::enter()`.
     pub(crate) fn wake(self, here: Option<Rt>) {
         self.0.wake_all(here, RETRY);
     }

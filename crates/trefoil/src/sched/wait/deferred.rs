@@ -2,23 +2,23 @@
 //!
 //! `sem_post` is async-signal-safe, so a signal handler may call it after it interrupted its own
 //! thread in the runtime, while the thread held a lock of the runtime. If the handler waited for
-//! that lock, it would wait for ever. Therefore it only sets a bit for the bucket of the table
-//! ([`FOREIGN`]) that contains the sleepers, and calls a helper thread, which wakes all sleepers of
-//! the bucket. They retry, and a sleeper whose condition does not hold sleeps again: waits in that
-//! table may end spuriously. `close` is async-signal-safe, too: it defers the interruption of a
-//! descriptor's waiters in the same way (`Pollable::interrupt_later`).
+//! that lock, it would wait for ever. Therefore it only sets a bit for the bucket of the wait table
+//! ([`FOREIGN`]) that contains the sleepers, and wakes a helper thread. The helper thread wakes all
+//! sleepers of the bucket. They retry, and a sleeper whose condition does not hold sleeps again:
+//! waits in that table may end spuriously. `close` is async-signal-safe, too. It defers the
+//! interruption of a descriptor's waiters in the same way (`Pollable::interrupt_later`).
 //!
 //! ```text
 //!   the waker                              a helper thread that ends
 //!   sets the bucket's bit                  helper.deferred.serving = false
-//!   calls a helper that is serving         takes all bits that are set, wakes those buckets
+//!   wakes a helper that is serving         takes all bits that are set, wakes those buckets
 //! ```
 //!
 //! Invariants:
 //! 1. A bit that is set is taken by a helper thread that was serving after the bit was set. A
 //!    helper that ends clears `serving` and delivers once more. Both sides are sequentially
 //!    consistent. So either the waker read `serving` before it was cleared, and then the last
-//!    delivery sees the bit; or the waker calls another helper.
+//!    delivery sees the bit; or the waker wakes another helper.
 //! 2. The waker's side takes no lock, and neither allocates nor frees.
 //! 3. Helpers are never freed (`helper.rs`), and the list only grows. A helper that a later runtime
 //!    reuses is already in the list.
@@ -38,7 +38,8 @@ pub(crate) static SIGNAL_WAITS: AtomicUsize = AtomicUsize::new(0);
 
 /// One bit per bucket.
 static BITS: [AtomicU64; BUCKETS / 64] = [const { AtomicU64::new(0) }; BUCKETS / 64];
-/// True if any bit may be set. A helper thread that was called for other work reads only this.
+/// True if any bit may be set, or a Pollable is deferred. A helper thread that was woken for other
+/// work reads only this.
 static PENDING: AtomicBool = AtomicBool::new(false);
 /// The helpers that have ever served, newest first.
 static HELPERS: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
@@ -74,7 +75,7 @@ pub(crate) fn start_serving(helper: &'static Helper) {
     let mut first = HELPERS.load(Ordering::Relaxed);
     loop {
         helper.deferred.next.store(first, Ordering::Relaxed);
-        // Release: a waker that finds the helper sees its `next`.
+        // SeqCst: invariant 1. As a Release it also shows `next` to a waker that finds the helper.
         match HELPERS.compare_exchange(first, this, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => return,
             Err(newer) => first = newer,
@@ -93,11 +94,11 @@ pub(crate) fn wake_later(key: usize) {
     let bucket = bucket_of(key);
     // SeqCst: invariant 1. The bit is set before `PENDING`, which announces it.
     BITS[bucket / 64].fetch_or(1 << (bucket % 64), Ordering::SeqCst);
-    call_helper();
+    wake_helper();
 }
 
-/// Calls a helper thread to deliver what was deferred. Async-signal-safe.
-pub(crate) fn call_helper() {
+/// Wakes a helper thread, which delivers what was deferred. Async-signal-safe.
+pub(crate) fn wake_helper() {
     PENDING.store(true, Ordering::SeqCst);
     let mut next = HELPERS.load(Ordering::SeqCst);
     // SAFETY: helpers are never freed (invariant 3).

@@ -13,13 +13,14 @@
 //! | linked | the holder of the list's lock |
 //! | [`Taken`] | its taker, until it has woken the sleeper |
 //!
-//! A taker or the deadline ends a sleep, whichever claims it first (`sched/wait.rs`). There are no
-//! spurious wake-ups. A taker that loses the claim unlinks the node, and takes the next one.
+//! A *taker* is the goroutine or thread that takes a node out of the list in order to wake its
+//! sleeper. A taker or the deadline ends a sleep, whichever claims it first (`wait/mod.rs`). There
+//! are no spurious wake-ups. A taker that loses the claim unlinks the node, and takes the next one.
 //!
-//! A goroutine whose runtime was dropped never runs again. Takers pass it over: a lock or a permit
-//! that is handed to it would be lost, and all sleepers behind it would wait forever. (A goroutine
-//! that is taken *before* its runtime is dropped keeps what it was given, like any orphaned
-//! goroutine.)
+//! A goroutine that still waits when its runtime shuts down is *orphaned*: it never runs again.
+//! Takers pass it over, because a lock or a permit that is handed to it would be lost, and all
+//! sleepers behind it would wait for ever. (A goroutine that is taken *before* its runtime shuts
+//! down keeps what it was given.) `shutdown.rs` lists the exceptions.
 //!
 //! Invariants:
 //! 1. A linked node is alive: its sleeper leaves the frame only after the node was taken and the
@@ -44,15 +45,16 @@ pub(crate) struct Node {
     /// The sleeper; none (0) before its first sleep.
     waiter: Cell<Waiter>,
     is_goroutine: Cell<bool>,
+    /// The neighbours in the list, or in a [`Batch`].
     next: Cell<*const Node>,
     prev: Cell<*const Node>,
+    /// The node is in a list, or in a taker's [`Batch`].
     linked: Cell<bool>,
-    /// A taker has the node. It may be in the taker's [`Batch`], where it is linked, too. Guarded
-    /// by the lock of its list.
+    /// A taker has the node. Guarded by the lock of its list.
     #[cfg(feature = "std")]
     taken: Cell<bool>,
-    /// The sleeper waits for something of the whole process: if it is a goroutine and is taken, it
-    /// runs, even if its runtime ends before.
+    /// The sleeper waits for something that the whole process shares (a futex, a C lock). If it is
+    /// a goroutine and is taken, it runs, even if its runtime shuts down before.
     #[cfg(feature = "std")]
     of_process: bool,
     /// The taker's message to the sleeper.
@@ -148,7 +150,8 @@ impl Node {
         slept
     }
 
-    /// Returns to user code. If the sleeper was promised that it runs, it does not stop on the way.
+    /// Returns to user code. A goroutine that was promised a run (`Sched::promise_run`) is not
+    /// stopped on the way, even if its runtime shuts down.
     fn return_to_user(&self, here: Option<Rt>) {
         #[cfg(feature = "std")]
         if self.of_process
@@ -190,7 +193,7 @@ impl Node {
     /// Returns whether the sleeper can still be woken. The caller holds the lock of its list.
     #[cfg(feature = "std")]
     fn is_live(&self) -> bool {
-        !self.is_abandoned() && self.waiter.get().is_open()
+        !self.is_orphaned() && self.waiter.get().is_open()
     }
 
     /// Claims the sleep for the caller, which holds the list's lock. Returns false if the deadline
@@ -204,8 +207,8 @@ impl Node {
         claimed
     }
 
-    /// Returns whether the sleeper never runs again. The caller holds the list's lock.
-    fn is_abandoned(&self) -> bool {
+    /// Returns whether the sleeper is an orphaned goroutine. The caller holds the list's lock.
+    fn is_orphaned(&self) -> bool {
         self.waiter.get().is_orphaned()
     }
 }
@@ -263,7 +266,8 @@ pub(crate) struct List {
     len: u32,
 }
 
-// SAFETY: the nodes belong to the holder of the list's lock (invariant 1), on any thread.
+// SAFETY: the nodes belong to the holder of the list's lock, on any thread (the table in the head),
+// and are alive (invariant 1).
 unsafe impl Send for List {}
 
 impl List {
@@ -330,43 +334,43 @@ impl List {
         true
     }
 
-    /// Unlinks `node`, unless a taker has it. Then returns false: the wake-up is on its way, and
-    /// the sleeper must wait for it.
+    /// Unlinks `node`, and returns whether it did. If a taker has the node, it returns false: the
+    /// wake-up is on its way, and the sleeper must wait for it.
     #[cfg(feature = "std")]
     pub(crate) fn withdraw(&mut self, node: &Node) -> bool {
         !node.taken.get() && self.remove(node)
     }
 
-    /// Takes the first sleeper if `wanted` returns true for it. Unlinks sleepers before it whose
-    /// deadline has passed, or whose runtime is gone.
+    /// Takes the first sleeper that can still be woken, if `wanted` returns true for it. Unlinks
+    /// the orphaned sleepers, and those whose deadline has passed, that it finds before.
     #[must_use]
     pub(crate) fn take_first_if(&mut self, wanted: impl Fn(&Node) -> bool) -> Option<Taken> {
         loop {
             // SAFETY: invariant 1, and the caller holds the lock.
             let node = unsafe { self.head.as_ref()? };
-            let abandoned = node.is_abandoned();
-            if !abandoned && !wanted(node) {
+            let orphaned = node.is_orphaned();
+            if !orphaned && !wanted(node) {
                 return None;
             }
             self.remove(node);
-            if !abandoned && node.claim() {
+            if !orphaned && node.claim() {
                 return Some(Taken(NonNull::from(node)));
             }
         }
     }
 
-    /// Unlinks the sleepers at the front whose runtime is gone. Returns whether there were any.
-    pub(crate) fn drop_abandoned(&mut self) -> bool {
+    /// Unlinks the orphaned sleepers at the front. Returns whether there were any.
+    pub(crate) fn drop_orphaned(&mut self) -> bool {
         let before = self.len;
         // SAFETY: invariant 1, and the caller holds the lock.
-        while let Some(node) = unsafe { self.head.as_ref() }.filter(|node| node.is_abandoned()) {
+        while let Some(node) = unsafe { self.head.as_ref() }.filter(|node| node.is_orphaned()) {
             self.remove(node);
         }
         self.len < before
     }
 
-    /// Returns the sleepers that can still be woken: their deadline has not passed, and their
-    /// runtime is not gone.
+    /// Returns the sleepers that can still be woken: their deadline has not passed, and they are
+    /// not orphaned. The caller holds the lock.
     #[cfg(feature = "std")]
     pub(crate) fn live(&self) -> impl Iterator<Item = &Node> {
         // SAFETY: invariant 1, and the caller holds the lock.
@@ -376,13 +380,13 @@ impl List {
             .filter(|node| node.is_live())
     }
 
-    /// Takes the first sleeper.
+    /// Takes the first sleeper that can still be woken.
     #[must_use]
     pub(crate) fn take_first(&mut self) -> Option<Taken> {
         self.take_first_if(|_| true)
     }
 
-    /// Takes all sleepers.
+    /// Takes all sleepers that can still be woken.
     pub(crate) fn take_all(&mut self) -> Batch {
         let mut batch = Batch::new();
         while let Some(taken) = self.take_first() {

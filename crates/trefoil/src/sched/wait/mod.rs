@@ -9,10 +9,12 @@
 //!   one to [`claim`](Waiter::claim) the [`Waiter`] wins and wakes it. The others must not touch
 //!   it.
 //!
-//! In both the wake-up may come before the sleep. [`block_in`] and [`wait_in`] are for callers that
-//! are inside the runtime already, and still are when the function returns: they register under a
-//! lock, unlock and park without leaving the runtime in between. There `here` is `Rt::enter()`:
-//! None on a plain thread.
+//! In both the wake-up may come before the sleep.
+//!
+//! [`block_in`] and [`wait_in`] are for a caller that is inside the runtime already, and still is
+//! when they return: it registers under a lock, unlocks and parks without leaving the runtime in
+//! between. Their parameter `here` is the result of the caller's `Rt::enter()`: None on a plain
+//! thread.
 //!
 //! | file | job |
 //! |---|---|
@@ -32,7 +34,7 @@
 //!
 //! It is in the G, or in a plain thread's [`ThreadWaiter`]. Neither is ever freed, so a timer or a
 //! channel may try to claim a wait that ended long ago: the number differs, and the claim fails. So
-//! the party that registered a Waiter may withdraw it after the wait has returned.
+//! the party that registered a [`Waiter`] may withdraw it after the wait has returned.
 
 #[cfg(feature = "std")]
 pub(crate) mod deferred;
@@ -59,8 +61,10 @@ const THREAD: usize = 1;
 /// Bit 1 of a sleeper: a thread that sleeps on a word in its frame ([`FrameWaiter`], aligned to 4).
 #[cfg(feature = "std")]
 const FRAME: usize = 2;
+/// The lower part of a claim word: the winner.
 const WINNER_BITS: u32 = 16;
 const WINNER_MASK: u64 = (1 << WINNER_BITS) - 1;
+/// No party has claimed the wait.
 const OPEN: u64 = 0;
 
 /// Blocks the caller. `store` puts the sleeper where its waker finds it, and returns whether to
@@ -99,8 +103,8 @@ pub(crate) fn may_spin() -> bool {
     let Some(rt) = Rt::enter() else { return true };
     let (p, sched) = (rt.p(), rt.sched());
     let busy = sched.procs().saturating_sub(sched.idle.idle_ps() + sched.idle.spinning());
-    // A goroutine whose slice has expired waits at once. `leave_without_yield` does not preempt it here,
-    // where it may be in the middle of an operation that other goroutines wait for.
+    // A goroutine whose slice has expired waits at once. `leave_without_yield` does not preempt it
+    // here, where it may be in the middle of an operation that other goroutines wait for.
     let in_slice = p.flags.load(Ordering::Relaxed) & flag::PREEMPT == 0;
     let may_spin = in_slice && busy > 1 && p.is_empty();
     rt.leave_without_yield();
@@ -158,11 +162,13 @@ fn thread_sleeper(waiter: &'static ThreadWaiter) -> usize {
     std::ptr::from_ref(waiter) as usize | THREAD
 }
 
+/// Returns what a sleeper word stands for.
 #[inline]
 fn decode(sleeper: usize) -> Sleeper {
     #[cfg(feature = "std")]
     if sleeper & FRAME != 0 {
-        // SAFETY: made by `frame_sleeper`; the frame is alive until the wait is over.
+        // SAFETY: made by `frame_sleeper`. The sleeping thread owns the frame, and keeps it until
+        // its waker has woken it.
         return Sleeper::Frame(unsafe { &*((sleeper & !FRAME) as *const FrameWaiter) });
     }
     // SAFETY: made by `block` or `wait` from a G or a ThreadWaiter; neither is ever freed.
@@ -196,7 +202,7 @@ impl Waiter {
         Waiter { sleeper, number: Waiter::SOLE }
     }
 
-    /// Returns whether it was made by [`Waiter::sole`].
+    /// Returns whether this waiter was made by [`Waiter::sole`].
     #[inline]
     pub(crate) fn is_sole(self) -> bool {
         self.number == Waiter::SOLE
@@ -239,9 +245,9 @@ impl Waiter {
             .is_ok()
     }
 
-    /// Returns whether it is a goroutine that its runtime will never resume: what it is given would
-    /// be lost. Only for a waiter in a list whose lock the caller holds, where the goroutine is
-    /// alive.
+    /// Returns whether the sleeper is a goroutine that its runtime will never resume: what a waker
+    /// hands to it would be lost. Only for a waiter in a list whose lock the caller holds, where
+    /// the goroutine is alive.
     pub(crate) fn is_orphaned(self) -> bool {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
@@ -250,8 +256,8 @@ impl Waiter {
         }
     }
 
-    /// Promises a goroutine, which the caller has taken from a list, that it runs: see
-    /// [`Sched::promise_run`](crate::sched::Sched::promise_run). Returns true for a thread.
+    /// Promises the sleeper, which the caller has taken from a list, that it runs: see
+    /// [`Sched::promise_run`](crate::sched::Sched::promise_run). Always returns true for a thread.
     #[cfg(feature = "std")]
     pub(crate) fn promise_run(self) -> bool {
         match decode(self.sleeper) {
@@ -287,9 +293,9 @@ fn open_wait(claim: &AtomicU64, sleeper: usize) -> Waiter {
 /// `register` puts the waiter where the wakers find it, and returns whether to sleep. It must not
 /// run user code.
 ///
-/// Returns the winner, or None if `register` returned false. In that case no other party may have
-/// claimed the waiter. The caller must then withdraw the waiter from every list that still contains
-/// it.
+/// Returns the winner, or None if `register` returned false. `register` may return false only if no
+/// other party has claimed the waiter. After the wait the caller must withdraw the waiter from
+/// every list that still contains it.
 pub(crate) fn wait(
     reason: WaitReason,
     deadline: Nanos,
@@ -330,6 +336,7 @@ pub(crate) fn wait_in(
     (Some(winner), Some(rt))
 }
 
+/// As [`wait`], on a plain thread.
 fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Option<u16> {
     let thread = ThreadWaiter::of_this_thread();
     let waiter = open_wait(&thread.claim, thread_sleeper(thread));
@@ -341,7 +348,7 @@ fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Opt
     } else {
         while !thread.parker.park_until(deadline) {
             if now() >= deadline {
-                // If another party has claimed the wait, its wake-up will come: await it.
+                // If another party has claimed the wait, its wake-up will come.
                 if !waiter.claim(Waiter::TIMED_OUT) {
                     thread.parker.park();
                 }
@@ -349,5 +356,6 @@ fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Opt
             }
         }
     }
+    // Acquire: pairs with the Release in the winner's `claim`.
     Some((thread.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
 }

@@ -58,7 +58,8 @@ reasons! {
 }
 
 impl WaitReason {
-    /// Returns the reason that was stored as `n`.
+    /// Returns the reason that was stored as `n`. The remainder keeps a wrong number from
+    /// panicking in a dump.
     pub(crate) fn from_u8(n: u8) -> WaitReason {
         Self::ALL[usize::from(n) % Self::ALL.len()]
     }

@@ -1,14 +1,14 @@
 //! Queues by address: the sleepers of a lock that is one word.
 //!
-//! A mutex is four bytes. A goroutine that must wait for it enters a queue that is found here by
-//! the mutex's address. The queue's links are in the nodes of the sleepers, so nothing is
-//! allocated.
+//! A mutex is four bytes. A goroutine that must wait for it enters a queue (a [`List`]) that is
+//! found here by its *key*: the mutex's address, for some waits with a tag. The queue's links are
+//! in the [`Node`]s of the sleepers, so nothing is allocated.
 //!
 //! There are two tables, because their waits end differently:
 //!
 //! | table | waits of | may end spuriously |
 //! |---|---|---|
-//! | [`SYNC`] | `sync`: the waker passes what the sleeper waits for to it | no |
+//! | [`SYNC`] | `sync`: the waker hands the sleeper what it waits for | no |
 //! | [`FOREIGN`] | futexes, locks of C code: a sleeper retries | yes, except at a barrier |
 //!
 //! ```text
@@ -29,9 +29,9 @@
 //! mutexes are common, a hundred thousand that are waited for at the same moment are not). Go's
 //! treap in each bucket: with [`BUCKETS`] buckets a chain is a hundred steps long only when 400,000
 //! different locks are waited for at once. One table for both kinds of waits: a futex word may be
-//! at an address where a lock of `sync` was, and only the second table can be woken by the bucket
-//! (`deferred.rs`). Semaphores, condition variables and other types that are large anyway do not
-//! use the tables: each has its own list.
+//! at an address where a lock of `sync` was, and only sleepers of the second table may be woken
+//! bucket by bucket (`deferred.rs`). Semaphores, condition variables and other types that are large
+//! anyway do not use the tables: each has its own list.
 
 #[cfg(feature = "std")]
 use crate::sched::wait::list::Batch;
@@ -86,8 +86,8 @@ impl WaitTable {
     }
 
     /// Runs `f` with the queue of `key`, under the bucket's lock. The caller is inside the runtime,
-    /// or on a plain thread, or holds no lock of the runtime. `f` obeys invariant 2 of `list.rs`,
-    /// and does not panic.
+    /// on a plain thread, or on a goroutine outside the runtime that holds no lock of the runtime.
+    /// `f` obeys invariant 2 of `list.rs`, and does not panic.
     pub(crate) fn with_queue<R>(&self, key: usize, f: impl FnOnce(&mut List) -> R) -> R {
         let bucket = &self.buckets[bucket_of(key)];
         bucket.lock.lock();
@@ -104,7 +104,7 @@ impl WaitTable {
             }
         };
         let r = f(&mut queue);
-        // SAFETY: as above. If `f` took the former first node, it is not touched any more.
+        // SAFETY: as above. If `f` has taken the former first node, nothing here touches it again.
         match unsafe { queue.first().as_ref() } {
             None => link.set(rest),
             Some(first) => {

@@ -1,9 +1,9 @@
 //! A P's timers: a heap by time (`heap.rs`).
 //!
 //! A timer goes into the heap of the P that runs the goroutine which sets it. Its entry is run by
-//! the M that has that P, between goroutines; or by an M that steals, also from idle Ps; or, when
-//! all Ms sleep, by the **idle poller**: the one idle M that sleeps only until the earliest timer
-//! of all Ps (`netpoll/idle_poller.rs`).
+//! the M that has that P, between two goroutines; or by an M that steals, also from idle Ps; or,
+//! when all Ms sleep, by the *idle poller*: the one idle M that sleeps only until the earliest
+//! timer of all Ps (`netpoll/idle_poller.rs`).
 //!
 //! # Lazy deletion
 //! A wait that ends early leaves its entry in the heap. The entry does not point into the
@@ -12,8 +12,8 @@
 //! swept when more than a quarter of its entries are such *stale* entries. Timer callbacks that are
 //! stopped or set to an earlier time are not counted as stale, because they do not know their heap,
 //! which may be gone. Therefore a heap is also swept when it is twice as long as the last sweep
-//! left it. That costs a constant time per entry, and a heap never exceeds twice its peak number of
-//! live entries.
+//! left it. That costs a constant time per entry, and a heap longer than [`SWEEP_MIN_LEN`] never
+//! exceeds twice its peak number of live entries.
 //!
 //! Invariants:
 //! 1. `next` is the time of the heap's first entry (`NEVER` if it is empty), written under the
@@ -57,6 +57,7 @@ enum TimerAction {
     Call(&'static dyn TimerCallback, u64),
 }
 
+/// One timer in the heap.
 #[derive(Clone, Copy)]
 struct TimerEntry {
     when: Nanos,
@@ -66,8 +67,12 @@ struct TimerEntry {
 /// See the head of the file.
 pub(crate) struct Timers {
     heap: Lock<Heap<TimerEntry>>,
+    /// The time of the first entry (invariant 1).
     next: AtomicU64,
+    /// The number of entries, for readers without the lock.
     len: AtomicU32,
+    /// The number of entries that were counted as stale since the last sweep. It may be too large:
+    /// an entry whose time comes leaves the heap and stays counted.
     stale: AtomicU32,
     /// The length at which the heap is swept. Under the lock.
     sweep_len: AtomicU32,
@@ -169,7 +174,8 @@ impl Timed for TimerEntry {
 }
 
 impl TimerEntry {
-    /// Returns whether the entry is stale; see [`TimerCallback::forget_if_idle`].
+    /// Returns whether the entry is stale. Then the heap must drop it: a callback relies on that
+    /// ([`TimerCallback::forget_if_idle`]).
     fn forget_if_idle(&self) -> bool {
         match self.action {
             TimerAction::TimeOut(waiter) => !waiter.is_open(),
@@ -212,7 +218,8 @@ impl Sched {
         let action = TimerAction::TimeOut(waiter);
         let first = rt.p().timers.add(TimerEntry { when, action });
         // If the P has nothing else to run, this M checks its timers itself, until its search finds
-        // work (`find::finish_search`). An M that waits for its locked goroutine does not search.
+        // work (`finish_search` in `search/find.rs`). An M that waits for its locked goroutine does
+        // not search.
         let busy = !rt.p().is_empty() || self.has_global() || rt.m().locked.get().is_some();
         if first && busy {
             self.arrange_timer_wakeup(when);
