@@ -20,7 +20,7 @@
 use super::park::is_forked;
 use super::waking::WakeContext;
 use crate::sched::netpoll::pollable::{Interrupt, Pollable};
-use crate::sched::wait::list;
+use crate::sched::wait;
 use crate::sys::raw::syscall;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
@@ -239,7 +239,7 @@ pub(super) fn after_close(fd: RawFd) {
 /// runtime nor waits for a lock that its thread holds.
 fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
     match WakeContext::current() {
-        WakeContext::Runtime => list::inside(|here| pollable.interrupt(here, fd, why)),
+        WakeContext::Runtime => wait::inside(|here| pollable.interrupt(here, fd, why)),
         WakeContext::Outside => pollable.interrupt(None, fd, why),
         WakeContext::Deferred => pollable.interrupt_later(),
     }

@@ -26,8 +26,9 @@ use super::symbol::NextSymbol;
 use super::waking::WakeContext;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
+use crate::sched::wait;
 use crate::sched::wait::deferred::{key_of, wake_later};
-use crate::sched::wait::list::{self, Batch, Node, WaitResult};
+use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
@@ -465,7 +466,7 @@ fn wake_goroutines_first(
         }
     };
     let woken = match WakeContext::current() {
-        WakeContext::Runtime => list::inside(wake_both),
+        WakeContext::Runtime => wait::inside(wake_both),
         WakeContext::Outside => wake_both(None),
         WakeContext::Deferred => {
             // In a signal handler: how many goroutines the helper thread will wake is not known.

@@ -44,6 +44,7 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::size_class::{CHUNK_BYTES, CHUNK_SLOTS_MAX, CLASSES, SizeClass};
 use crate::sys::lock::Lock;
 use crate::sys::mm::{self, GuardKind, Span};
 
@@ -53,13 +54,6 @@ const MIB: usize = 1 << 20;
 /// Inaccessible bytes at the low end of a slot. Four pages: Rust probes every page of a large
 /// frame, C does not, and a C frame with a buffer of a page or two must not skip the guard.
 pub(crate) const GUARD_BYTES: usize = 16 * KIB;
-
-/// Maximum number of slots in a chunk: four words of bitmap.
-pub(crate) const CHUNK_SLOTS_MAX: usize = 256;
-
-/// Approximate size of a chunk: 256 default slots. It takes two system calls, which 256 stacks
-/// share; and it is what a program with one goroutine takes from `ulimit -v`.
-const CHUNK_BYTES: usize = 64 * MIB;
 
 /// Maximum number of chunks in a process: 4 TiB of default stacks, 16 million of them. Bounds the
 /// registry.
@@ -74,64 +68,6 @@ const WINDOW_BYTES: usize = CHUNKS_MAX * CHUNK_BYTES;
 
 /// Maximum number of stacks in a P's cache.
 pub(crate) const LOCAL_MAX: usize = 64;
-
-/// The number of size classes: 64 KiB, 128 KiB … 1 GiB. (In 32 KiB, guard and TLS block would leave
-/// less than `PTHREAD_STACK_MIN`, and libc refuses to describe such a stack.)
-pub(crate) const CLASSES: usize = 15;
-const CLASS_SHIFT_MIN: u32 = 16;
-
-/// A size of slots: 64 KiB « n.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct SizeClass(u8);
-
-impl SizeClass {
-    /// Returns the smallest class with at least `bytes` per slot, guard and TLS block included.
-    ///
-    /// # Errors
-    /// `InvalidInput` for 0 and for more than 1 GiB.
-    pub(crate) fn of(bytes: usize) -> io::Result<SizeClass> {
-        let shift = bytes.checked_next_power_of_two().map_or(u32::MAX, usize::trailing_zeros);
-        if shift > CLASS_SHIFT_MIN + CLASSES as u32 - 1 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "a goroutine stack of {bytes} bytes was asked for; at most 1 GiB is possible"
-                ),
-            ));
-        }
-        if bytes == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a goroutine stack of 0 bytes was asked for; the smallest is 64 KiB",
-            ));
-        }
-        Ok(SizeClass(shift.saturating_sub(CLASS_SHIFT_MIN) as u8))
-    }
-
-    pub(crate) fn from_index(index: usize) -> SizeClass {
-        assert!(index < CLASSES);
-        SizeClass(index as u8)
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// Returns the bytes from a slot's base to its end.
-    #[inline]
-    pub(crate) fn slot_bytes(self) -> usize {
-        1 << (CLASS_SHIFT_MIN + self.0 as u32)
-    }
-
-    /// Returns the number of slots in a chunk of this class.
-    fn slots(self) -> usize {
-        (CHUNK_BYTES / self.slot_bytes()).clamp(1, CHUNK_SLOTS_MAX)
-    }
-
-    fn chunk_bytes(self) -> usize {
-        self.slots() * self.slot_bytes()
-    }
-}
 
 /// A bit for every slot of a chunk. Atomic, because bits of one word belong to different owners.
 /// Every access is Relaxed: the lock that the field names orders what a bit describes.
@@ -778,20 +714,6 @@ fn max_map_count() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_rounded_up_to_classes() {
-        let bytes = |n| SizeClass::of(n).unwrap().slot_bytes();
-        assert_eq!(bytes(1), 64 * KIB);
-        assert_eq!(bytes(64 * KIB), 64 * KIB);
-        assert_eq!(bytes(64 * KIB + 1), 128 * KIB);
-        assert_eq!(bytes(100_000), 128 * KIB);
-        assert_eq!(bytes(1 << 30), 1 << 30);
-        for bad in [0, (1 << 30) + 1, usize::MAX] {
-            let text = SizeClass::of(bad).unwrap_err().to_string();
-            assert!(text.contains("goroutine stack of"), "{text}");
-        }
-    }
 
     #[test]
     fn a_chunk_that_cannot_be_guarded_is_unmapped_once() {

@@ -13,7 +13,8 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `arena.rs` | address space: chunks, slots, size classes, credits |
+//! | `arena.rs` | address space: chunks, slots, credits |
+//! | `size_class.rs` | sizes of slots, and slots per chunk |
 //! | `stack.rs` | the layout of a slot; makes and retires stacks |
 //! | `stack_pool.rs` | the pool between the caches (checked with loom) |
 //! | `scavenger.rs` | retires pooled stacks that were not needed |
@@ -40,6 +41,7 @@ mod arena;
 pub(crate) mod magazine;
 mod mmap_vec;
 mod scavenger;
+mod size_class;
 mod stack;
 mod stack_pool;
 pub(crate) mod tls;
@@ -47,10 +49,11 @@ pub(crate) mod tls;
 use std::io;
 use std::ptr::NonNull;
 
-use self::arena::{CLASSES, SizeClass, SlotList};
+use self::arena::SlotList;
 pub(crate) use self::arena::{LOCAL_MAX, ReserveError};
 pub(crate) use self::mmap_vec::MmapVec;
 pub(crate) use self::scavenger::{Scavenger, has_surplus};
+use self::size_class::{CLASSES, SizeClass};
 pub(crate) use self::stack::Stack;
 use self::stack::{StackConfig, StackTop};
 use self::stack_pool::{PoolState, StackBatch, StackPool};

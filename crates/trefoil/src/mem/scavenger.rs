@@ -13,7 +13,8 @@
 //! Invariant: while a scavenger is attending (`next != NEVER`) it is registered with the arena as a
 //! cache, because the stacks that it takes from the pool to retire are covered by no credit.
 
-use super::arena::{self, SizeClass};
+use super::arena;
+use super::size_class::SizeClass;
 use super::stack::{self, StackConfig};
 use super::{BATCH, POOL_MAX, pool_of};
 use crate::sys::clock::{NEVER, Nanos};

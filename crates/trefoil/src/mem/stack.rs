@@ -47,7 +47,8 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::arena::{self, SizeClass, SlotList, StackSlot};
+use super::arena::{self, SlotList, StackSlot};
+use super::size_class::SizeClass;
 use super::stack_pool::{BatchLinks, BatchNode, StackBatch};
 use super::tls::{self, DlopenReserve};
 use crate::sys::lock::{Lock, SharedLock};

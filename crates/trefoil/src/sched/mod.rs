@@ -387,7 +387,9 @@ impl Sched {
     /// Returns for how many minutes `g` has waited.
     pub(crate) fn minutes_waited(&self, g: &G) -> u32 {
         let since = g.waiting_since_ms.load(Ordering::Relaxed);
-        (self.started.elapsed().as_millis() as u32).saturating_sub(since) / 60_000
+        let waited = (self.started.elapsed().as_millis() as u32).wrapping_sub(since);
+        // The coarse clock of `since` may be a little ahead.
+        if waited > u32::MAX / 2 { 0 } else { waited / 60_000 }
     }
 
     /// Reserves `n` goroutine ids. Returns the first.

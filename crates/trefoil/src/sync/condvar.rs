@@ -16,7 +16,8 @@
 //! Ps, and 4 on one. A single waiter, and a waiter with a deadline, is woken at once.
 
 use super::mutex::RawMutex;
-use crate::sched::wait::list::{List, Node, WaitResult, inside};
+use crate::sched::wait::inside;
+use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;

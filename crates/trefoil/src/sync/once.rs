@@ -8,7 +8,7 @@
 use super::once_word::{Begin, InitResult, OnceWord};
 use crate::sched::Rt;
 use crate::sched::wait;
-use crate::sched::wait::list::inside;
+use crate::sched::wait::inside;
 use crate::sched::wait::reason::WaitReason;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;

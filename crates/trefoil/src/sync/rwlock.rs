@@ -17,7 +17,8 @@
 use super::mutex::RawMutex;
 use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
-use crate::sched::wait::list::{Batch, Node, WaitResult, inside};
+use crate::sched::wait::inside;
+use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
 use crate::sys::clock::{self, NEVER, Nanos};

@@ -13,7 +13,8 @@
 //! started with [`WaitGroup::go`] can outlive the handle that started it.
 
 use crate::goroutine::go;
-use crate::sched::wait::list::{List, Node, WaitResult, inside};
+use crate::sched::wait::inside;
+use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;

@@ -12,8 +12,9 @@
 //! A slot goes to the shard of the P where it became free. It is taken from the shard of the
 //! caller's P, or from any other if that one is empty.
 
-use super::slot::{TimerSlot, inside};
+use super::slot::TimerSlot;
 use crate::sched::Rt;
+use crate::sched::wait::inside;
 use crate::sys::free_list::FreeList;
 
 /// Number of shards. With more Ps, several Ps share one.

@@ -21,8 +21,9 @@ use super::pool;
 use crate::chan::Sender;
 use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
+use crate::sched::wait::inside;
 use crate::sched::wait::timers::TimerCallback;
-use crate::sched::{Rt, RuntimeId, Sched, goroutine::spawn, wait};
+use crate::sched::{Rt, RuntimeId, Sched, goroutine::spawn};
 use crate::sys::clock::{NEVER, Nanos};
 use crate::sys::free_list::{FreeLink, Reusable};
 use crate::sys::lock::Lock;
@@ -94,15 +95,7 @@ impl Reusable for TimerSlot {
     }
 }
 
-/// Calls `f` inside the runtime (invariant 2). On a plain thread `f` gets None.
-pub(super) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
-    let here = Rt::enter();
-    let value = f(here);
-    wait::leave(here);
-    value
-}
-
-/// Calls `f` as [`inside`] does, with the runtime for a timer that is set for `when`, or None if
+/// Calls `f` inside the runtime (invariant 2), with the runtime for a timer that is set for `when`, or None if
 /// there is no timer to set. The runtime is found before anything is locked: on a plain thread the
 /// default one may have to be started.
 fn inside_for<T>(when: Nanos, f: impl FnOnce(Option<Rt>, Option<&Sched>) -> T) -> T {

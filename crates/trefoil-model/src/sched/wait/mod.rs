@@ -57,6 +57,10 @@ pub(crate) fn wake_here(_: Option<Rt>, sleeper: usize) {
 
 pub(crate) fn leave(_: Option<Rt>) {}
 
+pub(crate) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
+    f(Rt::enter())
+}
+
 pub(crate) fn block(reason: WaitReason, store: impl FnOnce(usize) -> bool) {
     block_in(Rt::enter(), reason, store);
 }

@@ -20,7 +20,8 @@ use crate::sched::Sched;
 #[cfg(feature = "std")]
 use crate::sched::m::Rt;
 use crate::sched::netpoll::poller::{Poller, Shard};
-use crate::sched::wait::list::{Batch, List, Node, WaitResult, inside};
+use crate::sched::wait::inside;
+use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Event;

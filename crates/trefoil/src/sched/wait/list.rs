@@ -249,15 +249,6 @@ pub(crate) fn sleep_in_any(
     wait::leave(here);
 }
 
-/// Runs `f` inside the runtime. On a plain thread `f` gets None.
-#[inline]
-pub(crate) fn inside<R>(f: impl FnOnce(Option<Rt>) -> R) -> R {
-    let here = Rt::enter();
-    let r = f(here);
-    wait::leave(here);
-    r
-}
-
 /// Nodes, first in, first out. Doubly linked, because a deadline unlinks a node from the middle.
 #[derive(Clone, Copy)]
 pub(crate) struct List {

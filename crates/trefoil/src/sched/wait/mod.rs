@@ -142,6 +142,15 @@ pub(crate) fn leave(here: Option<Rt>) {
     }
 }
 
+/// Calls `f` inside the runtime, and leaves the runtime again. On a plain thread `f` gets None.
+#[inline]
+pub(crate) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
+    let here = Rt::enter();
+    let value = f(here);
+    leave(here);
+    value
+}
+
 /// A decoded sleeper word.
 enum Sleeper {
     Goroutine(&'static G),
