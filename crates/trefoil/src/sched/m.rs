@@ -357,9 +357,8 @@ impl M {
 /// An `Rt` is valid on one thread only, so it is not `Send` ([`NotSend`]). After a switch the code
 /// may run on another M and must get a new one ([`Rt::after_switch`]).
 ///
-/// There are two moments when the M of an `Rt` has no P: from the return of a blocking call until
-/// `handoff::reacquire_p` has found a P, and in the `finish_switch` for a goroutine that was
-/// requeued because no P was available. Neither touches a P; [`Rt::p`] would end the process.
+/// A goroutine that has entered the runtime but may have lost its P has an [`EnteredRuntime`]; the
+/// own context of an M's thread has an [`OwnContext`].
 #[derive(Clone, Copy)]
 pub(crate) struct Rt(&'static M, NotSend);
 
@@ -375,14 +374,14 @@ impl Rt {
         // SAFETY: on a goroutine the GS base is its M. The store is one instruction, so the
         // goroutine cannot move to another M between reading the GS base and the store.
         unsafe { arch::set_in_runtime::<1>() };
-        let rt = Rt::after_switch();
-        if rt.0.hold.load(Ordering::Relaxed) != OWNED {
-            return Some(handoff::reacquire_p(rt));
+        let entered = EnteredRuntime::on_this_m();
+        match entered.rt() {
+            Some(rt) => Some(rt),
+            None => Some(handoff::reacquire_p(entered)),
         }
-        Some(rt)
     }
 
-    /// Returns the `Rt` of the M on which this context was resumed.
+    /// Returns the `Rt` of the M on which this goroutine was resumed: that M owns a P.
     #[inline(always)]
     pub(crate) fn after_switch() -> Rt {
         // SAFETY: `in_runtime` is 1 and this is an M's thread; Ms are never freed.
@@ -472,6 +471,47 @@ impl Rt {
     }
 }
 
+/// Proof that a goroutine is inside the runtime, on an M whose P may have been retaken. It cannot be
+/// preempted, and its M stays the same.
+#[derive(Clone, Copy)]
+pub(crate) struct EnteredRuntime(&'static M, NotSend);
+
+impl EnteredRuntime {
+    /// Returns the proof of a goroutine that has just set `in_runtime`.
+    #[inline(always)]
+    pub(crate) fn on_this_m() -> EnteredRuntime {
+        // SAFETY: as in `Rt::after_switch`.
+        EnteredRuntime(unsafe { &*arch::current_m::<M>() }, PhantomData)
+    }
+
+    #[inline(always)]
+    pub(crate) fn m(self) -> &'static M {
+        self.0
+    }
+
+    pub(crate) fn sched(self) -> &'static Sched {
+        self.0.sched()
+    }
+
+    /// Returns the running goroutine.
+    pub(crate) fn g(self) -> &'static G {
+        self.0.current.get().unwrap_or_else(|| no_g())
+    }
+
+    /// Returns the `Rt` of this M, if sysmon has not probed or retaken its P.
+    #[inline(always)]
+    pub(crate) fn rt(self) -> Option<Rt> {
+        (self.0.hold.load(Ordering::Relaxed) == OWNED).then_some(Rt(self.0, PhantomData))
+    }
+
+    /// Returns the `Rt` after the scheduler's lock has shown that the M owns its P, or has given it
+    /// another one.
+    pub(crate) fn into_rt(self) -> Rt {
+        debug_assert!(self.0.p.get().is_some());
+        Rt(self.0, PhantomData)
+    }
+}
+
 /// Proof that this code runs on the own context of an M's thread. The M may have a P or not.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnContext(&'static M, NotSend);
@@ -496,12 +536,6 @@ impl OwnContext {
             Some(rt) => rt,
             None => no_p(),
         }
-    }
-
-    /// Returns the `Rt` of this M after a goroutine has switched to this context. The M has no P if
-    /// the goroutine was requeued because no P was available.
-    pub(crate) fn after_switch(self) -> Rt {
-        Rt(self.0, PhantomData)
     }
 
     /// Makes the M the owner of `p`.

@@ -42,7 +42,7 @@ use crate::mem::{self, Stack};
 use crate::sched::g::G;
 use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
-use crate::sched::m::{OwnContext, Rt, UnfinishedSwitch};
+use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
 use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
@@ -158,10 +158,10 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
 
 /// Queues the running goroutine, whose M has no P and found none. The M waits for a P on its own
 /// context. Returns when the goroutine is resumed, maybe on another M.
-pub(crate) fn requeue_without_p(rt: Rt) -> Rt {
-    let (m, g) = (rt.m(), rt.g());
+pub(crate) fn requeue_without_p(entered: EnteredRuntime) -> Rt {
+    let (m, g) = (entered.m(), entered.g());
     let counted =
-        shutdown::holds_lock() && rt.sched().count_waiting_holder(g) == HolderCount::Counted;
+        shutdown::holds_lock() && entered.sched().count_waiting_holder(g) == HolderCount::Counted;
     m.unfinished_switch.set(UnfinishedSwitch::WithoutP(g));
     m.current.set(None);
     // SAFETY: as in `switch_away`, to the thread's own context.
@@ -378,18 +378,35 @@ fn finish_switch(rt: Rt) {
             sched.push_expired(g);
             sched.wake_after_push();
         }
-        UnfinishedSwitch::WithoutP(g) => {
-            g.state.set_runnable();
-            g.woken.set(true);
-            if g.stopped_in_libc.get() {
-                sched.push_expired(g);
-                sched.wake_after_push();
-            } else {
-                // Queued as woken, it does not wait behind goroutines that compute.
-                sched.push_woken_from_outside(g);
-            }
-        }
+        UnfinishedSwitch::WithoutP(g) => push_without_p(sched, g),
         UnfinishedSwitch::Dead(stack) => recycle_stack(rt, stack),
+    }
+}
+
+/// Completes the switch from a goroutine to the thread's own context, whose M may have no P.
+fn finish_switch_to_own_context(own: OwnContext) {
+    if let Some(rt) = own.rt() {
+        return finish_switch(rt);
+    }
+    match own.m().unfinished_switch.replace(UnfinishedSwitch::None) {
+        UnfinishedSwitch::WithoutP(g) => push_without_p(own.sched(), g),
+        _ => crate::sched::fatal(format_args!(
+            "M {}: a switch without a P",
+            own.m().id.load(Ordering::Relaxed)
+        )),
+    }
+}
+
+/// Queues a goroutine that came back from a blocking call and found no P.
+fn push_without_p(sched: &Sched, g: &'static G) {
+    g.state.set_runnable();
+    g.woken.set(true);
+    if g.stopped_in_libc.get() {
+        sched.push_expired(g);
+        sched.wake_after_push();
+    } else {
+        // Queued as woken, it does not wait behind goroutines that compute.
+        sched.push_woken_from_outside(g);
     }
 }
 
@@ -632,7 +649,7 @@ pub(crate) fn thread_loop(own: OwnContext) {
         m.current.set(Some(g));
         // SAFETY: as in `switch_away`, in the other direction.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };
-        finish_switch(own.after_switch());
+        finish_switch_to_own_context(own);
     }
 }
 

@@ -13,7 +13,7 @@
 //!    dereferencing it is always allowed.
 //! 2. `head` and the links are written only under the list's lock.
 //! 3. An object is in at most one list, once: its link belongs to that list. A caller that breaks
-//!    this rule corrupts the list, but not memory (invariant 1).
+//!    this rule makes two users of one object.
 //!
 //! `push` and `pop` do not allocate. `pop` of an empty list is one load, without the lock.
 //!

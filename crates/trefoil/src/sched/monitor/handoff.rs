@@ -38,7 +38,7 @@
 //! Invariant 1: while `hold` of an M is `RETAKEN`, its `m.p` only remembers its last P. The M does
 //! not own that P, and is not its `holder`.
 
-use crate::sched::m::{M, OWNED, OwnContext, PROBING, RETAKEN, Rt};
+use crate::sched::m::{EnteredRuntime, M, OWNED, OwnContext, PROBING, RETAKEN, Rt};
 use crate::sched::p::{P, flag};
 use crate::sched::queues::assign::PendingWakes;
 use crate::sched::queues::central::Central;
@@ -141,11 +141,11 @@ pub(crate) fn release_p_before_blocking(rt: Rt) {
 /// a P if the M has lost its own. If no P is available, the goroutine queues and goes on later,
 /// maybe on another M.
 #[cold]
-pub(crate) fn reacquire_p(rt: Rt) -> Rt {
-    let (m, sched) = (rt.m(), rt.sched());
+pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
+    let (m, sched) = (entered.m(), entered.sched());
     let mut central = sched.central.lock();
     if !sched.clear_retaken(&mut central, m) {
-        return rt;
+        return entered.into_rt();
     }
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
@@ -166,9 +166,9 @@ pub(crate) fn reacquire_p(rt: Rt) -> Rt {
         if counted_as_spinning && sched.idle.stop_spinning() {
             sched.wake_after_push();
         }
-        return rt;
+        return entered.into_rt();
     }
-    switch::requeue_without_p(rt)
+    switch::requeue_without_p(entered)
 }
 
 /// As [`reacquire_p`], on the M's own context: the M then searches for a P itself.

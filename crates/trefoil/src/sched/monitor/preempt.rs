@@ -53,7 +53,7 @@ use crate::arch::{self, preempt::DIVERT_BYTES};
 use crate::mem;
 use crate::sched::Sched;
 use crate::sched::g::G;
-use crate::sched::m::{M, OWNED, RETAKEN, Rt};
+use crate::sched::m::{EnteredRuntime, M, OWNED, RETAKEN};
 use crate::sched::monitor::handoff;
 use crate::sched::p::P;
 use crate::sched::switch;
@@ -392,21 +392,21 @@ impl StopSite {
 /// What the trampoline calls on a diverted goroutine. It runs inside the runtime, which the handler
 /// has entered and the trampoline leaves.
 unsafe extern "sysv64" fn preempted() {
-    let rt = Rt::after_switch();
-    let (sched, g) = (rt.sched(), rt.g());
+    let entered = EnteredRuntime::on_this_m();
+    let (sched, g) = (entered.sched(), entered.g());
     let in_libc = g.stopped_in_libc.get();
-    let deferrals = rt.m().preempt_deferrals.load(Ordering::Relaxed);
+    let deferrals = entered.m().preempt_deferrals.load(Ordering::Relaxed);
     if in_libc && !sched.count_stop_in_libc(deferrals) {
         g.stopped_in_libc.set(false);
         return;
     }
     sched.count_stop_by_signal(g);
-    if rt.m().hold.load(Ordering::Relaxed) == OWNED {
+    if let Some(rt) = entered.rt() {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
-        rt.m().preempt_deferrals.store(0, Ordering::Relaxed);
-        handoff::reacquire_p(rt);
+        entered.m().preempt_deferrals.store(0, Ordering::Relaxed);
+        handoff::reacquire_p(entered);
     }
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
