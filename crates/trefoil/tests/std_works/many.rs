@@ -15,20 +15,18 @@ fn runtime_threads() -> Vec<(i32, String)> {
     tasks().into_iter().filter(|(_, name)| name.starts_with("trefoil-m")).collect()
 }
 
-/// Threads beyond one per P that may run goroutines. A thread that waits for the kernel's memory map
-/// lock for longer than a time slice is replaced. On an idle machine two were seen, beside four
-/// busy processes eleven.
-const MORE_THREADS: usize = 30;
-
-/// Asserts that at most `procs` threads, and [`MORE_THREADS`], run goroutines.
+/// Asserts that at most `procs + more` threads run goroutines.
 #[track_caller]
-fn assert_few_threads(procs: usize) {
+fn assert_few_threads(procs: usize, more: usize) {
     let all = runtime_threads();
-    assert!(all.len() <= procs + MORE_THREADS, "{} threads: {all:?}", all.len());
+    assert!(all.len() <= procs + more, "{} threads: {all:?}", all.len());
 }
 
 #[test]
 fn a_hundred_thousand_waits_in_std_sync_need_few_threads() {
+    // A thread that waits for the kernel's memory map lock for longer than a time slice is replaced.
+    // On an idle machine two were seen beyond the Ps, beside four busy processes eleven.
+    const MORE: usize = 30;
     child_test!();
     let n = size(100_000, 8_000);
     runtime(2).run(move || {
@@ -62,7 +60,7 @@ fn a_hundred_thousand_waits_in_std_sync_need_few_threads() {
         until("all goroutines to begin", || begun.load(SeqCst) == n);
         thread::sleep(50 * MS);
         assert_eq!(all.0.lock().unwrap().0, 0);
-        assert_few_threads(2);
+        assert_few_threads(2, MORE);
         drop(held);
         all.0.lock().unwrap().1 = true;
         all.1.notify_all();
@@ -70,7 +68,7 @@ fn a_hundred_thousand_waits_in_std_sync_need_few_threads() {
         closed.wait();
         join_all(goroutines);
         assert_eq!(all.0.lock().unwrap().0, n);
-        assert_few_threads(2);
+        assert_few_threads(2, MORE);
     });
 }
 
@@ -83,7 +81,7 @@ fn fifty_thousand_std_sleeps_need_few_threads() {
         let all: Vec<_> =
             (0..n).map(|_| trefoil::go(|| thread::sleep(Duration::from_secs(1)))).collect();
         thread::sleep(500 * MS);
-        assert_few_threads(2);
+        assert_few_threads(2, 6);
         join_all(all);
         let took = start.elapsed();
         println!("{n} sleeps of 1 s took {took:?}");
@@ -133,13 +131,13 @@ fn a_thousand_std_connections_need_few_threads() {
                         thread::sleep(MS);
                     }
                     if i == 0 {
-                        assert_few_threads(4);
+                        assert_few_threads(4, 8);
                     }
                 })
             })
             .collect();
         join_all(clients);
         server.join().unwrap();
-        assert_few_threads(4);
+        assert_few_threads(4, 8);
     });
 }
