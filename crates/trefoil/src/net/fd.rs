@@ -175,21 +175,21 @@ impl Fd {
     #[inline]
     pub(crate) fn io<T>(
         &self,
-        side: Direction,
+        direction: Direction,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         let call = self.call()?;
         let mut limit = None;
         loop {
-            if self.pollable.is_past_deadline(side) {
+            if self.pollable.is_past_deadline(direction) {
                 return Err(timed_out());
             }
-            let seen = self.pollable.edges(side);
+            let seen = self.pollable.edges(direction);
             self.check_contexts()?;
             match attempt(call.fd()) {
                 Err(rustix::io::Errno::AGAIN) => {
-                    let limit = *limit.get_or_insert_with(|| self.limit(side));
-                    self.wait_for(&call, side, limit, seen)?;
+                    let limit = *limit.get_or_insert_with(|| self.limit(direction));
+                    self.wait_for(&call, direction, limit, seen)?;
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -227,41 +227,41 @@ impl Fd {
     }
 
     /// Returns the time at which the timeout ends for a call that begins to wait now.
-    pub(crate) fn limit(&self, side: Direction) -> Nanos {
-        match self.timeouts[side as usize].load(Ordering::Relaxed) {
+    pub(crate) fn limit(&self, direction: Direction) -> Nanos {
+        match self.timeouts[direction as usize].load(Ordering::Relaxed) {
             0 => NEVER,
             timeout => clock::now().saturating_add(timeout),
         }
     }
 
     /// Returns an error if a call that waits without the poller has to end.
-    pub(crate) fn check(&self, side: Direction, limit: Nanos) -> io::Result<()> {
+    pub(crate) fn check(&self, direction: Direction, limit: Nanos) -> io::Result<()> {
         if self.state.load(Ordering::Acquire) & CLOSED != 0 {
             return Err(closed());
         }
-        if self.pollable.is_past_deadline(side) || (limit != NEVER && limit <= clock::now()) {
+        if self.pollable.is_past_deadline(direction) || (limit != NEVER && limit <= clock::now()) {
             return Err(timed_out());
         }
         self.check_contexts()
     }
 
-    /// Returns how often `side` was reported ready. Read it before an attempt, for
+    /// Returns how often `direction` was reported ready. Read it before an attempt, for
     /// [`Fd::wait_for`] after the attempt.
-    pub(crate) fn edges(&self, side: Direction) -> u32 {
-        self.pollable.edges(side)
+    pub(crate) fn edges(&self, direction: Direction) -> u32 {
+        self.pollable.edges(direction)
     }
 
-    /// Waits until `side` may be ready, or until `limit`. Returns at once if there were edges since
+    /// Waits until `direction` may be ready, or until `limit`. Returns at once if there were edges since
     /// `seen`.
     pub(crate) fn wait_for(
         &self,
         _: &ActiveCall<'_>,
-        side: Direction,
+        direction: Direction,
         limit: Nanos,
         seen: u32,
     ) -> io::Result<()> {
         let sched = runtime::current_sched()?;
-        match self.pollable.wait(sched, self.raw, side, limit, seen)? {
+        match self.pollable.wait(sched, self.raw, direction, limit, seen)? {
             IoWait::Ready => Ok(()),
             IoWait::TimedOut => Err(timed_out()),
             IoWait::Closed => Err(closed()),
@@ -317,21 +317,25 @@ impl Fd {
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Sets when calls in direction `side` fail. `None` means never.
+    /// Sets when calls in `direction` fail. `None` means never.
     pub(crate) fn set_deadline(
         &self,
-        side: Direction,
+        direction: Direction,
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         let _call = self.call()?;
         let deadline = deadline.map_or(NEVER, |t| clock::at(t).min(NEVER - 1));
-        self.pollable.set_deadline(side, deadline);
+        self.pollable.set_deadline(direction, deadline);
         Ok(())
     }
 
     /// Sets how long each call may wait, counted from when it begins to wait. Zero is an error, as
     /// in std.
-    pub(crate) fn set_timeout(&self, side: Direction, timeout: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn set_timeout(
+        &self,
+        direction: Direction,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
         let _call = self.call()?;
         let nanos = match timeout {
             None => 0,
@@ -341,12 +345,12 @@ impl Fd {
             }
             Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(NEVER),
         };
-        self.timeouts[side as usize].store(nanos, Ordering::Relaxed);
+        self.timeouts[direction as usize].store(nanos, Ordering::Relaxed);
         Ok(())
     }
 
-    pub(crate) fn timeout(&self, side: Direction) -> Option<Duration> {
-        match self.timeouts[side as usize].load(Ordering::Relaxed) {
+    pub(crate) fn timeout(&self, direction: Direction) -> Option<Duration> {
+        match self.timeouts[direction as usize].load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(Duration::from_nanos(nanos)),
         }

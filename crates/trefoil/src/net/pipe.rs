@@ -92,7 +92,7 @@ pub struct PipeWriter {
 
 /// Methods and traits that both ends have.
 macro_rules! pipe_end {
-    ($name:ident, $side:expr, $deadline:ident) => {
+    ($name:ident, $direction:expr, $deadline:ident) => {
         impl $name {
             /// Closes this end for all goroutines that use it.
             ///
@@ -149,7 +149,7 @@ macro_rules! pipe_end {
             /// });
             /// ```
             pub fn $deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
-                self.fd.set_deadline($side, deadline)
+                self.fd.set_deadline($direction, deadline)
             }
 
             /// Returns another handle to the same end of the pipe, with a deadline of its own.

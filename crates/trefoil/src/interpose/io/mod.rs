@@ -48,8 +48,8 @@ const ENOTSOCK: isize = -(libc::ENOTSOCK as isize);
 const EOPNOTSUPP: isize = -(libc::EOPNOTSUPP as isize);
 
 /// Returns when a blocking call in this direction times out: `SO_RCVTIMEO`, `SO_SNDTIMEO`.
-fn timeout_deadline(fd: c_int, side: Direction) -> Nanos {
-    let option = if side == Direction::Read { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
+fn timeout_deadline(fd: c_int, direction: Direction) -> Nanos {
+    let option = if direction == Direction::Read { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
     let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>();
     // SAFETY: the kernel writes a timeval and its length.

@@ -24,7 +24,7 @@ pub(in crate::interpose) enum RetryDecision {
 /// The attempts of one call, and its waits. The timeout counts from the first wait.
 pub(super) struct Attempts {
     fd: c_int,
-    side: Direction,
+    direction: Direction,
     deadline: Option<Nanos>,
     entry: Option<&'static FdEntry>,
     /// [`FdEntry::closes`] before the last attempt.
@@ -41,9 +41,9 @@ const CHANCE_FAILURES: u32 = 2;
 
 impl Attempts {
     #[inline]
-    pub(super) fn new(fd: c_int, side: Direction) -> Attempts {
+    pub(super) fn new(fd: c_int, direction: Direction) -> Attempts {
         let entry = fds::entry(fd);
-        Attempts { fd, side, deadline: None, entry, closes: 0, failures: 0, pauses: 0 }
+        Attempts { fd, direction, deadline: None, entry, closes: 0, failures: 0, pauses: 0 }
     }
 
     /// Notes that the call has made progress.
@@ -81,11 +81,11 @@ impl Attempts {
             Err(result) => return RetryDecision::Return(result),
         };
         self.failures += 1;
-        if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.side.events()) {
+        if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.direction.events()) {
             return self.pause(deadline);
         }
         self.pauses = 0;
-        wait_ready(self.fd, self.side, deadline, Some(self.closes))
+        wait_ready(self.fd, self.direction, deadline, Some(self.closes))
     }
 
     /// Returns when the call times out.
@@ -97,9 +97,9 @@ impl Attempts {
         if let Some(deadline) = self.deadline {
             return Ok(deadline);
         }
-        let (fd, side) = (self.fd, self.side);
+        let (fd, direction) = (self.fd, self.direction);
         let ask = || match is_nonblocking(fd)? {
-            false => Ok(timeout_deadline(fd, side)),
+            false => Ok(timeout_deadline(fd, direction)),
             true => Err(EAGAIN),
         };
         let mut answer = Ok(NEVER);
@@ -109,8 +109,11 @@ impl Attempts {
                 _ = entry.is_known_blocking(|| {
                     answer = ask();
                     // The cached answer is for both directions.
-                    let other =
-                        if side == Direction::Read { Direction::Write } else { Direction::Read };
+                    let other = if direction == Direction::Read {
+                        Direction::Write
+                    } else {
+                        Direction::Read
+                    };
                     answer == Ok(NEVER) && timeout_deadline(fd, other) == NEVER
                 })
             }
@@ -139,7 +142,7 @@ impl Attempts {
         let pause = (BACK_OFF_MIN_NANOS << self.pauses.min(u64::BITS / 2)).min(BACK_OFF_MAX_NANOS);
         self.pauses += 1;
         let end = start.saturating_add(pause).min(deadline);
-        match self.side {
+        match self.direction {
             Direction::Write => sleep_until(end),
             Direction::Read => {
                 let pollable = entry.pollable();
@@ -160,7 +163,7 @@ impl Attempts {
 /// descriptor was closed since its entry had `closes`.
 pub(in crate::interpose) fn wait_ready(
     fd: c_int,
-    side: Direction,
+    direction: Direction,
     deadline: Nanos,
     closes: Option<u32>,
 ) -> RetryDecision {
@@ -170,11 +173,11 @@ pub(in crate::interpose) fn wait_ready(
     };
     let pollable = entry.pollable();
     // The edges are read before the closes: a close that comes later is an edge.
-    let seen = pollable.edges(side);
+    let seen = pollable.edges(direction);
     if closes.is_some_and(|closes| closes != entry.closes()) {
         return RetryDecision::Retry;
     }
-    match pollable.wait_armed(sched, fd, side, deadline, seen) {
+    match pollable.wait_armed(sched, fd, direction, deadline, seen) {
         Ok(IoWait::Ready) => RetryDecision::Retry,
         Ok(IoWait::TimedOut) => RetryDecision::Return(EAGAIN),
         Ok(IoWait::Closed) => RetryDecision::Return(EBADF),
@@ -187,21 +190,21 @@ pub(in crate::interpose) fn wait_ready(
 #[inline]
 pub(super) fn retry_until_ready(
     fd: c_int,
-    side: Direction,
+    direction: Direction,
     attempt: impl FnMut() -> isize,
     real: impl FnOnce() -> isize,
 ) -> isize {
-    Attempts::new(fd, side).run(attempt, real)
+    Attempts::new(fd, direction).run(attempt, real)
 }
 
 /// Makes the blocking call `real` once the descriptor is ready: for files without `RWF_NOWAIT`
 /// (terminals, some devices). If another reader is faster, the thread blocks.
-pub(super) fn poll_then_call(fd: c_int, side: Direction, real: impl Fn() -> isize) -> isize {
+pub(super) fn poll_then_call(fd: c_int, direction: Direction, real: impl Fn() -> isize) -> isize {
     if is_nonblocking(fd) != Ok(false) {
         return real();
     }
-    while !is_ready(fd, side.events()) {
-        match wait_ready(fd, side, NEVER, None) {
+    while !is_ready(fd, direction.events()) {
+        match wait_ready(fd, direction, NEVER, None) {
             RetryDecision::Retry => {}
             RetryDecision::Return(result) => return result,
             RetryDecision::Block => break,
