@@ -10,10 +10,8 @@ use std::fmt;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Once, OnceLock};
 
-/// Default address space of a goroutine's stack, the guard and the thread-locals included.
-pub(crate) const DEFAULT_STACK_BYTES: usize = 256 << 10;
 /// Address space of a main goroutine's stack: as much as Linux gives the main thread of a program.
 const MAIN_STACK_BYTES: usize = 8 << 20;
 
@@ -294,15 +292,18 @@ impl RuntimeBuilder {
     }
 
     /// Sets whether the thread-local storage of each goroutine keeps glibc's reserve (1.7 KiB) for
-    /// libraries that are loaded later with `dlopen` and need static TLS. Defaults to `true`.
+    /// libraries that are loaded later with `dlopen` and have initial-exec TLS. Defaults to `false`.
     ///
-    /// Without the reserve, a small parked goroutine fits in one page instead of two. Loading a
-    /// library that needs the reserve then ends the process with a message that gives the reason.
-    /// All runtimes of a process share this setting, and the first goroutine of the process fixes
-    /// it.
+    /// Few libraries need it (some OpenGL drivers, OpenMP runtimes and memory allocators, if they
+    /// are loaded at run time). Without the reserve a small parked goroutine takes one page instead
+    /// of two, and `dlopen` of such a library fails with an error; all other libraries load as
+    /// usual, and so do those that the program is linked with. `TREFOIL_DLOPEN_RESERVE=1` in the
+    /// environment sets the default to `true`.
+    ///
+    /// All runtimes of a process share this setting, and the first of them fixes it.
     ///
     /// ```
-    /// let rt = trefoil::Runtime::builder().dlopen_reserve(false).build().unwrap();
+    /// let rt = trefoil::Runtime::builder().dlopen_reserve(true).build().unwrap();
     /// assert_eq!(rt.run(|| 6 * 7), 42);
     /// ```
     pub fn dlopen_reserve(mut self, keep: bool) -> Self {
@@ -332,9 +333,10 @@ impl RuntimeBuilder {
     /// The message names the setting and the reason.
     /// - [`InvalidInput`](io::ErrorKind::InvalidInput): `procs` is not from 1 to 1024,
     ///   `max_threads` is less than 2, `stack_size` is 0 or more than 1 GiB, or `TREFOIL_PROCS`,
-    ///   `GOMAXPROCS` or `TREFOIL_DEBUG` has a value that is not valid.
-    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` or `dlopen_reserve` was set
-    ///   to another value than the first goroutine of the process has fixed.
+    ///   `GOMAXPROCS`, `TREFOIL_DLOPEN_RESERVE` or `TREFOIL_DEBUG` has a value that is not valid.
+    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` was set to another value than
+    ///   the first goroutine of the process has fixed, or `dlopen_reserve` to another value than the
+    ///   first runtime has fixed.
     /// - [`Unsupported`](io::ErrorKind::Unsupported): the thread-local storage of this glibc has a
     ///   layout that the runtime does not know.
     /// - Other kinds: the kernel refused memory or a thread, for example
@@ -343,8 +345,11 @@ impl RuntimeBuilder {
         let env = env::read().map_err(invalid)?;
         let explicit_procs = self.checked_procs()?.or(env.procs);
         let max_threads = self.checked_max_threads()?;
+        fix_dlopen_reserve(self.dlopen_reserve, env.dlopen_reserve)?;
         let async_preempt = process_init(&env)?;
-        configure_stacks(self.stack_size, self.dlopen_reserve)?;
+        if let Some(bytes) = self.stack_size {
+            mem::configure(bytes)?;
+        }
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
             schedtrace_ms: env.schedtrace_ms,
@@ -394,19 +399,24 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Sets the default stack size and the dlopen reserve of the process, as far as a builder sets
-/// them. A setting that the builder leaves out keeps the value of earlier builders.
-fn configure_stacks(stack_size: Option<usize>, dlopen_reserve: Option<bool>) -> io::Result<()> {
-    /// The stack size and the dlopen reserve of earlier builders.
-    static CONFIGURED: Mutex<(usize, bool)> = Mutex::new((DEFAULT_STACK_BYTES, true));
-    if stack_size.is_none() && dlopen_reserve.is_none() {
-        return Ok(());
+/// Fixes whether goroutines keep glibc's reserve: the first call decides for the process, by its
+/// builder or else by the environment.
+fn fix_dlopen_reserve(builder: Option<bool>, env: Option<bool>) -> io::Result<()> {
+    static KEEP: OnceLock<bool> = OnceLock::new();
+    let keep = *KEEP.get_or_init(|| {
+        let keep = builder.or(env).unwrap_or(false);
+        if keep {
+            mem::tls::keep_reserve();
+        }
+        keep
+    });
+    if builder.is_some_and(|asked| asked != keep) {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "dlopen_reserve can be set only on the first runtime of the process, or for all of \
+             them by TREFOIL_DLOPEN_RESERVE=1",
+        ));
     }
-    let mut configured = CONFIGURED.lock().unwrap_or_else(PoisonError::into_inner);
-    let stack_size = stack_size.unwrap_or(configured.0);
-    let dlopen_reserve = dlopen_reserve.unwrap_or(configured.1);
-    mem::configure(stack_size, dlopen_reserve)?;
-    *configured = (stack_size, dlopen_reserve);
     Ok(())
 }
 
@@ -441,6 +451,10 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
                 "trefoil: new goroutines are slow here (their TLS needs a thread each): {why}"
             );
         });
+    }
+    if let Some(why) = &layout.reserve_reason {
+        static WARN_ONCE: Once = Once::new();
+        WARN_ONCE.call_once(|| eprintln!("trefoil: goroutines take two pages each here: {why}"));
     }
     // After `mem::tls::init`: it has made a thread, so glibc has installed the handler to wrap.
     interpose::setxid::install();

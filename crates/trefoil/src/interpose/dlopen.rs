@@ -1,6 +1,7 @@
 //! `dlopen`: a new library may have initial-exec TLS, which lies in every thread's static block.
 //! glibc writes the library's TLS image into the blocks of the threads it knows; `mem::tls` does
-//! the same for goroutines.
+//! the same for goroutines. By default goroutines have no room for such libraries, and glibc refuses
+//! them (`mem::tls`); then one line on stderr says what to do.
 //!
 //! Before the runtime starts a call is a *jump* to the real function: glibc takes the caller's
 //! namespace and RUNPATH from the return address. Afterwards that is our address, so a library that
@@ -11,9 +12,10 @@
 //! variables that have an initial value; the value is there when `dlopen` returns.
 
 use super::symbol::NextSymbol;
-use crate::mem::tls::{Loader, READY, modules_changed};
+use crate::mem::tls::{Loader, READY, modules_changed, refuses_static_tls};
 use std::arch::naked_asm;
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type Dlmopen = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
@@ -92,7 +94,7 @@ interpose! {
 
 unsafe extern "C" fn dlopen_after_start(file: *const c_char, mode: c_int) -> *mut c_void {
     // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { DLOPEN.function::<Dlopen>()(file, mode) };
+    let handle = open_or_explain(file, || unsafe { DLOPEN.function::<Dlopen>()(file, mode) });
     if !handle.is_null() {
         update_blocks(Some(loader()));
     }
@@ -104,12 +106,51 @@ unsafe extern "C" fn dlmopen_after_start(
     file: *const c_char,
     mode: c_int,
 ) -> *mut c_void {
-    // SAFETY: libc's function of that name and type, with the caller's arguments.
-    let handle = unsafe { DLMOPEN.function::<Dlmopen>()(space, file, mode) };
+    let open = || {
+        // SAFETY: libc's function of that name and type, with the caller's arguments.
+        unsafe { DLMOPEN.function::<Dlmopen>()(space, file, mode) }
+    };
+    let handle = open_or_explain(file, open);
     if !handle.is_null() {
         update_blocks(Some(loader()));
     }
     handle
+}
+
+/// Calls `open`. If it fails because goroutines have no room for the library's TLS, says so on
+/// stderr, once per process.
+fn open_or_explain(file: *const c_char, open: impl Fn() -> *mut c_void) -> *mut c_void {
+    static EXPLAINED: AtomicBool = AtomicBool::new(false);
+    let handle = open();
+    if !handle.is_null() || !refuses_static_tls() || EXPLAINED.load(Ordering::Relaxed) {
+        return handle;
+    }
+    if is_refused_static_tls() && !EXPLAINED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the loader has read this string.
+        let file = unsafe { CStr::from_ptr(file) }.to_string_lossy();
+        eprintln!(
+            "trefoil: dlopen of {file}: goroutines have no room for its initial-exec TLS; set \
+             TREFOIL_DLOPEN_RESERVE=1, or call dlopen_reserve(true) on the runtime's builder"
+        );
+    }
+    // Reading the error has cleared it, and the caller wants to read it too.
+    open()
+}
+
+/// Returns whether the loader's last error on this thread is that static TLS is exhausted. Clears
+/// the error.
+fn is_refused_static_tls() -> bool {
+    // SAFETY: null, or a string that is valid until the next call of the loader on this thread.
+    let text = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return false;
+        }
+        CStr::from_ptr(text).to_bytes()
+    };
+    // "FILE: cannot allocate memory in static TLS block", or a translation of it.
+    let reason = text.rsplit(|&byte| byte == b':').next().unwrap_or(text);
+    reason.windows(3).any(|word| word == b"TLS")
 }
 
 /// Returns the real functions, for callers that must not call the interposed ones.

@@ -57,7 +57,6 @@ use self::size_class::{CLASSES, SizeClass};
 pub(crate) use self::stack::Stack;
 use self::stack::{StackConfig, StackTop};
 use self::stack_pool::{PoolState, StackBatch, StackPool};
-use self::tls::DlopenReserve;
 use crate::sys::lock::Lock;
 use crate::sys::mm;
 
@@ -302,15 +301,13 @@ pub(crate) fn unreserve_one() {
     }
 }
 
-/// Sets the default stack size (rounded up to a power of two), and whether TLS blocks keep glibc's
-/// reserve for dlopen.
+/// Sets the default stack size (rounded up to a power of two).
 ///
 /// # Errors
-/// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks exist already with
-/// other settings; the errors of `tls::init`.
-pub(crate) fn configure(default_size: usize, dlopen_reserve: bool) -> io::Result<()> {
-    let reserve = if dlopen_reserve { DlopenReserve::Keep } else { DlopenReserve::Omit };
-    StackConfig::configure(default_size, reserve)
+/// `InvalidInput` for a size of 0 or above 1 GiB; `AlreadyExists` if stacks of another size exist
+/// already; the errors of `tls::init`.
+pub(crate) fn configure(default_size: usize) -> io::Result<()> {
+    StackConfig::configure(default_size)
 }
 
 /// Selects mprotect guards, as on kernels before 6.13. Call it before the first stack.

@@ -4,7 +4,7 @@
 //!   base     low                         sp            tp        top          end = base + size
 //!   │        │                           │             │         │            │
 //!   ├────────┼───────────────────────────┼─────────────┼─────────┼──────────┬─┤
-//!   │ guard  │ untouched … ◀─ the stack  │ TLS (and    │ struct  │ StackTop │ │◀─ colour pad:
+//!   │ guard  │ untouched … ◀─ the stack  │ TLS (or also│ struct  │ StackTop │ │◀─ colour pad:
 //!   │ 16 KiB │               grows down  │ the dlopen  │ pthread │ 64 B     │ │   0, 64, 128 … B
 //!   │        │                           │ reserve)    │         │          │ │
 //!   └────────┴───────────────────────────┴─────────────┴─────────┴──────────┴─┘
@@ -24,8 +24,8 @@
 //!   pages   = need / 4096, rounded up          slack = pages · 4096 − need
 //!   colours = slack / 64 + 1, at most 64       (64 lines are a page: more would repeat sets)
 //!
-//!   with glibc's reserve:    4,480 + 64 + 896 = 5,440 → 2 pages, slack 2,752 → 44 colours
-//!   without:         2,768 → 2,816 + 64 + 896 = 3,776 → 1 page,  slack   320 →  6 colours
+//!   by default:      2,768 → 2,816 + 64 + 896 = 3,776 → 1 page,  slack   320 →  6 colours
+//!   with the reserve:        4,480 + 64 + 896 = 5,440 → 2 pages, slack 2,752 → 44 colours
 //! ```
 //! Measured, a walk over nine lines of each of 1,000 stacks: 38 ns per stack with one colour, 15.4
 //! with 6, 13.0 with 44. 16 colours that are three lines apart are no better (13.0), so the step is
@@ -50,7 +50,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::arena::{self, SlotList, StackSlot};
 use super::size_class::SizeClass;
 use super::stack_pool::{BatchLinks, BatchNode, StackBatch};
-use super::tls::{self, DlopenReserve};
+use super::tls;
 use crate::sys::lock::{Lock, SharedLock};
 use crate::sys::mm::{self, GuardKind, PAGE, Span};
 
@@ -100,19 +100,18 @@ pub(super) static LIVE_LOCK: SharedLock = SharedLock::new();
 // -------------------------------------------------------------------------------------------------
 
 /// The settings that the first stack fixes, packed into a word: bits 0–7 are the class of the
-/// default size, bit 8 is set if blocks have the dlopen reserve, bits 16–23 are the number of
+/// default size, bits 16–23 are the number of
 /// colours, bits 24–30 are the number of populated pages, and bit 31 is always set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct StackConfig(u32);
 
 /// 0 until the settings are fixed, then a [`StackConfig`].
 static CONFIG: AtomicU32 = AtomicU32::new(0);
-/// The settings to fix: the default size in bytes, and whether blocks have the dlopen reserve.
-static REQUESTED: Lock<(usize, DlopenReserve)> = Lock::new((DEFAULT_BYTES, DlopenReserve::Keep));
+/// The default size to fix, in bytes.
+static REQUESTED_BYTES: Lock<usize> = Lock::new(DEFAULT_BYTES);
 
 impl StackConfig {
     const FIXED: u32 = 1 << 31;
-    const DLOPEN_RESERVE: u32 = 1 << 8;
     const COLOURS_SHIFT: u32 = 16;
     const POPULATED_SHIFT: u32 = 24;
 
@@ -129,39 +128,29 @@ impl StackConfig {
     #[cold]
     fn fix_slow() -> io::Result<StackConfig> {
         let layout = tls::init()?;
-        let requested = REQUESTED.lock();
-        let (bytes, reserve) = *requested;
-        let class = class_of(bytes)?;
-        let (below, reserve_bit) = match reserve {
-            DlopenReserve::Keep => (layout.below, Self::DLOPEN_RESERVE),
-            DlopenReserve::Omit => (layout.below_used, 0),
-        };
-        let block = layout.above + below;
+        let requested = REQUESTED_BYTES.lock();
+        let class = class_of(*requested)?;
+        let block = layout.above + layout.below_tp();
         let (colours, populated) = (colours(block), populated_pages(block, layout.above));
         let word = Self::FIXED
             | class.index() as u32
-            | reserve_bit
             | (colours as u32) << Self::COLOURS_SHIFT
             | (populated as u32) << Self::POPULATED_SHIFT;
-        // Under the lock of `REQUESTED`, so two first calls store the same value.
+        // Under the lock of `REQUESTED_BYTES`, so two first calls store the same value.
         CONFIG.store(word, Ordering::Release);
         Ok(StackConfig(word))
     }
 
     /// Sets what the first stack will fix; see `mem::configure`.
-    pub(super) fn configure(default_bytes: usize, reserve: DlopenReserve) -> io::Result<()> {
+    pub(super) fn configure(default_bytes: usize) -> io::Result<()> {
         let class = class_of(default_bytes)?;
-        let mut requested = REQUESTED.lock();
+        let mut requested = REQUESTED_BYTES.lock();
         match CONFIG.load(Ordering::Acquire) {
             0 => {
-                *requested = (default_bytes, reserve);
+                *requested = default_bytes;
                 Ok(())
             }
-            word if StackConfig(word).default() == class
-                && StackConfig(word).dlopen_reserve() == reserve =>
-            {
-                Ok(())
-            }
+            word if StackConfig(word).default() == class => Ok(()),
             _ => Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "the default stack size can be set only before the first goroutine of the process",
@@ -172,14 +161,6 @@ impl StackConfig {
     #[inline]
     pub(super) fn default(self) -> SizeClass {
         SizeClass::from_index((self.0 & 0xff) as usize)
-    }
-
-    /// Returns whether TLS blocks have glibc's reserve for dlopen.
-    fn dlopen_reserve(self) -> DlopenReserve {
-        match self.0 & Self::DLOPEN_RESERVE {
-            0 => DlopenReserve::Omit,
-            _ => DlopenReserve::Keep,
-        }
     }
 
     fn colours(self) -> usize {
@@ -476,7 +457,7 @@ unsafe fn make_one(slot: StackSlot, config: StackConfig) -> io::Result<NonNull<S
     let top = at(config.top_of(slot));
     let tid = TID_BASE | slot.index();
     // SAFETY: [low, top) is part of the slot, and zeroed where the block will be (caller).
-    let block = unsafe { tls::create(at(slot.low()), top, tid, config.dlopen_reserve()) }?;
+    let block = unsafe { tls::create(at(slot.low()), top, tid) }?;
     // The ABI requires 16; in practice the block's own alignment is at least that.
     let sp = block.stack_top.as_ptr().addr() & !15;
     let top = top.cast::<StackTop>();

@@ -202,13 +202,13 @@ fn slot_at_finds_every_stack_in_sorted_and_unsorted_chunks() {
 #[test]
 fn configure_sets_the_default_size_until_the_first_stack() {
     passes_in_child("configure_sets_the_default_size_until_the_first_stack", || {
-        assert!(configure(2 << 30, true).is_err());
-        configure(60 * KIB, false).unwrap();
+        assert!(configure(2 << 30).is_err());
+        configure(60 * KIB).unwrap();
         let mut cache = StackCache::new().unwrap();
         let stack = start(&mut cache);
         assert_eq!(stack.size(), 64 * KIB);
-        configure(64 * KIB, false).unwrap();
-        assert!(configure(64 * KIB, true).unwrap_err().to_string().contains("before the first"));
+        configure(64 * KIB).unwrap();
+        assert!(configure(128 * KIB).unwrap_err().to_string().contains("before the first"));
         end(&mut cache, stack);
     });
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `TREFOIL_PROCS` | number of Ps, 1 to 1024 |
 //! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
+//! | `TREFOIL_DLOPEN_RESERVE` | `1`: goroutines keep room for libraries with initial-exec TLS |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
@@ -19,6 +20,8 @@ use super::cpus::parse_procs;
 pub(crate) struct Env {
     /// Number of Ps.
     pub procs: Option<usize>,
+    /// TLS blocks keep glibc's reserve for dlopen.
+    pub dlopen_reserve: Option<bool>,
     /// Interval between two lines of the scheduler's trace, in milliseconds.
     pub schedtrace_ms: Option<u64>,
     /// The trace shows every P, M and G.
@@ -37,6 +40,7 @@ pub(crate) struct Env {
 
 const TREFOIL_PROCS: &str = "TREFOIL_PROCS";
 const GOMAXPROCS: &str = "GOMAXPROCS";
+const TREFOIL_DLOPEN_RESERVE: &str = "TREFOIL_DLOPEN_RESERVE";
 const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
@@ -52,7 +56,8 @@ const KEYS: [(&str, &str); 7] = [
 
 /// Reads the environment of the process.
 pub(crate) fn read() -> Result<Env, String> {
-    parse([TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DEBUG].into_iter().filter_map(|var| {
+    let vars = [TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DLOPEN_RESERVE, TREFOIL_DEBUG];
+    parse(vars.into_iter().filter_map(|var| {
         // What is not UTF-8 becomes a value that no parser accepts.
         Some((var, env::var_os(var)?.to_string_lossy().into_owned()))
     }))
@@ -73,6 +78,7 @@ where
             _ if value.is_empty() => {}
             TREFOIL_PROCS => ours = Some(parse_procs(TREFOIL_PROCS, value)),
             GOMAXPROCS => gos = Some(parse_procs(GOMAXPROCS, value)),
+            TREFOIL_DLOPEN_RESERVE => env.dlopen_reserve = Some(parse_reserve(value)?),
             TREFOIL_DEBUG => parse_debug(value, &mut env)?,
             _ => {}
         }
@@ -80,6 +86,14 @@ where
     // An invalid value of Go's variable is no error if ours is set.
     env.procs = ours.or(gos).transpose()?;
     Ok(env)
+}
+
+fn parse_reserve(value: &str) -> Result<bool, String> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(format!("{TREFOIL_DLOPEN_RESERVE}={}: expected 0 or 1", value.escape_debug())),
+    }
 }
 
 fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
@@ -171,6 +185,16 @@ mod tests {
     }
 
     #[test]
+    fn dlopen_reserve_is_0_or_1() {
+        let reserve = |value| parse([(TREFOIL_DLOPEN_RESERVE, value)]);
+        assert_eq!(reserve("0").unwrap().dlopen_reserve, Some(false));
+        assert_eq!(reserve("1").unwrap().dlopen_reserve, Some(true));
+        assert_eq!(reserve("").unwrap().dlopen_reserve, None);
+        let error = reserve("yes").unwrap_err();
+        assert_eq!(error, "TREFOIL_DLOPEN_RESERVE=yes: expected 0 or 1");
+    }
+
+    #[test]
     fn an_error_names_the_variable() {
         for var in [TREFOIL_PROCS, GOMAXPROCS] {
             let error = parse([(var, "0")]).unwrap_err();
@@ -186,6 +210,7 @@ mod tests {
         );
         let all = Env {
             procs: None,
+            dlopen_reserve: None,
             schedtrace_ms: Some(1000),
             scheddetail: true,
             asyncpreemptoff: true,

@@ -90,11 +90,23 @@ fn stack_size_and_dlopen_reserve_are_independent_settings() {
     let build = |builder: trefoil::RuntimeBuilder| builder.build().map(|rt| rt.run(|| ()));
     build(Runtime::builder().stack_size(1 << 20)).unwrap();
     // Each of these sets one value, which is the one that is in force.
-    build(Runtime::builder().dlopen_reserve(true)).unwrap();
+    build(Runtime::builder().dlopen_reserve(false)).unwrap();
     build(Runtime::builder().stack_size(1 << 20)).unwrap();
-    for other in [Runtime::builder().dlopen_reserve(false), Runtime::builder().stack_size(1 << 21)]
-    {
+    for other in [Runtime::builder().dlopen_reserve(true), Runtime::builder().stack_size(1 << 21)] {
         assert_eq!(build(other).unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
     }
-    build(Runtime::builder().stack_size(1 << 20).dlopen_reserve(true)).unwrap();
+    build(Runtime::builder().stack_size(1 << 20).dlopen_reserve(false)).unwrap();
+}
+
+#[test]
+fn environment_sets_the_dlopen_reserve_that_builders_leave_out() {
+    child_test!(|child| {
+        child.env("TREFOIL_DLOPEN_RESERVE", "1").succeed();
+        let error = child.env("TREFOIL_DLOPEN_RESERVE", "maybe").fail(101);
+        assert!(error.contains("TREFOIL_DLOPEN_RESERVE=maybe: expected 0 or 1"), "{error}");
+    });
+    Runtime::builder().build().unwrap().run(|| ());
+    Runtime::builder().dlopen_reserve(true).build().unwrap().run(|| ());
+    let error = Runtime::builder().dlopen_reserve(false).build().unwrap_err();
+    assert!(error.to_string().contains("on the first runtime"), "{error}");
 }

@@ -457,6 +457,11 @@ impl Child {
         self.env("TREFOIL_DEBUG", "schedtrace=1,scheddetail=1,asyncpreemptoff=1")
     }
 
+    /// Returns the same child with TLS blocks from `pthread_create`.
+    pub(crate) fn tls_from_pthread_create(&self) -> Child {
+        self.env("TREFOIL_DEBUG", "tls=pthread")
+    }
+
     /// Returns the same child with another time after which the parent counts it as hung.
     pub(crate) fn limit(&self, limit: Duration) -> Child {
         Child { limit, ..self.clone() }
@@ -472,6 +477,7 @@ impl Child {
             .env_remove("TREFOIL_PROCS")
             .env_remove("GOMAXPROCS")
             .env_remove("TREFOIL_DEBUG")
+            .env_remove("TREFOIL_DLOPEN_RESERVE")
             .env_remove("RUST_BACKTRACE")
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());

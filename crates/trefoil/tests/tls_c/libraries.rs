@@ -1,7 +1,7 @@
 //! Libraries with thread-local variables that are loaded while goroutines run.
 
+use crate::common::child_test;
 use crate::common::crowd::{PROCS, crowd, joined, on_goroutines, yields};
-use crate::setuid_or_static_tls;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,11 +23,17 @@ int bump_twice(void (*park)(void)) { with_image++; park(); with_image++; return 
 
 /// Compiles [`SOURCE`] for a TLS model. Prints a line and returns `None` without a compiler.
 fn library(dir: &Path, name: &str, model: &str) -> Option<CString> {
+    compile(dir, name, SOURCE, &[&format!("-DMODEL=\"{model}\"")])
+}
+
+/// Compiles a library. Prints a line and returns `None` without a compiler.
+fn compile(dir: &Path, name: &str, text: &str, options: &[&str]) -> Option<CString> {
     let (source, out) = (dir.join(format!("{name}.c")), dir.join(format!("lib{name}.so")));
-    std::fs::write(&source, SOURCE).unwrap();
+    std::fs::write(&source, text).unwrap();
     let cc = Command::new("cc")
-        .args(["-O2", "-fPIC", "-shared", &format!("-DMODEL=\"{model}\""), "-o"])
+        .args(["-O2", "-fPIC", "-shared", "-o"])
         .args([&out, &source])
+        .args(options)
         .output();
     match cc {
         Err(e) => {
@@ -173,10 +179,115 @@ fn libraries_with_general_dynamic_tls_load_beside_goroutines() {
 }
 
 #[test]
-fn libraries_with_initial_exec_tls_load_beside_goroutines() {
-    let _lock = setuid_or_static_tls();
+fn libraries_with_initial_exec_tls_load_beside_goroutines_with_the_reserve() {
+    child_test!(|child| {
+        child.env("TREFOIL_DLOPEN_RESERVE", "1").succeed();
+        child.tls_from_pthread_create().succeed();
+    });
     dlopen_with("initial-exec", &Loader::Goroutine);
     dlopen_with("initial-exec", &Loader::Thread);
+}
+
+/// Returns the loader's error for a library, or `None` if it loads.
+fn refusal(file: &CStr) -> Option<String> {
+    // SAFETY: a library without constructors; the error is read on the thread that made it.
+    unsafe {
+        if libc::dlopen(file.as_ptr(), libc::RTLD_NOW).is_null() {
+            return Some(CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned());
+        }
+    }
+    None
+}
+
+#[test]
+fn libraries_with_initial_exec_tls_are_refused_without_the_reserve() {
+    child_test!(|child| {
+        let stderr = child.succeed();
+        let lines = stderr.lines().filter(|l| l.contains("TREFOIL_DLOPEN_RESERVE=1")).count();
+        assert_eq!(lines, 1, "one line, however often it fails: {stderr}");
+    });
+    let scratch = Scratch::new("refused");
+    let Some(file) = library(&scratch.0, "refused", "initial-exec") else {
+        // What the parent expects.
+        return eprintln!("TREFOIL_DLOPEN_RESERVE=1");
+    };
+    on_goroutines(|| {
+        let missing = refusal(c"/no/libTLS.so").expect("there is no such file");
+        assert!(missing.contains("No such file"), "{missing}");
+        for _ in 0..3 {
+            let (on_goroutine, on_thread) =
+                (refusal(&file), thread::scope(|s| s.spawn(|| refusal(&file)).join().unwrap()));
+            for refused in [on_goroutine, on_thread] {
+                let text = refused.expect("the library needs static TLS");
+                assert!(text.contains("static TLS block"), "{text}");
+            }
+        }
+    });
+}
+
+const DESCRIPTORS: &str = r#"
+__thread char area[SIZE] = { 42 };
+void *place(void) { return area; }
+"#;
+
+/// Loads libraries of every TLS model and many sizes, whether they load or not, and checks that the
+/// TLS of those that do lies outside of the goroutines' stacks and static blocks.
+#[test]
+fn no_stack_lies_over_the_tls_of_a_library() {
+    child_test!();
+    let scratch = Scratch::new("places");
+    let mut files = Vec::new();
+    for size in [1, 8, 64, 200, 512, 1500] {
+        for (kind, option) in [
+            ("descriptor", "-mtls-dialect=gnu2"),
+            ("dynamic", "-mtls-dialect=gnu"),
+            ("exec", "-ftls-model=initial-exec"),
+        ] {
+            let name = format!("{kind}{size}");
+            let options = [&format!("-DSIZE={size}"), option];
+            match compile(&scratch.0, &name, DESCRIPTORS, &options) {
+                Some(file) => files.push(file),
+                None => return,
+            }
+        }
+    }
+    on_goroutines(|| {
+        let old = crowd(100, |_| yields(100));
+        let mut places: Vec<extern "C" fn() -> *mut u8> = Vec::new();
+        for file in &files {
+            // SAFETY: the libraries have no constructors, and the function has this type.
+            unsafe {
+                let handle = libc::dlopen(file.as_ptr(), libc::RTLD_NOW);
+                let is_exec = file.to_str().unwrap().contains("exec");
+                assert_eq!(handle.is_null(), is_exec, "{file:?}");
+                if !handle.is_null() {
+                    let place = libc::dlsym(handle, c"place".as_ptr());
+                    places.push(std::mem::transmute::<*mut c_void, _>(place));
+                }
+            }
+        }
+        assert_eq!(places.len(), 12);
+        let places = Arc::new(places);
+        let new = crowd(300, move |i| {
+            let here = 0u8;
+            for place in places.iter() {
+                let at = place();
+                // The stack and its block lie within 256 KiB around a local variable.
+                let distance = (&raw const here).addr().abs_diff(at.addr());
+                assert!(distance > 256 << 10, "{distance} bytes from the stack");
+                // SAFETY: the caller's own variable.
+                unsafe {
+                    assert_eq!(*at, 42);
+                    *at = i as u8;
+                }
+                yields(1);
+                assert_eq!(place(), at);
+                // SAFETY: as above.
+                assert_eq!(unsafe { *at }, i as u8);
+            }
+        });
+        old.into_iter().chain(new).for_each(joined);
+    });
 }
 
 /// glibc enlarges a DTV at about the fifteenth library with TLS: in every goroutine, when it first

@@ -19,20 +19,9 @@ mod process;
 use common::crowd::{crowd, joined, run_all_with_tls_from_pthread_create};
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use trefoil::{JoinHandle, yield_now};
-
-/// Locked by the tests that must not run at the same time in one process, because glibc can
-/// deadlock (seen with 2.36, with any threads). `setuid` locks the list of stacks and waits for a
-/// thread that is being created; `pthread_create` waits there for the loader's lock of TLS;
-/// `dlopen` of a library with initial-exec TLS holds that lock and waits for the list of stacks.
-static SETUID_OR_STATIC_TLS: Mutex<()> = Mutex::new(());
-
-/// Returns the lock, also after a failed test.
-fn setuid_or_static_tls() -> MutexGuard<'static, ()> {
-    SETUID_OR_STATIC_TLS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Goroutines that keep every P busy, allocate, and check a thread-local, until `end`.
 struct Busy {

@@ -1,7 +1,7 @@
 //! Calls that concern every thread of the process or the stack: setuid, fork, `pthread_getattr_np`.
 
 use crate::common::crowd::{crowd, joined, on_goroutines, yields};
-use crate::{Busy, errno, set_errno, setuid_or_static_tls};
+use crate::{Busy, errno, set_errno};
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,7 +14,6 @@ use trefoil::yield_now;
 /// glibc sends a signal to every thread and waits for all of them.
 #[test]
 fn setuid_and_setgid_return_beside_busy_goroutines() {
-    let _lock = setuid_or_static_tls();
     fn set_ids(i: usize) {
         // SAFETY: sets the ids that are set already.
         let rc = unsafe {

@@ -59,6 +59,7 @@ mod fallback;
 mod modules;
 mod raw;
 mod selftest;
+mod surplus;
 
 #[cfg(test)]
 mod tests;
@@ -87,8 +88,8 @@ pub(crate) enum Method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DlopenReserve {
     Keep,
-    /// The stack starts right below the TLS in use. This leaves 1.7 KiB more of the first page, but
-    /// a later dlopen of a library with initial-exec TLS is fatal.
+    /// The stack begins right below the TLS in use, so a small goroutine fits in one page. The
+    /// loader refuses libraries with initial-exec TLS (`surplus`).
     Omit,
 }
 
@@ -101,6 +102,10 @@ pub(crate) struct BlockLayout {
     pub(crate) below: usize,
     /// The same without the reserve.
     pub(crate) below_used: usize,
+    /// Whether blocks have the reserve. Blocks of the pthread method always have.
+    pub(crate) reserve: DlopenReserve,
+    /// Why blocks have the reserve, although [`keep_reserve`] did not ask for it.
+    pub(crate) reserve_reason: Option<String>,
     /// How blocks are made.
     pub(crate) method: Method,
     /// Why blocks are not made by the template, if they are not.
@@ -177,9 +182,17 @@ impl Recipe {
 }
 
 impl BlockLayout {
-    /// Returns the bytes of the largest block, including what its alignment may take.
+    /// Returns the bytes between tp and the first frame of the stack.
+    pub(crate) fn below_tp(&self) -> usize {
+        match self.reserve {
+            DlopenReserve::Keep => self.below,
+            DlopenReserve::Omit => self.below_used,
+        }
+    }
+
+    /// Returns the bytes of a block, including what its alignment may take.
     pub(crate) fn bytes(&self) -> usize {
-        self.above + self.align + self.below
+        self.above + self.align + self.below_tp()
     }
 
     fn new(
@@ -198,6 +211,8 @@ impl BlockLayout {
             above: found.above,
             below: found.below,
             below_used: found.below_used,
+            reserve: DlopenReserve::Keep,
+            reserve_reason: None,
             method,
             fallback_reason,
             align: found.align,
@@ -239,12 +254,23 @@ const FIRST_DTV_BUFFERS: usize = 32;
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
 /// Set by [`force_fallback`].
 static FORCED: AtomicBool = AtomicBool::new(false);
-/// Set if some block has no room for what dlopen may add.
-static WITHOUT_RESERVE: AtomicBool = AtomicBool::new(false);
+/// Set by [`keep_reserve`].
+static KEEP_RESERVE: AtomicBool = AtomicBool::new(false);
 
 /// Selects the pthread method (TREFOIL_DEBUG=tls=pthread). Call it before `init`.
 pub(crate) fn force_fallback() {
     FORCED.store(true, Ordering::Relaxed);
+}
+
+/// Keeps glibc's reserve in every block. Call it before `init`.
+pub(crate) fn keep_reserve() {
+    KEEP_RESERVE.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether the loader refuses libraries with initial-exec TLS, because goroutines have no
+/// room for it.
+pub(crate) fn refuses_static_tls() -> bool {
+    surplus::is_taken()
 }
 
 /// Discovers the layout, once per process and on a plain thread, tests it, and selects the method.
@@ -268,7 +294,11 @@ fn select() -> Result<BlockLayout, String> {
     let reason = if FORCED.load(Ordering::Relaxed) {
         "asked for".to_string()
     } else {
-        match template() {
+        let reserve = match KEEP_RESERVE.load(Ordering::Relaxed) {
+            true => DlopenReserve::Keep,
+            false => DlopenReserve::Omit,
+        };
+        match template(reserve) {
             Ok(layout) => return Ok(layout),
             Err(reason) => reason,
         }
@@ -276,13 +306,23 @@ fn select() -> Result<BlockLayout, String> {
     pthread(&reason).map_err(|text| format!("{head}: {text} (and by template: {reason})"))
 }
 
-/// Discovers and tests the layout for the template method.
-fn template() -> Result<BlockLayout, String> {
+/// Discovers and tests the layout for the template method. If the surplus cannot be taken, blocks
+/// keep the reserve.
+fn template(reserve: DlopenReserve) -> Result<BlockLayout, String> {
+    // Before `discover`: it reads the loader's state with the images in it.
+    let omitted = match reserve {
+        DlopenReserve::Keep => Err(None),
+        DlopenReserve::Omit => surplus::take_all().map_err(Some),
+    };
     let found = discover::discover()?;
     if found.list.is_none() {
         return Err("the links of glibc's list of threads were not found".into());
     }
     let mut layout = BlockLayout::new(found, Method::Template, None)?;
+    match omitted {
+        Ok(()) => layout.reserve = DlopenReserve::Omit,
+        Err(reason) => layout.reserve_reason = reason,
+    }
     selftest::compare(&layout)?;
     selftest::run(&mut layout)?;
     Ok(layout)
@@ -329,14 +369,9 @@ fn before_init() -> ! {
 /// # Safety
 /// The memory is private, anonymous and writable, and zeroed where the block will be. `top` is
 /// 64-aligned. The block owns the memory until `destroy`.
-pub(crate) unsafe fn create(
-    low: NonNull<u8>,
-    top: NonNull<u8>,
-    tid: u32,
-    reserve: DlopenReserve,
-) -> io::Result<TlsBlock> {
+pub(crate) unsafe fn create(low: NonNull<u8>, top: NonNull<u8>, tid: u32) -> io::Result<TlsBlock> {
     // SAFETY: the caller's contract is the same.
-    unsafe { layout().create(low, top, tid, reserve) }
+    unsafe { layout().create(low, top, tid) }
 }
 
 /// Writes the images of modules that a dlopen has added since the block was made. Called after the
@@ -371,27 +406,16 @@ pub(crate) unsafe fn destroy(tp: NonNull<u8>) {
 }
 
 impl BlockLayout {
-    unsafe fn create(
-        &self,
-        low: NonNull<u8>,
-        top: NonNull<u8>,
-        tid: u32,
-        reserve: DlopenReserve,
-    ) -> io::Result<TlsBlock> {
+    unsafe fn create(&self, low: NonNull<u8>, top: NonNull<u8>, tid: u32) -> io::Result<TlsBlock> {
         let (low, top) = (low.as_ptr() as usize, top.as_ptr() as usize);
         debug_assert!(top.is_multiple_of(64) && low.is_multiple_of(16));
         let tp = (top - self.above) & !(self.align - 1);
-        let has_reserve = reserve == DlopenReserve::Keep || self.method == Method::Pthread;
-        let below = if has_reserve { self.below } else { self.below_used };
+        let below = self.below_tp();
         if top <= low || top - low < self.above + self.align + below {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("{} bytes cannot hold a TLS block of {}", top - low, self.above + below),
             ));
-        }
-        if below < self.below {
-            // Relaxed: the block's publication makes it visible to a dlopen on another thread.
-            WITHOUT_RESERVE.store(true, Ordering::Relaxed);
         }
         let made_with: *const ModuleTable = modules::table();
         // SAFETY: zeroed memory with room for the block (caller, checked above).
@@ -430,10 +454,8 @@ fn update(
     change: &modules::Change,
     each: impl Fn(&mut dyn FnMut(NonNull<u8>)),
 ) {
-    if change.added.iter().any(|m| m.below_tp > layout.below_used)
-        && WITHOUT_RESERVE.load(Ordering::Relaxed)
-    {
-        fatal("dlopen of a library with initial-exec TLS, but goroutines have no room for it");
+    if change.added.iter().any(|m| m.below_tp > layout.below_tp()) {
+        fatal("dlopen placed a library's TLS where goroutines have their stacks (trefoil bug)");
     }
     // glibc updates the blocks of the pthread method: they are in its list of threads.
     if layout.method == Method::Pthread {

@@ -10,7 +10,7 @@ use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK_BYTES};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{BlockLayout, DlopenReserve, Method, Resets, modules};
+use super::{BlockLayout, Method, Resets, modules};
 use crate::arch;
 use crate::sys::signal::{change_mask, set_mask};
 use std::cell::Cell;
@@ -134,7 +134,7 @@ pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
         // unmapping.
         unsafe {
             let block = l
-                .create(at(map.base)?, at(map.base + room)?, TEST_TID, DlopenReserve::Keep)
+                .create(at(map.base)?, at(map.base + room)?, TEST_TID)
                 .map_err(|e| e.to_string())?;
             let mut run = Run {
                 layout: l,
