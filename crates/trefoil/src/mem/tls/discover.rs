@@ -14,7 +14,7 @@
 //! Rejected: `_dl_allocate_tls` for each block (2.1 µs, and it knows nothing of `struct pthread`);
 //! a table of offsets per glibc version (breaks on the next one, silently).
 
-use super::modules::{Module, Segment, segments};
+use super::modules::{Module, Segment, UNALLOCATED, segments};
 use super::raw::{load, symbol, thread_pointer};
 use crate::sys::mm::PAGE;
 use crate::sys::raw::syscall;
@@ -341,10 +341,21 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
         list: p.list,
         modules: modules.into_iter().filter(|m| m.id != libc.id).collect(),
         libc,
-        dtv: p.dtv.clone(),
+        dtv: dtv_of_a_fresh_block(p),
     };
     found.words = words(p, &found);
     Ok(found)
+}
+
+/// Returns the probe thread's DTV without addresses of its block. Those of modules are written for
+/// each block; those of the images of `surplus.rs` are not needed.
+fn dtv_of_a_fresh_block(p: &ProbeThread) -> Vec<[usize; 2]> {
+    let mut dtv = p.dtv.clone();
+    // Entries −1 and 0 are the length and the generation.
+    for entry in dtv.iter_mut().skip(2).filter(|entry| (p.low..p.top).contains(&entry[0])) {
+        *entry = [UNALLOCATED, 0];
+    }
+    dtv
 }
 
 /// Classifies each word of the copy: the recipe.

@@ -15,12 +15,11 @@
 //!    (`ModuleRef`). `__tls_get_addr` inside the callback would take the loader's locks in the
 //!    wrong order. (The loader does not tell which modules one dlopen added, so a reference may
 //!    keep another thread's module loaded for a moment after its dlclose, as POSIX allows.)
-//! 5. The images of `surplus.rs` are in no table: stacks lie over their TLS.
-//! 6. Blocks are updated before the lock of `PUBLISHING` is released: a thread that finds its
+//! 5. Blocks are updated before the lock of `PUBLISHING` is released: a thread that finds its
 //!    module in the table may write to it at once.
 
+use super::BlockLayout;
 use super::raw::load;
-use super::{BlockLayout, surplus};
 use crate::sys::mm::{self, PAGE, Span};
 use crate::sys::objects;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -172,12 +171,11 @@ impl Segment {
 /// addresses are reused.
 type Key = (usize, usize, CString);
 
-/// Returns the TLS segment of every loaded module, whether its place is fixed or not, except the
-/// images of `surplus.rs` (invariant 5).
+/// Returns the TLS segment of every loaded module, whether its place is fixed or not.
 pub(super) fn segments() -> Vec<Segment> {
     let mut all = Vec::new();
     objects::for_each(|info, headers| {
-        if info.dlpi_tls_modid == 0 || surplus::is_image(info.dlpi_tls_modid) {
+        if info.dlpi_tls_modid == 0 {
             return;
         }
         // SAFETY: a string of the loader, valid during the call.

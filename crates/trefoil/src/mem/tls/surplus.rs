@@ -22,7 +22,8 @@
 //!
 //! Invariants:
 //! 1. No code accesses the TLS of an image: it has no code and exports no symbol. So the memory may
-//!    be used for something else, and `modules.rs` leaves images out of its tables.
+//!    be used for something else. Images are in a namespace of their own (`dlmopen`): `modules.rs`,
+//!    debuggers and backtraces do not see them.
 //! 2. Images stay loaded for ever: glibc takes a place back only if it is the last one and its
 //!    library is closed.
 //! 3. A refusal counts only if the loader accepts the same image without TLS right afterwards.
@@ -31,9 +32,9 @@
 //! # Rejected
 //! - One image of the right size: glibc exports neither the size of the surplus nor what is used of
 //!   it. Halving takes twelve loads of 20 to 50 µs, and three or four of them stay.
-//! - The path `/proc/self/fd/N`: debuggers and profilers open the files of all libraries by their
-//!   names, and later the descriptor N may be a pipe, which blocks them. The path of a thread that
-//!   has ended leads nowhere.
+//! - The program's own namespace: gdb warned of a library without a file once per image and load.
+//! - The path `/proc/self/fd/N`: a debugger that knows namespaces opens libraries by their names,
+//!   and its own descriptor N may be a pipe. The path of a thread that has ended leads nowhere.
 //! - A check in the interposed `dlopen`: it comes too late, and libc's own loads do not pass there.
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -49,8 +50,8 @@ const LARGEST_IMAGE: u64 = 1024;
 /// More images than this are not loaded: a surplus of 64 KiB is not a surplus, but a mistake.
 const IMAGES_MAX: usize = 64;
 
-/// The DTV indices of the loaded images, once the surplus is taken.
-static IMAGES: OnceLock<Vec<usize>> = OnceLock::new();
+/// Set when the surplus is taken.
+static TAKEN: OnceLock<()> = OnceLock::new();
 
 /// Takes the whole surplus. If it fails, a part may be taken, and libraries may still get the rest.
 ///
@@ -65,34 +66,31 @@ pub(super) fn take_all() -> Result<(), String> {
     // On a thread of its own, because images are loaded by its path.
     let taker = std::thread::Builder::new().name("trefoil-tls".into()).spawn(load_until_refused);
     let joined = taker.map_err(|e| format!("no thread: {e}"))?.join();
-    let images = joined.map_err(|_| "loading panicked".to_string())??;
-    IMAGES.set(images).map_err(|_| "taken twice".to_string())
+    joined.map_err(|_| "loading panicked".to_string())??;
+    let _ = TAKEN.set(());
+    Ok(())
 }
 
 /// Returns whether the surplus is taken: the loader refuses libraries with initial-exec TLS.
 pub(super) fn is_taken() -> bool {
-    IMAGES.get().is_some()
+    TAKEN.get().is_some()
 }
 
-/// Returns whether this is the DTV index of an image.
-pub(super) fn is_image(module: usize) -> bool {
-    IMAGES.get().is_some_and(|ids| ids.contains(&module))
-}
-
-/// Loads images until the loader refuses one byte. Returns their DTV indices.
-fn load_until_refused() -> Result<Vec<usize>, String> {
+/// Loads images until the loader refuses one byte.
+fn load_until_refused() -> Result<(), String> {
     let mut images: Vec<LoadedImage> = Vec::new();
     let mut size = LARGEST_IMAGE;
     while size > 0 {
-        match load(Tls::Bytes(size)) {
+        let namespace = images.first().map_or(libc::LM_ID_NEWLM, |image| image.namespace);
+        match load(namespace, Tls::Bytes(size)) {
             Ok(_) if images.len() == IMAGES_MAX => return Err("the surplus has no end".into()),
             Ok(image) => images.push(image),
             Err(_) => size /= 2,
         }
     }
     // Invariant 3.
-    load(Tls::None)?;
-    images.iter().map(LoadedImage::dtv_index).collect()
+    let namespace = images.first().map_or(libc::LM_ID_NEWLM, |image| image.namespace);
+    load(namespace, Tls::None).map(|_| ())
 }
 
 /// What an image asks the loader for.
@@ -106,27 +104,12 @@ enum Tls {
 /// A loaded image. Its file stays open, because the loader identifies a library by its path, and
 /// the next image would have the same.
 struct LoadedImage {
-    handle: *mut c_void,
+    namespace: libc::Lmid_t,
     _file: File,
 }
 
-impl LoadedImage {
-    fn dtv_index(&self) -> Result<usize, String> {
-        let mut index = 0usize;
-        // SAFETY: a handle of dlopen; this request writes a size_t.
-        let rc = unsafe { dlinfo(self.handle, RTLD_DI_TLS_MODID, (&raw mut index).cast()) };
-        if rc == 0 && index != 0 { Ok(index) } else { Err("an image has no TLS".into()) }
-    }
-}
-
-const RTLD_DI_TLS_MODID: c_int = 9;
-
-unsafe extern "C" {
-    fn dlinfo(handle: *mut c_void, request: c_int, arg: *mut c_void) -> c_int;
-}
-
 /// Writes an image into a file in memory and loads it.
-fn load(tls: Tls) -> Result<LoadedImage, String> {
+fn load(namespace: libc::Lmid_t, tls: Tls) -> Result<LoadedImage, String> {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file =
         rustix::fs::memfd_create(c"trefoil-tls", flags).map_err(|e| format!("memfd: {e}"))?;
@@ -134,11 +117,22 @@ fn load(tls: Tls) -> Result<LoadedImage, String> {
     file.write_all(Image::new(tls).bytes()).map_err(|e| format!("memfd: {e}"))?;
     let path = format!("/proc/self/task/{}/fd/{}", rustix::thread::gettid(), file.as_raw_fd());
     let path = CString::new(path).map_err(|e| e.to_string())?;
-    // SAFETY: the image has no code, so loading it calls nothing.
-    let handle = unsafe {
-        libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE)
-    };
-    if handle.is_null() { Err(loader_error()) } else { Ok(LoadedImage { handle, _file: file }) }
+    let mut namespace = namespace;
+    // SAFETY: the image has no code, so loading it calls nothing. The request writes an Lmid_t.
+    unsafe {
+        let mode = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
+        let handle = libc::dlmopen(namespace, path.as_ptr(), mode);
+        if handle.is_null() || dlinfo(handle, RTLD_DI_LMID, (&raw mut namespace).cast()) != 0 {
+            return Err(loader_error());
+        }
+    }
+    Ok(LoadedImage { namespace, _file: file })
+}
+
+const RTLD_DI_LMID: c_int = 1;
+
+unsafe extern "C" {
+    fn dlinfo(handle: *mut c_void, request: c_int, arg: *mut c_void) -> c_int;
 }
 
 /// Returns the loader's text for the failure of the last call on this thread.
@@ -297,20 +291,21 @@ mod tests {
         take_all().unwrap();
         assert!(is_taken());
         for size in [1, 8, 64, 512] {
-            let refused = load(Tls::Bytes(size)).err().expect("no byte is left");
-            assert!(refused.contains("static TLS"), "{refused}");
+            for namespace in [libc::LM_ID_BASE, libc::LM_ID_NEWLM] {
+                let refused = load(namespace, Tls::Bytes(size)).err().expect("no byte is left");
+                assert!(refused.contains("static TLS"), "{refused}");
+            }
         }
-        load(Tls::None).unwrap();
         take_all().unwrap();
     }
 
     #[test]
-    fn images_are_not_among_the_modules_with_tls() {
+    fn images_are_not_among_the_libraries_of_the_program() {
         take_all().unwrap();
-        let images = IMAGES.get().unwrap();
-        let segments = super::super::modules::segments();
-        assert!(segments.iter().all(|s| !images.contains(&s.id)));
-        assert!(images.iter().all(|&id| is_image(id)));
-        assert!(!is_image(1), "the program's own module");
+        crate::sys::objects::for_each(|info, _| {
+            // SAFETY: a string of the loader, valid during the call.
+            let name = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+            assert!(!name.starts_with(b"/proc/"), "{}", name.escape_ascii());
+        });
     }
 }
