@@ -341,17 +341,26 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
         list: p.list,
         modules: modules.into_iter().filter(|m| m.id != libc.id).collect(),
         libc,
-        dtv: dtv_of_a_fresh_block(p),
+        dtv: dtv_of_a_fresh_block(p, segments),
     };
     found.words = words(p, &found);
     Ok(found)
 }
 
-/// Returns the probe thread's DTV without addresses of its block. Those of modules are written for
-/// each block; those of the images of `surplus.rs` are not needed.
-fn dtv_of_a_fresh_block(p: &ProbeThread) -> Vec<[usize; 2]> {
+/// Entries of a fresh DTV beyond those of the loaded modules. glibc has 14; each takes 16 bytes of
+/// every goroutine. If they do not suffice, glibc makes the DTV of a goroutine longer when it first
+/// accesses such a module.
+const SPARE_DTV_ENTRIES: usize = 1;
+
+/// Returns the probe thread's DTV without addresses of its block: those of modules are written for
+/// each block. It need not have the image of `surplus.rs`, whose TLS no code accesses.
+fn dtv_of_a_fresh_block(p: &ProbeThread, segments: &[Segment]) -> Vec<[usize; 2]> {
     let mut dtv = p.dtv.clone();
+    let last = segments.iter().map(|s| s.id).max().unwrap_or(0) + SPARE_DTV_ENTRIES;
     // Entries −1 and 0 are the length and the generation.
+    let last = last.min(dtv.len() - 2);
+    dtv.truncate(last + 2);
+    dtv[0][0] = last;
     for entry in dtv.iter_mut().skip(2).filter(|entry| (p.low..p.top).contains(&entry[0])) {
         *entry = [UNALLOCATED, 0];
     }
