@@ -38,3 +38,15 @@ impl<T: Copy> Cell<T> {
         }
     }
 }
+
+/// A hint for the cache: nothing that a model could check.
+pub(crate) struct CacheHint;
+
+impl CacheHint {
+    pub(crate) fn new() -> Self {
+        CacheHint
+    }
+
+    pub(crate) fn set(&self, _sleeper: usize) {}
+    pub(crate) fn prefetch(&self, _sudog: *const u8) {}
+}

@@ -106,21 +106,26 @@ pub(super) struct Buffer {
     at: Cell<usize>,
     /// The ring, or the first block; null if there is none.
     base: Cell<*mut u8>,
-    elem_align: u32,
+    elem_size: u32,
+    /// The power of two of the elements' alignment.
+    elem_align_log2: u8,
     // Chains only.
-    end: Cell<u32>,
+    /// Index after the last element in the last block.
+    end: Cell<u8>,
     last: Cell<*mut BlockHeader>,
     /// A block in reserve.
     spare: Cell<*mut BlockHeader>,
     /// Blocks that are used up and must be freed.
     discarded: AtomicPtr<BlockHeader>,
-    elem_size: usize,
 }
+
+const _: () = assert!(BLOCK_MAX <= u8::MAX as usize, "`end` must hold the length of a block");
 
 impl Buffer {
     /// Creates an empty buffer for `cap` elements of type T. `ring` is the memory of its ring
     /// ([`ring_layout`]), which it does not own.
     pub(super) fn new<T>(cap: usize, ring: *mut u8) -> Buffer {
+        const { assert!(size_of::<T>() <= u32::MAX as usize, "a value of 4 GiB or more") };
         Buffer {
             len: AtomicUsize::new(0),
             cap,
@@ -130,19 +135,29 @@ impl Buffer {
             last: Cell::new(null_mut()),
             spare: Cell::new(null_mut()),
             discarded: AtomicPtr::new(null_mut()),
-            elem_size: size_of::<T>(),
-            elem_align: align_of::<T>() as u32,
+            elem_size: size_of::<T>() as u32,
+            elem_align_log2: align_of::<T>().trailing_zeros() as u8,
         }
     }
 
     /// Returns the layout of its ring.
     pub(super) fn ring_layout(&self) -> Layout {
-        ring_layout(self.cap, self.elem_size, self.elem_align as usize)
+        ring_layout(self.cap, self.elem_size(), self.elem_align())
+    }
+
+    #[inline]
+    fn elem_size(&self) -> usize {
+        self.elem_size as usize
+    }
+
+    #[inline]
+    fn elem_align(&self) -> usize {
+        1 << self.elem_align_log2
     }
 
     #[inline]
     pub(super) fn elem(&self) -> UntypedElem {
-        UntypedElem(self.elem_size)
+        UntypedElem(self.elem_size())
     }
 
     #[inline]
@@ -255,7 +270,7 @@ impl Buffer {
     unsafe fn ring_slot<E: Elem>(&self, elem: E, i: usize) -> *mut u8 {
         if elem.size() == 0 {
             // Any aligned address is valid.
-            return std::ptr::without_provenance_mut(self.elem_align as usize);
+            return std::ptr::without_provenance_mut(self.elem_align());
         }
         debug_assert!(i < self.cap);
         // SAFETY: below the capacity, so inside the ring.
@@ -264,25 +279,25 @@ impl Buffer {
 
     #[inline]
     fn block_len(&self) -> usize {
-        (BLOCK_BYTES / self.elem_size.max(1)).clamp(1, BLOCK_MAX)
+        (BLOCK_BYTES / self.elem_size().max(1)).clamp(1, BLOCK_MAX)
     }
 
     /// Returns the layout of a block, and the offset of its elements.
     fn block_layout(&self) -> (Layout, usize) {
-        let elements = self.elem_size * self.block_len();
-        let elements = Layout::from_size_align(elements, self.elem_align as usize);
+        let elements = self.elem_size() * self.block_len();
+        let elements = Layout::from_size_align(elements, self.elem_align());
         match elements.and_then(|elements| Layout::new::<BlockHeader>().extend(elements)) {
             Ok(layout) => layout,
-            Err(_) => panic!("elements of {} bytes are too large", self.elem_size),
+            Err(_) => panic!("elements of {} bytes are too large", self.elem_size()),
         }
     }
 
     #[inline]
     unsafe fn slot_in(&self, block: *mut BlockHeader, i: usize) -> *mut u8 {
         debug_assert!(i < self.block_len());
-        let first = size_of::<BlockHeader>().next_multiple_of(self.elem_align as usize);
+        let first = size_of::<BlockHeader>().next_multiple_of(self.elem_align());
         // SAFETY: inside the block, by its layout.
-        unsafe { block.cast::<u8>().add(first + i * self.elem_size) }
+        unsafe { block.cast::<u8>().add(first + i * self.elem_size()) }
     }
 
     /// Makes the spare block the last one of the chain.
@@ -352,7 +367,7 @@ impl Buffer {
     /// the elements outside.
     pub(super) fn take_all(&self) -> Contents {
         let contents = Contents { len: self.len(), at: self.at.replace(0), base: self.base.get() };
-        if self.cap == UNBOUNDED && self.elem_size != 0 {
+        if self.cap == UNBOUNDED && self.elem_size() != 0 {
             self.base.set(null_mut());
             self.last.set(null_mut());
             self.end.set(0);

@@ -31,7 +31,7 @@
 //! second protocol.
 
 use super::buffer::{Blocks, Buffer, Elem, TypedElem};
-use super::cells::{AtomicBool, AtomicU32, Ordering};
+use super::cells::{AtomicBool, AtomicU32, CacheHint, Ordering};
 use super::lock::ChanLock;
 use super::queue::{Sudog, WaitQueue, WakeList};
 use crate::sched::Rt;
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     receivers: WaitQueue,
     senders: WaitQueue,
     pub(super) buffer: Buffer,
+    /// The sleeper of the waiter that found its queue empty.
+    first_waiter: CacheHint,
     closed: AtomicBool,
     /// One side has no handles left; the last handle of the other side frees the channel
     /// (handle.rs).
@@ -106,6 +108,7 @@ impl Core {
             receivers: WaitQueue::new(),
             senders: WaitQueue::new(),
             buffer: Buffer::new::<T>(cap, ring),
+            first_waiter: CacheHint::new(),
             closed: AtomicBool::new(false),
             one_side_gone: AtomicBool::new(false),
             sender_count: AtomicU32::new(1),
@@ -269,6 +272,7 @@ impl Core {
         slot: *mut u8,
         deadline: Nanos,
     ) -> OpResult {
+        self.prefetch_partner(side);
         let result = loop {
             let here = Rt::enter();
             if self.is_finished(side) {
@@ -402,7 +406,7 @@ impl Core {
             node.waiter.set(waiter);
             // SAFETY: the lock is held; the sudog stays in this frame until it was taken or
             // withdrawn.
-            unsafe { queue.push(&node) };
+            unsafe { self.enlist(side, &node) };
             self.unlock();
             true
         };
@@ -432,14 +436,31 @@ impl Core {
         if node.done.get() { OpResult::Done } else { OpResult::Closed }
     }
 
-    /// Appends a sudog of a select to its queue.
+    /// Appends a sudog to its queue.
     ///
     /// # Safety
     /// The lock is held, and the sudog stays alive until it was taken or withdrawn.
     #[inline]
     pub(super) unsafe fn enlist(&self, side: ChanSide, node: &Sudog) {
+        let queue = self.queue(side);
+        if queue.first().is_null() {
+            self.first_waiter.set(node.waiter.get().sleeper());
+        }
         // SAFETY: the caller's guarantee.
-        unsafe { self.queue(side).push(node) };
+        unsafe { queue.push(node) };
+    }
+
+    /// Loads what an operation of this side touches if a partner waits, before it takes the lock.
+    #[inline]
+    fn prefetch_partner(&self, side: ChanSide) {
+        let partners = match side {
+            ChanSide::Send => &self.receivers,
+            ChanSide::Recv => &self.senders,
+        };
+        let first = partners.first();
+        if !first.is_null() {
+            self.first_waiter.prefetch(first.cast());
+        }
     }
 
     /// Unlinks a sudog of a select, unless a taker has.

@@ -19,7 +19,7 @@
 //!    unlinked it).
 //! 2. A taker writes `done` and the value before it wakes the owner; the wake-up publishes both.
 //! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
-//!    read without it, as a hint: null or not.
+//!    read without it, as a hint: null or not, or an address for the cache.
 //!
 //! # Why not `sched/wait/list.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
@@ -95,7 +95,7 @@ impl WaitQueue {
     }
 
     #[inline]
-    fn first(&self) -> *const Sudog {
+    pub(super) fn first(&self) -> *const Sudog {
         self.first.load(Ordering::Relaxed)
     }
 

@@ -52,10 +52,10 @@ pub(crate) struct G {
     pub(crate) tp: Cell<*mut u8>,
     /// See `goroutine/state.rs`.
     pub(crate) state: GoroutineState,
+    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
+    pub(crate) waiting_since_ms: AtomicU32,
     /// Why it waits: a [`WaitReason`].
     reason: AtomicU8,
-    /// A panic in it ends the process.
-    pub(crate) abort_on_panic: Cell<bool>,
     /// It was stopped by a signal inside libc or the loader, and may hold one of their locks
     /// (`monitor/preempt.rs`).
     pub(crate) stopped_in_libc: Cell<bool>,
@@ -99,9 +99,11 @@ pub(crate) struct G {
     /// Where it was started.
     pub(crate) created_at: Cell<&'static Location<'static>>,
     name: UnsafeCell<Option<Box<str>>>,
-    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
-    pub(crate) waiting_since_ms: AtomicU32,
+    /// A panic in it ends the process.
+    pub(crate) abort_on_panic: Cell<bool>,
 }
+
+const _: () = assert!(std::mem::offset_of!(G, locked) == 56, "a switch touches one cache line");
 
 // SAFETY: invariant 2 says which thread may touch which cell; the rest are atomics.
 unsafe impl Sync for G {}

@@ -49,6 +49,7 @@ pub(crate) mod shutdown;
 pub(crate) mod switch;
 pub(crate) mod wait;
 
+use crate::arch;
 use crate::sys::clock::{self, NEVER, Nanos};
 pub(crate) use crate::sys::fatal;
 use crate::sys::lock::Lock;
@@ -69,7 +70,7 @@ pub(crate) use shutdown::{
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The largest number of Ps.
@@ -82,6 +83,10 @@ thread_local! {
     /// it does not change while a goroutine runs, and the compiler may cache its address or value.
     static CURRENT: Cell<*const G> = const { Cell::new(std::ptr::null()) };
 }
+
+/// Distance of [`CURRENT`] below the thread pointer: the same in every TLS block. A hint for the
+/// cache; 0 until the first scheduler starts.
+static CURRENT_BELOW_TP: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the goroutine that runs this code.
 #[inline(always)]
@@ -211,6 +216,10 @@ pub(crate) struct Sched {
 impl Sched {
     /// Starts a scheduler with `procs` Ps and its first threads.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
+        // In a library that was loaded at run time it has no fixed distance: prefetches are harmless.
+        let current = CURRENT.with(|current| std::ptr::from_ref(current).addr());
+        let below_tp = arch::thread_pointer().addr().wrapping_sub(current);
+        CURRENT_BELOW_TP.store(below_tp, Ordering::Relaxed);
         let poller = poller::Poller::take();
         let (started, started_at) = clock::now_on_both();
         let sched = Arc::new(Sched {

@@ -47,7 +47,9 @@ use crate::sched::p::{P, bump, flag};
 use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
 use crate::sched::wait::reason::WaitReason;
-use crate::sched::{CURRENT, Sched, goroutine::locked, goroutine::scope, shutdown, wait};
+use crate::sched::{
+    CURRENT, CURRENT_BELOW_TP, Sched, goroutine::locked, goroutine::scope, shutdown, wait,
+};
 use crate::sys::clock::{NEVER, now};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
@@ -185,6 +187,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     let sched = rt.sched();
     if std::ptr::eq(g.sched.get(), sched) {
         let p = rt.p();
+        prefetch_context(g);
         p.push_next(sched, g);
         // If `g` is alone in the local queue, it will probably run here in a moment
         // (`search/idle.rs`, wake-up suppression).
@@ -194,6 +197,18 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     } else {
         enqueue_outside(g);
     }
+}
+
+/// Loads what the goroutine needs first when it is resumed, in the background: its saved registers
+/// with the frames above them, and the line of its TLS with `CURRENT`. If it has waited for long,
+/// these are cache misses, and each would wait for the one before.
+#[inline(always)]
+fn prefetch_context(g: &G) {
+    let sp = g.sp.get();
+    for line in 0..4 {
+        arch::prefetch(sp.wrapping_add(64 * line));
+    }
+    arch::prefetch(g.tp.get().wrapping_sub(CURRENT_BELOW_TP.load(Ordering::Relaxed)));
 }
 
 /// As [`ready`], for a waker that is a plain thread or a goroutine of another runtime.
