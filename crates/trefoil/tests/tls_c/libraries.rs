@@ -230,6 +230,8 @@ __thread char area[SIZE] = { 42 };
 void *place(void) { return area; }
 "#;
 
+type Place = extern "C" fn() -> *mut u8;
+
 /// Loads libraries of every TLS model and many sizes, whether they load or not, and checks that the
 /// TLS of those that do lies outside of the goroutines' stacks and static blocks.
 #[test]
@@ -253,7 +255,7 @@ fn no_stack_lies_over_the_tls_of_a_library() {
     }
     on_goroutines(|| {
         let old = crowd(100, |_| yields(100));
-        let mut places: Vec<extern "C" fn() -> *mut u8> = Vec::new();
+        let mut places: Vec<Place> = Vec::new();
         for file in &files {
             // SAFETY: the libraries have no constructors, and the function has this type.
             unsafe {
@@ -262,7 +264,7 @@ fn no_stack_lies_over_the_tls_of_a_library() {
                 assert_eq!(handle.is_null(), is_exec, "{file:?}");
                 if !handle.is_null() {
                     let place = libc::dlsym(handle, c"place".as_ptr());
-                    places.push(std::mem::transmute::<*mut c_void, _>(place));
+                    places.push(std::mem::transmute::<*mut c_void, Place>(place));
                 }
             }
         }
