@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -25,8 +26,16 @@ const (
 func httpHello(a args, connections int) report {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(err)
+	said := []byte(hello)
+	if n := a.number("body", 0); n > 0 {
+		said = bytes.Repeat([]byte("x"), n)
+	}
+	length := strconv.Itoa(len(said))
 	go http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		io.WriteString(w, hello)
+		if len(said) > len(hello) {
+			w.Header().Set("Content-Length", length) // else a long body comes in chunks
+		}
+		w.Write(said)
 	}))
 	url := "http://" + listener.Addr().String() + "/"
 	answer, err := http.Get(url)
@@ -34,7 +43,7 @@ func httpHello(a args, connections int) report {
 	body, err := io.ReadAll(answer.Body)
 	must(err)
 	answer.Body.Close()
-	check(answer.StatusCode == http.StatusOK && string(body) == hello)
+	check(answer.StatusCode == http.StatusOK && bytes.Equal(body, said))
 
 	wrk(url, connections, httpWarmUpMs)
 	start, cpu := time.Now(), cpuTime()

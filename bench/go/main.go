@@ -62,17 +62,24 @@ func main() {
 		"alloc_mixed":   allocMixed,
 		"alloc_handoff": allocHandoff,
 
-		"sleep_1000":  sleep1000,
-		"sleep_100k":  sleep100k,
-		"ticker_hogs": tickerHogs,
-		"wake_idle":   wakeIdle,
-		"block_std":   blockStd,
-		"block_raw":   blockRaw,
+		"sleep_1000":   sleep1000,
+		"sleep_100k":   sleep100k,
+		"sleep_burst":  sleepBurst,
+		"sleep_short":  sleepShort,
+		"ticker_hogs":  tickerHogs,
+		"wake_idle":    wakeIdle,
+		"tickers_1000": tickers1000,
+		"block_std":    blockStd,
+		"block_raw":    blockRaw,
 
 		"echo_64":   func(a args) report { return echo(a, 64) },
 		"echo_1000": func(a args) report { return echo(a, 1_000) },
 
-		"idle_conns": idleConns,
+		"echo_64_pairs":   func(a args) report { return echoPairs(a, 64) },
+		"echo_1000_pairs": func(a args) report { return echoPairs(a, 1_000) },
+
+		"idle_conns":     idleConns,
+		"conns_idle_10k": mostlyIdle,
 
 		"http_64":      func(a args) report { return httpHello(a, 64) },
 		"http_512":     func(a args) report { return httpHello(a, 512) },
@@ -266,6 +273,7 @@ func (m *meter) report() report {
 	cpu := (cpuTime() - m.cpu).Seconds()
 	return report{
 		"ns_per_op":    wall * 1e9 / float64(m.rounds*m.ops),
+		"per_s":        float64(m.rounds*m.ops) / wall,
 		"ms_per_round": wall * 1e3 / float64(m.rounds),
 		"cores":        cpu / wall,
 		"rounds":       float64(m.rounds),

@@ -2,8 +2,15 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -14,6 +21,12 @@ const (
 	echoWarmUp = 300 * time.Millisecond
 	echoMs     = 2_000
 	connsIdle  = 5_000
+
+	pairsTrips  = 128_000 // of a round, all clients together
+	pairsBuffer = 4_096
+
+	connsMostlyIdle = 10_000
+	mostlyIdleMs    = 6_000
 )
 
 // Phases of an echo.
@@ -87,6 +100,85 @@ func echo(a args, clients int) report {
 	}
 	r := report{"per_s": float64(len(all)) / wall, "cores": used.Seconds() / wall}
 	return lateness(r, all)
+}
+
+// echoPairs has pairs that make their round trips; then the next round begins.
+func echoPairs(a args, pairs int) report {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	conns := make([]net.Conn, pairs)
+	for i := range conns {
+		conns[i], err = net.Dial("tcp", listener.Addr().String())
+		must(err)
+		served, err := listener.Accept()
+		must(err)
+		go servePair(served)
+	}
+	trips := pairsTrips / pairs
+	m := newMeter(a, trips*pairs)
+	var wg sync.WaitGroup
+	for m.anotherRound() {
+		for _, conn := range conns {
+			wg.Go(func() { askPair(conn, trips) })
+		}
+		wg.Wait()
+	}
+	return m.report()
+}
+
+func servePair(conn net.Conn) {
+	buf := make([]byte, pairsBuffer)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return
+		}
+		_, err = conn.Write(buf[:n])
+		must(err)
+	}
+}
+
+func askPair(conn net.Conn, trips int) {
+	message := bytes.Repeat([]byte{1}, echoBytes)
+	answer := make([]byte, echoBytes)
+	for range trips {
+		_, err := conn.Write(message)
+		must(err)
+		clear(answer)
+		_, err = io.ReadFull(conn, answer)
+		must(err)
+		check(bytes.Equal(message, answer))
+	}
+}
+
+// mostlyIdle has connections of which few speak. The client is a program of its own, the same as
+// for the other runtimes: common/src/conns.rs.
+func mostlyIdle(a args) report {
+	program := os.Getenv("BENCH_CLIENT")
+	if program == "" {
+		fail("BENCH_CLIENT must name the client's program: any worker in Rust")
+	}
+	client := exec.Command(program, "conns_client",
+		fmt.Sprintf("port=%d", echoServer().(*net.TCPAddr).Port),
+		fmt.Sprintf("n=%d", a.number("n", connsMostlyIdle)),
+		fmt.Sprintf("ms=%d", a.number("ms", mostlyIdleMs)))
+	client.Stderr = os.Stderr
+	input, err := client.StdinPipe()
+	must(err)
+	output, err := client.StdoutPipe()
+	must(err)
+	must(client.Start())
+	lines := bufio.NewScanner(output)
+	check(lines.Scan() && lines.Text() == "ready")
+	time.Sleep(settle)
+	share := newCPUShare()
+	_, err = io.WriteString(input, "begin\n")
+	must(err)
+	check(lines.Scan())
+	r := share.report()
+	must(json.Unmarshal(lines.Bytes(), &r))
+	must(client.Wait())
+	return r
 }
 
 // idleConns has connections that wait for their clients: plain sockets, each used once.

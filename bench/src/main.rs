@@ -97,6 +97,7 @@ impl Options {
 }
 
 fn main() -> Result<()> {
+    bench_common::conns::run_client_if_asked();
     let options = Options::parse();
     if options.list {
         println!("{}", report::list());

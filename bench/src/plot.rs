@@ -39,10 +39,7 @@ const COLOURS: &[(&str, &str)] = &[
 
 /// Turned round where more is better.
 pub fn less_is_better(ratio: f64, goal: Goal) -> f64 {
-    match goal {
-        Goal::RatioAtLeast(_) => 1.0 / ratio,
-        _ => ratio,
-    }
+    if goal.more_is_better() { 1.0 / ratio } else { ratio }
 }
 
 pub fn draw(title: &str, rows: &[Row]) -> String {
@@ -153,6 +150,8 @@ mod tests {
         assert_eq!(marks[1], LABEL);
         assert!(marks[0] > marks[1] && marks[0] < WIDTH - RIGHT);
         assert_eq!(less_is_better(2.0, Goal::RatioAtLeast(1.5)), 0.5);
+        let peers = Goal::All(&[Goal::RatioToAtLeast("tokio", 1.0), Goal::RatioAtLeast(2.0)]);
+        assert_eq!(less_is_better(2.0, peers), 0.5);
         assert_eq!(less_is_better(2.0, Goal::Report), 2.0);
     }
 }

@@ -103,10 +103,37 @@ impl Run {
         facts.push(format!(
             "in {disturbed} of {all} samples other programs used more than {} % of the machine{}",
             DISTURBED * 100.0,
-            if noisy { ": too noisy, run it again (--patience waits for quiet)" } else { "" },
+            if noisy { ": too noisy, run it again (--wait-idle waits for quiet)" } else { "" },
         ));
+        facts.extend(self.targets_met());
         facts.extend(self.note.clone());
         facts
+    }
+
+    /// How many targets are met, and which are not; None if no figure has a target.
+    fn targets_met(&self) -> Option<String> {
+        let mut met = 0;
+        let mut missed = Vec::new();
+        for workload in self.measured() {
+            for metric in workload.metrics {
+                for goal in metric.goal.targets() {
+                    match self.results.is_met(workload.name, metric, goal) {
+                        Some(true) => met += 1,
+                        Some(false) => {
+                            let (name, unit) = (workload.name, metric.unit);
+                            missed.push(format!("{name} ({unit}) {}", target(goal, "").trim_end()));
+                        }
+                        None => {}
+                    }
+                }
+            }
+        }
+        let all = met + missed.len();
+        let text = match missed.is_empty() {
+            true => format!("targets met: {met} of {all}"),
+            false => format!("targets met: {met} of {all}; missed: {}", missed.join("; ")),
+        };
+        (all > 0).then_some(text)
     }
 
     /// The workloads that at least one runtime has samples of.
@@ -133,15 +160,19 @@ impl Run {
                     None => "–".to_owned(),
                 };
                 let ratio = |peer| self.results.ratio(workload.name, peer, metric);
-                let met = self.results.goal_met(workload.name, metric);
+                let met = |target| match self.results.is_met(workload.name, metric, target) {
+                    Some(true) => "yes",
+                    Some(false) => "no",
+                    None => "–",
+                };
                 let mut row = vec![
                     workload.name.to_owned(),
                     metric.unit.to_owned(),
                     median("trefoil"),
                     median("go"),
                     ratio("trefoil").map(short).unwrap_or_default(),
-                    target(metric),
-                    met.map_or("", |met| if met { "yes" } else { "no" }).to_owned(),
+                    targets(metric),
+                    metric.goal.targets().iter().map(met).collect::<Vec<_>>().join(", "),
                 ];
                 row.extend(others.iter().map(|&peer| match ratio(peer) {
                     Some(ratio) => format!("{} ({})", median(peer), short(ratio)),
@@ -158,8 +189,7 @@ impl Run {
     pub fn picture(&self) -> String {
         let mut rows = Vec::new();
         for workload in self.measured() {
-            let compared =
-                |metric: &&Metric| !matches!(metric.goal, Goal::Context | Goal::AtMost(_));
+            let compared = |metric: &&Metric| !matches!(metric.goal, Goal::Context);
             for (i, metric) in workload.metrics.iter().filter(compared).enumerate() {
                 if i > 0 && matches!(metric.goal, Goal::Report) {
                     continue;
@@ -304,7 +334,7 @@ pub fn list() -> Table {
     let mut table = markdown_table();
     table.set_header(["workload", "what", "target", "runtimes"]);
     for workload in WORKLOADS {
-        let targets = workload.metrics.iter().map(target).filter(|target| !target.is_empty());
+        let targets = workload.metrics.iter().map(targets).filter(|text| !text.is_empty());
         table.add_row([
             workload.name.to_owned(),
             workload.what.to_owned(),
@@ -316,13 +346,20 @@ pub fn list() -> Table {
     table
 }
 
-fn target(metric: &Metric) -> String {
-    match metric.goal {
+/// What the metric's targets say.
+fn targets(metric: &Metric) -> String {
+    let text = |goal: &Goal| target(goal, metric.unit);
+    metric.goal.targets().iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+fn target(goal: &Goal, unit: &str) -> String {
+    match *goal {
         Goal::Ratio(most) => format!("≤ {most} × Go"),
         Goal::RatioAtLeast(least) => format!("≥ {least} × Go"),
-        Goal::RatioToThreads(most) => format!("≤ {most} × threads"),
-        Goal::AtMost(most) => format!("≤ {} {}", short(most), metric.unit),
-        Goal::Report | Goal::Context => String::new(),
+        Goal::RatioTo(peer, most) => format!("≤ {most} × {peer}"),
+        Goal::RatioToAtLeast(peer, least) => format!("≥ {least} × {peer}"),
+        Goal::AtMost(most) => format!("≤ {} {unit}", short(most)),
+        Goal::All(_) | Goal::Report | Goal::Context => String::new(),
     }
 }
 

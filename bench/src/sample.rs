@@ -76,6 +76,8 @@ pub fn launch(command: &mut Command, procs: usize, scratch: &Path) -> Result<Lau
         .env("GOMAXPROCS", &procs)
         .env("SMOL_THREADS", &procs)
         .env("RUST_BACKTRACE", "0")
+        // This program is also the client of `conns_idle_10k`, the same for all workers.
+        .env("BENCH_CLIENT", std::env::current_exe().context("no path of this program")?)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(File::create(&stderr_path).context("no place for the worker's stderr")?);

@@ -85,18 +85,18 @@ impl Results {
         Some(median(peer)? / median(base)?)
     }
 
-    /// Whether trefoil meets the metric's goal, where it has one and the figures are there.
-    pub fn goal_met(&self, workload: &'static str, metric: &Metric) -> Option<bool> {
-        match metric.goal {
-            Goal::Ratio(most) => Some(self.ratio(workload, "trefoil", metric)? <= most),
-            Goal::RatioAtLeast(least) => Some(self.ratio(workload, "trefoil", metric)? >= least),
-            Goal::RatioToThreads(most) => {
-                Some(self.ratio_to("threads", workload, "trefoil", metric)? <= most)
-            }
+    /// Whether trefoil meets this target of the metric; None if figures are missing.
+    pub fn is_met(&self, workload: &'static str, metric: &Metric, target: &Goal) -> Option<bool> {
+        let ratio_to = |base| self.ratio_to(base, workload, "trefoil", metric);
+        match *target {
+            Goal::Ratio(most) => Some(ratio_to("go")? <= most),
+            Goal::RatioAtLeast(least) => Some(ratio_to("go")? >= least),
+            Goal::RatioTo(peer, most) => Some(ratio_to(peer)? <= most),
+            Goal::RatioToAtLeast(peer, least) => Some(ratio_to(peer)? >= least),
             Goal::AtMost(most) => {
                 Some(self.summary(workload, "trefoil", metric.key)?.median <= most)
             }
-            Goal::Report | Goal::Context => None,
+            Goal::All(_) | Goal::Report | Goal::Context => None,
         }
     }
 
@@ -124,5 +124,28 @@ mod tests {
         assert_eq!(odd.spread(), 1.0);
         assert_eq!(Summary::of(vec![4.0, 2.0]).unwrap().median, 3.0);
         assert!(Summary::of(Vec::new()).is_none());
+    }
+
+    #[test]
+    fn each_target_of_a_metric_is_compared_with_the_runtime_that_it_names() {
+        let mut results = Results::default();
+        for (peer, per_s) in [("trefoil", 120.0), ("go", 100.0), ("tokio", 125.0)] {
+            let metrics = BTreeMap::from([("per_s".to_owned(), per_s)]);
+            results.add("echo", peer, Sample { metrics, elsewhere: 0.0 });
+        }
+        let goal = Goal::All(&[
+            Goal::RatioAtLeast(1.2),
+            Goal::RatioToAtLeast("tokio", 1.0),
+            Goal::RatioTo("tokio", 1.0),
+            Goal::RatioToAtLeast("may", 1.0),
+            Goal::AtMost(119.0),
+        ]);
+        let metric = Metric { key: "per_s", unit: "", goal };
+        let met: Vec<_> = (metric.goal.targets().iter())
+            .map(|target| results.is_met("echo", &metric, target))
+            .collect();
+        assert_eq!(met, [Some(true), Some(false), Some(true), None, Some(false)]);
+        assert!(Goal::Report.targets().is_empty());
+        assert_eq!(Goal::Ratio(1.0).targets().len(), 1);
     }
 }

@@ -75,16 +75,36 @@ pub fn ask(mut stream: impl Read + Write, echo: &Echo) -> Vec<Duration> {
     took
 }
 
+/// One connection of the server of `echo_*_pairs`: echoes as much as has come.
+pub fn serve_pair(mut stream: impl Read + Write) {
+    let mut bytes = [0; size::PAIRS_BUFFER_BYTES];
+    while let Ok(n @ 1..) = stream.read(&mut bytes) {
+        stream.write_all(&bytes[..n]).unwrap();
+    }
+}
+
+/// One client there.
+pub fn ask_pair(stream: &mut (impl Read + Write), trips: usize) {
+    for _ in 0..trips {
+        round_trip(stream);
+    }
+}
+
+/// Sends a message, and checks what comes back.
+pub fn round_trip(stream: &mut (impl Read + Write)) {
+    let mut message = [1; size::ECHO_BYTES];
+    stream.write_all(&message).unwrap();
+    message.fill(0);
+    stream.read_exact(&mut message).unwrap();
+    assert_eq!(message, [1; size::ECHO_BYTES]);
+}
+
 /// Clients for `idle_conns`: plain sockets, each used once, from a thread of their own, so that
 /// only the server's side weighs on the runtime.
 pub fn idle_clients(address: SocketAddr, n: usize) -> Vec<TcpStream> {
     let client = move |_| {
         let mut stream = TcpStream::connect(address).unwrap();
-        let mut message = [1; size::ECHO_BYTES];
-        stream.write_all(&message).unwrap();
-        message.fill(0);
-        stream.read_exact(&mut message).unwrap();
-        assert_eq!(message, [1; size::ECHO_BYTES]);
+        round_trip(&mut stream);
         stream
     };
     std::thread::spawn(move || (0..n).map(client).collect()).join().unwrap()

@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 
 use crate::{Args, Report, cpu_time, size};
 
-/// What the servers answer.
-pub const HELLO: &str = "hello";
+/// What the servers answer: `hello`, or as many bytes as `body=` says.
+pub fn body(args: &Args) -> &'static str {
+    match args.number("body", 0) {
+        0 => "hello",
+        bytes => "x".repeat(bytes).leak(),
+    }
+}
 
 /// Loads the server at `address` for as long as the arguments say. Blocks its thread, so it needs
 /// one of its own.
 pub fn ask(args: &Args, address: SocketAddr, connections: usize) -> Report {
-    check(address);
+    check(address, body(args));
     wrk(address, connections, size::HTTP_WARM_UP);
     let (wall, cpu) = (Instant::now(), cpu_time());
     let said = wrk(address, connections, args.time(size::HTTP_TIME));
@@ -21,13 +26,14 @@ pub fn ask(args: &Args, address: SocketAddr, connections: usize) -> Report {
     report(&said).expect(&said).with("cores", cores)
 }
 
-fn check(address: SocketAddr) {
+fn check(address: SocketAddr, body: &str) {
     let mut stream = TcpStream::connect(address).expect("the server");
     let head = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with(HELLO), "{answer}");
+    let (head, rest) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && rest == body, "{answer}");
 }
 
 fn wrk(address: SocketAddr, connections: usize, time: Duration) -> String {

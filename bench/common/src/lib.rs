@@ -1,12 +1,13 @@
 //! What every Rust worker shares: its arguments, the meter, memory readings, the arithmetic of
 //! `forkjoin`, and the one JSON line at the end; in modules, what belongs to allocation,
-//! ticks, echoes and HTTP.
+//! ticks, echoes, idle connections and HTTP.
 //! `go/*.go` hold the same in Go.
 //!
 //! A worker is called as `worker WORKLOAD [KEY=VALUE …]` and prints one JSON object.
 
 pub mod alloc;
 pub mod clock;
+pub mod conns;
 pub mod echo;
 pub mod http;
 
@@ -26,9 +27,15 @@ pub struct Args {
 }
 
 impl Args {
+    /// Does not return in a process that is the client of idle connections.
     pub fn parse() -> Args {
+        conns::run_client_if_asked();
         let mut words = std::env::args().skip(1);
         let workload = words.next().unwrap_or_else(|| fail("usage: worker WORKLOAD [KEY=VALUE …]"));
+        Args::of(workload, words)
+    }
+
+    fn of(workload: String, words: impl Iterator<Item = String>) -> Args {
         let pairs = words
             .map(|word| match word.split_once('=') {
                 Some((key, value)) => (key.to_owned(), value.to_owned()),
@@ -130,6 +137,7 @@ impl Meter {
         let ops = self.rounds as f64 * self.ops as f64;
         Report::new()
             .with("ns_per_op", wall * 1e9 / ops)
+            .with("per_s", ops / wall)
             .with("ms_per_round", wall * 1e3 / self.rounds as f64)
             .with("cores", cpu / wall)
             .with("rounds", self.rounds as f64)
@@ -166,6 +174,17 @@ impl Report {
             .with("p99_us", us(0.99))
             .with("max_us", us(1.0))
             .with("p99_ms", us(0.99) / 1e3)
+    }
+
+    /// Returns a metric that is there.
+    fn get(&self, key: &str) -> f64 {
+        self.0[key].as_f64().expect("a number")
+    }
+
+    /// Adds the metrics of another report.
+    pub fn with_all(mut self, other: Report) -> Report {
+        self.0.extend(other.0);
+        self
     }
 
     /// Adds the memory per goroutine.
@@ -275,6 +294,15 @@ pub mod size {
     pub const SLEEPERS_MANY: usize = 100_000;
     /// On top, where sleepers are many: all are there by then.
     pub const SLEEP_BASE: Duration = Duration::from_millis(500);
+    /// The longest sleep of `sleep_burst`.
+    pub const BURST_SLEEP: Duration = Duration::from_millis(500);
+    pub const SHORT_SLEEPS_EACH: usize = 10;
+    /// The longest sleep of `sleep_short`.
+    pub const SHORT_SLEEP: Duration = Duration::from_millis(100);
+    pub const TICKERS: usize = 1_000;
+    pub const TICKER_PERIOD: Duration = Duration::from_millis(100);
+    pub const TICKERS_WARM_UP: Duration = Duration::from_millis(500);
+    pub const TICKERS_TIME: Duration = Duration::from_secs(6);
     pub const HOGS: usize = 4;
     pub const HOGS_TIME: Duration = Duration::from_secs(3);
     pub const TICK: Duration = Duration::from_millis(1);
@@ -287,7 +315,15 @@ pub mod size {
     pub const ECHO_BYTES: usize = 64;
     pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
+    /// Round trips of each client of `echo_*_pairs` in one round, all clients together.
+    pub const PAIRS_TRIPS: usize = 128_000;
+    /// What the servers of `echo_*_pairs` read into.
+    pub const PAIRS_BUFFER_BYTES: usize = 4_096;
     pub const IDLE_CONNECTIONS: usize = 5_000;
+    pub const MOSTLY_IDLE_CONNECTIONS: usize = 10_000;
+    /// On average, from one request on any of them to the next.
+    pub const REQUEST_GAP: Duration = Duration::from_millis(10);
+    pub const MOSTLY_IDLE_TIME: Duration = Duration::from_secs(6);
 
     // Of Go's own benchmarks.
     pub const GOBENCH_TIME: Duration = Duration::from_millis(100);
@@ -303,6 +339,14 @@ pub mod size {
     pub const HTTP_HOGS: usize = 2;
     pub const HTTP_WARM_UP: Duration = Duration::from_secs(1);
     pub const HTTP_TIME: Duration = Duration::from_secs(2);
+}
+
+/// The `i`-th number of a fixed sequence that looks random, the same in every worker: splitmix64.
+pub fn random(i: u64) -> u64 {
+    let mut x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 /// One chunk of `forkjoin`, ≈ 15 µs: a chain of dependent steps, which no compiler can shorten or
@@ -325,3 +369,14 @@ pub fn step(x: u64) -> u64 {
 
 /// What the chunks add up to (wrapping); workers check it.
 pub const CHUNKS_RESULT: u64 = 11_209_390_254_633_036_983;
+
+#[cfg(test)]
+mod tests {
+    use super::random;
+
+    #[test]
+    fn random_is_splitmix64_with_seed_0() {
+        let first = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
+        assert_eq!([random(0), random(1), random(2)], first);
+    }
+}

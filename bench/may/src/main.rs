@@ -27,10 +27,13 @@ fn workload(args: &Args) -> Report {
         "ring_1000" => wait::ring(args),
         "mutex_8" => wait::mutexes(args),
         "sleep_1000" => wait::sleep_1000(args),
+        "sleep_short" => wait::sleep_short(args),
         "ticker_hogs" => wait::ticker_hogs(args),
         "wake_idle" => wait::wake_idle(args),
         "echo_64" => wait::echo(args, 64),
         "echo_1000" => wait::echo(args, 1_000),
+        "echo_64_pairs" => wait::echo_pairs(args, 64),
+        "echo_1000_pairs" => wait::echo_pairs(args, 1_000),
         _ => args.unknown(),
     }
 }

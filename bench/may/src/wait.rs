@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bench_common::clock::{Hogs, Ticks, sleep_time};
-use bench_common::echo::{Echo, ask, serve};
+use bench_common::clock::{Hogs, Ticks, short_time, sleep_time};
+use bench_common::echo::{Echo, ask, ask_pair, serve, serve_pair};
 use bench_common::{Args, Meter, Report, allow_many_files, cpu_time, size};
 use may::coroutine::sleep;
 use may::go;
@@ -86,12 +86,20 @@ pub fn mutexes(args: &Args) -> Report {
 }
 
 pub fn sleep_1000(args: &Args) -> Report {
+    sleepers(args.number("n", size::SLEEPERS), size::SLEEPS_EACH, sleep_time)
+}
+
+pub fn sleep_short(args: &Args) -> Report {
+    sleepers(args.number("n", size::SLEEPERS), size::SHORT_SLEEPS_EACH, short_time)
+}
+
+fn sleepers(n: usize, each: usize, time: fn(usize, usize) -> Duration) -> Report {
     let cpu = cpu_time();
     let sleeper = |i| {
         go!(move || {
-            let mut late = Vec::with_capacity(size::SLEEPS_EACH);
-            for k in 0..size::SLEEPS_EACH {
-                let duration = sleep_time(i, k);
+            let mut late = Vec::with_capacity(each);
+            for k in 0..each {
+                let duration = time(i, k);
                 let start = Instant::now();
                 sleep(duration);
                 late.push(start.elapsed() - duration);
@@ -99,7 +107,7 @@ pub fn sleep_1000(args: &Args) -> Report {
             late
         })
     };
-    let handles: Vec<_> = (0..args.number("n", size::SLEEPERS)).map(sleeper).collect();
+    let handles: Vec<_> = (0..n).map(sleeper).collect();
     let late = handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect();
     Report::new().with("cpu_s", (cpu_time() - cpu).as_secs_f64()).with_lateness(late)
 }
@@ -163,4 +171,33 @@ pub fn echo(args: &Args, clients: usize) -> Report {
     sleep(args.time(size::ECHO_TIME));
     let report = ECHO.end(measuring);
     report(clients.into_iter().flat_map(|client| client.join().unwrap()).collect())
+}
+
+/// Each pair makes its round trips, then the next round begins.
+pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
+    allow_many_files();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let connect = |_| {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (served, _) = listener.accept().unwrap();
+        served.set_nodelay(true).unwrap();
+        go!(move || serve_pair(served));
+        stream
+    };
+    let mut streams: Vec<_> = (0..pairs).map(connect).collect();
+    let trips = size::PAIRS_TRIPS / pairs;
+    let mut meter = Meter::new(args, trips * pairs);
+    while meter.another_round() {
+        let client = |mut stream| {
+            go!(move || {
+                ask_pair(&mut stream, trips);
+                stream
+            })
+        };
+        let clients: Vec<_> = streams.into_iter().map(client).collect();
+        streams = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    }
+    meter.report()
 }

@@ -34,11 +34,15 @@ async fn workload(args: Args) -> Report {
         "mutex_8" => wait::mutexes(&args).await,
         "sleep_1000" => wait::sleep_1000(&args).await,
         "sleep_100k" => wait::sleep_100k(&args).await,
+        "sleep_burst" => wait::sleep_burst(&args).await,
+        "sleep_short" => wait::sleep_short(&args).await,
         "ticker_hogs" => wait::ticker_hogs(&args).await,
         "wake_idle" => wait::wake_idle(&args).await,
         "block_std" => wait::block_std(&args).await,
         "echo_64" => wait::echo(&args, 64).await,
         "echo_1000" => wait::echo(&args, 1_000).await,
+        "echo_64_pairs" => wait::echo_pairs(&args, 64).await,
+        "echo_1000_pairs" => wait::echo_pairs(&args, 1_000).await,
         _ => args.unknown(),
     }
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bench_common::clock::{Hogs, Ticks, sleep_time};
+use bench_common::clock::{BurstSleep, Hogs, Ticks, burst_report, short_time, sleep_time};
 use bench_common::echo::Echo;
 use bench_common::{Args, Meter, Report, allow_many_files, cpu_time, size};
 use smol::channel::{self, Receiver, Sender};
@@ -132,20 +132,42 @@ pub async fn mutexes(args: &Args) -> Report {
 }
 
 pub async fn sleep_1000(args: &Args) -> Report {
-    sleepers(args.number("n", size::SLEEPERS), size::SLEEPS_EACH, Duration::ZERO).await
+    sleepers(args.number("n", size::SLEEPERS), size::SLEEPS_EACH, sleep_time).await
 }
 
 pub async fn sleep_100k(args: &Args) -> Report {
-    sleepers(args.number("n", size::SLEEPERS_MANY), 1, size::SLEEP_BASE).await
+    let time = |i, k| size::SLEEP_BASE + sleep_time(i, k);
+    sleepers(args.number("n", size::SLEEPERS_MANY), 1, time).await
 }
 
-async fn sleepers(n: usize, each: usize, base: Duration) -> Report {
+pub async fn sleep_burst(args: &Args) -> Report {
+    let sleeper = |i| {
+        let mut burst = BurstSleep::spawned(i);
+        spawn(async move {
+            Timer::after(burst.begin()).await;
+            burst.woke()
+        })
+    };
+    let n = args.number("n", size::SLEEPERS_MANY);
+    let handles: Vec<_> = (0..n).map(sleeper).collect();
+    let mut late = Vec::with_capacity(n);
+    for handle in handles {
+        late.push(handle.await);
+    }
+    burst_report(&late)
+}
+
+pub async fn sleep_short(args: &Args) -> Report {
+    sleepers(args.number("n", size::SLEEPERS), size::SHORT_SLEEPS_EACH, short_time).await
+}
+
+async fn sleepers(n: usize, each: usize, time: fn(usize, usize) -> Duration) -> Report {
     let cpu = cpu_time();
     let sleeper = |i| {
         spawn(async move {
             let mut late = Vec::with_capacity(each);
             for k in 0..each {
-                let duration = base + sleep_time(i, k);
+                let duration = time(i, k);
                 let start = Instant::now();
                 Timer::after(duration).await;
                 late.push(start.elapsed() - duration);
@@ -265,4 +287,48 @@ async fn ask(address: SocketAddr, echo: &Echo) -> Vec<Duration> {
         }
     }
     took
+}
+
+/// Each pair makes its round trips, then the next round begins.
+pub async fn echo_pairs(args: &Args, pairs: usize) -> Report {
+    allow_many_files();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let mut streams = Vec::with_capacity(pairs);
+    for _ in 0..pairs {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (served, _) = listener.accept().await.unwrap();
+        served.set_nodelay(true).unwrap();
+        spawn(serve_pair(served)).detach();
+        streams.push(stream);
+    }
+    let trips = size::PAIRS_TRIPS / pairs;
+    let mut meter = Meter::new(args, trips * pairs);
+    while meter.another_round() {
+        let clients: Vec<_> =
+            streams.drain(..).map(|stream| spawn(ask_pair(stream, trips))).collect();
+        for client in clients {
+            streams.push(client.await);
+        }
+    }
+    meter.report()
+}
+
+async fn serve_pair(mut stream: TcpStream) {
+    let mut bytes = [0; size::PAIRS_BUFFER_BYTES];
+    while let Ok(n @ 1..) = stream.read(&mut bytes).await {
+        stream.write_all(&bytes[..n]).await.unwrap();
+    }
+}
+
+async fn ask_pair(mut stream: TcpStream, trips: usize) -> TcpStream {
+    for _ in 0..trips {
+        let mut message = [1; size::ECHO_BYTES];
+        stream.write_all(&message).await.unwrap();
+        message.fill(0);
+        stream.read_exact(&mut message).await.unwrap();
+        assert_eq!(message, [1; size::ECHO_BYTES]);
+    }
+    stream
 }

@@ -1,6 +1,8 @@
 //! The worker of plain OS threads, for the workloads that they can bear. `worker WORKLOAD
 //! [KEY=VALUE …]`, one JSON line; see bench/README.md.
 
+mod wait;
+
 use std::sync::mpsc::sync_channel;
 use std::thread::{sleep, spawn, yield_now};
 
@@ -17,6 +19,9 @@ fn main() {
         "alloc_mixed" => allocators(&args, size::REPLACEMENTS_EACH, mixed_replacements),
         "alloc_handoff" => handoff(&args),
         "block_std" => block_std(&args),
+        "sleep_short" => wait::sleep_short(&args),
+        "tickers_1000" => wait::tickers(&args),
+        "conns_idle_10k" => wait::mostly_idle(&args),
         _ => args.unknown(),
     };
     report.print();

@@ -3,27 +3,51 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bench_common::clock::{Hogs, Ticks, sleep_time};
+use bench_common::clock::{
+    BurstSleep, CpuShare, Hogs, Tickers, Ticks, burst_report, short_time, sleep_time,
+};
 use bench_common::{Args, Meter, Report, cpu_time, size};
 use tokio::sync::mpsc;
 use tokio::task::{spawn, spawn_blocking};
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{interval_at, sleep, sleep_until};
 
 pub async fn sleep_1000(args: &Args) -> Report {
-    sleepers(args.number("n", size::SLEEPERS), size::SLEEPS_EACH, Duration::ZERO).await
+    sleepers(args.number("n", size::SLEEPERS), size::SLEEPS_EACH, sleep_time).await
 }
 
 pub async fn sleep_100k(args: &Args) -> Report {
-    sleepers(args.number("n", size::SLEEPERS_MANY), 1, size::SLEEP_BASE).await
+    let time = |i, k| size::SLEEP_BASE + sleep_time(i, k);
+    sleepers(args.number("n", size::SLEEPERS_MANY), 1, time).await
 }
 
-async fn sleepers(n: usize, each: usize, base: Duration) -> Report {
+pub async fn sleep_burst(args: &Args) -> Report {
+    let sleeper = |i| {
+        let mut burst = BurstSleep::spawned(i);
+        spawn(async move {
+            sleep(burst.begin()).await;
+            burst.woke()
+        })
+    };
+    let n = args.number("n", size::SLEEPERS_MANY);
+    let handles: Vec<_> = (0..n).map(sleeper).collect();
+    let mut late = Vec::with_capacity(n);
+    for handle in handles {
+        late.push(handle.await.unwrap());
+    }
+    burst_report(&late)
+}
+
+pub async fn sleep_short(args: &Args) -> Report {
+    sleepers(args.number("n", size::SLEEPERS), size::SHORT_SLEEPS_EACH, short_time).await
+}
+
+async fn sleepers(n: usize, each: usize, time: fn(usize, usize) -> Duration) -> Report {
     let cpu = cpu_time();
     let sleeper = |i| {
         spawn(async move {
             let mut late = Vec::with_capacity(each);
             for k in 0..each {
-                let duration = base + sleep_time(i, k);
+                let duration = time(i, k);
                 let start = Instant::now();
                 sleep(duration).await;
                 late.push(start.elapsed() - duration);
@@ -37,6 +61,34 @@ async fn sleepers(n: usize, each: usize, base: Duration) -> Report {
         late.extend(handle.await.unwrap());
     }
     Report::new().with("cpu_s", (cpu_time() - cpu).as_secs_f64()).with_lateness(late)
+}
+
+pub async fn tickers(args: &Args) -> Report {
+    let tickers = Tickers::new(args);
+    let ticking = |i| {
+        spawn(async move {
+            sleep_until(tickers.phase(i).into()).await;
+            let mut log = tickers.log();
+            let first = Instant::now() + size::TICKER_PERIOD;
+            let mut interval = interval_at(first.into(), size::TICKER_PERIOD);
+            while log.next().is_some() {
+                interval.tick().await;
+                log.woke();
+            }
+            log.late()
+        })
+    };
+    let handles: Vec<_> = (0..args.number("n", size::TICKERS)).map(ticking).collect();
+    let (begin, end) = tickers.counted();
+    sleep_until(begin.into()).await;
+    let share = CpuShare::new();
+    sleep_until(end.into()).await;
+    let report = share.report();
+    let mut late = Vec::new();
+    for handle in handles {
+        late.extend(handle.await.unwrap());
+    }
+    report.with_lateness(late)
 }
 
 /// The ticker is a task as the hogs are: it waits until two of them have ended.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bench_common::echo::{Echo, idle_clients};
-use bench_common::{Args, Memory, Report, SETTLE, allow_many_files, size};
+use bench_common::{Args, Memory, Meter, Report, SETTLE, allow_many_files, conns, size};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{spawn, spawn_blocking};
@@ -24,6 +24,58 @@ pub async fn echo(args: &Args, clients: usize) -> Report {
         took.extend(client.await.unwrap());
     }
     report(took)
+}
+
+/// Each pair makes its round trips, then the next round begins.
+pub async fn echo_pairs(args: &Args, pairs: usize) -> Report {
+    allow_many_files();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let mut streams = Vec::with_capacity(pairs);
+    for _ in 0..pairs {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (served, _) = listener.accept().await.unwrap();
+        served.set_nodelay(true).unwrap();
+        spawn(serve_pair(served));
+        streams.push(stream);
+    }
+    let trips = size::PAIRS_TRIPS / pairs;
+    let mut meter = Meter::new(args, trips * pairs);
+    while meter.another_round() {
+        let clients: Vec<_> =
+            streams.drain(..).map(|stream| spawn(ask_pair(stream, trips))).collect();
+        for client in clients {
+            streams.push(client.await.unwrap());
+        }
+    }
+    meter.report()
+}
+
+async fn serve_pair(mut stream: TcpStream) {
+    let mut bytes = [0; size::PAIRS_BUFFER_BYTES];
+    while let Ok(n @ 1..) = stream.read(&mut bytes).await {
+        stream.write_all(&bytes[..n]).await.unwrap();
+    }
+}
+
+async fn ask_pair(mut stream: TcpStream, trips: usize) -> TcpStream {
+    for _ in 0..trips {
+        let mut message = [1; size::ECHO_BYTES];
+        stream.write_all(&message).await.unwrap();
+        message.fill(0);
+        stream.read_exact(&mut message).await.unwrap();
+        assert_eq!(message, [1; size::ECHO_BYTES]);
+    }
+    stream
+}
+
+/// Connections of which few speak.
+pub async fn mostly_idle(args: &Args) -> Report {
+    allow_many_files();
+    let address = server().await;
+    let args = args.clone();
+    spawn_blocking(move || conns::ask(&args, address)).await.unwrap()
 }
 
 /// Connections that wait for their clients.

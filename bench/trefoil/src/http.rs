@@ -1,10 +1,10 @@
 //! HTTP/1.1 in plain, blocking code: a goroutine for each connection.
 
-use std::io::{Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::sync::Arc;
 
 use bench_common::clock::Hogs;
-use bench_common::http::{HELLO, ask};
+use bench_common::http::{ask, body};
 use bench_common::{Args, Report, size};
 use trefoil::go;
 use trefoil::net::{TcpListener, TcpStream};
@@ -12,11 +12,12 @@ use trefoil::net::{TcpListener, TcpStream};
 pub fn hello(args: &Args, connections: usize) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().unwrap();
+    let body = body(args);
     go(move || {
         loop {
             let (stream, _) = listener.accept().unwrap();
             stream.set_nodelay(true).unwrap();
-            go(move || serve(stream));
+            go(move || serve(stream, body));
         }
     });
     let args = args.clone();
@@ -38,7 +39,7 @@ pub fn hello_hogs(args: &Args, connections: usize) -> Report {
 }
 
 /// Answers until the client leaves or asks for the last time.
-fn serve(mut stream: TcpStream) {
+fn serve(mut stream: TcpStream, body: &str) {
     let mut bytes = [0; 4096];
     let mut filled = 0;
     let mut last = false;
@@ -51,7 +52,7 @@ fn serve(mut stream: TcpStream) {
                 last = request.headers.iter().any(is_close);
                 bytes.copy_within(length..filled, 0);
                 filled -= length;
-                if stream.write_all(answer().as_bytes()).is_err() {
+                if answer(&mut stream, body).is_err() {
                     return;
                 }
             }
@@ -67,9 +68,25 @@ fn is_close(header: &httparse::Header) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value.eq_ignore_ascii_case(b"close")
 }
 
-fn answer() -> String {
-    let length = HELLO.len();
-    format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\n\r\n{HELLO}"
-    )
+/// Bodies up to this are copied behind the head; larger ones are sent from where they are.
+const COPIED_BYTES: usize = 4_096;
+
+fn answer(stream: &mut TcpStream, body: &str) -> io::Result<()> {
+    let length = body.len();
+    let copied = if length <= COPIED_BYTES { body } else { "" };
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\n\r\n{copied}"
+    );
+    if length <= COPIED_BYTES {
+        return stream.write_all(head.as_bytes());
+    }
+    let sent =
+        stream.write_vectored(&[IoSlice::new(head.as_bytes()), IoSlice::new(body.as_bytes())])?;
+    match sent.checked_sub(head.len()) {
+        Some(sent) => stream.write_all(&body.as_bytes()[sent..]),
+        None => {
+            stream.write_all(&head.as_bytes()[sent..])?;
+            stream.write_all(body.as_bytes())
+        }
+    }
 }

@@ -19,9 +19,9 @@ use trefoil::{Runtime, go, yield_now};
 fn main() {
     let args = Args::parse();
     let builder = Runtime::builder().procs(args.procs());
-    #[cfg(feature = "small")]
+    #[cfg(feature = "reserve")]
     let builder = match args.workload.as_str() {
-        "live1m_small" => builder.dlopen_reserve(false),
+        "live1m_reserve" => builder.dlopen_reserve(true),
         _ => builder,
     };
     let runtime = builder.build().expect("a trefoil runtime");
@@ -37,8 +37,8 @@ fn workload(args: &Args) -> Report {
         "skynet" => skynet(args),
         "forkjoin" => fork_join(args),
         "live1m" => live(args),
-        #[cfg(feature = "small")]
-        "live1m_small" => live(args),
+        #[cfg(feature = "reserve")]
+        "live1m_reserve" => live(args),
         "pingpong_1p" | "pingpong_2p" => chan::ping_pong(args),
         "spsc_128" => chan::spsc(args),
         "mpmc_4x4_128" => chan::mpmc(args),
@@ -55,6 +55,9 @@ fn workload(args: &Args) -> Report {
         "alloc_handoff" => alloc::handoff(args),
         "sleep_1000" => clock::sleep_1000(args),
         "sleep_100k" => clock::sleep_100k(args),
+        "sleep_burst" => clock::sleep_burst(args),
+        "sleep_short" => clock::sleep_short(args),
+        "tickers_1000" => clock::tickers(args),
         "ticker_hogs" => clock::ticker_hogs(args),
         "wake_idle" => clock::wake_idle(args),
         "block_std" => block::block_std(args),
@@ -62,6 +65,9 @@ fn workload(args: &Args) -> Report {
         "echo_64" => net::echo(args, 64),
         "echo_1000" => net::echo(args, 1_000),
         "echo_1000_std" => net::echo_std(args, 1_000),
+        "echo_64_pairs" => net::echo_pairs(args, 64),
+        "echo_1000_pairs" => net::echo_pairs(args, 1_000),
+        "conns_idle_10k" => net::mostly_idle(args),
         "idle_conns" => net::idle(args),
         "http_64" => http::hello(args, 64),
         "http_512" => http::hello(args, 512),

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 
-use bench_common::echo::{Echo, ask, idle_clients, serve};
-use bench_common::{Args, Memory, Report, SETTLE, allow_many_files, size};
+use bench_common::echo::{Echo, ask, ask_pair, idle_clients, serve, serve_pair};
+use bench_common::{Args, Memory, Meter, Report, SETTLE, allow_many_files, conns, size};
 use trefoil::time::sleep;
 use trefoil::{go, net};
 
@@ -38,6 +38,35 @@ pub fn echo_std(args: &Args, clients: usize) -> Report {
     )
 }
 
+/// Each pair makes its round trips, then the next round begins.
+pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
+    allow_many_files();
+    let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().unwrap();
+    let connect = |_| {
+        let stream = net::TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (served, _) = listener.accept().unwrap();
+        served.set_nodelay(true).unwrap();
+        go(move || serve_pair(served));
+        stream
+    };
+    let mut streams: Vec<_> = (0..pairs).map(connect).collect();
+    let trips = size::PAIRS_TRIPS / pairs;
+    let mut meter = Meter::new(args, trips * pairs);
+    while meter.another_round() {
+        let client = |mut stream| {
+            go(move || {
+                ask_pair(&mut stream, trips);
+                stream
+            })
+        };
+        let clients: Vec<_> = streams.into_iter().map(client).collect();
+        streams = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    }
+    meter.report()
+}
+
 /// Connections that wait for their clients.
 pub fn idle(args: &Args) -> Report {
     let n = args.number("n", size::IDLE_CONNECTIONS);
@@ -51,6 +80,16 @@ pub fn idle(args: &Args) -> Report {
     let full = Memory::now();
     drop(clients);
     Report::new().with_memory(n, before, full)
+}
+
+/// Connections of which few speak.
+pub fn mostly_idle(args: &Args) -> Report {
+    allow_many_files();
+    let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().unwrap();
+    server(move || listener.accept().unwrap().0);
+    let args = args.clone();
+    std::thread::spawn(move || conns::ask(&args, address)).join().unwrap()
 }
 
 fn server<S: Read + Write + Send + 'static>(accept: impl Fn() -> S + Send + 'static) {
