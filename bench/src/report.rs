@@ -395,7 +395,17 @@ pub fn short(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::short;
+    use super::{short, targets};
+    use crate::workloads::{Goal, Metric};
+
+    #[test]
+    fn every_target_of_a_metric_is_told() {
+        let told = |goal| targets(&Metric { key: "", unit: "B resident", goal });
+        assert_eq!(told(Goal::AtMost(4_700.0)), "≤ 4,700 B resident");
+        let both = Goal::All(&[Goal::RatioAtLeast(1.5), Goal::RatioToAtLeast("may", 1.0)]);
+        assert_eq!(told(both), "≥ 1.5 × Go, ≥ 1 × may");
+        assert_eq!(told(Goal::Report), "");
+    }
 
     #[test]
     fn three_digits_that_count() {

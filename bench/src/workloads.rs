@@ -595,3 +595,34 @@ pub static WORKLOADS: &[Workload] = &[
         ..http_row("http_64_hogs", "http_64 beside 2 goroutines that only compute")
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_names_only_runtimes_that_take_part() {
+        for workload in WORKLOADS {
+            for target in workload.metrics.iter().flat_map(|metric| metric.goal.targets()) {
+                let other = match target {
+                    Goal::Ratio(_) | Goal::RatioAtLeast(_) => "go",
+                    Goal::RatioTo(peer, _) | Goal::RatioToAtLeast(peer, _) => peer,
+                    Goal::AtMost(_) => "trefoil",
+                    Goal::All(_) | Goal::Report | Goal::Context => panic!("not a single target"),
+                };
+                assert!(workload.peers.contains(&other), "{} names {other}", workload.name);
+            }
+        }
+    }
+
+    #[test]
+    fn all_targets_of_a_metric_point_the_same_way() {
+        for workload in WORKLOADS {
+            for goal in workload.metrics.iter().map(|metric| metric.goal) {
+                let targets = goal.targets();
+                let more = targets.iter().filter(|target| target.more_is_better()).count();
+                assert!(more == 0 || more == targets.len(), "{}", workload.name);
+            }
+        }
+    }
+}

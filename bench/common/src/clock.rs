@@ -220,3 +220,32 @@ impl Hogs {
             .with("chunks_per_ms", all / took.as_secs_f64() / 1e3)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_that_were_missed_are_left_out() {
+        let now = Instant::now();
+        let due = now - size::TICKER_PERIOD * 5 / 2;
+        let tickers = Tickers { start: due, begin: due, end: now + Duration::from_secs(60) };
+        let mut log = TickerLog { tickers, next: due, late: Vec::new() };
+        log.woke();
+        let late = log.late[0];
+        assert!(late >= size::TICKER_PERIOD * 5 / 2);
+        let next = log.next().unwrap() - due;
+        assert!(next > late && next <= late + size::TICKER_PERIOD);
+        assert_eq!(next.as_nanos() % size::TICKER_PERIOD.as_nanos(), 0);
+    }
+
+    #[test]
+    fn ticks_before_the_measured_time_do_not_count() {
+        let now = Instant::now();
+        let begin = now + Duration::from_secs(60);
+        let tickers = Tickers { start: now, begin, end: begin };
+        let mut log = TickerLog { tickers, next: now, late: Vec::new() };
+        log.woke();
+        assert!(log.late().is_empty());
+    }
+}

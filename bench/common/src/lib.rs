@@ -315,7 +315,7 @@ pub mod size {
     pub const ECHO_BYTES: usize = 64;
     pub const ECHO_WARM_UP: Duration = Duration::from_millis(300);
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
-    /// Round trips of each client of `echo_*_pairs` in one round, all clients together.
+    /// Round trips of one round of `echo_*_pairs`, all clients together.
     pub const PAIRS_TRIPS: usize = 128_000;
     /// What the servers of `echo_*_pairs` read into.
     pub const PAIRS_BUFFER_BYTES: usize = 4_096;
