@@ -82,8 +82,8 @@
 //! | [`yield_now`] among four goroutines | 8.7 ns per yield |
 //! | round trip over unbuffered channels, 1 P / 2 Ps | 229 ns / 236 ns |
 //! | memory before its first run | 320 bytes |
-//! | memory while it waits, with a million goroutines alive | 8,785 bytes |
-//! | the same without [`dlopen_reserve`](RuntimeBuilder::dlopen_reserve) | 4,689 bytes |
+//! | memory while it waits, with a million goroutines alive | 4,560 bytes |
+//! | the same with [`dlopen_reserve`](RuntimeBuilder::dlopen_reserve) | 8,600 bytes |
 //! | address space of its stack | 256 KiB, see [`Builder::stack_size`] |
 //!
 //! The figures are medians on a virtual machine with two cores of an Intel Xeon and Linux 6.18, on
@@ -122,6 +122,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `TREFOIL_PROCS`, then `GOMAXPROCS` | the number of Ps, 1 to 1024 |
+//! | `TREFOIL_DLOPEN_RESERVE=1` | goroutines keep room for [libraries](RuntimeBuilder::dlopen_reserve) that are loaded later |
 //! | `TREFOIL_DEBUG=schedtrace=1000` | print Go's line about the scheduler every 1000 ms |
 //! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | also print a line per P and goroutine |
 //! | `TREFOIL_DEBUG=asyncpreemptoff=1` | preempt only at runtime calls, not by a signal |
