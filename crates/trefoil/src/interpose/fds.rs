@@ -24,7 +24,9 @@ use crate::sched::wait;
 use crate::sys::raw::syscall;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 
 /// Descriptors per page of the table, and pages. Together a million and more, the kernel's usual
 /// limit.
@@ -53,6 +55,8 @@ static MODE_EPOCH: AtomicU32 = AtomicU32::new(1);
 pub(super) struct FdEntry {
     /// [`UNKNOWN`], or a [`FileKind`].
     kind: AtomicU8,
+    /// `accept` has returned it.
+    is_accepted: AtomicBool,
     /// Incremented before and after each close.
     closes: AtomicU32,
     /// `closes` and `MODE_EPOCH` when the descriptor was found to block without a timeout.
@@ -129,9 +133,17 @@ impl FdEntry {
     /// Resets the entry: the number refers to another file, or to none.
     fn reset(&self) {
         self.kind.store(UNKNOWN, Ordering::Relaxed);
+        self.set_accepted(false);
         // Release pairs with the Acquire in `closes`: a thread that sees the count sees the kind
         // reset.
         self.closes.fetch_add(1, Ordering::Release);
+    }
+
+    fn set_accepted(&self, is_accepted: bool) {
+        self.is_accepted.store(is_accepted, Ordering::Relaxed);
+        if let Some(pollable) = self.existing_pollable() {
+            pollable.set_accepted(is_accepted);
+        }
     }
 
     /// Returns what the descriptor refers to.
@@ -172,6 +184,7 @@ impl FdEntry {
             return pollable;
         }
         let fresh = Pollable::new();
+        fresh.set_accepted(self.is_accepted.load(Ordering::Relaxed));
         let raw = std::ptr::from_ref(fresh).cast_mut();
         // Release pairs with the Acquire in `existing_pollable`: the pollable is initialised.
         match self.pollable.compare_exchange(null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
@@ -250,6 +263,15 @@ fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
 pub(super) fn after_open(fd: RawFd) {
     if let Some(entry) = existing(fd) {
         entry.reset();
+    }
+}
+
+/// As [`after_open`], for a descriptor that `accept` has returned.
+pub(super) fn after_accept(fd: RawFd) {
+    // An error is not a descriptor, and has no entry.
+    if let Some(entry) = entry(fd) {
+        entry.reset();
+        entry.set_accepted(true);
     }
 }
 

@@ -44,7 +44,7 @@ use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
@@ -64,6 +64,9 @@ pub(crate) struct Fd {
     canceled_contexts: AtomicU32,
     /// Number of guards whose context's deadline has passed.
     late_contexts: AtomicU32,
+    /// It is a TCP socket whose descriptor no code outside this crate has had, unless [`BORROWED`]
+    /// says otherwise: a short read has emptied it.
+    short_read_drains: AtomicBool,
     pollable: &'static Pollable,
 }
 
@@ -124,8 +127,24 @@ impl Fd {
             timeouts: [const { AtomicU64::new(0) }; 2],
             canceled_contexts: AtomicU32::new(0),
             late_contexts: AtomicU32::new(0),
+            short_read_drains: AtomicBool::new(false),
             pollable: Pollable::new(),
         }
+    }
+
+    /// As [`Fd::new`], for a TCP socket that was just made, and that has had no options from outside
+    /// this crate. With `SO_RCVLOWAT` or `TCP_ULP`, a short read would not mean that it is empty.
+    pub(crate) fn new_tcp(fd: OwnedFd) -> Fd {
+        let fd = Fd::new(fd);
+        fd.short_read_drains.store(true, Ordering::Relaxed);
+        fd
+    }
+
+    /// As [`Fd::new`], for a connection that `listener` has accepted. It has the listener's options.
+    pub(crate) fn new_accepted(fd: OwnedFd, listener: &Fd) -> Fd {
+        let fd = if listener.short_reads_drain() { Fd::new_tcp(fd) } else { Fd::new(fd) };
+        fd.pollable.set_accepted(true);
+        fd
     }
 
     /// Begins a call.
@@ -165,9 +184,17 @@ impl Fd {
         unsafe { BorrowedFd::borrow_raw(self.raw) }
     }
 
+    /// Returns the number of the descriptor for the user, who may set options with it.
+    pub(crate) fn raw_for_user(&self) -> RawFd {
+        self.short_read_drains.store(false, Ordering::Relaxed);
+        self.raw
+    }
+
     /// Duplicates the descriptor. Both refer to the same open file.
     pub(crate) fn try_clone(&self) -> io::Result<Fd> {
         let call = self.call()?;
+        // Options that are set for the clone are set for this descriptor too.
+        self.short_read_drains.store(false, Ordering::Relaxed);
         Ok(Fd::new(call.fd().try_clone_to_owned()?))
     }
 
@@ -196,6 +223,36 @@ impl Fd {
                 Ok(value) => return Ok(value),
             }
         }
+    }
+
+    /// As [`Fd::io`], for reads of a stream into `len` bytes. `attempt` returns how many were read.
+    #[inline]
+    pub(crate) fn read(
+        &self,
+        len: usize,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.io(Direction::Read, |fd| {
+            // `io` read the edges too. An edge since then only means that this attempt is made.
+            let seen = self.pollable.edges(Direction::Read);
+            // A read into no bytes does not wait.
+            if len != 0 && self.pollable.is_drained(seen) && self.short_reads_drain() {
+                return Err(rustix::io::Errno::AGAIN);
+            }
+            let n = attempt(fd)?;
+            if n != 0 && n < len && self.short_reads_drain() {
+                self.pollable.note_drained(seen);
+            }
+            Ok(n)
+        })
+    }
+
+    /// Returns whether a short read has emptied the stream: it is a TCP stream whose descriptor user
+    /// code cannot have used.
+    #[inline]
+    fn short_reads_drain(&self) -> bool {
+        self.short_read_drains.load(Ordering::Relaxed)
+            && self.state.load(Ordering::Relaxed) & BORROWED == 0
     }
 
     /// Fails calls because a context is done, until [`Fd::remove_done_context`].

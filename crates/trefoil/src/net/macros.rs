@@ -219,7 +219,7 @@ macro_rules! socket {
         /// socket, which is not connected.
         impl AsRawFd for $name {
             fn as_raw_fd(&self) -> RawFd {
-                self.fd.as_raw_fd()
+                self.fd.raw_for_user()
             }
         }
 
@@ -403,11 +403,12 @@ macro_rules! streams {
             /// the other side has reset the connection.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                    self.fd.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buf))
+                    self.fd.read(buf.len(), |fd| rustix::io::read(fd, &mut *buf))
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    self.fd.io(Direction::Read, |fd| rustix::io::readv(fd, bufs))
+                    let len = bufs.iter().map(|buf| buf.len()).sum();
+                    self.fd.read(len, |fd| rustix::io::readv(fd, bufs))
                 }
             }
 

@@ -201,7 +201,7 @@ impl TcpStream {
             Some(Protocol::TCP),
         )?;
         let started = socket.connect(&addr.into());
-        let stream = TcpStream { fd: Arc::new(Fd::new(OwnedFd::from(socket))) };
+        let stream = TcpStream { fd: Arc::new(Fd::new_tcp(OwnedFd::from(socket))) };
         match started {
             Ok(()) => return Ok(stream),
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -479,7 +479,7 @@ impl TcpListener {
         socket.set_reuse_address(true)?;
         socket.bind(&addr.into())?;
         socket.listen(BACKLOG)?;
-        Ok(TcpListener { fd: Arc::new(Fd::new(OwnedFd::from(socket))) })
+        Ok(TcpListener { fd: Arc::new(Fd::new_tcp(OwnedFd::from(socket))) })
     }
 
     /// Waits for a connection and returns it with the address of the other side.
@@ -521,7 +521,7 @@ impl TcpListener {
             .ok_or_else(|| io::Error::other("a connection without an address"))?
             .try_into()
             .map_err(io::Error::from)?;
-        Ok((TcpStream { fd: Arc::new(Fd::new(fd)) }, addr))
+        Ok((TcpStream { fd: Arc::new(Fd::new_accepted(fd, &self.fd)) }, addr))
     }
 
     /// Returns an iterator over the connections, which calls [`accept`](TcpListener::accept) for

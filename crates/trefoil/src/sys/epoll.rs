@@ -20,11 +20,16 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 /// Events taken by one call, as in Go.
 pub(crate) const BATCH: usize = 128;
 
-/// What a descriptor is registered for: both directions, edge-triggered.
-const INTEREST: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+/// What a descriptor is registered for: both directions and urgent data, edge-triggered.
+const INTEREST: u32 =
+    (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// The events that end the wait of a reader, and of a writer.
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+
+/// The events after which a short read does not prove that a TCP stream is drained: its end, an
+/// error, or urgent data.
+const SPECIAL: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI) as u32;
 
 /// The `data` of the eventfd.
 const BREAK: u64 = 0;
@@ -38,6 +43,8 @@ pub(crate) struct Event {
     pub(crate) data: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
+    /// The stream has ended or failed, or has urgent data.
+    pub(crate) special: bool,
 }
 
 /// An epoll instance. Its memory is never freed (`sched` leaks it), its descriptors live until
@@ -200,7 +207,7 @@ impl Epoll {
             }
             count += 1;
             let (readable, writable) = (bits & READABLE != 0, bits & WRITABLE != 0);
-            each(Event { data, readable, writable });
+            each(Event { data, readable, writable, special: bits & SPECIAL != 0 });
         }
         count
     }

@@ -235,7 +235,7 @@ unsafe fn accept_when_ready(
         let args = [fd as usize, addr as usize, len as usize, flags as usize];
         // SAFETY: the caller's contract.
         let fd = unsafe { syscall(libc::SYS_accept4, args) };
-        fds::after_open(fd as c_int);
+        fds::after_accept(fd as c_int);
         fd
     };
     // `accept4` has no flag for an attempt without blocking. If another thread accepts the

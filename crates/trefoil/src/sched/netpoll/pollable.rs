@@ -10,11 +10,32 @@
 //! for both directions at once, for as long as it is open. (If a goroutine of another runtime waits
 //! for it, it is registered there, too. Then an edge is reported twice, which does no harm.)
 //!
+//! # Drained streams
+//! A read of a TCP stream that returns fewer bytes than asked for has emptied the kernel's queue.
+//! Bytes that come later cause an edge. So the reader records the number of edges that it had seen
+//! before the read ([`Pollable::note_drained`]), and as long as the number is the same, the next
+//! read waits at once instead of calling the kernel for an `EAGAIN`. This is wrong once the stream
+//! has ended or failed, because no edge follows, and once it has had urgent data, at which a read
+//! stops early. So epoll reports these, and one report is enough for the rest of the connection
+//! (`special`). If the report comes after the read, it is an edge.
+//!
+//! # The accepted end follows the connecting end
+//! The kernel handles a packet on the CPU that receives it; on the loopback device, that is the
+//! CPU of the sender. If the goroutine that waits for the packet runs on another CPU, the sockets
+//! and the epoll instance change their CPU with every message. So the goroutine that waits for an
+//! accepted connection asks the kernel now and then which CPU that is (`SO_INCOMING_CPU`), and
+//! moves the registration to the shard of the P that runs there ([`Pollable::follow_peer`]). The
+//! connecting end stays where it is: if both ends moved, they would change places. An echo with 64
+//! connections, both ends in one process, on two Ps: 204,000 requests per second without it,
+//! 294,000 with it.
+//!
 //! Invariants:
 //! 1. The memory of a Pollable is never freed, only reused. `tag` is its generation, and every
 //!    event carries the tag that was current at the registration. So an event that comes late finds
 //!    its Pollable, or finds a later generation and is dropped.
 //! 2. The lock guards everything in [`PollableState`]. No waiter is woken while it is held.
+//! 3. While a goroutine is in a list, the registration is in the shard in which it was counted as
+//!    a waiter: a registration moves, and a goroutine enters a list, under the lock.
 
 use crate::sched::Sched;
 #[cfg(feature = "std")]
@@ -27,18 +48,23 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::Event;
 use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::lock::Lock;
+use crate::sys::raw::syscall;
 use std::io;
 use std::os::fd::RawFd;
 #[cfg(feature = "std")]
 use std::ptr::null_mut;
 #[cfg(feature = "std")]
-use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The bits of an address in a word. An event's data has the tag in the bits above them.
 pub(super) const POINTER_BITS: u32 = 48;
 /// Pollables that are allocated at once.
 const SLAB_POLLABLES: usize = 64;
+
+/// How often a reader of an accepted connection waits before it asks again for the CPU that handles
+/// the packets. The question takes a tenth of the time of a message.
+const WAITS_BETWEEN_FOLLOWS: u32 = 32;
 
 /// A direction of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +107,22 @@ fn not_pollable() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "this kind of file cannot be waited for")
 }
 
+/// Returns the CPU on which the kernel last handled a packet for a socket.
+fn incoming_cpu(fd: RawFd) -> Option<i32> {
+    let mut cpu: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let args = [
+        fd as usize,
+        libc::SOL_SOCKET as usize,
+        libc::SO_INCOMING_CPU as usize,
+        &raw mut cpu as usize,
+        &raw mut len as usize,
+    ];
+    // SAFETY: the kernel writes an int of our own.
+    let rc = unsafe { syscall(libc::SYS_getsockopt, args) };
+    (rc == 0).then_some(cpu)
+}
+
 /// See the head of the file.
 #[repr(align(64))]
 pub(crate) struct Pollable {
@@ -90,6 +132,15 @@ pub(crate) struct Pollable {
     /// The shard in which it is registered (the last one, if it is registered with several
     /// runtimes): [`Shard::handle`], or 0.
     shard: AtomicU64,
+    /// A number of edges, plus 1, at which a reader found the stream drained; or 0.
+    drained: AtomicU64,
+    /// The stream has ended or failed, or has had urgent data. Set under the lock.
+    special: AtomicBool,
+    /// It is an accepted connection.
+    is_accepted: AtomicBool,
+    /// How often a reader of an accepted connection has waited. Two readers may overwrite each
+    /// other's number.
+    reader_waits: AtomicU32,
     inner: Lock<PollableState>,
     /// The next entry in [`FREE`]. Under that list's lock.
     free_link: FreeLink<Pollable>,
@@ -129,6 +180,17 @@ struct PollableState {
     /// The number of `wait_armed` calls that wait or are about to, by direction.
     #[cfg(feature = "std")]
     armed: [u32; 2],
+}
+
+impl PollableState {
+    /// Returns whether no goroutine is in a list, or has armed the descriptor.
+    fn is_unused(&self) -> bool {
+        #[cfg(feature = "std")]
+        if self.armed != [0; 2] {
+            return false;
+        }
+        self.lists.iter().all(List::is_empty)
+    }
 }
 
 /// The state of one direction.
@@ -171,6 +233,10 @@ impl Pollable {
             tag: AtomicU32::new(0),
             directions: [const { DirectionState::new() }; 2],
             shard: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+            special: AtomicBool::new(false),
+            is_accepted: AtomicBool::new(false),
+            reader_waits: AtomicU32::new(0),
             inner: Lock::new(PollableState {
                 lists: [List::new(); 2],
                 closed: false,
@@ -196,6 +262,9 @@ impl Pollable {
                 direction.deadline.store(NEVER, Ordering::Relaxed);
             }
             inner.closed = false;
+            self.drained.store(0, Ordering::Relaxed);
+            self.special.store(false, Ordering::Relaxed);
+            self.set_accepted(false);
             self.shard.store(0, Ordering::Relaxed);
             self.tag.store(
                 self.tag.load(Ordering::Relaxed).wrapping_add(1) & 0xffff,
@@ -221,6 +290,10 @@ impl Pollable {
         if u64::from(this.tag.load(Ordering::Relaxed)) != event.data >> POINTER_BITS {
             return;
         }
+        if event.special {
+            // Before the edge: a goroutine that sees the edge sees this too.
+            this.special.store(true, Ordering::Relaxed);
+        }
         for (i, is_ready) in [event.readable, event.writable].into_iter().enumerate() {
             if is_ready {
                 // Release: a goroutine that sees the count finds what the kernel has reported.
@@ -243,6 +316,20 @@ impl Pollable {
         self.directions[direction as usize].edges.load(Ordering::Acquire)
     }
 
+    /// Records that a read, before which there were `seen` edges, has emptied a TCP stream.
+    #[inline]
+    pub(crate) fn note_drained(&self, seen: u32) {
+        self.drained.store(u64::from(seen) + 1, Ordering::Relaxed);
+    }
+
+    /// Returns whether a read would find nothing: a reader has emptied the stream, and there were
+    /// no edges since then. `seen` is the result of [`Pollable::edges`].
+    #[inline]
+    pub(crate) fn is_drained(&self, seen: u32) -> bool {
+        self.drained.load(Ordering::Relaxed) == u64::from(seen) + 1
+            && !self.special.load(Ordering::Relaxed)
+    }
+
     /// Waits until there are more edges than the `seen` ones, until `limit`, or until the
     /// descriptor's deadline for `direction`. `sched` is the caller's runtime, or the runtime that
     /// polls for a plain thread.
@@ -258,11 +345,23 @@ impl Pollable {
         limit: Nanos,
         seen: u32,
     ) -> io::Result<IoWait> {
-        let shard = self.register(sched, fd)?;
+        let shard = self.register(sched, fd, direction)?;
+        Ok(self.wait_in(sched, shard, direction, limit, seen))
+    }
+
+    /// As [`Pollable::wait`], for a descriptor that is registered in `shard`.
+    fn wait_in(
+        &'static self,
+        sched: &Sched,
+        shard: &'static Shard,
+        direction: Direction,
+        limit: Nanos,
+        seen: u32,
+    ) -> IoWait {
         let state = &self.directions[direction as usize];
         let deadline = state.deadline().min(limit);
         if deadline != NEVER && deadline <= now() {
-            return Ok(self.or_closed(IoWait::TimedOut));
+            return self.or_closed(IoWait::TimedOut);
         }
         let node = Node::new(0);
         shard.count_waiter(sched);
@@ -272,7 +371,8 @@ impl Pollable {
             |_| {
                 let mut inner = self.inner.lock();
                 // If anything has changed since the attempt, the caller tries again.
-                let moved = state.deadline().min(limit) != deadline;
+                let moved = state.deadline().min(limit) != deadline
+                    || self.registered_shard(sched.poller).is_some_and(|s| !std::ptr::eq(s, shard));
                 if inner.closed || moved || self.edges(direction) != seen {
                     return false;
                 }
@@ -284,14 +384,14 @@ impl Pollable {
             },
         );
         shard.uncount_waiter();
-        Ok(match slept {
+        match slept {
             WaitResult::Woken(CLOSED) => IoWait::Closed,
             WaitResult::Woken(_) => IoWait::Ready,
             WaitResult::NotQueued => self.or_closed(IoWait::Ready),
             // `set_deadline` has moved the deadline meanwhile.
             WaitResult::TimedOut if state.deadline().min(limit) > now() => IoWait::Ready,
             WaitResult::TimedOut => self.or_closed(IoWait::TimedOut),
-        })
+        }
     }
 
     /// Returns `Closed` if the descriptor is closed, otherwise `result`.
@@ -335,10 +435,10 @@ impl Pollable {
         limit: Nanos,
         seen: u32,
     ) -> io::Result<IoWait> {
-        self.arm(sched, fd, direction)?;
-        let result = self.wait(sched, fd, direction, limit, seen);
+        let shard = self.arm(sched, fd, direction)?;
+        let result = self.wait_in(sched, shard, direction, limit, seen);
         self.disarm(direction);
-        result
+        Ok(result)
     }
 
     /// Registers the descriptor for `direction` and for the directions that other goroutines have
@@ -350,10 +450,18 @@ impl Pollable {
         fd: RawFd,
         direction: Direction,
     ) -> io::Result<&'static Shard> {
+        let to = self.shard_to_follow(sched, fd, direction);
         let shard = self.shard_for(sched)?;
-        let is_pollable = inside(|_| {
+        let (shard, is_pollable) = inside(|_| {
             // Under the lock: of two goroutines that arm, the second knows of the first.
             let mut inner = self.inner.lock();
+            let shard = match to {
+                Some(to) if inner.is_unused() => {
+                    self.unregister(fd);
+                    to
+                }
+                _ => shard,
+            };
             inner.armed[direction as usize] += 1;
             let [read, write] = inner.armed.map(|n| n > 0);
             let armed = shard.epoll.arm(fd, self.event_data(), read, write);
@@ -361,7 +469,7 @@ impl Pollable {
                 Ok(true) => self.set_shard(shard),
                 _ => inner.armed[direction as usize] -= 1,
             }
-            armed
+            armed.map(|is_pollable| (shard, is_pollable))
         })?;
         if is_pollable { Ok(shard) } else { Err(not_pollable()) }
     }
@@ -395,17 +503,88 @@ impl Pollable {
         }
     }
 
-    /// Registers the descriptor with the runtime's poller, unless it is registered already.
-    fn register(&'static self, sched: &Sched, fd: RawFd) -> io::Result<&'static Shard> {
+    /// Registers the descriptor with the runtime's poller, unless it is registered already. A
+    /// goroutine that is about to wait for `direction` calls it.
+    fn register(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        direction: Direction,
+    ) -> io::Result<&'static Shard> {
         if let Some(shard) = self.registered_shard(sched.poller) {
-            return Ok(shard);
+            return Ok(match self.shard_to_follow(sched, fd, direction) {
+                Some(to) => self.follow_peer(fd, shard, to),
+                None => shard,
+            });
         }
-        let shard = self.shard_for(sched)?;
+        let shard = match self.shard_to_follow(sched, fd, direction) {
+            Some(shard) => shard,
+            None => self.shard_for(sched)?,
+        };
         if !shard.epoll.add(fd, self.event_data())? {
             return Err(not_pollable());
         }
         self.set_shard(shard);
         Ok(shard)
+    }
+
+    /// Records whether the descriptor is an accepted connection, which follows the connecting end.
+    pub(crate) fn set_accepted(&self, is_accepted: bool) {
+        self.is_accepted.store(is_accepted, Ordering::Relaxed);
+        self.reader_waits.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the shard of the P on whose CPU the kernel handles the packets of the connection:
+    /// only for an accepted connection, only now and then, and only if it is another shard than
+    /// the present one.
+    #[inline]
+    fn shard_to_follow(
+        &self,
+        sched: &Sched,
+        fd: RawFd,
+        direction: Direction,
+    ) -> Option<&'static Shard> {
+        if direction == Direction::Write || !self.is_accepted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let waits = self.reader_waits.load(Ordering::Relaxed);
+        self.reader_waits.store(waits.wrapping_add(1), Ordering::Relaxed);
+        // More often at first: goroutines that were just started are often stolen.
+        if waits % WAITS_BETWEEN_FOLLOWS != 0 && !waits.is_power_of_two() {
+            return None;
+        }
+        let to = sched.poller.shard_on_cpu(incoming_cpu(fd)?)?;
+        (to.handle() != self.shard.load(Ordering::Relaxed)).then_some(to)
+    }
+
+    /// Moves the registration from `from` to `to`, unless a goroutine waits for the descriptor.
+    /// Returns the shard in which it is registered then. If the descriptor is ready, `to` reports
+    /// that, so no edge is lost.
+    #[cold]
+    fn follow_peer(
+        &'static self,
+        fd: RawFd,
+        from: &'static Shard,
+        to: &'static Shard,
+    ) -> &'static Shard {
+        inside(|_| {
+            let inner = self.inner.lock();
+            // Another reader may have moved it meanwhile.
+            if !inner.is_unused() || self.shard.load(Ordering::Relaxed) != from.handle() {
+                return from;
+            }
+            from.epoll.remove(fd);
+            let shard = match to.epoll.add(fd, self.event_data()) {
+                Ok(true) => to,
+                // Epoll watches are exhausted. The former one has just become free.
+                _ => {
+                    _ = from.epoll.add(fd, self.event_data());
+                    from
+                }
+            };
+            self.set_shard(shard);
+            shard
+        })
     }
 
     /// Removes the descriptor from the poller, because it gets another owner.

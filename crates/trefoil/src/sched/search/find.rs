@@ -50,8 +50,8 @@ const SPIN_TIME: Duration = Duration::from_micros(25);
 /// Pause instructions between two sweeps over the other Ps: a spinning M must not slow down the Ms
 /// that work.
 const PAUSES_BETWEEN_SWEEPS: u32 = 32;
-/// A shard that no thread has polled for so long may be polled by any M. It is longer than it takes
-/// to serve a hundred descriptors.
+/// A shard may be polled by any M if no thread has polled it for so long, and its P has run the same
+/// goroutine all the time. It is longer than it takes to serve a hundred descriptors.
 const NEGLECTED_SHARD_NANOS: Nanos = 500_000;
 
 /// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must
@@ -252,12 +252,13 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     Some(g)
 }
 
-/// Polls this P's shard, and the shards that no thread has polled for `neglected_for`, except those
-/// that the idle poller watches. Returns the first goroutine whose descriptor is ready; the others
-/// are in the local queues.
+/// Polls this P's shard, and the shards that were neglected for `neglected_for`, except those that
+/// the idle poller watches. Returns the first goroutine whose descriptor is ready; the others are
+/// in the local queues.
 fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G> {
     let sched = rt.sched();
-    sched.poller.poll(p.id, sched.procs(), neglected_for).wake(Some(rt));
+    let run_of = |id| sched.p(id).map(P::run_number);
+    sched.poller.poll(p.id, sched.procs(), neglected_for, run_of).wake(Some(rt));
     let g = pop_local(p)?;
     p.begin_slice();
     Some(g)
