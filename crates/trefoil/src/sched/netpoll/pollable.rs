@@ -550,7 +550,7 @@ impl Pollable {
         let waits = self.reader_waits.load(Ordering::Relaxed);
         self.reader_waits.store(waits.wrapping_add(1), Ordering::Relaxed);
         // More often at first: goroutines that were just started are often stolen.
-        if waits % WAITS_BETWEEN_FOLLOWS != 0 && !waits.is_power_of_two() {
+        if !waits.is_multiple_of(WAITS_BETWEEN_FOLLOWS) && !waits.is_power_of_two() {
             return None;
         }
         let to = sched.poller.shard_on_cpu(incoming_cpu(fd)?)?;
