@@ -11,8 +11,7 @@
 //!
 //! A P that serves a thousand connections does not poll for milliseconds, and still needs no help:
 //! an M that took over its goroutines would only move them to another CPU. So a shard is neglected
-//! if its P also runs the same goroutine all the time. (An echo with 1,000 connections: 150,000
-//! requests per second if the time alone counts, 185,000 with this rule.)
+//! if its P also runs the same goroutine all the time.
 //!
 //! # Idle poller
 //! The idle poller is the one idle M that blocks in the kernel, for all shards, until the next
