@@ -33,8 +33,8 @@
 //!    `in_runtime` follows it (`arch`).
 //! 2. The memory of an M is never freed, only reused (`M::new`): threads that user code starts on a
 //!    goroutine inherit the GS base.
-//! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`
-//!    and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
+//! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`,
+//!    `idle_since` and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
 //!    thread that hands the M a P, before the M can see that P.
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine between [`Rt::enter`] and
 //!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P
@@ -131,6 +131,8 @@ pub(crate) struct M {
     free_link: FreeLink<M>,
     /// It is in the list of idle Ms or of locked Ms.
     pub(crate) listed: Cell<bool>,
+    /// When it last went to sleep without a P.
+    pub(crate) idle_since: Cell<Nanos>,
     /// Its place in the list of Ms without a P (`monitor/handoff.rs`).
     pub(crate) without_p: handoff::WithoutP,
     /// The goroutine that is locked to this M.
@@ -214,6 +216,7 @@ impl M {
             idle_link: Cell::new(None),
             free_link: FreeLink::new(),
             listed: Cell::new(false),
+            idle_since: Cell::new(0),
             without_p: handoff::WithoutP::new(),
             locked: Cell::new(None),
             magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],

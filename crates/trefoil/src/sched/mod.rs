@@ -58,6 +58,7 @@ use crate::sys::realtime::Realtime;
 use g::G;
 pub(crate) use m::Rt;
 use monitor::{helper, sysmon};
+use netpoll::idle_poller::Vacancy;
 use netpoll::poller;
 use p::P;
 use queues::central::Central;
@@ -159,6 +160,8 @@ pub(crate) struct Sched {
     /// Until when the idle poller sleeps (`netpoll/idle_poller.rs`). `NEVER` if there is no idle
     /// poller, so any new timer is earlier. Written under the lock.
     pub(crate) idle_poller_until: AtomicU64,
+    /// Whether the place of the idle poller is vacant.
+    pub(crate) vacancy: Vacancy,
     /// The runtime stops (`shutdown.rs`); `ending` has the details.
     pub(crate) stopping: AtomicBool,
     pub(crate) ending: shutdown::ShutdownState,
@@ -231,6 +234,7 @@ impl Sched {
             ps_made: AtomicU32::new(0),
             procs: AtomicU32::new(0),
             idle_poller_until: AtomicU64::new(NEVER),
+            vacancy: Vacancy::new(),
             stopping: AtomicBool::new(false),
             ending: shutdown::ShutdownState::new(),
             next_id: AtomicU64::new(1),

@@ -17,15 +17,19 @@
 //! idle.
 //!
 //! When every P is idle, it sleeps until a P is taken, and meanwhile checks for deadlocks
-//! ([`Monitor::sleep_while_idle`]). It never waits for anything that a goroutine could hold: no
+//! ([`Monitor::sleep_while_idle`]). To wake it for every goroutine that runs for a few microseconds
+//! would cost more than the goroutine. So while Ps are taken often, and no M was found blocked
+//! lately, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not woken. It never waits for anything that a goroutine could hold: no
 //! malloc, no std. The helper thread does what needs those (`helper.rs`).
 //!
 //! The idle poller runs due timers (`netpoll/idle_poller.rs`). When no P is idle there is no idle
-//! poller, and sysmon wakes up in time.
+//! poller, and sysmon wakes up in time. If the place of the idle poller is vacant for too long,
+//! sysmon wakes an M that becomes it.
 
 use crate::mem;
 use crate::sched::monitor::helper::{self, Request};
 use crate::sched::monitor::preempt::{self, RequestBy};
+use crate::sched::netpoll::idle_poller::VACANCY_NANOS;
 use crate::sched::netpoll::poller::Poller;
 use crate::sched::p::{P, PStatus, flag};
 use crate::sched::{MAX_PROCS, Sched};
@@ -54,6 +58,11 @@ const MAX_PAUSE_BUSY_NANOS: Nanos = 2 * MILLIS;
 /// The longest pause while wake-ups are suppressed (`idle.rs`): a goroutine may wait behind one
 /// that computes, while a P is idle.
 pub(crate) const MAX_PAUSE_SUPPRESSED_NANOS: Nanos = 250 * MICROS;
+/// The pause if all Ps are idle and were not all idle since the last round. Also the longest pause
+/// while the place of the idle poller is vacated from time to time.
+const LIGHT_PAUSE_NANOS: Nanos = 4 * MILLIS;
+/// How long an M that was found blocked makes sysmon watch every P that is taken, at once.
+const EAGER_NANOS: Nanos = 1_000 * MILLIS;
 /// The longest pause in a runtime that shuts down and still has threads.
 const MAX_PAUSE_STOPPING_NANOS: Nanos = 100 * MILLIS;
 /// Rounds without a blocked M before the pause grows. Go's number.
@@ -180,6 +189,10 @@ struct Monitor<'a> {
     pause: Nanos,
     /// The number of rounds since an M was last found blocked.
     rounds_without_block: u32,
+    /// When an M was last found blocked.
+    last_block: Nanos,
+    /// `Idle::ps_taken` when all Ps were last found idle.
+    ps_taken: u32,
     /// When `flag::FAIR` was last set on the Ps.
     last_fair: Nanos,
     /// When the number of CPUs was last checked.
@@ -250,6 +263,8 @@ impl<'a> Monitor<'a> {
             runnexts: vec![(0, 0); MAX_PROCS].into(),
             pause: MIN_PAUSE_NANOS,
             rounds_without_block: 0,
+            last_block: 0,
+            ps_taken: 0,
             last_fair: 0,
             last_cpus: now(),
             hogged: false,
@@ -266,13 +281,22 @@ impl<'a> Monitor<'a> {
         while !sched.is_terminated() {
             let next = self.scan();
             wake_scavenger(sched);
-            if all_idle(sched) && !sched.stopping.load(Ordering::Relaxed) {
+            if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+                self.sleep_until(next);
+            } else if self.may_sleep_lightly() {
+                self.sleep_until(now() + LIGHT_PAUSE_NANOS);
+            } else {
                 self.sleep_while_idle();
                 (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
-            } else {
-                self.sleep_until(next);
             }
         }
+    }
+
+    /// All Ps are idle: returns whether sysmon sleeps for a limited time without being woken.
+    fn may_sleep_lightly(&mut self) -> bool {
+        let taken = self.sched.idle.ps_taken();
+        let was_busy = std::mem::replace(&mut self.ps_taken, taken) != taken;
+        was_busy && now().saturating_sub(self.last_block) >= EAGER_NANOS
     }
 
     /// Runs one round: checks every running P once. Returns when the next round must begin.
@@ -297,6 +321,7 @@ impl<'a> Monitor<'a> {
         }
         self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);
+        self.check_vacancy(&mut round);
         if sched.preempt_ms_without_p(preempt::send_signal) {
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
@@ -444,9 +469,24 @@ impl<'a> Monitor<'a> {
         }
     }
 
+    /// Ends a vacancy of the idle poller's place that has lasted too long.
+    fn check_vacancy(&mut self, round: &mut Round) {
+        let vacancy = &self.sched.vacancy;
+        if round.now.saturating_sub(vacancy.last()) < MAX_PAUSE_NANOS {
+            round.next_by(round.now + LIGHT_PAUSE_NANOS);
+        }
+        let Some(since) = vacancy.since() else { return };
+        if round.now.saturating_sub(since) > VACANCY_NANOS {
+            self.sched.end_long_vacancy();
+        } else {
+            round.next_by(since + VACANCY_NANOS + MIN_PAUSE_NANOS);
+        }
+    }
+
     /// Resets the pause if an M was found blocked; otherwise lets it grow after [`EAGER_ROUNDS`].
     fn adapt_pause(&mut self, round: &Round) {
         if round.found_blocked {
+            self.last_block = round.now;
             (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             return;
         }
@@ -498,6 +538,11 @@ impl<'a> Monitor<'a> {
             full_fence();
             // The thread that takes a P sees the flag; or sysmon sees here that the P was taken.
             if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            // The M that vacated the place of the idle poller had a P, so its vacancy is visible.
+            if sched.vacancy.since().is_some() {
+                sched.end_long_vacancy();
                 break;
             }
             wake_scavenger(sched);

@@ -33,18 +33,98 @@
 //! `finish_search`). If that M finds work without having searched, it does not check. It comes back
 //! to the scheduler soon, and otherwise sysmon checks.
 //!
+//! # Vacancy
+//! The idle poller that was woken by a timer takes a P and runs a goroutine, usually for a few
+//! microseconds. To wake a second M that takes its place costs more than that, and the first M is
+//! back before the next timer. So the place stays *vacant*, in the hope that an M goes idle soon:
+//! it becomes the idle poller then. sysmon limits the damage if the hope is in vain: it ends a
+//! vacancy of more than [`VACANCY_NANOS`] when it sees it. In any case, a vacancy that lasted longer
+//! forbids others for [`NO_VACANCY_NANOS`], so that only programs whose goroutines run for a short
+//! time pay with a late timer, and rarely.
+//!
+//! ```text
+//!   thread that sets a timer or waits for a descriptor    M that goes idle, under the lock
+//!   put it into a heap or shard                           end the vacancy (`since` = 0)
+//!   full barrier                                          full barrier
+//!   vacant? wake no M                                     read timers and waiters
+//! ```
+//!
+//! Rejected: a timer of the kernel (`timerfd`) that wakes sysmon in time for the next timer. To set
+//! it takes 2.6 µs on a virtual machine, half of what a wake-up costs.
+//!
 //! Invariants:
 //! 1. The idle poller has no P, and is not in the list of idle Ms.
 //! 2. `idle_poller_until` is written under the scheduler's lock. Until the runtime stops it is
 //!    `NEVER` while there is no idle poller.
+//! 3. During a vacancy there is no idle poller. The place is vacated by an M that has a P, and the
+//!    vacancy ends when an M goes idle, or by sysmon, which does not sleep for long before that.
 
 use crate::sched::Sched;
 use crate::sched::m::{M, OwnContext};
 use crate::sched::netpoll::poller::ReadyBatch;
 use crate::sched::queues::central::Central;
 use crate::shim::full_fence;
-use crate::sys::clock::{NEVER, Nanos};
-use std::sync::atomic::Ordering;
+use crate::sys::clock::{NEVER, Nanos, now};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How long the place of the idle poller should be vacant at most.
+pub(crate) const VACANCY_NANOS: Nanos = 50_000;
+/// For how long the place is not vacated after a vacancy that lasted longer than that.
+const NO_VACANCY_NANOS: Nanos = 1_000_000_000;
+
+/// Whether the place of the idle poller is vacant; see the head of the file. Written under the
+/// scheduler's lock.
+pub(crate) struct Vacancy {
+    /// Since when it is vacant; 0 if it is not.
+    since: AtomicU64,
+    /// When it was last vacated.
+    last: AtomicU64,
+    /// Until when it is not vacated.
+    forbidden_until: AtomicU64,
+}
+
+impl Vacancy {
+    pub(crate) const fn new() -> Vacancy {
+        Vacancy {
+            since: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            forbidden_until: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns since when the place is vacant, if it is.
+    pub(crate) fn since(&self) -> Option<Nanos> {
+        Some(self.since.load(Ordering::Relaxed)).filter(|&since| since != 0)
+    }
+
+    /// Returns when the place was last vacated, or 0.
+    pub(crate) fn last(&self) -> Nanos {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// Under the lock: begins a vacancy, unless that is forbidden. Returns whether it did.
+    fn begin(&self) -> bool {
+        let now = now();
+        let is_allowed = now >= self.forbidden_until.load(Ordering::Relaxed);
+        if is_allowed {
+            self.since.store(now, Ordering::Relaxed);
+            self.last.store(now, Ordering::Relaxed);
+        }
+        is_allowed
+    }
+
+    /// Under the lock: ends the vacancy, if there is one. The timers and waiters that the caller
+    /// reads next include those whose threads saw the vacancy.
+    fn end(&self) {
+        let Some(since) = self.since() else { return };
+        self.since.store(0, Ordering::Relaxed);
+        full_fence();
+        let now = now();
+        if now.saturating_sub(since) > VACANCY_NANOS {
+            self.forbidden_until.store(now + NO_VACANCY_NANOS, Ordering::Relaxed);
+        }
+    }
+}
 
 /// The M that is the idle poller, if there is one. Behind the scheduler's lock.
 pub(crate) struct IdlePoller(Option<&'static M>);
@@ -76,6 +156,9 @@ impl Sched {
     pub(crate) fn enter_idle(&self, central: &mut Central, m: &'static M) -> Nanos {
         let may_poll =
             (!central.idle_poller.is_some() || central.idle_poller.is(m)) && !m.listed.get();
+        if may_poll {
+            self.vacancy.end();
+        }
         let timer = self.next_timer();
         let has_waiters = self.poller.has_waiters() && self.idle.idle_ps() != 0;
         let until = if may_poll && (timer != NEVER || has_waiters) {
@@ -143,7 +226,34 @@ impl Sched {
     pub(crate) fn ensure_idle_poller(&self) {
         // Either this thread sees the idle P, or the thread that makes it idle sees the waiter.
         full_fence();
-        if self.idle.idle_ps() != 0 {
+        if self.idle.idle_ps() != 0 && self.vacancy.since().is_none() {
+            self.wake_idle_poller();
+        }
+    }
+
+    /// The idle poller does not know every timer and shard: wakes it. If there is none, leaves its
+    /// place vacant, or wakes an M that becomes it. The caller has a P, and is about to run a
+    /// goroutine.
+    pub(crate) fn update_or_vacate_idle_poller(&self) {
+        let central = self.central.lock();
+        let poller = central.idle_poller.0;
+        let is_vacant = poller.is_none() && self.vacancy.begin();
+        drop(central);
+        match poller {
+            Some(m) => m.wake(),
+            None if is_vacant => {}
+            None => self.wake(),
+        }
+    }
+
+    /// sysmon: ends the vacancy that has lasted too long, and wakes an M that becomes the idle
+    /// poller if a P is idle.
+    #[cold]
+    pub(crate) fn end_long_vacancy(&self) {
+        let central = self.central.lock();
+        self.vacancy.end();
+        drop(central);
+        if !self.is_idle_poller_current() {
             self.wake_idle_poller();
         }
     }
@@ -170,6 +280,9 @@ pub(crate) fn wake_ready(own: OwnContext, ready: ReadyBatch) -> bool {
     }
     let mut central = sched.central.lock();
     let handed = m.handed.take();
+    if handed.is_none() {
+        sched.note_end_of_sleep(m);
+    }
     if handed.is_none() && central.idle_poller.is(m) {
         sched.clear_idle_poller(&mut central);
     }

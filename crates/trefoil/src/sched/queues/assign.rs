@@ -25,7 +25,9 @@ use crate::sched::monitor::helper::Helper;
 use crate::sched::monitor::sysmon::Sysmon;
 use crate::sched::p::{P, flag};
 use crate::sched::queues::central::Central;
+use crate::sched::search::idle::SPIN_NANOS;
 use crate::shim::full_fence;
+use crate::sys::clock::now;
 use std::sync::atomic::Ordering;
 
 /// The threads to wake after the lock is released: one system call each, in the order of the
@@ -143,11 +145,20 @@ impl Sched {
         claim: Claim,
     ) -> Option<PendingWakes> {
         let m = central.pop_idle_m().or_else(|| self.clear_idle_poller(central))?;
+        self.note_end_of_sleep(m);
         m.spinning.set(claim.is_spinning());
         m.handed.set(Some(p));
         self.publish_spares(central);
         let helper = self.wants_thread(central).then_some(self.helper);
         Some(PendingWakes { m: Some(m), helper, sysmon: None })
+    }
+
+    /// Under the lock: there is work for `m`, which sleeps. If it has not slept for long, it should
+    /// have spun instead (`search/idle.rs`).
+    pub(crate) fn note_end_of_sleep(&self, m: &M) {
+        if now().saturating_sub(m.idle_since.get()) < SPIN_NANOS {
+            self.idle.spin_paid();
+        }
     }
 
     /// Under the lock: takes a P that wants an M, for `m`, which has none. The claim on spinning of

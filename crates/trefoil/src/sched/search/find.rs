@@ -23,15 +23,16 @@
 //! the local goroutines would starve.
 //!
 //! # Spinning
-//! An M that found nothing searches on for [`SPIN_TIME`] before it gives up: a wake-up by the
-//! kernel takes 6 to 18 µs, and the next goroutine often arrives sooner. At most as many Ms spin as
-//! half of the Ps that are not idle.
+//! An M that found nothing searches on for up to [`SPIN_NANOS`] before it gives up, but only for as
+//! long as that has paid lately (`idle.rs`). At most as many Ms spin as half of the Ps that are not
+//! idle.
 //!
 //! Rejected: waking another M whenever the last spinning M finds work, as Go does. Here that M
 //! first checks whether there is more work ([`finish_search`]): for one goroutine that is woken
 //! while all Ps are idle, one thread wakes up instead of two.
 
-use super::steal::{self, Sweep};
+use super::idle::SPIN_NANOS;
+use super::steal::{self, Source, Sweep};
 use super::wait_for_p::wait_for_p;
 use crate::sched::Sched;
 use crate::sched::g::G;
@@ -43,10 +44,9 @@ use crate::sched::wait::timers;
 use crate::shim::spin_hint;
 use crate::sys::clock::{Nanos, now};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-/// How long an M without work spins before it gives up its P.
-const SPIN_TIME: Duration = Duration::from_micros(25);
+/// An M does not go to sleep if a timer is due sooner: falling asleep and waking up take longer.
+const MIN_SLEEP_NANOS: Nanos = 5_000;
 /// Pause instructions between two sweeps over the other Ps: a spinning M must not slow down the Ms
 /// that work.
 const PAUSES_BETWEEN_SWEEPS: u32 = 32;
@@ -243,7 +243,7 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
     if !sched.has_global() {
         return None;
     }
-    if let Some(g) = steal::steal(rt, p, Sweep::Ordinary) {
+    if let Some((g, _)) = steal::steal(rt, p, Sweep::Ordinary) {
         p.begin_slice();
         return Some(g);
     }
@@ -264,8 +264,9 @@ fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G
     Some(g)
 }
 
-/// Searches everywhere for [`SPIN_TIME`]. Returns None if it found nothing, if the M may not spin,
-/// or if a request to the P is pending.
+/// Searches everywhere, for as long as spinning pays (`idle.rs`) or until a timer that is due very
+/// soon. Returns None if it found nothing, if the M may not spin, or if a request to the P is
+/// pending.
 fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.get() {
@@ -276,44 +277,73 @@ fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
         m.spinning.set(true);
         sched.idle.start_spinning();
     }
-    let start = Instant::now();
+    let start = now();
+    let until = spin_until(sched, start);
+    let mut time = start;
     loop {
-        let sweep = if start.elapsed() > SPIN_TIME { Sweep::Last } else { Sweep::Ordinary };
-        if let Some(g) = search_everywhere(rt, p, sweep) {
+        // A goroutine that waits elsewhere may be out of reach only for a moment (`steal.rs`): then
+        // the M spins for the whole time.
+        let is_last = time >= start + SPIN_NANOS || (time >= until && !sched.has_work());
+        if is_last && time == start && sched.next_timer() > start {
+            // It does not pay to spin, and nothing waits.
+            return spin_failed(sched);
+        }
+        let sweep = if is_last { Sweep::Last } else { Sweep::Ordinary };
+        if let Some((g, source)) = search_everywhere(rt, p, sweep) {
             sched.idle.search_succeeded();
+            if source == Source::Elsewhere && time != start {
+                sched.idle.spin_paid();
+            }
             return Some(g);
         }
         if p.flags.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        if sweep == Sweep::Last {
-            if sched.idle.search_failed() {
-                sched.sysmon.wake_by(now() + MAX_PAUSE_SUPPRESSED_NANOS);
-            }
-            return None;
+        if is_last {
+            sched.idle.spin_failed();
+            return spin_failed(sched);
         }
         for _ in 0..PAUSES_BETWEEN_SWEEPS {
             spin_hint();
         }
+        time = now();
     }
 }
 
+/// Returns until when an M that begins to search at `start` spins.
+fn spin_until(sched: &Sched, start: Nanos) -> Nanos {
+    let until = start + sched.idle.spin_nanos();
+    let timer = sched.next_timer();
+    // The M would hardly be asleep before it had to wake up again.
+    if timer > until && timer <= until + MIN_SLEEP_NANOS { timer } else { until }
+}
+
+/// Counts a search that found nothing.
+fn spin_failed(sched: &Sched) -> Option<&'static G> {
+    if sched.idle.search_failed() {
+        sched.sysmon.wake_by(now() + MAX_PAUSE_SUPPRESSED_NANOS);
+    }
+    None
+}
+
 /// Makes one sweep over the other Ps, then searches the global queues and the shards.
-fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
-    if let Some(g) = steal::steal(rt, p, sweep) {
+fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(&'static G, Source)> {
+    if let Some((g, source)) = steal::steal(rt, p, sweep) {
         p.begin_slice();
-        return Some(g);
+        return Some((g, source));
     }
     // With the last sweep, no shard is too fresh to be polled.
     let neglected_for = if sweep == Sweep::Last { 0 } else { NEGLECTED_SHARD_NANOS };
     take_share_if_any(rt.sched(), p)
         .or_else(|| poll_shards(rt, p, neglected_for))
         .or_else(|| take_expired(rt, p))
+        .map(|g| (g, Source::Elsewhere))
 }
 
 /// Ends the spinning of an M that has found a goroutine. If it was the last M that spun, checks
 /// whether there is work for another M; if not, checks whether the idle poller knows every timer
-/// and shard. Does nothing if the M did not spin.
+/// and shard. (If there is no idle poller, this M was probably it, and will probably be it again in
+/// a moment: see `netpoll/idle_poller.rs`.) Does nothing if the M did not spin.
 fn finish_search(rt: Rt) {
     let (m, sched) = (rt.m(), rt.sched());
     if !m.spinning.replace(false) || !sched.idle.stop_spinning() {
@@ -326,7 +356,7 @@ fn finish_search(rt: Rt) {
     if sched.has_work() {
         sched.wake();
     } else if !sched.is_idle_poller_current() {
-        sched.wake_idle_poller();
+        sched.update_or_vacate_idle_poller();
     }
 }
 

@@ -31,12 +31,32 @@
 //! next switch. If the running goroutine computes instead, sysmon notices and wakes an M. The first
 //! search that finds something ends the suppression.
 //!
+//! # How long an M spins
+//! An M that runs out of work may spin for a while: waking a thread takes 6 to 18 µs, and the next
+//! goroutine often arrives sooner. On a machine that is mostly idle it does not, and then spinning
+//! is most of the CPU time that the runtime uses. So a *spin level* records whether spinning has
+//! paid lately. It rises by [`LEVELS_PER_SUCCESS`] if an M finds work while it spins, and also if
+//! work arrives within [`SPIN_NANOS`] after an M went to sleep, because then a spin would have
+//! found it. So the level recovers from zero within a few wake-ups. It falls by one if an M spins
+//! in vain. At level 0 an M goes to sleep at once if no queue holds anything.
+//!
+//! Timers do not count: their times are known, so no M has to guess (`find::spin`).
+//!
 //! Invariants:
 //! 1. `spinning` counts Ms that own a P and search, plus claims: wake-ups in progress, each of
 //!    which passes to the M that is woken.
 //! 2. `idle_ps` is changed only under the scheduler's lock, and read anywhere.
 
 use crate::shim::{AtomicU32, Ordering, full_fence};
+
+/// The longest time for which an M without work spins before it gives up its P.
+pub(crate) const SPIN_NANOS: u64 = 25_000;
+/// For how long an M spins at each spin level.
+const LEVEL_NANOS: [u64; 5] = [0, SPIN_NANOS / 8, SPIN_NANOS / 4, SPIN_NANOS / 2, SPIN_NANOS];
+const MAX_LEVEL: u32 = LEVEL_NANOS.len() as u32 - 1;
+/// Two, so that an M spins if that pays once in three times: the latency of a wake-up counts more
+/// than the CPU time of a spin.
+const LEVELS_PER_SUCCESS: u32 = 2;
 
 /// Searches in a row that found nothing, after which wake-ups are suppressed.
 const SUPPRESS_AFTER: u32 = 4;
@@ -48,6 +68,10 @@ pub(crate) struct Idle {
     /// Searches in a row that found nothing, up to [`SUPPRESS_AFTER`]. A hint: threads may
     /// overwrite each other's count.
     failed_searches: AtomicU32,
+    /// An index into [`LEVEL_NANOS`]. A hint, too.
+    spin_level: AtomicU32,
+    /// How many times an idle P was taken, modulo 2³². Written under the scheduler's lock.
+    ps_taken: AtomicU32,
 }
 
 impl Idle {
@@ -56,6 +80,8 @@ impl Idle {
             idle_ps: AtomicU32::new(0),
             spinning: AtomicU32::new(0),
             failed_searches: AtomicU32::new(0),
+            spin_level: AtomicU32::new(MAX_LEVEL),
+            ps_taken: AtomicU32::new(0),
         }
     }
 
@@ -104,6 +130,35 @@ impl Idle {
     pub(crate) fn p_taken(&self) {
         let before = self.idle_ps.fetch_sub(1, Ordering::AcqRel);
         debug_assert!(before > 0, "the number of idle Ps must not fall below zero");
+        let taken = self.ps_taken.load(Ordering::Relaxed);
+        self.ps_taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Returns how many times an idle P was taken, modulo 2³².
+    pub(crate) fn ps_taken(&self) -> u32 {
+        self.ps_taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns for how long an M spins now, at most [`SPIN_NANOS`].
+    pub(crate) fn spin_nanos(&self) -> u64 {
+        LEVEL_NANOS[self.spin_level.load(Ordering::Relaxed) as usize]
+    }
+
+    /// Raises the spin level: an M found work while it spun, or would have found work if it had
+    /// spun longer.
+    pub(crate) fn spin_paid(&self) {
+        let level = self.spin_level.load(Ordering::Relaxed);
+        if level < MAX_LEVEL {
+            self.spin_level.store((level + LEVELS_PER_SUCCESS).min(MAX_LEVEL), Ordering::Relaxed);
+        }
+    }
+
+    /// Lowers the spin level: an M spun in vain.
+    pub(crate) fn spin_failed(&self) {
+        let level = self.spin_level.load(Ordering::Relaxed);
+        if level > 0 {
+            self.spin_level.store(level - 1, Ordering::Relaxed);
+        }
     }
 
     /// Ends the suppression of wake-ups, because an M that spun has found work.

@@ -45,9 +45,18 @@ pub(super) enum Sweep {
     Last,
 }
 
+/// Where a goroutine was found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A timer was due, and woke it.
+    Timer,
+    /// It waited in a queue, or for a descriptor.
+    Elsewhere,
+}
+
 /// Makes one sweep over the other Ps, in a random order per round. Returns one stolen goroutine;
 /// others that were stolen with it are in the rings of `p`.
-pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
+pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(&'static G, Source)> {
     let sched = rt.sched();
     for round in 1..=STEAL_ROUNDS {
         let is_last_round = round == STEAL_ROUNDS;
@@ -58,7 +67,7 @@ pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
                 && timers::run_due(rt, &victim.timers)
                 && let Some(g) = pop_local(p)
             {
-                return Some(g);
+                return Some((g, Source::Timer));
             }
             // Idle and retired Ps have no goroutines.
             if victim.id == p.id || victim.status() != PStatus::Running {
@@ -74,7 +83,7 @@ pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<&'static G> {
             if let Some(g) = found {
                 count_stolen(p);
                 // SAFETY: taken from a queue, so owned by this thread; Gs are never freed.
-                return Some(unsafe { &*g.as_ptr() });
+                return Some((unsafe { &*g.as_ptr() }, Source::Elsewhere));
             }
         }
     }

@@ -148,9 +148,14 @@ enum EnterIdle {
 /// be woken, takes an idle P instead.
 fn enter_idle_or_take_p(own: OwnContext, central: &mut Central) -> EnterIdle {
     let (m, sched) = (own.m(), own.sched());
-    let is_needed = sched.has_global() && !m.listed.get() && !central.idle_poller.is(m);
+    let was_idle = m.listed.get() || central.idle_poller.is(m);
+    let is_needed = sched.has_global() && !was_idle;
     let until = if is_needed { 0 } else { sched.enter_idle(central, m) };
-    if until <= now() {
+    let now = now();
+    if !was_idle {
+        m.idle_since.set(now);
+    }
+    if until <= now {
         if central.idle_poller.is(m) {
             sched.clear_idle_poller(central);
         }

@@ -250,7 +250,9 @@ impl Sched {
         full_fence();
         if self.idle.idle_ps() == 0 {
             self.sysmon.arrange_timer_wakeup(when);
-        } else if when < self.idle_poller_until.load(Ordering::Relaxed) {
+        } else if when < self.idle_poller_until.load(Ordering::Relaxed)
+            && self.vacancy.since().is_none()
+        {
             self.wake_idle_poller();
         }
     }
