@@ -38,9 +38,9 @@
 //! microseconds. To wake a second M that takes its place costs more than that, and the first M is
 //! back before the next timer. So the place stays *vacant*, in the hope that an M goes idle soon:
 //! it becomes the idle poller then. sysmon limits the damage if the hope is in vain: it ends a
-//! vacancy of more than [`VACANCY_NANOS`] when it sees it. In any case, a vacancy that lasted longer
-//! forbids others for [`NO_VACANCY_NANOS`], so that only programs whose goroutines run for a short
-//! time pay with a late timer, and rarely.
+//! vacancy of more than [`VACANCY_NANOS`] when it sees it. In any case, after a vacancy that lasted
+//! longer the place is not vacated for [`FORBIDDEN_FACTOR`] times as long: timers may be late in at
+//! most 1 % of the time.
 //!
 //! ```text
 //!   thread that sets a timer or waits for a descriptor    M that goes idle, under the lock
@@ -68,9 +68,9 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long the place of the idle poller should be vacant at most.
-pub(crate) const VACANCY_NANOS: Nanos = 50_000;
-/// For how long the place is not vacated after a vacancy that lasted longer than that.
-const NO_VACANCY_NANOS: Nanos = 1_000_000_000;
+pub(crate) const VACANCY_NANOS: Nanos = 100_000;
+/// How many times as long as a vacancy that lasted longer than that no other is allowed.
+const FORBIDDEN_FACTOR: Nanos = 100;
 
 /// Whether the place of the idle poller is vacant; see the head of the file. Written under the
 /// scheduler's lock.
@@ -120,8 +120,9 @@ impl Vacancy {
         self.since.store(0, Ordering::Relaxed);
         full_fence();
         let now = now();
-        if now.saturating_sub(since) > VACANCY_NANOS {
-            self.forbidden_until.store(now + NO_VACANCY_NANOS, Ordering::Relaxed);
+        let lasted = now.saturating_sub(since);
+        if lasted > VACANCY_NANOS {
+            self.forbidden_until.store(now + FORBIDDEN_FACTOR * lasted, Ordering::Relaxed);
         }
     }
 }
