@@ -60,7 +60,7 @@ const MAX_PAUSE_BUSY_NANOS: Nanos = 2 * MILLIS;
 pub(crate) const MAX_PAUSE_SUPPRESSED_NANOS: Nanos = 250 * MICROS;
 /// The pause if all Ps are idle and were not all idle since the last round. Also the longest pause
 /// while the place of the idle poller is vacated from time to time.
-const LIGHT_PAUSE_NANOS: Nanos = 4 * MILLIS;
+const LIGHT_PAUSE_NANOS: Nanos = 5 * MILLIS;
 /// How long an M that was found blocked makes sysmon watch every P that is taken, at once.
 const EAGER_NANOS: Nanos = 1_000 * MILLIS;
 /// The longest pause in a runtime that shuts down and still has threads.
@@ -185,6 +185,9 @@ struct Monitor<'a> {
     probes: Box<[ThreadProbe]>,
     /// For each P: the goroutine in `runnext`, and since when it has been there.
     runnexts: Box<[(usize, Nanos)]>,
+    /// For each P: in the last round it ran a goroutine that had begun less than [`HOG_NANOS`]
+    /// before. It comes to the scheduler often, and runs its timers itself.
+    runs_timers: Box<[bool]>,
     /// The pause between two rounds.
     pause: Nanos,
     /// The number of rounds since an M was last found blocked.
@@ -261,6 +264,7 @@ impl<'a> Monitor<'a> {
             sched,
             probes: (0..MAX_PROCS).map(|_| ThreadProbe::new()).collect(),
             runnexts: vec![(0, 0); MAX_PROCS].into(),
+            runs_timers: vec![false; MAX_PROCS].into(),
             pause: MIN_PAUSE_NANOS,
             rounds_without_block: 0,
             last_block: 0,
@@ -312,6 +316,7 @@ impl<'a> Monitor<'a> {
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
         for p in sched.all_ps() {
+            self.runs_timers[p.id as usize] = false;
             if p.status() == PStatus::Running && p.holder().is_some() {
                 if fair {
                     p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
@@ -343,6 +348,7 @@ impl<'a> Monitor<'a> {
         let (slice_since, run_since) = p.running_since(round.now);
         let ran = round.now.saturating_sub(slice_since);
         self.hogged &= ran >= HOG_NANOS;
+        self.runs_timers[p.id as usize] = ran < HOG_NANOS;
         let flags = p.flags.load(Ordering::Relaxed);
         if round.timer_due {
             p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
@@ -513,8 +519,7 @@ impl<'a> Monitor<'a> {
         if sysmon.wakeup_pending.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
             return;
         }
-        let timer = if sched.idle.idle_ps() == 0 { sched.next_timer() } else { next };
-        let until = next.min(timer.max(now() + MIN_PAUSE_NANOS));
+        let until = if sched.idle.idle_ps() == 0 { next.min(self.next_timer()) } else { next };
         let poller = sysmon.poller;
         if self.hogged && poller.has_waiters() && !poller.has_blocked_idle_poller() {
             sysmon.sleep_polling(until);
@@ -522,6 +527,18 @@ impl<'a> Monitor<'a> {
             sysmon.parker.park_until(until);
         }
         sysmon.sleeps_until.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns when sysmon must be awake for the earliest timer, if no P is idle. A P that comes to
+    /// the scheduler often is given a while to run its timers itself.
+    fn next_timer(&self) -> Nanos {
+        let now = now();
+        let wakeup = |p: &P| {
+            let runs_timers = self.runs_timers[p.id as usize];
+            let pause = if runs_timers { SHORT_SLICE_NANOS / 4 } else { MIN_PAUSE_NANOS };
+            p.timers.next().max(now + pause)
+        };
+        self.sched.all_ps().map(wakeup).min().unwrap_or(NEVER)
     }
 
     /// Sleeps while every P is idle.
