@@ -6,6 +6,10 @@
 //! the same barriers. The timer is not due while an M searches. Only the idle poller, the idle M
 //! that sleeps until the timer's time, lets it fire; then all threads end. A timer for which no M
 //! waits leaves all threads asleep, which loom reports as a deadlock.
+//!
+//! In the checks of a vacancy, goroutines end at once. The M that ran one leaves the place of the
+//! idle poller vacant meanwhile, and goes idle again. (sysmon, which ends a vacancy that lasts too
+//! long, is not modelled: in these checks the M comes back.)
 
 use std::sync::Arc;
 
@@ -31,6 +35,17 @@ enum StepMutation {
     IgnoresDeadline,
     /// The thread that sets a timer does not wake the idle poller.
     WakesNoM,
+    /// An M that goes idle does not end the vacancy.
+    KeepsVacancy,
+}
+
+/// What the goroutines do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Work {
+    /// They never end.
+    Endless,
+    /// They end at once, and the place of the idle poller stays vacant meanwhile.
+    Short,
 }
 
 /// Behind the scheduler's lock.
@@ -54,15 +69,18 @@ struct Model {
     timer: AtomicU64,
     /// As `Sched::idle_poller_until`.
     idle_poller_until: AtomicU64,
-    /// Goroutines in the global queue. They never end.
+    /// As `Vacancy::since`: 1 while the place of the idle poller is vacant.
+    vacant: AtomicU32,
+    /// Goroutines in the global queue.
     work: AtomicU32,
+    kind: Work,
     central: Mutex<Central>,
     woken: [Condvar; 2],
     mutation: StepMutation,
 }
 
 impl Model {
-    fn new(first: u64, mutation: StepMutation) -> Arc<Model> {
+    fn new(first: u64, kind: Work, mutation: StepMutation) -> Arc<Model> {
         let idle = Idle::new();
         idle.start_spinning();
         idle.start_spinning();
@@ -70,7 +88,9 @@ impl Model {
             idle,
             timer: AtomicU64::new(first),
             idle_poller_until: AtomicU64::new(NEVER),
+            vacant: AtomicU32::new(0),
             work: AtomicU32::new(0),
+            kind,
             central: Mutex::new(Central::default()),
             woken: [Condvar::new(), Condvar::new()],
             mutation,
@@ -92,8 +112,33 @@ impl Model {
     fn arrange_timer_wakeup(&self) {
         full_fence();
         // Without an idle P sysmon watches the timers. An M that goes idle reads them itself.
-        if self.idle.idle_ps() != 0 && SOON < self.idle_poller_until.load(Ordering::Relaxed) {
+        if self.idle.idle_ps() != 0
+            && SOON < self.idle_poller_until.load(Ordering::Relaxed)
+            && self.vacant.load(Ordering::Relaxed) == 0
+        {
             self.wake_idle_poller();
+        }
+    }
+
+    fn update_or_vacate_idle_poller(&self) {
+        let central = self.central();
+        let idle_poller = central.idle_poller;
+        let is_vacant = idle_poller.is_none() && self.kind == Work::Short;
+        if is_vacant {
+            self.vacant.store(1, Ordering::Relaxed);
+        }
+        drop(central);
+        match idle_poller {
+            Some(m) => self.unpark(&mut self.central(), m),
+            None if is_vacant => {}
+            None => self.wake(),
+        }
+    }
+
+    fn end_vacancy(&self) {
+        if self.vacant.load(Ordering::Relaxed) != 0 {
+            self.vacant.store(0, Ordering::Relaxed);
+            full_fence();
         }
     }
 
@@ -160,7 +205,10 @@ impl Model {
         loop {
             if self.work.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 self.finish_search();
-                return; // It runs for ever.
+                if self.kind == Work::Endless {
+                    return;
+                }
+                self.idle.start_spinning(); // It searches again.
             }
             if !self.give_up() && !self.wait_for_p(me) {
                 return;
@@ -186,7 +234,7 @@ impl Model {
         if self.has_work() {
             self.wake();
         } else if !is_watched {
-            self.wake_idle_poller();
+            self.update_or_vacate_idle_poller();
         }
     }
 
@@ -257,6 +305,9 @@ impl Model {
 
     fn enter_idle(&self, central: &mut Central, me: usize, listed: bool) -> u64 {
         let is_idle_poller = central.idle_poller.is_none_or(|m| m == me) && !listed;
+        if is_idle_poller && self.mutation != StepMutation::KeepsVacancy {
+            self.end_vacancy();
+        }
         let first = self.timer.load(Ordering::Relaxed);
         if is_idle_poller && first != NEVER {
             central.idle_poller = Some(me);
@@ -280,13 +331,19 @@ impl Model {
 
 /// Two Ms search while `outside` runs on a plain thread. `first` is the earliest timer before.
 fn check(first: u64, mutation: StepMutation, outside: fn(&Model)) {
-    check_with(first, mutation, |_| (), outside);
+    check_with(first, Work::Endless, mutation, |_| (), outside);
 }
 
 /// As [`check`]. The first M runs `before_search` before it searches.
-fn check_with(first: u64, mutation: StepMutation, before_search: fn(&Model), outside: fn(&Model)) {
+fn check_with(
+    first: u64,
+    kind: Work,
+    mutation: StepMutation,
+    before_search: fn(&Model),
+    outside: fn(&Model),
+) {
     explore(Bound::Preemptions(3), move || {
-        let model = Model::new(first, mutation);
+        let model = Model::new(first, kind, mutation);
         let threads = [0, 1].map(|me| {
             let model = model.clone();
             thread::spawn(move || {
@@ -334,13 +391,50 @@ pub fn work_then_earlier_timer() {
 /// A goroutine sets a timer, and its M wakes no other M, because it will check the timers itself.
 /// Then it finds a goroutine that never ends, while the idle poller sleeps until a later time.
 pub fn unannounced_timer_then_work() {
-    check_with(LATER, StepMutation::None, Model::set_own_timer, Model::submit);
+    check_with(LATER, Work::Endless, StepMutation::None, Model::set_own_timer, Model::submit);
+}
+
+/// An M leaves the place of the idle poller vacant while it runs a goroutine. Meanwhile a timer is
+/// set, and no M is woken for it.
+pub fn timer_against_vacancy() {
+    check_with(
+        LATER,
+        Work::Short,
+        StepMutation::None,
+        |_| (),
+        |model| {
+            model.submit();
+            model.set_timer();
+        },
+    );
+}
+
+/// The same with a timer that a goroutine of the M sets for itself.
+pub fn own_timer_in_vacancy() {
+    check_with(LATER, Work::Short, StepMutation::None, Model::set_own_timer, Model::submit);
+}
+
+/// Mutation check: an M that becomes the idle poller leaves its place marked as vacant.
+pub fn detects_vacancy_that_does_not_end() {
+    must_fail(Mutation::None, || {
+        check_with(
+            LATER,
+            Work::Short,
+            StepMutation::KeepsVacancy,
+            |_| (),
+            |model| {
+                model.submit();
+                model.set_timer();
+            },
+        );
+    });
 }
 
 /// Mutation check: an M that finds work relies on an idle poller that sleeps too long.
 pub fn detects_idle_poller_with_later_deadline() {
     must_fail(Mutation::None, || {
-        check_with(LATER, StepMutation::IgnoresDeadline, Model::set_own_timer, Model::submit);
+        let mutation = StepMutation::IgnoresDeadline;
+        check_with(LATER, Work::Endless, mutation, Model::set_own_timer, Model::submit);
     });
 }
 

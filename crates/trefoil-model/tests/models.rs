@@ -84,6 +84,9 @@ checks! { idle_poller:
     timer_then_work
     work_then_earlier_timer
     unannounced_timer_then_work
+    timer_against_vacancy
+    own_timer_in_vacancy
+    detects_vacancy_that_does_not_end
     detects_idle_poller_with_later_deadline
     detects_unwatched_timer
     detects_idle_poller_not_woken

@@ -193,3 +193,34 @@ impl Idle {
         self.spinning.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spin_level_falls_to_zero_and_recovers_within_a_few_wakeups() {
+        let idle = Idle::new();
+        assert_eq!(idle.spin_nanos(), SPIN_NANOS);
+        for _ in 0..MAX_LEVEL {
+            assert_ne!(idle.spin_nanos(), 0);
+            idle.spin_failed();
+        }
+        idle.spin_failed();
+        assert_eq!(idle.spin_nanos(), 0);
+        idle.spin_paid();
+        assert_ne!(idle.spin_nanos(), 0);
+        idle.spin_paid();
+        assert_eq!(idle.spin_nanos(), SPIN_NANOS);
+    }
+
+    #[test]
+    fn spin_level_stays_high_if_every_second_spin_pays() {
+        let idle = Idle::new();
+        for _ in 0..100 {
+            idle.spin_failed();
+            idle.spin_paid();
+        }
+        assert_eq!(idle.spin_nanos(), SPIN_NANOS);
+    }
+}
