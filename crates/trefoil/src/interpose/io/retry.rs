@@ -62,7 +62,11 @@ impl Attempts {
         loop {
             self.closes = self.entry.map_or(0, FdEntry::closes);
             match attempt() {
-                EAGAIN => match self.wait() {
+                // `wait_ready` is called from here, so that a parked goroutine has one frame less.
+                EAGAIN => match self.before_wait().map_or_else(
+                    |decision| decision,
+                    |deadline| wait_ready(self.fd, self.direction, deadline, Some(self.closes)),
+                ) {
                     RetryDecision::Retry => {}
                     RetryDecision::Return(result) => return result,
                     RetryDecision::Block => return real(),
@@ -73,19 +77,17 @@ impl Attempts {
         }
     }
 
-    /// Waits after an attempt that would have blocked.
+    /// After an attempt that would have blocked: returns until when the call may wait, or what it
+    /// does instead.
     #[cold]
-    fn wait(&mut self) -> RetryDecision {
-        let deadline = match self.deadline() {
-            Ok(deadline) => deadline,
-            Err(result) => return RetryDecision::Return(result),
-        };
+    fn before_wait(&mut self) -> Result<Nanos, RetryDecision> {
+        let deadline = self.deadline().map_err(RetryDecision::Return)?;
         self.failures += 1;
         if self.failures > CHANCE_FAILURES && is_ready(self.fd, self.direction.events()) {
-            return self.pause(deadline);
+            return Err(self.pause(deadline));
         }
         self.pauses = 0;
-        wait_ready(self.fd, self.direction, deadline, Some(self.closes))
+        Ok(deadline)
     }
 
     /// Returns when the call times out.

@@ -505,6 +505,7 @@ impl Pollable {
 
     /// Registers the descriptor with the runtime's poller, unless it is registered already. A
     /// goroutine that is about to wait for `direction` calls it.
+    #[inline(never)]
     fn register(
         &'static self,
         sched: &Sched,

@@ -115,7 +115,33 @@ impl Node {
     /// `enqueue` links the node under the list's lock, or returns false. `withdraw` unlinks it
     /// under the same lock, if it is still linked. Both run inside the runtime, and get the `Rt`
     /// for sleepers that they may have to wake (a condition variable unlocks its mutex).
+    #[inline]
     pub(crate) fn sleep(
+        &self,
+        reason: WaitReason,
+        deadline: Nanos,
+        enqueue: impl FnOnce(Option<Rt>) -> bool,
+        withdraw: impl FnOnce(Option<Rt>),
+    ) -> WaitResult {
+        if deadline != NEVER {
+            return self.sleep_until(reason, deadline, enqueue, withdraw);
+        }
+        let here = Rt::enter();
+        self.is_goroutine.set(here.is_some());
+        let mut sleeps = false;
+        let here = wait::block_in(here, reason, |sleeper| {
+            self.waiter.set(Waiter::sole(sleeper));
+            sleeps = enqueue(here);
+            sleeps
+        });
+        self.return_to_user(here);
+        if sleeps { WaitResult::Woken(self.word.get()) } else { WaitResult::NotQueued }
+    }
+
+    /// [`Node::sleep`] with a deadline. Not inlined: a sleep without one needs only a third of its
+    /// frame, and the frames of a parked goroutine should fit in its one page.
+    #[inline(never)]
+    fn sleep_until(
         &self,
         reason: WaitReason,
         deadline: Nanos,
@@ -124,16 +150,6 @@ impl Node {
     ) -> WaitResult {
         let here = Rt::enter();
         self.is_goroutine.set(here.is_some());
-        if deadline == NEVER {
-            let mut sleeps = false;
-            let here = wait::block_in(here, reason, |sleeper| {
-                self.waiter.set(Waiter::sole(sleeper));
-                sleeps = enqueue(here);
-                sleeps
-            });
-            self.return_to_user(here);
-            return if sleeps { WaitResult::Woken(self.word.get()) } else { WaitResult::NotQueued };
-        }
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
             self.waiter.set(waiter);
             enqueue(here)
