@@ -19,8 +19,10 @@
 //! When every P is idle, it sleeps until a P is taken, and meanwhile checks for deadlocks
 //! ([`Monitor::sleep_while_idle`]). To wake it for every goroutine that runs for a few microseconds
 //! would cost more than the goroutine. So while Ps are taken often, and no M was found blocked
-//! lately, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not woken. It never waits for anything that a goroutine could hold: no
-//! malloc, no std. The helper thread does what needs those (`helper.rs`).
+//! lately, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not woken.
+//!
+//! It never waits for anything that a goroutine could hold: no malloc, no std. The helper thread
+//! does what needs those (`helper.rs`).
 //!
 //! The idle poller runs due timers (`netpoll/idle_poller.rs`). When no P is idle there is no idle
 //! poller, and sysmon wakes up in time. If the place of the idle poller is vacant for too long,
