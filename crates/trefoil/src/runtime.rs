@@ -297,10 +297,11 @@ impl RuntimeBuilder {
     /// Few libraries need it (some OpenGL drivers, OpenMP runtimes and memory allocators, if they
     /// are loaded at run time). Without the reserve a small parked goroutine takes one page instead
     /// of two, and `dlopen` of such a library fails with an error; all other libraries load as
-    /// usual, and so do those that the program is linked with. `TREFOIL_DLOPEN_RESERVE=1` in the
-    /// environment sets the default to `true`.
+    /// usual, and so do those that the program is linked with. `dlmopen` into a new namespace fails
+    /// for all that need libc. `TREFOIL_DLOPEN_RESERVE=1` in the environment sets the default to
+    /// `true`.
     ///
-    /// All runtimes of a process share this setting, and the first of them fixes it.
+    /// All runtimes of a process share this setting, and the first `build` fixes it.
     ///
     /// ```
     /// let rt = trefoil::Runtime::builder().dlopen_reserve(true).build().unwrap();

@@ -8,7 +8,7 @@ mod sockets;
 
 use common::watchdog;
 use sockets::{at_each, listen};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::TcpStream as Plain;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -170,5 +170,37 @@ fn no_message_of_many_short_ones_is_lost() {
         }
         drop(client);
         server.join().unwrap();
+    });
+}
+
+/// The kernel takes at most 1,024 buffers: a read that fills those is not short.
+#[test]
+fn a_vectored_read_into_too_many_buffers_does_not_drain_the_stream() {
+    let _watchdog = watchdog();
+    at_each(|| {
+        let (mut stream, mut peer) = accepted();
+        register(&mut stream, &peer);
+        peer.write_all(&[7; 2_000]).unwrap();
+        settle();
+        let mut bytes = [0u8; 1_500];
+        let mut bufs: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
+        let n = stream.read_vectored(&mut bufs).unwrap();
+        assert!(n <= 1_024, "{n}");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.read_exact(&mut vec![0; 2_000 - n]).unwrap();
+    });
+}
+
+/// Bytes that have been in the socket for a while are read, however short the time-out is.
+#[test]
+fn a_read_with_a_short_time_out_returns_what_is_there() {
+    let _watchdog = watchdog();
+    at_each(|| {
+        let (mut stream, mut peer) = accepted();
+        register(&mut stream, &peer);
+        peer.write_all(b"second").unwrap();
+        settle();
+        stream.set_read_timeout(Some(Duration::from_nanos(1))).unwrap();
+        assert_eq!(read_short(&mut stream), b"second");
     });
 }

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use trefoil::chan::bounded;
 use trefoil::time::sleep;
-use trefoil::{Runtime, go};
+use trefoil::{JoinHandle, Runtime, go};
 
 /// How many times a test is tried: other processes disturb what it measures.
 const ATTEMPTS: usize = 20;
@@ -75,9 +76,49 @@ fn a_timer_is_in_time_beside_a_goroutine_that_computes() {
     panic!("at best {least:?} late");
 }
 
+/// A goroutine that is started or woken by one that computes then runs on the idle P, although the
+/// runtime has been quiet: it does not wait for the end of a time slice.
+fn a_goroutine_runs_beside_one_that_computes(start: fn(Instant) -> JoinHandle<Duration>) {
+    const COMPUTE: Duration = Duration::from_millis(15);
+    const ROUNDS: usize = 9;
+    let mut least = Duration::MAX;
+    for _ in 0..ATTEMPTS {
+        let mut delays = runtime().run(|| {
+            let measure = |_| {
+                (0..60).for_each(|_| sleep(Duration::from_micros(300)));
+                let started = start(Instant::now());
+                compute(COMPUTE);
+                started.join().unwrap()
+            };
+            (0..ROUNDS).map(measure).collect::<Vec<_>>()
+        });
+        delays.sort();
+        least = least.min(delays[ROUNDS / 2]);
+        if least < Duration::from_millis(1) {
+            return;
+        }
+    }
+    panic!("at best {least:?} until it ran");
+}
+
+fn spawned(begin: Instant) -> JoinHandle<Duration> {
+    go(move || begin.elapsed())
+}
+
+fn sent(_: Instant) -> JoinHandle<Duration> {
+    let (tx, rx) = bounded::<Instant>(0);
+    let receiver = go(move || rx.recv().unwrap().elapsed());
+    // The receiver waits when this returns.
+    (0..3).for_each(|_| sleep(Duration::from_micros(300)));
+    tx.send(Instant::now()).unwrap();
+    receiver
+}
+
 /// One test, because other tests in the same process would be counted too.
 #[test]
 fn timers_of_a_quiet_runtime() {
     a_timer_wakes_one_thread();
     a_timer_is_in_time_beside_a_goroutine_that_computes();
+    a_goroutine_runs_beside_one_that_computes(spawned);
+    a_goroutine_runs_beside_one_that_computes(sent);
 }

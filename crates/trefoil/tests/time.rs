@@ -360,6 +360,8 @@ fn the_channels_of_stopped_and_dropped_timers_stay_open() {
 
 #[test]
 fn channels_of_timers_are_freed() {
+    // The memory of the process is measured.
+    child_test!();
     at_all_sizes(|| {
         let rounds = |n| {
             for i in 0..n {

@@ -13,6 +13,7 @@
 
 use super::symbol::NextSymbol;
 use crate::mem::tls::{Loader, READY, modules_changed, refuses_static_tls};
+use crate::sys::stderr::write_stderr;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,10 +129,11 @@ fn open_or_explain(file: *const c_char, open: impl Fn() -> *mut c_void) -> *mut 
     if is_refused_static_tls() && !EXPLAINED.swap(true, Ordering::Relaxed) {
         // SAFETY: the loader has read this string.
         let file = unsafe { CStr::from_ptr(file) }.to_string_lossy();
-        eprintln!(
-            "trefoil: dlopen of {file}: goroutines have no room for its initial-exec TLS; set \
-             TREFOIL_DLOPEN_RESERVE=1, or call dlopen_reserve(true) on the runtime's builder"
-        );
+        // Not `eprintln!`, which panics if stderr is closed.
+        write_stderr(format_args!(
+            "trefoil: dlopen of {file}: goroutines have no room for initial-exec TLS; set \
+             TREFOIL_DLOPEN_RESERVE=1, or call dlopen_reserve(true) on the runtime's builder\n"
+        ));
     }
     // Reading the error has cleared it, and the caller wants to read it too.
     open()

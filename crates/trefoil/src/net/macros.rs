@@ -407,7 +407,9 @@ macro_rules! streams {
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    let len = bufs.iter().map(|buf| buf.len()).sum();
+                    // What rustix passes to the kernel, whose limit it is.
+                    let passed = bufs.len().min(libc::UIO_MAXIOV as usize);
+                    let len = bufs[..passed].iter().map(|buf| buf.len()).sum();
                     self.fd.read(len, |fd| rustix::io::readv(fd, bufs))
                 }
             }

@@ -356,3 +356,64 @@ fn goroutines_load_and_unload_libraries_at_once() {
         handles.into_iter().for_each(joined);
     });
 }
+
+/// Loads a library into a namespace of its own, or into that of the program, with the functions of
+/// [`DESCRIPTORS`].
+fn load(file: &CStr, namespace: libc::Lmid_t) -> (*mut c_void, Place) {
+    // SAFETY: the library has no constructors, and the function has this type.
+    unsafe {
+        let handle = libc::dlmopen(namespace, file.as_ptr(), libc::RTLD_NOW);
+        assert!(!handle.is_null(), "{:?}", CStr::from_ptr(libc::dlerror()));
+        let place = libc::dlsym(handle, c"place".as_ptr());
+        (handle, std::mem::transmute::<*mut c_void, Place>(place))
+    }
+}
+
+/// A library that was loaded into another namespace before the runtime was started has a place in
+/// static TLS that the loader does not tell. Goroutines must have it too.
+#[test]
+fn static_tls_of_another_namespace_belongs_to_goroutines() {
+    child_test!();
+    let scratch = Scratch::new("namespace");
+    let options = ["-DSIZE=300", "-ftls-model=initial-exec"];
+    let Some(file) = compile(&scratch.0, "hidden", DESCRIPTORS, &options) else { return };
+    let (_, place) = load(&file, libc::LM_ID_NEWLM);
+    on_goroutines(|| {
+        let all = crowd(200, move |i| {
+            let at = place();
+            // SAFETY: the caller's own variable, of 300 bytes.
+            unsafe { at.write_bytes(i as u8, 300) };
+            yields(3);
+            // SAFETY: as above.
+            assert_eq!(unsafe { (*at, *at.add(299)) }, (i as u8, i as u8));
+        });
+        all.into_iter().for_each(joined);
+    });
+}
+
+/// A library that was closed before the runtime was started leaves a free number among the modules.
+/// That does not make goroutines slow.
+#[test]
+fn a_library_that_was_closed_before_leaves_no_trace() {
+    child_test!(|child| {
+        let stderr = child.succeed();
+        assert!(!stderr.contains("trefoil:"), "{stderr}");
+    });
+    let scratch = Scratch::new("gap");
+    let options = ["-DSIZE=8", "-ftls-model=initial-exec"];
+    let (Some(first), Some(second)) = (
+        compile(&scratch.0, "first", DESCRIPTORS, &options),
+        compile(&scratch.0, "second", DESCRIPTORS, &options),
+    ) else {
+        return;
+    };
+    let (closed, _) = load(&first, libc::LM_ID_BASE);
+    let (_, place) = load(&second, libc::LM_ID_BASE);
+    // SAFETY: the library is not used.
+    assert_eq!(unsafe { libc::dlclose(closed) }, 0);
+    on_goroutines(|| {
+        // SAFETY: the caller's own variable.
+        let all = crowd(100, move |_| assert_eq!(unsafe { *place() }, 42));
+        all.into_iter().for_each(joined);
+    });
+}

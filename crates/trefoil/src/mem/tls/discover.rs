@@ -14,8 +14,9 @@
 //! Rejected: `_dl_allocate_tls` for each block (2.1 µs, and it knows nothing of `struct pthread`);
 //! a table of offsets per glibc version (breaks on the next one, silently).
 
-use super::modules::{Module, Segment, UNALLOCATED, segments};
+use super::modules::{self, Module, Segment, UNALLOCATED, segments};
 use super::raw::{load, symbol, thread_pointer};
+use super::surplus;
 use crate::sys::mm::PAGE;
 use crate::sys::raw::syscall;
 use crate::sys::signal::{change_mask, set_mask};
@@ -54,6 +55,8 @@ pub(super) struct DiscoveredLayout {
     /// The modules with a fixed place, except libc.
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
+    /// There are modules with a fixed place that the loader does not list.
+    pub(super) has_hidden_modules: bool,
     /// The DTV's generation, if every loaded module has a fixed place.
     pub(super) static_generation: Option<usize>,
     /// DTV entries from −1 on, as in the probe thread, as pairs of words.
@@ -260,11 +263,24 @@ pub(super) unsafe fn thread_on(
     }
 }
 
+/// How many times the probe thread is run, if libraries are loaded or closed meanwhile.
+const ATTEMPTS: usize = 20;
+
 /// Runs the probe thread and reads its copy.
 ///
 /// # Errors
 /// A text that names what is not as expected.
 pub(super) fn discover() -> Result<DiscoveredLayout, String> {
+    for _ in 0..ATTEMPTS {
+        if let Some(found) = try_to_discover()? {
+            return Ok(found);
+        }
+    }
+    Err("other threads load or close libraries all the time".into())
+}
+
+/// As [`discover`], but returns None if libraries were loaded or closed meanwhile.
+fn try_to_discover() -> Result<Option<DiscoveredLayout>, String> {
     let segments = segments();
     let tls: usize = segments.iter().map(|s| s.size + s.align).sum();
     let span = tls.next_multiple_of(PAGE) + STACK_BYTES + ODD_BYTES;
@@ -290,7 +306,10 @@ pub(super) fn discover() -> Result<DiscoveredLayout, String> {
     if p.tid == 0 {
         return Err("the thread pointer of a new thread is not in the stack it was given".into());
     }
-    read_copy(&p, &segments)
+    if !modules::same(&segments, &modules::segments()) {
+        return Ok(None);
+    }
+    read_copy(&p, &segments).map(Some)
 }
 
 /// Reads the probe thread's copy: sizes, places and the recipe.
@@ -329,6 +348,7 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
     let static_generation = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
     let mut found = DiscoveredLayout {
         static_generation,
+        has_hidden_modules: has_hidden_modules(p, segments),
         above,
         below,
         below_used,
@@ -347,18 +367,28 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
     Ok(found)
 }
 
-/// Entries of a fresh DTV beyond those of the loaded modules. glibc has 14; each takes 16 bytes of
-/// every goroutine. If they do not suffice, glibc makes the DTV of a goroutine longer when it first
-/// accesses such a module.
-const SPARE_DTV_ENTRIES: usize = 1;
+/// Entries of a new DTV beyond the highest index in use, in every glibc.
+const DTV_SURPLUS: usize = 14;
 
-/// Returns the probe thread's DTV without addresses of its block: those of modules are written for
-/// each block. It need not have the image of `surplus.rs`, whose TLS no code accesses.
+/// Returns whether there are modules with a fixed place that the loader does not list: those of other
+/// namespaces (`dlmopen` before the runtime was started).
+fn has_hidden_modules(p: &ProbeThread, segments: &[Segment]) -> bool {
+    let is_known = |id| surplus::is_image(id) || segments.iter().any(|s| s.id == id);
+    let entries = p.dtv.iter().enumerate().skip(2);
+    entries.into_iter().any(|(i, entry)| (p.entry_sp..p.tp).contains(&entry[0]) && !is_known(i - 1))
+}
+
+/// Returns the probe thread's DTV without addresses of its block, which are written for each block,
+/// and without the entries that glibc leaves for later modules: each takes 16 bytes of every
+/// goroutine. glibc makes the DTV of a goroutine longer when it first accesses such a module. It must
+/// have an entry for every module of its generation, also in other namespaces: glibc does not check
+/// the length for those.
 fn dtv_of_a_fresh_block(p: &ProbeThread, segments: &[Segment]) -> Vec<[usize; 2]> {
     let mut dtv = p.dtv.clone();
-    let last = segments.iter().map(|s| s.id).max().unwrap_or(0) + SPARE_DTV_ENTRIES;
     // Entries −1 and 0 are the length and the generation.
-    let last = last.min(dtv.len() - 2);
+    let len = dtv.len() - 2;
+    let last = segments.iter().map(|s| s.id).max().unwrap_or(0);
+    let last = last.max(len.saturating_sub(DTV_SURPLUS)).min(len);
     dtv.truncate(last + 2);
     dtv[0][0] = last;
     for entry in dtv.iter_mut().skip(2).filter(|entry| (p.low..p.top).contains(&entry[0])) {
@@ -408,14 +438,11 @@ fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
 /// The part of `struct rseq` that the kernel writes; later fields are zero in an unregistered area.
 const RSEQ_SIZE: isize = 32;
 
-/// Returns the offset of glibc's `struct rseq`; None if glibc has not registered one.
+/// Returns the offset of glibc's `struct rseq`, if it has one, whether it is registered or not: glibc
+/// reads it in any case.
 fn rseq_offset() -> Option<isize> {
-    // SAFETY: two constants of glibc ≥ 2.35, a ptrdiff_t and an unsigned int.
-    unsafe {
-        let size: u32 = load(symbol(c"__rseq_size")? as usize);
-        let offset: isize = load(symbol(c"__rseq_offset")? as usize);
-        (size > 0).then_some(offset)
-    }
+    // SAFETY: a constant of glibc ≥ 2.35, a ptrdiff_t.
+    Some(unsafe { load(symbol(c"__rseq_offset")? as usize) })
 }
 
 /// Finds the tid: the 32-bit word that equals gettid() in the probe thread *and* in the calling

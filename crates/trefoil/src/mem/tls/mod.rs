@@ -318,6 +318,10 @@ fn template(reserve: DlopenReserve) -> Result<BlockLayout, String> {
     if found.list.is_none() {
         return Err("the links of glibc's list of threads were not found".into());
     }
+    if found.has_hidden_modules {
+        // Only glibc knows their images.
+        return Err("a library in another namespace has static TLS".into());
+    }
     let mut layout = BlockLayout::new(found, Method::Template, None)?;
     match omitted {
         Ok(()) => layout.reserve = DlopenReserve::Omit,

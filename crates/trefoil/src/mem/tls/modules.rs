@@ -197,6 +197,11 @@ pub(super) fn segments() -> Vec<Segment> {
     all
 }
 
+/// Returns whether two lists of segments are those of the same modules.
+pub(super) fn same(a: &[Segment], b: &[Segment]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.key() == b.key())
+}
+
 /// The modules with a fixed place. Small and flat, because `recycle` walks it at every goroutine's
 /// end.
 pub(crate) struct ModuleTable {

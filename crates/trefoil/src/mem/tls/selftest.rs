@@ -10,7 +10,7 @@ use super::destructors::{self, KeyPlaces};
 use super::discover::{Map, STACK_BYTES};
 use super::modules::{Dtv, UNALLOCATED};
 use super::raw::{self, load, symbol, thread_pointer};
-use super::{BlockLayout, Method, Resets, modules};
+use super::{BlockLayout, Method, Resets, modules, surplus};
 use crate::arch;
 use crate::sys::signal::{change_mask, set_mask};
 use std::cell::Cell;
@@ -71,7 +71,7 @@ unsafe fn same_blocks(l: &BlockLayout, ours: usize, theirs: usize) -> Result<(),
             }
         }
         let (a, b) = (Dtv::of(ours), Dtv::of(theirs));
-        for i in 0..=l.fixed_last {
+        for i in (0..=l.fixed_last).filter(|&i| !surplus::is_image(i)) {
             let ([va, fa], [vb, fb]): ([usize; 2], [usize; 2]) =
                 (load(a.entry(i)), load(b.entry(i)));
             let fixed = l.fixed.iter().any(|f| f.0 == i);

@@ -26,8 +26,9 @@
 //!    debuggers and backtraces do not see them.
 //! 2. Images stay loaded for ever: glibc takes a place back only if it is the last one and its
 //!    library is closed.
-//! 3. A refusal counts only if the loader accepts the same image without TLS right afterwards.
-//!    Otherwise memory, descriptors or `/proc` may be what is missing.
+//! 3. A refusal counts only if the loader gives the reason that it gives for an image that is too
+//!    large for any surplus, and accepts the same image without TLS right afterwards. Otherwise
+//!    memory, descriptors or `/proc` may be what is missing.
 //!
 //! # Rejected
 //! - To compute the size of the surplus: glibc exports neither it nor what is used of it. To measure
@@ -48,11 +49,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// The first image that is tried, in bytes. glibc's surplus is 1.7 to 2.1 KiB, unless a tunable
 /// enlarges it.
 const LARGEST_IMAGE: u64 = 1024;
+/// An image that no surplus has room for.
+const IMPOSSIBLE_IMAGE: u64 = 1 << 40;
 /// More images than this are not loaded: a surplus of 64 KiB is not a surplus, but a mistake.
 const IMAGES_MAX: usize = 64;
 
-/// Set when the surplus is taken.
-static TAKEN: OnceLock<()> = OnceLock::new();
+/// The DTV indices of the images, once the surplus is taken.
+static TAKEN: OnceLock<Vec<usize>> = OnceLock::new();
 
 /// Takes the whole surplus. If it fails, a part may be taken, and libraries may still get the rest.
 ///
@@ -67,8 +70,8 @@ pub(super) fn take_all() -> Result<(), String> {
     // On a thread of its own, because images are loaded by its path.
     let taker = std::thread::Builder::new().name("trefoil-tls".into()).spawn(load_until_refused);
     let joined = taker.map_err(|e| format!("no thread: {e}"))?.join();
-    joined.map_err(|_| "loading panicked".to_string())??;
-    let _ = TAKEN.set(());
+    let images = joined.map_err(|_| "loading panicked".to_string())??;
+    let _ = TAKEN.set(images);
     Ok(())
 }
 
@@ -77,51 +80,79 @@ pub(super) fn is_taken() -> bool {
     TAKEN.get().is_some()
 }
 
-/// Loads one image of the size that is left, so that the loader refuses one more byte.
-fn load_until_refused() -> Result<(), String> {
-    let mut images = Vec::new();
-    let mut left = measure(LARGEST_IMAGE)?;
-    while left > 0 {
-        if images.len() == IMAGES_MAX {
-            return Err("the surplus has no end".into());
-        }
-        // Another thread may have loaded or closed a library since the measurement: then this fails,
-        // or a rest is left.
-        let image = load(namespace_of(&images), Tls::Bytes(left))?;
-        images.push(image);
-        left = measure(1)?;
-    }
-    // Invariant 2.
-    images.into_iter().for_each(LoadedImage::keep);
-    Ok(())
+/// Returns whether this is the DTV index of an image.
+pub(super) fn is_image(module: usize) -> bool {
+    TAKEN.get().is_some_and(|images| images.contains(&module))
 }
 
-/// Returns how many bytes of the surplus are left. The first image that it tries has `size` bytes.
-fn measure(mut size: u64) -> Result<u64, String> {
-    let mut images: Vec<LoadedImage> = Vec::new();
-    let mut total = 0;
-    while size > 0 {
-        if images.len() == IMAGES_MAX {
-            return Err("the surplus has no end".into());
+/// Loads one image of the size that is left, so that the loader refuses one more byte.
+fn load_until_refused() -> Result<Vec<usize>, String> {
+    let mut images = Images(Vec::new());
+    loop {
+        let left = measure()?;
+        if left == 0 {
+            break;
         }
-        match load(namespace_of(&images), Tls::Bytes(size)) {
-            Ok(image) => {
-                images.push(image);
-                total += size;
-            }
-            Err(_) => size /= 2,
+        // Another thread may have loaded or closed a library since the measurement: then this
+        // fails, or a rest is left.
+        images.load(left)?;
+    }
+    // Invariant 2.
+    let images = std::mem::take(&mut images.0).into_iter();
+    images.map(LoadedImage::keep).collect()
+}
+
+/// Returns how many bytes of the surplus are left.
+fn measure() -> Result<u64, String> {
+    let mut images = Images(Vec::new());
+    // What the loader says if an image is too large (invariant 3).
+    let refusal = match load(libc::LM_ID_NEWLM, Tls::Bytes(IMPOSSIBLE_IMAGE)) {
+        Ok(_) => return Err("the surplus has no end".into()),
+        Err(text) => reason(&text).to_owned(),
+    };
+    let (mut total, mut size) = (0, LARGEST_IMAGE);
+    while size > 0 {
+        match images.load(size) {
+            Ok(()) => total += size,
+            Err(text) if reason(&text) == refusal => size /= 2,
+            Err(text) => return Err(text),
         }
     }
     // Invariant 3.
-    load(namespace_of(&images), Tls::None)?;
-    // The last one first: glibc takes back only the last place.
-    while images.pop().is_some() {}
+    load(images.namespace(), Tls::None)?;
     Ok(total)
 }
 
-/// Returns the namespace of these images, or that a new one is needed.
-fn namespace_of(images: &[LoadedImage]) -> libc::Lmid_t {
-    images.first().map_or(libc::LM_ID_NEWLM, |image| image.namespace)
+/// Returns the part of a loader's error that does not name the file.
+fn reason(text: &str) -> &str {
+    text.rsplit(": ").next().unwrap_or(text)
+}
+
+/// Loaded images, in the order of their places. They are unloaded when they are dropped, the last
+/// one first: glibc takes back only the last place.
+struct Images(Vec<LoadedImage>);
+
+impl Images {
+    /// Loads one more image.
+    fn load(&mut self, size: u64) -> Result<(), String> {
+        if self.0.len() == IMAGES_MAX {
+            return Err("the surplus has no end".into());
+        }
+        let image = load(self.namespace(), Tls::Bytes(size))?;
+        self.0.push(image);
+        Ok(())
+    }
+
+    /// Returns their namespace, or that a new one is needed.
+    fn namespace(&self) -> libc::Lmid_t {
+        self.0.first().map_or(libc::LM_ID_NEWLM, |image| image.namespace)
+    }
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
 }
 
 /// What an image asks the loader for.
@@ -141,9 +172,16 @@ struct LoadedImage {
 }
 
 impl LoadedImage {
-    /// Leaves the image loaded for ever.
-    fn keep(self) {
+    /// Leaves the image loaded for ever. Returns its DTV index.
+    fn keep(self) -> Result<usize, String> {
+        let mut index = 0usize;
+        // SAFETY: a handle of dlmopen; this request writes a size_t.
+        let rc = unsafe { dlinfo(self.handle.0, RTLD_DI_TLS_MODID, (&raw mut index).cast()) };
+        if rc != 0 || index == 0 {
+            return Err("an image has no TLS".into());
+        }
         std::mem::forget(self.handle);
+        Ok(index)
     }
 }
 
@@ -178,6 +216,7 @@ fn load(namespace: libc::Lmid_t, tls: Tls) -> Result<LoadedImage, String> {
 }
 
 const RTLD_DI_LMID: c_int = 1;
+const RTLD_DI_TLS_MODID: c_int = 9;
 
 unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: c_int, arg: *mut c_void) -> c_int;

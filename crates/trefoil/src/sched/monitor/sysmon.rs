@@ -18,14 +18,16 @@
 //!
 //! When every P is idle, it sleeps until a P is taken, and meanwhile checks for deadlocks
 //! ([`Monitor::sleep_while_idle`]). To wake it for every goroutine that runs for a few microseconds
-//! would cost more than the goroutine. So while Ps are taken often, and no M was found blocked
-//! lately, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not woken.
+//! would cost more than the goroutine. So while Ps are taken often, and lately no M was found blocked
+//! and no goroutine ran for long, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not
+//! woken. A blocked M, or a timer that is due while a goroutine computes, may have to wait for the
+//! end of that sleep.
 //!
 //! It never waits for anything that a goroutine could hold: no malloc, no std. The helper thread
 //! does what needs those (`helper.rs`).
 //!
 //! The idle poller runs due timers (`netpoll/idle_poller.rs`). When no P is idle there is no idle
-//! poller, and sysmon wakes up in time. If the place of the idle poller is vacant for too long,
+//! poller, and sysmon wakes up in time (unless it sleeps lightly). If the place of the idle poller is vacant for too long,
 //! sysmon wakes an M that becomes it.
 
 use crate::mem;
@@ -62,9 +64,12 @@ const MAX_PAUSE_BUSY_NANOS: Nanos = 2 * MILLIS;
 pub(crate) const MAX_PAUSE_SUPPRESSED_NANOS: Nanos = 250 * MICROS;
 /// The pause if all Ps are idle and were not all idle since the last round. Also the longest pause
 /// while the place of the idle poller is vacated from time to time.
-const LIGHT_PAUSE_NANOS: Nanos = 5 * MILLIS;
+const LIGHT_PAUSE_NANOS: Nanos = 2 * MILLIS;
 /// How long an M that was found blocked makes sysmon watch every P that is taken, at once.
-const EAGER_NANOS: Nanos = 1_000 * MILLIS;
+const EAGER_AFTER_BLOCK_NANOS: Nanos = 1_000 * MILLIS;
+/// The same for a goroutine that was found to run for more than [`SHORT_SLICE_NANOS`]. A stall of the
+/// whole machine looks like that too, so the time is short.
+const EAGER_AFTER_LONG_RUN_NANOS: Nanos = 100 * MILLIS;
 /// The longest pause in a runtime that shuts down and still has threads.
 const MAX_PAUSE_STOPPING_NANOS: Nanos = 100 * MILLIS;
 /// Rounds without a blocked M before the pause grows. Go's number.
@@ -194,8 +199,8 @@ struct Monitor<'a> {
     pause: Nanos,
     /// The number of rounds since an M was last found blocked.
     rounds_without_block: u32,
-    /// When an M was last found blocked.
-    last_block: Nanos,
+    /// Until when sysmon is woken for every P that is taken.
+    eager_until: Nanos,
     /// `Idle::ps_taken` when all Ps were last found idle.
     ps_taken: u32,
     /// When `flag::FAIR` was last set on the Ps.
@@ -269,7 +274,7 @@ impl<'a> Monitor<'a> {
             runs_timers: vec![false; MAX_PROCS].into(),
             pause: MIN_PAUSE_NANOS,
             rounds_without_block: 0,
-            last_block: 0,
+            eager_until: 0,
             ps_taken: 0,
             last_fair: 0,
             last_cpus: now(),
@@ -290,6 +295,9 @@ impl<'a> Monitor<'a> {
             if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
                 self.sleep_until(next);
             } else if self.may_sleep_lightly() {
+                // sysmon does not watch for a lone `runnext` entry meanwhile, so Ms are woken for
+                // it again.
+                sched.idle.search_succeeded();
                 self.sleep_until(now() + LIGHT_PAUSE_NANOS);
             } else {
                 self.sleep_while_idle();
@@ -302,7 +310,7 @@ impl<'a> Monitor<'a> {
     fn may_sleep_lightly(&mut self) -> bool {
         let taken = self.sched.idle.ps_taken();
         let was_busy = std::mem::replace(&mut self.ps_taken, taken) != taken;
-        was_busy && now().saturating_sub(self.last_block) >= EAGER_NANOS
+        was_busy && now() >= self.eager_until && self.sched.vacancy.since().is_none()
     }
 
     /// Runs one round: checks every running P once. Returns when the next round must begin.
@@ -351,6 +359,9 @@ impl<'a> Monitor<'a> {
         let ran = round.now.saturating_sub(slice_since);
         self.hogged &= ran >= HOG_NANOS;
         self.runs_timers[p.id as usize] = ran < HOG_NANOS;
+        if ran >= SHORT_SLICE_NANOS {
+            self.eager_until = self.eager_until.max(round.now + EAGER_AFTER_LONG_RUN_NANOS);
+        }
         let flags = p.flags.load(Ordering::Relaxed);
         if round.timer_due {
             p.flags.fetch_or(flag::TIMERS, Ordering::Relaxed);
@@ -494,7 +505,7 @@ impl<'a> Monitor<'a> {
     /// Resets the pause if an M was found blocked; otherwise lets it grow after [`EAGER_ROUNDS`].
     fn adapt_pause(&mut self, round: &Round) {
         if round.found_blocked {
-            self.last_block = round.now;
+            self.eager_until = round.now + EAGER_AFTER_BLOCK_NANOS;
             (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             return;
         }

@@ -36,8 +36,8 @@
 //! # Vacancy
 //! The idle poller that was woken by a timer takes a P and runs a goroutine, usually for a few
 //! microseconds. To wake a second M that takes its place costs more than that, and the first M is
-//! back before the next timer. So the place stays *vacant*, in the hope that an M goes idle soon:
-//! it becomes the idle poller then. sysmon limits the damage if the hope is in vain: it ends a
+//! back before the next timer. So, if no goroutine waits for a descriptor, the place stays *vacant*,
+//! in the hope that an M goes idle soon: it becomes the idle poller then. sysmon limits the damage if the hope is in vain: it ends a
 //! vacancy of more than [`VACANCY_NANOS`] when it sees it. In any case, after a vacancy that lasted
 //! longer the place is not vacated for [`FORBIDDEN_FACTOR`] times as long: timers may be late in at
 //! most 1 % of the time.
@@ -71,6 +71,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const VACANCY_NANOS: Nanos = 100_000;
 /// How many times as long as a vacancy that lasted longer than that no other is allowed.
 const FORBIDDEN_FACTOR: Nanos = 100;
+/// A vacancy that lasted longer than this counts as this long.
+const FORBIDDEN_FOR_MAX_NANOS: Nanos = 10_000_000;
 
 /// Whether the place of the idle poller is vacant; see the head of the file. Written under the
 /// scheduler's lock.
@@ -107,7 +109,10 @@ impl Vacancy {
         let now = now();
         let is_allowed = now >= self.forbidden_until.load(Ordering::Relaxed);
         if is_allowed {
-            self.since.store(now, Ordering::Relaxed);
+            // The age of a vacancy is that of its beginning, however many Ms have found work since.
+            if self.since().is_none() {
+                self.since.store(now, Ordering::Relaxed);
+            }
             self.last.store(now, Ordering::Relaxed);
         }
         is_allowed
@@ -122,7 +127,9 @@ impl Vacancy {
         let now = now();
         let lasted = now.saturating_sub(since);
         if lasted > VACANCY_NANOS {
-            self.forbidden_until.store(now + FORBIDDEN_FACTOR * lasted, Ordering::Relaxed);
+            // Limited, because the process may have been stopped for minutes.
+            let forbidden = FORBIDDEN_FACTOR * lasted.min(FORBIDDEN_FOR_MAX_NANOS);
+            self.forbidden_until.store(now + forbidden, Ordering::Relaxed);
         }
     }
 }
@@ -238,7 +245,8 @@ impl Sched {
     pub(crate) fn update_or_vacate_idle_poller(&self) {
         let central = self.central.lock();
         let poller = central.idle_poller.0;
-        let is_vacant = poller.is_none() && self.vacancy.begin();
+        // A descriptor has no known time: to wait for it for milliseconds is too long.
+        let is_vacant = poller.is_none() && !self.poller.has_waiters() && self.vacancy.begin();
         drop(central);
         match poller {
             Some(m) => m.wake(),

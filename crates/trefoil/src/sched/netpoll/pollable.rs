@@ -13,8 +13,10 @@
 //! # Drained streams
 //! A read of a TCP stream that returns fewer bytes than asked for has emptied the kernel's queue.
 //! Bytes that come later cause an edge. So the reader records the number of edges that it had seen
-//! before the read ([`Pollable::note_drained`]), and as long as the number is the same, the next
-//! read waits at once instead of calling the kernel for an `EAGAIN`. This is wrong once the stream
+//! before the read ([`Pollable::note_drained`]), and as long as the number is the same, and not for
+//! longer than [`DRAINED_NANOS`], the next read waits at once instead of calling the kernel for an
+//! `EAGAIN`. (Later there may be bytes that no thread has polled for yet. The kernel would return
+//! them at once, while a goroutine that waits comes behind those that run.) This is wrong once the stream
 //! has ended or failed, because no edge follows, and once it has had urgent data, at which a read
 //! stops early. So epoll reports these, and one report is enough for the rest of the connection
 //! (`special`). If the report comes after the read, it is an edge.
@@ -61,6 +63,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) const POINTER_BITS: u32 = 48;
 /// Pollables that are allocated at once.
 const SLAB_POLLABLES: usize = 64;
+
+/// How long a stream counts as drained: longer than it takes to answer a request.
+const DRAINED_NANOS: Nanos = 50_000;
 
 /// How often a reader of an accepted connection waits before it asks again for the CPU that handles
 /// the packets. The question takes a tenth of the time of a message.
@@ -132,7 +137,8 @@ pub(crate) struct Pollable {
     /// The shard in which it is registered (the last one, if it is registered with several
     /// runtimes): [`Shard::handle`], or 0.
     shard: AtomicU64,
-    /// A number of edges, plus 1, at which a reader found the stream drained; or 0.
+    /// When a reader found the stream drained, in units of 2¹⁰ ns and modulo 2³², above the number
+    /// of edges before.
     drained: AtomicU64,
     /// The stream has ended or failed, or has had urgent data. Set under the lock.
     special: AtomicBool,
@@ -319,15 +325,18 @@ impl Pollable {
     /// Records that a read, before which there were `seen` edges, has emptied a TCP stream.
     #[inline]
     pub(crate) fn note_drained(&self, seen: u32) {
-        self.drained.store(u64::from(seen) + 1, Ordering::Relaxed);
+        self.drained.store((now() >> 10) << 32 | u64::from(seen), Ordering::Relaxed);
     }
 
-    /// Returns whether a read would find nothing: a reader has emptied the stream, and there were
-    /// no edges since then. `seen` is the result of [`Pollable::edges`].
+    /// Returns whether a read would find nothing: a reader has emptied the stream a moment ago, and
+    /// there were no edges since then. `seen` is the result of [`Pollable::edges`].
     #[inline]
     pub(crate) fn is_drained(&self, seen: u32) -> bool {
-        self.drained.load(Ordering::Relaxed) == u64::from(seen) + 1
+        let drained = self.drained.load(Ordering::Relaxed);
+        drained as u32 == seen
             && !self.special.load(Ordering::Relaxed)
+            && ((now() >> 10) as u32).wrapping_sub((drained >> 32) as u32)
+                <= (DRAINED_NANOS >> 10) as u32
     }
 
     /// Waits until there are more edges than the `seen` ones, until `limit`, or until the
@@ -554,7 +563,9 @@ impl Pollable {
         if !waits.is_multiple_of(WAITS_BETWEEN_FOLLOWS) && !waits.is_power_of_two() {
             return None;
         }
-        let to = sched.poller.shard_on_cpu(incoming_cpu(fd)?)?;
+        // A socket without packets, such as a Unix socket, has the CPU −1.
+        let cpu = incoming_cpu(fd).filter(|&cpu| cpu >= 0)?;
+        let to = sched.poller.shard_on_cpu(cpu)?;
         (to.handle() != self.shard.load(Ordering::Relaxed)).then_some(to)
     }
 
@@ -574,17 +585,14 @@ impl Pollable {
             if !inner.is_unused() || self.shard.load(Ordering::Relaxed) != from.handle() {
                 return from;
             }
+            // First the new one: it may fail, because epoll watches are exhausted. Two
+            // registrations at the same time do no harm.
+            if !matches!(to.epoll.add(fd, self.event_data()), Ok(true)) {
+                return from;
+            }
+            self.set_shard(to);
             from.epoll.remove(fd);
-            let shard = match to.epoll.add(fd, self.event_data()) {
-                Ok(true) => to,
-                // Epoll watches are exhausted. The former one has just become free.
-                _ => {
-                    _ = from.epoll.add(fd, self.event_data());
-                    from
-                }
-            };
-            self.set_shard(shard);
-            shard
+            to
         })
     }
 

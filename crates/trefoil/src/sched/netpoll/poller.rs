@@ -45,7 +45,7 @@ const SHARDS: usize = 16;
 /// A shard whose P works, but does not poll, counts as neglected after so many times the usual age.
 const MAX_NEGLECT: Nanos = 10;
 
-/// How long it counts that the owner of a P has polled its shard on some CPU. It is longer than it
+/// How long a shard that is not polled counts as the shard of some CPU. It is longer than it
 /// takes to serve a thousand descriptors.
 const CPU_KNOWN_NANOS: Nanos = 10_000_000;
 
@@ -281,8 +281,8 @@ impl Poller {
         })
     }
 
-    /// Returns an open shard whose P runs on `cpu`: the P's owner has polled it there within
-    /// [`CPU_KNOWN_NANOS`].
+    /// Returns an open shard whose P runs on `cpu`: the last poll by the P's owner was there, and a
+    /// thread has polled it within [`CPU_KNOWN_NANOS`]. A hint: the P may have moved or retired.
     pub(super) fn shard_on_cpu(&'static self, cpu: i32) -> Option<&'static Shard> {
         let since = now().saturating_sub(CPU_KNOWN_NANOS);
         self.shards.iter().find(|shard| {

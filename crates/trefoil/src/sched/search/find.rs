@@ -269,7 +269,8 @@ fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G
 /// pending.
 fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     let (m, sched) = (rt.m(), rt.sched());
-    if !m.spinning.get() {
+    let was_woken = m.spinning.get();
+    if !was_woken {
         let busy = sched.procs().saturating_sub(sched.idle.idle_ps());
         if 2 * sched.idle.spinning() >= busy {
             return None;
@@ -283,10 +284,11 @@ fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
     loop {
         // A goroutine that waits elsewhere may be out of reach only for a moment (`steal.rs`): then
         // the M spins for the whole time.
-        let is_last = time >= start + SPIN_NANOS || (time >= until && !sched.has_work());
-        if is_last && time == start && sched.next_timer() > start {
-            // It does not pay to spin, and nothing waits.
-            return spin_failed(sched);
+        let is_last = time >= until.max(start + SPIN_NANOS) || (time >= until && !sched.has_work());
+        if is_last && time == start && sched.next_timer() > start && !sched.has_queued() {
+            // It does not pay to spin, and nothing waits. If the M was not woken to search, that
+            // says nothing about wake-ups.
+            return if was_woken { spin_failed(sched) } else { None };
         }
         let sweep = if is_last { Sweep::Last } else { Sweep::Ordinary };
         if let Some((g, source)) = search_everywhere(rt, p, sweep) {
@@ -387,6 +389,11 @@ fn give_up(own: OwnContext, p: &'static P) {
 }
 
 impl Sched {
+    /// Returns whether any queue holds a goroutine.
+    fn has_queued(&self) -> bool {
+        self.has_global() || self.all_ps().any(|p| !p.is_empty())
+    }
+
     /// Returns whether any queue holds work for another M. While wake-ups are suppressed
     /// (`idle.rs`), a goroutine that is alone in `runnext` does not count.
     fn has_work(&self) -> bool {
