@@ -78,12 +78,12 @@
 //!
 //! | | |
 //! |---|---|
-//! | start and join, in batches of 1000 | 195 ns |
-//! | [`yield_now`] among four goroutines | 8.7 ns per yield |
-//! | round trip over unbuffered channels, 1 P / 2 Ps | 229 ns / 236 ns |
+//! | start and join, in batches of 1000 | 242 ns |
+//! | [`yield_now`] among four goroutines | 8.3 ns per yield |
+//! | round trip over unbuffered channels, 1 P / 2 Ps | 245 ns / 207 ns |
 //! | memory before its first run | 320 bytes |
 //! | memory while it waits, with a million goroutines alive | 4,560 bytes |
-//! | the same with [`dlopen_reserve`](RuntimeBuilder::dlopen_reserve) | 8,600 bytes |
+//! | the same with [`dlopen_reserve`](RuntimeBuilder::dlopen_reserve) | 8,657 bytes |
 //! | address space of its stack | 256 KiB, see [`Builder::stack_size`] |
 //!
 //! The figures are medians on a virtual machine with two cores of an Intel Xeon and Linux 6.18, on
