@@ -184,7 +184,7 @@ impl Fd {
         unsafe { BorrowedFd::borrow_raw(self.raw) }
     }
 
-    /// Returns the number of the descriptor for the user, who may set options with it.
+    /// Returns the number of the descriptor for user code, which may set options with it.
     pub(crate) fn raw_for_user(&self) -> RawFd {
         self.short_read_drains.store(false, Ordering::Relaxed);
         self.raw

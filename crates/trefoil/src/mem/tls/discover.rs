@@ -374,8 +374,8 @@ const DTV_SURPLUS: usize = 14;
 /// namespaces (`dlmopen` before the runtime was started).
 fn has_hidden_modules(p: &ProbeThread, segments: &[Segment]) -> bool {
     let is_known = |id| surplus::is_image(id) || segments.iter().any(|s| s.id == id);
-    let entries = p.dtv.iter().enumerate().skip(2);
-    entries.into_iter().any(|(i, entry)| (p.entry_sp..p.tp).contains(&entry[0]) && !is_known(i - 1))
+    let mut entries = p.dtv.iter().enumerate().skip(2);
+    entries.any(|(i, entry)| (p.entry_sp..p.tp).contains(&entry[0]) && !is_known(i - 1))
 }
 
 /// Returns the probe thread's DTV without addresses of its block, which are written for each block,
