@@ -3,49 +3,13 @@
 //! A goroutine polls one future and parks while the future is pending. The waker makes the
 //! goroutine runnable again. There is no reactor: a future that needs one (tokio's sockets and
 //! timers) brings its own, and finds it in the goroutine's thread-locals as it would on a thread.
-//!
-//! # The waker's state
-//! One word: `EMPTY`, `NOTIFIED`, or the parked goroutine or thread.
-//!
-//! | from | to | actor |
-//! |---|---|---|
-//! | any | `NOTIFIED` | a waker; it wakes the waiter that it found |
-//! | `NOTIFIED` | `EMPTY` | the goroutine, before it polls |
-//! | `EMPTY` | a waiter | the goroutine, when it parks |
 
 use crate::goroutine::{go, yield_now};
 use crate::join_handle::JoinHandle;
-use crate::sched::Rt;
-use crate::sched::wait;
-use crate::sched::wait::reason::WaitReason;
+use crate::sched::task::blocker::{Blocker, Slept};
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-
-/// Not notified, and no waiter. A waiter is an address, so it differs from both constants.
-const EMPTY: usize = 0;
-const NOTIFIED: usize = usize::MAX;
-
-struct FutureWaker(AtomicUsize);
-
-impl Wake for FutureWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        // Release: the next poll sees what the waker did. Acquire: pairs with the store of the
-        // waiter.
-        let waiter = self.0.swap(NOTIFIED, Ordering::AcqRel);
-        if waiter != EMPTY && waiter != NOTIFIED {
-            let here = Rt::enter();
-            wait::wake_here(here, waiter);
-            wait::leave(here);
-        }
-    }
-}
+use std::task::{Context, Poll};
 
 /// Runs a future to its end and returns its value.
 ///
@@ -89,26 +53,21 @@ impl Wake for FutureWaker {
 /// });
 /// ```
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let state = Arc::new(FutureWaker(AtomicUsize::new(EMPTY)));
-    let waker = Waker::from(state.clone());
+    let blocker = match Blocker::new() {
+        Ok(blocker) => blocker,
+        Err(e) => panic!("block_on: no memory for a waker: {e}"),
+    };
+    let waker = blocker.waker();
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return value;
         }
-        let mut notified = false;
-        wait::block(WaitReason::Future, |waiter| {
-            // Release: pairs with the waker's swap. Acquire: a waker that was faster is seen.
-            let order = (Ordering::AcqRel, Ordering::Acquire);
-            notified = state.0.compare_exchange(EMPTY, waiter, order.0, order.1).is_err();
-            !notified
-        });
-        if notified {
+        if blocker.sleep() == Slept::WasNotified {
             // A future that wakes itself while it is polled asks to let other tasks run first.
             yield_now();
         }
-        state.0.swap(EMPTY, Ordering::AcqRel);
     }
 }
 

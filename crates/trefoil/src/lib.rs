@@ -176,6 +176,7 @@ mod shim;
 pub mod signal;
 pub mod sync;
 mod sys;
+pub mod task;
 pub mod time;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};

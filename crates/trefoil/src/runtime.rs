@@ -1,6 +1,7 @@
 //! Runtimes: `run`, `Runtime`, `RuntimeBuilder`; and functions about the caller's runtime.
 
 use crate::join_handle::{Join, JoinHandle};
+use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
 use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, calls};
@@ -368,6 +369,7 @@ impl RuntimeBuilder {
         };
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
         let sched = Sched::start(procs, config)?;
+        let _ = waker::FIND_SCHED.set(find_sched);
         observe::deadlock::register(&sched);
         observe::quit::install();
         Ok(Runtime { sched })
@@ -481,13 +483,25 @@ pub(crate) fn current_sched() -> io::Result<&'static Sched> {
     calls::current_sched().map_or_else(default_sched, Ok)
 }
 
+/// See [`waker::FIND_SCHED`].
+#[track_caller]
+fn find_sched() -> &'static Sched {
+    match current_sched() {
+        Ok(sched) => sched,
+        Err(e) => panic!("trefoil cannot start: {e}"),
+    }
+}
+
+/// Returns a new [`TaskWaiter`], for a future that may be polled before any runtime was started.
+pub(crate) fn task_waiter() -> TaskWaiter {
+    let _ = waker::FIND_SCHED.set(find_sched);
+    TaskWaiter::new()
+}
+
 /// Calls `f` with the caller's runtime, or with the default runtime on a plain thread.
 #[track_caller]
 pub(crate) fn with_sched<T>(f: impl FnOnce(&Sched) -> T) -> T {
-    match current_sched() {
-        Ok(sched) => f(sched),
-        Err(e) => panic!("trefoil cannot start: {e}"),
-    }
+    f(find_sched())
 }
 
 /// Returns the number of goroutines that are alive in the caller's runtime, the caller included.

@@ -218,26 +218,26 @@ impl<T> ScopedJoinHandle<'_, T> {
         }
     }
 
-    fn g(&self) -> &crate::sched::g::G {
+    fn inner(&self) -> &Join<T> {
         match &self.inner {
-            Some(join) => join.g(),
+            Some(join) => join,
             None => unreachable!("taken only by join and drop"),
         }
     }
 
     /// Returns true if the goroutine has ended, so that [`join`](Self::join) returns at once.
     pub fn is_finished(&self) -> bool {
-        self.g().join.is_done()
+        self.inner().is_finished()
     }
 
     /// Returns the goroutine's id. A runtime never uses an id twice.
     pub fn id(&self) -> u64 {
-        self.g().id()
+        self.inner().id()
     }
 
     /// Returns the name that [`Builder::name`](crate::Builder::name) has set.
     pub fn name(&self) -> Option<&str> {
-        self.g().name()
+        self.inner().name()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The atomics and capacities that the lock-free protocols are written with.
 //!
 //! The protocol files (`sched/queues/runq.rs`, `sched/search/idle.rs`,
-//! `sched/goroutine/{join,state}.rs`, `sync/*_word.rs`, `sys/parker.rs`) use atomics, fences and
+//! `sched/goroutine/{join,state}.rs`, `sched/task/state.rs`, `sync/*_word.rs`, `sys/parker.rs`) use atomics, fences and
 //! spin hints only through this module, and the stack pool (`mem/stack_pool.rs`) uses locks only
 //! through `sys::lock`. `crates/trefoil-model` compiles the same files against modules of the same
 //! names that are made of loom's types and small capacities. loom explores every interleaving of a
@@ -9,7 +9,7 @@
 //!
 //! This module imports nothing from the crate.
 
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Slots in a P's local run queue, as in Go.
 pub(crate) const RING: usize = 256;

@@ -20,6 +20,8 @@ use crate::sched::goroutine::body::Body;
 use crate::sched::goroutine::join::JoinCell;
 use crate::sched::goroutine::state::{GoroutineState, Notify, StateSnapshot};
 use crate::sched::m::{M, Rt};
+use crate::sched::runnable::{RunHead, RunKind, RunList};
+use crate::sched::task::Task;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, goroutine::scope::ScopeData};
 use crate::sys::lock::Lock;
@@ -28,7 +30,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a closure or result that are stored in the G itself; a larger one is boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
@@ -46,35 +48,23 @@ pub(crate) struct Payload(pub(crate) UnsafeCell<[MaybeUninit<u8>; INLINE_BYTES]>
 #[repr(C, align(64))]
 pub(crate) struct G {
     // First cache line: what a switch touches.
+    /// What run queues touch.
+    pub(crate) head: RunHead,
     /// The stack pointer while it is suspended.
     pub(crate) sp: Cell<*mut u8>,
     /// The thread pointer: its TLS block. Null until it has a stack.
     pub(crate) tp: Cell<*mut u8>,
     /// See `goroutine/state.rs`.
     pub(crate) state: GoroutineState,
-    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
-    pub(crate) waiting_since_ms: AtomicU32,
-    /// Why it waits: a [`WaitReason`].
-    reason: AtomicU8,
     /// It was stopped by a signal inside libc or the loader, and may hold one of their locks
     /// (`monitor/preempt.rs`).
     pub(crate) stopped_in_libc: Cell<bool>,
     /// It was stopped by a signal, at any instruction, and may hold locks that the whole process
     /// needs (`shutdown.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
-    /// It waits for a lock or a P, and may hold a lock that the whole process needs
-    /// (`shutdown.rs`).
-    pub(crate) waits_as_holder: AtomicBool,
-    /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
-    pub(crate) promised: AtomicBool,
-    /// It became runnable because it was woken, not because it was started, yielded, or used up its
-    /// slice.
-    pub(crate) woken: Cell<bool>,
     /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's
     /// thread.
     pub(crate) no_preempt: Cell<u16>,
-    /// The next G in the [`GList`] that contains this G. That list owns the field.
-    pub(crate) link: Cell<*const G>,
     pub(crate) stack: Cell<Option<Stack>>,
     /// Its runtime, which lives at least as long as the goroutine.
     pub(crate) sched: Cell<*const Sched>,
@@ -89,6 +79,15 @@ pub(crate) struct G {
     pub(crate) payload: Payload,
 
     // Rarely used.
+    /// It waits for a lock or a P, and may hold a lock that the whole process needs
+    /// (`shutdown.rs`).
+    pub(crate) waits_as_holder: AtomicBool,
+    /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
+    pub(crate) promised: AtomicBool,
+    /// It polls tasks (`task/carrier.rs`).
+    pub(crate) is_carrier: Cell<bool>,
+    /// If it is a carrier: the task that it polls, or polls next.
+    pub(crate) task: Cell<Option<&'static Task>>,
     id: AtomicU64,
     /// The id of the goroutine that started it, or 0.
     parent: AtomicU64,
@@ -125,17 +124,17 @@ impl G {
             sp: Cell::new(null_mut()),
             tp: Cell::new(null_mut()),
             state: GoroutineState::new(),
-            reason: AtomicU8::new(0),
+            head: RunHead::new(RunKind::Goroutine),
+            is_carrier: Cell::new(false),
+            task: Cell::new(None),
             abort_on_panic: Cell::new(false),
             stopped_in_libc: Cell::new(false),
             stopped_by_signal: Cell::new(false),
             waits_as_holder: AtomicBool::new(false),
             promised: AtomicBool::new(false),
-            woken: Cell::new(false),
             no_preempt: Cell::new(0),
             locked: Cell::new(None),
             lock_depth: Cell::new(0),
-            link: Cell::new(null()),
             stack: Cell::new(None),
             sched: Cell::new(null()),
             join: JoinCell::new(),
@@ -147,7 +146,6 @@ impl G {
             scope: Cell::new(null()),
             created_at: Cell::new(Location::caller()),
             name: UnsafeCell::new(None),
-            waiting_since_ms: AtomicU32::new(0),
         }
     }
 
@@ -205,15 +203,7 @@ impl G {
     }
 
     pub(crate) fn reason(&self) -> WaitReason {
-        WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
-    }
-
-    /// By the running goroutine: stores why it is about to park, and when, in the runtime's coarse
-    /// time.
-    #[inline]
-    pub(crate) fn set_reason(&self, reason: WaitReason, coarse_ms: u32) {
-        self.reason.store(reason as u8, Ordering::Relaxed);
-        self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
+        self.head.reason()
     }
 
     /// Waiting → Runnable, or Running → Notified. Called by the waker, once per park. Returns true
@@ -290,99 +280,8 @@ impl G {
     }
 }
 
-/// A first-in, first-out list of Gs, linked through `link`.
-pub(crate) struct GList {
-    head: *const G,
-    tail: *const G,
-    len: usize,
-}
-
-// SAFETY: the list owns the Gs in it (invariant 2).
-unsafe impl Send for GList {}
-
-impl GList {
-    pub(crate) const fn new() -> Self {
-        GList { head: null(), tail: null(), len: 0 }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub(crate) fn push_back(&mut self, g: &'static G) {
-        g.link.set(null());
-        // SAFETY: the tail is in this list, which owns it; Gs are never freed (invariants 1 and 2).
-        match unsafe { self.tail.as_ref() } {
-            Some(tail) => tail.link.set(g),
-            None => self.head = g,
-        }
-        self.tail = g;
-        self.len += 1;
-    }
-
-    pub(crate) fn push_front(&mut self, g: &'static G) {
-        g.link.set(self.head);
-        if self.head.is_null() {
-            self.tail = g;
-        }
-        self.head = g;
-        self.len += 1;
-    }
-
-    pub(crate) fn pop_front(&mut self) -> Option<&'static G> {
-        // SAFETY: as in `push_back`.
-        let g: &'static G = unsafe { self.head.as_ref()? };
-        self.head = g.link.get();
-        if self.head.is_null() {
-            self.tail = null();
-        }
-        self.len -= 1;
-        Some(g)
-    }
-
-    /// Takes out the first G for which `wanted` returns true.
-    pub(crate) fn remove_first(&mut self, wanted: impl Fn(&G) -> bool) -> Option<&'static G> {
-        let mut before = GList::new();
-        let mut found = None;
-        while let Some(g) = self.pop_front() {
-            if wanted(g) {
-                found = Some(g);
-                break;
-            }
-            before.push_back(g);
-        }
-        self.prepend(&mut before);
-        found
-    }
-
-    /// Moves all of `other` to the tail.
-    pub(crate) fn append(&mut self, other: &mut GList) {
-        if other.is_empty() {
-            return;
-        }
-        // SAFETY: as in `push_back`.
-        match unsafe { self.tail.as_ref() } {
-            Some(tail) => tail.link.set(other.head),
-            None => self.head = other.head,
-        }
-        self.tail = other.tail;
-        self.len += other.len;
-        *other = GList::new();
-    }
-
-    /// Moves all of `other` to the head.
-    pub(crate) fn prepend(&mut self, other: &mut GList) {
-        std::mem::swap(self, other);
-        self.append(other);
-    }
-}
-
 /// Dead Gs that no P keeps. One list for the process, because a G may serve any runtime.
-static CENTRAL_FREE: Lock<GList> = Lock::new(GList::new());
+static CENTRAL_FREE: Lock<RunList> = Lock::new(RunList::new());
 
 /// Held by a dump while it reads a name, and by a thread that writes or removes one. The goroutine
 /// and its handle read the name without it: while they exist, it is not removed.
@@ -412,17 +311,17 @@ struct Slab {
 }
 
 /// A P's list of dead Gs.
-pub(crate) struct FreeGs(GList);
+pub(crate) struct FreeGs(RunList);
 
 impl FreeGs {
     pub(crate) const fn new() -> Self {
-        FreeGs(GList::new())
+        FreeGs(RunList::new())
     }
 
     /// Takes a dead G from this list, or else from the central list, or else from a new slab.
     #[inline]
     pub(crate) fn take(&mut self) -> io::Result<&'static G> {
-        match self.0.pop_front() {
+        match self.0.pop_g() {
             Some(g) => Ok(g),
             None => self.take_slow(),
         }
@@ -432,14 +331,14 @@ impl FreeGs {
     fn take_slow(&mut self) -> io::Result<&'static G> {
         let mut central = CENTRAL_FREE.lock();
         for _ in 0..LOCAL_FREE_MAX / 2 {
-            let Some(g) = central.pop_front() else { break };
+            let Some(g) = central.pop_g() else { break };
             self.0.push_front(g);
         }
         drop(central);
         if self.0.is_empty() {
             grow(&mut self.0)?;
         }
-        Ok(self.0.pop_front().expect("grown just now"))
+        Ok(self.0.pop_g().expect("grown just now"))
     }
 
     /// Puts back a G that is dead, has no name and no handle.
@@ -454,9 +353,9 @@ impl FreeGs {
     /// Moves all Gs except `keep` of them to the central list.
     #[cold]
     pub(crate) fn spill_slow(&mut self, keep: usize) {
-        let mut spilled = GList::new();
+        let mut spilled = RunList::new();
         while self.0.len() > keep {
-            let Some(g) = self.0.pop_front() else { break };
+            let Some(g) = self.0.pop_g() else { break };
             spilled.push_back(g);
         }
         CENTRAL_FREE.lock().append(&mut spilled);
@@ -467,13 +366,13 @@ impl FreeGs {
 pub(crate) fn take_central() -> io::Result<&'static G> {
     let mut free = CENTRAL_FREE.lock();
     if free.is_empty() {
-        let mut fresh = GList::new();
+        let mut fresh = RunList::new();
         drop(free);
         grow(&mut fresh)?;
         free = CENTRAL_FREE.lock();
         free.append(&mut fresh);
     }
-    Ok(free.pop_front().expect("not empty, or grown just now"))
+    Ok(free.pop_g().expect("not empty, or grown just now"))
 }
 
 /// Puts a dead G into the central list, for a thread without a P.
@@ -485,7 +384,7 @@ pub(crate) fn put_central(g: &'static G) {
 /// goroutine that was preempted inside malloc may hold malloc's lock and need the P that this
 /// thread owns (sched/mod.rs, rule 2).
 #[cold]
-fn grow(free: &mut GList) -> io::Result<()> {
+fn grow(free: &mut RunList) -> io::Result<()> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     // SAFETY: a new private mapping, anywhere.
     let memory = unsafe {

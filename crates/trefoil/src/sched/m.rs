@@ -165,6 +165,8 @@ pub(crate) enum UnfinishedSwitch {
     /// The goroutine came back from a blocking call and no P is free: it goes to the tail of a
     /// global queue.
     WithoutP(&'static G),
+    /// The goroutine is a carrier without a task: it is shelved (`task/carrier.rs`).
+    Shelved(&'static G),
     /// The goroutine ended, and this was its stack. The G may already be reused.
     Dead(Stack),
 }

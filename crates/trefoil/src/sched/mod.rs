@@ -5,8 +5,10 @@
 //! | `g.rs` | G: a goroutine |
 //! | `m.rs` | M: an OS thread that runs goroutines; `Rt`, the proof of being inside the runtime |
 //! | `p.rs` | P: the right to run goroutines, with a run queue and caches |
+//! | `runnable.rs` | what run queues hold: goroutines and tasks |
 //! | `switch.rs` | park, yield, exit: the switch from one goroutine to the next |
 //! | `goroutine/` | the life of a goroutine: spawn, body, states, join, scope, locked Ms |
+//! | `task/` | futures that the scheduler polls, on carriers |
 //! | `queues/` | where runnable goroutines wait, and which idle M is woken to run them |
 //! | `search/` | how an M finds its next goroutine, spins, gives up, and waits for a P |
 //! | `wait/` | how everything else blocks and wakes goroutines and plain threads; timers |
@@ -44,9 +46,11 @@ pub(crate) mod p_snapshot;
 pub(crate) mod procs;
 pub(crate) mod queues;
 pub(crate) mod random;
+pub(crate) mod runnable;
 pub(crate) mod search;
 pub(crate) mod shutdown;
 pub(crate) mod switch;
+pub(crate) mod task;
 pub(crate) mod wait;
 
 use crate::arch;
@@ -169,6 +173,7 @@ pub(crate) struct Sched {
     next_id: AtomicU64,
     /// Goroutines that were started outside the runtime, so that no P counts them.
     pub(crate) spawned_outside: AtomicU64,
+    pub(crate) tasks: task::carrier::Tasks,
     /// Threads for Ms that run or are being started.
     threads: AtomicU32,
     /// The reference that the goroutines together own was released (`start`).
@@ -239,6 +244,7 @@ impl Sched {
             ending: shutdown::ShutdownState::new(),
             next_id: AtomicU64::new(1),
             spawned_outside: AtomicU64::new(0),
+            tasks: task::carrier::Tasks::new(),
             threads: AtomicU32::new(0),
             released: AtomicBool::new(false),
             next_m: AtomicU32::new(0),
@@ -326,7 +332,7 @@ impl Sched {
         }
         if last
             && self.stopping.load(Ordering::Acquire)
-            && self.num_goroutines() == 0
+            && self.num_alive() == 0
             && !self.released.swap(true, Ordering::AcqRel)
         {
             // SAFETY: the reference that `start` forgot; `released` lets this happen once.
@@ -399,7 +405,7 @@ impl Sched {
 
     /// Returns for how many minutes `g` has waited.
     pub(crate) fn minutes_waited(&self, g: &G) -> u32 {
-        let since = g.waiting_since_ms.load(Ordering::Relaxed);
+        let since = g.head.waiting_since_ms.load(Ordering::Relaxed);
         let waited = (self.started.elapsed().as_millis() as u32).wrapping_sub(since);
         // The coarse clock of `since` may be a little ahead.
         if waited > u32::MAX / 2 { 0 } else { waited / 60_000 }
@@ -410,8 +416,20 @@ impl Sched {
         self.next_id.fetch_add(n, Ordering::Relaxed)
     }
 
-    /// Returns how many goroutines are alive: started and not ended.
+    /// Returns how many goroutines are alive, without the carriers of tasks.
     pub(crate) fn num_goroutines(&self) -> u64 {
+        // The carriers are counted first: a carrier is started before it is counted.
+        let carriers = self.tasks.carriers();
+        self.num_goroutines_and_carriers().saturating_sub(u64::from(carriers))
+    }
+
+    /// Returns how many goroutines and tasks are alive. Each keeps the runtime's memory.
+    pub(crate) fn num_alive(&self) -> u64 {
+        self.num_goroutines_and_carriers() + self.num_tasks()
+    }
+
+    /// Returns how many goroutines are alive: started and not ended.
+    fn num_goroutines_and_carriers(&self) -> u64 {
         // Ends are summed before starts, so a goroutine that starts and ends in between does not
         // make the difference negative. Acquire keeps the loads in this order.
         let ended: u64 = self.all_ps().map(|p| p.counters.ended.load(Ordering::Acquire)).sum();

@@ -27,16 +27,18 @@
 
 use crate::mem::StackCache;
 use crate::sched::Sched;
-use crate::sched::g::{FreeGs, G};
+use crate::sched::g::FreeGs;
 use crate::sched::m::M;
 use crate::sched::queues::runq::RunQueue;
+use crate::sched::runnable::{RunHead, RunList, Runnable};
+use crate::sched::task::block::FreeTasks;
 use crate::sched::wait::timers::Timers;
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
 use crate::sys::rng::Rng;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops
@@ -81,9 +83,9 @@ pub(crate) struct P {
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
     /// `runnext`, and the ring of fresh goroutines.
-    pub(crate) runq: RunQueue<G>,
+    pub(crate) runq: RunQueue<RunHead>,
     /// The ring of woken goroutines. Its `runnext` is not used.
-    pub(crate) woken: RunQueue<G>,
+    pub(crate) woken: RunQueue<RunHead>,
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
@@ -137,6 +139,9 @@ unsafe impl Send for P {}
 pub(crate) struct Local {
     pub(crate) stacks: StackCache,
     pub(crate) free_gs: FreeGs,
+    pub(crate) free_tasks: FreeTasks,
+    /// Shelved carriers (`task/carrier.rs`).
+    pub(crate) carriers: RunList,
     pub(crate) rng: Rng,
     /// The next goroutine id of this P's batch.
     next_id: u64,
@@ -151,6 +156,10 @@ pub(crate) struct Counters {
     pub(crate) spawned: AtomicU64,
     /// Goroutines that ended here.
     pub(crate) ended: AtomicU64,
+    /// Tasks spawned here.
+    pub(crate) tasks_spawned: AtomicU64,
+    /// Tasks that ended here.
+    pub(crate) tasks_ended: AtomicU64,
     /// How many times this P stole from another one.
     pub(crate) steals: AtomicU64,
     /// Goroutines that it stole.
@@ -178,6 +187,8 @@ impl P {
             local: UnsafeCell::new(Local {
                 stacks: StackCache::new()?,
                 free_gs: FreeGs::new(),
+                free_tasks: FreeTasks::new(),
+                carriers: RunList::new(),
                 rng: Rng::new(u64::from(id)),
                 next_id: 0,
                 end_of_ids: 0,
@@ -264,14 +275,15 @@ impl P {
     /// Returns the ring for `g`: woken or fresh. The caller puts neither a goroutine that runs next
     /// nor an expired one into a ring.
     #[inline]
-    pub(crate) fn ring_for(&self, g: &G) -> &RunQueue<G> {
-        if g.woken.get() { &self.woken } else { &self.runq }
+    pub(crate) fn ring_for(&self, g: Runnable) -> &RunQueue<RunHead> {
+        if g.head().woken.get() { &self.woken } else { &self.runq }
     }
 
     /// Owner: appends to a ring. If the ring is full, half of it moves to a global queue.
     #[inline]
-    pub(crate) fn push_back(&self, sched: &Sched, g: &'static G) {
-        if let Err(overflow) = self.ring_for(g).push_back(NonNull::from(g)) {
+    pub(crate) fn push_back(&self, sched: &Sched, g: impl Into<Runnable>) {
+        let g = g.into();
+        if let Err(overflow) = self.ring_for(g).push_back(g.as_item()) {
             bump(&self.counters.overflows, 1);
             sched.overflow_slow(overflow, g);
         }
@@ -280,10 +292,10 @@ impl P {
     /// Owner: makes `g` the next to run. The goroutine that was next goes to the tail of a ring.
     /// The call is a full barrier, so [`Sched::wake`] may follow.
     #[inline]
-    pub(crate) fn push_next(&self, sched: &Sched, g: &'static G) {
-        if let Some(displaced) = self.runq.push_next(NonNull::from(g)) {
-            // SAFETY: taken out of the queue, so owned by this thread; Gs are never freed.
-            self.push_back(sched, unsafe { &*displaced.as_ptr() });
+    pub(crate) fn push_next(&self, sched: &Sched, g: impl Into<Runnable>) {
+        if let Some(displaced) = self.runq.push_next(g.into().as_item()) {
+            // SAFETY: what the queue holds came from `as_item`.
+            self.push_back(sched, unsafe { Runnable::from_item(displaced) });
             // The swap was a barrier for `g` only. Without a second barrier, the last spinning M
             // may miss the displaced goroutine, while another spinning M steals `g`.
             full_fence();
@@ -323,9 +335,11 @@ impl P {
     /// Owner of this P, whose rings are empty, as a thief: takes half of the woken ring of
     /// `victim`, or else half of its fresh ring. Returns one of the goroutines to run; the others
     /// are in the rings of this P.
-    pub(crate) fn steal_from(&self, victim: &P) -> Option<NonNull<G>> {
+    pub(crate) fn steal_from(&self, victim: &P) -> Option<Runnable> {
         let woken = victim.woken.steal_into(&self.woken);
-        woken.or_else(|| victim.runq.steal_into(&self.runq))
+        let item = woken.or_else(|| victim.runq.steal_into(&self.runq))?;
+        // SAFETY: what the queue holds came from `as_item`.
+        Some(unsafe { Runnable::from_item(item) })
     }
 }
 
@@ -419,6 +433,7 @@ impl Local {
     pub(crate) fn drain(&mut self) {
         self.stacks.drain();
         self.free_gs.spill_slow(0);
+        self.free_tasks.drain();
     }
 
     /// Returns the next goroutine id. `take_batch` reserves a batch of the given size and returns

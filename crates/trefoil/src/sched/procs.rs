@@ -95,7 +95,10 @@ impl Sched {
             // The search takes the spilled goroutines back from the global queues.
             return false;
         }
-        rt.with_local(|local| local.drain());
+        rt.with_local(|local| {
+            local.drain();
+            central.carriers.append(&mut local.carriers);
+        });
         self.move_timers_to_p0(p);
         p.set_status(PStatus::Retired);
         m.set_p(self.take_idle_p(&mut central));

@@ -24,18 +24,20 @@
 //! first: at a runtime call it hardly ever holds a lock that the runtime does not know of.
 //!
 //! # Protocol
-//! 1. The runtime's handle is dropped: [`Sched::shut_down`]. If there are no goroutines, it
-//!    continues with step 4 at once.
-//! 2. Runtimes end one at a time ([`HeldOutputs::wait_for_turn`]).
-//! 3. **Quiesce** ([`Sched::quiesce`]): two threads lock std's outputs. Goroutines run as before,
+//! 1. The runtime's handle is dropped: [`Sched::shut_down`]. If there are no goroutines or
+//!    tasks, it continues with step 5 at once.
+//! 2. Tasks are aborted, while everything else goes on ([`Sched::end_tasks`]): their destructors may
+//!    need goroutines.
+//! 3. Runtimes end one at a time ([`HeldOutputs::wait_for_turn`]).
+//! 4. **Quiesce** ([`Sched::quiesce`]): two threads lock std's outputs. Goroutines run as before,
 //!    and those that hold an output release it, also those that wait while they hold it.
-//! 4. **Shutdown** ([`Sched::begin_shutdown`]): sets `stopping` and `flag::STOP` on every P, and
+//! 5. **Shutdown** ([`Sched::begin_shutdown`]): sets `stopping` and `flag::STOP` on every P, and
 //!    wakes all Ms. From now on goroutines are orphaned by the table above.
-//! 5. The caller waits until no goroutine runs ([`Sched::wait_until_none_runs`]), and releases the
+//! 6. The caller waits until no goroutine runs ([`Sched::wait_until_none_runs`]), and releases the
 //!    outputs ([`HeldOutputs::release`]).
-//! 6. **Drain**: the Ms run the goroutines that must go on ([`Sched::next_to_drain`]), until there
+//! 7. **Drain**: the Ms run the goroutines that must go on ([`Sched::next_to_drain`]), until there
 //!    are none left, or until the limit ([`Sched::is_drained`]).
-//! 7. Each M ends, after it has recorded that ([`Sched::commit_drained`]). After the last M, sysmon
+//! 8. Each M ends, after it has recorded that ([`Sched::commit_drained`]). After the last M, sysmon
 //!    and the helper thread end ([`Sched::is_terminated`]).
 //!
 //! Each phase has a limit: a goroutine may hold standard output for ever, and a loop around
@@ -68,6 +70,7 @@ use crate::sched::m::M;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, flag};
 use crate::sched::queues::central::Central;
+use crate::sched::runnable::Runnable;
 use crate::sched::switch::pop_local;
 use crate::sched::{Sched, current_g};
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -328,7 +331,7 @@ impl Sched {
     /// the limits. Does not wait if there are no goroutines, or if the caller is one of them: then
     /// a new thread waits.
     pub(crate) fn shut_down(self: &Arc<Sched>) {
-        if self.num_goroutines() == 0 {
+        if self.num_alive() == 0 {
             self.begin_shutdown();
             return;
         }
@@ -345,12 +348,32 @@ impl Sched {
 
     /// Quiesces the runtime and shuts it down. The Ms drain it by themselves.
     fn shut_down_in_phases(&self) {
+        self.end_tasks();
         let _turn = HeldOutputs::wait_for_turn(now() + STOP_WAIT_NANOS);
         let outputs = self.quiesce();
         let limit = now() + STOP_WAIT_NANOS;
         self.begin_shutdown();
         self.wait_until_none_runs(limit);
         outputs.release();
+    }
+
+    /// Aborts all tasks. Waits until their futures are dropped and their carriers have ended, for as
+    /// long as tasks end: a task whose poll blocks does not.
+    fn end_tasks(&self) {
+        self.close_tasks();
+        let mut left = u64::MAX;
+        let mut limit = 0;
+        loop {
+            self.end_shelved_carriers();
+            let now_left = self.num_tasks() + u64::from(self.tasks.carriers());
+            if now_left < left {
+                (left, limit) = (now_left, now() + STOP_WAIT_NANOS);
+            }
+            if left == 0 || now() >= limit {
+                return;
+            }
+            std::thread::sleep(RECHECK_INTERVAL);
+        }
     }
 
     /// Locks std's outputs: waits until no goroutine holds one of them, or until the limit.
@@ -397,13 +420,13 @@ impl Sched {
 
     /// Returns, while the runtime is stopping, the next goroutine that must go on. The others in
     /// the queues before it are taken out, and are orphaned.
-    pub(crate) fn next_to_drain(&self, m: &M, p: &'static P) -> Option<&'static G> {
+    pub(crate) fn next_to_drain(&self, m: &M, p: &'static P) -> Option<Runnable> {
         if self.is_drained() {
             return None;
         }
         let local = || pop_local(p);
         let global = || self.pop_expired().or_else(|| self.pop_global());
-        let g = std::iter::from_fn(|| local().or_else(global)).find(|g| g.must_be_drained())?;
+        let g = std::iter::from_fn(|| local().or_else(global)).find(|item| item.goroutine().is_some_and(G::must_be_drained))?;
         p.begin_slice();
         m.grace_until.set(time_used_by(m) + GRACE_NANOS);
         // It stops at its next runtime call, or by sysmon's signal when its grace is over and it is

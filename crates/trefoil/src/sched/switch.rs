@@ -44,8 +44,10 @@ use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
 use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
+use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
+use crate::sched::task::carrier;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{
     CURRENT, CURRENT_BELOW_TP, Sched, goroutine::locked, goroutine::scope, shutdown, wait,
@@ -84,7 +86,7 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
     if g.state.take_notification() {
         return rt;
     }
-    g.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
+    g.head.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
     switch_away(rt, g, UnfinishedSwitch::Parked(g))
 }
 
@@ -183,19 +185,24 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
         return; // The goroutine has not parked yet, and now will not.
     }
-    g.woken.set(true);
-    let sched = rt.sched();
-    if std::ptr::eq(g.sched.get(), sched) {
-        let p = rt.p();
+    g.head.woken.set(true);
+    if std::ptr::eq(g.sched.get(), rt.sched()) {
         prefetch_context(g);
-        p.push_next(sched, g);
-        // If `g` is alone in the local queue, it will probably run here in a moment
-        // (`search/idle.rs`, wake-up suppression).
-        if !sched.idle.is_suppressed() || p.ring_len() != 0 {
-            sched.wake();
-        }
+        push_woken(rt, g.into());
     } else {
         enqueue_outside(g);
+    }
+}
+
+/// Queues a goroutine or task of this runtime that was just woken: it runs next.
+#[inline]
+pub(crate) fn push_woken(rt: Rt, item: Runnable) {
+    let (p, sched) = (rt.p(), rt.sched());
+    p.push_next(sched, item);
+    // If it is alone in the local queue, it will probably run here in a moment (`search/idle.rs`,
+    // wake-up suppression).
+    if !sched.idle.is_suppressed() || p.ring_len() != 0 {
+        sched.wake();
     }
 }
 
@@ -214,7 +221,7 @@ fn prefetch_context(g: &G) {
 /// As [`ready`], for a waker that is a plain thread or a goroutine of another runtime.
 pub(crate) fn ready_outside(g: &'static G) {
     if g.notify() {
-        g.woken.set(true);
+        g.head.woken.set(true);
         enqueue_outside(g);
     }
 }
@@ -230,12 +237,28 @@ fn enqueue_outside(g: &'static G) {
 /// when it is resumed.
 #[inline]
 fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
+    // The task of a carrier that stops inside a poll is not lost: the carrier keeps it.
+    rt.m().unfinished_switch.set(becomes);
+    switch_to(rt, g, next_for_direct_switch(rt))
+}
+
+/// Shelves `g`, the carrier that runs here, and runs `next`, or whatever the search finds. Returns
+/// when the carrier is resumed, with a task or to end.
+pub(crate) fn shelve(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
+    let next = next.and_then(|next| prepare_direct_switch(rt, next));
+    rt.m().unfinished_switch.set(UnfinishedSwitch::Shelved(g));
+    switch_to(rt, g, next)
+}
+
+/// Switches from `g`, the running goroutine, to `next`, or to the thread's own context. The caller
+/// has stored what becomes of `g`. Returns when `g` is resumed.
+#[inline]
+fn switch_to(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
     let m = rt.m();
-    m.unfinished_switch.set(becomes);
     // SAFETY: `g` runs here, so this thread may save its context. The target is suspended: a
     // goroutine that was taken from a queue, or the thread's own context (invariant 2).
     unsafe {
-        match next_for_direct_switch(rt) {
+        match next {
             Some(next) => {
                 next.state.set_running();
                 m.current.set(Some(next));
@@ -256,7 +279,14 @@ fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
 /// must decide.
 #[inline]
 fn next_for_direct_switch(rt: Rt) -> Option<&'static G> {
-    let g = pop_unless_requested(rt)?;
+    let g = pop_g_unless_requested(rt)?;
+    prepare_direct_switch(rt, g)
+}
+
+/// Returns `g`, which was taken from a queue, if it can be switched to directly. Otherwise leaves
+/// it to the thread's own context.
+#[inline]
+fn prepare_direct_switch(rt: Rt, g: &'static G) -> Option<&'static G> {
     if g.locked.get().is_some() {
         rt.m().chosen.set(Some(g));
         return None;
@@ -283,7 +313,7 @@ fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
     if !stack.is_default_size() {
         return next_for_direct_switch(rt);
     }
-    let g = pop_unless_requested(rt)?;
+    let g = pop_g_unless_requested(rt)?;
     if g.locked.get().is_some() {
         rt.m().chosen.set(Some(g));
         return None;
@@ -291,10 +321,20 @@ fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
     Some(g)
 }
 
-/// Takes the next goroutine of the local queues, unless a request to the P, a global queue or a
-/// timer comes first.
+/// As [`pop_unless_requested`]. Returns a carrier for a task. Returns None if there is none: then
+/// the task waits for one.
 #[inline]
-fn pop_unless_requested(rt: Rt) -> Option<&'static G> {
+fn pop_g_unless_requested(rt: Rt) -> Option<&'static G> {
+    match pop_unless_requested(rt)?.unpack() {
+        Unpacked::Goroutine(g) => Some(g),
+        Unpacked::Task(task) => carrier::carrier_for(rt, task),
+    }
+}
+
+/// Takes the next goroutine or task of the local queues, unless a request to the P, a global queue
+/// or a timer comes first.
+#[inline]
+pub(crate) fn pop_unless_requested(rt: Rt) -> Option<Runnable> {
     let p = rt.p();
     let tick = p.tick.load(Ordering::Relaxed);
     if p.flags.load(Ordering::Relaxed) != 0 || is_global_turn(rt.sched(), tick) || is_timer_due(p) {
@@ -306,10 +346,10 @@ fn pop_unless_requested(rt: Rt) -> Option<&'static G> {
 /// Takes the next goroutine of the local queues: `runnext`, which inherits its predecessor's slice;
 /// or else a woken one; or else a fresh one. Begins a slice unless the goroutine inherits one.
 #[inline]
-pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
+pub(crate) fn pop_local(p: &P) -> Option<Runnable> {
     if let Some(next) = p.runq.pop_next() {
-        // SAFETY: taken from the queue, so owned by this thread; Gs are never freed.
-        return Some(unsafe { &*next.as_ptr() });
+        // SAFETY: what the queue holds came from `as_item`.
+        return Some(unsafe { Runnable::from_item(next) });
     }
     let tick = p.tick.load(Ordering::Relaxed);
     let woken_first = !p.fresh_turn.replace(false) && !tick.is_multiple_of(FRESH_TICKS);
@@ -319,13 +359,13 @@ pub(crate) fn pop_local(p: &P) -> Option<&'static G> {
         p.runq.pop_ring().or_else(|| p.woken.pop_ring())
     }?;
     // SAFETY: as above.
-    let g: &'static G = unsafe { &*item.as_ptr() };
-    if g.woken.get() {
+    let item = unsafe { Runnable::from_item(item) };
+    if item.head().woken.get() {
         p.begin_slice()
     } else {
         p.begin_fresh_slice()
     }
-    Some(g)
+    Some(item)
 }
 
 /// Returns whether a goroutine from a global queue goes first in this tick.
@@ -371,14 +411,14 @@ fn finish_switch(rt: Rt) {
             if let ParkOutcome::AlreadyNotified = g.state.commit_park() {
                 // The waker came before the park was complete, so the waker neither queued the
                 // goroutine nor woke an M.
-                g.woken.set(true);
+                g.head.woken.set(true);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }
         }
         UnfinishedSwitch::Yielded(g) => {
             g.state.set_runnable();
-            g.woken.set(false);
+            g.head.woken.set(false);
             rt.p().push_back(sched, g);
             sched.wake_after_push();
         }
@@ -389,12 +429,13 @@ fn finish_switch(rt: Rt) {
         }
         UnfinishedSwitch::Preempted(g) => {
             g.state.set_runnable();
-            g.woken.set(false);
+            g.head.woken.set(false);
             sched.push_expired(g);
             sched.wake_after_push();
         }
         UnfinishedSwitch::WithoutP(g) => push_without_p(sched, g),
         UnfinishedSwitch::Dead(stack) => recycle_stack(rt, stack),
+        UnfinishedSwitch::Shelved(g) => carrier::finish_shelving(rt, g),
     }
 }
 
@@ -415,7 +456,7 @@ fn finish_switch_to_own_context(own: OwnContext) {
 /// Queues a goroutine that came back from a blocking call and found no P.
 fn push_without_p(sched: &Sched, g: &'static G) {
     g.state.set_runnable();
-    g.woken.set(true);
+    g.head.woken.set(true);
     if g.stopped_in_libc.get() {
         sched.push_expired(g);
         sched.wake_after_push();
@@ -671,7 +712,19 @@ pub(crate) fn thread_loop(own: OwnContext) {
         {
             return;
         }
-        let Some(g) = m.chosen.take().or_else(|| find::find_work(own)) else { return };
+        let g = match m.chosen.take() {
+            Some(g) => g,
+            None => match find::find_work(own).map(Runnable::unpack) {
+                Some(Unpacked::Goroutine(g)) => g,
+                Some(Unpacked::Task(task)) => {
+                    match carrier::carrier_for(own.expect_rt(), task) {
+                        Some(g) => g,
+                        None => continue,
+                    }
+                }
+                None => return,
+            },
+        };
         if let Some(other_m) = own.sched().locked_m_of(g, m) {
             locked::hand_to_locked_m(own.expect_rt(), g, other_m);
             continue;

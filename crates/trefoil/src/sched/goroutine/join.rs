@@ -1,7 +1,13 @@
-//! The join word: a goroutine's end meets the one handle that owns its result.
+//! The join word: the end of a goroutine or task meets the one handle that owns its result.
 //!
 //! One word, [`JoinCell`], with at most two parties: the goroutine ([`JoinCell::store_result`] and
-//! [`JoinCell::complete`], once each) and the handle ([`JoinCell::wait`] or [`JoinCell::detach`]).
+//! [`JoinCell::complete`], once each) and the handle ([`JoinCell::wait`] and [`JoinCell::detach`]).
+//! A task ends without `store_result`: it has no thread-locals. In the table, "G" then means the
+//! task's block.
+//!
+//! The handle's owner waits in `join`, as a goroutine or thread, or it awaits the handle, as a task.
+//! A task may wait again with another waker, or drop the handle while it is registered. So the
+//! handle remembers the *registered* word, 0 at first, and passes it to each call.
 //!
 //! A goroutine ends in the order of a thread: its closure returns, its thread-local destructors
 //! run, `join` returns. A result that no handle will join is dropped by the goroutine before its
@@ -12,7 +18,9 @@
 //! |---|---|---|---|
 //! | `ALIVE` | not ended; the handle exists | goroutine | goroutine |
 //! | `STORED` | the closure has returned; the handle exists | handle | goroutine |
-//! | a waiter | not ended; the handle's owner sleeps in `join` | handle | goroutine |
+//! | a goroutine or thread | not ended; the handle's owner sleeps in `join` | handle | goroutine |
+//! | a task | not ended; the task awaits the handle | goroutine | goroutine |
+//! | a task, with `RESULT_STORED` | as above, and the closure has returned | handle | goroutine |
 //! | `DETACHED` | not ended; the handle is gone | goroutine | goroutine |
 //! | `EMPTIED` | not ended; the handle is gone and has dropped the result | none | goroutine |
 //! | `DONE` | ended | handle, if it exists | handle, if it exists, else the goroutine |
@@ -31,6 +39,10 @@ const EMPTIED: usize = 3;
 const DETACHED: usize = 4;
 /// Waiters are pointers (with a tag in bits 0 and 1), so they are larger than the states above.
 const FIRST_WAITER: usize = 8;
+/// Bits 0 and 1 of a waiter that is a task: see `task/waker.rs`.
+pub(crate) const TASK_SLEEPER: usize = 3;
+/// Set in a waiter that is a task when the closure has returned.
+const RESULT_STORED: usize = 4;
 
 /// The join word. See the head of the file.
 pub(crate) struct JoinCell(AtomicUsize);
@@ -74,11 +86,22 @@ impl JoinCell {
     /// then the goroutine drops the result.
     #[must_use]
     pub(crate) fn store_result(&self) -> bool {
-        // Release: publishes the result to `detach`. Acquire: the goroutine sees what the handle's
-        // owner did before it dropped the handle.
-        match self.0.compare_exchange(ALIVE, STORED, Ordering::Release, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(word) => word != DETACHED,
+        let mut from = ALIVE;
+        loop {
+            let to = match from {
+                ALIVE => STORED,
+                DETACHED => return false,
+                // The owner of the handle sleeps until the goroutine has ended.
+                waiter if !is_task(waiter) => return true,
+                task => task | RESULT_STORED,
+            };
+            // Release: publishes the result to `detach`. Acquire: the goroutine sees what the
+            // handle's owner did before it dropped the handle.
+            match self.0.compare_exchange(from, to, Ordering::Release, Ordering::Acquire) {
+                Ok(_) => return true,
+                // The handle was dropped, or its owner waits, maybe as another task than before.
+                Err(now) => from = now,
+            }
         }
     }
 
@@ -91,30 +114,33 @@ impl JoinCell {
             DETACHED | EMPTIED => Completed::Unwanted,
             waiter => {
                 debug_assert!(waiter >= FIRST_WAITER, "goroutine completed twice");
-                Completed::Wake(waiter)
+                Completed::Wake(if is_task(waiter) { waiter & !RESULT_STORED } else { waiter })
             }
         }
     }
 
-    /// Registers `waiter`, the handle's owner, which is about to sleep. Returns false if the
-    /// goroutine has ended: then the caller must not sleep.
+    /// Registers `waiter`, the handle's owner, in place of `registered`. A goroutine or thread is
+    /// about to sleep; a task is about to return `Pending`. Returns false if the goroutine has
+    /// ended: then the caller must not wait.
     #[must_use]
-    pub(crate) fn wait(&self, waiter: usize) -> bool {
+    pub(crate) fn wait(&self, registered: usize, waiter: usize) -> bool {
         debug_assert!(waiter >= FIRST_WAITER);
+        let stored = if is_task(waiter) { waiter | RESULT_STORED } else { waiter };
         // Release: `complete` finds the waiter in the state it has now. Acquire: the result.
-        let wait = |from| {
-            self.0.compare_exchange(from, waiter, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let wait = |from, to| {
+            self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
         };
-        // The word never goes back from STORED to ALIVE.
-        wait(ALIVE) || wait(STORED)
+        // A stored result stays stored.
+        wait(before_result(registered), waiter) || wait(after_result(registered), stored)
     }
 
-    /// Gives up the handle.
-    pub(crate) fn detach(&self) -> Detached {
+    /// Gives up the handle, whose last [`JoinCell::wait`] was with `registered`.
+    pub(crate) fn detach(&self, registered: usize) -> Detached {
+        let from = before_result(registered);
         // Release: pairs with `store_result` and `complete`. Acquire: the result.
-        match self.0.compare_exchange(ALIVE, DETACHED, Ordering::Release, Ordering::Acquire) {
+        match self.0.compare_exchange(from, DETACHED, Ordering::Release, Ordering::Acquire) {
             Ok(_) => Detached::Running,
-            Err(STORED) => Detached::Stored,
+            Err(now) if now == after_result(registered) => Detached::Stored,
             Err(_) => Detached::Done,
         }
     }
@@ -122,10 +148,11 @@ impl JoinCell {
     /// Announces, after [`Detached::Stored`], that the caller has dropped the result. Returns false
     /// if the goroutine has ended meanwhile: then the caller frees the G.
     #[must_use]
-    pub(crate) fn emptied(&self) -> bool {
+    pub(crate) fn emptied(&self, registered: usize) -> bool {
+        let from = after_result(registered);
         // Release: the caller's last access to the G comes before its reuse by the goroutine's
         // side. Acquire: the goroutine's last access comes before the caller's reuse.
-        self.0.compare_exchange(STORED, EMPTIED, Ordering::Release, Ordering::Acquire).is_ok()
+        self.0.compare_exchange(from, EMPTIED, Ordering::Release, Ordering::Acquire).is_ok()
     }
 
     /// Returns whether the goroutine has ended.
@@ -133,4 +160,18 @@ impl JoinCell {
         // Acquire: the result is visible if this is true.
         self.0.load(Ordering::Acquire) == DONE
     }
+}
+
+fn is_task(waiter: usize) -> bool {
+    waiter & TASK_SLEEPER == TASK_SLEEPER && waiter >= FIRST_WAITER
+}
+
+/// Returns the word of a handle with this registered waiter (or 0), before the result is stored.
+fn before_result(registered: usize) -> usize {
+    if registered == 0 { ALIVE } else { registered }
+}
+
+/// The same after the result was stored.
+fn after_result(registered: usize) -> usize {
+    if registered == 0 { STORED } else { registered | RESULT_STORED }
 }

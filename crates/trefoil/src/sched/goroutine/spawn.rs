@@ -132,10 +132,23 @@ pub(crate) fn spawn_in(
     // memory was reserved.
     unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None);
-    let detached = g.join.detach();
+    let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     rt.p().push_next(sched, g);
     sched.wake();
+}
+
+/// Makes a carrier, a detached goroutine that calls `f`, from inside the runtime. The caller switches
+/// to it.
+pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
+    let (g, id, sched) = take_g(rt, StackKind::Default)?;
+    // SAFETY: this function owns the G, and a function pointer fits into it.
+    unsafe { TypedBody::<fn(), ()>::put(g, f, std::ptr::null_mut()) };
+    init_g(g, id, sched, SpawnOptions::plain(), None);
+    g.is_carrier.set(true);
+    let detached = g.join.detach(0);
+    debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
+    Ok(g)
 }
 
 /// Adds the cause and a remedy to an error that is only an error number of the kernel; one with a
@@ -161,7 +174,7 @@ fn acquire_slow(size: usize) -> io::Result<Stack> {
 
 /// Why no G, or no stack for it, is available. It becomes an `io::Error` only outside the runtime,
 /// because the error's text allocates.
-enum NoG {
+pub(crate) enum NoG {
     Memory(io::Error),
     Stack(mem::ReserveError),
 }
@@ -228,7 +241,9 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stac
     // The G's previous goroutine may have leaked a guard.
     g.no_preempt.set(0);
     g.locked.set(None);
-    g.woken.set(false);
+    g.head.woken.set(false);
+    g.is_carrier.set(false);
+    g.task.set(None);
     g.lock_depth.set(0);
     g.state.set_runnable();
     if let Some(stack) = own_stack {

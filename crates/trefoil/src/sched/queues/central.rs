@@ -19,10 +19,13 @@ use crate::sched::m::M;
 use crate::sched::monitor::handoff::MsWithoutP;
 use crate::sched::netpoll::idle_poller::IdlePoller;
 use crate::sched::p::P;
+use crate::sched::runnable::RunList;
 
 /// See the head of the file.
 pub(crate) struct Central {
     pub(crate) global: GlobalQueues,
+    /// Shelved carriers of idle Ps (`task/carrier.rs`).
+    pub(crate) carriers: RunList,
     /// Ms that run a goroutine although their P was retaken.
     pub(crate) without_p: MsWithoutP,
     pub(crate) idle_poller: IdlePoller,
@@ -45,6 +48,7 @@ impl Central {
     pub(crate) const fn new() -> Self {
         Central {
             global: GlobalQueues::new(),
+            carriers: RunList::new(),
             without_p: MsWithoutP::new(),
             idle_poller: IdlePoller::new(),
             starting: 0,

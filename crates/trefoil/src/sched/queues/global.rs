@@ -19,12 +19,12 @@
 //! Invariant 1: `Sched::global_len` is the length of all three together, written under the lock.
 
 use crate::sched::Sched;
-use crate::sched::g::{G, GList};
+use crate::sched::g::G;
 use crate::sched::p::P;
 use crate::sched::queues::central::Central;
 use crate::sched::queues::runq::Overflow;
+use crate::sched::runnable::{RunHead, RunList, Runnable};
 use crate::shim::full_fence;
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// The most goroutines that one take moves to a P: half a ring, so that they always fit. Go's
@@ -33,9 +33,9 @@ const GLOBAL_BATCH: usize = crate::shim::RING / 2;
 
 /// See the head of the file.
 pub(crate) struct GlobalQueues {
-    pub(crate) fresh: GList,
-    woken: GList,
-    expired: GList,
+    pub(crate) fresh: RunList,
+    woken: RunList,
+    expired: RunList,
 }
 
 /// Which of the two queues that take turns is tried first.
@@ -47,11 +47,11 @@ enum Turn {
 
 impl GlobalQueues {
     pub(super) const fn new() -> Self {
-        GlobalQueues { fresh: GList::new(), woken: GList::new(), expired: GList::new() }
+        GlobalQueues { fresh: RunList::new(), woken: RunList::new(), expired: RunList::new() }
     }
 
     /// Takes a goroutine from the queue whose turn it is, or else from the other one.
-    fn pop_turn(&mut self, turn: Turn) -> Option<&'static G> {
+    fn pop_turn(&mut self, turn: Turn) -> Option<Runnable> {
         let (first, then) = match turn {
             Turn::Woken => (&mut self.woken, &mut self.fresh),
             Turn::Fresh => (&mut self.fresh, &mut self.woken),
@@ -81,27 +81,40 @@ impl Sched {
     }
 
     /// Appends to the queue of fresh goroutines. The caller then wakes an M.
-    pub(crate) fn push_global(&self, g: &'static G) {
+    pub(crate) fn push_global(&self, g: impl Into<Runnable>) {
         let mut central = self.central.lock();
         central.global.fresh.push_back(g);
         self.publish_global_len(&central);
     }
 
+    /// Appends to the queue of woken goroutines. The caller runs another one on this P.
+    pub(crate) fn push_woken(&self, item: impl Into<Runnable>) {
+        let mut central = self.central.lock();
+        central.global.woken.push_back(item);
+        self.publish_global_len(&central);
+    }
+
+    /// Takes the first carrier that used up its slice inside a poll.
+    pub(crate) fn pop_preempted_carrier(&self) -> Option<&'static G> {
+        let is_carrier = |item: Runnable| item.goroutine().is_some_and(|g| g.is_carrier.get());
+        self.pop(|global| global.expired.remove_first(is_carrier))?.goroutine()
+    }
+
     /// Appends to the queue of expired goroutines. The caller then wakes an M.
-    pub(crate) fn push_expired(&self, g: &'static G) {
+    pub(crate) fn push_expired(&self, g: impl Into<Runnable>) {
         let mut central = self.central.lock();
         central.global.expired.push_back(g);
         self.publish_global_len(&central);
     }
 
     /// Queues a goroutine that a plain thread or another runtime has woken, and wakes an M for it.
-    pub(crate) fn push_woken_from_outside(&self, g: &'static G) {
+    pub(crate) fn push_woken_from_outside(&self, g: impl Into<Runnable>) {
         self.push_from_outside(|central| central.global.woken.push_back(g));
     }
 
     /// Queues a goroutine that a plain thread or another runtime has started, and wakes an M for
     /// it.
-    pub(crate) fn push_fresh_from_outside(&self, g: &'static G) {
+    pub(crate) fn push_fresh_from_outside(&self, g: impl Into<Runnable>) {
         self.push_from_outside(|central| central.global.fresh.push_back(g));
     }
 
@@ -128,8 +141,8 @@ impl Sched {
     /// Takes the goroutine that `choose` takes from the queues.
     fn pop(
         &self,
-        choose: impl FnOnce(&mut GlobalQueues) -> Option<&'static G>,
-    ) -> Option<&'static G> {
+        choose: impl FnOnce(&mut GlobalQueues) -> Option<Runnable>,
+    ) -> Option<Runnable> {
         let mut central = self.central.lock();
         let g = choose(&mut central.global);
         self.publish_global_len(&central);
@@ -137,29 +150,29 @@ impl Sched {
     }
 
     /// Takes one goroutine: a woken one, or else a fresh one.
-    pub(crate) fn pop_global(&self) -> Option<&'static G> {
+    pub(crate) fn pop_global(&self) -> Option<Runnable> {
         self.pop(|global| global.pop_turn(Turn::Woken))
     }
 
     /// Takes one woken goroutine. For a P on which sysmon has preempted a goroutine to make room
     /// (`flag::WOKEN`).
-    pub(crate) fn pop_woken(&self) -> Option<&'static G> {
+    pub(crate) fn pop_woken(&self) -> Option<Runnable> {
         self.pop(|global| global.woken.pop_front())
     }
 
     /// Takes one expired goroutine, never more: each of them will probably run for a whole slice.
-    pub(crate) fn pop_expired(&self) -> Option<&'static G> {
+    pub(crate) fn pop_expired(&self) -> Option<Runnable> {
         self.pop(|global| global.expired.pop_front())
     }
 
     /// Takes one expired goroutine, or else a fresh one, or else a woken one.
-    pub(crate) fn pop_expired_or_any(&self) -> Option<&'static G> {
+    pub(crate) fn pop_expired_or_any(&self) -> Option<Runnable> {
         self.pop(|global| global.expired.pop_front().or_else(|| global.pop_turn(Turn::Fresh)))
     }
 
     /// Takes the first goroutine that was stopped inside libc or the loader.
-    pub(crate) fn pop_stopped_in_libc(&self) -> Option<&'static G> {
-        self.pop(|global| global.expired.remove_first(|g| g.stopped_in_libc.get()))
+    pub(crate) fn pop_stopped_in_libc(&self) -> Option<Runnable> {
+        self.pop(|global| global.expired.remove_first(|item| item.goroutine().is_some_and(|g| g.stopped_in_libc.get())))
     }
 
     /// Takes a fair share of the woken and fresh goroutines for `p`, whose queue is empty. Returns
@@ -168,14 +181,14 @@ impl Sched {
         &self,
         central: &mut Central,
         p: &'static P,
-    ) -> Option<&'static G> {
+    ) -> Option<Runnable> {
         let global = &mut central.global;
         let n = fair_share(global.fresh.len() + global.woken.len(), self.procs() as usize);
         let first = global.pop_turn(Turn::Woken);
         for i in 1..n {
             let turn = if i.is_multiple_of(2) { Turn::Woken } else { Turn::Fresh };
             let Some(g) = global.pop_turn(turn) else { break };
-            let pushed = p.ring_for(g).push_back(NonNull::from(g)).is_ok();
+            let pushed = p.ring_for(g).push_back(g.as_item()).is_ok();
             debug_assert!(pushed, "half a ring must fit into an empty one");
         }
         self.publish_global_len(central);
@@ -187,10 +200,10 @@ impl Sched {
     pub(crate) fn spill(&self, central: &mut Central, p: &'static P) {
         let global = &mut central.global;
         for (queue, to) in [(&p.woken, &mut global.woken), (&p.runq, &mut global.fresh)] {
-            let mut moved = GList::new();
+            let mut moved = RunList::new();
             while let Some(g) = queue.pop() {
-                // SAFETY: taken from a queue, so owned by this thread; Gs are never freed.
-                moved.push_back(unsafe { &*g.as_ptr() });
+                // SAFETY: what the queue holds came from `as_item`.
+                moved.push_back(unsafe { Runnable::from_item(g) });
             }
             to.prepend(&mut moved);
         }
@@ -200,15 +213,15 @@ impl Sched {
     /// Appends a full ring's older half, and `item`, which did not fit, to the global queue for
     /// goroutines like `item`, as one batch.
     #[cold]
-    pub(crate) fn overflow_slow(&self, overflow: Overflow<'_, G>, item: &'static G) {
-        let mut batch = GList::new();
-        for g in overflow.chain([NonNull::from(item)]) {
-            // SAFETY: taken from the ring, so owned by this thread; Gs are never freed.
-            batch.push_back(unsafe { &*g.as_ptr() });
+    pub(crate) fn overflow_slow(&self, overflow: Overflow<'_, RunHead>, item: Runnable) {
+        let mut batch = RunList::new();
+        for g in overflow.chain([item.as_item()]) {
+            // SAFETY: what the ring holds came from `as_item`.
+            batch.push_back(unsafe { Runnable::from_item(g) });
         }
         let mut central = self.central.lock();
         let global = &mut central.global;
-        let queue = if item.woken.get() { &mut global.woken } else { &mut global.fresh };
+        let queue = if item.head().woken.get() { &mut global.woken } else { &mut global.fresh };
         queue.append(&mut batch);
         self.publish_global_len(&central);
     }

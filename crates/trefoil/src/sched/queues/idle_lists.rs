@@ -121,6 +121,7 @@ impl Sched {
     /// Under the lock: adds `p`, which no M owns and whose queue is empty, to the idle Ps.
     pub(crate) fn put_idle_p(&self, central: &mut Central, p: &'static P) {
         debug_assert!(p.is_empty());
+        self.collect_carriers(central, p);
         p.set_status(PStatus::Idle);
         p.idle_link.set(central.idle_ps.replace(p));
         self.idle.p_idle();

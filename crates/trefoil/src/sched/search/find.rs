@@ -35,10 +35,10 @@ use super::idle::SPIN_NANOS;
 use super::steal::{self, Source, Sweep};
 use super::wait_for_p::wait_for_p;
 use crate::sched::Sched;
-use crate::sched::g::G;
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::monitor::sysmon::MAX_PAUSE_SUPPRESSED_NANOS;
 use crate::sched::p::{P, flag};
+use crate::sched::runnable::Runnable;
 use crate::sched::switch::{is_global_turn, pop_local};
 use crate::sched::wait::timers;
 use crate::shim::spin_hint;
@@ -56,7 +56,7 @@ const NEGLECTED_SHARD_NANOS: Nanos = 500_000;
 
 /// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must
 /// end.
-pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
+pub(crate) fn find_work(own: OwnContext) -> Option<Runnable> {
     let sched = own.sched();
     loop {
         let rt = match own.rt() {
@@ -105,7 +105,7 @@ pub(crate) fn find_work(own: OwnContext) -> Option<&'static G> {
 
 /// Takes a goroutine that was stopped inside libc, if there are fewer spare Ms than such
 /// goroutines: one of these goroutines may hold the lock that the blocked threads wait for.
-fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<&'static G> {
+fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<Runnable> {
     if !sched.is_short_of_threads() || sched.is_drained() {
         return None;
     }
@@ -123,7 +123,7 @@ fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<&'static G> {
 /// The runtime stops: takes a goroutine that must run once more (`shutdown.rs`), or else gives the
 /// P away.
 #[cold]
-fn drain_at_shutdown(rt: Rt, p: &'static P) -> Option<&'static G> {
+fn drain_at_shutdown(rt: Rt, p: &'static P) -> Option<Runnable> {
     let (m, sched) = (rt.m(), rt.sched());
     if m.spinning.replace(false) {
         sched.idle.stop_spinning();
@@ -140,7 +140,7 @@ enum Served {
     /// The search continues.
     Continue,
     /// This goroutine goes first.
-    Run(&'static G),
+    Run(Runnable),
     /// The P has retired: the M has another one, or none.
     Retired,
 }
@@ -184,7 +184,7 @@ fn serve_requests(rt: Rt, p: &'static P, flags: u32) -> Served {
 }
 
 /// Takes a goroutine from a global queue if sysmon asks for it, but not twice in a row.
-fn take_for_fairness(sched: &Sched, p: &'static P) -> Option<&'static G> {
+fn take_for_fairness(sched: &Sched, p: &'static P) -> Option<Runnable> {
     if p.flags.load(Ordering::Relaxed) & flag::FAIR == 0 || p.last_was_out_of_turn.replace(false) {
         return None;
     }
@@ -203,8 +203,8 @@ fn end_slice(sched: &Sched, p: &'static P) {
     p.fresh_turn.set(!p.runs_fresh() && !p.runs_expired());
     // Not `pop_next`: that would count a run, and the goroutine does not run now.
     if let Some(next) = p.runq.steal_next() {
-        // SAFETY: taken from the queue, so owned by this thread; Gs are never freed.
-        p.push_back(sched, unsafe { &*next.as_ptr() });
+        // SAFETY: what the queue holds came from `as_item`.
+        p.push_back(sched, unsafe { Runnable::from_item(next) });
     }
     p.begin_slice();
     if let Some(realtime) = sched.realtime {
@@ -213,7 +213,7 @@ fn end_slice(sched: &Sched, p: &'static P) {
 }
 
 /// Takes a goroutine from the local or the global queues, whichever go first in this tick.
-fn take_local_or_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
+fn take_local_or_global(sched: &Sched, p: &'static P) -> Option<Runnable> {
     let tick = p.tick.load(Ordering::Relaxed);
     if is_global_turn(sched, tick)
         && let Some(g) = sched.pop_global()
@@ -228,7 +228,7 @@ fn take_local_or_global(sched: &Sched, p: &'static P) -> Option<&'static G> {
 }
 
 /// As [`Sched::take_global_share`], but takes the lock only if a goroutine waits in a global queue.
-fn take_share_if_any(sched: &Sched, p: &'static P) -> Option<&'static G> {
+fn take_share_if_any(sched: &Sched, p: &'static P) -> Option<Runnable> {
     if !sched.has_global() {
         return None;
     }
@@ -238,7 +238,7 @@ fn take_share_if_any(sched: &Sched, p: &'static P) -> Option<&'static G> {
 }
 
 /// Takes an expired goroutine, unless a goroutine that waits on another P can be stolen at once.
-fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
+fn take_expired(rt: Rt, p: &'static P) -> Option<Runnable> {
     let sched = rt.sched();
     if !sched.has_global() {
         return None;
@@ -255,7 +255,7 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<&'static G> {
 /// Polls this P's shard, and the shards that were neglected for `neglected_for`, except those that
 /// the idle poller watches. Returns the first goroutine whose descriptor is ready; the others are
 /// in the local queues.
-fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G> {
+fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<Runnable> {
     let sched = rt.sched();
     let run_of = |id| sched.p(id).map(P::run_number);
     sched.poller.poll(p.id, sched.procs(), neglected_for, run_of).wake(Some(rt));
@@ -267,7 +267,7 @@ fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<&'static G
 /// Searches everywhere, for as long as spinning pays (`idle.rs`) or until a timer that is due very
 /// soon. Returns None if it found nothing, if the M may not spin, or if a request to the P is
 /// pending.
-fn spin(rt: Rt, p: &'static P) -> Option<&'static G> {
+fn spin(rt: Rt, p: &'static P) -> Option<Runnable> {
     let (m, sched) = (rt.m(), rt.sched());
     let was_woken = m.spinning.get();
     if !was_woken {
@@ -321,7 +321,7 @@ fn spin_until(sched: &Sched, start: Nanos) -> Nanos {
 }
 
 /// Counts a search that found nothing.
-fn spin_failed(sched: &Sched) -> Option<&'static G> {
+fn spin_failed(sched: &Sched) -> Option<Runnable> {
     if sched.idle.search_failed() {
         sched.sysmon.wake_by(now() + MAX_PAUSE_SUPPRESSED_NANOS);
     }
@@ -329,7 +329,7 @@ fn spin_failed(sched: &Sched) -> Option<&'static G> {
 }
 
 /// Makes one sweep over the other Ps, then searches the global queues and the shards.
-fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(&'static G, Source)> {
+fn search_everywhere(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(Runnable, Source)> {
     if let Some((g, source)) = steal::steal(rt, p, sweep) {
         p.begin_slice();
         return Some((g, source));

@@ -16,13 +16,12 @@
 //! on two Ps is separated 25,000 times per second and takes 1.5 times as long. Here the thief
 //! checks whether the owner took any goroutine from `runnext` meanwhile.
 
-use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, bump};
+use crate::sched::runnable::Runnable;
 use crate::sched::switch::pop_local;
 use crate::sched::wait::timers;
 use crate::shim::spin_hint;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// Rounds per sweep. Only the last round steals `runnext` and runs timers. Go's number.
@@ -56,7 +55,7 @@ pub(super) enum Source {
 
 /// Makes one sweep over the other Ps, in a random order per round. Returns one stolen goroutine;
 /// others that were stolen with it are in the rings of `p`.
-pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(&'static G, Source)> {
+pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(Runnable, Source)> {
     let sched = rt.sched();
     for round in 1..=STEAL_ROUNDS {
         let is_last_round = round == STEAL_ROUNDS;
@@ -82,8 +81,7 @@ pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(&'static G, 
                 .or_else(|| if is_last_round { steal_next(victim) } else { None });
             if let Some(g) = found {
                 count_stolen(p);
-                // SAFETY: taken from a queue, so owned by this thread; Gs are never freed.
-                return Some((unsafe { &*g.as_ptr() }, Source::Elsewhere));
+                return Some((g, Source::Elsewhere));
             }
         }
     }
@@ -107,8 +105,7 @@ pub(crate) fn steal_for_yield(rt: Rt) -> bool {
             continue;
         };
         count_stolen(p);
-        // SAFETY: taken from a queue, so owned by this thread; Gs are never freed.
-        p.push_back(sched, unsafe { &*g.as_ptr() });
+        p.push_back(sched, g);
         return true;
     }
     false
@@ -122,13 +119,17 @@ fn count_stolen(p: &P) {
 
 /// Takes `runnext` of the victim, unless its owner takes a goroutine from there within
 /// [`RUNNEXT_GRACE`]: then the owner will take the next one too.
-fn steal_next(victim: &P) -> Option<NonNull<G>> {
+fn steal_next(victim: &P) -> Option<Runnable> {
     if !victim.runq.has_next() {
         return None;
     }
     let taken = victim.runq.nexts_taken();
     spin_for(RUNNEXT_GRACE);
-    if victim.runq.nexts_taken() == taken { victim.runq.steal_next() } else { None }
+    if victim.runq.nexts_taken() != taken {
+        return None;
+    }
+    // SAFETY: what the queue holds came from `as_item`.
+    victim.runq.steal_next().map(|item| unsafe { Runnable::from_item(item) })
 }
 
 /// Returns whether the few goroutines in the victim's rings are about to run there: its owner takes

@@ -49,6 +49,8 @@ use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
 use crate::sched::switch;
+use crate::sched::goroutine::join::TASK_SLEEPER;
+use crate::sched::task::waker;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::thread_waiter::ThreadWaiter;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -117,6 +119,7 @@ pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
     match decode(sleeper) {
         Sleeper::Goroutine(g) => switch::ready(rt, g),
         Sleeper::Thread(waiter) => waiter.parker.unpark(),
+        Sleeper::Task(word) => waker::wake(Some(rt), word),
         #[cfg(feature = "std")]
         Sleeper::Frame(waiter) => waiter.wake(),
     }
@@ -129,6 +132,7 @@ pub(crate) fn wake_here(here: Option<Rt>, sleeper: usize) {
         (Some(rt), Sleeper::Goroutine(g)) => switch::ready(rt, g),
         (None, Sleeper::Goroutine(g)) => switch::ready_outside(g),
         (_, Sleeper::Thread(waiter)) => waiter.parker.unpark(),
+        (_, Sleeper::Task(word)) => waker::wake(here, word),
         #[cfg(feature = "std")]
         (_, Sleeper::Frame(waiter)) => waiter.wake(),
     }
@@ -155,6 +159,8 @@ pub(crate) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
 enum Sleeper {
     Goroutine(&'static G),
     Thread(&'static ThreadWaiter),
+    /// A task, which polls again when it is woken (`task/waker.rs`).
+    Task(usize),
     #[cfg(feature = "std")]
     Frame(&'static FrameWaiter),
 }
@@ -174,6 +180,9 @@ fn thread_sleeper(waiter: &'static ThreadWaiter) -> usize {
 /// Returns what a sleeper word stands for.
 #[inline]
 fn decode(sleeper: usize) -> Sleeper {
+    if sleeper & TASK_SLEEPER == TASK_SLEEPER {
+        return Sleeper::Task(sleeper);
+    }
     #[cfg(feature = "std")]
     if sleeper & FRAME != 0 {
         // SAFETY: made by `frame_sleeper`. The sleeping thread owns the frame, and keeps it until
@@ -230,9 +239,8 @@ impl Waiter {
             Sleeper::Goroutine(g) => &g.claim,
             Sleeper::Thread(waiter) => &waiter.claim,
             #[cfg(feature = "std")]
-            Sleeper::Frame(_) => crate::sched::fatal(format_args!(
-                "a sleeper in a frame has no claim word: a bug in trefoil"
-            )),
+            Sleeper::Frame(_) => no_claim_word(),
+            Sleeper::Task(_) => no_claim_word(),
         }
     }
 
@@ -287,6 +295,12 @@ impl Waiter {
     pub(crate) fn wake_in(self, rt: Rt) {
         wake_in(rt, self.sleeper);
     }
+}
+
+/// Sleepers in a frame, and tasks, have only one waker: [`Waiter::sole`].
+#[cold]
+fn no_claim_word() -> ! {
+    crate::sched::fatal(format_args!("this sleeper has no claim word: a bug in trefoil"))
 }
 
 /// Begins a new wait of `sleeper`, whose claim word is `claim`.

@@ -1,0 +1,86 @@
+//! The waker of a goroutine or plain thread that polls a future itself: `block_on`.
+//!
+//! It is a block like that of a task, with the same state word and the same wakers. But no carrier
+//! polls it: its wake-up makes the goroutine or thread runnable that sleeps in [`Blocker::sleep`].
+//!
+//! Invariant 1: the sleeper is in the block from before `end_poll` until the wake-up. Only the
+//! waker that found the state idle reads it.
+
+use super::block::{self, Class};
+use super::body::{TaskBody, WakeBy};
+use super::state::{Begin, Turn};
+use super::waker;
+use super::Task;
+use crate::sched::m::Rt;
+use crate::sched::wait;
+use crate::sched::wait::reason::WaitReason;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::task::Waker;
+
+static BODY: TaskBody = TaskBody::without_future(WakeBy::Sleeper, Class::MIN);
+
+/// See the head of the file.
+pub(crate) struct Blocker {
+    task: &'static Task,
+    word: usize,
+}
+
+/// How [`Blocker::sleep`] ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slept {
+    /// After a wake-up.
+    Woken,
+    /// At once: a wake-up came during the poll.
+    WasNotified,
+}
+
+impl Blocker {
+    pub(crate) fn new() -> io::Result<Blocker> {
+        let here = Rt::enter();
+        let taken = match here {
+            Some(rt) => rt.with_local(|local| local.free_tasks.take(Class::MIN)),
+            None => block::take_central(Class::MIN),
+        };
+        let blocker = taken.map(|task| {
+            task.body.set(&BODY);
+            // No runtime ends it (`Sched::close_tasks`).
+            task.sched.set(std::ptr::null());
+            task.state.begin(Begin::Running);
+            Blocker { task, word: waker::word_of(task) }
+        });
+        wait::leave(here);
+        blocker
+    }
+
+    pub(crate) fn waker(&self) -> ManuallyDrop<Waker> {
+        waker::waker(self.word)
+    }
+
+    /// Sleeps until a wake-up, after a poll that returned `Pending`.
+    pub(crate) fn sleep(&self) -> Slept {
+        let state = &self.task.state;
+        let mut notified = false;
+        wait::block(WaitReason::Future, |sleeper| {
+            // SAFETY: the blocker owns the block, and no waker reads it yet (invariant 1).
+            unsafe { block::contents(self.task).cast::<usize>().write(sleeper) };
+            notified = state.end_poll();
+            !notified
+        });
+        let turn = state.begin_poll();
+        debug_assert_eq!(turn, Turn::Poll, "a blocker is never cancelled");
+        if notified { Slept::WasNotified } else { Slept::Woken }
+    }
+}
+
+impl Drop for Blocker {
+    fn drop(&mut self) {
+        self.task.state.finish();
+        let here = Rt::enter();
+        match here {
+            Some(rt) => rt.with_local(|local| local.free_tasks.put(self.task)),
+            None => block::put_central(self.task),
+        }
+        wait::leave(here);
+    }
+}

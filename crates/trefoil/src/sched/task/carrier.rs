@@ -1,0 +1,355 @@
+//! Carriers: the goroutines that poll tasks.
+//!
+//! When a task is the next to run, it needs a carrier. If a carrier has just ended a poll, it takes
+//! the task itself, without a switch. Otherwise [`carrier_for`] takes a *shelved* carrier, one that
+//! found no task after its last poll; or it starts a new one. From then on the carrier is a
+//! runnable goroutine like any other.
+//!
+//! ```text
+//!   run queue ─ task ─▶ carrier_for ─▶ carrier polls ─┬▶ next is a task: polls that
+//!                            ▲                        └▶ next is a goroutine, or nothing:
+//!                            └──────────── shelf ◀─────── the carrier is shelved
+//! ```
+//!
+//! A P shelves up to [`SHELVED_MAX`] carriers; those of idle Ps are in a list of the runtime.
+//!
+//! # Many polls that block
+//! A poll that blocks keeps its carrier, so the next task needs another one: that is how a blocking
+//! poll stalls no other task. A carrier costs as much as a goroutine. Two cases need care:
+//!
+//! - A poll was preempted while it held a lock, and thousands of other polls block on that lock, one
+//!   carrier each. So if more than [`BLOCKED_CARRIERS_MANY`] carriers exist and one of them was
+//!   preempted, that one continues instead of a new one being started, and the task waits.
+//! - The limit [`CARRIERS_MAX`] is reached, or no memory is left. Then tasks wait in a list until a
+//!   carrier has ended its poll.
+//!
+//! Invariants:
+//! 1. `g.task` of a carrier is set by the M that switches to it, or by the carrier itself. It is
+//!    None exactly while the carrier is shelved or about to end.
+//! 2. A shelved carrier is in one list. It is `Runnable`, so that it can be switched to.
+
+use super::body::Polled;
+use super::state::Turn;
+use super::{Task, block, waker};
+use crate::sched::g::G;
+use crate::sched::goroutine::join::Completed;
+use crate::sched::goroutine::spawn;
+use crate::sched::m::Rt;
+use crate::sched::p::{P, bump};
+use crate::sched::queues::central::Central;
+use crate::sched::runnable::{RunList, Unpacked};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{Sched, current_g, switch, wait};
+use crate::sys::lock::Lock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::Context;
+
+/// Shelved carriers that a P keeps.
+const SHELVED_MAX: usize = 2;
+/// The largest number of carriers of a runtime.
+const CARRIERS_MAX: u32 = 1 << 16;
+/// With so many carriers, preempted ones continue before new ones are started.
+const BLOCKED_CARRIERS_MANY: u32 = 64;
+
+/// What a runtime keeps about its tasks.
+pub(crate) struct Tasks {
+    /// Tasks that were spawned outside the runtime, so that no P counts them.
+    pub(crate) spawned_outside: AtomicU64,
+    /// Carriers that exist, shelved ones included.
+    carriers: AtomicU32,
+    /// How many carriers were ever started.
+    started: AtomicU64,
+    /// Tasks that wait for a carrier.
+    waiting: Lock<RunList>,
+    /// The length of `waiting`, for readers without the lock.
+    waiting_len: AtomicU32,
+    /// The runtime ends: new tasks are cancelled, and carriers are not shelved any more.
+    closed: AtomicBool,
+}
+
+impl Tasks {
+    pub(crate) const fn new() -> Tasks {
+        Tasks {
+            spawned_outside: AtomicU64::new(0),
+            carriers: AtomicU32::new(0),
+            started: AtomicU64::new(0),
+            waiting: Lock::new(RunList::new()),
+            waiting_len: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // SeqCst: see `Sched::close_tasks`.
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many carriers exist.
+    pub(crate) fn carriers(&self) -> u32 {
+        self.carriers.load(Ordering::Acquire)
+    }
+
+    /// Returns how many carriers were ever started.
+    pub(crate) fn carriers_started(&self) -> u64 {
+        self.started.load(Ordering::Relaxed)
+    }
+
+    fn push_waiting(&self, task: &'static Task) {
+        let mut waiting = self.waiting.lock();
+        waiting.push_back(task);
+        self.waiting_len.store(waiting.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Takes a task that waits for a carrier.
+    #[inline]
+    fn pop_waiting(&self) -> Option<&'static Task> {
+        if self.waiting_len.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.pop_waiting_slow()
+    }
+
+    #[cold]
+    fn pop_waiting_slow(&self) -> Option<&'static Task> {
+        let mut waiting = self.waiting.lock();
+        let item = waiting.pop_front();
+        self.waiting_len.store(waiting.len() as u32, Ordering::Relaxed);
+        match item?.unpack() {
+            Unpacked::Task(task) => Some(task),
+            Unpacked::Goroutine(_) => unreachable!("only tasks wait for a carrier"),
+        }
+    }
+}
+
+/// Returns the goroutine to switch to so that `task`, which the caller has taken from a queue, is
+/// polled. It may be another carrier, which goes first. Returns None if the task has to wait for a
+/// carrier.
+pub(crate) fn carrier_for(rt: Rt, task: &'static Task) -> Option<&'static G> {
+    if let Some(g) = rt.with_local(|local| local.carriers.pop_g()) {
+        g.task.set(Some(task));
+        return Some(g);
+    }
+    carrier_for_slow(rt, task)
+}
+
+#[cold]
+fn carrier_for_slow(rt: Rt, task: &'static Task) -> Option<&'static G> {
+    let sched = rt.sched();
+    if let Some(g) = sched.central.lock().carriers.pop_g() {
+        g.task.set(Some(task));
+        return Some(g);
+    }
+    let tasks = &sched.tasks;
+    if tasks.carriers() >= BLOCKED_CARRIERS_MANY
+        && let Some(preempted) = sched.pop_preempted_carrier()
+    {
+        sched.push_woken(task);
+        return Some(preempted);
+    }
+    if tasks.carriers() < CARRIERS_MAX
+        && let Ok(g) = spawn::new_carrier(rt, run)
+    {
+        tasks.carriers.fetch_add(1, Ordering::AcqRel);
+        tasks.started.fetch_add(1, Ordering::Relaxed);
+        g.task.set(Some(task));
+        return Some(g);
+    }
+    if tasks.carriers() == 0 {
+        crate::sched::fatal(format_args!("task {}: no memory for a stack to poll it", task.id()));
+    }
+    tasks.push_waiting(task);
+    None
+}
+
+/// The closure of a carrier.
+fn run() {
+    let Some(g) = current_g() else { unreachable!("a carrier is a goroutine") };
+    while let Some(task) = g.task.get() {
+        let rt = poll(task);
+        next(rt, g).leave_without_yield();
+    }
+    // The last access to the runtime's count is before the end of the goroutine, which keeps the
+    // runtime alive.
+    // SAFETY: a goroutine that runs keeps its runtime.
+    unsafe { &*g.sched.get() }.tasks.carriers.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Polls a task that was taken from a queue, or drops its future if it was cancelled. Returns
+/// inside the runtime.
+#[inline]
+fn poll(task: &'static Task) -> Rt {
+    let body = task.body.get();
+    let polled = match task.state.begin_poll() {
+        Turn::Poll => {
+            task.head.set_reason(WaitReason::Future, 0);
+            let waker = waker::waker(waker::word_of(task));
+            // SAFETY: this carrier has set `RUNNING`, so it alone touches the future (mod.rs,
+            // invariant 3).
+            unsafe { (body.poll)(task, &mut Context::from_waker(&waker)) }
+        }
+        // SAFETY: as above.
+        Turn::Cancel => unsafe { (body.cancel)(task) },
+    };
+    if polled != Polled::Pending {
+        return end(task, polled);
+    }
+    let rt = enter();
+    let sched = rt.sched();
+    task.head.waiting_since_ms.store(sched.coarse_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+    if task.state.end_poll() {
+        // It was woken during the poll, by itself or by another thread: it goes behind the others.
+        task.head.woken.set(false);
+        rt.p().push_back(sched, task);
+        sched.wake_after_push();
+    }
+    rt
+}
+
+fn enter() -> Rt {
+    match Rt::enter() {
+        Some(rt) => rt,
+        None => crate::sched::fatal(format_args!("a carrier lost its thread-local storage")),
+    }
+}
+
+/// Ends a task whose output is stored. Returns inside the runtime.
+fn end(task: &'static Task, polled: Polled) -> Rt {
+    // SAFETY: a live task keeps its runtime alive.
+    let sched = unsafe { &*task.sched.get() };
+    if polled == Polled::Panicked && sched.config.abort_on_panic {
+        // The panic hook has already printed the panic's own message. The exit code is Go's.
+        crate::sys::stderr::write_stderr(format_args!(
+            "\ntask {} panicked, and panics end the process (PanicMode::Abort)\n",
+            task.id()
+        ));
+        // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
+        unsafe { libc::_exit(2) };
+    }
+    task.state.finish();
+    match task.join.complete() {
+        Completed::Kept => count_end(enter()),
+        Completed::Wake(sleeper) => {
+            let rt = count_end(enter());
+            wait::wake_in(rt, sleeper);
+            rt
+        }
+        Completed::Unwanted => {
+            let body = task.body.get();
+            if !body.is_plain || polled == Polled::Panicked {
+                // SAFETY: there is no handle that could take the output, or own the block.
+                unsafe {
+                    (body.drop_output)(task);
+                    (body.free)(task);
+                }
+            }
+            let rt = count_end(enter());
+            rt.with_local(|local| local.free_tasks.put(task));
+            rt
+        }
+    }
+}
+
+fn count_end(rt: Rt) -> Rt {
+    bump(&rt.p().counters.tasks_ended, 1);
+    rt
+}
+
+/// Frees the block of a task that has ended and whose output was moved out, for its handle.
+pub(crate) fn free(task: &'static Task) {
+    let body = task.body.get();
+    if !body.is_plain {
+        // SAFETY: the handle owns the block (goroutine/join.rs).
+        unsafe { (body.free)(task) };
+    }
+    let here = Rt::enter();
+    match here {
+        Some(rt) => rt.with_local(|local| local.free_tasks.put(task)),
+        None => block::put_central(task),
+    }
+    wait::leave(here);
+}
+
+/// Finds the next task for `g`, the carrier that runs here: in the local queue, or after it was
+/// shelved. `g.task` is None if the carrier is to end.
+#[inline]
+fn next(rt: Rt, g: &'static G) -> Rt {
+    g.task.set(None);
+    let tasks = &rt.sched().tasks;
+    if let Some(task) = tasks.pop_waiting() {
+        g.task.set(Some(task));
+        return rt;
+    }
+    match switch::pop_unless_requested(rt).map(|item| item.unpack()) {
+        Some(Unpacked::Task(task)) => {
+            g.task.set(Some(task));
+            rt
+        }
+        Some(Unpacked::Goroutine(next)) => switch::shelve(rt, g, Some(next)),
+        None => switch::shelve(rt, g, None),
+    }
+}
+
+/// Puts `g`, a carrier that has stopped, on the shelf of its P. If the shelf is full, or the runtime
+/// ends, queues `g` instead: when it runs, it finds no task, and ends.
+pub(crate) fn finish_shelving(rt: Rt, g: &'static G) {
+    let sched = rt.sched();
+    g.state.set_runnable();
+    g.head.woken.set(false);
+    let shelved = !sched.tasks.is_closed()
+        && rt.with_local(|local| {
+            let has_room = local.carriers.len() < SHELVED_MAX;
+            if has_room {
+                local.carriers.push_front(g);
+            }
+            has_room
+        });
+    if !shelved {
+        rt.p().push_back(sched, g);
+        sched.wake_after_push();
+    }
+}
+
+impl Sched {
+    /// Under the lock: moves the shelved carriers of `p`, which no M owns any more, to the runtime's
+    /// list.
+    pub(crate) fn collect_carriers(&self, central: &mut Central, p: &P) {
+        // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.
+        central.carriers.append(&mut unsafe { p.local() }.carriers);
+    }
+
+    /// Returns how many tasks are alive: spawned and not ended.
+    pub(crate) fn num_tasks(&self) -> u64 {
+        // As in `num_goroutines`.
+        let ended: u64 = self.all_ps().map(|p| p.counters.tasks_ended.load(Ordering::Acquire)).sum();
+        let spawned: u64 =
+            self.all_ps().map(|p| p.counters.tasks_spawned.load(Ordering::Acquire)).sum();
+        (spawned + self.tasks.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
+    }
+
+    /// Begins the end of the runtime's tasks: cancels all of them, and ends the shelved carriers.
+    /// Tasks whose polls block stay.
+    pub(crate) fn close_tasks(&self) {
+        // SeqCst, with the count in `spawn::start`: a task that this does not find is cancelled at
+        // its start.
+        self.tasks.closed.store(true, Ordering::SeqCst);
+        block::for_each(&mut |task| {
+            let (_, generation) = task.state.snapshot();
+            if std::ptr::eq(task.sched_hint(), self) {
+                let here = Rt::enter();
+                waker::cancel(here, task, generation);
+                wait::leave(here);
+            }
+        });
+        self.end_shelved_carriers();
+    }
+
+    /// Queues the shelved carriers that are in the runtime's list: they end.
+    pub(crate) fn end_shelved_carriers(&self) {
+        while let Some(g) = {
+            let mut central = self.central.lock();
+            central.carriers.pop_g()
+        } {
+            self.push_fresh_from_outside(g);
+        }
+    }
+}

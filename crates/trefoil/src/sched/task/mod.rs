@@ -1,0 +1,116 @@
+//! Tasks: futures that the scheduler polls.
+//!
+//! A task is a future without a stack. It waits in the same run queues as goroutines, and a
+//! *carrier* polls it: an ordinary goroutine that takes tasks from the queues, one after the other.
+//! What happens inside a poll happens to the carrier. If the poll blocks, the carrier parks; if it
+//! computes for long, the carrier is preempted; if it blocks its thread, the thread loses its P.
+//! Other tasks continue on other carriers meanwhile.
+//!
+//! | file | job |
+//! |---|---|
+//! | `state.rs` | the state word: wake-ups, polls and aborts meet |
+//! | `body.rs` | stores the future, and later its output |
+//! | `block.rs` | the memory of tasks: blocks that are never freed, only reused |
+//! | `waker.rs` | wakers without a reference count; other executors' wakers |
+//! | `spawn.rs` | from a future to a runnable task |
+//! | `carrier.rs` | carriers: which goroutine polls which task |
+//! | `blocker.rs` | the waker of a goroutine or thread that polls a future itself (`block_on`) |
+//!
+//! Invariants:
+//! 1. The memory of a task is never freed, and its first 64 bytes are always a [`Task`]. So a waker
+//!    needs no reference count: a stale one finds a later generation in the state word and does
+//!    nothing (`state.rs`).
+//! 2. A scheduled task is in exactly one queue, or in the hands of one M or carrier.
+//! 3. Only the carrier that set `RUNNING` touches the future. After the poll that ended the task,
+//!    the join cell says which side owns the output and the memory (`goroutine/join.rs`).
+//! 4. User code (polls, destructors, other executors' wakers) never runs inside the runtime.
+
+pub(crate) mod block;
+pub(crate) mod blocker;
+pub(crate) mod body;
+pub(crate) mod carrier;
+pub(crate) mod spawn;
+pub(crate) mod state;
+pub(crate) mod waker;
+
+use crate::sched::goroutine::join::JoinCell;
+use crate::sched::runnable::{RunHead, RunKind};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{Sched, current_g};
+use body::TaskBody;
+use state::TaskState;
+use std::cell::Cell;
+use std::panic::Location;
+use std::ptr::null;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A task: the beginning of its block. The future or its output follows (`body.rs`).
+#[repr(C, align(64))]
+pub(crate) struct Task {
+    /// What run queues touch.
+    pub(crate) head: RunHead,
+    pub(crate) state: TaskState,
+    pub(crate) join: JoinCell,
+    /// The functions for the type of the future and its output.
+    pub(crate) body: Cell<&'static TaskBody>,
+    /// Its runtime, which lives at least as long as the task.
+    pub(crate) sched: Cell<*const Sched>,
+    id: AtomicU64,
+    /// Where it was spawned.
+    pub(crate) created_at: Cell<&'static Location<'static>>,
+}
+
+const _: () = assert!(size_of::<Task>() == 64, "the future begins at the second cache line");
+
+// SAFETY: invariant 3 says which thread may touch which cell; the rest are atomics.
+unsafe impl Sync for Task {}
+// SAFETY: nothing in it is tied to a thread.
+unsafe impl Send for Task {}
+
+impl Task {
+    fn unused() -> Task {
+        Task {
+            head: RunHead::new(RunKind::Task),
+            state: TaskState::new(),
+            join: JoinCell::new(),
+            body: Cell::new(TaskBody::NONE),
+            sched: Cell::new(null()),
+            id: AtomicU64::new(0),
+            created_at: Cell::new(Location::caller()),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// Returns the runtime of the task. For a dump that does not own the task: the result may be
+    /// out of date.
+    pub(crate) fn sched_hint(&self) -> *const Sched {
+        // SAFETY: an aligned word in memory that is never freed.
+        unsafe { self.sched.as_ptr().read_volatile() }
+    }
+
+    /// Returns the name of the future's type, and where the task was spawned. For dumps, as
+    /// [`Task::sched_hint`].
+    pub(crate) fn origin(&self) -> (&'static str, &'static Location<'static>) {
+        // SAFETY: as in `sched_hint`; both are references to statics, one word each.
+        unsafe {
+            let body = self.body.as_ptr().read_volatile();
+            ((body.type_name)(), self.created_at.as_ptr().read_volatile())
+        }
+    }
+}
+
+/// Returns the task that the running goroutine polls, if it is a carrier.
+pub(crate) fn current() -> Option<&'static Task> {
+    current_g()?.task.get()
+}
+
+/// Records what the current task waits for, for dumps: a leaf future calls it before it returns
+/// `Pending`. Does nothing if the caller is no task.
+pub(crate) fn note_reason(reason: WaitReason) {
+    if let Some(task) = current() {
+        task.head.set_reason(reason, 0);
+    }
+}

@@ -1,0 +1,142 @@
+//! `task::spawn`: from a future to a runnable task.
+//!
+//! On a goroutine: takes a block from the P's free list, moves the future into it, and pushes it to
+//! `runnext`. Nothing is allocated unless the future is large. On a plain thread: takes the block
+//! from the central list and pushes it to a global queue.
+
+use super::Task;
+use super::block;
+use super::body::{TaskName, TypedTaskBody};
+use super::state::{Begin, Generation};
+use crate::sched::Sched;
+use crate::sched::goroutine::join::Detached;
+use crate::sched::m::Rt;
+use crate::sched::p::bump;
+use std::future::Future;
+use std::io;
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+
+/// Whether a task has a handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Handle {
+    One,
+    None,
+}
+
+/// Starts a task in the runtime `sched` and returns it. The caller owns the handle's side of its
+/// join cell.
+///
+/// # Safety
+/// The future and its output may be sent to other threads, and are 'static.
+#[inline]
+pub(crate) unsafe fn spawn<F: Future, N: TaskName>(
+    sched: &Sched,
+    future: F,
+    name: N,
+    created_at: &'static Location<'static>,
+) -> io::Result<&'static Task> {
+    // SAFETY: the caller's contract.
+    let (task, _) =
+        unsafe { start(sched, future, name, created_at, Begin::Scheduled, Handle::One)? };
+    Ok(task)
+}
+
+/// Starts a task that has no handle, and waits for its first wake-up.
+///
+/// # Safety
+/// As for [`spawn`].
+#[track_caller]
+pub(crate) unsafe fn spawn_idle<F: Future>(
+    sched: &Sched,
+    future: F,
+) -> io::Result<(&'static Task, Generation)> {
+    // SAFETY: the caller's contract.
+    unsafe { start(sched, future, (), Location::caller(), Begin::Idle, Handle::None) }
+}
+
+/// # Safety
+/// As for [`spawn`].
+#[inline]
+unsafe fn start<F: Future, N: TaskName>(
+    sched: &Sched,
+    future: F,
+    name: N,
+    created_at: &'static Location<'static>,
+    begin: Begin,
+    handle: Handle,
+) -> io::Result<(&'static Task, Generation)> {
+    let class = TypedTaskBody::<F, N>::class();
+    // Allocate before entering the runtime (sched/mod.rs, rule 2).
+    let reserved = TypedTaskBody::<F, N>::reserve();
+    let here = enter_if_in(sched);
+    let taken = match here {
+        Some(rt) => rt.with_local(|local| {
+            let task = local.free_tasks.take(class)?;
+            Ok((task, local.next_id(|n| sched.take_ids(n))))
+        }),
+        None => block::take_central(class).map(|task| (task, sched.take_ids(1))),
+    };
+    let (task, id) = match taken {
+        Ok(taken) => taken,
+        Err(e) => {
+            if let Some(rt) = here {
+                rt.leave();
+            }
+            // SAFETY: `reserve` returned it, and no task uses it.
+            unsafe { TypedTaskBody::<F, N>::unreserve(reserved) };
+            return Err(no_memory(&e));
+        }
+    };
+    // SAFETY: this function owns the block, which is of the right class; the caller's contract
+    // covers the future and the name.
+    unsafe { TypedTaskBody::<F, N>::put(task, future, name, reserved) };
+    task.id.store(id, Ordering::Relaxed);
+    task.sched.set(sched);
+    task.created_at.set(created_at);
+    task.head.woken.set(false);
+    task.join.reset();
+    if handle == Handle::None {
+        let detached = task.join.detach(0);
+        debug_assert_eq!(detached, Detached::Running, "the task has not started yet");
+    }
+    match here {
+        Some(rt) => bump(&rt.p().counters.tasks_spawned, 1),
+        // Release: pairs with the Acquire in `Sched::num_tasks`.
+        None => _ = sched.tasks.spawned_outside.fetch_add(1, Ordering::AcqRel),
+    }
+    // After the count: either the end of the runtime sees this task, or this sees the end.
+    let is_over = begin == Begin::Scheduled && sched.tasks.is_closed();
+    let generation = task.state.begin(if is_over { Begin::Cancelled } else { begin });
+    match here {
+        Some(rt) => {
+            if begin == Begin::Scheduled {
+                rt.p().push_next(sched, task);
+                sched.wake();
+            }
+            rt.leave();
+        }
+        None if begin == Begin::Scheduled => sched.push_fresh_from_outside(task),
+        None => {}
+    }
+    Ok((task, generation))
+}
+
+/// Enters the runtime if the caller is a goroutine of `sched`.
+#[inline]
+fn enter_if_in(sched: &Sched) -> Option<Rt> {
+    Rt::enter().filter(|rt| {
+        let same = std::ptr::eq(rt.sched(), sched);
+        if !same {
+            // A goroutine of another runtime spawns like a plain thread.
+            rt.leave_without_yield();
+        }
+        same
+    })
+}
+
+#[cold]
+fn no_memory(e: &io::Error) -> io::Error {
+    let text = format!("no memory for another task: {e}; raise the limit (ulimit -v)");
+    io::Error::new(e.kind(), text)
+}
