@@ -34,10 +34,10 @@ fn main() {
 
 async fn workload(args: Args) -> Report {
     match args.workload.as_str() {
-        "spawn_join" => spawn_join(&args).await,
-        "yield" => yields(&args, size::YIELDERS).await,
+        "spawn_join" | "task_spawn_join" => spawn_join(&args).await,
+        "yield" | "task_yield" => yields(&args, size::YIELDERS).await,
         "switch" => yields(&args, 2).await,
-        "fib" => fib_join(&args).await,
+        "fib" | "task_fib" => fib_join(&args).await,
         "skynet" => skynet(&args).await,
         "forkjoin" => fork_join(&args).await,
         "live1m" => live(&args).await,

@@ -7,6 +7,7 @@ mod clock;
 mod gobench;
 mod http;
 mod net;
+mod task;
 
 use std::time::Instant;
 
@@ -72,6 +73,10 @@ fn workload(args: &Args) -> Report {
         "http_64" => http::hello(args, 64),
         "http_512" => http::hello(args, 512),
         "http_64_hogs" => http::hello_hogs(args, 64),
+        "task_spawn_join" => task::spawn_join(args),
+        "task_yield" => task::yields(args),
+        "task_fib" => task::fib(args),
+        "task_block_std" => task::block_std(args),
         "gobench" => gobench::all(args),
         _ => args.unknown(),
     }

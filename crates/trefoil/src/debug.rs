@@ -53,6 +53,13 @@ pub struct Stats {
     pub threads_without_p: usize,
     /// Goroutines that are alive.
     pub goroutines: usize,
+    /// [Tasks](crate::task) that are alive.
+    pub tasks: usize,
+    /// Goroutines that poll tasks, not counted in `goroutines`. There are more of them than a few
+    /// per P if polls block.
+    pub carriers: usize,
+    /// How many carriers were ever started.
+    pub carriers_started: u64,
     /// Goroutines, and plain threads that this runtime serves, that wait for a file descriptor.
     pub io_waiters: usize,
     /// Goroutines that are runnable and wait in a global queue, not in that of a P.
@@ -129,6 +136,9 @@ pub fn stats() -> Stats {
         procs: sched.p_snapshots().into_iter().map(proc_stats).collect(),
         threads: sched.threads() as usize,
         goroutines: sched.num_goroutines() as usize,
+        tasks: sched.num_tasks() as usize,
+        carriers: sched.tasks.carriers() as usize,
+        carriers_started: sched.tasks.carriers_started(),
         io_waiters: sched.poller.waiters(),
         global_queue: sched.global_len.load(Ordering::Relaxed) as usize,
         stack_bytes_mapped: memory.mapped_bytes,
@@ -154,7 +164,7 @@ fn proc_stats(p: PSnapshot) -> ProcStats {
     }
 }
 
-/// Returns every goroutine of the caller's runtime as text, in Go's form: id, name, state, how long
+/// Returns every goroutine and task of the caller's runtime as text, in Go's form: id, name, state, how long
 /// it has waited, its stack, and where it was created. On a plain thread it is the default runtime.
 ///
 /// Use it to find out what a program waits for. No goroutine is stopped, so a goroutine that runs
@@ -173,7 +183,7 @@ pub fn dump() -> String {
     with_sched(crate::observe::dump::dump)
 }
 
-/// Counts the goroutines of the caller's runtime by stack, like Go's goroutine profile. On a plain
+/// Counts the goroutines and tasks of the caller's runtime by stack, like Go's goroutine profile. On a plain
 /// thread it is the default runtime.
 ///
 /// It has the goroutines of a [`dump`], grouped by stack, so it is short even for a million

@@ -44,6 +44,18 @@ const CASES: &[Case] = &[
         2,
         &[DEADLOCK, "[chan receive]:"],
     ),
+    (
+        "deadlock_of_a_task",
+        deadlock_of_a_task,
+        2,
+        &[
+            DEADLOCK,
+            "goroutine 1 \"main\" [join]:",
+            "task 2 \"waits\" [future]:",
+            "\ta task that waits has no stack",
+            "created by deadlock::deadlock_of_a_task",
+        ],
+    ),
     ("deadlock_after_a_sleep", deadlock_after_a_sleep, 2, &[DEADLOCK]),
     (
         "deadlock_after_the_last_timer",
@@ -96,6 +108,15 @@ fn deadlock_if_all_goroutines_wait() {
         go(|| trefoil::select! {});
         let _ = rx.recv();
     });
+}
+
+fn deadlock_of_a_task() {
+    run(|| {
+        let task = async { std::future::pending::<()>().await };
+        let task = trefoil::task::Builder::new().name("waits").spawn(task).unwrap();
+        task.join()
+    })
+    .unwrap();
 }
 
 fn deadlock_if_a_plain_thread_joins() {

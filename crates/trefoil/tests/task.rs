@@ -255,3 +255,162 @@ fn dropping_a_runtime_drops_the_futures_of_its_tasks() {
     drop(runtime);
     assert!(dropped.load(Ordering::SeqCst));
 }
+
+#[trefoil::test]
+fn a_dump_lists_tasks_that_wait_and_tasks_that_block() {
+    let (tx, rx) = trefoil::chan::bounded::<()>(0);
+    let waits = task::Builder::new().name("waits").spawn(pending::<()>()).unwrap();
+    let blocks = task::Builder::new().name("blocks").spawn(async move { rx.recv() }).unwrap();
+    let wanted = |text: &str| {
+        text.contains(&format!("task {} \"waits\" [future]:", waits.id()))
+            && text.contains(&format!("task {} \"blocks\" [chan receive, polled by", blocks.id()))
+    };
+    let start = Instant::now();
+    while !wanted(&trefoil::debug::dump()) {
+        assert!(start.elapsed() < Duration::from_secs(10), "{}", trefoil::debug::dump());
+        trefoil::time::sleep(Duration::from_millis(1));
+    }
+    assert!(trefoil::debug::dump().contains("tests/task.rs"));
+    drop(tx);
+    assert!(blocks.join().unwrap().is_err());
+    waits.abort();
+    assert!(waits.join().is_err());
+}
+
+#[trefoil::test]
+fn carriers_are_not_counted_as_goroutines() {
+    let before = trefoil::num_goroutines();
+    let (tx, rx) = trefoil::chan::bounded::<()>(0);
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let rx = rx.clone();
+            task::spawn(async move { rx.recv() })
+        })
+        .collect();
+    let start = Instant::now();
+    while trefoil::debug::stats().carriers < 10 && start.elapsed() < Duration::from_secs(10) {
+        trefoil::yield_now();
+    }
+    let stats = trefoil::debug::stats();
+    assert!(stats.carriers >= 10 && stats.tasks >= 10, "{stats:?}");
+    assert_eq!(trefoil::num_goroutines(), before);
+    drop(tx);
+    tasks.into_iter().for_each(|t| assert!(t.join().unwrap().is_err()));
+}
+
+/// A task is preempted while it holds a lock, and thousands of polls need the lock. Without a bound
+/// each of them would get a stack.
+#[test]
+fn polls_that_wait_for_a_preempted_lock_holder_get_few_carriers() {
+    let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+    let started = runtime.run(|| {
+        let lock = Arc::new(Mutex::new(()));
+        for _ in 0..5 {
+            let held = Arc::new(AtomicBool::new(false));
+            let hog = {
+                let (lock, held) = (lock.clone(), held.clone());
+                task::spawn(async move {
+                    let _guard = lock.lock().unwrap();
+                    held.store(true, Ordering::SeqCst);
+                    let start = Instant::now();
+                    while start.elapsed() < Duration::from_millis(30) {}
+                })
+            };
+            while !held.load(Ordering::SeqCst) {
+                trefoil::yield_now();
+            }
+            let others: Vec<_> = (0..2000)
+                .map(|_| {
+                    let lock = lock.clone();
+                    task::spawn(async move { drop(lock.lock().unwrap()) })
+                })
+                .collect();
+            hog.join().unwrap();
+            others.into_iter().for_each(|t| t.join().unwrap());
+        }
+        trefoil::debug::stats().carriers_started
+    });
+    assert!(started < 5 * 150, "{started} carriers");
+}
+
+/// Spawns, wakes, aborts, joins and drops at random moments, from goroutines and plain threads.
+#[test]
+fn torture_of_wakes_aborts_and_drops() {
+    struct Shared {
+        wakers: Mutex<Vec<Waker>>,
+        drops: AtomicUsize,
+    }
+    struct Guard(Arc<Shared>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.drops.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let shared = Arc::new(Shared { wakers: Mutex::default(), drops: AtomicUsize::new(0) });
+    let runtime = trefoil::Runtime::builder().procs(4).build().unwrap();
+    let wakers: Vec<_> = (0..2)
+        .map(|_| {
+            let (shared, stop) = (shared.clone(), stop.clone());
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let waker = shared.wakers.lock().unwrap().pop();
+                    match waker {
+                        Some(waker) => waker.wake(),
+                        None => std::thread::yield_now(),
+                    }
+                }
+            })
+        })
+        .collect();
+    let spawned = {
+        let shared = shared.clone();
+        runtime.run(move || {
+            let start = Instant::now();
+            let (mut spawned, mut seed) = (0, 1u64);
+            while start.elapsed() < Duration::from_millis(1500) {
+                let mut tasks = Vec::new();
+                for _ in 0..50 {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let polls = (seed >> 33) % 5;
+                    let guard = Guard(shared.clone());
+                    let mut done = 0;
+                    let task = poll_fn(move |context| {
+                        done += 1;
+                        if done > polls {
+                            return Poll::Ready(done);
+                        }
+                        guard.0.wakers.lock().unwrap().push(context.waker().clone());
+                        if done % 2 == 0 {
+                            context.waker().wake_by_ref();
+                        }
+                        Poll::Pending
+                    });
+                    spawned += 1;
+                    tasks.push((task::spawn(task), polls, seed >> 40));
+                }
+                for (task, polls, choice) in tasks {
+                    match choice % 4 {
+                        0 => assert_eq!(task.join().unwrap(), polls + 1),
+                        1 => drop(task),
+                        2 => {
+                            task.abort();
+                            let _ = task.join();
+                        }
+                        _ => {
+                            let abort = task.abort_handle();
+                            trefoil::go(move || abort.abort());
+                            let _ = trefoil::block_on(task);
+                        }
+                    }
+                }
+            }
+            spawned
+        })
+    };
+    // The end of the runtime drops the futures that are left.
+    drop(runtime);
+    stop.store(true, Ordering::Relaxed);
+    wakers.into_iter().for_each(|t| t.join().unwrap());
+    assert_eq!(shared.drops.load(Ordering::SeqCst), spawned);
+}

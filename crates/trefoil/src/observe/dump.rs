@@ -1,6 +1,6 @@
-//! Writes every goroutine as text, in Go's form.
+//! Writes every goroutine and task as text, in Go's form.
 
-use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
+use super::snapshot::{self, Snapshot, StackSnapshot, Subject};
 use super::symbols::SymbolCache;
 use crate::sched::Sched;
 use crate::sched::g::Status;
@@ -9,37 +9,44 @@ use std::fmt::Write;
 /// Bytes of a goroutine's name that are shown.
 const NAME_MAX_BYTES: usize = 80;
 
-/// Returns the text for every goroutine of `sched`, the caller first, then by id.
+/// Returns the text for every goroutine and task of `sched`, the caller first, then by id.
 pub(crate) fn dump(sched: &Sched) -> String {
     let mut out = String::new();
     let mut symbols = SymbolCache::default();
-    snapshot::for_each(sched, |goroutine| {
-        let _ = write_goroutine(&mut out, &mut symbols, &goroutine, sched);
+    snapshot::for_each(sched, |snapshot| {
+        let _ = write_snapshot(&mut out, &mut symbols, &snapshot, sched);
     });
     out
 }
 
-fn write_goroutine(
+fn write_snapshot(
     out: &mut String,
     symbols: &mut SymbolCache,
-    goroutine: &GoroutineSnapshot,
+    snapshot: &Snapshot,
     sched: &Sched,
 ) -> std::fmt::Result {
-    let g = goroutine.g;
-    write!(out, "goroutine {}", g.id())?;
+    let subject = snapshot.subject;
+    let kind = match subject {
+        Subject::Goroutine(_) => "goroutine",
+        Subject::Task { .. } => "task",
+    };
+    write!(out, "{kind} {}", subject.id())?;
     let mut name = [0; NAME_MAX_BYTES];
-    if let Some(len) = g.copy_name(&mut name) {
+    if let Some(len) = subject.copy_name(&mut name) {
         write!(out, " {:?}", String::from_utf8_lossy(&name[..len]))?;
     }
-    write!(out, " [{}", goroutine.state())?;
-    if let Status::Waiting(_) = goroutine.status {
-        let minutes = sched.minutes_waited(g);
+    write!(out, " [{}", snapshot.state())?;
+    if let Subject::Task { carrier: Some(g), .. } = subject {
+        write!(out, ", polled by goroutine {}", g.id())?;
+    }
+    if let Status::Waiting(_) = snapshot.status {
+        let minutes = sched.minutes_waited(subject.head());
         if minutes > 0 {
             write!(out, ", {minutes} minutes")?;
         }
     }
     writeln!(out, "]:")?;
-    match &goroutine.stack {
+    match &snapshot.stack {
         StackSnapshot::Addresses(addresses) => {
             for frame in symbols.frames(addresses) {
                 writeln!(out, "{}", frame.name)?;
@@ -51,13 +58,16 @@ fn write_goroutine(
         StackSnapshot::Running => {
             writeln!(out, "\tgoroutine running on other thread; stack unavailable")?
         }
+        StackSnapshot::None => writeln!(out, "\ta task that waits has no stack")?,
         StackSnapshot::Unknown => writeln!(out, "\tno stack yet, or it was resumed meanwhile")?,
     }
-    let (function, place) = g.origin();
+    let (function, place) = subject.origin();
     // The type name of a closure is the path of its function, then `{{closure}}`.
     let function = function.strip_suffix("::{{closure}}").unwrap_or(function);
     write!(out, "created by {function}")?;
-    if g.parent() != 0 {
+    if let Subject::Goroutine(g) = subject
+        && g.parent() != 0
+    {
         write!(out, " in goroutine {}", g.parent())?;
     }
     writeln!(out, "\n\t{}:{}\n", place.file(), place.line())

@@ -5,7 +5,7 @@
 //! name. If the program or the test harness has set another hook, that one is called after a line
 //! that names the goroutine.
 
-use crate::sched::current_g;
+use crate::sched::{current_g, task};
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};
@@ -65,9 +65,15 @@ fn is_default() -> bool {
     same
 }
 
-/// Returns `goroutine 7 "name"`.
+/// Returns `goroutine 7 "name"`, or `task 8 "name", polled by goroutine 7`.
 fn title() -> String {
     let Some(g) = current_g() else { return String::new() };
+    if let Some(task) = task::current() {
+        // SAFETY: the task is being polled, so its name is there.
+        let name = unsafe { (task.body.get().name)(task) };
+        let name = name.map(|n| format!(" {n:?}")).unwrap_or_default();
+        return format!("task {}{name}, polled by goroutine {}", task.id(), g.id());
+    }
     let name = g.name().map(|n| format!(" {n:?}")).unwrap_or_default();
     format!("goroutine {}{name}", g.id())
 }

@@ -9,7 +9,8 @@
 //! lines but no addresses, so pprof does not need the program's binary.
 //!
 //! Invariants:
-//! 1. Every goroutine that was visited counts once. A goroutine whose stack cannot be read (it runs
+//! 1. Every goroutine and task that was visited counts once. A task that waits has no stack, and
+//!    counts at its future. A goroutine whose stack cannot be read (it runs
 //!    on another thread, has not begun, or was resumed meanwhile) counts at the function that it
 //!    was started with.
 //! 2. The profile is a value: it refers neither to goroutines nor to loaded objects.
@@ -18,7 +19,7 @@
 //! stopping running goroutines, as Go does, because this module never changes what the scheduler
 //! does.
 
-use super::snapshot::{self, GoroutineSnapshot, StackSnapshot};
+use super::snapshot::{self, Snapshot, StackSnapshot};
 use super::symbols::{Frame, SymbolCache};
 use crate::sched::Sched;
 use std::collections::{BTreeMap, HashMap};
@@ -85,12 +86,12 @@ struct RawStack {
 }
 
 impl RawStack {
-    fn of(goroutine: GoroutineSnapshot) -> RawStack {
-        let addresses = match goroutine.stack {
+    fn of(snapshot: Snapshot) -> RawStack {
+        let addresses = match snapshot.stack {
             StackSnapshot::Addresses(addresses) => addresses,
-            StackSnapshot::Running | StackSnapshot::Unknown => Vec::new(),
+            StackSnapshot::Running | StackSnapshot::Unknown | StackSnapshot::None => Vec::new(),
         };
-        RawStack { addresses, origin: goroutine.g.origin() }
+        RawStack { addresses, origin: snapshot.subject.origin() }
     }
 
     fn frames(&self, symbols: &mut SymbolCache) -> Vec<Arc<Frame>> {
@@ -108,10 +109,10 @@ impl RawStack {
 pub(crate) fn profile(sched: &Sched) -> Profile {
     let taken = SystemTime::now();
     let mut by_address: HashMap<(RawStack, &'static str), Group> = HashMap::new();
-    snapshot::for_each(sched, |goroutine| {
-        let one = Group { count: 1, id: Some(goroutine.g.id()) };
-        let state = goroutine.state();
-        by_address.entry((RawStack::of(goroutine), state)).or_default().add(one);
+    snapshot::for_each(sched, |snapshot| {
+        let one = Group { count: 1, id: Some(snapshot.subject.id()) };
+        let state = snapshot.state();
+        by_address.entry((RawStack::of(snapshot), state)).or_default().add(one);
     });
     let mut symbols = SymbolCache::default();
     let mut by_frames: HashMap<(Vec<Arc<Frame>>, &'static str), Group> = HashMap::new();
@@ -128,7 +129,7 @@ pub(crate) fn profile(sched: &Sched) -> Profile {
 }
 
 impl Profile {
-    /// Returns how many goroutines the profile has counted.
+    /// Returns how many goroutines and tasks the profile has counted.
     pub fn goroutines(&self) -> u64 {
         self.samples.iter().map(|sample| sample.goroutines.count).sum()
     }

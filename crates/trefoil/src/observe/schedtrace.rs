@@ -1,12 +1,14 @@
 //! `TREFOIL_DEBUG=schedtrace=1000[,scheddetail=1]`: prints the state of the scheduler on stderr.
 //!
 //! The summary is Go's line; `needspinning` is always 0, because there is no such flag here. The
-//! detail differs from Go's: it has Ps and goroutines with their own states and counters, and no
-//! Ms.
+//! detail differs from Go's: it has Ps, goroutines and tasks with their own states and counters,
+//! and no Ms.
 
 use crate::sched::Sched;
 use crate::sched::g::{self, Status};
 use crate::sched::p_snapshot::PSnapshot;
+use crate::sched::task::block;
+use crate::sched::task::state::TaskSnapshot;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
@@ -70,6 +72,9 @@ fn detail(ps: &[PSnapshot], out: &mut String) -> std::fmt::Result {
     }
     let mut result = Ok(());
     g::for_each(&mut |g| {
+        if g.is_carrier_hint() && g.task_hint().is_none() {
+            return; // It is shelved.
+        }
         // The G may be reused for another goroutine between two reads.
         let status = match g.status() {
             Status::Dead => return,
@@ -79,6 +84,17 @@ fn detail(ps: &[PSnapshot], out: &mut String) -> std::fmt::Result {
         };
         if result.is_ok() {
             result = writeln!(out, "  G{}: status={status} parent={}", g.id(), g.parent());
+        }
+    });
+    block::for_each(&mut |task| {
+        let status = match task.state.snapshot().0 {
+            TaskSnapshot::Free => return,
+            TaskSnapshot::Scheduled => "runnable",
+            TaskSnapshot::Running => "running",
+            TaskSnapshot::Idle => task.head.reason().text(),
+        };
+        if result.is_ok() {
+            result = writeln!(out, "  T{}: status={status}", task.id());
         }
     });
     result

@@ -1,22 +1,41 @@
-//! `GoroutineSnapshot`: the state and the stack of a goroutine. Dumps and profiles are made of
-//! them.
+//! `Snapshot`: the state and the stack of a goroutine or task. Dumps and profiles are made of them.
 //!
-//! No goroutine is stopped for it. Goroutines start, move and end meanwhile, and a goroutine that
+//! No goroutine is stopped for it. Goroutines and tasks start, move and end meanwhile, and one that
 //! ends before its snapshot is left out. The stack of a running goroutine is not read, except the
 //! caller's own.
+//!
+//! A task that waits has no stack. A task that is being polled has the stack of its carrier, and
+//! the carrier is not listed as a goroutine.
 
 use super::unwind::Tables;
 use crate::sched::g::{self, G, Status};
+use crate::sched::runnable::RunHead;
+use crate::sched::task::state::{Generation, TaskSnapshot};
+use crate::sched::task::{Task, block};
 use crate::sched::{Sched, current_g};
+use std::collections::HashSet;
+use std::panic::Location;
 
 /// Frames of the caller's own stack that are read at most, those of the dump itself included.
 const OWN_FRAMES_MAX: usize = 128;
 
-/// One goroutine at one moment.
-pub(super) struct GoroutineSnapshot {
-    pub(super) g: &'static G,
+/// One goroutine or task at one moment.
+pub(super) struct Snapshot {
+    pub(super) subject: Subject,
     pub(super) status: Status,
     pub(super) stack: StackSnapshot,
+}
+
+/// What a [`Snapshot`] shows.
+#[derive(Clone, Copy)]
+pub(super) enum Subject {
+    Goroutine(&'static G),
+    Task {
+        task: &'static Task,
+        generation: Generation,
+        /// The goroutine that polls it.
+        carrier: Option<&'static G>,
+    },
 }
 
 /// The stack of a goroutine, as far as it can be read.
@@ -27,9 +46,11 @@ pub(super) enum StackSnapshot {
     Running,
     /// The goroutine has not begun, or it was resumed while its stack was read.
     Unknown,
+    /// It is a task that is not being polled.
+    None,
 }
 
-impl GoroutineSnapshot {
+impl Snapshot {
     /// Returns the state in Go's words.
     pub(super) fn state(&self) -> &'static str {
         match self.status {
@@ -41,34 +62,130 @@ impl GoroutineSnapshot {
     }
 }
 
-/// Calls `f` with a snapshot of every goroutine of `sched`, the caller first, then by id.
-pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(GoroutineSnapshot)) {
-    let goroutines = goroutines(sched);
-    let mut tables = Tables::load();
-    for (id, g) in goroutines {
-        let status = g.status();
-        let stack = match status {
-            Status::Dead => continue, // It has ended since.
-            Status::Running if is_caller(g) => StackSnapshot::Addresses(own_stack()),
-            Status::Running => StackSnapshot::Running,
-            _ => tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses),
+impl Subject {
+    pub(super) fn id(self) -> u64 {
+        match self {
+            Subject::Goroutine(g) => g.id(),
+            Subject::Task { task, .. } => task.id(),
+        }
+    }
+
+    /// Returns what has stored since when it waits.
+    pub(super) fn head(self) -> &'static RunHead {
+        match self {
+            Subject::Goroutine(g) => &g.head,
+            Subject::Task { carrier: Some(g), .. } => &g.head,
+            Subject::Task { task, .. } => &task.head,
+        }
+    }
+
+    /// Copies its name into `buffer`, as far as it fits. Returns the number of bytes copied, or
+    /// None if it has no name.
+    pub(super) fn copy_name(self, buffer: &mut [u8]) -> Option<usize> {
+        match self {
+            Subject::Goroutine(g) => g.copy_name(buffer),
+            Subject::Task { task, generation, .. } => task.copy_name(generation, buffer),
+        }
+    }
+
+    /// Returns the name of its closure's or future's type, and where it was started.
+    pub(super) fn origin(self) -> (&'static str, &'static Location<'static>) {
+        match self {
+            Subject::Goroutine(g) => g.origin(),
+            Subject::Task { task, .. } => task.origin(),
+        }
+    }
+
+    /// Returns the goroutine whose stack it uses.
+    fn g(self) -> Option<&'static G> {
+        match self {
+            Subject::Goroutine(g) => Some(g),
+            Subject::Task { carrier, .. } => carrier,
+        }
+    }
+
+    fn is_caller(self) -> bool {
+        self.g().is_some_and(is_caller)
+    }
+
+    /// Returns whether it is still a goroutine or task of `sched`, and the same as before.
+    fn is_still(self, id: u64, sched: &Sched) -> bool {
+        let of = match self {
+            Subject::Goroutine(g) => g.sched_hint(),
+            Subject::Task { task, generation, .. } => {
+                if task.state.has_ended(generation) {
+                    return false;
+                }
+                task.sched_hint()
+            }
         };
-        // The G may have been reused for another goroutine.
-        if g.id() == id && std::ptr::eq(g.sched_hint(), sched) {
-            f(GoroutineSnapshot { g, status, stack });
+        self.id() == id && std::ptr::eq(of, sched)
+    }
+
+    fn status(self) -> Status {
+        match self {
+            Subject::Goroutine(g) => g.status(),
+            Subject::Task { carrier: Some(g), .. } => g.status(),
+            Subject::Task { task, .. } => match task.state.snapshot().0 {
+                TaskSnapshot::Free => Status::Dead,
+                TaskSnapshot::Idle => Status::Waiting(task.head.reason()),
+                TaskSnapshot::Scheduled => Status::Runnable,
+                TaskSnapshot::Running => Status::Running,
+            },
         }
     }
 }
 
-/// Returns the goroutines of `sched` with their ids, the caller first, then by id.
-fn goroutines(sched: &Sched) -> Vec<(u64, &'static G)> {
+/// Calls `f` with a snapshot of every goroutine and task of `sched`, the caller first, then by id.
+pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
+    let subjects = subjects(sched);
+    let mut tables = Tables::load();
+    for (id, subject) in subjects {
+        let status = subject.status();
+        let stack = match (status, subject.g()) {
+            (Status::Dead, _) => continue, // It has ended since.
+            (_, None) => StackSnapshot::None,
+            (Status::Running, Some(g)) if is_caller(g) => StackSnapshot::Addresses(own_stack()),
+            (Status::Running, _) => StackSnapshot::Running,
+            (_, Some(g)) => {
+                tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses)
+            }
+        };
+        // The memory may have been reused for another goroutine or task.
+        if subject.is_still(id, sched) {
+            f(Snapshot { subject, status, stack });
+        }
+    }
+}
+
+/// Returns the goroutines and tasks of `sched` with their ids, the caller first, then by id.
+fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
     let mut all = Vec::new();
+    // Tasks that a carrier polls: they are not listed a second time.
+    let mut polled: HashSet<*const Task> = HashSet::new();
     g::for_each(&mut |g| {
-        if g.status() != Status::Dead && std::ptr::eq(g.sched_hint(), sched) {
-            all.push((g.id(), g));
+        if g.status() == Status::Dead || !std::ptr::eq(g.sched_hint(), sched) {
+            return;
+        }
+        if !g.is_carrier_hint() {
+            all.push((g.id(), Subject::Goroutine(g)));
+        } else if let Some(task) = g.task_hint() {
+            let (state, generation) = task.state.snapshot();
+            if state != TaskSnapshot::Free && polled.insert(task) {
+                all.push((task.id(), Subject::Task { task, generation, carrier: Some(g) }));
+            }
         }
     });
-    all.sort_unstable_by_key(|&(id, g)| (!is_caller(g), id));
+    block::for_each(&mut |task| {
+        let (state, generation) = task.state.snapshot();
+        if state != TaskSnapshot::Free
+            && std::ptr::eq(task.sched_hint(), sched)
+            && !polled.contains(&std::ptr::from_ref(task))
+        {
+            all.push((task.id(), Subject::Task { task, generation, carrier: None }));
+        }
+    });
+    all.sort_unstable_by_key(|&(id, subject)| (!subject.is_caller(), id));
     all
 }
 

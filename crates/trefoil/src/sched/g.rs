@@ -253,6 +253,18 @@ impl G {
         unsafe { self.sched.as_ptr().read_volatile() }
     }
 
+    /// Returns whether it is a carrier of tasks.
+    pub(crate) fn is_carrier_hint(&self) -> bool {
+        // SAFETY: as in `sp_hint`; a byte that is 0 or 1.
+        unsafe { self.is_carrier.as_ptr().read_volatile() }
+    }
+
+    /// Returns the task of a carrier.
+    pub(crate) fn task_hint(&self) -> Option<&'static Task> {
+        // SAFETY: as in `sp_hint`; null or a task, which is never freed.
+        unsafe { self.task.as_ptr().read_volatile() }
+    }
+
     /// Returns the bounds of its stack: the slot of the stack arena that contains its stack
     /// pointer.
     pub(crate) fn stack_bounds(&self) -> Option<(usize, usize)> {
@@ -289,7 +301,7 @@ static NAMES: Lock<()> = Lock::new(());
 
 /// Calls `f` with [`NAMES`] locked. A goroutine enters the runtime for that, so it is not preempted
 /// while it holds the lock.
-fn with_names<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn with_names<T>(f: impl FnOnce() -> T) -> T {
     let rt = Rt::enter();
     let names = NAMES.lock();
     let result = f();

@@ -403,9 +403,9 @@ impl Sched {
         self.coarse_ms.store(self.started.elapsed().as_millis() as u32, Ordering::Relaxed);
     }
 
-    /// Returns for how many minutes `g` has waited.
-    pub(crate) fn minutes_waited(&self, g: &G) -> u32 {
-        let since = g.head.waiting_since_ms.load(Ordering::Relaxed);
+    /// Returns for how many minutes a goroutine or task has waited.
+    pub(crate) fn minutes_waited(&self, head: &runnable::RunHead) -> u32 {
+        let since = head.waiting_since_ms.load(Ordering::Relaxed);
         let waited = (self.started.elapsed().as_millis() as u32).wrapping_sub(since);
         // The coarse clock of `since` may be a little ahead.
         if waited > u32::MAX / 2 { 0 } else { waited / 60_000 }

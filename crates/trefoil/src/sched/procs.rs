@@ -69,7 +69,7 @@ impl Sched {
         });
     }
 
-    /// Under the lock: retires a P that no M owns.
+    /// Under the lock: retires a P that no M owns, and whose carriers were collected.
     pub(crate) fn retire_unused(&self, p: &'static P) {
         p.flags.fetch_and(!flag::RETIRE, Ordering::Relaxed);
         // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.

@@ -254,6 +254,7 @@ impl Sched {
         }
         if p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0 {
             self.spill(central, p);
+            self.collect_carriers(central, p);
             self.retire_unused(p);
             return self.wake_locked(central);
         }

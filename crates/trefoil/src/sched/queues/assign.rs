@@ -192,6 +192,7 @@ impl Sched {
         }
         self.spill(central, p);
         if retires {
+            self.collect_carriers(central, p);
             self.retire_unused(p);
         } else {
             self.put_idle_p(central, p);

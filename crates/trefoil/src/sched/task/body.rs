@@ -10,6 +10,7 @@
 
 use super::Task;
 use super::block::{self, Class};
+use crate::sched::g::with_names;
 use std::alloc::Layout;
 use std::any::Any;
 use std::future::Future;
@@ -256,7 +257,11 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
         // SAFETY: the caller owns the block, and the output was moved out. `unreserve` frees the
         // box of `reserve`, if there is one.
         unsafe {
-            std::ptr::drop_in_place(&raw mut (*storage).name);
+            if std::mem::needs_drop::<N>() {
+                // A dump may be reading it.
+                let name = with_names(|| (&raw mut (*storage).name).read());
+                drop(name);
+            }
             Self::unreserve(storage.cast());
         }
     }

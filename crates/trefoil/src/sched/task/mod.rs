@@ -37,8 +37,9 @@ use crate::sched::goroutine::join::JoinCell;
 use crate::sched::runnable::{RunHead, RunKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
+use crate::sched::g::with_names;
 use body::TaskBody;
-use state::TaskState;
+use state::{Generation, TaskState};
 use std::cell::Cell;
 use std::panic::Location;
 use std::ptr::null;
@@ -89,6 +90,22 @@ impl Task {
     pub(crate) fn sched_hint(&self) -> *const Sched {
         // SAFETY: an aligned word in memory that is never freed.
         unsafe { self.sched.as_ptr().read_volatile() }
+    }
+
+    /// Copies the name of the task of this generation into `buffer`, as far as it fits. Returns the
+    /// number of bytes copied, or None if it has no name or has ended.
+    pub(crate) fn copy_name(&self, generation: Generation, buffer: &mut [u8]) -> Option<usize> {
+        with_names(|| {
+            if self.state.has_ended(generation) {
+                return None;
+            }
+            // SAFETY: the task has not ended, so its name is there. It is freed only after the end,
+            // under the same lock (`body.rs`).
+            let name = unsafe { (self.body.get().name)(self) }?;
+            let len = name.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&name.as_bytes()[..len]);
+            Some(len)
+        })
     }
 
     /// Returns the name of the future's type, and where the task was spawned. For dumps, as
