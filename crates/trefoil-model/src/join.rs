@@ -10,11 +10,13 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail, sweep};
-use crate::join_rs::{Completed, Detached, JoinCell};
+use crate::join_rs::{Completed, Detached, JoinCell, TASK_SLEEPER};
 use crate::shim::{Half, Mutation, Op};
 
 /// Any waiter; the cell does not dereference it.
 const WAITER: usize = 0x1000;
+/// Any two waiters that are tasks.
+const TASKS: [usize; 2] = [0x1000 | TASK_SLEEPER, 0x2000 | TASK_SLEEPER];
 
 struct Model {
     cell: JoinCell,
@@ -61,7 +63,7 @@ impl Model {
         let freed = match self.cell.complete() {
             Completed::Kept => false,
             Completed::Wake(waiter) => {
-                assert_eq!(waiter, WAITER);
+                assert!(waiter == WAITER || TASKS.contains(&waiter));
                 self.check_owner_is_visible();
                 *self.is_woken.lock().unwrap() = true;
                 self.woken.notify_one();
@@ -85,11 +87,16 @@ impl Model {
     /// Drops the handle. Returns the same as `run`, for the handle's owner.
     fn drop_handle(&self) -> (bool, bool) {
         self.do_before();
-        match self.cell.detach() {
+        self.detach(0)
+    }
+
+    /// Drops the handle whose last waiter was `registered`.
+    fn detach(&self, registered: usize) -> (bool, bool) {
+        match self.cell.detach(registered) {
             Detached::Running => (false, false),
             Detached::Stored => {
                 self.take_result();
-                let freed = !self.cell.emptied();
+                let freed = !self.cell.emptied(registered);
                 if freed {
                     self.use_g();
                 }
@@ -124,7 +131,7 @@ impl Model {
     /// Joins the goroutine.
     fn join(&self) {
         self.do_before();
-        if self.cell.wait(WAITER) {
+        if self.cell.wait(0, WAITER) {
             let mut woken = self.is_woken.lock().unwrap();
             while !*woken {
                 woken = self.woken.wait(woken).unwrap();
@@ -187,6 +194,66 @@ pub fn complete_against_is_done() {
         } else {
             model.join();
         }
+        assert_eq!(goroutine.join().unwrap(), (false, false));
+    });
+}
+
+/// A task polls the handle, polls it again with another waker, and drops it, while the goroutine
+/// ends.
+///
+/// Race: both, or neither, believe that the other will free the result or the G, because a
+/// registered waiter hides whether the result is stored.
+pub fn complete_against_polls_and_drop() {
+    explore(Bound::All, || {
+        let model = Model::new();
+        let goroutine = thread::spawn({
+            let model = model.clone();
+            move || model.run()
+        });
+        model.do_before();
+        let mut registered = 0;
+        let mut is_over = false;
+        for task in TASKS {
+            if model.cell.wait(registered, task) {
+                registered = task;
+            } else {
+                is_over = true;
+                break;
+            }
+        }
+        let ours = if is_over {
+            assert!(model.cell.is_done(), "a registration fails only at the end");
+            model.take_result();
+            model.use_g();
+            (true, true)
+        } else {
+            model.detach(registered)
+        };
+        let its = goroutine.join().unwrap();
+        assert!(ours.0 != its.0 && ours.1 != its.1, "exactly one owner: {ours:?} {its:?}");
+    });
+}
+
+/// A task polls the handle, and then a goroutine joins it.
+///
+/// Race: the goroutine ends between the two: then it wakes the task, and the join must not sleep.
+pub fn complete_against_poll_and_join() {
+    explore(Bound::All, || {
+        let model = Model::new();
+        let goroutine = thread::spawn({
+            let model = model.clone();
+            move || model.run()
+        });
+        model.do_before();
+        let registered = if model.cell.wait(0, TASKS[0]) { TASKS[0] } else { 0 };
+        if !model.cell.is_done() && model.cell.wait(registered, WAITER) {
+            let mut woken = model.is_woken.lock().unwrap();
+            while !*woken {
+                woken = model.woken.wait(woken).unwrap();
+            }
+        }
+        model.take_result();
+        model.use_g();
         assert_eq!(goroutine.join().unwrap(), (false, false));
     });
 }

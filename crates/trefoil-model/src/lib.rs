@@ -11,7 +11,8 @@
 //! | [`runq`] | `sched/queues/runq.rs` | owner, thieves, runnext, overflow |
 //! | [`wake`] | `sched/search/idle.rs`, `sched/queues/runq.rs` (R) | no M sleeps while work waits |
 //! | [`idle_poller`] | `sched/search/idle.rs` (R) | an M always waits for the earliest timer |
-//! | [`join`] | `sched/goroutine/join.rs` | a goroutine's end meets its handle |
+//! | [`join`] | `sched/goroutine/join.rs` | the end of a goroutine or task meets its handle |
+//! | [`task`] | `sched/task/state.rs` | wake-ups, polls and aborts of a task; stale wakers |
 //! | [`park`] | `sched/goroutine/state.rs` | a park meets its wake-up |
 //! | [`parker`] | `sys/parker.rs` | a thread's sleep meets its wake-up |
 //! | [`stack_pool`] | `mem/stack_pool.rs` | the central stack pool |
@@ -71,6 +72,8 @@ mod rwlock_word_rs;
 mod stack_pool_rs;
 #[path = "../../trefoil/src/sched/goroutine/state.rs"]
 mod state_rs;
+#[path = "../../trefoil/src/sched/task/state.rs"]
+mod task_state_rs;
 
 pub mod channel;
 pub mod explore;
@@ -84,5 +87,6 @@ pub mod runq;
 pub mod rwlock;
 pub mod select;
 pub mod stack_pool;
+pub mod task;
 pub mod timer;
 pub mod wake;

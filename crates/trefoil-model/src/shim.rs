@@ -199,6 +199,14 @@ macro_rules! counting {
                 self.0.fetch_or(bits, actual(Op::Change, order, Location::caller()))
             }
             #[track_caller]
+            pub(crate) fn fetch_and(&self, bits: $value, order: Ordering) -> $value {
+                self.0.fetch_and(bits, actual(Op::Change, order, Location::caller()))
+            }
+            #[track_caller]
+            pub(crate) fn fetch_xor(&self, bits: $value, order: Ordering) -> $value {
+                self.0.fetch_xor(bits, actual(Op::Change, order, Location::caller()))
+            }
+            #[track_caller]
             pub(crate) fn fetch_sub(&self, n: $value, order: Ordering) -> $value {
                 self.0.fetch_sub(n, actual(Op::Change, order, Location::caller()))
             }

@@ -34,6 +34,8 @@ checks! { join:
     complete_against_wait
     complete_against_detach
     complete_against_is_done
+    complete_against_polls_and_drop
+    complete_against_poll_and_join
     detects_unpublished_result
     detects_unacquired_result
 }
@@ -45,6 +47,16 @@ checks! { park:
     detects_unpublished_registers
     detects_unacquired_notice
     detects_commit_before_save
+}
+
+checks! { task:
+    two_wakes_against_polls
+    polls_on_two_carriers
+    cancel_against_wake
+    stale_waker_against_reuse
+    detects_unpublished_wake
+    detects_unacquired_poll
+    detects_wake_without_a_write
 }
 
 checks! { stack_pool:

@@ -1,9 +1,9 @@
 //! Runtimes: `run`, `Runtime`, `RuntimeBuilder`; and functions about the caller's runtime.
 
 use crate::join_handle::{Join, JoinHandle};
-use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
+use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, calls};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};

@@ -191,10 +191,7 @@ impl RunList {
     }
 
     /// Takes out the first one for which `wanted` returns true.
-    pub(crate) fn remove_first(
-        &mut self,
-        wanted: impl Fn(Runnable) -> bool,
-    ) -> Option<Runnable> {
+    pub(crate) fn remove_first(&mut self, wanted: impl Fn(Runnable) -> bool) -> Option<Runnable> {
         let mut before = RunList::new();
         let mut found = None;
         while let Some(item) = self.pop_front() {

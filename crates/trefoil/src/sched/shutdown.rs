@@ -426,7 +426,8 @@ impl Sched {
         }
         let local = || pop_local(p);
         let global = || self.pop_expired().or_else(|| self.pop_global());
-        let g = std::iter::from_fn(|| local().or_else(global)).find(|item| item.goroutine().is_some_and(G::must_be_drained))?;
+        let g = std::iter::from_fn(|| local().or_else(global))
+            .find(|item| item.goroutine().is_some_and(G::must_be_drained))?;
         p.begin_slice();
         m.grace_until.set(time_used_by(m) + GRACE_NANOS);
         // It stops at its next runtime call, or by sysmon's signal when its grace is over and it is

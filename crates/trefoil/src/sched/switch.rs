@@ -716,12 +716,10 @@ pub(crate) fn thread_loop(own: OwnContext) {
             Some(g) => g,
             None => match find::find_work(own).map(Runnable::unpack) {
                 Some(Unpacked::Goroutine(g)) => g,
-                Some(Unpacked::Task(task)) => {
-                    match carrier::carrier_for(own.expect_rt(), task) {
-                        Some(g) => g,
-                        None => continue,
-                    }
-                }
+                Some(Unpacked::Task(task)) => match carrier::carrier_for(own.expect_rt(), task) {
+                    Some(g) => g,
+                    None => continue,
+                },
                 None => return,
             },
         };

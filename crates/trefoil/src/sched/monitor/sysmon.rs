@@ -576,7 +576,9 @@ impl<'a> Monitor<'a> {
                 break;
             }
             wake_scavenger(sched);
-            let suspicious = delay != NEVER && sched.is_asleep() && sched.num_goroutines() + sched.num_tasks() > 0;
+            let suspicious = delay != NEVER
+                && sched.is_asleep()
+                && sched.num_goroutines() + sched.num_tasks() > 0;
             let woken = if suspicious {
                 sysmon.parker.park_until(now() + delay)
             } else {

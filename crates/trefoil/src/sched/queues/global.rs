@@ -139,10 +139,7 @@ impl Sched {
     }
 
     /// Takes the goroutine that `choose` takes from the queues.
-    fn pop(
-        &self,
-        choose: impl FnOnce(&mut GlobalQueues) -> Option<Runnable>,
-    ) -> Option<Runnable> {
+    fn pop(&self, choose: impl FnOnce(&mut GlobalQueues) -> Option<Runnable>) -> Option<Runnable> {
         let mut central = self.central.lock();
         let g = choose(&mut central.global);
         self.publish_global_len(&central);
@@ -172,7 +169,11 @@ impl Sched {
 
     /// Takes the first goroutine that was stopped inside libc or the loader.
     pub(crate) fn pop_stopped_in_libc(&self) -> Option<Runnable> {
-        self.pop(|global| global.expired.remove_first(|item| item.goroutine().is_some_and(|g| g.stopped_in_libc.get())))
+        self.pop(|global| {
+            global
+                .expired
+                .remove_first(|item| item.goroutine().is_some_and(|g| g.stopped_in_libc.get()))
+        })
     }
 
     /// Takes a fair share of the woken and fresh goroutines for `p`, whose queue is empty. Returns

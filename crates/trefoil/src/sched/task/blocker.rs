@@ -6,11 +6,11 @@
 //! Invariant 1: the sleeper is in the block from before `end_poll` until the wake-up. Only the
 //! waker that found the state idle reads it.
 
+use super::Task;
 use super::block::{self, Class};
 use super::body::{TaskBody, WakeBy};
 use super::state::{Begin, Turn};
 use super::waker;
-use super::Task;
 use crate::sched::m::Rt;
 use crate::sched::wait;
 use crate::sched::wait::reason::WaitReason;

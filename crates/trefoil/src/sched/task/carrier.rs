@@ -320,7 +320,8 @@ impl Sched {
     /// Returns how many tasks are alive: spawned and not ended.
     pub(crate) fn num_tasks(&self) -> u64 {
         // As in `num_goroutines`.
-        let ended: u64 = self.all_ps().map(|p| p.counters.tasks_ended.load(Ordering::Acquire)).sum();
+        let ended: u64 =
+            self.all_ps().map(|p| p.counters.tasks_ended.load(Ordering::Acquire)).sum();
         let spawned: u64 =
             self.all_ps().map(|p| p.counters.tasks_spawned.load(Ordering::Acquire)).sum();
         (spawned + self.tasks.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)

@@ -33,11 +33,11 @@ pub(crate) mod spawn;
 pub(crate) mod state;
 pub(crate) mod waker;
 
+use crate::sched::g::with_names;
 use crate::sched::goroutine::join::JoinCell;
 use crate::sched::runnable::{RunHead, RunKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
-use crate::sched::g::with_names;
 use body::TaskBody;
 use state::{Generation, TaskState};
 use std::cell::Cell;

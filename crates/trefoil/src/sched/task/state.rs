@@ -174,10 +174,8 @@ impl TaskState {
     /// Ends the task: wake-ups and aborts have no effect any more.
     #[inline]
     pub(crate) fn finish(&self) {
-        let generation = self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT;
-        // Relaxed: the join cell or a free list passes the block on. A bit that a waker sets
-        // meanwhile may be lost.
-        self.0.store(generation << GENERATION_SHIFT, Ordering::Relaxed);
+        // Relaxed: the join cell or a free list passes the block on.
+        self.0.fetch_and(!((1 << GENERATION_SHIFT) - 1), Ordering::Relaxed);
     }
 
     /// Returns whether the task of this generation has ended.

@@ -46,10 +46,10 @@ pub(crate) mod thread_waiter;
 pub(crate) mod timers;
 
 use crate::sched::g::G;
+use crate::sched::goroutine::join::TASK_SLEEPER;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
 use crate::sched::switch;
-use crate::sched::goroutine::join::TASK_SLEEPER;
 use crate::sched::task::waker;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::thread_waiter::ThreadWaiter;
