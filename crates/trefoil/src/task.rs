@@ -1,4 +1,4 @@
-//! Async tasks on the scheduler: [`spawn`], [`JoinSet`], [`yield_now`].
+//! Async tasks on the scheduler: [`spawn`], [`JoinSet`], [`LocalSet`], [`yield_now`].
 //!
 //! A task is a future that the runtime polls. It takes about 200 bytes, has no stack, and waits in
 //! the same run queues as goroutines. Use tasks for code that is written with `async`; use
@@ -30,13 +30,15 @@
 //! except those in whose poll a carrier is blocked.
 
 mod join_set;
+mod local_set;
 
 pub use crate::join_handle::{AbortHandle, JoinError, JoinHandle};
 pub use join_set::JoinSet;
+pub use local_set::{LocalSet, spawn_local};
 
 use crate::join_handle::Join;
 use crate::runtime::{current_sched, with_sched};
-use crate::sched::task::body::TaskName;
+use crate::sched::task::body::TaskExtra;
 use crate::sched::{Sched, task};
 use std::future::{Future, poll_fn};
 use std::io;
@@ -49,8 +51,8 @@ use std::task::Poll;
 /// runtime, which the first such call starts and which lives as long as the process. Use [`Builder`]
 /// for a name.
 ///
-/// The future must be `Send`, because its polls run on different threads. [`go`](crate::go) takes
-/// closures that make futures which are not.
+/// The future must be `Send`, because its polls run on different threads. A [`LocalSet`] takes
+/// futures that are not.
 ///
 /// ```
 /// use trefoil::task;
@@ -95,20 +97,20 @@ fn cannot_spawn(e: &io::Error) -> ! {
 }
 
 #[inline]
-fn start<F, N>(
+fn start<F, X>(
     future: F,
-    name: N,
+    extra: X,
     created_at: &'static Location<'static>,
 ) -> io::Result<JoinHandle<F::Output>>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
-    N: TaskName,
+    X: TaskExtra,
 {
     let sched = current_sched()?;
     // SAFETY: the future and its output are Send and 'static. This is the task's only handle.
     unsafe {
-        let task = task::spawn::spawn(sched, future, name, created_at)?;
+        let task = task::spawn::spawn(sched, future, extra, created_at)?;
         Ok(JoinHandle::from_join(Join::new(task)))
     }
 }

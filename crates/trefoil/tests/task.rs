@@ -414,3 +414,62 @@ fn torture_of_wakes_aborts_and_drops() {
     wakers.into_iter().for_each(|t| t.join().unwrap());
     assert_eq!(shared.drops.load(Ordering::SeqCst), spawned);
 }
+
+#[trefoil::test]
+fn local_set_polls_futures_that_are_not_send() {
+    use std::rc::Rc;
+    let set = task::LocalSet::new();
+    let count = Rc::new(std::cell::Cell::new(0));
+    for _ in 0..100 {
+        let count = count.clone();
+        set.spawn_local(async move {
+            for _ in 0..10 {
+                task::yield_now().await;
+                count.set(count.get() + 1);
+            }
+        });
+    }
+    let inner = count.clone();
+    let seen = set.block_on(async move {
+        task::spawn_local(async move { inner.set(inner.get() + 1) }).await.unwrap();
+        task::spawn(async { 5 }).await.unwrap()
+    });
+    assert_eq!(seen, 5);
+    trefoil::block_on(set);
+    assert_eq!(count.get(), 1001);
+    assert_eq!(Rc::strong_count(&count), 1);
+}
+
+#[trefoil::test]
+fn dropping_a_local_set_drops_its_futures_and_aborts_its_handles() {
+    let dropped = Arc::new(AtomicBool::new(false));
+    let set = task::LocalSet::new();
+    let guard = SetOnDrop(dropped.clone());
+    let handle = set.spawn_local(async move {
+        let _guard = guard;
+        pending::<()>().await;
+    });
+    set.block_on(task::yield_now());
+    drop(set);
+    assert!(dropped.load(Ordering::SeqCst));
+    assert!(trefoil::block_on(handle).unwrap_err().is_cancelled());
+}
+
+#[trefoil::test]
+fn a_local_task_is_woken_from_other_goroutines() {
+    let set = task::LocalSet::new();
+    for i in 0..200 {
+        let sum = set.block_on(async move {
+            let a = task::spawn_local(async move { trefoil::go(move || i).await.unwrap() });
+            let b = task::spawn_local(async move { task::spawn(async move { i }).await.unwrap() });
+            a.await.unwrap() + b.await.unwrap()
+        });
+        assert_eq!(sum, 2 * i);
+    }
+}
+
+#[trefoil::test]
+#[should_panic(expected = "spawn_local was called outside of a LocalSet")]
+fn spawn_local_outside_of_a_set_says_what_to_do() {
+    task::spawn_local(async {});
+}

@@ -10,6 +10,7 @@
 
 use super::Task;
 use super::block::{self, Class};
+use super::local::LocalHome;
 use crate::sched::g::with_names;
 use std::alloc::Layout;
 use std::any::Any;
@@ -37,6 +38,8 @@ pub(crate) enum WakeBy {
     Queue,
     /// The goroutine or thread that polls it is woken (`blocker.rs`).
     Sleeper,
+    /// It goes to the queue of its set (`local.rs`).
+    Home,
 }
 
 /// What a poll, or the drop of the future, has ended with.
@@ -57,9 +60,11 @@ pub(crate) struct TaskBody {
     pub(crate) cancel: unsafe fn(&Task) -> Polled,
     /// Drops an unwanted output.
     pub(crate) drop_output: unsafe fn(&Task),
-    /// Frees the name, and the box, if there are any. The block is free then.
+    /// Frees the name or home, and the box, if there are any. The block is free then.
     pub(crate) free: unsafe fn(&Task),
     pub(crate) name: unsafe fn(&Task) -> Option<&str>,
+    /// Returns the home of a task of a set.
+    pub(crate) home: unsafe fn(&Task) -> Option<&LocalHome>,
     /// Dropping the output and freeing the body do nothing, unless the output is a panic.
     pub(crate) is_plain: bool,
     /// Returns the future's type name, whose path names the function that contains the future.
@@ -82,6 +87,7 @@ impl TaskBody {
             drop_output: |_| (),
             free: |_| (),
             name: |_| None,
+            home: |_| None,
             is_plain: true,
             type_name: || "",
             class,
@@ -98,33 +104,39 @@ union FutureOrOutput<F: Future> {
 
 /// What follows the [`Task`] in its block, or is in a box. The output is at its beginning.
 #[repr(C)]
-struct Storage<F: Future, N> {
+struct Storage<F: Future, X> {
     contents: FutureOrOutput<F>,
-    name: N,
+    extra: X,
 }
 
-/// The name of a task, or `()`: a task without a name needs no memory for it.
-pub(crate) trait TaskName: Send + 'static {
-    fn get(&self) -> Option<&str>;
-}
+/// What is stored with a future: its task's name or home. Most tasks have neither, and need no
+/// memory for it.
+pub(crate) trait TaskExtra: Send + 'static {
+    const WAKE_BY: WakeBy = WakeBy::Queue;
 
-impl TaskName for () {
-    fn get(&self) -> Option<&str> {
+    fn name(&self) -> Option<&str> {
+        None
+    }
+
+    fn home(&self) -> Option<&LocalHome> {
         None
     }
 }
 
-impl TaskName for Box<str> {
-    fn get(&self) -> Option<&str> {
+impl TaskExtra for () {}
+
+/// The name of a task.
+impl TaskExtra for Box<str> {
+    fn name(&self) -> Option<&str> {
         Some(self)
     }
 }
 
 /// The functions of a [`TaskBody`] for one type of future.
-pub(crate) struct TypedTaskBody<F, N>(PhantomData<(F, N)>);
+pub(crate) struct TypedTaskBody<F, X>(PhantomData<(F, X)>);
 
-impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
-    const LAYOUT: Layout = Layout::new::<Storage<F, N>>();
+impl<F: Future, X: TaskExtra> TypedTaskBody<F, X> {
+    const LAYOUT: Layout = Layout::new::<Storage<F, X>>();
     /// None if the body is in a box.
     const INLINE: Option<Class> = Class::for_body(Self::LAYOUT);
     const BODY: TaskBody = TaskBody {
@@ -133,15 +145,16 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
         drop_output: Self::drop_output,
         free: Self::free,
         name: Self::name,
+        home: Self::home,
         is_plain: Self::INLINE.is_some()
             && !std::mem::needs_drop::<F::Output>()
-            && !std::mem::needs_drop::<N>(),
+            && !std::mem::needs_drop::<X>(),
         type_name: std::any::type_name::<F>,
         class: match Self::INLINE {
             Some(class) => class,
             None => Class::MIN,
         },
-        wake_by: WakeBy::Queue,
+        wake_by: X::WAKE_BY,
         boxed: Self::INLINE.is_none(),
     };
 
@@ -155,7 +168,7 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
     pub(crate) fn reserve() -> *mut u8 {
         match Self::INLINE {
             Some(_) => std::ptr::null_mut(),
-            None => Box::into_raw(Box::<Storage<F, N>>::new_uninit()).cast(),
+            None => Box::into_raw(Box::<Storage<F, X>>::new_uninit()).cast(),
         }
     }
 
@@ -166,7 +179,7 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
     pub(crate) unsafe fn unreserve(reserved: *mut u8) {
         if Self::INLINE.is_none() {
             // SAFETY: the caller's contract.
-            drop(unsafe { Box::from_raw(reserved.cast::<MaybeUninit<Storage<F, N>>>()) });
+            drop(unsafe { Box::from_raw(reserved.cast::<MaybeUninit<Storage<F, X>>>()) });
         }
     }
 
@@ -174,10 +187,10 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
     ///
     /// # Safety
     /// The block of `task` is of [`TypedTaskBody::class`] and owned by the caller. `reserved` came
-    /// from `reserve`. The future, its output and the name may be used and dropped on other threads
+    /// from `reserve`. The future, its output and `extra` may be used and dropped on other threads
     /// for as long as the task lives.
     #[inline]
-    pub(crate) unsafe fn put(task: &Task, future: F, name: N, reserved: *mut u8) {
+    pub(crate) unsafe fn put(task: &Task, future: F, extra: X, reserved: *mut u8) {
         let inline = block::contents(task);
         // SAFETY: the caller owns the block, whose class is large enough, and the box of `reserve`.
         unsafe {
@@ -188,18 +201,18 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
                 reserved
             };
             let contents = FutureOrOutput { future: ManuallyDrop::new(future) };
-            storage.cast::<Storage<F, N>>().write(Storage { contents, name });
+            storage.cast::<Storage<F, X>>().write(Storage { contents, extra });
         }
         task.body.set(&Self::BODY);
     }
 
-    fn storage(task: &Task) -> *mut Storage<F, N> {
+    fn storage(task: &Task) -> *mut Storage<F, X> {
         let inline = block::contents(task);
         if Self::INLINE.is_some() {
             return inline.cast();
         }
         // SAFETY: a body in a box keeps its pointer in the block (see `put`).
-        unsafe { inline.cast::<*mut Storage<F, N>>().read() }
+        unsafe { inline.cast::<*mut Storage<F, X>>().read() }
     }
 
     unsafe fn poll(task: &Task, context: &mut Context<'_>) -> Polled {
@@ -257,10 +270,10 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
         // SAFETY: the caller owns the block, and the output was moved out. `unreserve` frees the
         // box of `reserve`, if there is one.
         unsafe {
-            if std::mem::needs_drop::<N>() {
+            if std::mem::needs_drop::<X>() {
                 // A dump may be reading it.
-                let name = with_names(|| (&raw mut (*storage).name).read());
-                drop(name);
+                let extra = with_names(|| (&raw mut (*storage).extra).read());
+                drop(extra);
             }
             Self::unreserve(storage.cast());
         }
@@ -268,7 +281,12 @@ impl<F: Future, N: TaskName> TypedTaskBody<F, N> {
 
     unsafe fn name(task: &Task) -> Option<&str> {
         // SAFETY: the name is written once, before the task is shared, and freed with the block.
-        unsafe { (*Self::storage(task)).name.get() }
+        unsafe { (*Self::storage(task)).extra.name() }
+    }
+
+    unsafe fn home(task: &Task) -> Option<&LocalHome> {
+        // SAFETY: as in `name`.
+        unsafe { (*Self::storage(task)).extra.home() }
     }
 }
 

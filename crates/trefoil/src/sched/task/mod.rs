@@ -14,6 +14,7 @@
 //! | `waker.rs` | wakers without a reference count; other executors' wakers |
 //! | `spawn.rs` | from a future to a runnable task |
 //! | `carrier.rs` | carriers: which goroutine polls which task |
+//! | `local.rs` | tasks of a `LocalSet`, which one goroutine polls |
 //! | `blocker.rs` | the waker of a goroutine or thread that polls a future itself (`block_on`) |
 //!
 //! Invariants:
@@ -29,6 +30,7 @@ pub(crate) mod block;
 pub(crate) mod blocker;
 pub(crate) mod body;
 pub(crate) mod carrier;
+pub(crate) mod local;
 pub(crate) mod spawn;
 pub(crate) mod state;
 pub(crate) mod waker;

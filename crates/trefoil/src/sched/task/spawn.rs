@@ -6,7 +6,7 @@
 
 use super::Task;
 use super::block;
-use super::body::{TaskName, TypedTaskBody};
+use super::body::{TaskExtra, TypedTaskBody};
 use super::state::{Begin, Generation};
 use crate::sched::Sched;
 use crate::sched::goroutine::join::Detached;
@@ -30,15 +30,15 @@ enum Handle {
 /// # Safety
 /// The future and its output may be sent to other threads, and are 'static.
 #[inline]
-pub(crate) unsafe fn spawn<F: Future, N: TaskName>(
+pub(crate) unsafe fn spawn<F: Future, X: TaskExtra>(
     sched: &Sched,
     future: F,
-    name: N,
+    extra: X,
     created_at: &'static Location<'static>,
 ) -> io::Result<&'static Task> {
     // SAFETY: the caller's contract.
     let (task, _) =
-        unsafe { start(sched, future, name, created_at, Begin::Scheduled, Handle::One)? };
+        unsafe { start(sched, future, extra, created_at, Begin::Scheduled, Handle::One)? };
     Ok(task)
 }
 
@@ -58,17 +58,17 @@ pub(crate) unsafe fn spawn_idle<F: Future>(
 /// # Safety
 /// As for [`spawn`].
 #[inline]
-unsafe fn start<F: Future, N: TaskName>(
+unsafe fn start<F: Future, X: TaskExtra>(
     sched: &Sched,
     future: F,
-    name: N,
+    extra: X,
     created_at: &'static Location<'static>,
     begin: Begin,
     handle: Handle,
 ) -> io::Result<(&'static Task, Generation)> {
-    let class = TypedTaskBody::<F, N>::class();
+    let class = TypedTaskBody::<F, X>::class();
     // Allocate before entering the runtime (sched/mod.rs, rule 2).
-    let reserved = TypedTaskBody::<F, N>::reserve();
+    let reserved = TypedTaskBody::<F, X>::reserve();
     let here = enter_if_in(sched);
     let taken = match here {
         Some(rt) => rt.with_local(|local| {
@@ -84,13 +84,13 @@ unsafe fn start<F: Future, N: TaskName>(
                 rt.leave();
             }
             // SAFETY: `reserve` returned it, and no task uses it.
-            unsafe { TypedTaskBody::<F, N>::unreserve(reserved) };
+            unsafe { TypedTaskBody::<F, X>::unreserve(reserved) };
             return Err(no_memory(&e));
         }
     };
     // SAFETY: this function owns the block, which is of the right class; the caller's contract
-    // covers the future and the name.
-    unsafe { TypedTaskBody::<F, N>::put(task, future, name, reserved) };
+    // covers the future and `extra`.
+    unsafe { TypedTaskBody::<F, X>::put(task, future, extra, reserved) };
     task.id.store(id, Ordering::Relaxed);
     task.sched.set(sched);
     task.created_at.set(created_at);

@@ -16,7 +16,7 @@
 //! waiter lists are worked off inside the runtime, where no such code may run. So a [`TaskWaiter`]
 //! puts a *relay* between them: a small task of ours that calls the other waker when it is polled.
 
-use super::body::WakeBy;
+use super::body::{TaskBody, WakeBy};
 use super::spawn;
 use super::state::{Generation, WAKER_GENERATION_BITS, Woken};
 use super::{Task, block};
@@ -90,11 +90,9 @@ pub(crate) fn cancel(here: Option<Rt>, task: &'static Task, generation: Generati
 /// Puts a task that was idle into a queue, or wakes the goroutine or thread that polls it.
 #[inline]
 fn enqueue(here: Option<Rt>, task: &'static Task) {
-    if task.body.get().wake_by == WakeBy::Sleeper {
-        // SAFETY: the block of a blocker has its sleeper there, and the blocker sleeps until this
-        // wake-up.
-        let sleeper = unsafe { block::contents(task).cast::<usize>().read() };
-        return wait::wake_here(here, sleeper);
+    let body = task.body.get();
+    if body.wake_by != WakeBy::Queue {
+        return enqueue_elsewhere(here, task, body);
     }
     task.head.woken.set(true);
     match here {
@@ -103,6 +101,18 @@ fn enqueue(here: Option<Rt>, task: &'static Task) {
         }
         // SAFETY: a live task keeps its runtime alive (`Sched::start`).
         _ => unsafe { &*task.sched.get() }.push_woken_from_outside(task),
+    }
+}
+
+/// As [`enqueue`], for a task that no carrier polls.
+fn enqueue_elsewhere(here: Option<Rt>, task: &'static Task, body: &TaskBody) {
+    // SAFETY: the task is scheduled now, so it does not end before this wake-up has reached it: its
+    // home is there. The block of a blocker has its sleeper, and the blocker sleeps.
+    unsafe {
+        match (body.home)(task) {
+            Some(home) => home.push(here, task),
+            None => wait::wake_here(here, block::contents(task).cast::<usize>().read()),
+        }
     }
 }
 
