@@ -186,7 +186,7 @@ pub async fn yield_now() {
             return Poll::Ready(());
         }
         has_yielded = true;
-        context.waker().wake_by_ref();
+        task::yield_when_pending(context.waker());
         Poll::Pending
     })
     .await

@@ -84,10 +84,10 @@ pub(crate) struct G {
     pub(crate) waits_as_holder: AtomicBool,
     /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
     pub(crate) promised: AtomicBool,
-    /// It polls tasks (`task/carrier.rs`).
-    pub(crate) is_carrier: Cell<bool>,
     /// If it is a carrier: the task that it polls, or polls next.
     pub(crate) task: Cell<Option<&'static Task>>,
+    /// If it is a carrier: its task yields when the poll returns `Pending`.
+    pub(crate) task_yields: Cell<bool>,
     id: AtomicU64,
     /// The id of the goroutine that started it, or 0.
     parent: AtomicU64,
@@ -125,8 +125,8 @@ impl G {
             tp: Cell::new(null_mut()),
             state: GoroutineState::new(),
             head: RunHead::new(RunKind::Goroutine),
-            is_carrier: Cell::new(false),
             task: Cell::new(None),
+            task_yields: Cell::new(false),
             abort_on_panic: Cell::new(false),
             stopped_in_libc: Cell::new(false),
             stopped_by_signal: Cell::new(false),
@@ -255,8 +255,7 @@ impl G {
 
     /// Returns whether it is a carrier of tasks.
     pub(crate) fn is_carrier_hint(&self) -> bool {
-        // SAFETY: as in `sp_hint`; a byte that is 0 or 1.
-        unsafe { self.is_carrier.as_ptr().read_volatile() }
+        self.head.is_carrier()
     }
 
     /// Returns the task of a carrier.

@@ -434,7 +434,8 @@ impl Sched {
         // make the difference negative. Acquire keeps the loads in this order.
         let ended: u64 = self.all_ps().map(|p| p.counters.ended.load(Ordering::Acquire)).sum();
         let spawned: u64 = self.all_ps().map(|p| p.counters.spawned.load(Ordering::Acquire)).sum();
-        (spawned + self.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
+        // `spawned_outside` may be below zero: a carrier that got no stack is subtracted there.
+        spawned.wrapping_add(self.spawned_outside.load(Ordering::Acquire)).saturating_sub(ended)
     }
 }
 

@@ -17,11 +17,13 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-/// Whether a head belongs to a G or to a `Task`.
+/// What a head belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum RunKind {
     Goroutine,
+    /// A goroutine that polls tasks (`task/carrier.rs`).
+    Carrier,
     Task,
 }
 
@@ -34,7 +36,8 @@ pub(crate) struct RunHead {
     pub(crate) waiting_since_ms: AtomicU32,
     /// Why it waits: a [`WaitReason`]. For dumps.
     reason: AtomicU8,
-    kind: RunKind,
+    /// `Task` never changes; a G may be a carrier in one of its lives.
+    kind: Cell<RunKind>,
     /// It became runnable because it was woken, not because it was started, yielded, or used up its
     /// slice.
     pub(crate) woken: Cell<bool>,
@@ -46,9 +49,21 @@ impl RunHead {
             link: Cell::new(None),
             waiting_since_ms: AtomicU32::new(0),
             reason: AtomicU8::new(0),
-            kind,
+            kind: Cell::new(kind),
             woken: Cell::new(false),
         }
+    }
+
+    /// By the owner of a G that is about to begin a life: as `Goroutine` or as `Carrier`.
+    #[inline(always)]
+    pub(crate) fn set_kind(&self, kind: RunKind) {
+        debug_assert!(kind != RunKind::Task && self.kind.get() != RunKind::Task);
+        self.kind.set(kind);
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_carrier(&self) -> bool {
+        self.kind.get() == RunKind::Carrier
     }
 
     pub(crate) fn reason(&self) -> WaitReason {
@@ -114,9 +129,11 @@ impl Runnable {
     pub(crate) fn unpack(self) -> Unpacked {
         // SAFETY: invariants 1 and 2.
         unsafe {
-            match self.head().kind {
-                RunKind::Goroutine => Unpacked::Goroutine(self.0.cast::<G>().as_ref()),
+            match self.head().kind.get() {
                 RunKind::Task => Unpacked::Task(self.0.cast::<Task>().as_ref()),
+                RunKind::Goroutine | RunKind::Carrier => {
+                    Unpacked::Goroutine(self.0.cast::<G>().as_ref())
+                }
             }
         }
     }

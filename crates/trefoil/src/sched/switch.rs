@@ -294,6 +294,11 @@ fn prepare_direct_switch(rt: Rt, g: &'static G) -> Option<&'static G> {
     if has_stack(g) {
         return Some(g);
     }
+    if g.head.is_carrier() {
+        // Its stack is not of the default size.
+        rt.m().chosen.set(Some(g));
+        return None;
+    }
     match rt.with_local(|local| local.stacks.pop()) {
         Some(stack) => {
             attach_stack(g, stack);
@@ -314,7 +319,7 @@ fn next_for_exit(rt: Rt, stack: &Stack) -> Option<&'static G> {
         return next_for_direct_switch(rt);
     }
     let g = pop_g_unless_requested(rt)?;
-    if g.locked.get().is_some() {
+    if g.locked.get().is_some() || (g.head.is_carrier() && !has_stack(g)) {
         rt.m().chosen.set(Some(g));
         return None;
     }
@@ -741,6 +746,9 @@ pub(crate) fn thread_loop(own: OwnContext) {
 /// Gives `g`, which is new, a stack. Returns false if sysmon has retaken the P meanwhile: then `g`
 /// is in a global queue again.
 fn provide_stack(own: OwnContext, g: &'static G) -> bool {
+    if g.head.is_carrier() {
+        return carrier::provide_stack(own, g);
+    }
     while let Some(rt) = own.rt() {
         let cached = rt.with_local(|local| match local.stacks.pop() {
             Some(stack) => Ok(Some(stack)),

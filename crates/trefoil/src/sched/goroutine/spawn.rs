@@ -11,6 +11,7 @@ use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::scope::ScopeData;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
+use crate::sched::runnable::RunKind;
 use crate::sched::switch;
 use crate::sched::{Sched, current_g};
 use std::io;
@@ -139,13 +140,13 @@ pub(crate) fn spawn_in(
 }
 
 /// Makes a carrier, a detached goroutine that calls `f`, from inside the runtime. The caller switches
-/// to it.
+/// to it. It gets its stack when it first runs (`switch::provide_stack`).
 pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
-    let (g, id, sched) = take_g(rt, StackKind::Default)?;
+    let (g, id, sched) = take_g(rt, StackKind::Own)?;
     // SAFETY: this function owns the G, and a function pointer fits into it.
     unsafe { TypedBody::<fn(), ()>::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions::plain(), None);
-    g.is_carrier.set(true);
+    g.head.set_kind(RunKind::Carrier);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     Ok(g)
@@ -242,7 +243,7 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stac
     g.no_preempt.set(0);
     g.locked.set(None);
     g.head.woken.set(false);
-    g.is_carrier.set(false);
+    g.head.set_kind(RunKind::Goroutine);
     g.task.set(None);
     g.lock_depth.set(0);
     g.state.set_runnable();

@@ -96,7 +96,7 @@ impl Sched {
 
     /// Takes the first carrier that used up its slice inside a poll.
     pub(crate) fn pop_preempted_carrier(&self) -> Option<&'static G> {
-        let is_carrier = |item: Runnable| item.goroutine().is_some_and(|g| g.is_carrier.get());
+        let is_carrier = |item: Runnable| item.head().is_carrier();
         self.pop(|global| global.expired.remove_first(is_carrier))?.goroutine()
     }
 

@@ -31,10 +31,11 @@
 use super::body::Polled;
 use super::state::Turn;
 use super::{Task, block, waker};
+use crate::mem;
 use crate::sched::g::G;
 use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::spawn;
-use crate::sched::m::Rt;
+use crate::sched::m::{OwnContext, Rt};
 use crate::sched::p::{P, bump};
 use crate::sched::queues::central::Central;
 use crate::sched::runnable::{RunList, Unpacked};
@@ -45,7 +46,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::Context;
 
 /// Shelved carriers that a P keeps.
-const SHELVED_MAX: usize = 2;
+const SHELVED_MAX: usize = 8;
+/// The stack of a carrier: address space, of which only touched pages take memory. Polls of nested
+/// futures are deep in debug builds; other runtimes poll on threads with stacks of this size.
+const STACK_BYTES: usize = 2 << 20;
 /// The largest number of carriers of a runtime.
 const CARRIERS_MAX: u32 = 1 << 16;
 /// With so many carriers, preempted ones continue before new ones are started.
@@ -161,11 +165,43 @@ fn carrier_for_slow(rt: Rt, task: &'static Task) -> Option<&'static G> {
     None
 }
 
+/// On the thread's own context: gives `g`, a new carrier, its stack. Returns false if sysmon has
+/// retaken the P meanwhile: then `g` is in a global queue; or if there is no memory: then its task
+/// waits for another carrier.
+#[cold]
+pub(crate) fn provide_stack(own: OwnContext, g: &'static G) -> bool {
+    let made = own.retakable(|| mem::acquire(STACK_BYTES));
+    let sched = own.sched();
+    match (made, own.rt()) {
+        (Ok(stack), rt) => {
+            switch::attach_stack(g, stack);
+            if rt.is_none() {
+                sched.push_global(g);
+                sched.wake_after_push();
+            }
+            rt.is_some()
+        }
+        (Err(e), _) => {
+            // The others may end their polls, and then take the task.
+            if sched.tasks.carriers.fetch_sub(1, Ordering::AcqRel) == 1 {
+                crate::sched::fatal(format_args!("a task cannot be polled without a stack: {e}"));
+            }
+            if let Some(task) = g.task.take() {
+                sched.tasks.push_waiting(task);
+            }
+            // It was counted as started, and never ran.
+            sched.spawned_outside.fetch_sub(1, Ordering::AcqRel);
+            switch::free_g_outside(g);
+            false
+        }
+    }
+}
+
 /// The closure of a carrier.
 fn run() {
     let Some(g) = current_g() else { unreachable!("a carrier is a goroutine") };
     while let Some(task) = g.task.get() {
-        let rt = poll(task);
+        let rt = poll(g, task);
         next(rt, g).leave_without_yield();
     }
     // The last access to the runtime's count is before the end of the goroutine, which keeps the
@@ -174,10 +210,11 @@ fn run() {
     unsafe { &*g.sched.get() }.tasks.carriers.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Polls a task that was taken from a queue, or drops its future if it was cancelled. Returns
+/// Polls, on the carrier `g`, a task that was taken from a queue, or drops its future if it was cancelled. Returns
 /// inside the runtime.
 #[inline]
-fn poll(task: &'static Task) -> Rt {
+fn poll(g: &G, task: &'static Task) -> Rt {
+    g.task_yields.set(false);
     let body = task.body.get();
     let polled = match task.state.begin_poll() {
         Turn::Poll => {
@@ -196,8 +233,13 @@ fn poll(task: &'static Task) -> Rt {
     let rt = enter();
     let sched = rt.sched();
     task.head.waiting_since_ms.store(sched.coarse_ms.load(Ordering::Relaxed), Ordering::Relaxed);
-    if task.state.end_poll() {
-        // It was woken during the poll, by itself or by another thread: it goes behind the others.
+    let yields = g.task_yields.get();
+    if yields {
+        task.state.end_poll_scheduled();
+    }
+    // Also if it was woken during the poll, by itself or by another thread, it goes behind the
+    // others.
+    if yields || task.state.end_poll() {
         task.head.woken.set(false);
         rt.p().push_back(sched, task);
         sched.wake_after_push();

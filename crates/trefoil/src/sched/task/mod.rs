@@ -46,6 +46,7 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 
 /// A task: the beginning of its block. The future or its output follows (`body.rs`).
 #[repr(C, align(64))]
@@ -124,6 +125,19 @@ impl Task {
 /// Returns the task that the running goroutine polls, if it is a carrier.
 pub(crate) fn current() -> Option<&'static Task> {
     current_g()?.task.get()
+}
+
+/// Makes the task that polls with `waker` yield: when the poll returns `Pending`, the task goes
+/// behind the others. As `waker.wake_by_ref()`, but faster if the waker is the current task's own.
+pub(crate) fn yield_when_pending(waker: &Waker) {
+    if let Some(g) = current_g()
+        && let Some(task) = g.task.get()
+        && waker::word_of_waker(waker) == Some(waker::word_of(task))
+    {
+        g.task_yields.set(true);
+    } else {
+        waker.wake_by_ref();
+    }
 }
 
 /// Records what the current task waits for, for dumps: a leaf future calls it before it returns

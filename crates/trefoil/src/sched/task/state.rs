@@ -16,8 +16,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The caller of `begin`, or of a `wake` or `cancel` that returns `Enqueue`, or of an `end_poll`
-//!    that returns true, puts the task into a queue. Nothing else does. So a task is in a queue at
+//! 1. The caller of `begin`, of a `wake` or `cancel` that returns `Enqueue`, of an `end_poll` that
+//!    returns true, or of `end_poll_scheduled` puts the task into a queue. Nothing else does. So a task is in a queue at
 //!    most once.
 //! 2. A wake-up is always a read-modify-write, also if the task is scheduled already. Otherwise the
 //!    next poll would not be ordered after what the waker did before.
@@ -169,6 +169,21 @@ impl TaskState {
         // Release: the next poll sees the future as this one left it. Acquire: if a wake-up came,
         // the caller continues as its waker.
         self.0.fetch_and(!RUNNING, Ordering::AcqRel) & SCHEDULED != 0
+    }
+
+    /// `RUNNING` → `SCHEDULED`, for a task that yields. The caller puts it into a queue.
+    #[inline]
+    pub(crate) fn end_poll_scheduled(&self) {
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            let next = (word | SCHEDULED) & !RUNNING;
+            // As in `end_poll`.
+            let order = (Ordering::AcqRel, Ordering::Relaxed);
+            match self.0.compare_exchange_weak(word, next, order.0, order.1) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
     }
 
     /// Ends the task: wake-ups and aborts have no effect any more.
