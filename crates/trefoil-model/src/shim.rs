@@ -216,6 +216,7 @@ macro_rules! counting {
 
 atomic!(AtomicPtr<T>, *mut T);
 atomic!(AtomicBool, bool);
+atomic!(AtomicU8, u8);
 atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);
 atomic!(AtomicUsize, usize);

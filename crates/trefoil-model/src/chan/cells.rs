@@ -1,6 +1,8 @@
 //! `trefoil`'s `chan/cells.rs`, made of loom's types.
 
-pub(crate) use crate::shim::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use crate::shim::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use loom::cell::UnsafeCell;
 
 /// A cell that loom checks: it reports an access that is not ordered with the others.

@@ -19,6 +19,10 @@
 //!    (sched/mod.rs, rule 2).
 //! 4. Elements of size zero need no memory: their buffer is a ring without memory, even if it is
 //!    unbounded.
+//! 5. A ring may hold *extra* elements, which are given back by receives that were cancelled
+//!    ([`Buffer::push_front`]). They are in blocks of one element each, in the list `spare`, and
+//!    come before those in the ring. While there are any, the ring is full, and `len` is more than
+//!    `cap`.
 //!
 //! Rejected: for unbounded channels, a ring that doubles. It moves all elements under the lock:
 //! with a million elements no goroutine could send for a millisecond.
@@ -109,11 +113,11 @@ pub(super) struct Buffer {
     elem_size: u32,
     /// The power of two of the elements' alignment.
     elem_align_log2: u8,
-    // Chains only.
-    /// Index after the last element in the last block.
+    /// In a chain: index after the last element in the last block.
     end: Cell<u8>,
+    /// In a chain: the last block.
     last: Cell<*mut BlockHeader>,
-    /// A block in reserve.
+    /// In a chain: a block in reserve. In a ring: the extra elements (invariant 5).
     spare: Cell<*mut BlockHeader>,
     /// Blocks that are used up and must be freed.
     discarded: AtomicPtr<BlockHeader>,
@@ -248,6 +252,79 @@ impl Buffer {
         self.set_len(len - 1);
     }
 
+    /// Puts the value at `from` before all others, also if the ring is full. Returns false if it
+    /// needs a block first, and `block` has none.
+    ///
+    /// # Safety
+    /// The lock is held; `elem` is this channel's; `from` is a value, which moves if the result is
+    /// true.
+    pub(super) unsafe fn push_front<E: Elem>(
+        &self,
+        elem: E,
+        from: *const u8,
+        block: &mut Blocks,
+    ) -> bool {
+        let (len, at) = (self.len(), self.at.get());
+        // SAFETY: the slot is inside the ring or block, and free.
+        unsafe {
+            if elem.size() == 0 {
+                // Only the number of elements counts.
+            } else if self.cap == UNBOUNDED {
+                if len == 0 {
+                    self.add_spare(block);
+                    return self.push(elem, from);
+                }
+                let at = match at {
+                    0 if block.first.is_null() => return false,
+                    0 => {
+                        let first = block.take();
+                        (*first).next.set(self.base.get().cast());
+                        self.base.set(first.cast());
+                        self.block_len() - 1
+                    }
+                    at => at - 1,
+                };
+                elem.copy(from, self.slot_in(self.base.get().cast(), at));
+                self.at.set(at);
+            } else if len < self.cap {
+                let at = if at == 0 { self.cap - 1 } else { at - 1 };
+                elem.copy(from, self.ring_slot(elem, at));
+                self.at.set(at);
+            } else {
+                if block.first.is_null() {
+                    return false;
+                }
+                let first = block.take();
+                (*first).next.set(self.spare.get());
+                elem.copy(from, self.slot_in(first, 0));
+                self.spare.set(first);
+            }
+        }
+        self.set_len(len + 1);
+        true
+    }
+
+    /// Moves the first value to `to`; `len` is more than `cap` (invariant 5).
+    ///
+    /// # Safety
+    /// As for `pop`.
+    #[cold]
+    pub(super) unsafe fn pop_extra<E: Elem>(&self, elem: E, to: *mut u8) {
+        debug_assert!(self.len() > self.cap);
+        if elem.size() == 0 {
+            // SAFETY: the caller's guarantee.
+            return unsafe { self.pop(elem, to) };
+        }
+        let block = self.spare.get();
+        // SAFETY: the first block of the list of extra elements; it holds one.
+        unsafe {
+            elem.copy(self.slot_in(block, 0), to);
+            self.spare.set((*block).next.get());
+            self.discard(block);
+        }
+        self.set_len(self.len() - 1);
+    }
+
     /// Moves the first value of a full ring to `to`, and puts the value at `from` into its place,
     /// as the last one. A thread without the lock never sees the ring less than full (invariant 2).
     ///
@@ -325,9 +402,15 @@ impl Buffer {
         if self.spare.get().is_null() {
             self.spare.set(block);
         } else {
-            block_ref.next.set(self.discarded.load(Ordering::Relaxed));
-            self.discarded.store(block, Ordering::Relaxed);
+            self.discard(block);
         }
+    }
+
+    /// Puts a block into the list of blocks to free.
+    fn discard(&self, block: *mut BlockHeader) {
+        // SAFETY: the block belongs to this buffer, whose lock is held.
+        unsafe { (*block).next.set(self.discarded.load(Ordering::Relaxed)) };
+        self.discarded.store(block, Ordering::Relaxed);
     }
 
     /// Allocates a block for [`Buffer::add_spare`]. Called without the lock.
@@ -366,7 +449,10 @@ impl Buffer {
     /// Takes out all elements, and leaves the buffer empty. Called under the lock; the caller drops
     /// the elements outside.
     pub(super) fn take_all(&self) -> Contents {
-        let contents = Contents { len: self.len(), at: self.at.replace(0), base: self.base.get() };
+        let is_ring = self.cap != UNBOUNDED;
+        let extra = if is_ring { self.spare.replace(null_mut()) } else { null_mut() };
+        let (len, at, base) = (self.len(), self.at.replace(0), self.base.get());
+        let contents = Contents { len, at, base, extra };
         if self.cap == UNBOUNDED && self.elem_size() != 0 {
             self.base.set(null_mut());
             self.last.set(null_mut());
@@ -395,6 +481,13 @@ impl Buffer {
         contents.len -= 1;
         // SAFETY: as in `pop`; the contents belong to the caller alone.
         unsafe {
+            if !contents.extra.is_null() {
+                let block = contents.extra;
+                contents.extra = (*block).next.replace(null_mut());
+                let value = self.slot_in(block, 0).cast::<T>().read();
+                drop(Blocks { first: block, layout: self.block_layout().0 });
+                return Some(value);
+            }
             if !chain {
                 contents.at = self.wrap(at + 1);
                 return Some(self.ring_slot(TypedElem::<T>::ELEM, at).cast::<T>().read());
@@ -416,12 +509,14 @@ impl Drop for Buffer {
     /// Frees the memory of a chain. The values are gone already (`take_all`), and the memory of a
     /// ring belongs to the channel.
     fn drop(&mut self) {
-        let base = self.base.get();
-        if self.cap != UNBOUNDED {
+        let base: *mut BlockHeader =
+            if self.cap == UNBOUNDED { self.base.get().cast() } else { null_mut() };
+        let discarded = self.discarded.load(Ordering::Relaxed);
+        if base.is_null() && self.spare.get().is_null() && discarded.is_null() {
             return;
         }
         let layout = self.block_layout().0;
-        for first in [base.cast(), self.spare.get(), self.discarded.load(Ordering::Relaxed)] {
+        for first in [base, self.spare.get(), discarded] {
             drop(Blocks { first, layout });
         }
     }
@@ -446,6 +541,18 @@ pub(super) struct Blocks {
     layout: Layout,
 }
 
+impl Blocks {
+    /// Returns an empty list.
+    pub(super) fn none() -> Blocks {
+        Blocks { first: null_mut(), layout: Layout::new::<BlockHeader>() }
+    }
+
+    /// Takes out the only block.
+    fn take(&mut self) -> *mut BlockHeader {
+        std::mem::replace(&mut self.first, null_mut())
+    }
+}
+
 impl Drop for Blocks {
     fn drop(&mut self) {
         let mut block = self.first;
@@ -465,4 +572,6 @@ pub(super) struct Contents {
     len: usize,
     at: usize,
     base: *mut u8,
+    /// The extra elements of a ring (invariant 5).
+    extra: *mut BlockHeader,
 }

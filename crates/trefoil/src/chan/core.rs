@@ -8,12 +8,29 @@
 //! | full | full | no | maybe |
 //! | closed | values that are left | no | no |
 //!
+//! A close wakes the waiters in batches, so a closed channel may have waiters for a moment. They
+//! are not served any more.
+//!
 //! "Wait" means: there is a sudog whose wait can be claimed. The queues may also contain stale
 //! sudogs (queue.rs) at any time.
 //!
 //! As in Go, a value goes directly to a receiver that waits, past the buffer. When a receiver takes
 //! the head of a full buffer, the value of the first waiting sender takes the tail in the same
 //! step. So waiters are served in their order, and no later operation overtakes them.
+//!
+//! # Tasks
+//! A task waits in the same queues, and a value goes directly to it, too: into its future. If the
+//! future is dropped before it has returned the value, the value is *given back*
+//! ([`Core::give_back`]): to the next receiver that waits, or to the front of the buffer, which may
+//! then hold more than its capacity. So no value is lost, and a send need not know whether the
+//! receiver is a goroutine or a task.
+//!
+//! Known weakness: if several receives that were handed values are dropped at once, their values
+//! may change places.
+//!
+//! Rejected: to leave the value with the sender or in the buffer, and only to notify the task. A
+//! `try_send` on a channel without a buffer would fail although a task waits to receive; each value
+//! would pass through the buffer; a task could find that another receiver was faster.
 //!
 //! Invariants:
 //! 1. `lock` guards everything except these reads without it: `closed`, the buffer's `len`, the
@@ -33,7 +50,7 @@
 use super::buffer::{Blocks, Buffer, Elem, TypedElem};
 use super::cells::{AtomicBool, AtomicU32, CacheHint, Ordering};
 use super::lock::ChanLock;
-use super::queue::{Sudog, WaitQueue, WakeList};
+use super::queue::{Sudog, SudogState, WaitQueue};
 use crate::sched::Rt;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
@@ -70,6 +87,9 @@ unsafe impl Send for Core {}
 
 /// The sleeper that stands for none: for operations that are no part of a select.
 pub(super) const NO_SLEEPER: usize = 0;
+
+/// Waiters that a close wakes each time it has taken the lock.
+const CLOSE_BATCH: usize = 16;
 
 /// The result of an operation under the lock.
 #[must_use]
@@ -141,7 +161,8 @@ impl Core {
     }
 
     /// Returns, without the lock, whether every further operation of this side finds the channel
-    /// closed. True is final: no value is put into a closed channel. (`closed` is read first: a
+    /// closed. True is final, because no value is put into a closed channel, except one that a
+    /// dropped future gives back. (`closed` is read first: a
     /// thread that sees it set also sees the values that were put there before.) Many goroutines
     /// may check a closed channel at once, for example the `done` of a context, and none of them
     /// needs the lock.
@@ -190,7 +211,12 @@ impl Core {
     pub(super) unsafe fn recv_step<E: Elem>(&self, elem: E, to: *mut u8, me: usize) -> Step {
         // SAFETY: the lock is held; a taken sender's slot holds a value until the sender is woken.
         unsafe {
-            let sender = self.senders.take_first(me);
+            if self.buffer.len() > self.buffer.cap() {
+                self.buffer.pop_extra(elem, to);
+                return Step::Done(NO_SLEEPER);
+            }
+            // The senders of a closed channel are about to be woken by the close.
+            let sender = if self.is_closed() { None } else { self.senders.take_first(me) };
             if self.buffer.len() > 0 {
                 return match sender {
                     Some(sender) => {
@@ -433,7 +459,114 @@ impl Core {
             here
         };
         wait::leave(here);
-        if node.done.get() { OpResult::Done } else { OpResult::Closed }
+        if node.state() == SudogState::Moved { OpResult::Done } else { OpResult::Closed }
+    }
+
+    /// Begins the operation of a task: does it, or makes the task wait and returns None. The value
+    /// at the slot of `node` moves if the result is `Done`. While the task waits, [`Sudog::state`]
+    /// tells how the wait has ended.
+    ///
+    /// # Safety
+    /// `elem` is this channel's. The slot of `node` is a value to send, or room for one to receive.
+    /// The node is not linked. If the task waits, node and slot stay where they are until the state
+    /// is not `Waiting`, or until [`Core::cancel_wait`] has returned.
+    #[inline]
+    pub(super) unsafe fn begin_wait<E: Elem>(
+        &self,
+        side: ChanSide,
+        elem: E,
+        node: &Sudog,
+        sleeper: usize,
+    ) -> Option<OpResult> {
+        let result = loop {
+            let here = Rt::enter();
+            if self.is_finished(side) {
+                wait::leave(here);
+                break OpResult::Closed;
+            }
+            self.lock();
+            // SAFETY: the lock is held; the rest is the caller's guarantee.
+            match unsafe { self.step(side, elem, node.slot.get(), NO_SLEEPER) } {
+                Step::Done(partner) => {
+                    self.unlock();
+                    if partner != NO_SLEEPER {
+                        wait::wake_here(here, partner);
+                    }
+                    wait::leave(here);
+                    break OpResult::Done;
+                }
+                Step::Closed => {
+                    self.unlock();
+                    wait::leave(here);
+                    break OpResult::Closed;
+                }
+                Step::Wait => {
+                    node.set_sleeper(sleeper);
+                    // SAFETY: the lock is held; the node stays alive by the caller's guarantee.
+                    unsafe { self.enlist(side, node) };
+                    self.unlock();
+                    wait::leave(here);
+                    return None;
+                }
+                Step::NoBlock => {
+                    self.unlock();
+                    wait::leave(here);
+                    self.grow_slow();
+                }
+            }
+        };
+        self.free_blocks();
+        Some(result)
+    }
+
+    /// Makes `sleeper` wait with `node` from now on: the future of the task has moved to another
+    /// task. If the wait has ended meanwhile, the state of the node says so.
+    pub(super) fn change_sleeper(&self, node: &Sudog, sleeper: usize) {
+        self.locked(|| node.set_sleeper(sleeper));
+    }
+
+    /// Ends the wait of a task that gives up, and returns the state of its node. `Waiting` means
+    /// that the operation was not done.
+    ///
+    /// # Safety
+    /// [`Core::begin_wait`] was called with this side and node.
+    pub(super) unsafe fn cancel_wait(&self, side: ChanSide, node: &Sudog) -> SudogState {
+        // SAFETY: the lock is held; the node was pushed to this queue.
+        self.locked(|| unsafe { self.queue(side).withdraw(node) });
+        node.state()
+    }
+
+    /// Puts back a value that was handed to a task which gave up: the first receiver that waits
+    /// gets it, or it becomes the first value of the channel. Called outside the runtime.
+    ///
+    /// # Safety
+    /// `elem` is this channel's, and `from` is a value, which moves.
+    #[cold]
+    pub(super) unsafe fn give_back<E: Elem>(&self, elem: E, from: *const u8) {
+        let mut block = Blocks::none();
+        loop {
+            let here = Rt::enter();
+            self.lock();
+            // SAFETY: the lock is held; a taken receiver's slot has room until its wait has ended.
+            let (done, partner) = unsafe {
+                match self.receivers.take_first(NO_SLEEPER) {
+                    Some(receiver) => {
+                        elem.copy(from, receiver.slot.get());
+                        (true, receiver.complete())
+                    }
+                    None => (self.buffer.push_front(elem, from, &mut block), NO_SLEEPER),
+                }
+            };
+            self.unlock();
+            if partner != NO_SLEEPER {
+                wait::wake_here(here, partner);
+            }
+            wait::leave(here);
+            if done {
+                return;
+            }
+            block = self.buffer.allocate();
+        }
     }
 
     /// Appends a sudog to its queue.
@@ -526,20 +659,30 @@ impl Core {
 
     /// [`Core::close`], inside the runtime or on a plain thread.
     pub(super) fn close_in(&self, here: Option<Rt>) {
-        let mut taken = WakeList::new();
         self.lock();
-        if !self.is_closed() {
-            // Release: pairs with `is_closed` without the lock.
-            self.closed.store(true, Ordering::Release);
-            // SAFETY: the lock is held; the taken sleepers are woken below.
-            unsafe {
-                self.receivers.take_all(&mut taken);
-                self.senders.take_all(&mut taken);
-            }
-        }
+        let was_open = !self.is_closed();
+        // Release: pairs with `is_closed` without the lock.
+        self.closed.store(true, Ordering::Release);
         self.unlock();
-        while let Some(sleeper) = taken.pop() {
-            wait::wake_here(here, sleeper);
+        if was_open {
+            self.wake_closed(here, &self.receivers);
+            self.wake_closed(here, &self.senders);
+        }
+    }
+
+    /// Wakes all waiters of a queue, because the channel is closed. No waiter is added any more.
+    fn wake_closed(&self, here: Option<Rt>, queue: &WaitQueue) {
+        // A task that waits may end at any moment, so its sudog cannot be in a list outside the
+        // lock: the sleepers are copied.
+        let mut taken = [NO_SLEEPER; CLOSE_BATCH];
+        while !queue.probe_empty() {
+            self.lock();
+            // SAFETY: the lock is held; the sleepers are woken below.
+            let n = unsafe { queue.take_closed(&mut taken) };
+            self.unlock();
+            for &sleeper in &taken[..n] {
+                wait::wake_here(here, sleeper);
+            }
         }
     }
 }

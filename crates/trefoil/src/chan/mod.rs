@@ -1,4 +1,4 @@
-//! Channels that goroutines and plain threads use to pass values to each other.
+//! Channels that goroutines, tasks and plain threads use to pass values to each other.
 //!
 //! They behave like Go's channels and use the method names of crossbeam's channels.
 //!
@@ -25,6 +25,8 @@
 //! | [`select!`](crate::select) | waits for the first of several operations |
 //! | [`Select`], [`SelectedOperation`] | the same, for a set of operations known only at run time |
 //! | [`Iter`], [`TryIter`], [`IntoIter`] | iterators over received values |
+//! | [`SendFuture`], [`RecvFuture`] | what [`Sender::send_async`] and [`Receiver::recv_async`] return |
+//! | [`SendSink`], [`RecvStream`] | a sender and a receiver as a sink and a stream of async code |
 //! | [`SendError`], [`TrySendError`], [`SendTimeoutError`] | errors of sends, with the value |
 //! | [`RecvError`], [`TryRecvError`], [`RecvTimeoutError`] | errors of receives |
 //! | [`TrySelectError`], [`SelectTimeoutError`] | errors of [`Select`] |
@@ -45,16 +47,20 @@
 //!   receiver is dropped. From then on every send fails and returns its value. Receivers still get
 //!   the values that are left; after that every receive fails. (In Go a send on a closed channel
 //!   panics. Here it is an error, as in crossbeam.)
-//! - **Goroutines and threads.** Both ends work on goroutines of any runtime and on plain threads,
-//!   in every combination. A goroutine that waits is parked; a thread that waits is blocked.
+//! - **Goroutines, tasks and threads.** Both ends work on goroutines and [tasks](crate::task) of any
+//!   runtime, in other executors and on plain threads, in every combination. A goroutine that waits
+//!   is parked; a thread that waits is blocked. Async code awaits [`Sender::send_async`] and
+//!   [`Receiver::recv_async`]. All wait in the same queues.
 //! - **Cancel.** A wait ends early when the channel is closed. To end it on another condition, use
 //!   [`select!`](crate::select), for example with an arm for
-//!   [`Context::done`](crate::context::Context::done).
+//!   [`Context::done`](crate::context::Context::done). A future may be dropped at any time; no value
+//!   is lost by that.
 
 mod buffer;
 pub(crate) mod cells;
 mod core;
 mod error;
+mod future;
 mod handle;
 mod iter;
 mod lock;
@@ -65,6 +71,7 @@ pub mod select;
 pub use self::error::{
     RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
 };
+pub use self::future::{RecvFuture, RecvStream, SendFuture, SendSink};
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
 
@@ -415,8 +422,8 @@ impl<T> Sender<T> {
 
     /// Returns the number of values in the channel.
     ///
-    /// With capacity 0 it is always 0. Other senders and receivers may change the number at any
-    /// time.
+    /// With capacity 0 it is 0, unless an async receive was cancelled after a value was handed to
+    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any time.
     ///
     /// # Examples
     /// ```
@@ -444,7 +451,7 @@ impl<T> Sender<T> {
     /// assert!(!tx.is_full());
     /// ```
     pub fn is_full(&self) -> bool {
-        self.len() == self.core().buffer.cap()
+        self.len() >= self.core().buffer.cap()
     }
 
     /// Returns how many values the channel has room for, or `None` if it is [`unbounded`].
@@ -672,8 +679,8 @@ impl<T> Receiver<T> {
 
     /// Returns the number of values in the channel.
     ///
-    /// With capacity 0 it is always 0. Other senders and receivers may change the number at any
-    /// time.
+    /// With capacity 0 it is 0, unless an async receive was cancelled after a value was handed to
+    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any time.
     ///
     /// # Examples
     /// ```
@@ -693,7 +700,7 @@ impl<T> Receiver<T> {
     /// Returns true if there is no room for another value. With capacity 0, and for [`never()`],
     /// this is always so.
     pub fn is_full(&self) -> bool {
-        self.core().is_none_or(|core| core.buffer.len() == core.buffer.cap())
+        self.core().is_none_or(|core| core.buffer.len() >= core.buffer.cap())
     }
 
     /// Returns how many values the channel has room for, or `None` if it is [`unbounded`]. For

@@ -1,8 +1,8 @@
-//! The queues of a channel: goroutines and threads that wait to send or to receive.
+//! The queues of a channel: goroutines, threads and tasks that wait to send or to receive.
 //!
 //! A waiter has a [`Sudog`] (Go's name) in its own frame, and a select has one for each of its
-//! arms. A [`WaitQueue`] links them, first in, first out. A *sleeper* is the word that names the
-//! waiting goroutine or thread. A waker *claims* a wait before it ends it, because a select or a
+//! arms. The sudog of a task is in its future (`future.rs`). A [`WaitQueue`] links them, first in,
+//! first out. A *sleeper* is the word that names the waiting goroutine, thread or task. A waker *claims* a wait before it ends it, because a select or a
 //! deadline gives a wait several wakers (`sched/wait/mod.rs`).
 //!
 //! # The life of a sudog
@@ -12,12 +12,20 @@
 //! | linked | the holder of the channel's lock |
 //! | taken: unlinked *and* claimed | the taker, until it has woken the owner |
 //! | stale: linked, but its wait was claimed for another arm, or by the deadline | as linked |
+//! | ended: the taker has stored the [`SudogState`] | the owner, if it is a task |
+//!
+//! A goroutine does nothing until it is woken. A task may be polled, and its future may be dropped,
+//! at any moment. So a taker finishes with a sudog *under the lock*: it copies the sleeper, moves
+//! the value, and stores the state as its last access. After it has released the lock it wakes the
+//! sleeper by the copy.
 //!
 //! Invariants:
 //! 1. A linked sudog is alive. Its owner leaves the frame only after the sudog was taken and the
 //!    owner woken, or after the owner has held the channel's lock and found the sudog unlinked (or
-//!    unlinked it).
-//! 2. A taker writes `done` and the value before it wakes the owner; the wake-up publishes both.
+//!    unlinked it). The future of a task also ends it after it has read a state other than
+//!    `Waiting`.
+//! 2. A taker moves the value, then stores the state, then wakes the owner. For a goroutine the
+//!    wake-up publishes both, for a task the state publishes the value.
 //! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
 //!    read without it, as a hint: null or not, or an address for the cache.
 //!
@@ -32,11 +40,11 @@
 //! | take | claims one arm of a select; skips the taker's own sudogs | skips orphaned goroutines |
 //! | checked by | `trefoil-model`, which compiles this file with loom's cells | tests |
 
-use super::cells::{AtomicPtr, Cell, Ordering};
+use super::cells::{AtomicPtr, AtomicU8, Cell, Ordering};
 use crate::sched::wait::Waiter;
 use std::ptr::{null, null_mut};
 
-/// A goroutine or thread that waits to send or to receive. See the head of the file.
+/// A goroutine, thread or task that waits to send or to receive. See the head of the file.
 pub(crate) struct Sudog {
     next: Cell<*const Sudog>,
     prev: Cell<*const Sudog>,
@@ -48,8 +56,20 @@ pub(crate) struct Sudog {
     /// In the k-th arm of a select: the index of the arm that is k-th in the random order.
     pub(super) order: Cell<u16>,
     linked: Cell<bool>,
-    /// Written by the taker: true if the value has moved, false if the channel was closed.
-    pub(super) done: Cell<bool>,
+    /// A [`SudogState`], written by the taker.
+    state: AtomicU8,
+}
+
+/// How the wait of a [`Sudog`] has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum SudogState {
+    /// Not at all.
+    Waiting,
+    /// The value has moved.
+    Moved,
+    /// The channel was closed.
+    Closed,
 }
 
 impl Sudog {
@@ -63,15 +83,42 @@ impl Sudog {
             arm: Cell::new(0),
             order: Cell::new(0),
             linked: Cell::new(false),
-            done: Cell::new(false),
+            state: AtomicU8::new(SudogState::Waiting as u8),
         }
     }
 
     /// Tells a taken sudog that its value has moved. The caller then wakes the returned sleeper.
+    /// Called under the lock.
     #[inline]
     pub(super) fn complete(&self) -> usize {
-        self.done.set(true);
-        self.waiter.get().sleeper()
+        self.end(SudogState::Moved)
+    }
+
+    /// Ends the wait of a taken sudog, and returns the sleeper to wake.
+    #[inline]
+    fn end(&self, state: SudogState) -> usize {
+        let sleeper = self.waiter.get().sleeper();
+        // Release: a task that reads the state sees the value, and may free the sudog. So this is
+        // the last access.
+        self.state.store(state as u8, Ordering::Release);
+        sleeper
+    }
+
+    /// Returns how the wait has ended. Called by the owner.
+    #[inline]
+    pub(super) fn state(&self) -> SudogState {
+        // Acquire: pairs with `end`.
+        match self.state.load(Ordering::Acquire) {
+            0 => SudogState::Waiting,
+            1 => SudogState::Moved,
+            _ => SudogState::Closed,
+        }
+    }
+
+    /// Makes another sleeper wait in place of the present one. Called by the owner, a task, under
+    /// the lock. If the wait has ended, this has no effect.
+    pub(super) fn set_sleeper(&self, sleeper: usize) {
+        self.waiter.set(Waiter::sole(sleeper));
     }
 }
 
@@ -209,46 +256,20 @@ impl WaitQueue {
         n
     }
 
-    /// Takes every sudog that can be claimed, because the channel is closed, and appends it to
-    /// `taken`.
+    /// Takes sudogs that can be claimed, because the channel is closed, and stores their sleepers
+    /// in `taken`. Returns their number: if it is less than the length of `taken`, the queue is
+    /// empty. The caller wakes them after it has released the lock.
     ///
     /// # Safety
-    /// As for `take_first`.
-    pub(super) unsafe fn take_all(&self, taken: &mut WakeList) {
-        // SAFETY: the caller's guarantee.
-        while let Some(node) = unsafe { self.take_first(0) } {
-            node.done.set(false);
-            taken.push(node);
+    /// The lock is held.
+    pub(super) unsafe fn take_closed(&self, taken: &mut [usize]) -> usize {
+        for (n, sleeper) in taken.iter_mut().enumerate() {
+            // SAFETY: the caller's guarantee.
+            match unsafe { self.take_first(0) } {
+                Some(node) => *sleeper = node.end(SudogState::Closed),
+                None => return n,
+            }
         }
-    }
-}
-
-/// Taken sudogs, first in, first out, whose owners are woken after the lock is released.
-pub(super) struct WakeList {
-    first: *const Sudog,
-    last: *const Sudog,
-}
-
-impl WakeList {
-    pub(super) const fn new() -> WakeList {
-        WakeList { first: null(), last: null() }
-    }
-
-    fn push(&mut self, node: &Sudog) {
-        node.next.set(null());
-        // SAFETY: taken and not yet woken, so alive.
-        match unsafe { self.last.as_ref() } {
-            Some(last) => last.next.set(node),
-            None => self.first = node,
-        }
-        self.last = node;
-    }
-
-    /// Removes the first sudog, and returns the sleeper to wake.
-    pub(super) fn pop(&mut self) -> Option<usize> {
-        // SAFETY: taken and not yet woken, so alive; it is not touched after this.
-        let node = unsafe { self.first.as_ref()? };
-        self.first = node.next.get();
-        Some(node.waiter.get().sleeper())
+        taken.len()
     }
 }

@@ -56,7 +56,7 @@
 //! needs no second claim and no aborts, but a select whose first arm is ready pays for all of them.
 
 use super::super::core::{ChanSide, Core, NO_SLEEPER, Step};
-use super::super::queue::Sudog;
+use super::super::queue::{Sudog, SudogState};
 use crate::sched::Rt;
 use crate::sched::random;
 use crate::sched::wait::reason::WaitReason;
@@ -352,8 +352,8 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
             }
             match enlist_and_park(here, arms, deadline.when, order) {
                 Parked::Claimed(i) => {
-                    let done = arms[i].node.done.get();
-                    let outcome = if done { Outcome::Moved } else { Outcome::Closed };
+                    let moved = arms[i].node.state() == SudogState::Moved;
+                    let outcome = if moved { Outcome::Moved } else { Outcome::Closed };
                     return Some(finish(arms, i, outcome));
                 }
                 Parked::TimedOut => return deadline.expire(arms),

@@ -37,6 +37,8 @@ pub(crate) mod waker;
 
 use crate::sched::g::with_names;
 use crate::sched::goroutine::join::JoinCell;
+use crate::sched::m::Rt;
+use crate::sched::p::flag;
 use crate::sched::runnable::{RunHead, RunKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
@@ -46,7 +48,7 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Waker;
+use std::task::{Context, Waker};
 
 /// A task: the beginning of its block. The future or its output follows (`body.rs`).
 #[repr(C, align(64))]
@@ -138,6 +140,22 @@ pub(crate) fn yield_when_pending(waker: &Waker) {
     } else {
         waker.wake_by_ref();
     }
+}
+
+/// Returns whether the time slice of the task that polls a leaf future here is over. If so, wakes
+/// the task, and the leaf future returns `Pending`: the task goes behind the others, and its carrier
+/// polls the next one. Otherwise the carrier would be preempted at the end of the operation, and the
+/// next task would need another carrier. Always false if the caller is no task.
+#[inline]
+pub(crate) fn yields_to_others(context: &Context<'_>) -> bool {
+    let Some(rt) = Rt::enter() else { return false };
+    let asked =
+        rt.p().flags.load(Ordering::Relaxed) & flag::PREEMPT != 0 && rt.g().task.get().is_some();
+    rt.leave_without_yield();
+    if asked {
+        yield_when_pending(context.waker());
+    }
+    asked
 }
 
 /// Records what the current task waits for, for dumps: a leaf future calls it before it returns
