@@ -28,6 +28,7 @@
 //! | [`Context`] | tells a function whether it should end, and carries values |
 //! | [`Cancel`] | cancels a context and all contexts below it |
 //! | [`ContextError`] | the reason why a context is done |
+//! | [`DoneFuture`] | what [`Context::done_async`] returns, for async code |
 //!
 //! [`ErrGroup::with_context`](crate::sync::ErrGroup::with_context) cancels a context when the first
 //! goroutine of a group fails.
@@ -46,13 +47,16 @@
 //    inserted (then the child is created cancelled), or the child itself is cancelled or freed.
 // 3. The lock of a node is not held while the lock of another is taken, or a channel is closed.
 
-use crate::chan::{self, Receiver, Sender};
+use crate::chan::{self, Receiver, RecvFuture, Sender};
 use crate::sync::{Mutex, OnceLock};
 use crate::time::{Timer, after_func};
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
 /// The reason why a context is done, returned by [`Context::err`].
@@ -300,6 +304,27 @@ impl Context {
         }
     }
 
+    /// Returns a future that waits until the context is done, and returns the reason.
+    ///
+    /// The future of a context that cannot be cancelled waits forever.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::context::{Context, ContextError};
+    /// trefoil::run(|| {
+    ///     let (ctx, cancel) = Context::background().with_cancel();
+    ///     let task = trefoil::task::spawn(async move { ctx.done_async().await });
+    ///     cancel.cancel();
+    ///     assert_eq!(task.join().unwrap(), ContextError::Canceled);
+    /// });
+    /// ```
+    pub fn done_async(&self) -> DoneFuture<'_> {
+        DoneFuture { context: self, closed: self.done().recv_async() }
+    }
+
     /// Returns the reason why the context is done, or `None` while [`done`](Context::done) is not
     /// closed.
     ///
@@ -359,6 +384,35 @@ impl Context {
             }
         }
         node
+    }
+}
+
+/// The end of a [`Context`], which a task awaits: returned by [`Context::done_async`].
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::context::{Context, ContextError};
+/// let (ctx, _cancel) = Context::background().with_timeout(Duration::from_millis(1));
+/// assert_eq!(trefoil::block_on(ctx.done_async()), ContextError::DeadlineExceeded);
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+#[derive(Debug)]
+pub struct DoneFuture<'a> {
+    context: &'a Context,
+    /// No value is ever sent, so it ends when the channel is closed.
+    closed: RecvFuture<'a, ()>,
+}
+
+impl Future for DoneFuture<'_> {
+    type Output = ContextError;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<ContextError> {
+        let context = self.context;
+        // SAFETY: `closed` is pinned with the future, and never moved.
+        let closed = unsafe { self.map_unchecked_mut(|this| &mut this.closed) };
+        // A context that is done has a reason (invariant 1).
+        closed.poll(cx).map(|_| context.err().unwrap_or(ContextError::Canceled))
     }
 }
 

@@ -5,17 +5,25 @@
 //!
 //! Invariant 1: a waiter is woken with [`HANDED_OVER`] (it has the mutex), with [`RETRY_WOKEN`] (it
 //! tries again, and owns `WOKEN`), or with [`RETRY`] (it tries again, and does not).
+//!
+//! A task waits in the same queue ([`LockOp`]). A future that is dropped after it was woken passes
+//! on what it was given: it unlocks the mutex, or gives up `WOKEN`.
 
 use super::mutex_word::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use super::spin::Spin;
+use crate::runtime::task_waiter;
 use crate::sched::wait::list::{Batch, List, Node, Taken, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
+use crate::sched::wait::task_node::TaskNode;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos, now};
 use lock_api::GuardSend;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 /// A waiter that has waited for this long gets the mutex before newcomers. Go's number.
@@ -43,6 +51,8 @@ const NO_WORD: u32 = 0;
 /// mode.
 ///
 /// A goroutine that locks a mutex it already holds waits forever.
+///
+/// Async code locks it with [`lock_async`](MutexExt::lock_async), a method of [`MutexExt`].
 ///
 /// # Cancel
 /// `lock` cannot be ended early. `try_lock_for` and `try_lock_until` return `None` when the time is
@@ -177,18 +187,11 @@ impl RawMutex {
             if node.since.get() == 0 {
                 node.since.set(now());
             }
-            let enqueue = |_| {
-                table::with_queue(self.key(), |queue| {
-                    let joins = self.word.join_queue(this);
-                    match (joins, was_queued) {
-                        (false, _) => {}
-                        (true, false) => queue.push_back(&node),
-                        (true, true) => queue.push_front(&node),
-                    }
-                    joins
-                })
+            let enqueue = |_| self.enqueue(&node, this, was_queued);
+            let withdraw = |_| {
+                self.withdraw(&node);
             };
-            match node.sleep(reason, deadline, enqueue, |_| self.withdraw(&node)) {
+            match node.sleep(reason, deadline, enqueue, withdraw) {
                 WaitResult::NotQueued => {}
                 WaitResult::Woken(HANDED_OVER) => return true,
                 WaitResult::Woken(word) => {
@@ -203,13 +206,28 @@ impl RawMutex {
         }
     }
 
-    /// Takes the node of a waiter that gives up out of the queue.
-    fn withdraw(&self, node: &Node) {
+    /// Puts the node of a contender into the queue. Returns false if the mutex is free.
+    fn enqueue(&self, node: &Node, by: Contender, was_queued: bool) -> bool {
         table::with_queue(self.key(), |queue| {
-            if queue.remove(node) && queue.is_empty() {
+            let joins = self.word.join_queue(by);
+            match (joins, was_queued) {
+                (false, _) => {}
+                (true, false) => queue.push_back(node),
+                (true, true) => queue.push_front(node),
+            }
+            joins
+        })
+    }
+
+    /// Takes the node of a waiter that gives up out of the queue. Returns false if a taker has it.
+    fn withdraw(&self, node: &Node) -> bool {
+        table::with_queue(self.key(), |queue| {
+            let withdrawn = queue.withdraw(node);
+            if withdrawn && queue.is_empty() {
                 self.word.queue_emptied();
             }
-        });
+            withdrawn
+        })
     }
 
     #[inline]
@@ -292,6 +310,167 @@ impl RawMutex {
             self.word.queue_emptied();
         }
         first
+    }
+}
+
+/// The attempt of a task to lock a [`RawMutex`].
+pub(crate) struct LockOp {
+    pub(super) node: TaskNode,
+    contender: Contender,
+    was_queued: bool,
+}
+
+impl LockOp {
+    pub(crate) fn new() -> LockOp {
+        let node = TaskNode::new(0, task_waiter());
+        LockOp { node, contender: Contender::default(), was_queued: false }
+    }
+
+    /// Locks the mutex, or waits for it.
+    ///
+    /// # Safety
+    /// If it returns `Pending`, the operation does not move, and the mutex lives, until a later
+    /// call has returned `Ready`, or `cancel` was called.
+    #[inline]
+    pub(crate) unsafe fn poll(
+        &mut self,
+        mutex: &RawMutex,
+        context: &Context<'_>,
+        reason: WaitReason,
+    ) -> Poll<()> {
+        if !self.node.waits() && mutex.word.lock_fast() {
+            return Poll::Ready(());
+        }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.poll_slow(mutex, context, reason) }
+    }
+
+    /// As [`LockOp::poll`]. A task does not spin: its P has other work, or another P takes the
+    /// task when the mutex is free.
+    #[cold]
+    unsafe fn poll_slow(
+        &mut self,
+        mutex: &RawMutex,
+        context: &Context<'_>,
+        reason: WaitReason,
+    ) -> Poll<()> {
+        if self.node.waits() {
+            let with_lock = |f: &mut dyn FnMut()| table::with_queue(mutex.key(), |_| f());
+            match self.node.poll(context, reason, with_lock) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(HANDED_OVER) => return Poll::Ready(()),
+                Poll::Ready(word) => {
+                    self.was_queued = true;
+                    let starving = self.contender.starving || starves(&self.node.node);
+                    self.contender = Contender { owns_woken: word == RETRY_WOKEN, starving };
+                }
+            }
+        }
+        if self.node.node.since.get() == 0 {
+            self.node.node.since.set(now());
+        }
+        let (by, was_queued) = (self.contender, self.was_queued);
+        loop {
+            if mutex.word.try_lock(by) {
+                return Poll::Ready(());
+            }
+            // SAFETY: the caller's guarantee.
+            let waits = unsafe {
+                self.node.begin(context, reason, |node, _| mutex.enqueue(node, by, was_queued))
+            };
+            if waits {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Ends the attempt. If the mutex was handed to the task, unlocks it.
+    pub(crate) fn cancel(&mut self, mutex: &RawMutex) {
+        if !self.node.waits() {
+            return;
+        }
+        match self.node.cancel(|node, _| mutex.withdraw(node)) {
+            Some(HANDED_OVER) => mutex.unlock_held(),
+            Some(RETRY_WOKEN) if mutex.word.give_up_woken() => mutex.unlock_held(),
+            _ => {}
+        }
+    }
+}
+
+/// Locks a [`Mutex`] in async code.
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{Mutex, MutexExt as _};
+/// static TOTAL: Mutex<u64> = Mutex::new(0);
+/// trefoil::run(|| {
+///     let tasks: Vec<_> = (1..=100)
+///         .map(|i| trefoil::task::spawn(async move { *TOTAL.lock_async().await += i }))
+///         .collect();
+///     tasks.into_iter().for_each(|task| task.join().unwrap());
+///     assert_eq!(*TOTAL.lock(), 5050);
+/// });
+/// ```
+pub trait MutexExt<T: ?Sized> {
+    /// Locks the mutex, and waits while it is locked: `lock` for async code.
+    ///
+    /// Tasks, goroutines and threads wait in one queue, by the rules of [`Mutex`]. The guard is the
+    /// same as that of `lock`. It is `Send` if the data are, so it may be held across an `await`.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time. If the mutex was handed to it already, the next
+    /// waiter gets it. A future that is neither polled nor dropped may keep the mutex from others.
+    fn lock_async(&self) -> LockFuture<'_, T>;
+}
+
+impl<T: ?Sized> MutexExt<T> for Mutex<T> {
+    fn lock_async(&self) -> LockFuture<'_, T> {
+        LockFuture { mutex: self, op: LockOp::new() }
+    }
+}
+
+/// A lock that a task awaits, returned by [`MutexExt::lock_async`].
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{Mutex, MutexExt as _};
+/// let m = Mutex::new(1);
+/// trefoil::block_on(async {
+///     *m.lock_async().await += 1;
+/// });
+/// assert_eq!(m.into_inner(), 2);
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct LockFuture<'a, T: ?Sized> {
+    mutex: &'a Mutex<T>,
+    op: LockOp,
+}
+
+impl<'a, T: ?Sized> Future for LockFuture<'a, T> {
+    type Output = MutexGuard<'a, T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: nothing is moved out of the pinned operation, which lives until the end of the
+        // wait, or cancels it; the mutex is borrowed. If it is locked, the guard unlocks it.
+        unsafe {
+            let this = self.get_unchecked_mut();
+            this.op
+                .poll(this.mutex.raw(), context, WaitReason::MutexLock)
+                .map(|()| this.mutex.make_guard_unchecked(GuardSend::new()))
+        }
+    }
+}
+
+impl<T: ?Sized> Drop for LockFuture<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the reference does not leave this function.
+        self.op.cancel(unsafe { self.mutex.raw() });
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for LockFuture<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LockFuture { .. }")
     }
 }
 

@@ -172,6 +172,23 @@ impl MutexWord {
         false
     }
 
+    /// Ends the attempt of a contender that owns `WOKEN` and does not want the mutex any more. If
+    /// the mutex is free, takes it and returns true: the contender unlocks it, and that wakes the
+    /// next waiter. Otherwise the holder's unlock does.
+    #[must_use]
+    pub(crate) fn give_up_woken(&self) -> bool {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let free = now & (LOCKED | STARVING) == 0;
+            let next = if free { now & !WOKEN | LOCKED } else { now & !WOKEN };
+            // Acquire: as in `lock_fast`.
+            match self.0.compare_exchange_weak(now, next, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return free,
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
     /// Returns which waiter an unlocker must take. With `HandOver` the unlocker holds the mutex
     /// again, on behalf of that waiter. Called under the queue's lock.
     pub(crate) fn next(&self) -> NextWaiter {

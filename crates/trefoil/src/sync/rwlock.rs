@@ -14,17 +14,22 @@
 //! Rejected: one queue for both sides, in order of arrival: readers would be admitted in many small
 //! groups.
 
-use super::mutex::RawMutex;
+use super::mutex::{LockOp, RawMutex};
 use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
+use crate::runtime::task_waiter;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
+use crate::sched::wait::task_node::TaskNode;
 use crate::sys::clock::{self, NEVER, Nanos};
 use lock_api::GuardSend;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 /// A lock for many readers or one writer that parks goroutines.
@@ -37,6 +42,8 @@ use std::time::{Duration, Instant};
 /// As in Go, a writer that waits keeps new readers out, and when a writer unlocks, all waiting
 /// readers enter before the next writer. So a goroutine must not lock for reading twice: if a
 /// writer begins to wait in between, both wait forever.
+///
+/// Async code locks it with the methods of [`RwLockExt`].
 ///
 /// # Cancel
 /// `read` and `write` cannot be ended early. `try_read_for`, `try_read_until`, `try_write_for` and
@@ -150,15 +157,7 @@ impl RawRwLock {
     fn read_slow(&self, deadline: Nanos) -> bool {
         let node = Node::new(0);
         loop {
-            let enqueue = |_| {
-                table::with_queue(self.readers_key(), |queue| {
-                    let waits = self.word.queue_reader();
-                    if waits {
-                        queue.push_back(&node);
-                    }
-                    waits
-                })
-            };
+            let enqueue = |_| self.enqueue_reader(&node);
             let withdraw = |_| {
                 table::with_queue(self.readers_key(), |queue| queue.remove(&node));
             };
@@ -173,6 +172,28 @@ impl RawRwLock {
                 }
             }
         }
+    }
+
+    /// Puts a reader into the queue, if a writer keeps readers out.
+    fn enqueue_reader(&self, node: &Node) -> bool {
+        table::with_queue(self.readers_key(), |queue| {
+            let waits = self.word.queue_reader();
+            if waits {
+                queue.push_back(node);
+            }
+            waits
+        })
+    }
+
+    /// Puts the writer that keeps readers out into its queue, if readers are active.
+    fn enqueue_writer(&self, node: &Node) -> bool {
+        table::with_queue(self.writer_key(), |queue| {
+            let waits = self.word.has_readers();
+            if waits {
+                queue.push_back(node);
+            }
+            waits
+        })
     }
 
     #[inline]
@@ -236,15 +257,7 @@ impl RawRwLock {
             }
         }
         let node = Node::new(0);
-        let enqueue = |_| {
-            table::with_queue(self.writer_key(), |queue| {
-                let wait = self.word.has_readers();
-                if wait {
-                    queue.push_back(&node);
-                }
-                wait
-            })
-        };
+        let enqueue = |_| self.enqueue_writer(&node);
         let withdraw = |_| {
             table::with_queue(self.writer_key(), |queue| queue.remove(&node));
         };
@@ -257,11 +270,16 @@ impl RawRwLock {
             // The writer may run long after its time-out, and the readers may be gone by now.
             WaitResult::TimedOut if !self.word.has_readers() => true,
             WaitResult::TimedOut => {
-                self.admit_readers_slow(WriterBecomes::Nothing);
-                self.writers.unlock_held();
+                self.give_up_write();
                 false
             }
         }
+    }
+
+    /// Withdraws a writer that keeps readers out.
+    fn give_up_write(&self) {
+        self.admit_readers_slow(WriterBecomes::Nothing);
+        self.writers.unlock_held();
     }
 
     /// Unlocks for a writer. Then the next writer may lock.
@@ -283,6 +301,206 @@ impl RawRwLock {
             });
             readers.wake_all(rt, 0);
         });
+    }
+}
+
+/// Locks a [`RwLock`] in async code.
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{RwLock, RwLockExt as _};
+/// static WORDS: RwLock<Vec<&str>> = RwLock::new(Vec::new());
+/// trefoil::run(|| {
+///     trefoil::task::spawn(async { WORDS.write_async().await.push("first") }).join().unwrap();
+///     let len = trefoil::task::spawn(async { WORDS.read_async().await.len() });
+///     assert_eq!(len.join().unwrap(), 1);
+/// });
+/// ```
+pub trait RwLockExt<T: ?Sized> {
+    /// Locks for reading, and waits while a writer holds the lock or waits for it: `read` for async
+    /// code.
+    ///
+    /// The guard is the same as that of `read`. It is `Send` if the data are `Sync`, so it may be
+    /// held across an `await`.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time. If the lock was given to it already, it unlocks.
+    fn read_async(&self) -> ReadFuture<'_, T>;
+
+    /// Locks for writing, and waits while others hold the lock: `write` for async code.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time. If the lock was given to it already, it unlocks. If
+    /// it kept readers out, they are admitted again.
+    fn write_async(&self) -> WriteFuture<'_, T>;
+}
+
+impl<T: ?Sized> RwLockExt<T> for RwLock<T> {
+    fn read_async(&self) -> ReadFuture<'_, T> {
+        ReadFuture { lock: self, node: TaskNode::new(0, task_waiter()) }
+    }
+
+    fn write_async(&self) -> WriteFuture<'_, T> {
+        WriteFuture { lock: self, phase: WritePhase::Mutex, mutex: LockOp::new() }
+    }
+}
+
+/// A lock for reading that a task awaits, returned by [`RwLockExt::read_async`].
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{RwLock, RwLockExt as _};
+/// let lock = RwLock::new(5);
+/// assert_eq!(trefoil::block_on(async { *lock.read_async().await }), 5);
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct ReadFuture<'a, T: ?Sized> {
+    lock: &'a RwLock<T>,
+    node: TaskNode,
+}
+
+impl<'a, T: ?Sized> Future for ReadFuture<'a, T> {
+    type Output = RwLockReadGuard<'a, T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        const REASON: WaitReason = WaitReason::RwLockRead;
+        // SAFETY: nothing is moved out of the pinned node. The reference to the raw lock does not
+        // leave this function.
+        let (this, raw) = unsafe {
+            let this = self.get_unchecked_mut();
+            let raw = this.lock.raw();
+            (this, raw)
+        };
+        if this.node.waits() {
+            let with_lock = |f: &mut dyn FnMut()| table::with_queue(raw.readers_key(), |_| f());
+            if this.node.poll(context, REASON, with_lock).is_pending() {
+                return Poll::Pending;
+            }
+            // Counted by the writer.
+        } else {
+            while !raw.word.try_read() {
+                // SAFETY: the node is pinned, and `drop` cancels the wait; the lock is borrowed.
+                if unsafe { this.node.begin(context, REASON, |node, _| raw.enqueue_reader(node)) } {
+                    return Poll::Pending;
+                }
+            }
+        }
+        // SAFETY: locked for reading above.
+        Poll::Ready(unsafe { this.lock.make_read_guard_unchecked(GuardSend::new()) })
+    }
+}
+
+impl<T: ?Sized> Drop for ReadFuture<'_, T> {
+    fn drop(&mut self) {
+        if !self.node.waits() {
+            return;
+        }
+        // SAFETY: the reference does not leave this function.
+        let raw = unsafe { self.lock.raw() };
+        let withdraw =
+            |node: &Node, _| table::with_queue(raw.readers_key(), |queue| queue.withdraw(node));
+        if self.node.cancel(withdraw).is_some() {
+            raw.unlock_read();
+        }
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for ReadFuture<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadFuture { .. }")
+    }
+}
+
+/// A lock for writing that a task awaits, returned by [`RwLockExt::write_async`].
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{RwLock, RwLockExt as _};
+/// let lock = RwLock::new(5);
+/// trefoil::block_on(async { *lock.write_async().await += 1 });
+/// assert_eq!(lock.into_inner(), 6);
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct WriteFuture<'a, T: ?Sized> {
+    lock: &'a RwLock<T>,
+    phase: WritePhase,
+    /// Its node also waits for the active readers.
+    mutex: LockOp,
+}
+
+/// What a [`WriteFuture`] waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WritePhase {
+    /// The mutex among the writers.
+    Mutex,
+    /// The active readers. New ones are kept out.
+    Readers,
+    /// Nothing: it has ended.
+    Ended,
+}
+
+impl<'a, T: ?Sized> Future for WriteFuture<'a, T> {
+    type Output = RwLockWriteGuard<'a, T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        const REASON: WaitReason = WaitReason::RwLockWrite;
+        // SAFETY: as in `ReadFuture`.
+        let (this, raw) = unsafe {
+            let this = self.get_unchecked_mut();
+            let raw = this.lock.raw();
+            (this, raw)
+        };
+        assert!(this.phase != WritePhase::Ended, "WriteFuture was polled after it had ended");
+        if this.phase == WritePhase::Mutex {
+            // SAFETY: the operation is pinned, and `drop` cancels the wait; the lock is borrowed.
+            if unsafe { this.mutex.poll(&raw.writers, context, REASON) }.is_pending() {
+                return Poll::Pending;
+            }
+            this.phase = WritePhase::Readers;
+            // SAFETY: as above.
+            if !raw.word.exclude_readers()
+                && unsafe {
+                    this.mutex.node.begin(context, REASON, |node, _| raw.enqueue_writer(node))
+                }
+            {
+                return Poll::Pending;
+            }
+        } else {
+            let with_lock = |f: &mut dyn FnMut()| table::with_queue(raw.writer_key(), |_| f());
+            if this.mutex.node.poll(context, REASON, with_lock).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        this.phase = WritePhase::Ended;
+        assert!(!raw.word.has_readers(), "a writer woken among readers: a bug in trefoil");
+        // SAFETY: locked for writing above.
+        Poll::Ready(unsafe { this.lock.make_write_guard_unchecked(GuardSend::new()) })
+    }
+}
+
+impl<T: ?Sized> Drop for WriteFuture<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: the reference does not leave this function.
+        let raw = unsafe { self.lock.raw() };
+        match self.phase {
+            WritePhase::Mutex => self.mutex.cancel(&raw.writers),
+            WritePhase::Ended => {}
+            WritePhase::Readers => {
+                let withdraw = |node: &Node, _| {
+                    table::with_queue(raw.writer_key(), |queue| queue.withdraw(node))
+                };
+                match self.mutex.node.cancel(withdraw) {
+                    None => raw.give_up_write(),
+                    Some(_) => raw.unlock_write(WriterBecomes::Nothing),
+                }
+            }
+        }
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for WriteFuture<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WriteFuture { .. }")
     }
 }
 

@@ -14,14 +14,19 @@
 //! goroutine yields to it. A permit of a goroutine that only waits to run would be unused
 //! meanwhile.
 
+use crate::runtime::task_waiter;
 use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::task_node::TaskNode;
 use crate::sched::{Rt, switch};
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 const QUEUED: usize = 1;
@@ -165,6 +170,67 @@ impl Semaphore {
         OwnedSemaphorePermit { semaphore: self }
     }
 
+    /// Takes a permit, and waits while none is available: [`acquire`](Semaphore::acquire) for async
+    /// code.
+    ///
+    /// Tasks, goroutines and threads are served in the order in which they came.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time. If it was given a permit already, the permit is
+    /// released. A future that is neither polled nor dropped keeps its place, and its permit, from
+    /// others.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::Semaphore;
+    /// static TABLES: Semaphore = Semaphore::new(2);
+    /// trefoil::run(|| {
+    ///     let guests: Vec<_> = (0..10)
+    ///         .map(|guest| {
+    ///             trefoil::task::spawn(async move {
+    ///                 let _table = TABLES.acquire_async().await;
+    ///                 println!("guest {guest} eats");
+    ///             })
+    ///         })
+    ///         .collect();
+    ///     guests.into_iter().for_each(|guest| guest.join().unwrap());
+    ///     assert_eq!(TABLES.available_permits(), 2);
+    /// });
+    /// ```
+    pub fn acquire_async(&self) -> AcquireFuture<'_> {
+        self.acquire_many_async(1)
+    }
+
+    /// Takes `n` permits at once, and waits until `n` are available:
+    /// [`acquire_many`](Semaphore::acquire_many) for async code.
+    ///
+    /// # Cancel
+    /// As for [`acquire_async`](Semaphore::acquire_async).
+    pub fn acquire_many_async(&self, n: usize) -> AcquireFuture<'_> {
+        AcquireFuture { semaphore: self, node: TaskNode::new(n, task_waiter()) }
+    }
+
+    /// Takes a permit that holds the semaphore by an [`Arc`], and waits while none is available:
+    /// [`acquire_owned`](Semaphore::acquire_owned) for async code.
+    ///
+    /// # Cancel
+    /// As for [`acquire_async`](Semaphore::acquire_async).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// let s = Arc::new(trefoil::sync::Semaphore::new(1));
+    /// trefoil::block_on(async {
+    ///     let permit = s.clone().acquire_owned_async().await;
+    ///     trefoil::task::spawn(async move { drop(permit) }).await.unwrap();
+    ///     assert_eq!(s.available_permits(), 1);
+    /// });
+    /// ```
+    pub async fn acquire_owned_async(self: Arc<Self>) -> OwnedSemaphorePermit {
+        self.acquire_async().await.forget();
+        OwnedSemaphorePermit { semaphore: self }
+    }
+
     /// Takes a permit that holds the semaphore by an [`Arc`], if one is available and no other
     /// caller waits. Otherwise returns `None`.
     ///
@@ -233,36 +299,46 @@ impl Semaphore {
     #[cold]
     fn take_slow(&self, n: usize, deadline: Nanos) -> bool {
         let node = Node::new(n);
-        let enqueue = |here| {
-            let mut list = self.list.lock();
-            let mut freed = Batch::new();
-            if list.drop_orphaned() {
-                // Orphaned goroutines were unlinked. For the waiters behind them there may be enough
-                // permits now.
-                self.grant(&mut list, 0, &mut freed);
-            }
-            let waits = self.must_wait(n);
-            if waits {
-                list.push_back(&node);
-            }
-            drop(list);
-            freed.wake_all(here, 0);
-            waits
-        };
+        let enqueue = |here| self.enqueue(&node, here);
         let withdraw = |here| {
-            let mut list = self.list.lock();
-            list.remove(&node);
-            // For the waiters behind this one there may be enough permits now.
-            let mut freed = Batch::new();
-            self.grant(&mut list, 0, &mut freed);
-            drop(list);
-            freed.wake_all(here, 0);
+            self.withdraw(&node, here);
         };
         match node.sleep(WaitReason::Semacquire, deadline, enqueue, withdraw) {
             WaitResult::NotQueued | WaitResult::Woken(_) => true,
             // The waiter may run long after its time-out, and permits may be available by now.
             WaitResult::TimedOut => self.try_take(n),
         }
+    }
+
+    /// Takes the permits that the node wants and returns false, or puts it into the list and returns
+    /// true.
+    fn enqueue(&self, node: &Node, here: Option<Rt>) -> bool {
+        let mut list = self.list.lock();
+        let mut freed = Batch::new();
+        if list.drop_orphaned() {
+            // Orphaned goroutines were unlinked. For the waiters behind them there may be enough
+            // permits now.
+            self.grant(&mut list, 0, &mut freed);
+        }
+        let waits = self.must_wait(node.weight);
+        if waits {
+            list.push_back(node);
+        }
+        drop(list);
+        freed.wake_all(here, 0);
+        waits
+    }
+
+    /// Takes the node of a waiter that gives up out of the list. Returns false if a taker has it.
+    fn withdraw(&self, node: &Node, here: Option<Rt>) -> bool {
+        let mut list = self.list.lock();
+        let withdrawn = list.withdraw(node);
+        // For the waiters behind this one there may be enough permits now.
+        let mut freed = Batch::new();
+        self.grant(&mut list, 0, &mut freed);
+        drop(list);
+        freed.wake_all(here, 0);
+        withdrawn
     }
 
     /// Takes `n` permits and returns false, or sets `QUEUED` and returns true. Called under the
@@ -361,6 +437,66 @@ fn check_total(permits: usize, more: usize) {
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Semaphore").field("available", &self.available_permits()).finish()
+    }
+}
+
+/// Permits that a task awaits, returned by [`Semaphore::acquire_async`] and
+/// [`Semaphore::acquire_many_async`].
+///
+/// # Examples
+/// ```
+/// let s = trefoil::sync::Semaphore::new(3);
+/// trefoil::block_on(async {
+///     let two = s.acquire_many_async(2).await;
+///     assert_eq!((two.permits(), s.available_permits()), (2, 1));
+/// });
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct AcquireFuture<'a> {
+    semaphore: &'a Semaphore,
+    /// Its weight is the number of permits.
+    node: TaskNode,
+}
+
+impl<'a> Future for AcquireFuture<'a> {
+    type Output = SemaphorePermit<'a>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        const REASON: WaitReason = WaitReason::Semacquire;
+        // SAFETY: nothing is moved out of the pinned node.
+        let this = unsafe { self.get_unchecked_mut() };
+        let (semaphore, n) = (this.semaphore, this.node.node.weight);
+        if this.node.waits() {
+            let with_lock = |f: &mut dyn FnMut()| {
+                let _list = semaphore.list.lock();
+                f();
+            };
+            if this.node.poll(context, REASON, with_lock).is_pending() {
+                return Poll::Pending;
+            }
+        } else if !semaphore.try_take(n) {
+            // SAFETY: the node is pinned, and `drop` cancels the wait; the semaphore is borrowed.
+            if unsafe { this.node.begin(context, REASON, |node, rt| semaphore.enqueue(node, rt)) } {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(SemaphorePermit { semaphore, n })
+    }
+}
+
+impl Drop for AcquireFuture<'_> {
+    fn drop(&mut self) {
+        if self.node.waits()
+            && self.node.cancel(|node, rt| self.semaphore.withdraw(node, rt)).is_some()
+        {
+            self.semaphore.release(self.node.node.weight);
+        }
+    }
+}
+
+impl fmt::Debug for AcquireFuture<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireFuture").field("permits", &self.node.node.weight).finish()
     }
 }
 

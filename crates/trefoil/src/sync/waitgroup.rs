@@ -13,15 +13,20 @@
 //! started with [`WaitGroup::go`] can outlive the handle that started it.
 
 use crate::goroutine::go;
+use crate::runtime::task_waiter;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::task_node::TaskNode;
 use crate::sys::clock::NEVER;
 use crate::sys::lock::Lock;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
 /// The count 1, in `state`.
 const ONE: u64 = 1 << 32;
@@ -174,6 +179,26 @@ impl WaitGroup {
         self.counter().wait();
     }
 
+    /// Waits until the count is zero: [`wait`](WaitGroup::wait) for async code.
+    ///
+    /// # Panics
+    /// Awaiting it panics if the group was used again before the future has returned.
+    ///
+    /// # Cancel
+    /// The future may be dropped at any time.
+    ///
+    /// # Examples
+    /// ```
+    /// trefoil::run(|| {
+    ///     let wg = trefoil::sync::WaitGroup::new();
+    ///     wg.go(|| println!("a goroutine"));
+    ///     trefoil::task::spawn(async move { wg.wait_async().await }).join().unwrap();
+    /// });
+    /// ```
+    pub fn wait_async(&self) -> WaitGroupFuture<'_> {
+        WaitGroupFuture { counter: self.counter(), node: TaskNode::new(0, task_waiter()) }
+    }
+
     /// Starts `f` as a goroutine, and counts it until it ends.
     ///
     /// A goroutine that panics counts as done.
@@ -267,31 +292,106 @@ impl WaitCounter {
             return;
         }
         let node = Node::new(0);
-        let enqueue = |_| {
-            let mut list = self.list.lock();
-            let mut now = self.state.load(Ordering::Acquire);
-            while now >= ONE {
-                // Acquire on failure: as above. The lock publishes the list.
-                match self.state.compare_exchange_weak(
-                    now,
-                    now + 1,
-                    Ordering::Relaxed,
-                    Ordering::Acquire,
-                ) {
-                    Ok(_) => {
-                        list.push_back(&node);
-                        return true;
-                    }
-                    Err(changed) => now = changed,
-                }
-            }
-            false
-        };
+        let enqueue = |_| self.enqueue(&node);
         // Without a deadline there is no withdrawal.
         let result = node.sleep(WaitReason::WaitGroupWait, NEVER, enqueue, |_| ());
-        if result != WaitResult::NotQueued && self.state.load(Ordering::Acquire) != 0 {
+        if result != WaitResult::NotQueued {
+            self.check_not_reused();
+        }
+    }
+
+    #[track_caller]
+    fn check_not_reused(&self) {
+        if self.state.load(Ordering::Acquire) != 0 {
             panic!("WaitGroup is reused before previous wait has returned");
         }
+    }
+
+    /// Puts a waiter into the list and returns true, or returns false if the count is zero.
+    fn enqueue(&self, node: &Node) -> bool {
+        let mut list = self.list.lock();
+        let mut now = self.state.load(Ordering::Acquire);
+        while now >= ONE {
+            // Acquire on failure: as in `wait`. The lock publishes the list.
+            match self.state.compare_exchange_weak(
+                now,
+                now + 1,
+                Ordering::Relaxed,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => {
+                    list.push_back(node);
+                    return true;
+                }
+                Err(changed) => now = changed,
+            }
+        }
+        false
+    }
+
+    /// Takes a waiter that gives up out of the list. Returns false if a taker has it.
+    fn withdraw(&self, node: &Node) -> bool {
+        let mut list = self.list.lock();
+        let withdrawn = list.withdraw(node);
+        if withdrawn {
+            self.state.fetch_sub(1, Ordering::Relaxed);
+        }
+        withdrawn
+    }
+}
+
+/// The end of a [`WaitGroup`]'s goroutines, which a task awaits: returned by
+/// [`WaitGroup::wait_async`].
+///
+/// # Examples
+/// ```
+/// let wg = trefoil::sync::WaitGroup::new();
+/// trefoil::block_on(wg.wait_async()); // the count is zero
+/// ```
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct WaitGroupFuture<'a> {
+    counter: &'a WaitCounter,
+    node: TaskNode,
+}
+
+impl Future for WaitGroupFuture<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        const REASON: WaitReason = WaitReason::WaitGroupWait;
+        // SAFETY: nothing is moved out of the pinned node.
+        let this = unsafe { self.get_unchecked_mut() };
+        let counter = this.counter;
+        if this.node.waits() {
+            let with_lock = |f: &mut dyn FnMut()| {
+                let _list = counter.list.lock();
+                f();
+            };
+            if this.node.poll(context, REASON, with_lock).is_pending() {
+                return Poll::Pending;
+            }
+            counter.check_not_reused();
+            return Poll::Ready(());
+        }
+        // Acquire: the work before the calls of `done`.
+        let waits = counter.state.load(Ordering::Acquire) >= ONE
+            // SAFETY: the node is pinned, and `drop` cancels the wait; the counter is borrowed.
+            && unsafe { this.node.begin(context, REASON, |node, _| counter.enqueue(node)) };
+        if waits { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for WaitGroupFuture<'_> {
+    fn drop(&mut self) {
+        if self.node.waits() {
+            self.node.cancel(|node, _| self.counter.withdraw(node));
+        }
+    }
+}
+
+impl fmt::Debug for WaitGroupFuture<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WaitGroupFuture { .. }")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Queues of sleepers: the primitives of `sync`, descriptors and futexes wait in them.
 //!
-//! A sleeper is a goroutine or a plain thread that waits. It has a [`Node`] in its own frame; a
-//! [`List`] links nodes, first in, first out. A lock of the list's owner guards it: the lock of a
+//! A sleeper is a goroutine or a plain thread that waits. It has a [`Node`] in its own frame; that
+//! of a task is in its future (`task_node.rs`). A [`List`] links nodes, first in, first out. A lock of the list's owner guards it: the lock of a
 //! bucket of `table.rs` (mutexes and read-write locks, which are one word each), or a lock in the
 //! primitive itself. Channels have a list of their own, which is smaller and can be probed without
 //! its lock: see `chan/queue.rs`.
@@ -12,6 +12,7 @@
 //! | not linked, sleeper awake | the sleeper |
 //! | linked | the holder of the list's lock |
 //! | [`Taken`] | its taker, until it has woken the sleeper |
+//! | [ended](Node::has_ended) | the future of the task |
 //!
 //! A *taker* is the goroutine or thread that takes a node out of the list in order to wake its
 //! sleeper. A taker or the deadline ends a sleep, whichever claims it first (`wait/mod.rs`). There
@@ -36,6 +37,7 @@ use crate::sys::clock::{NEVER, Nanos};
 use crate::sys::frame_waiter::{ClockTime, FrameWaiter};
 use std::cell::Cell;
 use std::ptr::{NonNull, null};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The winner of a wait that a taker claimed. The only other one is `Waiter::TIMED_OUT`.
 const TAKEN: u16 = 1;
@@ -51,8 +53,9 @@ pub(crate) struct Node {
     /// The node is in a list, or in a taker's [`Batch`].
     linked: Cell<bool>,
     /// A taker has the node. Guarded by the lock of its list.
-    #[cfg(feature = "std")]
     taken: Cell<bool>,
+    /// The taker has stored its word, and does not touch the node any more.
+    ended: AtomicBool,
     /// The sleeper waits for something that the whole process shares (a futex, a C lock). If it is
     /// a goroutine and is taken, it runs, even if its runtime shuts down before.
     #[cfg(feature = "std")]
@@ -90,8 +93,8 @@ impl Node {
             next: Cell::new(null()),
             prev: Cell::new(null()),
             linked: Cell::new(false),
-            #[cfg(feature = "std")]
             taken: Cell::new(false),
+            ended: AtomicBool::new(false),
             #[cfg(feature = "std")]
             of_process: false,
             word: Cell::new(0),
@@ -150,6 +153,8 @@ impl Node {
     ) -> WaitResult {
         let here = Rt::enter();
         self.is_goroutine.set(here.is_some());
+        // From an earlier sleep.
+        self.taken.set(false);
         let (winner, here) = wait::wait_in(here, reason, deadline, |waiter| {
             self.waiter.set(waiter);
             enqueue(here)
@@ -218,9 +223,39 @@ impl Node {
         let claimed = self.waiter.get().claim(TAKEN);
         #[cfg(feature = "std")]
         let claimed = claimed && (!self.of_process || self.waiter.get().promise_run());
-        #[cfg(feature = "std")]
         self.taken.set(claimed);
         claimed
+    }
+
+    /// Prepares the node for a wait of the task with this sleeper word.
+    pub(super) fn prepare_for_task(&self, sleeper: usize) {
+        debug_assert!(!self.linked.get());
+        self.taken.set(false);
+        // Relaxed: no other thread knows the node yet.
+        self.ended.store(false, Ordering::Relaxed);
+        self.waiter.set(Waiter::sole(sleeper));
+    }
+
+    /// Makes another task wait in place of the present one. Returns false if a taker has the node.
+    /// The caller holds the lock of the list.
+    pub(super) fn change_task(&self, sleeper: usize) -> bool {
+        let waits = !self.taken.get();
+        if waits {
+            self.waiter.set(Waiter::sole(sleeper));
+        }
+        waits
+    }
+
+    /// Returns whether the taker has finished with the node. For the future of a task.
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        // Acquire: pairs with `Taken::wake`.
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Returns the taker's word, after the wait has ended.
+    pub(super) fn taker_word(&self) -> u32 {
+        self.word.get()
     }
 
     /// Returns whether the sleeper is an orphaned goroutine. The caller holds the list's lock.
@@ -343,7 +378,6 @@ impl List {
 
     /// Unlinks `node`, and returns whether it did. If a taker has the node, it returns false: the
     /// wake-up is on its way, and the sleeper must wait for it.
-    #[cfg(feature = "std")]
     pub(crate) fn withdraw(&mut self, node: &Node) -> bool {
         !node.taken.get() && self.remove(node)
     }
@@ -431,10 +465,14 @@ impl Taken {
 
     /// Wakes the sleeper with a word. `here` is the caller's `Rt::enter()`.
     pub(crate) fn wake(self, here: Option<Rt>, word: u32) {
-        self.node().word.set(word);
-        self.node().linked.set(false);
-        // The last access to the node: it may be gone after the wake-up.
-        wait::wake_here(here, self.node().waiter.get().sleeper());
+        let node = self.node();
+        node.word.set(word);
+        node.linked.set(false);
+        let sleeper = node.waiter.get().sleeper();
+        // The last access to the node: a task may be polled before its wake-up, and a goroutine's
+        // node may be gone after it. Release: pairs with `has_ended`.
+        node.ended.store(true, Ordering::Release);
+        wait::wake_here(here, sleeper);
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `mod.rs` | `block` and `wait`, sleepers and waiters |
 //! | `thread_waiter.rs` | where a plain thread waits |
 //! | `list.rs` | lists of waiters: locks, semaphores, descriptors |
+//! | `task_node.rs` | the wait of a task in such a list |
 //! | `table.rs` | lists of waiters found by address: locks of one word, futexes |
 //! | `deferred.rs` | wake-ups that a signal handler leaves to a helper thread |
 //! | `timers.rs`, `heap.rs` | a P's timers |
@@ -42,6 +43,7 @@ mod heap;
 pub(crate) mod list;
 pub(crate) mod reason;
 pub(crate) mod table;
+pub(crate) mod task_node;
 pub(crate) mod thread_waiter;
 pub(crate) mod timers;
 

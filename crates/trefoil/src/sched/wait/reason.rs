@@ -43,6 +43,8 @@ reasons! {
     Once = "sync.Once.Do",
     Barrier = "sync.Barrier.Wait",
     Semacquire = "semacquire",
+    /// `Notify`. Go has no such thing.
+    Notify = "notify",
     IoWait = "IO wait",
     /// A lock of std or of another crate. Go has no such thing.
     Futex = "futex wait",
