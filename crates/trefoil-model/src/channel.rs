@@ -4,7 +4,7 @@
 //! The cells of nodes, lists and buffers are loom's: loom reports a data race if one is used
 //! outside of the lock, or read before the wake-up that publishes it. A lost wake-up is a deadlock.
 
-use crate::chan::{Failed, Receiver, Sender, bounded, unbounded};
+use crate::chan::{Failed, Receiver, Sender, TaskRecv, bounded, unbounded};
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::AsWritten;
 use crate::sched::wait::time_passes;
@@ -191,6 +191,110 @@ pub fn last_handles_are_dropped_at_once() {
             assert_eq!(Arc::strong_count(&alive), 1, "a value is left, or was dropped twice");
         });
     }
+}
+
+/// A task receives: it may be polled before its wake-up, and its memory may be used again at once.
+pub fn task_receive_against_send() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let ends = channel(cap);
+            let sender = sends(1, &ends, 7);
+            let got = match TaskRecv::begin(&ends.1, 0) {
+                Ok(result) => result,
+                Err(waits) => waits.wait(),
+            };
+            assert_eq!(got, Ok(7));
+            assert!(sender.join().unwrap());
+            ends.1.assert_no_waiters();
+        });
+    }
+}
+
+/// The future of a task that receives is dropped while a sender sends: the value is in the channel,
+/// or was not sent.
+pub fn dropped_receive_against_try_send() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let ends = channel(cap);
+            let sender = go(1, AsWritten, {
+                let ends = ends.clone();
+                move || ends.0.try_send(7).is_ok()
+            });
+            let got = match TaskRecv::begin(&ends.1, 0) {
+                Ok(result) => result.ok(),
+                Err(waits) => {
+                    waits.cancel();
+                    None
+                }
+            };
+            let sent = sender.join().unwrap();
+            let got = got.or_else(|| ends.1.try_recv().ok());
+            assert_eq!(got, sent.then_some(7), "sent and lost, or received without a sender");
+            assert_eq!(ends.1.try_recv(), Err(Failed::NotNow));
+            ends.1.assert_no_waiters();
+        });
+    }
+}
+
+/// The future of a task that receives is dropped while a sender sends and another receiver waits:
+/// that receiver gets the value.
+pub fn dropped_receive_passes_its_value_on() {
+    explore(Bound::Preemptions(3), || {
+        let ends = channel(0);
+        let sender = sends(1, &ends, 7);
+        let receiver = go(2, AsWritten, {
+            let ends = ends.clone();
+            move || ends.1.recv(NEVER)
+        });
+        let got = match TaskRecv::begin(&ends.1, 0) {
+            Ok(result) => {
+                // The task was faster: another value ends the receiver's wait.
+                ends.0.send(8, NEVER).unwrap();
+                result
+            }
+            Err(waits) => {
+                waits.cancel();
+                Ok(8)
+            }
+        };
+        let other = receiver.join().unwrap();
+        assert!((got, other) == (Ok(7), Ok(8)) || (got, other) == (Ok(8), Ok(7)));
+        assert!(sender.join().unwrap());
+        ends.1.assert_no_waiters();
+    });
+}
+
+/// A close ends the wait of a task, or finds its future dropped.
+pub fn close_against_waiting_task() {
+    for drops in [false, true] {
+        explore(Bound::All, move || {
+            let ends = channel(0);
+            let closer = go(1, AsWritten, {
+                let ends = ends.clone();
+                move || ends.0.close()
+            });
+            match TaskRecv::begin(&ends.1, 0) {
+                Ok(result) => assert_eq!(result, Err(Failed::Closed)),
+                Err(waits) if drops => waits.cancel(),
+                Err(waits) => assert_eq!(waits.wait(), Err(Failed::Closed)),
+            }
+            closer.join().unwrap();
+            ends.1.assert_no_waiters();
+        });
+    }
+}
+
+/// Mutation check: a taker's last access to the sudog of a task is not published.
+pub fn detects_unpublished_state() {
+    must_fail(
+        Mutation::Everywhere("queue.rs", Op::Store, Half::Release),
+        task_receive_against_send,
+    );
+}
+
+/// Mutation check: a task does not acquire the state that it reads.
+pub fn detects_unacquired_state() {
+    must_fail(Mutation::Everywhere("queue.rs", Op::Load, Half::Acquire), task_receive_against_send);
 }
 
 /// Mutation check: a lock that excludes no thread.

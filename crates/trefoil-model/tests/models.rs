@@ -169,6 +169,12 @@ checks! { channel:
     detects_double_claim
     detects_stale_deadline
     detects_unordered_free
+    task_receive_against_send
+    dropped_receive_against_try_send
+    dropped_receive_passes_its_value_on
+    close_against_waiting_task
+    detects_unpublished_state
+    detects_unacquired_state
 }
 
 checks! { select:

@@ -19,7 +19,10 @@ pub(crate) mod select;
 use self::buffer::TypedElem;
 use self::core::{ChanSide, Core, OpResult};
 use self::handle::Handle;
+use self::queue::{Sudog, SudogState};
 use crate::sched::Rt;
+use crate::sched::wait;
+use crate::sched::wait::reason::WaitReason;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 /// Why an operation failed.
@@ -195,5 +198,75 @@ impl<T> Receiver<T> {
     pub(crate) fn assert_no_waiters(&self) {
         let waiters = self.core().map_or((0, 0), Core::waiters);
         assert_eq!(waiters, (0, 0), "a waiter is left in a list");
+    }
+}
+
+/// A receive of a task: restates `chan/future.rs`. The task is the goroutine that calls it.
+pub(crate) struct TaskRecv<'a> {
+    core: &'a Core,
+    node: Box<Sudog>,
+    value: Box<u32>,
+}
+
+impl<'a> TaskRecv<'a> {
+    /// The first poll, by goroutine `number`. Returns the result, or the receive that waits.
+    pub(crate) fn begin(
+        rx: &'a Receiver<u32>,
+        number: usize,
+    ) -> Result<Result<u32, Failed>, TaskRecv<'a>> {
+        let core = rx.core().expect("a channel that never sends has no receive");
+        let mut value = Box::new(0u32);
+        let node = Box::new(Sudog::new(std::ptr::from_mut(&mut *value).cast()));
+        let this = TaskRecv { core, node, value };
+        // SAFETY: node and value are boxed until `poll` has returned a result, or `cancel` has.
+        let begun = unsafe {
+            core.begin_wait(ChanSide::Recv, TypedElem::<u32>::ELEM, &this.node, number + 1)
+        };
+        match begun {
+            Some(OpResult::Done) => Ok(Ok(*this.value)),
+            Some(_) => Ok(Err(Failed::Closed)),
+            None => Err(this),
+        }
+    }
+
+    /// A later poll. It may come before the wake-up.
+    pub(crate) fn poll(&self) -> Option<Result<u32, Failed>> {
+        let result = match self.node.state() {
+            SudogState::Waiting => return None,
+            SudogState::Moved => Ok(*self.value),
+            SudogState::Closed => Err(Failed::Closed),
+        };
+        self.reuse();
+        Some(result)
+    }
+
+    /// Polls after each wake-up, until the receive has ended.
+    pub(crate) fn wait(&self) -> Result<u32, Failed> {
+        loop {
+            if let Some(result) = self.poll() {
+                return result;
+            }
+            wait::block(WaitReason::ChanReceive, |_| true);
+        }
+    }
+
+    /// Drops the future.
+    pub(crate) fn cancel(self) {
+        // SAFETY: it waits, or its wait has ended; then the slot holds a value.
+        unsafe {
+            let state = self.core.cancel_wait(ChanSide::Recv, &self.node);
+            self.reuse();
+            if state == SudogState::Moved {
+                let from = std::ptr::from_ref(&*self.value).cast();
+                self.core.give_back(TypedElem::<u32>::ELEM, from);
+            }
+        }
+    }
+
+    /// The memory of the future is used for something else: loom reports a taker that still reads
+    /// the node.
+    fn reuse(&self) {
+        self.node.set_sleeper(0);
+        self.node.slot.set(std::ptr::null_mut());
     }
 }
