@@ -21,6 +21,9 @@
 //! - `report` runs inside the goroutine, because a `Result<(), Box<dyn Error>>` is not `Send` and
 //!   an `ExitCode` is. It prints `Error: …` as std does. The test harness accepts an `ExitCode`,
 //!   too.
+//! - With the option `tokio` the inner function is `async`, and `main()` above is
+//!   `::trefoil::__tokio_main!(WORKERS, main())`: a macro, so that trefoil can say that its feature
+//!   is missing.
 //! - The attributes are parsed by hand. They accept such a small part of the grammar that `syn`
 //!   would cost every user more to build than these lines cost to read.
 
@@ -31,6 +34,8 @@ use proc_macro::{Delimiter, Group, Ident, Literal, Punct, Spacing, Span, TokenSt
 
 /// The largest number of Ps; the runtime has the same limit.
 const MAX_PROCS: u128 = 1024;
+/// The largest number of tokio's workers that the attribute accepts.
+const MAX_WORKERS: u128 = 32_768;
 
 /// Runs the function as the main goroutine of a new runtime. Put it on `main`.
 ///
@@ -74,6 +79,22 @@ const MAX_PROCS: u128 = 1024;
 /// }
 /// ```
 ///
+/// `tokio` runs an `async` function on tokio's own runtime, whose threads are goroutines. It needs
+/// the feature `tokio` of trefoil. `workers = N` sets how many of those goroutines poll tasks;
+/// without it, there are 8 per P, at least 32.
+///
+/// ```standalone_crate
+/// # extern crate self as trefoil;
+/// # pub use trefoil_macros::main;
+/// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
+/// # #[macro_export]
+/// # macro_rules! __tokio_main { ($w:expr, $f:expr) => {{ let _: Option<usize> = $w; drop($f) }} }
+/// #[trefoil::main(tokio, workers = 64)]
+/// async fn main() {
+///     println!("tokio::spawn, reqwest and axum::serve work here");
+/// }
+/// ```
+///
 /// # Panics
 ///
 /// The outer function panics if the function panics, and if the runtime cannot start.
@@ -81,15 +102,23 @@ const MAX_PROCS: u128 = 1024;
 /// # Errors
 ///
 /// The compiler reports an error if the attribute is not on a function, if the function has
-/// arguments or generics, if it is `async`, `const`, `unsafe` or `extern`, or if an option is
-/// unknown or out of range. An `async` function is not needed: a goroutine may block, so there is
-/// nothing to await.
+/// arguments or generics, if it is `const`, `unsafe` or `extern`, or if an option is unknown or out
+/// of range. The function is `async` if and only if the option `tokio` is given: a goroutine may
+/// block, so it has nothing to await.
 ///
 /// ```compile_fail,standalone_crate
 /// # extern crate self as trefoil;
 /// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
 /// #[trefoil_macros::main]
 /// async fn main() {}
+/// ```
+/// ```compile_fail,standalone_crate
+/// # extern crate self as trefoil;
+/// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
+/// # #[macro_export]
+/// # macro_rules! __tokio_main { ($w:expr, $f:expr) => { drop($f) } }
+/// #[trefoil_macros::main(tokio)]
+/// fn main() {}
 /// ```
 /// ```compile_fail,standalone_crate
 /// # extern crate self as trefoil;
@@ -209,7 +238,11 @@ type Result<T> = std::result::Result<T, Error>;
 
 fn attribute(kind: Kind, options: TokenStream, item: TokenStream) -> TokenStream {
     let name = name_of(item.clone());
-    match Options::parse(options).and_then(|o| Ok(expand(kind, o, Function::parse(kind, item)?))) {
+    let expanded = Options::parse(options).and_then(|options| {
+        let function = Function::parse(kind, options.tokio.is_some(), item)?;
+        Ok(expand(kind, options, function))
+    });
+    match expanded {
         Ok(tokens) => tokens,
         Err(error) => {
             // An empty function of that name avoids a second error, "`main` function not found".
@@ -244,6 +277,9 @@ fn name_of(item: TokenStream) -> Option<Ident> {
 #[derive(Default)]
 struct Options {
     procs: Option<TokenStream>,
+    /// Where `tokio` stands, if it is given.
+    tokio: Option<Span>,
+    workers: Option<(Span, TokenStream)>,
 }
 
 impl Options {
@@ -251,38 +287,59 @@ impl Options {
         let mut options = Options::default();
         let mut tokens = tokens.into_iter().peekable();
         while let Some(key) = tokens.next() {
-            let span = key.span();
-            if !is_word(&key, "procs") {
-                return Err(Error::new(
-                    span,
-                    format!("unknown option `{key}`: the only option is `procs = N`"),
-                ));
+            let (span, word) = (key.span(), key.to_string());
+            let is_twice = match word.as_str() {
+                "procs" => options.procs.is_some(),
+                "tokio" => options.tokio.is_some(),
+                "workers" => options.workers.is_some(),
+                _ => {
+                    let known = "the options are `procs = N`, `tokio` and `workers = N`";
+                    return Err(Error::new(span, format!("unknown option `{word}`: {known}")));
+                }
+            };
+            if is_twice {
+                return Err(Error::new(span, format!("`{word}` is given twice")));
             }
-            if options.procs.is_some() {
-                return Err(Error::new(span, "`procs` is given twice"));
+            match word.as_str() {
+                "procs" => options.procs = Some(Self::value(&word, span, &mut tokens)?),
+                "workers" => {
+                    options.workers = Some((span, Self::value(&word, span, &mut tokens)?));
+                }
+                _ => {
+                    options.tokio = Some(span);
+                    if tokens.next().is_some_and(|t| !is_punct(&t, ',')) {
+                        return Err(Error::new(span, "`tokio` takes no value"));
+                    }
+                }
             }
-            if tokens.next_if(|t| is_punct(t, '=')).is_none() {
-                return Err(Error::new(span, "`procs` needs a value: `procs = 4`"));
-            }
-            options.procs = Some(Self::value(span, &mut tokens)?);
+        }
+        if let (Some((span, _)), None) = (&options.workers, options.tokio) {
+            let message = "`workers` is a setting of tokio's runtime: add the option `tokio`";
+            return Err(Error::new(*span, message));
         }
         Ok(options)
     }
 
-    /// Takes the tokens up to the next comma: any expression. A number is checked.
+    /// Takes `=` and the tokens up to the next comma: any expression. A number is checked.
     fn value(
+        word: &str,
         key: Span,
         tokens: &mut Peekable<impl Iterator<Item = TokenTree>>,
     ) -> Result<TokenStream> {
+        let missing = || Error::new(key, format!("`{word}` needs a value: `{word} = 4`"));
+        if tokens.next_if(|t| is_punct(t, '=')).is_none() {
+            return Err(missing());
+        }
         let mut value = Vec::new();
         while let Some(token) = tokens.next_if(|t| !is_punct(t, ',')) {
             value.push(token);
         }
         tokens.next();
         match value.as_slice() {
-            [] => return Err(Error::new(key, "`procs` needs a value: `procs = 4`")),
-            [TokenTree::Literal(number)] if !procs_in_range(&number.to_string()) => {
-                let message = format!("`procs` takes a whole number from 1 to {MAX_PROCS}");
+            [] => return Err(missing()),
+            [TokenTree::Literal(number)] if !is_in_range(word, &number.to_string()) => {
+                let most = if word == "procs" { MAX_PROCS } else { MAX_WORKERS };
+                let message = format!("`{word}` takes a whole number from 1 to {most}");
                 return Err(Error::new(number.span(), message));
             }
             _ => {}
@@ -291,8 +348,14 @@ impl Options {
     }
 }
 
-/// Returns whether a literal, as written in the source, is a valid number of Ps.
-fn procs_in_range(literal: &str) -> bool {
+/// Returns whether a literal is a valid value of the option `word`.
+fn is_in_range(word: &str, literal: &str) -> bool {
+    let most = if word == "procs" { MAX_PROCS } else { MAX_WORKERS };
+    number_of(literal).is_some_and(|n| (1..=most).contains(&n))
+}
+
+/// Returns the value of a literal of type `usize`, as written in the source.
+fn number_of(literal: &str) -> Option<u128> {
     let digits = literal.replace('_', "");
     let digits = digits.strip_suffix("usize").unwrap_or(&digits);
     let value = match digits.get(..2) {
@@ -301,15 +364,17 @@ fn procs_in_range(literal: &str) -> bool {
         Some("0b") => u128::from_str_radix(&digits[2..], 2),
         _ => digits.parse(),
     };
-    value.is_ok_and(|n| (1..=MAX_PROCS).contains(&n))
+    value.ok()
 }
 
 // --- The function ------------------------------------------------------------------------------
 
-/// The parts of `#[…] pub fn name() -> Ret { … }`.
+/// The parts of `#[…] pub async fn name() -> Ret { … }`.
 struct Function {
     attributes: TokenStream,
     visibility: TokenStream,
+    /// The word `async`, which the option `tokio` requires.
+    asynchronous: Option<TokenTree>,
     keyword: TokenTree,
     name: Ident,
     arguments: Group,
@@ -319,11 +384,16 @@ struct Function {
 }
 
 impl Function {
-    fn parse(kind: Kind, item: TokenStream) -> Result<Function> {
+    fn parse(kind: Kind, on_tokio: bool, item: TokenStream) -> Result<Function> {
         let mut tokens = flat(item);
         let attributes = Self::attributes(kind, &mut tokens)?;
         let visibility = Self::visibility(&mut tokens);
+        let asynchronous = if on_tokio { tokens.next_if(|t| is_word(t, "async")) } else { None };
         let keyword = Self::keyword(kind, &mut tokens)?;
+        if on_tokio && asynchronous.is_none() {
+            let message = "the option `tokio` needs an `async fn`: add `async`, or remove `tokio`";
+            return Err(Error::new(keyword.span(), message));
+        }
         let name = match tokens.next() {
             Some(TokenTree::Ident(name)) => name,
             _ => return Err(not_a_function(kind, keyword.span())),
@@ -340,7 +410,16 @@ impl Function {
             return Err(Error::new(arguments.span(), message));
         }
         let (output, body) = Self::output_and_body(kind, &name, tokens)?;
-        Ok(Function { attributes, visibility, keyword, name, arguments, output, body })
+        Ok(Function {
+            attributes,
+            visibility,
+            asynchronous,
+            keyword,
+            name,
+            arguments,
+            output,
+            body,
+        })
     }
 
     fn attributes(kind: Kind, tokens: &mut Tokens) -> Result<TokenStream> {
@@ -384,7 +463,10 @@ impl Function {
         };
         let refused = match word.to_string().as_str() {
             "fn" => return Ok(token),
-            "async" => "goroutines need no async: remove it",
+            "async" => {
+                "goroutines need no async: remove it, or add the option `tokio` to run the \
+                 function on tokio's runtime"
+            }
             // `const X: …` and `unsafe impl …` begin other items.
             "const" | "unsafe" | "extern" if tokens.clone().any(|t| is_word(&t, "fn")) => {
                 "a plain `fn` is needed here: remove this word"
@@ -430,7 +512,8 @@ fn not_a_function(kind: Kind, span: Span) -> Error {
 
 /// Returns the outer function that the head of the file shows.
 fn expand(kind: Kind, options: Options, function: Function) -> TokenStream {
-    let Function { attributes, visibility, keyword, name, arguments, output, body } = function;
+    let Function { attributes, visibility, asynchronous, keyword, name, arguments, output, body } =
+        function;
     let first = output.clone().and_then(|output| output.into_iter().next());
     // The new tokens get the span of the return type, or of the name: errors about them ("`E`
     // doesn't implement `Debug`") have to point there.
@@ -447,11 +530,12 @@ fn expand(kind: Kind, options: Options, function: Function) -> TokenStream {
         let arrow = output.is_some().then(|| arrow(span)).into_iter().flatten();
         arrow.chain(output.into_iter().flatten())
     };
-    let mut inner: TokenStream = header.iter().cloned().collect();
+    let mut inner: TokenStream = asynchronous.into_iter().chain(header.iter().cloned()).collect();
     inner.extend(result(output.clone()));
     inner.extend([TokenTree::Group(body)]);
+    let entry = entry(&options, name, result_kind, span);
     inner.extend(start(options, span));
-    inner.extend([group(Delimiter::Parenthesis, entry(name, result_kind, span), span)]);
+    inner.extend([group(Delimiter::Parenthesis, entry, span)]);
 
     let mut out = TokenStream::new();
     if kind == Kind::Test {
@@ -479,18 +563,45 @@ enum ResultKind {
 }
 
 /// Returns the closure for the runtime: `main`, or `||
-/// ::std::process::Termination::report(main())`.
-fn entry(name: Ident, result: ResultKind, span: Span) -> TokenStream {
+/// ::std::process::Termination::report(main())`. With the option `tokio`, the call `main()` is
+/// `::trefoil::__tokio_main!(WORKERS, main())`.
+fn entry(options: &Options, name: Ident, result: ResultKind, span: Span) -> TokenStream {
     let name = TokenTree::Ident(name);
-    if result == ResultKind::Plain {
+    if result == ResultKind::Plain && options.tokio.is_none() {
         return TokenStream::from(name);
     }
-    let call = [name, group(Delimiter::Parenthesis, TokenStream::new(), span)];
+    let mut call =
+        TokenStream::from_iter([name, group(Delimiter::Parenthesis, TokenStream::new(), span)]);
+    if let Some(at) = options.tokio {
+        call = on_tokio(options, call, span.located_at(at));
+    }
     let mut entry = TokenStream::new();
     entry.extend([punct('|', Spacing::Alone, span), punct('|', Spacing::Alone, span)]);
-    entry.extend(path(&["std", "process", "Termination", "report"], span));
-    entry.extend([group(Delimiter::Parenthesis, call.into_iter().collect(), span)]);
+    if result == ResultKind::Plain {
+        entry.extend(call);
+    } else {
+        entry.extend(path(&["std", "process", "Termination", "report"], span));
+        entry.extend([group(Delimiter::Parenthesis, call, span)]);
+    }
     entry
+}
+
+/// Returns `::trefoil::__tokio_main!(WORKERS, future)`. The macro is an error that names the feature
+/// if trefoil is built without it.
+fn on_tokio(options: &Options, future: TokenStream, span: Span) -> TokenStream {
+    let mut arguments = match &options.workers {
+        None => path(&["core", "option", "Option", "None"], span),
+        Some((_, workers)) => {
+            let mut some = path(&["core", "option", "Option", "Some"], span);
+            some.extend([group(Delimiter::Parenthesis, workers.clone(), span)]);
+            some
+        }
+    };
+    arguments.extend([punct(',', Spacing::Alone, span)]);
+    arguments.extend(future);
+    let mut out = path(&["trefoil", "__tokio_main"], span);
+    out.extend([punct('!', Spacing::Alone, span), group(Delimiter::Parenthesis, arguments, span)]);
+    out
 }
 
 /// Returns `::trefoil::run`, or `::trefoil::Runtime::builder().procs(N).build().expect("…").run`.
@@ -574,15 +685,15 @@ fn path(words: &[&str], span: Span) -> TokenStream {
 // All other code needs the compiler: `tests/attributes.rs` and the examples above test it.
 #[cfg(test)]
 mod tests {
-    use super::procs_in_range;
+    use super::is_in_range;
 
     #[test]
     fn procs_accepts_literals_from_1_to_1024() {
         for good in ["1", "4", "1024", "1_024", "4usize", "0x10", "0b11", "0o17", "0x4_00usize"] {
-            assert!(procs_in_range(good), "{good}");
+            assert!(is_in_range("procs", good), "{good}");
         }
         for bad in ["0", "1025", "4u8", "4.0", "\"4\"", "0x", "'4'", "", "é", "1e3", "0x401"] {
-            assert!(!procs_in_range(bad), "{bad}");
+            assert!(!is_in_range("procs", bad), "{bad}");
         }
     }
 }

@@ -41,6 +41,29 @@ impl Runtime {
     }
 }
 
+/// Polls the future once, and returns its value. `__tokio_main` has no runtime of tokio's here.
+fn poll_once<F: Future>(future: F) -> F::Output {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("the future waits"),
+    }
+}
+
+thread_local! {
+    /// The `workers` of the last function with the option `tokio` on this thread.
+    static WORKERS: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
+/// Stands for trefoil's macro of that name.
+#[macro_export]
+macro_rules! __tokio_main {
+    ($workers:expr, $future:expr) => {{
+        $crate::WORKERS.set($workers);
+        $crate::poll_once($future)
+    }};
+}
+
 /// Returns true on the thread that stands for a goroutine, and false on the thread of the harness.
 fn on_goroutine() -> bool {
     std::thread::current().name() == Some("goroutine")
@@ -94,10 +117,30 @@ fn procs_may_be_an_expression() {
     assert_eq!(PROCS.load(Ordering::Relaxed), 3);
 }
 
+#[attributes::test(tokio)]
+async fn an_async_test_runs_on_a_goroutine() {
+    assert!(on_goroutine());
+    assert_eq!(WORKERS.get(), None);
+    std::future::ready(()).await;
+}
+
+#[attributes::test(procs = THREE, tokio, workers = 2 * THREE)]
+pub(crate) async fn an_async_test_takes_workers_and_returns_a_result() -> Result<(), String> {
+    assert!(on_goroutine());
+    assert_eq!(WORKERS.get(), Some(6));
+    "42".parse::<u32>().map_err(|e| e.to_string())?;
+    Ok(())
+}
+
 // The test below calls these functions, because a test that fails would fail the harness.
 mod called {
     #[super::attributes::main]
     pub(super) fn fails() -> Result<(), String> {
+        Err("as it should".into())
+    }
+
+    #[super::attributes::main(tokio)]
+    pub(super) async fn fails_on_tokio() -> Result<(), String> {
         Err("as it should".into())
     }
 
@@ -124,6 +167,7 @@ mod called {
 #[test]
 fn results_become_exit_codes() {
     assert_eq!(called::fails(), ExitCode::FAILURE);
+    assert_eq!(called::fails_on_tokio(), ExitCode::FAILURE);
     assert_eq!(called::early(), ExitCode::SUCCESS);
     assert_eq!(called::code(), ExitCode::from(7));
     assert!(std::panic::catch_unwind(|| called::never()).is_err());
