@@ -41,7 +41,7 @@
 //! | communicate and synchronise | [`chan`], [`select!`], [`sync`], [`context`] |
 //! | wait for time, sockets, processes, signals | [`time`], [`net`], [`process`], [`signal`] |
 //! | control the thread of a goroutine | [`blocking()`], [`lock_os_thread`], [`no_preempt`] |
-//! | run futures | [`block_on`], [`go_async`] |
+//! | run futures | [`block_on`], [`go_async`], the module `tokio` (with the feature) |
 //! | inspect and tune the scheduler | [`debug`], [`procs`], [`set_procs`], [`alloc`] |
 //!
 //! [`run`] starts a runtime whose main goroutine is the closure, and [`main`](macro@main) does that
@@ -110,6 +110,9 @@
 //! - `std` (on by default): std's locks, `sleep`, sockets and pipes park the goroutine, not its OS
 //!   thread. The same holds for crates that use them, and for locks of C code. The system's
 //!   `malloc` keeps its caches per OS thread, not per goroutine.
+//! - `tokio` (off by default, includes `std`): the module `tokio`, tokio's own runtime with
+//!   goroutines as its threads, and the option `tokio` of [`main`](macro@main) and
+//!   [`test`](macro@test).
 //!
 //! Without `std`, these calls block their thread, and another thread takes over the P. The types of
 //! [`sync`], [`chan`], [`time`] and [`net`] always park the goroutine.
@@ -178,6 +181,8 @@ pub mod sync;
 mod sys;
 pub mod task;
 pub mod time;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use future::{block_on, go_async};
@@ -188,6 +193,29 @@ pub use runtime::{
 };
 pub use scope::{Scope, ScopedJoinHandle, scope};
 pub use trefoil_macros::{main, test};
+
+/// Runs a future on a new tokio runtime: `#[trefoil::main(tokio)]` expands to it.
+#[cfg(feature = "tokio")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tokio_main {
+    ($workers:expr, $future:expr) => {
+        $crate::tokio::run_main($workers, $future)
+    };
+}
+
+/// The error for a program that uses `#[trefoil::main(tokio)]` without the feature.
+#[cfg(not(feature = "tokio"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tokio_main {
+    ($workers:expr, $future:expr) => {
+        ::core::compile_error!(
+            "the option `tokio` needs the feature `tokio` of trefoil: \
+             `trefoil = { version = \"…\", features = [\"tokio\"] }`"
+        )
+    };
+}
 
 /// Programs that must not compile, because `go` and `scope` have the bounds of std's threads.
 ///

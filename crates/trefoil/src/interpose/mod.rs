@@ -11,6 +11,7 @@
 //! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
 //! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
+//! | `threads.rs` | threads of tokio that are goroutines |
 //!
 //! Rules for every interposed function:
 //! 1. On a plain thread, before the runtime starts and before `main`, a call only calls the real
@@ -50,6 +51,8 @@ pub(crate) mod setxid;
 pub(crate) mod signals;
 #[cfg(feature = "std")]
 mod sleep;
+#[cfg(feature = "tokio")]
+pub(crate) mod threads;
 #[cfg(feature = "std")]
 mod waking;
 
@@ -117,4 +120,10 @@ pub(crate) fn install() {
             blocking_calls::getaddrinfo as *const (),
         ]);
     }
+    #[cfg(feature = "tokio")]
+    std::hint::black_box([
+        threads::pthread_create as *const (),
+        threads::pthread_join as *const (),
+        threads::pthread_detach as *const (),
+    ]);
 }

@@ -286,6 +286,8 @@ unsafe fn epoll_wait_for(
     let wait_ms = |ms: usize| unsafe {
         syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, ms])
     };
+    #[cfg(feature = "tokio")]
+    let _attending = super::threads::attend_driver(fd);
     loop {
         let deadline = match (wait_ms(0), timeout) {
             (0, Timeout::Until(deadline)) => deadline,

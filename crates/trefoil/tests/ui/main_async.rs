@@ -1,0 +1,2 @@
+#[trefoil::main]
+async fn main() {}

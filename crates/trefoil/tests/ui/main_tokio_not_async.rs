@@ -1,0 +1,2 @@
+#[trefoil::main(tokio)]
+fn main() {}

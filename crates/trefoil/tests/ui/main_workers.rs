@@ -1,0 +1,2 @@
+#[trefoil::main(workers = 4)]
+fn main() {}
