@@ -28,6 +28,9 @@
 //! | [`after_func`] | calls a function later, in a goroutine of its own |
 //! | [`Timer`] | sends the time once; can be stopped and reset |
 //! | [`Ticker`] | sends the time again and again; can be stopped and reset |
+//! | [`sleep_async`], [`sleep_until_async`], [`Sleep`] | a future that is ready later; can be reset |
+//! | [`timeout_async`], [`timeout_at_async`], [`Timeout`] | limit how long a future is awaited |
+//! | [`interval`], [`interval_at`], [`Interval`] | ticks that a task awaits |
 //!
 //! Most operations that wait have a time limit of their own, for example
 //! [`Receiver::recv_timeout`](crate::chan::Receiver::recv_timeout) or the `after` arm of
@@ -35,10 +38,15 @@
 //! [`Context`](crate::context::Context). All functions here also work on a plain thread; timers set
 //! there run in the default runtime.
 
+mod interval;
 mod pool;
+mod sleep;
 mod slot;
 mod timer;
 
+pub use interval::{Interval, MissedTickBehavior, interval, interval_at};
+pub use sleep::{Elapsed, Sleep, Timeout, sleep_async, sleep_until_async, timeout_async};
+pub use sleep::timeout_at_async;
 pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};

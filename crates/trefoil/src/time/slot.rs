@@ -21,7 +21,7 @@ use super::pool;
 use crate::chan::Sender;
 use crate::chan::cells::{AtomicU64, Ordering};
 use crate::runtime::with_sched;
-use crate::sched::wait::inside;
+use crate::sched::wait::{inside, wake_in};
 use crate::sched::wait::timers::TimerCallback;
 use crate::sched::{Rt, RuntimeId, Sched, goroutine::spawn};
 use crate::sys::clock::{NEVER, Nanos};
@@ -38,6 +38,8 @@ pub(super) enum Job {
     Send(TimerSender),
     /// Calls the function in a new goroutine.
     Call(Box<dyn FnOnce() + Send>, &'static Location<'static>),
+    /// Wakes a task that polls a [`Sleep`](super::Sleep). It is the sleeper word of the task.
+    Wake(usize),
 }
 
 /// The sender of a timer. Its drop does not close the channel: as in Go, a timer that fired or was
@@ -163,6 +165,18 @@ impl TimerSlot {
         });
     }
 
+    /// Sets the slot of a [`Sleep`](super::Sleep): at `when` it wakes `sleeper`, and neither an
+    /// earlier sleeper nor at an earlier time.
+    pub(super) fn set_wake(&'static self, sleeper: usize, when: Nanos) {
+        inside_for(when, |here, sched| {
+            let mut state = self.state.lock();
+            // The old job is a word too, so nothing is dropped here.
+            debug_assert!(matches!(state.job, Job::Nothing | Job::Wake(_)));
+            std::mem::forget(std::mem::replace(&mut state.job, Job::Wake(sleeper)));
+            self.arm(here, sched, state, when, 0);
+        });
+    }
+
     /// Leaves the slot to its setting: it stays in use until it has fired.
     pub(super) fn detach(&'static self) {
         let is_set = inside(|_| {
@@ -250,6 +264,7 @@ impl TimerSlot {
             Job::Send(TimerSender(Some(sender))) => {
                 sender.try_send_in(rt, rt.sched().instant(now));
             }
+            Job::Wake(sleeper) => wake_in(rt, *sleeper),
             Job::Call(..) => {
                 if let Job::Call(f, place) = std::mem::replace(&mut state.job, Job::Nothing) {
                     spawn::spawn_in(rt, f, place);

@@ -1,0 +1,54 @@
+//! Runs a future in every place in which a future of this crate may be polled.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+/// A waker that the crate does not know: it unparks a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls the future on this thread or goroutine, as another executor would.
+pub fn foreign_block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+/// Runs `make`'s future as a task, by `block_on` on a goroutine and on a plain thread, and in
+/// another executor. `make` gets the name of the place, for messages.
+pub fn everywhere<F, T>(make: impl Fn(&'static str) -> F + Send + Sync + 'static) -> Vec<T>
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let make = Arc::new(make);
+    let on_goroutines = {
+        let make = make.clone();
+        trefoil::run(move || {
+            let task = trefoil::task::spawn(make("task")).join().unwrap();
+            let goroutine = trefoil::block_on(make("goroutine"));
+            let foreign = foreign_block_on(make("other executor on a goroutine"));
+            [task, goroutine, foreign]
+        })
+    };
+    let on_threads = std::thread::spawn(move || {
+        let thread = trefoil::block_on(make("thread"));
+        let foreign = foreign_block_on(make("other executor on a thread"));
+        [thread, foreign]
+    });
+    on_goroutines.into_iter().chain(on_threads.join().unwrap()).collect()
+}
