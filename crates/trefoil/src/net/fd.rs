@@ -33,6 +33,7 @@
 //! in every case, because it also ends duplicates in this process and in children, has no effect on
 //! pipes, and keeps the addresses of UDP and Unix sockets in use.
 
+use super::async_io::LazySlotExtras;
 use crate::context::ContextError;
 use crate::runtime;
 use crate::sched::calls;
@@ -56,7 +57,7 @@ const RELEASE_POLL: Duration = Duration::from_micros(100);
 
 /// See the head of the file.
 pub(crate) struct Fd {
-    raw: RawFd,
+    pub(super) raw: RawFd,
     state: AtomicU64,
     /// How long each call may wait, by direction, in nanoseconds. 0 means without a limit.
     timeouts: [AtomicU64; 2],
@@ -67,7 +68,9 @@ pub(crate) struct Fd {
     /// It is a TCP socket whose descriptor no code outside this crate has had, unless [`BORROWED`]
     /// says otherwise: a short read has emptied it.
     short_read_drains: AtomicBool,
-    pollable: &'static Pollable,
+    pub(super) pollable: &'static Pollable,
+    /// For the poll traits of async code.
+    pub(super) extras: LazySlotExtras,
 }
 
 /// The socket that takes the place of closed ones. Empty if the process could not open it yet.
@@ -91,7 +94,7 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "use of a closed network connection")
 }
 
-fn timed_out() -> io::Error {
+pub(super) fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the deadline has passed")
 }
 
@@ -129,6 +132,7 @@ impl Fd {
             late_contexts: AtomicU32::new(0),
             short_read_drains: AtomicBool::new(false),
             pollable: Pollable::new(),
+            extras: LazySlotExtras::new(),
         }
     }
 
@@ -232,19 +236,27 @@ impl Fd {
         len: usize,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
     ) -> io::Result<usize> {
-        self.io(Direction::Read, |fd| {
-            // `io` read the edges too. An edge since then only means that this attempt is made.
-            let seen = self.pollable.edges(Direction::Read);
-            // A read into no bytes does not wait.
-            if len != 0 && self.pollable.is_drained(seen) && self.short_reads_drain() {
-                return Err(rustix::io::Errno::AGAIN);
-            }
-            let n = attempt(fd)?;
-            if n != 0 && n < len && self.short_reads_drain() {
-                self.pollable.note_drained(seen);
-            }
-            Ok(n)
-        })
+        self.io(Direction::Read, |fd| self.read_unless_drained(len, || attempt(fd)))
+    }
+
+    /// Makes one attempt to read into `len` bytes, unless the stream is known to be empty.
+    #[inline]
+    pub(super) fn read_unless_drained(
+        &self,
+        len: usize,
+        attempt: impl FnOnce() -> rustix::io::Result<usize>,
+    ) -> rustix::io::Result<usize> {
+        // The caller read the edges too. An edge since then only means that this attempt is made.
+        let seen = self.pollable.edges(Direction::Read);
+        // A read into no bytes does not wait.
+        if len != 0 && self.pollable.is_drained(seen) && self.short_reads_drain() {
+            return Err(rustix::io::Errno::AGAIN);
+        }
+        let n = attempt()?;
+        if n != 0 && n < len && self.short_reads_drain() {
+            self.pollable.note_drained(seen);
+        }
+        Ok(n)
     }
 
     /// Returns whether a short read has emptied the stream: it is a TCP stream whose descriptor user
@@ -272,7 +284,7 @@ impl Fd {
         }
     }
 
-    fn check_contexts(&self) -> io::Result<()> {
+    pub(super) fn check_contexts(&self) -> io::Result<()> {
         if self.canceled_contexts.load(Ordering::Relaxed) != 0 {
             return Err(io::Error::other(ContextError::Canceled));
         }

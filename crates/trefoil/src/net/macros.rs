@@ -590,3 +590,142 @@ macro_rules! halves {
     };
 }
 pub(super) use halves;
+
+/// `readable` and `writable`, for sockets in async code.
+macro_rules! readiness {
+    ($name:ident) => {
+        impl $name {
+            /// Waits until a read would not block: there is data, a connection to accept, end-of-file
+            /// or an error. For async code.
+            ///
+            /// Several tasks may wait, and all of them are woken: the read of a task may find that
+            /// another one was faster.
+            ///
+            /// # Errors
+            /// [`TimedOut`](io::ErrorKind::TimedOut) after the read deadline or timeout,
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`, and the error of a done
+            /// context (`cancel_on`).
+            ///
+            /// # Cancel
+            /// Dropping the future loses nothing.
+            pub async fn readable(&self) -> io::Result<()> {
+                let ready =
+                    |fd: BorrowedFd<'_>| crate::net::async_io::attempt_ready(fd, Direction::Read);
+                self.fd.io_async(Direction::Read, ready).await
+            }
+
+            /// Waits until a write would not block, or would fail. For async code.
+            ///
+            /// # Errors
+            /// [`TimedOut`](io::ErrorKind::TimedOut) after the write deadline or timeout,
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`, and the error of a done
+            /// context (`cancel_on`).
+            ///
+            /// # Cancel
+            /// Dropping the future loses nothing.
+            pub async fn writable(&self) -> io::Result<()> {
+                let ready =
+                    |fd: BorrowedFd<'_>| crate::net::async_io::attempt_ready(fd, Direction::Write);
+                self.fd.io_async(Direction::Write, ready).await
+            }
+        }
+    };
+}
+pub(super) use readiness;
+
+/// Reads and writes of a stream in async code.
+macro_rules! async_streams {
+    ($name:ident) => {
+        impl $name {
+            /// Reads data. A result of 0 means end-of-file. It is `read` for async code.
+            ///
+            /// Any number of tasks, goroutines and threads may read a stream at the same time.
+            ///
+            /// # Errors
+            /// Those of `read`: [`TimedOut`](io::ErrorKind::TimedOut) after the read deadline or
+            /// timeout, [`NotConnected`](io::ErrorKind::NotConnected) after `close`, the error of a
+            /// done context (`cancel_on`), and [`ConnectionReset`](io::ErrorKind::ConnectionReset)
+            /// if the other side has reset the connection.
+            ///
+            /// # Cancel
+            /// If the future is dropped before it is ready, no data was read.
+            ///
+            /// # Examples
+            /// ```
+            /// use trefoil::net::UnixStream;
+            ///
+            /// trefoil::run(|| {
+            ///     let (one, other) = UnixStream::pair().unwrap();
+            ///     let reader = trefoil::task::spawn(async move {
+            ///         let mut buf = [0; 8];
+            ///         let n = other.read_async(&mut buf).await.unwrap();
+            ///         buf[..n].to_vec()
+            ///     });
+            ///     trefoil::block_on(one.write_async(b"hello")).unwrap();
+            ///     assert_eq!(reader.join().unwrap(), b"hello");
+            /// });
+            /// ```
+            pub async fn read_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+                let len = buf.len();
+                self.fd
+                    .io_async(Direction::Read, |fd: BorrowedFd<'_>| {
+                        self.fd.read_unless_drained(len, || rustix::io::read(fd, &mut *buf))
+                    })
+                    .await
+            }
+
+            /// As [`read_async`](Self::read_async), and leaves the data in the kernel's buffer for
+            /// the next read.
+            ///
+            /// # Errors
+            /// As [`read_async`](Self::read_async).
+            ///
+            /// # Cancel
+            /// Dropping the future loses nothing.
+            pub async fn peek_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+                self.fd
+                    .io_async(Direction::Read, |fd: BorrowedFd<'_>| {
+                        rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
+                    })
+                    .await
+            }
+
+            /// Writes data, and returns how many bytes the kernel has taken. It is `write` for async
+            /// code.
+            ///
+            /// # Errors
+            /// Those of `write`: [`TimedOut`](io::ErrorKind::TimedOut) after the write deadline or
+            /// timeout, [`NotConnected`](io::ErrorKind::NotConnected) after `close`, the error of a
+            /// done context (`cancel_on`), [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the direction
+            /// has ended, and [`ConnectionReset`](io::ErrorKind::ConnectionReset).
+            ///
+            /// # Cancel
+            /// If the future is dropped before it is ready, no data was written.
+            pub async fn write_async(&self, buf: &[u8]) -> io::Result<usize> {
+                self.fd
+                    .io_async(Direction::Write, |fd: BorrowedFd<'_>| {
+                        rustix::net::send(fd, buf, rustix::net::SendFlags::NOSIGNAL)
+                    })
+                    .await
+            }
+
+            /// As [`write_async`](Self::write_async), from several buffers.
+            ///
+            /// # Errors
+            /// As [`write_async`](Self::write_async).
+            ///
+            /// # Cancel
+            /// If the future is dropped before it is ready, no data was written.
+            pub async fn write_vectored_async(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+                self.fd
+                    .io_async(Direction::Write, |fd: BorrowedFd<'_>| {
+                        let mut nothing = rustix::net::SendAncillaryBuffer::default();
+                        let flags = rustix::net::SendFlags::NOSIGNAL;
+                        rustix::net::sendmsg(fd, bufs, &mut nothing, flags)
+                    })
+                    .await
+            }
+        }
+    };
+}
+pub(super) use async_streams;

@@ -42,6 +42,7 @@
 //! | [`UnixDatagram`] | send and receive Unix datagrams |
 //! | [`pipe()`], [`PipeReader`], [`PipeWriter`] | pipes and other pollable descriptors |
 //! | [`copy`], [`Transfer`] | move all bytes from one stream to another |
+//! | [`AsyncFd`], [`AsyncFdReadyGuard`] | await the readiness of any pollable descriptor |
 //! | [`CancelGuard`] | ends a socket's calls when a context is done |
 //!
 //! # Beyond std
@@ -59,6 +60,25 @@
 //!   [`socket2::SockRef::from(&stream)`](https://docs.rs/socket2), which accepts every socket type
 //!   of this module. It borrows the descriptor (`as_fd`), so a later `close` of that socket also
 //!   ends its clones, and its address becomes free when it is dropped.
+//!
+//! # Async code
+//! Every call that may wait has a form for tasks: [`TcpStream::connect_async`],
+//! [`TcpListener::accept_async`], [`TcpStream::read_async`], [`UdpSocket::recv_from_async`] and so
+//! on. They return futures that any executor may poll, and goroutines, threads and tasks may use a
+//! socket at the same time. Deadlines, timeouts, `close` and contexts apply to them as well. (The
+//! other forms may be called in tasks too: then the task's carrier parks, and other tasks run on.)
+//!
+//! The poll traits of other crates are behind features, for the streams, references to them, their
+//! halves, and pipes:
+//!
+//! | feature | traits |
+//! |---|---|
+//! | `tokio-io` | `tokio::io::AsyncRead`, `tokio::io::AsyncWrite`; no tokio runtime is needed |
+//! | `futures-io` | `futures_io::AsyncRead`, `futures_io::AsyncWrite` |
+//! | `hyper` | `hyper::rt::Read`, `hyper::rt::Write` |
+//!
+//! As these traits define it, only the task that polled last for a direction of a socket is woken.
+//! If several tasks read one socket, use [`TcpStream::read_async`], which has no such limit.
 //!
 //! # Errors
 //! The types share these errors. The `# Errors` section of a method names the others.
@@ -86,16 +106,20 @@
 //! [`Canceled`]: crate::context::ContextError::Canceled
 //! [`DeadlineExceeded`]: crate::context::ContextError::DeadlineExceeded
 
+mod async_fd;
+mod async_io;
 mod cancel;
 mod copy;
 pub(crate) mod fd;
 mod macros;
 mod pipe;
+mod poll_traits;
 mod resolve;
 mod tcp;
 mod udp;
 mod unix;
 
+pub use async_fd::{AsyncFd, AsyncFdReadyGuard, TryIoError};
 pub use cancel::CancelGuard;
 pub use copy::{Transfer, copy};
 pub use pipe::{PipeReader, PipeWriter, pipe};

@@ -292,5 +292,36 @@ macro_rules! write {
     };
 }
 
+impl PipeReader {
+    /// Reads data, in async code. A result of 0 means end-of-file.
+    ///
+    /// # Errors
+    /// As [`Read::read`]: [`TimedOut`](io::ErrorKind::TimedOut) after the deadline, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](PipeReader::close).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no data was read.
+    pub async fn read_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = |fd: BorrowedFd<'_>| rustix::io::read(fd, &mut *buf);
+        self.fd.io_async(Direction::Read, read).await
+    }
+}
+
+impl PipeWriter {
+    /// Writes data, in async code. Returns how many bytes the kernel has taken.
+    ///
+    /// # Errors
+    /// As [`Write::write`]: [`BrokenPipe`](io::ErrorKind::BrokenPipe) if there is no reader,
+    /// [`TimedOut`](io::ErrorKind::TimedOut) after the deadline, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](PipeWriter::close).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no data was written.
+    pub async fn write_async(&self, buf: &[u8]) -> io::Result<usize> {
+        let write = |fd: BorrowedFd<'_>| rustix::io::write(fd, buf);
+        self.fd.io_async(Direction::Write, write).await
+    }
+}
+
 read!(PipeReader, &PipeReader);
 write!(PipeWriter, &PipeWriter);

@@ -1,20 +1,24 @@
 //! TCP: `TcpListener`, `TcpStream` and its halves.
 
 use super::fd::Fd;
-use super::macros::{deadlines, halves, socket, streams};
+use super::macros::{async_streams, deadlines, halves, readiness, socket, streams};
 use super::resolve::{no_address, resolve};
 use crate::chan;
 use crate::goroutine::go;
 use crate::sched::current_g;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER, Nanos};
-use rustix::net::{RecvFlags, SocketFlags};
+use crate::time::sleep_async;
+use rustix::net::{RecvFlags, SocketAddrAny, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// Connections that may wait to be accepted. std uses the same number.
@@ -68,6 +72,24 @@ pub struct TcpStream {
 socket!(TcpStream, std::net::TcpStream);
 deadlines!(TcpStream);
 streams!(TcpStream, &TcpStream);
+async_streams!(TcpStream);
+readiness!(TcpStream);
+
+/// Returns whether a connect that has begun has succeeded.
+///
+/// # Errors
+/// Returns the error with which it has failed.
+fn is_connected_now(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let socket = SockRef::from(&fd);
+    if let Some(e) = socket.take_error()? {
+        return Err(e);
+    }
+    match socket.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(e) => Err(e),
+    }
+}
 
 /// Converts socket2's address.
 pub(super) fn std_addr(addr: socket2::SockAddr) -> io::Result<SocketAddr> {
@@ -142,6 +164,104 @@ impl TcpStream {
         TcpStream::connect_until(resolve(addr)?, deadline)
     }
 
+    /// Connects to an address, in async code.
+    ///
+    /// It is [`connect`](TcpStream::connect), with the same head start for each address. If `addr`
+    /// is a name, the poll that looks it up blocks; other tasks run on meanwhile.
+    ///
+    /// # Errors
+    /// As [`connect`](TcpStream::connect).
+    ///
+    /// # Cancel
+    /// Dropping the future closes the connections that have begun. For a time limit use
+    /// [`timeout_async`](crate::time::timeout_async).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     let server = trefoil::task::spawn(async move {
+    ///         let (stream, _) = listener.accept_async().await.unwrap();
+    ///         stream.write_async(b"hello").await.unwrap();
+    ///     });
+    ///     trefoil::block_on(async {
+    ///         let stream = TcpStream::connect_async(address).await.unwrap();
+    ///         let mut buf = [0; 8];
+    ///         let n = stream.read_async(&mut buf).await.unwrap();
+    ///         assert_eq!(&buf[..n], b"hello");
+    ///         server.await.unwrap();
+    ///     });
+    /// });
+    /// ```
+    pub async fn connect_async(addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        let addrs = resolve(addr)?;
+        match addrs[..] {
+            [] => Err(no_address()),
+            [one] => TcpStream::connect_one_async(one).await,
+            _ => TcpStream::connect_staggered_async(addrs).await,
+        }
+    }
+
+    /// As [`TcpStream::connect_staggered`], in one task.
+    async fn connect_staggered_async(addrs: Vec<SocketAddr>) -> io::Result<TcpStream> {
+        let mut untried = addrs.into_iter();
+        let mut running: Vec<Pin<Box<dyn Future<Output = _> + Send>>> = Vec::new();
+        let mut last = no_address();
+        let mut head_start = sleep_async(Duration::ZERO);
+        poll_fn(|context| {
+            loop {
+                let mut failed = false;
+                let mut i = 0;
+                while i < running.len() {
+                    match running[i].as_mut().poll(context) {
+                        Poll::Ready(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                        Poll::Ready(Err(e)) => {
+                            (last, failed) = (e, true);
+                            drop(running.swap_remove(i));
+                        }
+                        Poll::Pending => i += 1,
+                    }
+                }
+                if untried.len() == 0 && running.is_empty() {
+                    return Poll::Ready(Err(std::mem::replace(&mut last, no_address())));
+                }
+                let is_next = failed || Pin::new(&mut head_start).poll(context).is_ready();
+                match if is_next { untried.next() } else { None } {
+                    Some(addr) => running.push(Box::pin(TcpStream::connect_one_async(addr))),
+                    None => return Poll::Pending,
+                }
+                head_start = sleep_async(NEXT_ADDRESS_AFTER);
+            }
+        })
+        .await
+    }
+
+    /// As [`TcpStream::connect_one`].
+    async fn connect_one_async(addr: SocketAddr) -> io::Result<TcpStream> {
+        let (stream, is_connected) = TcpStream::begin_connect(addr)?;
+        if !is_connected {
+            let mut failed = None;
+            let outcome = stream.fd.io_async(Direction::Write, |fd: BorrowedFd<'_>| {
+                match is_connected_now(fd) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(rustix::io::Errno::AGAIN),
+                    Err(e) => {
+                        failed = Some(e);
+                        Ok(())
+                    }
+                }
+            });
+            outcome.await?;
+            if let Some(e) = failed {
+                return Err(e);
+            }
+        }
+        Ok(stream)
+    }
+
     fn connect_until(addrs: Vec<SocketAddr>, deadline: Nanos) -> io::Result<TcpStream> {
         match addrs[..] {
             [] => Err(no_address()),
@@ -195,6 +315,15 @@ impl TcpStream {
 
     /// Connects to one address, until `deadline`.
     fn connect_one(addr: SocketAddr, deadline: Nanos) -> io::Result<TcpStream> {
+        let (stream, is_connected) = TcpStream::begin_connect(addr)?;
+        if !is_connected {
+            stream.wait_until_connected(deadline)?;
+        }
+        Ok(stream)
+    }
+
+    /// Begins to connect to one address. Returns whether the connection is there already.
+    fn begin_connect(addr: SocketAddr) -> io::Result<(TcpStream, bool)> {
         let socket = Socket::new(
             Domain::for_address(addr),
             Type::STREAM.nonblocking().cloexec(),
@@ -203,12 +332,10 @@ impl TcpStream {
         let started = socket.connect(&addr.into());
         let stream = TcpStream { fd: Arc::new(Fd::new_tcp(OwnedFd::from(socket))) };
         match started {
-            Ok(()) => return Ok(stream),
-            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(e) => return Err(e),
+            Ok(()) => Ok((stream, true)),
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok((stream, false)),
+            Err(e) => Err(e),
         }
-        stream.wait_until_connected(deadline)?;
-        Ok(stream)
     }
 
     /// Waits until a connect that has begun succeeds or fails.
@@ -216,15 +343,8 @@ impl TcpStream {
         let call = self.fd.call()?;
         loop {
             let seen = self.fd.edges(Direction::Write);
-            let fd = call.fd();
-            let socket = SockRef::from(&fd);
-            if let Some(e) = socket.take_error()? {
-                return Err(e);
-            }
-            match socket.peer_addr() {
-                Ok(_) => return Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::NotConnected => {}
-                Err(e) => return Err(e),
+            if is_connected_now(call.fd())? {
+                return Ok(());
             }
             self.fd.wait_for(&call, Direction::Write, deadline, seen)?;
         }
@@ -426,6 +546,7 @@ pub struct TcpListener {
 }
 
 socket!(TcpListener, std::net::TcpListener);
+readiness!(TcpListener);
 
 impl TcpListener {
     /// Makes a listener at an address.
@@ -507,16 +628,50 @@ impl TcpListener {
     /// });
     /// ```
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.accepted(self.fd.io(Direction::Read, TcpListener::attempt_accept)?)
+    }
+
+    /// Accepts a connection, in async code. It is [`accept`](TcpListener::accept) for tasks.
+    ///
+    /// Any number of tasks, goroutines and threads may accept at the same time.
+    ///
+    /// # Errors
+    /// As [`accept`](TcpListener::accept).
+    ///
+    /// # Cancel
+    /// Dropping the future loses no connection.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let address = listener.local_addr().unwrap();
+    ///     let server = trefoil::task::spawn(async move { listener.accept_async().await.unwrap().1 });
+    ///     let client = TcpStream::connect(address).unwrap();
+    ///     assert_eq!(server.join().unwrap(), client.local_addr().unwrap());
+    /// });
+    /// ```
+    pub async fn accept_async(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.accepted(self.fd.io_async(Direction::Read, TcpListener::attempt_accept).await?)
+    }
+
+    fn attempt_accept(fd: BorrowedFd<'_>) -> rustix::io::Result<(OwnedFd, Option<SocketAddrAny>)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (fd, addr) = self.fd.io(Direction::Read, |fd| {
-            loop {
-                match rustix::net::acceptfrom_with(fd, flags) {
-                    // The other side has given up. Take the next connection.
-                    Err(rustix::io::Errno::CONNABORTED) => {}
-                    result => return result,
-                }
+        loop {
+            match rustix::net::acceptfrom_with(fd, flags) {
+                // The other side has given up. Take the next connection.
+                Err(rustix::io::Errno::CONNABORTED) => {}
+                result => return result,
             }
-        })?;
+        }
+    }
+
+    fn accepted(
+        &self,
+        (fd, addr): (OwnedFd, Option<SocketAddrAny>),
+    ) -> io::Result<(TcpStream, SocketAddr)> {
         let addr = addr
             .ok_or_else(|| io::Error::other("a connection without an address"))?
             .try_into()

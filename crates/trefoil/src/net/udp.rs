@@ -1,7 +1,7 @@
 //! UDP: `UdpSocket`.
 
 use super::fd::Fd;
-use super::macros::{deadlines, socket};
+use super::macros::{deadlines, readiness, socket};
 use super::resolve::{no_address, resolve};
 use super::tcp::std_addr;
 use crate::sched::netpoll::pollable::Direction;
@@ -50,6 +50,7 @@ pub struct UdpSocket {
 
 socket!(UdpSocket, std::net::UdpSocket);
 deadlines!(UdpSocket);
+readiness!(UdpSocket);
 
 /// Getters and setters of socket options. The last two names are those of socket2's methods.
 macro_rules! options {
@@ -409,6 +410,112 @@ impl UdpSocket {
     /// ```
     pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive_from(buf, RecvFlags::PEEK)
+    }
+
+    /// Sends a datagram to the connected address, in async code.
+    ///
+    /// # Errors
+    /// As [`send`](UdpSocket::send).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was sent.
+    pub async fn send_async(&self, buf: &[u8]) -> io::Result<usize> {
+        let send = |fd: BorrowedFd<'_>| rustix::net::send(fd, buf, SendFlags::NOSIGNAL);
+        self.fd.io_async(Direction::Write, send).await
+    }
+
+    /// Sends a datagram to an address, in async code. If `addr` is a name, the poll that looks it
+    /// up blocks; other tasks run on meanwhile.
+    ///
+    /// # Errors
+    /// As [`send_to`](UdpSocket::send_to).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was sent.
+    pub async fn send_to_async(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
+        let addr = *resolve(addr)?.first().ok_or_else(no_address)?;
+        let send = |fd: BorrowedFd<'_>| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr);
+        self.fd.io_async(Direction::Write, send).await
+    }
+
+    /// Receives a datagram, in async code.
+    ///
+    /// # Errors
+    /// As [`recv`](UdpSocket::recv).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UdpSocket;
+    ///
+    /// trefoil::run(|| {
+    ///     let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     let address = receiver.local_addr().unwrap();
+    ///     let task = trefoil::task::spawn(async move {
+    ///         let mut buf = [0; 8];
+    ///         let n = receiver.recv_async(&mut buf).await.unwrap();
+    ///         buf[..n].to_vec()
+    ///     });
+    ///     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    ///     trefoil::block_on(sender.send_to_async(b"hello", address)).unwrap();
+    ///     assert_eq!(task.join().unwrap(), b"hello");
+    /// });
+    /// ```
+    pub async fn recv_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.receive_async(buf, RecvFlags::empty()).await
+    }
+
+    /// As [`recv_async`](UdpSocket::recv_async), and leaves the datagram for the next call.
+    ///
+    /// # Errors
+    /// As [`peek`](UdpSocket::peek).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn peek_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.receive_async(buf, RecvFlags::PEEK).await
+    }
+
+    /// Receives a datagram and its sender's address, in async code.
+    ///
+    /// # Errors
+    /// As [`recv_from`](UdpSocket::recv_from).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn recv_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive_from_async(buf, RecvFlags::empty()).await
+    }
+
+    /// As [`recv_from_async`](UdpSocket::recv_from_async), and leaves the datagram for the next call.
+    ///
+    /// # Errors
+    /// As [`peek_from`](UdpSocket::peek_from).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn peek_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive_from_async(buf, RecvFlags::PEEK).await
+    }
+
+    async fn receive_async(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        let receive = |fd: BorrowedFd<'_>| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n);
+        self.fd.io_async(Direction::Read, receive).await
+    }
+
+    async fn receive_from_async(
+        &self,
+        buf: &mut [u8],
+        flags: RecvFlags,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let receive = |fd: BorrowedFd<'_>| {
+            rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
+        };
+        let (n, from) = self.fd.io_async(Direction::Read, receive).await?;
+        let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;
+        Ok((n, from.try_into().map_err(io::Error::from)?))
     }
 
     fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {

@@ -45,8 +45,8 @@ mod slot;
 mod timer;
 
 pub use interval::{Interval, MissedTickBehavior, interval, interval_at};
-pub use sleep::{Elapsed, Sleep, Timeout, sleep_async, sleep_until_async, timeout_async};
 pub use sleep::timeout_at_async;
+pub use sleep::{Elapsed, Sleep, Timeout, sleep_async, sleep_until_async, timeout_async};
 pub use timer::{Ticker, Timer, after, after_func};
 
 use crate::chan::{RecvTimeoutError, bounded};

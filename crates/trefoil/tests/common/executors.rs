@@ -16,7 +16,7 @@ impl Wake for Unpark {
 }
 
 /// Polls the future on this thread or goroutine, as another executor would.
-pub fn foreign_block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn foreign_block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
@@ -30,7 +30,7 @@ pub fn foreign_block_on<F: Future>(future: F) -> F::Output {
 
 /// Runs `make`'s future as a task, by `block_on` on a goroutine and on a plain thread, and in
 /// another executor. `make` gets the name of the place, for messages.
-pub fn everywhere<F, T>(make: impl Fn(&'static str) -> F + Send + Sync + 'static) -> Vec<T>
+pub(crate) fn everywhere<F, T>(make: impl Fn(&'static str) -> F + Send + Sync + 'static) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,

@@ -2,11 +2,11 @@
 
 use super::{connect_addr_of, pair, send_addr_of, with_std};
 use crate::net::fd::Fd;
-use crate::net::macros::{deadlines, socket};
+use crate::net::macros::{deadlines, readiness, socket};
 use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction};
 use crate::sys::clock::NEVER;
 use crate::sys::raw::syscall;
-use crate::time::sleep;
+use crate::time::{sleep, sleep_async};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
 use socket2::{SockAddr, Type};
@@ -46,6 +46,7 @@ pub struct UnixDatagram {
 
 socket!(UnixDatagram, std_unix::UnixDatagram);
 deadlines!(UnixDatagram);
+readiness!(UnixDatagram);
 
 impl UnixDatagram {
     /// Makes a socket at a path, where no file may exist yet.
@@ -395,11 +396,81 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let received = self.receive_unless_shut(|fd| {
-            super::borrow_as_std(fd, |socket: &std_unix::UnixDatagram| socket.recv_from(buf))
-                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
-        })?;
+        let received = self.receive_unless_shut(|fd| recv_from(fd, buf))?;
         match received {
+            Some(received) => Ok(received),
+            // An empty path makes an unnamed address.
+            None => Ok((0, SocketAddr::from_pathname("")?)),
+        }
+    }
+
+    /// Sends a datagram to the connected address, in async code.
+    ///
+    /// # Errors
+    /// As [`send`](UnixDatagram::send).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was sent.
+    pub async fn send_async(&self, buf: &[u8]) -> io::Result<usize> {
+        let send = |fd: BorrowedFd<'_>| rustix::net::send(fd, buf, SendFlags::NOSIGNAL);
+        self.fd.io_async(Direction::Write, send).await
+    }
+
+    /// Sends a datagram to the socket at `path`, in async code.
+    ///
+    /// # Errors
+    /// As [`send_to`](UnixDatagram::send_to).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was sent.
+    pub async fn send_to_async(&self, buf: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
+        let to = SocketAddrUnix::new(path.as_ref())?;
+        let mut limit = NEVER;
+        let mut pause = BACK_OFF_MIN_NANOS;
+        loop {
+            {
+                let call = self.fd.call()?;
+                self.fd.check(Direction::Write, limit)?;
+                match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, &to) {
+                    Err(Errno::AGAIN) => {}
+                    Err(Errno::INTR) => continue,
+                    result => return Ok(result?),
+                }
+            }
+            if limit == NEVER {
+                limit = self.fd.limit(Direction::Write);
+            }
+            // As in `send_with_pauses`: no event follows.
+            sleep_async(Duration::from_nanos(pause)).await;
+            pause = (pause * 2).min(BACK_OFF_MAX_NANOS);
+        }
+    }
+
+    /// Receives a datagram, in async code.
+    ///
+    /// # Errors
+    /// As [`recv`](UnixDatagram::recv).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn recv_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let receive = |fd: BorrowedFd<'_>| {
+            unless_shut(fd, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::empty()))
+        };
+        let received = self.fd.io_async(Direction::Read, receive).await?;
+        Ok(received.map_or(0, |(n, _)| n))
+    }
+
+    /// Receives a datagram and its sender's address, in async code.
+    ///
+    /// # Errors
+    /// As [`recv_from`](UnixDatagram::recv_from).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn recv_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let receive = |fd: BorrowedFd<'_>| unless_shut(fd, |fd| recv_from(fd, &mut *buf));
+        match self.fd.io_async(Direction::Read, receive).await? {
             Some(received) => Ok(received),
             // An empty path makes an unnamed address.
             None => Ok((0, SocketAddr::from_pathname("")?)),
@@ -419,14 +490,7 @@ impl UnixDatagram {
         &self,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
     ) -> io::Result<Option<T>> {
-        self.fd.io(Direction::Read, |fd| match attempt(fd) {
-            // A datagram may have come between the attempt and the shutdown: try once more.
-            Err(Errno::AGAIN) if is_read_shut(fd) => match attempt(fd) {
-                Err(Errno::AGAIN) => Ok(None),
-                result => result.map(Some),
-            },
-            result => result.map(Some),
-        })
+        self.fd.io(Direction::Read, |fd| unless_shut(fd, &mut attempt))
     }
 
     /// Ends one or both directions of the socket.
@@ -491,6 +555,27 @@ impl UnixDatagram {
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         with_std(&self.fd, std_unix::UnixDatagram::peer_addr)
     }
+}
+
+/// Makes an attempt to receive. Returns None if there is no datagram and the direction has ended.
+fn unless_shut<T>(
+    fd: BorrowedFd<'_>,
+    mut attempt: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
+) -> Result<Option<T>, Errno> {
+    match attempt(fd) {
+        // A datagram may have come between the attempt and the shutdown: try once more.
+        Err(Errno::AGAIN) if is_read_shut(fd) => match attempt(fd) {
+            Err(Errno::AGAIN) => Ok(None),
+            result => result.map(Some),
+        },
+        result => result.map(Some),
+    }
+}
+
+/// Receives a datagram and its sender's address.
+fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), Errno> {
+    super::borrow_as_std(fd, |socket: &std_unix::UnixDatagram| socket.recv_from(buf))
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
 }
 
 /// Returns whether this side has ended the direction in which it receives.

@@ -3,7 +3,7 @@
 use super::UnixStream;
 use super::with_std;
 use crate::net::fd::Fd;
-use crate::net::macros::socket;
+use crate::net::macros::{readiness, socket};
 use crate::sched::netpoll::pollable::Direction;
 use rustix::net::SocketFlags;
 use std::fmt;
@@ -45,6 +45,7 @@ pub struct UnixListener {
 }
 
 socket!(UnixListener, std_unix::UnixListener);
+readiness!(UnixListener);
 
 impl UnixListener {
     /// Makes a listener at a path, where no file may exist yet.
@@ -128,6 +129,22 @@ impl UnixListener {
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let fd = self.fd.io(Direction::Read, |fd| rustix::net::accept_with(fd, flags))?;
+        let stream = UnixStream { fd: Arc::new(Fd::new(fd)) };
+        let addr = stream.peer_addr()?;
+        Ok((stream, addr))
+    }
+
+    /// Accepts a connection, in async code. It is [`accept`](UnixListener::accept) for tasks.
+    ///
+    /// # Errors
+    /// As [`accept`](UnixListener::accept).
+    ///
+    /// # Cancel
+    /// Dropping the future loses no connection.
+    pub async fn accept_async(&self) -> io::Result<(UnixStream, SocketAddr)> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let accept = |fd: BorrowedFd<'_>| rustix::net::accept_with(fd, flags);
+        let fd = self.fd.io_async(Direction::Read, accept).await?;
         let stream = UnixStream { fd: Arc::new(Fd::new(fd)) };
         let addr = stream.peer_addr()?;
         Ok((stream, addr))

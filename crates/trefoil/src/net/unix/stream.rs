@@ -3,7 +3,7 @@
 use super::{connect_addr_of, pair, with_std};
 use crate::blocking::blocking;
 use crate::net::fd::Fd;
-use crate::net::macros::{deadlines, halves, socket, streams};
+use crate::net::macros::{async_streams, deadlines, halves, readiness, socket, streams};
 use crate::sched::netpoll::pollable::Direction;
 use rustix::net::RecvFlags;
 use socket2::{SockAddr, Type};
@@ -52,6 +52,8 @@ pub struct UnixStream {
 socket!(UnixStream, std_unix::UnixStream);
 deadlines!(UnixStream);
 streams!(UnixStream, &UnixStream);
+async_streams!(UnixStream);
+readiness!(UnixStream);
 halves!(UnixStream, UnixReadHalf, UnixWriteHalf);
 
 impl UnixStream {
@@ -118,6 +120,20 @@ impl UnixStream {
     /// ```
     pub fn connect_addr(addr: &SocketAddr) -> io::Result<UnixStream> {
         UnixStream::connect_to(&connect_addr_of(addr)?)
+    }
+
+    /// Connects to the listener at `path`, in async code.
+    ///
+    /// The kernel has no event for a listener whose queue is full. In that case the poll blocks
+    /// until there is room; other tasks run on meanwhile.
+    ///
+    /// # Errors
+    /// As [`connect`](UnixStream::connect).
+    ///
+    /// # Cancel
+    /// Dropping the future closes the connection.
+    pub async fn connect_async(path: impl AsRef<Path>) -> io::Result<UnixStream> {
+        UnixStream::connect(path)
     }
 
     fn connect_to(addr: &SockAddr) -> io::Result<UnixStream> {

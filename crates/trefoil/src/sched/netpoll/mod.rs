@@ -2,6 +2,7 @@
 //!
 //! | file | job |
 //! |---|---|
+//! | `task_waiters.rs` | tasks that wait for a descriptor |
 //! | `poller.rs` | a runtime's epoll instances (shards), and the threads that wait in them |
 //! | `pollable.rs` | one descriptor: its registration, its edges, its waiters |
 //! | `idle_poller.rs` | the one idle M that sleeps in the poller until the next timer |
@@ -21,5 +22,6 @@
 pub(crate) mod idle_poller;
 pub(crate) mod pollable;
 pub(crate) mod poller;
+pub(crate) mod task_waiters;
 #[cfg(feature = "std")]
 pub(crate) mod wait_any;

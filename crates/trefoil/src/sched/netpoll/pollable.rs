@@ -36,13 +36,16 @@
 //!    event carries the tag that was current at the registration. So an event that comes late finds
 //!    its Pollable, or finds a later generation and is dropped.
 //! 2. The lock guards everything in [`PollableState`]. No waiter is woken while it is held.
-//! 3. While a goroutine is in a list, the registration is in the shard in which it was counted as
-//!    a waiter: a registration moves, and a goroutine enters a list, under the lock.
+//! 3. While a goroutine or task is in a list, the registration is in the shard in which it was
+//!    counted as a waiter: a registration moves, and a waiter enters a list, under the lock.
 
 use crate::sched::Sched;
 #[cfg(feature = "std")]
 use crate::sched::m::Rt;
 use crate::sched::netpoll::poller::{Poller, Shard};
+use crate::sched::netpoll::task_waiters::{TaskNode, TaskPlace, TaskWaiters};
+use crate::sched::runnable::RunList;
+use crate::sched::task::waker;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -182,6 +185,8 @@ impl Reusable for Pollable {
 struct PollableState {
     /// The waiters, by direction.
     lists: [List; 2],
+    /// The tasks that wait, by direction.
+    tasks: [TaskWaiters; 2],
     closed: bool,
     /// The number of `wait_armed` calls that wait or are about to, by direction.
     #[cfg(feature = "std")]
@@ -189,13 +194,13 @@ struct PollableState {
 }
 
 impl PollableState {
-    /// Returns whether no goroutine is in a list, or has armed the descriptor.
+    /// Returns whether no goroutine or task is in a list, or has armed the descriptor.
     fn is_unused(&self) -> bool {
         #[cfg(feature = "std")]
         if self.armed != [0; 2] {
             return false;
         }
-        self.lists.iter().all(List::is_empty)
+        self.lists.iter().all(List::is_empty) && self.tasks.iter().all(TaskWaiters::is_empty)
     }
 }
 
@@ -245,6 +250,7 @@ impl Pollable {
             reader_waits: AtomicU32::new(0),
             inner: Lock::new(PollableState {
                 lists: [List::new(); 2],
+                tasks: [const { TaskWaiters::new() }; 2],
                 closed: false,
                 #[cfg(feature = "std")]
                 armed: [0; 2],
@@ -264,6 +270,8 @@ impl Pollable {
             let mut inner = self.inner.lock();
             // The lists may still contain orphaned goroutines, which are never resumed.
             inner.lists = [List::new(); 2];
+            // And a poll trait may have left a word in a slot.
+            inner.tasks.iter_mut().for_each(TaskWaiters::clear);
             for direction in &self.directions {
                 direction.deadline.store(NEVER, Ordering::Relaxed);
             }
@@ -287,8 +295,8 @@ impl Pollable {
         address | u64::from(self.tag.load(Ordering::Relaxed)) << POINTER_BITS
     }
 
-    /// Counts the edges of `event`, and moves the waiters to `woken`.
-    pub(super) fn notify(event: Event, woken: &mut Batch) {
+    /// Counts the edges of `event`, and moves the waiters to `woken` and to `tasks`.
+    pub(super) fn notify(event: Event, woken: &mut Batch, tasks: &mut RunList) {
         let address = (event.data & ((1 << POINTER_BITS) - 1)) as usize;
         // SAFETY: made by `event_data` from a Pollable, which is never freed (invariant 1).
         let this = unsafe { &*std::ptr::with_exposed_provenance::<Pollable>(address) };
@@ -307,6 +315,7 @@ impl Pollable {
                 while let Some(taken) = inner.lists[i].take_first() {
                     woken.push(taken);
                 }
+                inner.tasks[i].take_all(tasks);
             }
         }
     }
@@ -401,6 +410,50 @@ impl Pollable {
             WaitResult::TimedOut if state.deadline().min(limit) > now() => IoWait::Ready,
             WaitResult::TimedOut => self.or_closed(IoWait::TimedOut),
         }
+    }
+
+    /// Makes the next edge wake the task with the sleeper word `word`, unless anything has changed
+    /// since the task's attempt: there were more edges than the `seen` ones, or the deadline is
+    /// another than `deadline`, or the descriptor is closed. Returns whether it did. If not, the
+    /// task tries again.
+    ///
+    /// # Errors
+    /// As [`Pollable::wait`].
+    pub(crate) fn register_task(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        direction: Direction,
+        (place, word): (TaskPlace<'_>, usize),
+        (seen, deadline): (u32, Nanos),
+    ) -> io::Result<bool> {
+        let shard = self.register(sched, fd, direction)?;
+        shard.count_waiter(sched);
+        let is_registered = inside(|_| {
+            let mut inner = self.inner.lock();
+            let moved = self.deadline(direction) != deadline
+                || self.registered_shard(sched.poller).is_some_and(|s| !std::ptr::eq(s, shard));
+            if inner.closed || moved || self.edges(direction) != seen {
+                return false;
+            }
+            inner.tasks[direction as usize].register(place, word, shard);
+            true
+        });
+        if !is_registered {
+            shard.uncount_waiter();
+        }
+        Ok(is_registered)
+    }
+
+    /// Registers the descriptor with the runtime's poller before any task waits for it. If it is
+    /// ready, edges follow.
+    pub(crate) fn watch(&'static self, sched: &Sched, fd: RawFd) -> io::Result<()> {
+        self.register(sched, fd, Direction::Write).map(drop)
+    }
+
+    /// Undoes [`Pollable::register_task`] for a node. The caller may free it then.
+    pub(crate) fn withdraw_task(&self, direction: Direction, node: &TaskNode) {
+        inside(|_| self.inner.lock().tasks[direction as usize].withdraw(node));
     }
 
     /// Returns `Closed` if the descriptor is closed, otherwise `result`.
@@ -607,6 +660,12 @@ impl Pollable {
 
 /// Ending waits.
 impl Pollable {
+    /// Returns the time until which calls in this direction may wait.
+    #[inline]
+    pub(crate) fn deadline(&self, direction: Direction) -> Nanos {
+        self.directions[direction as usize].deadline()
+    }
+
     /// Returns whether the deadline of this direction has passed.
     pub(crate) fn is_past_deadline(&self, direction: Direction) -> bool {
         let deadline = self.directions[direction as usize].deadline();
@@ -616,12 +675,15 @@ impl Pollable {
     /// Sets the time until which calls in this direction may wait. Its waiters try again.
     pub(crate) fn set_deadline(&self, direction: Direction, deadline: Nanos) {
         inside(|here| {
+            let mut tasks = RunList::new();
             let woken = {
                 let mut inner = self.inner.lock();
                 self.directions[direction as usize].deadline.store(deadline, Ordering::Relaxed);
+                inner.tasks[direction as usize].take_all(&mut tasks);
                 inner.lists[direction as usize].take_all()
             };
             woken.wake_all(here, RETRY);
+            waker::wake_all(here, tasks);
         });
     }
 
@@ -629,13 +691,16 @@ impl Pollable {
     pub(crate) fn wake_all_to_retry(&self) {
         inside(|here| {
             for direction in Direction::BOTH {
+                let mut tasks = RunList::new();
                 let woken = {
                     let mut inner = self.inner.lock();
                     // Release: a goroutine that sees the count sees what the caller did before.
                     self.directions[direction as usize].edges.fetch_add(1, Ordering::Release);
+                    inner.tasks[direction as usize].take_all(&mut tasks);
                     inner.lists[direction as usize].take_all()
                 };
                 woken.wake_all(here, RETRY);
+                waker::wake_all(here, tasks);
             }
         });
     }
@@ -643,14 +708,17 @@ impl Pollable {
     /// Makes all waits fail with [`IoWait::Closed`], now and in future.
     pub(crate) fn close(&self) {
         inside(|here| {
+            let mut tasks = RunList::new();
             let (readers, writers) = {
                 let mut inner = self.inner.lock();
                 inner.closed = true;
+                inner.tasks.iter_mut().for_each(|waiters| waiters.take_all(&mut tasks));
                 let [read, write] = &mut inner.lists;
                 (read.take_all(), write.take_all())
             };
             readers.wake_all(here, CLOSED);
             writers.wake_all(here, CLOSED);
+            waker::wake_all(here, tasks);
         });
     }
 

@@ -29,6 +29,8 @@ use crate::sched::Sched;
 use crate::sched::m::Rt;
 use crate::sched::monitor::sysmon::Sysmon;
 use crate::sched::netpoll::pollable::{POINTER_BITS, Pollable, RETRY};
+use crate::sched::runnable::RunList;
+use crate::sched::task::waker;
 use crate::sched::wait::list::Batch;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::epoll::{self, Epoll};
@@ -154,7 +156,7 @@ impl Shard {
     /// `ready`.
     fn poll(&self, deadline: Nanos, ready: &mut ReadyBatch) {
         if self.epoll.is_open() {
-            self.epoll.wait(deadline, |event| Pollable::notify(event, &mut ready.0));
+            self.epoll.wait(deadline, |event| Pollable::notify(event, &mut ready.0, &mut ready.1));
         }
         self.last_poll.store(now(), Ordering::Relaxed);
     }
@@ -300,7 +302,7 @@ impl Poller {
     /// Polls the shards that have waiters, that the idle poller does not watch, and that are
     /// `wanted`, by their index.
     fn poll_where(&self, wanted: impl Fn(u32, &Shard) -> bool) -> ReadyBatch {
-        let mut ready = ReadyBatch(Batch::new());
+        let mut ready = ReadyBatch(Batch::new(), RunList::new());
         let blocked = self.blocked.load(Ordering::Relaxed);
         for (i, shard) in self.shards.iter().enumerate() {
             let unwatched = blocked & 1 << i == 0;
@@ -313,7 +315,7 @@ impl Poller {
 
     /// Sleeps until a descriptor is ready, at most until `deadline`.
     pub(crate) fn sleep(&self, deadline: Nanos) -> ReadyBatch {
-        let mut ready = ReadyBatch(Batch::new());
+        let mut ready = ReadyBatch(Batch::new(), RunList::new());
         match self.open_bits() {
             0 | 1 => self.shards[0].poll(deadline, &mut ready),
             _ => {
@@ -346,17 +348,18 @@ impl Poller {
     }
 }
 
-/// Goroutines whose descriptors are ready. The caller must wake them.
-#[must_use = "the goroutines must be woken"]
-pub(crate) struct ReadyBatch(Batch);
+/// Goroutines and tasks whose descriptors are ready. The caller must wake them.
+#[must_use = "the goroutines and tasks must be woken"]
+pub(crate) struct ReadyBatch(Batch, RunList);
 
 impl ReadyBatch {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.len() == 0
+        self.0.len() == 0 && self.1.is_empty()
     }
 
     /// Wakes them. `here` is the result of the caller's `Rt::enter()`.
     pub(crate) fn wake(self, here: Option<Rt>) {
         self.0.wake_all(here, RETRY);
+        waker::wake_all(here, self.1);
     }
 }

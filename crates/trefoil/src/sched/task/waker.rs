@@ -22,6 +22,7 @@ use super::state::{Generation, WAKER_GENERATION_BITS, Woken};
 use super::{Task, block};
 pub(crate) use crate::sched::goroutine::join::TASK_SLEEPER;
 use crate::sched::m::Rt;
+use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::{Sched, switch, wait};
 use std::future::Future;
 use std::mem::ManuallyDrop;
@@ -76,6 +77,26 @@ pub(crate) fn wake(here: Option<Rt>, word: usize) {
     let task = unsafe { &*std::ptr::with_exposed_provenance::<Task>(address) };
     if task.state.wake((word >> ADDRESS_BITS) as u64) == Woken::Enqueue {
         enqueue(here, task);
+    }
+}
+
+/// As [`wake`], for a caller that must not touch the queues yet. If the task was idle, it is added
+/// to `later`, and the caller passes the list to [`wake_all`].
+pub(crate) fn wake_later(word: usize, later: &mut RunList) {
+    let address = word & ADDRESS_MASK;
+    // SAFETY: as in `wake`.
+    let task = unsafe { &*std::ptr::with_exposed_provenance::<Task>(address) };
+    if task.state.wake((word >> ADDRESS_BITS) as u64) == Woken::Enqueue {
+        later.push_back(task);
+    }
+}
+
+/// Completes the wake-ups that [`wake_later`] has begun.
+pub(crate) fn wake_all(here: Option<Rt>, mut later: RunList) {
+    while let Some(item) = later.pop_front() {
+        if let Unpacked::Task(task) = item.unpack() {
+            enqueue(here, task);
+        }
     }
 }
 
