@@ -24,7 +24,10 @@ const MS: Duration = Duration::from_millis(1);
 fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (client, listener.accept().unwrap().0)
+    let server = listener.accept().unwrap().0;
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    (client, server)
 }
 
 async fn read_exact(stream: &TcpStream, buf: &mut [u8]) {
@@ -50,6 +53,7 @@ fn an_echo_works_wherever_it_is_polled() {
         let address = listener.local_addr().unwrap();
         let server = task::spawn(async move {
             let (stream, _) = listener.accept_async().await.unwrap();
+            stream.set_nodelay(true).unwrap();
             let mut buf = [0; 1000];
             loop {
                 let n = stream.read_async(&mut buf).await.unwrap();
@@ -60,6 +64,7 @@ fn an_echo_works_wherever_it_is_polled() {
             }
         });
         let stream = TcpStream::connect_async(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         for i in 0..50_usize {
             let message = vec![i as u8; 1 + i * 97];
             write_all(&stream, &message).await;
