@@ -13,7 +13,9 @@ use super::{
 };
 use crate::sched::netpoll::pollable::Direction;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
-use std::io::{self, IoSlice, IoSliceMut};
+#[cfg(feature = "futures-io")]
+use std::io::IoSliceMut;
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::pin::Pin;
@@ -31,6 +33,7 @@ fn poll_read(
     })
 }
 
+#[cfg(feature = "futures-io")]
 fn poll_read_vectored(
     fd: &Fd,
     context: &mut Context<'_>,
