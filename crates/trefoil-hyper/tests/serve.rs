@@ -205,7 +205,10 @@ fn shutdown_finishes_requests_in_flight_and_closes_idle_connections() {
             for task in busy {
                 assert_eq!(task.await.unwrap(), "waited");
             }
-            assert!(idle.send_request(request("/")).await.is_err(), "the idle connection is closed");
+            assert!(
+                idle.send_request(request("/")).await.is_err(),
+                "the idle connection is closed"
+            );
             let refused = TcpStream::connect_async(address).await.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         });

@@ -1,7 +1,10 @@
-//! Guides: first steps, trefoil for Go and tokio programmers, why it is sound, and its limits.
+//! Guides: first steps, async code, trefoil for Go and tokio programmers, why it is sound, and its limits.
 
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}
+
+#[doc = include_str!("../docs/async.md")]
+pub mod async_on_trefoil {}
 
 #[doc = include_str!("../docs/for_go.md")]
 pub mod for_go_programmers {}
