@@ -594,7 +594,88 @@ pub static WORKLOADS: &[Workload] = &[
         absent: &[("tokio", "the hogs keep both its workers: nothing is answered")],
         ..http_row("http_64_hogs", "http_64 beside 2 goroutines that only compute")
     },
+    task_row(
+        "task_spawn_join",
+        "spawn_join with tasks: futures on trefoil's scheduler, on tokio's",
+        &[metric("ns_per_op", "ns", SPAWN_TASK), CORES],
+    ),
+    task_row(
+        "task_yield",
+        "yield with 4 tasks",
+        &[metric("ns_per_op", "ns", Goal::AtMost(30.0)), CORES],
+    ),
+    task_row(
+        "task_fib",
+        "fib with a task for each left branch",
+        &[metric("ns_per_op", "ns", Goal::RatioTo("tokio", 0.25)), CORES],
+    ),
+    task_row(
+        "task_pingpong",
+        "two tasks and two channels with one slot, there and back",
+        &[metric("ns_per_op", "ns", PING_PONG_OF_TASKS), CORES],
+    ),
+    Workload {
+        quick_args: &["n=100000"],
+        needs_gib: 2,
+        ..task_row(
+            "task_live1m",
+            "live1m with tasks",
+            &[
+                metric("rss_bytes", "B resident", Goal::AtMost(220.0)),
+                metric("total_us", "µs, made + ended", Goal::Report),
+                metric("create_us", "µs, made", Goal::Report),
+                metric("end_us", "µs, ended", Goal::Report),
+            ],
+        )
+    },
+    Workload {
+        peers: &["trefoil"],
+        absent: &[("tokio", "two polls block both its workers: 640 ms")],
+        ..task_row(
+            "task_block_std",
+            "64 tasks whose polls call std::thread::sleep(20 ms), together",
+            &[metric("ms_per_round", "ms", Goal::AtMost(25.0))],
+        )
+    },
+    Workload {
+        absent: &[("tokio", "the hogs keep both its workers: no tick")],
+        peers: &["trefoil"],
+        ..task_row(
+            "task_ticker_hogs",
+            "ticker_hogs with tasks: a task that awaits 1 ms beside 4 tasks that only compute",
+            &[
+                p99(Goal::AtMost(1_500.0)),
+                p50(Goal::Report),
+                metric("max_us", "µs, max", Goal::Report),
+            ],
+        )
+    },
+    task_http_row(
+        "task_http_64",
+        "hyper on trefoil's tasks, on tokio's, under wrk, 64 connections",
+    ),
+    task_http_row("task_http_512", "the same with 512 connections"),
 ];
+
+const SPAWN_TASK: Goal = Goal::All(&[Goal::AtMost(150.0), Goal::RatioTo("tokio", 0.25)]);
+const PING_PONG_OF_TASKS: Goal = Goal::All(&[Goal::AtMost(200.0), Goal::RatioTo("tokio", 0.5)]);
+
+/// A row of futures, beside tokio.
+const fn task_row(name: &'static str, what: &'static str, metrics: &'static [Metric]) -> Workload {
+    Workload { name, what, metrics, peers: &["trefoil", "tokio"], ..ROW }
+}
+
+const TASK_HTTP: &[Metric] = &[
+    metric("per_s", "requests/s", Goal::RatioToAtLeast("tokio", 1.1)),
+    p50(Goal::Report),
+    p99(Goal::Report),
+    CORES,
+];
+
+/// A row of hyper under wrk.
+const fn task_http_row(name: &'static str, what: &'static str) -> Workload {
+    Workload { name, what, metrics: TASK_HTTP, peers: &["trefoil", "tokio"], ..http_row("", "") }
+}
 
 #[cfg(test)]
 mod tests {

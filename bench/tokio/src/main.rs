@@ -40,8 +40,8 @@ async fn workload(args: Args) -> Report {
         "fib" | "task_fib" => fib_join(&args).await,
         "skynet" => skynet(&args).await,
         "forkjoin" => fork_join(&args).await,
-        "live1m" => live(&args).await,
-        "pingpong_1p" | "pingpong_2p" => chan::ping_pong(&args).await,
+        "live1m" | "task_live1m" => live(&args).await,
+        "pingpong_1p" | "pingpong_2p" | "task_pingpong" => chan::ping_pong(&args).await,
         "spsc_128" => chan::spsc(&args).await,
         "select_128" => chan::selects(&args).await,
         "ring_1000" => chan::ring(&args).await,
@@ -63,8 +63,8 @@ async fn workload(args: Args) -> Report {
         "echo_1000_pairs" => net::echo_pairs(&args, 1_000).await,
         "conns_idle_10k" => net::mostly_idle(&args).await,
         "idle_conns" => net::idle(&args).await,
-        "http_64" => http::hello(&args, 64).await,
-        "http_512" => http::hello(&args, 512).await,
+        "http_64" | "task_http_64" => http::hello(&args, 64).await,
+        "http_512" | "task_http_512" => http::hello(&args, 512).await,
         _ => args.unknown(),
     }
 }
