@@ -70,6 +70,8 @@ const WORKERS_PER_P: usize = 8;
 const STACK_BYTES: usize = 2 << 20;
 /// How long tokio's driver may be without a worker before the keeper wakes one.
 const UNATTENDED: Duration = Duration::from_micros(500);
+/// How long the keeper waits at most while all workers are busy.
+const MAX_PAUSE: Duration = Duration::from_millis(20);
 
 /// tokio's multi-thread runtime, with goroutines as its threads.
 ///
@@ -369,22 +371,26 @@ impl Keeper {
     }
 }
 
-/// The keeper's loop. It sleeps while a worker is in the driver. When the worker has left it, it
-/// waits a moment. If no worker has entered the driver since, it spawns an empty task. tokio wakes an idle
-/// worker for that, which then serves the driver.
+/// The keeper's loop. It sleeps while a worker is in the driver. When all workers have left it, it
+/// waits a moment. If no worker has entered the driver since, it spawns an empty task. tokio wakes
+/// an idle worker for that, which then serves the driver.
 fn keep_driver_attended(shared: &KeeperShared, handle: &tokio_runtime::Handle) {
     let watch = &shared.watch;
     let is_stopped = || shared.stopped.load(Ordering::SeqCst);
     let mut last: Option<TaskHandle<()>> = None;
+    let mut pause = UNATTENDED;
     while !is_stopped() {
         watch.sleep_while_attended(is_stopped);
         let before = watch.unattended();
-        sleep(UNATTENDED);
+        sleep(pause);
         let is_unattended = before.is_some() && watch.unattended() == before;
-        // If the last one has not run, no worker is idle.
-        if is_unattended && last.as_ref().is_none_or(TaskHandle::is_finished) {
+        // If the last one has not run, no worker is idle. A worker that becomes idle serves the
+        // driver by itself.
+        let is_any_idle = last.as_ref().is_none_or(TaskHandle::is_finished);
+        if is_unattended && is_any_idle {
             last = Some(handle.spawn(std::future::ready(())));
         }
+        pause = if is_any_idle { UNATTENDED } else { MAX_PAUSE.min(2 * pause) };
     }
 }
 

@@ -497,15 +497,16 @@ impl DriverWatch {
         self.threads.load(Ordering::Relaxed)
     }
 
-    /// Returns how often a worker has entered the driver, or None if one is there now.
+    /// Returns how often a worker has entered the driver, or None if one is there now, or none has
+    /// been there yet: a runtime without sockets and timers has no driver.
     pub(crate) fn unattended(&self) -> Option<u64> {
         // SeqCst: see `sleep_while_attended`.
         let polls = self.polls.load(Ordering::SeqCst);
-        (self.attending.load(Ordering::SeqCst) == 0).then_some(polls)
+        (polls != 0 && self.attending.load(Ordering::SeqCst) == 0).then_some(polls)
     }
 
     /// The keeper sleeps until a worker leaves the driver, or [`wake_keeper`](Self::wake_keeper) is
-    /// called. Returns at once if no worker is in the driver, or `is_over` returns true.
+    /// called. Returns at once if all workers have left the driver, or `is_over` returns true.
     pub(crate) fn sleep_while_attended(&self, is_over: impl Fn() -> bool) {
         wait::block(WaitReason::Semacquire, |sleeper| {
             // A worker leaves the driver and then reads `keeper`; this thread stores `keeper` and
