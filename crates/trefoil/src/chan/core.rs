@@ -211,13 +211,14 @@ impl Core {
     pub(super) unsafe fn recv_step<E: Elem>(&self, elem: E, to: *mut u8, me: usize) -> Step {
         // SAFETY: the lock is held; a taken sender's slot holds a value until the sender is woken.
         unsafe {
-            if self.buffer.len() > self.buffer.cap() {
+            let len = self.buffer.len();
+            if len > self.buffer.cap() {
                 self.buffer.pop_extra(elem, to);
                 return Step::Done(NO_SLEEPER);
             }
             // The senders of a closed channel are about to be woken by the close.
-            let sender = if self.is_closed() { None } else { self.senders.take_first(me) };
-            if self.buffer.len() > 0 {
+            let sender = self.senders.take_first_unless(me, || self.is_closed());
+            if len > 0 {
                 return match sender {
                     Some(sender) => {
                         self.buffer.rotate(elem, sender.slot.get(), to);

@@ -207,12 +207,30 @@ impl WaitQueue {
     /// The lock is held. The caller must complete and wake the returned sudog.
     #[inline]
     pub(super) unsafe fn take_first<'a>(&self, me: usize) -> Option<&'a Sudog> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.take_first_unless(me, || false) }
+    }
+
+    /// As [`WaitQueue::take_first`], but takes none if `refuses` returns true. It is called only if
+    /// the queue is not empty.
+    ///
+    /// # Safety
+    /// As for `take_first`.
+    #[inline]
+    pub(super) unsafe fn take_first_unless<'a>(
+        &self,
+        me: usize,
+        refuses: impl Fn() -> bool,
+    ) -> Option<&'a Sudog> {
         let mut at = self.first();
         loop {
             // SAFETY: linked, so alive (invariant 1). A sudog whose claim fails is not touched
             // again.
             unsafe {
                 let node = at.as_ref()?;
+                if refuses() {
+                    return None;
+                }
                 at = node.next.get();
                 let waiter = node.waiter.get();
                 if waiter.sleeper() == me {
