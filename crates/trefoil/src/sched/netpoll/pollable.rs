@@ -378,24 +378,49 @@ impl Pollable {
     ) -> IoWait {
         let state = &self.directions[direction as usize];
         let deadline = state.deadline().min(limit);
-        if deadline != NEVER && deadline <= now() {
-            return self.or_closed(IoWait::TimedOut);
+        if deadline != NEVER {
+            return self.wait_until(sched, shard, direction, limit, deadline, seen);
         }
         let node = Node::new(0);
         shard.count_waiter(sched);
-        let slept = node.sleep(
+        let slept = node.sleep_without_deadline(WaitReason::IoWait, |_| {
+            let mut inner = self.inner.lock();
+            state.deadline() == NEVER
+                && self.enqueue_in(&mut inner, sched, shard, direction, seen, &node)
+        });
+        shard.uncount_waiter();
+        match slept {
+            WaitResult::Woken(CLOSED) => IoWait::Closed,
+            WaitResult::Woken(_) => IoWait::Ready,
+            _ => self.or_closed(IoWait::Ready),
+        }
+    }
+
+    /// [`Pollable::wait_in`] with a deadline, which is that of the descriptor or `limit`. Not
+    /// inlined, so that a goroutine without a deadline needs only one page.
+    #[inline(never)]
+    fn wait_until(
+        &'static self,
+        sched: &Sched,
+        shard: &'static Shard,
+        direction: Direction,
+        limit: Nanos,
+        deadline: Nanos,
+        seen: u32,
+    ) -> IoWait {
+        if deadline <= now() {
+            return self.or_closed(IoWait::TimedOut);
+        }
+        let state = &self.directions[direction as usize];
+        let node = Node::new(0);
+        shard.count_waiter(sched);
+        let slept = node.sleep_until(
             WaitReason::IoWait,
             deadline,
             |_| {
                 let mut inner = self.inner.lock();
-                // If anything has changed since the attempt, the caller tries again.
-                let moved = state.deadline().min(limit) != deadline
-                    || self.registered_shard(sched.poller).is_some_and(|s| !std::ptr::eq(s, shard));
-                if inner.closed || moved || self.edges(direction) != seen {
-                    return false;
-                }
-                inner.lists[direction as usize].push_back(&node);
-                true
+                state.deadline().min(limit) == deadline
+                    && self.enqueue_in(&mut inner, sched, shard, direction, seen, &node)
             },
             |_| {
                 self.inner.lock().lists[direction as usize].remove(&node);
@@ -454,6 +479,27 @@ impl Pollable {
     /// Undoes [`Pollable::register_task`] for a node. The caller may free it then.
     pub(crate) fn withdraw_task(&self, direction: Direction, node: &TaskNode) {
         inside(|_| self.inner.lock().tasks[direction as usize].withdraw(node));
+    }
+
+    /// Under the lock: links `node` into the list of `direction`, unless anything has changed since
+    /// the caller's attempt. Returns whether it did; if not, the caller tries again.
+    #[inline]
+    fn enqueue_in(
+        &self,
+        inner: &mut PollableState,
+        sched: &Sched,
+        shard: &Shard,
+        direction: Direction,
+        seen: u32,
+        node: &Node,
+    ) -> bool {
+        let moved =
+            self.registered_shard(sched.poller).is_some_and(|other| !std::ptr::eq(other, shard));
+        if inner.closed || moved || self.edges(direction) != seen {
+            return false;
+        }
+        inner.lists[direction as usize].push_back(node);
+        true
     }
 
     /// Returns `Closed` if the descriptor is closed, otherwise `result`.

@@ -129,6 +129,16 @@ impl Node {
         if deadline != NEVER {
             return self.sleep_until(reason, deadline, enqueue, withdraw);
         }
+        self.sleep_without_deadline(reason, enqueue)
+    }
+
+    /// [`Node::sleep`] without a deadline.
+    #[inline]
+    pub(crate) fn sleep_without_deadline(
+        &self,
+        reason: WaitReason,
+        enqueue: impl FnOnce(Option<Rt>) -> bool,
+    ) -> WaitResult {
         let here = Rt::enter();
         self.is_goroutine.set(here.is_some());
         let mut sleeps = false;
@@ -144,7 +154,7 @@ impl Node {
     /// [`Node::sleep`] with a deadline. Not inlined: a sleep without one needs only a third of its
     /// frame, and the frames of a parked goroutine should fit in its one page.
     #[inline(never)]
-    fn sleep_until(
+    pub(crate) fn sleep_until(
         &self,
         reason: WaitReason,
         deadline: Nanos,
