@@ -2,7 +2,7 @@
 //!
 //! # Shards
 //! A poller consists of several epoll instances, its shards. A descriptor is registered in the
-//! shard of the P on which a goroutine first waited for it. A P without work polls its own shard,
+//! shard of the P on which a goroutine first waited for it, and may move later (`pollable.rs`). A P without work polls its own shard,
 //! so the goroutines, their stacks and the kernel's sockets stay on one CPU. It polls other Ps'
 //! shards only in the last round of a search for work (`find.rs`), or if they are neglected. With
 //! one instance for all Ps, the first P to poll took the goroutines of all others: an echo on two
@@ -220,9 +220,14 @@ impl Poller {
         &self.shards[0].epoll
     }
 
-    /// Returns the shard of the P with id `p`, and opens it if needed.
+    /// Returns the shard of the P with id `p`.
+    pub(super) fn shard_of(&'static self, p: u32) -> &'static Shard {
+        &self.shards[p as usize % SHARDS]
+    }
+
+    /// As [`Poller::shard_of`], and opens the shard if needed.
     pub(super) fn open_shard(&'static self, p: u32) -> io::Result<&'static Shard> {
-        let shard = &self.shards[p as usize % SHARDS];
+        let shard = self.shard_of(p);
         if !shard.epoll.is_open() {
             let _one_at_a_time = self.opening.lock();
             self.wakeup_epoll().open_with_breaks()?;
