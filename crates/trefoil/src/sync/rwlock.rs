@@ -457,13 +457,15 @@ impl<'a, T: ?Sized> Future for WriteFuture<'a, T> {
                 return Poll::Pending;
             }
             this.phase = WritePhase::Readers;
-            // SAFETY: as above.
-            if !raw.word.exclude_readers()
-                && unsafe {
-                    this.mutex.node.begin(context, REASON, |node, _| raw.enqueue_writer(node))
+            if !raw.word.exclude_readers() {
+                // SAFETY: as above.
+                let waits = unsafe {
+                    let node = &mut this.mutex.node;
+                    node.begin(context, REASON, |node, _| raw.enqueue_writer(node))
+                };
+                if waits {
+                    return Poll::Pending;
                 }
-            {
-                return Poll::Pending;
             }
         } else {
             let with_lock = |f: &mut dyn FnMut()| table::with_queue(raw.writer_key(), |_| f());
