@@ -416,6 +416,15 @@ fn fan_in_receives_from_both_sources() {
 }
 
 #[test]
+fn goroutines_and_tasks_receive_every_reading_once() {
+    let lines = output("goroutines_and_tasks");
+    // 1 + … + 1000 from the tasks, 2 × (1 + … + 10) from the goroutines.
+    assert_eq!(lines[1], "1020 readings, sum 500610");
+    let [goroutine, task] = ["", "goroutine, "].map(|before| number(&lines[0], before));
+    assert_eq!(goroutine + task, 1020, "{lines:?}");
+}
+
+#[test]
 fn rate_limiter_spaces_requests_after_a_burst() {
     let lines = output("rate_limiter");
     let at: Vec<u64> = lines.iter().map(|line| number(line, "at ")).collect();
