@@ -73,8 +73,8 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Starts a goroutine that runs a future to its end: [`go`] with [`block_on`].
 ///
-/// Use it in place of tokio's `spawn`. The handle is the one of [`go`]: it is not a
-/// future, and `join` parks the goroutine that calls it.
+/// The future has a goroutine, its stack and its thread-locals for itself. A
+/// [task](crate::task::spawn) takes less memory.
 ///
 /// # Drop
 /// Dropping the handle detaches the goroutine, which continues to run.

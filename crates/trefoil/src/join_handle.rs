@@ -24,6 +24,9 @@ pub(crate) struct Join<T> {
     target: Option<Runnable>,
     /// The task that awaits the handle.
     waiter: TaskWaiter,
+    /// The word of `waiter` that is in the join cell, or 0. It may be older than `waiter`: code of
+    /// another executor, which may panic, runs while `waiter` changes.
+    registered: usize,
     result: PhantomData<T>,
 }
 
@@ -37,7 +40,12 @@ impl<T> Join<T> {
     /// # Safety
     /// `target` was just spawned with result type `T`, and this is its only handle.
     pub(crate) unsafe fn new(target: impl Into<Runnable>) -> Self {
-        Join { target: Some(target.into()), waiter: TaskWaiter::new(), result: PhantomData }
+        Join {
+            target: Some(target.into()),
+            waiter: TaskWaiter::new(),
+            registered: 0,
+            result: PhantomData,
+        }
     }
 
     /// Waits for the end. Returns the result, or why there is none, and frees the G or the block of
@@ -54,7 +62,7 @@ impl<T> Join<T> {
         let Some(target) = self.target else { already_taken() };
         let cell = cell(target);
         if !cell.is_done() {
-            let registered = self.waiter.word();
+            let registered = self.registered;
             wait::block(WaitReason::Join, |waiter| cell.wait(registered, waiter));
         }
         // SAFETY: the goroutine or task has ended, so the handle owns the result (join.rs,
@@ -67,9 +75,9 @@ impl<T> Join<T> {
         let Some(target) = self.target else { already_taken() };
         let cell = cell(target);
         if !cell.is_done() {
-            let registered = self.waiter.word();
             let waiter = self.waiter.set(context.waker());
-            if registered == waiter || cell.wait(registered, waiter) {
+            if self.registered == waiter || cell.wait(self.registered, waiter) {
+                self.registered = waiter;
                 task::note_reason(WaitReason::Join);
                 return Poll::Pending;
             }
@@ -130,7 +138,7 @@ impl<T> Join<T> {
     /// See [`Join::detach`].
     fn give_up(&mut self) -> Option<bool> {
         let target = self.target.take()?;
-        let (cell, registered) = (cell(target), self.waiter.word());
+        let (cell, registered) = (cell(target), self.registered);
         let detached = cell.detach(registered);
         if detached == Detached::Running {
             return None;

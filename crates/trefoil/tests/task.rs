@@ -473,3 +473,101 @@ fn a_local_task_is_woken_from_other_goroutines() {
 fn spawn_local_outside_of_a_set_says_what_to_do() {
     task::spawn_local(async {});
 }
+
+/// Many polls block, and as many compute for ever as there are Ps: one more task still runs.
+#[test]
+fn a_task_runs_beside_many_blocked_and_endless_polls() {
+    let runtime = trefoil::Runtime::builder().procs(2).build().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    runtime.run(|| {
+        let sleepers: Vec<_> = (0..100)
+            .map(|_| {
+                let stop = stop.clone();
+                task::spawn(async move {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                })
+            })
+            .collect();
+        let hogs: Vec<_> = (0..2)
+            .map(|_| {
+                let stop = stop.clone();
+                task::spawn(async move { while !stop.load(Ordering::Relaxed) {} })
+            })
+            .collect();
+        trefoil::time::sleep(Duration::from_millis(30));
+        assert_eq!(task::spawn(async { 5 }).join().unwrap(), 5);
+        stop.store(true, Ordering::Relaxed);
+        sleepers.into_iter().chain(hogs).for_each(|t| t.join().unwrap());
+    });
+}
+
+#[trefoil::test]
+fn a_local_set_may_be_polled_inside_of_its_own_task() {
+    let set = std::rc::Rc::new(task::LocalSet::new());
+    let (tx, rx) = trefoil::chan::bounded(0);
+    let outer = set.clone();
+    set.spawn_local(async move { outer.block_on(async { task::yield_now().await }) });
+    trefoil::go(move || {
+        trefoil::time::sleep(Duration::from_millis(20));
+        tx.send(7).unwrap();
+    });
+    let waits = set.spawn_local(async move { rx.recv_async().await.unwrap() });
+    assert_eq!(set.block_on(waits).unwrap(), 7);
+}
+
+/// A goroutine waits for a lock in `block_on`, and its runtime ends: the lock goes to the next
+/// waiter.
+#[test]
+fn a_lock_is_not_handed_to_a_goroutine_that_never_runs_again() {
+    use trefoil::sync::MutexExt as _;
+    static LOCK: trefoil::sync::Mutex<()> = trefoil::sync::Mutex::new(());
+    let held = LOCK.lock();
+    let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+    runtime.run(|| {
+        trefoil::go(|| trefoil::block_on(async { drop(LOCK.lock_async().await) }));
+        trefoil::time::sleep(Duration::from_millis(20));
+    });
+    drop(runtime);
+    let (tx, rx) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(LOCK.lock());
+        tx.send(()).unwrap();
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    drop(held);
+    rx.recv_timeout(Duration::from_secs(20)).expect("the lock went to an orphaned goroutine");
+}
+
+/// Tasks that are spawned while their runtime ends are dropped, too.
+#[test]
+fn the_end_of_a_runtime_drops_tasks_that_are_spawned_meanwhile() {
+    for _ in 0..100 {
+        let (spawned, dropped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        struct Count(Arc<AtomicUsize>);
+        impl Drop for Count {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let runtime = trefoil::Runtime::builder().procs(2).build().unwrap();
+        let counts = (spawned.clone(), dropped.clone());
+        runtime.run(move || {
+            let (spawned, dropped) = counts;
+            task::spawn(async move {
+                loop {
+                    let guard = Count(dropped.clone());
+                    spawned.fetch_add(1, Ordering::SeqCst);
+                    task::spawn(async move {
+                        let _guard = guard;
+                        pending::<()>().await;
+                    });
+                    task::yield_now().await;
+                }
+            });
+        });
+        drop(runtime);
+        assert_eq!(spawned.load(Ordering::SeqCst), dropped.load(Ordering::SeqCst));
+    }
+}

@@ -156,7 +156,7 @@ impl Fd {
 
     #[cold]
     fn slot_extras(&self, direction: Direction) -> &Mutex<Pending> {
-        let new = || Box::new(SlotExtras([const { () }; 2].map(|()| Mutex::new(Pending::new()))));
+        let new = || Box::new(SlotExtras([(); 2].map(|()| Mutex::new(Pending::new()))));
         &self.extras.get_or_init(new).0[direction as usize]
     }
 

@@ -89,6 +89,8 @@ const STOP_WAIT_NANOS: Nanos = 100_000_000;
 const OUTPUT_WAIT_NANOS: Nanos = 1_000_000_000;
 /// The pause between two checks of a condition that no wake-up reports.
 const RECHECK_INTERVAL: Duration = Duration::from_micros(50);
+/// After how many pauses the end of the tasks looks for tasks that have begun meanwhile.
+const ROUNDS_PER_SCAN: u32 = 100;
 /// How long the Ms stay for goroutines that must go on: enough for a short critical section on a
 /// busy machine.
 const DRAIN_LIMIT_NANOS: Nanos = 10_000_000_000;
@@ -363,8 +365,11 @@ impl Sched {
         self.close_tasks();
         let mut left = u64::MAX;
         let mut limit = 0;
-        loop {
+        for round in 1.. {
             self.end_shelved_carriers();
+            if round % ROUNDS_PER_SCAN == 0 {
+                self.cancel_all_tasks();
+            }
             let now_left = self.num_tasks() + u64::from(self.tasks.carriers());
             if now_left < left {
                 (left, limit) = (now_left, now() + STOP_WAIT_NANOS);

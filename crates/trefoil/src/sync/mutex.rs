@@ -358,7 +358,10 @@ impl LockOp {
             let with_lock = |f: &mut dyn FnMut()| table::with_queue(mutex.key(), |_| f());
             match self.node.poll(context, reason, with_lock) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(HANDED_OVER) => return Poll::Ready(()),
+                Poll::Ready(HANDED_OVER) => {
+                    self.contender.owns_woken = false;
+                    return Poll::Ready(());
+                }
                 Poll::Ready(word) => {
                     self.was_queued = true;
                     let starving = self.contender.starving || starves(&self.node.node);
@@ -372,6 +375,7 @@ impl LockOp {
         let (by, was_queued) = (self.contender, self.was_queued);
         loop {
             if mutex.word.try_lock(by) {
+                self.contender.owns_woken = false;
                 return Poll::Ready(());
             }
             // SAFETY: the caller's guarantee.
@@ -387,6 +391,10 @@ impl LockOp {
     /// Ends the attempt. If the mutex was handed to the task, unlocks it.
     pub(crate) fn cancel(&mut self, mutex: &RawMutex) {
         if !self.node.waits() {
+            // A waker of another executor has panicked before the task could wait again.
+            if std::mem::take(&mut self.contender.owns_woken) && mutex.word.give_up_woken() {
+                mutex.unlock_held();
+            }
             return;
         }
         match self.node.cancel(|node, _| mutex.withdraw(node)) {

@@ -487,6 +487,8 @@ impl<T: ?Sized> Drop for WriteFuture<'_, T> {
         match self.phase {
             WritePhase::Mutex => self.mutex.cancel(&raw.writers),
             WritePhase::Ended => {}
+            // A waker of another executor has panicked before the task could wait for the readers.
+            WritePhase::Readers if !self.mutex.node.waits() => raw.give_up_write(),
             WritePhase::Readers => {
                 let withdraw = |node: &Node, _| {
                     table::with_queue(raw.writer_key(), |queue| queue.withdraw(node))

@@ -254,7 +254,11 @@ impl WaitCounter {
         let before = self.state.fetch_add(n * ONE, Ordering::Relaxed);
         let count = before / ONE;
         if count + n > MAX_COUNT || count == 0 && before & WAITERS_MASK != 0 {
-            self.state.fetch_sub(n * ONE, Ordering::Relaxed);
+            let after = self.state.fetch_sub(n * ONE, Ordering::AcqRel) - n * ONE;
+            if after < ONE && after & WAITERS_MASK != 0 {
+                // The last `done` may have mistaken this count for a later round.
+                self.wake_all_slow();
+            }
             assert!(count + n <= MAX_COUNT, "WaitGroup: cannot count {} goroutines", count + n);
             panic!("WaitGroup misuse: add called concurrently with wait");
         }
@@ -278,6 +282,11 @@ impl WaitCounter {
     fn wake_all_slow(&self) {
         inside(|rt| {
             let mut list = self.list.lock();
+            if self.state.load(Ordering::Acquire) >= ONE {
+                // The waiters of this round have withdrawn, and the group was used again: these wait
+                // for a later round, whose own `done` wakes them.
+                return;
+            }
             let all = list.take_all();
             self.state.fetch_and(!WAITERS_MASK, Ordering::Relaxed);
             drop(list);

@@ -173,7 +173,12 @@ impl<T> JoinSet<T> {
 
     /// As [`JoinSet::take_ended`]. If there is none, the next announcement wakes the caller.
     fn take_ended_or_register(&mut self, context: &Context<'_>) -> bool {
-        self.take_ended_and(|state| state.waker = Some(context.waker().clone()))
+        // Wakers of other executors are cloned and dropped without the lock.
+        let waker = context.waker().clone();
+        let mut before = None;
+        let found = self.take_ended_and(|state| before = state.waker.replace(waker));
+        drop(before);
+        found
     }
 
     fn take_ended_and(&mut self, if_none: impl FnOnce(&mut EndedState)) -> bool {

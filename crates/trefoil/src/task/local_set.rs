@@ -95,6 +95,9 @@ impl LocalSet {
     /// Polls `future` and the tasks of the set until `future` is ready. Inside of it,
     /// [`spawn_local`] spawns into this set.
     ///
+    /// Await only one such future of a set at a time: the last one that was polled is woken for the
+    /// tasks. (It may be called inside of a task of the set.)
+    ///
     /// # Cancel
     /// Dropping the future stops the polling. The tasks stay in the set.
     pub async fn run_until<F: Future>(&self, future: F) -> F::Output {
@@ -133,11 +136,17 @@ impl LocalSet {
 
     /// Polls the tasks that were woken, but not for ever: then it wakes the caller again.
     fn poll_tasks(&self, context: &Context<'_>) {
-        let word = self.waiter.borrow_mut().set(context.waker());
+        let mut waiter = std::mem::replace(&mut *self.waiter.borrow_mut(), task_waiter());
+        let word = waiter.set(context.waker());
+        *self.waiter.borrow_mut() = waiter;
         self.home.set_driver(word);
         for _ in 0..POLLS_PER_TURN {
-            let Some(task) = self.home.pop() else { return };
-            self.poll_task(task);
+            match self.home.pop() {
+                Some(task) => self.poll_task(task),
+                // A poll of the set inside of a poll was the driver meanwhile: check again.
+                None if self.home.set_driver(word) => {}
+                None => return,
+            }
         }
         if !self.home.is_empty() {
             context.waker().wake_by_ref();

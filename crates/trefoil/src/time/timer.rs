@@ -135,7 +135,7 @@ impl Timer {
     }
 
     fn drain(&self, here: Option<Rt>) -> bool {
-        self.receiver.as_ref().is_some_and(|receiver| receiver.discard_in(here))
+        self.receiver.as_ref().is_some_and(|receiver| discard_all(receiver, here))
     }
 }
 
@@ -240,7 +240,7 @@ impl Ticker {
     /// });
     /// ```
     pub fn stop(&self) {
-        self.slot.stop(|here| self.receiver.discard_in(here));
+        self.slot.stop(|here| discard_all(&self.receiver, here));
     }
 
     /// Sets the ticker to tick every `d` from now on, also if it was stopped.
@@ -264,7 +264,7 @@ impl Ticker {
     #[track_caller]
     pub fn reset(&self, d: Duration) {
         let period = interval(d);
-        self.slot.set(clock::after(d), period, |here| self.receiver.discard_in(here));
+        self.slot.set(clock::after(d), period, |here| discard_all(&self.receiver, here));
     }
 }
 
@@ -333,4 +333,14 @@ where
     let slot = pool::take();
     slot.start(Job::Call(Box::new(f), Location::caller()), clock::after(d), 0, Owner::Handle);
     Timer { slot, receiver: None, never: never() }
+}
+
+/// Discards the times that are in the channel: one, or two if an async receive that was dropped has
+/// given one back. Returns whether there was any.
+fn discard_all(receiver: &Receiver<Instant>, here: Option<Rt>) -> bool {
+    let mut found = false;
+    while receiver.discard_in(here) {
+        found = true;
+    }
+    found
 }

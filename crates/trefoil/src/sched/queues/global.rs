@@ -89,9 +89,13 @@ impl Sched {
 
     /// Appends to the queue of woken goroutines. The caller runs another one on this P.
     pub(crate) fn push_woken(&self, item: impl Into<Runnable>) {
-        let mut central = self.central.lock();
+        self.push_woken_locked(&mut self.central.lock(), item);
+    }
+
+    /// As [`Sched::push_woken`], under the lock.
+    pub(crate) fn push_woken_locked(&self, central: &mut Central, item: impl Into<Runnable>) {
         central.global.woken.push_back(item);
-        self.publish_global_len(&central);
+        self.publish_global_len(central);
     }
 
     /// Takes the first carrier that used up its slice inside a poll.

@@ -3,6 +3,8 @@
 //! It is a block like that of a task, with the same state word and the same wakers. But no carrier
 //! polls it: its wake-up makes the goroutine or thread runnable that sleeps in [`Blocker::sleep`].
 //!
+//! The block contains two words: the sleeper, and the goroutine that polls (0 on a plain thread).
+//!
 //! Invariant 1: the sleeper is in the block from before `end_poll` until the wake-up. Only the
 //! waker that found the state idle reads it.
 
@@ -11,9 +13,10 @@ use super::block::{self, Class};
 use super::body::{TaskBody, WakeBy};
 use super::state::{Begin, Turn};
 use super::waker;
+use crate::sched::g::G;
 use crate::sched::m::Rt;
-use crate::sched::wait;
 use crate::sched::wait::reason::WaitReason;
+use crate::sched::{current_g, wait};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::task::Waker;
@@ -24,6 +27,32 @@ static BODY: TaskBody = TaskBody::without_future(WakeBy::Sleeper, Class::MIN);
 pub(crate) struct Blocker {
     task: &'static Task,
     word: usize,
+}
+
+/// Returns where the two words of a blocker are.
+fn contents(task: &Task) -> *mut usize {
+    block::contents(task).cast()
+}
+
+/// Returns the sleeper of a blocker.
+///
+/// # Safety
+/// The task is a blocker that sleeps (invariant 1).
+pub(super) unsafe fn sleeper(task: &Task) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { contents(task).read() }
+}
+
+/// Returns the goroutine of a blocker, or None on a plain thread, and for another task.
+///
+/// # Safety
+/// The blocker exists: it does not end before this returns.
+pub(super) unsafe fn goroutine(task: &Task) -> Option<&'static G> {
+    if task.body.get().wake_by != WakeBy::Sleeper {
+        return None;
+    }
+    // SAFETY: the caller's contract; 0 or a G, which is never freed.
+    unsafe { std::ptr::with_exposed_provenance::<G>(contents(task).add(1).read()).as_ref() }
 }
 
 /// How [`Blocker::sleep`] ended.
@@ -46,6 +75,12 @@ impl Blocker {
             task.body.set(&BODY);
             // No runtime ends it (`Sched::close_tasks`).
             task.sched.set(std::ptr::null());
+            // SAFETY: this function owns the block, whose body has room for two words.
+            unsafe {
+                contents(task)
+                    .add(1)
+                    .write(current_g().map_or(0, |g| std::ptr::from_ref(g).expose_provenance()))
+            };
             task.state.begin(Begin::Running);
             Blocker { task, word: waker::word_of(task) }
         });
@@ -63,7 +98,7 @@ impl Blocker {
         let mut notified = false;
         wait::block(WaitReason::Future, |sleeper| {
             // SAFETY: the blocker owns the block, and no waker reads it yet (invariant 1).
-            unsafe { block::contents(self.task).cast::<usize>().write(sleeper) };
+            unsafe { contents(self.task).write(sleeper) };
             notified = state.end_poll();
             !notified
         });

@@ -19,7 +19,8 @@
 //!
 //! - A poll was preempted while it held a lock, and thousands of other polls block on that lock, one
 //!   carrier each. So if more than [`BLOCKED_CARRIERS_MANY`] carriers exist and one of them was
-//!   preempted, that one continues instead of a new one being started, and the task waits.
+//!   preempted, that one continues instead of a new one being started, and the task waits; but not
+//!   more than [`DEFERRALS_MAX`] times in a row, because it may compute for ever.
 //! - The limit [`CARRIERS_MAX`] is reached, or no memory is left. Then tasks wait in a list until a
 //!   carrier has ended its poll.
 //!
@@ -29,7 +30,7 @@
 //! 2. A shelved carrier is in one list. It is `Runnable`, so that it can be switched to.
 
 use super::body::Polled;
-use super::state::Turn;
+use super::state::{TaskSnapshot, Turn};
 use super::{Task, block, waker};
 use crate::mem;
 use crate::sched::g::G;
@@ -41,6 +42,7 @@ use crate::sched::queues::central::Central;
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g, switch, wait};
+use crate::shim::full_fence;
 use crate::sys::lock::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::Context;
@@ -54,6 +56,8 @@ const STACK_BYTES: usize = 2 << 20;
 const CARRIERS_MAX: u32 = 1 << 16;
 /// With so many carriers, preempted ones continue before new ones are started.
 const BLOCKED_CARRIERS_MANY: u32 = 64;
+/// How many times in a row a preempted carrier continues instead: it may compute for ever.
+const DEFERRALS_MAX: u32 = 3;
 
 /// What a runtime keeps about its tasks.
 pub(crate) struct Tasks {
@@ -63,6 +67,8 @@ pub(crate) struct Tasks {
     carriers: AtomicU32,
     /// How many carriers were ever started.
     started: AtomicU64,
+    /// How many times a new carrier was needed while there were many.
+    deferrals: AtomicU32,
     /// Tasks that wait for a carrier.
     waiting: Lock<RunList>,
     /// The length of `waiting`, for readers without the lock.
@@ -77,6 +83,7 @@ impl Tasks {
             spawned_outside: AtomicU64::new(0),
             carriers: AtomicU32::new(0),
             started: AtomicU64::new(0),
+            deferrals: AtomicU32::new(0),
             waiting: Lock::new(RunList::new()),
             waiting_len: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -86,6 +93,11 @@ impl Tasks {
     pub(crate) fn is_closed(&self) -> bool {
         // SeqCst: see `Sched::close_tasks`.
         self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether a carrier that becomes free is to be shared.
+    fn are_carriers_scarce(&self) -> bool {
+        self.waiting_len.load(Ordering::Relaxed) != 0 || self.carriers() >= CARRIERS_MAX / 2
     }
 
     /// Returns how many carriers exist.
@@ -145,6 +157,7 @@ fn carrier_for_slow(rt: Rt, task: &'static Task) -> Option<&'static G> {
     }
     let tasks = &sched.tasks;
     if tasks.carriers() >= BLOCKED_CARRIERS_MANY
+        && tasks.deferrals.fetch_add(1, Ordering::Relaxed) % (DEFERRALS_MAX + 1) != DEFERRALS_MAX
         && let Some(preempted) = sched.pop_preempted_carrier()
     {
         sched.push_woken(task);
@@ -161,7 +174,7 @@ fn carrier_for_slow(rt: Rt, task: &'static Task) -> Option<&'static G> {
     if tasks.carriers() == 0 {
         crate::sched::fatal(format_args!("task {}: no memory for a stack to poll it", task.id()));
     }
-    tasks.push_waiting(task);
+    sched.wait_for_carrier(task);
     None
 }
 
@@ -170,7 +183,8 @@ fn carrier_for_slow(rt: Rt, task: &'static Task) -> Option<&'static G> {
 /// waits for another carrier.
 #[cold]
 pub(crate) fn provide_stack(own: OwnContext, g: &'static G) -> bool {
-    let made = own.retakable(|| mem::acquire(STACK_BYTES));
+    // The error is dropped where the allocator may be called.
+    let made = own.retakable(|| mem::acquire(STACK_BYTES).map_err(|e| e.kind()));
     let sched = own.sched();
     match (made, own.rt()) {
         (Ok(stack), rt) => {
@@ -187,7 +201,7 @@ pub(crate) fn provide_stack(own: OwnContext, g: &'static G) -> bool {
                 crate::sched::fatal(format_args!("a task cannot be polled without a stack: {e}"));
             }
             if let Some(task) = g.task.take() {
-                sched.tasks.push_waiting(task);
+                sched.wait_for_carrier(task);
             }
             // It was counted as started, and never ran.
             sched.spawned_outside.fetch_sub(1, Ordering::AcqRel);
@@ -259,13 +273,7 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
     // SAFETY: a live task keeps its runtime alive.
     let sched = unsafe { &*task.sched.get() };
     if polled == Polled::Panicked && sched.config.abort_on_panic {
-        // The panic hook has already printed the panic's own message. The exit code is Go's.
-        crate::sys::stderr::write_stderr(format_args!(
-            "\ntask {} panicked, and panics end the process (PanicMode::Abort)\n",
-            task.id()
-        ));
-        // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
-        unsafe { libc::_exit(2) };
+        abort_after_panic(task);
     }
     task.state.finish();
     match task.join.complete() {
@@ -289,6 +297,18 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
             rt
         }
     }
+}
+
+/// Ends the process after a panic, because the mode of the runtime is `PanicMode::Abort`.
+#[cold]
+pub(super) fn abort_after_panic(task: &Task) -> ! {
+    // The panic hook has already printed the panic's own message. The exit code is Go's.
+    crate::sys::stderr::write_stderr(format_args!(
+        "\ntask {} panicked, and panics end the process (PanicMode::Abort)\n",
+        task.id()
+    ));
+    // SAFETY: ends the process at once, as Go does: no destructors, no atexit.
+    unsafe { libc::_exit(2) }
 }
 
 fn count_end(rt: Rt) -> Rt {
@@ -337,6 +357,9 @@ pub(crate) fn finish_shelving(rt: Rt, g: &'static G) {
     let sched = rt.sched();
     g.state.set_runnable();
     g.head.woken.set(false);
+    if sched.tasks.are_carriers_scarce() && !sched.tasks.is_closed() {
+        return sched.share_carrier(g);
+    }
     let shelved = !sched.tasks.is_closed()
         && rt.with_local(|local| {
             let has_room = local.carriers.len() < SHELVED_MAX;
@@ -351,12 +374,50 @@ pub(crate) fn finish_shelving(rt: Rt, g: &'static G) {
     }
 }
 
+/// Tasks that wait for a carrier. They are in `Tasks::waiting`, and carriers that become free go to
+/// the runtime's list instead of a P's shelf. The scheduler's lock orders the two: whichever comes
+/// second sees the other, and puts a task back into a run queue.
+impl Sched {
+    /// Lets `task` wait until a carrier is free.
+    #[cold]
+    fn wait_for_carrier(&self, task: &'static Task) {
+        self.tasks.push_waiting(task);
+        let has_carrier = !self.central.lock().carriers.is_empty();
+        if has_carrier {
+            self.requeue_waiting();
+        }
+    }
+
+    /// Puts a free carrier into the runtime's list.
+    #[cold]
+    fn share_carrier(&self, g: &'static G) {
+        self.central.lock().carriers.push_front(g);
+        self.requeue_waiting();
+    }
+
+    /// Puts a task that waits for a carrier back into a run queue.
+    fn requeue_waiting(&self) {
+        if let Some(task) = self.tasks.pop_waiting() {
+            self.push_woken(task);
+            self.wake_after_push();
+        }
+    }
+}
+
 impl Sched {
     /// Under the lock: moves the shelved carriers of `p`, which no M owns any more, to the runtime's
     /// list.
     pub(crate) fn collect_carriers(&self, central: &mut Central, p: &P) {
         // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.
-        central.carriers.append(&mut unsafe { p.local() }.carriers);
+        let carriers = &mut unsafe { p.local() }.carriers;
+        let task = match carriers.is_empty() {
+            true => None,
+            false => self.tasks.pop_waiting(),
+        };
+        central.carriers.append(carriers);
+        if let Some(task) = task {
+            self.push_woken_locked(central, task);
+        }
     }
 
     /// Returns how many tasks are alive: spawned and not ended.
@@ -372,18 +433,21 @@ impl Sched {
     /// Begins the end of the runtime's tasks: cancels all of them, and ends the shelved carriers.
     /// Tasks whose polls block stay.
     pub(crate) fn close_tasks(&self) {
-        // SeqCst, with the count in `spawn::start`: a task that this does not find is cancelled at
-        // its start.
         self.tasks.closed.store(true, Ordering::SeqCst);
+        // Pairs with the barrier in `spawn::start`.
+        full_fence();
+        self.cancel_all_tasks();
+        self.end_shelved_carriers();
+    }
+
+    /// Cancels the tasks that are alive. A relay may begin later, so this is repeated.
+    pub(crate) fn cancel_all_tasks(&self) {
         block::for_each(&mut |task| {
-            let (_, generation) = task.state.snapshot();
-            if std::ptr::eq(task.sched_hint(), self) {
-                let here = Rt::enter();
-                waker::cancel(here, task, generation);
-                wait::leave(here);
+            let (state, generation) = task.state.snapshot();
+            if state != TaskSnapshot::Free && std::ptr::eq(task.sched_hint(), self) {
+                wait::inside(|here| waker::cancel(here, task, generation));
             }
         });
-        self.end_shelved_carriers();
     }
 
     /// Queues the shelved carriers that are in the runtime's list: they end.

@@ -13,7 +13,7 @@ use super::{Task, block, carrier, waker};
 use crate::sched::goroutine::join::Completed;
 use crate::sched::m::Rt;
 use crate::sched::runnable::{RunList, Unpacked};
-use crate::sched::wait;
+use crate::sched::{current_g, wait};
 use crate::sys::lock::Lock;
 use std::future::Future;
 use std::io;
@@ -47,9 +47,9 @@ impl LocalHome {
         }
     }
 
-    /// Driver: sets the sleeper word that a wake-up of a task wakes.
-    pub(crate) fn set_driver(&self, word: usize) {
-        wait::inside(|_| self.0.lock().driver = word);
+    /// Driver: sets the sleeper word that a wake-up of a task wakes. Returns whether it was another.
+    pub(crate) fn set_driver(&self, word: usize) -> bool {
+        wait::inside(|_| std::mem::replace(&mut self.0.lock().driver, word)) != word
     }
 
     /// Driver: takes the next task that is to be polled.
@@ -133,6 +133,9 @@ pub(crate) unsafe fn poll(home: &LocalHome, task: &'static Task) -> bool {
             wait::inside(|here| home.push(here, task));
         }
         return false;
+    }
+    if polled == Polled::Panicked && current_g().is_some_and(|g| g.abort_on_panic.get()) {
+        carrier::abort_after_panic(task);
     }
     task.state.finish();
     match task.join.complete() {

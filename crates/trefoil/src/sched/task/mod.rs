@@ -109,7 +109,8 @@ impl Task {
             let name = unsafe { (self.body.get().name)(self) }?;
             let len = name.len().min(buffer.len());
             buffer[..len].copy_from_slice(&name.as_bytes()[..len]);
-            Some(len)
+            // A task without a name ends without the lock, and the block may have been reused.
+            (!self.state.has_ended(generation)).then_some(len)
         })
     }
 

@@ -7,11 +7,12 @@
 use super::Task;
 use super::block;
 use super::body::{TaskExtra, TypedTaskBody};
-use super::state::{Begin, Generation};
+use super::state::{Begin, Generation, Woken};
 use crate::sched::Sched;
 use crate::sched::goroutine::join::Detached;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
+use crate::shim::full_fence;
 use std::future::Future;
 use std::io;
 use std::panic::Location;
@@ -105,9 +106,13 @@ unsafe fn start<F: Future, X: TaskExtra>(
         // Release: pairs with the Acquire in `Sched::num_tasks`.
         None => _ = sched.tasks.spawned_outside.fetch_add(1, Ordering::AcqRel),
     }
-    // After the count: either the end of the runtime sees this task, or this sees the end.
-    let is_over = begin == Begin::Scheduled && sched.tasks.is_closed();
-    let generation = task.state.begin(if is_over { Begin::Cancelled } else { begin });
+    let generation = task.state.begin(begin);
+    // Either the end of the runtime finds this task (`Sched::close_tasks`), or this sees the end.
+    full_fence();
+    if begin == Begin::Scheduled && sched.tasks.is_closed() {
+        let woken = task.state.cancel(generation);
+        debug_assert_eq!(woken, Woken::Noted, "it is scheduled already");
+    }
     match here {
         Some(rt) => {
             if begin == Begin::Scheduled {

@@ -58,8 +58,6 @@ impl Generation {
 pub(crate) enum Begin {
     /// The caller puts it into a queue.
     Scheduled,
-    /// As `Scheduled`, but the future is dropped without a poll.
-    Cancelled,
     /// It waits for its first wake-up.
     Idle,
     /// It is being polled: by `block_on`, which needs no carrier.
@@ -105,7 +103,6 @@ impl TaskState {
         debug_assert_eq!(word & (ALIVE | RUNNING), 0);
         let bits = match begin {
             Begin::Scheduled => ALIVE | SCHEDULED,
-            Begin::Cancelled => ALIVE | SCHEDULED | CANCELLED,
             Begin::Idle => ALIVE,
             Begin::Running => ALIVE | RUNNING,
         };

@@ -19,15 +19,18 @@
 use super::body::{TaskBody, WakeBy};
 use super::spawn;
 use super::state::{Generation, WAKER_GENERATION_BITS, Woken};
-use super::{Task, block};
+use super::{Task, blocker};
+use crate::sched::g::G;
 pub(crate) use crate::sched::goroutine::join::TASK_SLEEPER;
 use crate::sched::m::Rt;
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::{Sched, switch, wait};
 use std::future::Future;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 const ADDRESS_BITS: u32 = 48;
@@ -66,6 +69,16 @@ fn wake_outside(word: usize) {
     let here = Rt::enter();
     wake(here, word);
     wait::leave(here);
+}
+
+/// Returns the goroutine that polls by itself and sleeps with this word (`blocker.rs`), or None for
+/// another task.
+///
+/// # Safety
+/// The future that has put the word into a list exists, and stays while this runs.
+pub(crate) unsafe fn blocked_goroutine(word: usize) -> Option<&'static G> {
+    // SAFETY: as in `wake`; the future of a blocker is dropped before the blocker.
+    unsafe { blocker::goroutine(&*std::ptr::with_exposed_provenance::<Task>(word & ADDRESS_MASK)) }
 }
 
 /// Wakes the task with this sleeper word, inside the runtime or on a plain thread. It is harmless
@@ -132,7 +145,7 @@ fn enqueue_elsewhere(here: Option<Rt>, task: &'static Task, body: &TaskBody) {
     unsafe {
         match (body.home)(task) {
             Some(home) => home.push(here, task),
-            None => wait::wake_here(here, block::contents(task).cast::<usize>().read()),
+            None => wait::wake_here(here, blocker::sleeper(task)),
         }
     }
 }
@@ -149,10 +162,17 @@ pub(crate) struct TaskWaiter(usize);
 
 /// A task that calls a waker of another executor each time it is woken.
 struct Relay {
-    waker: Waker,
+    shared: Arc<OtherWaker>,
     word: usize,
     task: &'static Task,
     generation: Generation,
+}
+
+/// The waker of another executor.
+struct OtherWaker {
+    waker: Waker,
+    /// The [`Relay`] was not dropped.
+    is_wanted: AtomicBool,
 }
 
 impl TaskWaiter {
@@ -196,8 +216,10 @@ impl TaskWaiter {
 
     #[cold]
     fn set_other_slow(&mut self, waker: &Waker) -> usize {
+        // A relay may have ended with its runtime.
         if let Some(relay) = self.relay()
-            && relay.waker.will_wake(waker)
+            && relay.shared.waker.will_wake(waker)
+            && !relay.task.state.has_ended(relay.generation)
         {
             return relay.word;
         }
@@ -214,19 +236,22 @@ impl Drop for TaskWaiter {
         if self.relay().is_some() {
             let relay = std::ptr::with_exposed_provenance_mut::<Relay>(self.0);
             // SAFETY: as in `relay`.
-            drop(unsafe { Box::from_raw(relay) });
+            let relay = unsafe { Box::from_raw(relay) };
+            // The destructor of the other waker may panic. A future must not be left half changed.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(relay))) {
+                std::mem::forget(payload);
+            }
         }
     }
 }
 
 impl Relay {
     fn start(waker: Waker) -> Relay {
-        let future = CallWaker(waker.clone());
+        let shared = Arc::new(OtherWaker { waker, is_wanted: AtomicBool::new(true) });
         let find = FIND_SCHED.get().expect("a future of this crate needs a runtime");
         // SAFETY: the future is Send and 'static.
-        let spawned = unsafe { spawn::spawn_idle(find(), future) };
-        match spawned {
-            Ok((task, generation)) => Relay { waker, word: word_of(task), task, generation },
+        match unsafe { spawn::spawn_idle(find(), CallWaker(shared.clone())) } {
+            Ok((task, generation)) => Relay { shared, word: word_of(task), task, generation },
             Err(e) => panic!("cannot wait for a wake-up: {e}"),
         }
     }
@@ -234,6 +259,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        self.shared.is_wanted.store(false, Ordering::Relaxed);
         let here = Rt::enter();
         cancel(here, self.task, self.generation);
         wait::leave(here);
@@ -241,13 +267,23 @@ impl Drop for Relay {
 }
 
 /// The future of a [`Relay`]. It never ends; the relay is cancelled.
-struct CallWaker(Waker);
+struct CallWaker(Arc<OtherWaker>);
 
 impl Future for CallWaker {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        self.0.wake_by_ref();
+        self.0.waker.wake_by_ref();
         Poll::Pending
+    }
+}
+
+impl Drop for CallWaker {
+    fn drop(&mut self) {
+        if self.0.is_wanted.load(Ordering::Relaxed) {
+            // The runtime ends, or the waker has panicked. The task polls again, and gets a relay
+            // elsewhere.
+            self.0.waker.wake_by_ref();
+        }
     }
 }

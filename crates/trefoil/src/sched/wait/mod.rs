@@ -264,13 +264,18 @@ impl Waiter {
             .is_ok()
     }
 
-    /// Returns whether the sleeper is a goroutine that its runtime will never resume: what a waker
+    /// Returns whether the sleeper is a goroutine, maybe in `block_on`, that its runtime will never
+    /// resume: what a waker
     /// hands to it would be lost. Only for a waiter in a list whose lock the caller holds, where
     /// the goroutine is alive.
     pub(crate) fn is_orphaned(self) -> bool {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
             Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_orphaned(g) },
+            // SAFETY: as above; a future in a list exists while the list's lock is held.
+            Sleeper::Task(word) => unsafe {
+                waker::blocked_goroutine(word).is_some_and(|g| (*g.sched.get()).has_orphaned(g))
+            },
             _ => false,
         }
     }
