@@ -42,8 +42,8 @@
 //! - A task that wakes or spawns another task and then blocks *in the same poll* delays that task,
 //!   because it waits in tokio's LIFO slot, from which no other worker takes it (tokio issue 4941).
 //!   With `--cfg tokio_unstable` there is no LIFO slot.
-//! - A task that blocks may delay sockets and timers of tokio by up to a millisecond: so long takes
-//!   it until another worker serves tokio's driver.
+//! - A task that blocks may delay sockets and timers of tokio: another worker is woken for tokio's
+//!   driver after half a millisecond.
 //! - `pthread_kill` of a worker sends the signal to the process, and `pthread_cancel` fails.
 
 use crate::goroutine::{Builder as GoroutineBuilder, id};
@@ -247,8 +247,7 @@ impl Builder {
     /// Sets how many workers poll tasks. Defaults to 8 per P, at least 32.
     ///
     /// Each task that blocks holds a worker, so this is the number of tasks that may block at the
-    /// same time while others continue. A worker is a goroutine with a stack of its own: a parked
-    /// one takes about 16 KiB of memory.
+    /// same time while others continue. A worker is a goroutine with a stack of its own.
     pub fn workers(mut self, n: usize) -> Builder {
         self.workers = Some(n);
         self
