@@ -297,7 +297,8 @@ impl<T> fmt::Debug for SendFuture<'_, T> {
 ///
 /// # Cancel
 /// If the future is dropped before it has returned a value, no value is lost: one that was handed
-/// to it already goes back to the front of the channel.
+/// to it already goes back to the front of the channel. If the channel was closed and another
+/// receiver was told so meanwhile, that receiver has to look again.
 ///
 /// # Examples
 /// ```
