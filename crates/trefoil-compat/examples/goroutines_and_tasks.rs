@@ -30,7 +30,7 @@ impl Total {
 /// A sensor with an async driver.
 async fn sense_async(id: u64, readings: Sender<u64>) {
     time::sleep_async(Duration::from_millis(id % 20)).await;
-    if id % 100 == 0 {
+    if id.is_multiple_of(100) {
         // Blocking is allowed in a task, too: the other tasks continue.
         std::thread::sleep(Duration::from_millis(20));
     }

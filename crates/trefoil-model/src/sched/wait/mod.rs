@@ -55,6 +55,11 @@ pub(crate) fn wake_here(_: Option<Rt>, sleeper: usize) {
     slot.wake.notify_one();
 }
 
+/// As [`wake_here`], inside the runtime.
+pub(crate) fn wake_in(rt: Rt, sleeper: usize) {
+    wake_here(Some(rt), sleeper);
+}
+
 pub(crate) fn leave(_: Option<Rt>) {}
 
 pub(crate) fn inside<T>(f: impl FnOnce(Option<Rt>) -> T) -> T {
