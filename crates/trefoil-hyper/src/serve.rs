@@ -217,7 +217,10 @@ where
                     sleep_async(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
-                Some(Err(e)) => return Err(e),
+                Some(Err(e)) => {
+                    stop.stop();
+                    return Err(e);
+                }
             }
         }
         drop(self.listener);

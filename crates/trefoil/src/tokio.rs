@@ -209,9 +209,16 @@ impl Drop for Runtime {
             self.keeper.abandon();
             return;
         }
-        // The keeper serves the tasks that are left until tokio has shut down.
+        // The keeper serves the tasks that are left until tokio has shut down. tokio panics if it
+        // may not wait here.
+        struct StopAtEnd<'a>(&'a mut Keeper);
+        impl Drop for StopAtEnd<'_> {
+            fn drop(&mut self) {
+                self.0.stop();
+            }
+        }
+        let _stop = StopAtEnd(&mut self.keeper);
         drop(self.inner.take());
-        self.keeper.stop();
     }
 }
 

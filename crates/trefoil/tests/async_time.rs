@@ -1,5 +1,8 @@
 //! Sleeps, timeouts and intervals of async code.
 
+// A task returns a sleep on purpose.
+#![allow(clippy::async_yields_async)]
+
 #[path = "common/executors.rs"]
 mod executors;
 

@@ -34,7 +34,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::park::may_park;
+use super::park::{is_forked, may_park};
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::wait::{self, reason::WaitReason};
@@ -192,7 +192,8 @@ fn with_thread<T>(
     f: impl FnOnce(&mut ThreadList, &'static Thread) -> T,
 ) -> Option<T> {
     // A signal handler may have interrupted the owner of the lock.
-    if LINKED.load(Ordering::Relaxed) == 0 || lock::holds_runtime_lock() {
+    // In a child of fork the owner of the lock may not exist.
+    if LINKED.load(Ordering::Relaxed) == 0 || lock::holds_runtime_lock() || is_forked() {
         return None;
     }
     let mut list = THREADS.lock();

@@ -100,6 +100,10 @@ impl Fd {
                         task::note_reason(WaitReason::IoWait);
                         return Poll::Pending;
                     }
+                    // The file is released only when this call has ended, so no attempt would fail.
+                    if self.is_closed() {
+                        return Poll::Ready(Err(super::fd::closed()));
+                    }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Poll::Ready(Err(e.into())),

@@ -40,7 +40,7 @@ use crate::sched::calls;
 use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
 use crate::sys::clock::{self, NEVER, Nanos};
 use socket2::{Domain, SockRef, Socket, Type};
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -90,7 +90,7 @@ fn open_unconnected_slow() {
 }
 
 /// Returns the error of a call on a closed descriptor.
-fn closed() -> io::Error {
+pub(super) fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "use of a closed network connection")
 }
 
@@ -427,13 +427,20 @@ impl Fd {
 
     /// Returns the descriptor, still non-blocking.
     ///
+    /// Returns whether [`Fd::close`] was called.
+    pub(super) fn is_closed(&self) -> bool {
+        // Acquire: pairs with `close`.
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+
     /// # Errors
     /// `NotConnected` if the descriptor is closed. Its number becomes free then.
     pub(crate) fn into_owned(mut self) -> io::Result<OwnedFd> {
         if *self.state.get_mut() & CLOSED != 0 {
             return Err(closed());
         }
-        let this = ManuallyDrop::new(self);
+        let mut this = ManuallyDrop::new(self);
+        drop(std::mem::take(&mut this.extras));
         this.pollable.unregister(this.raw);
         this.pollable.free();
         // SAFETY: `self` owned it and is not dropped.
@@ -457,4 +464,9 @@ impl AsRawFd for Fd {
     fn as_raw_fd(&self) -> RawFd {
         self.raw
     }
+}
+
+/// Returns as many of the slices as the kernel takes at once; more would be an error.
+pub(super) fn at_most_iov_max<'a, 'b>(bufs: &'a [IoSlice<'b>]) -> &'a [IoSlice<'b>] {
+    &bufs[..bufs.len().min(libc::UIO_MAXIOV as usize)]
 }

@@ -432,6 +432,7 @@ macro_rules! streams {
                 }
 
                 fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+                    let bufs = $crate::net::fd::at_most_iov_max(bufs);
                     self.fd.io(Direction::Write, |fd| {
                         let mut nothing = rustix::net::SendAncillaryBuffer::default();
                         let flags = rustix::net::SendFlags::NOSIGNAL;
@@ -717,6 +718,7 @@ macro_rules! async_streams {
             /// # Cancel
             /// If the future is dropped before it is ready, no data was written.
             pub async fn write_vectored_async(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+                let bufs = $crate::net::fd::at_most_iov_max(bufs);
                 self.fd
                     .io_async(Direction::Write, |fd: BorrowedFd<'_>| {
                         let mut nothing = rustix::net::SendAncillaryBuffer::default();

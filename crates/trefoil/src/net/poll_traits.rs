@@ -72,6 +72,7 @@ fn poll_write_vectored(
     context: &mut Context<'_>,
     bufs: &[IoSlice<'_>],
 ) -> Poll<io::Result<usize>> {
+    let bufs = super::fd::at_most_iov_max(bufs);
     fd.poll_io(Direction::Write, context, |raw| match kind {
         Kind::Socket => {
             let mut nothing = SendAncillaryBuffer::default();

@@ -50,7 +50,7 @@ fn two_runtimes_and_threads_share_locks_and_a_condvar() {
 /// Starts a goroutine that waits for ever in a runtime of its own, and drops the runtime.
 fn orphan_a_waiter(reason: &str, wait: impl FnOnce() + Send + 'static) {
     let runtime = Runtime::builder().procs(1).build().unwrap();
-    let _ = runtime.go(wait).unwrap();
+    drop(runtime.go(wait).unwrap());
     let shown = format!("[{reason}]:");
     yield_until("the goroutine to wait", || runtime.run(|| debug::dump().contains(&shown)));
 }
