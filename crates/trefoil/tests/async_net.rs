@@ -188,6 +188,23 @@ fn close_ends_reads_that_wait() {
     });
 }
 
+/// `close` comes at any moment of a poll, also between the attempt and the registration.
+#[test]
+fn close_during_a_poll_ends_the_read() {
+    trefoil::run(|| {
+        for i in 0..400 {
+            let (one, _other) = tcp_pair();
+            let one = Arc::new(one);
+            let reader = one.clone();
+            let task = task::spawn(async move { reader.read_async(&mut [0; 8]).await });
+            (0..i % 50 * 40).for_each(|_| std::hint::spin_loop());
+            one.close().unwrap();
+            let error = task.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotConnected);
+        }
+    });
+}
+
 #[test]
 fn deadlines_timeouts_and_contexts_end_reads_that_wait() {
     everywhere(|place| async move {
