@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use trefoil::chan::{Receiver, RecvError, Sender, TrySendError, bounded, never, unbounded};
 use trefoil::{block_on, go, select, task};
 
-/// Who sends or receives.
+/// The kind of caller that sends or receives.
 #[derive(Clone, Copy, Debug)]
 enum Party {
     Goroutine,

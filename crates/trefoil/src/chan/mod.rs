@@ -435,8 +435,8 @@ impl<T> Sender<T> {
         self.core().buffer.len()
     }
 
-    /// Returns true if no value is in the channel. With capacity 0 this is so, except for a value that an
-    /// async receive has given back.
+    /// Returns true if no value is in the channel. With capacity 0 this is so, except for a value
+    /// that an async receive has given back.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -693,8 +693,8 @@ impl<T> Receiver<T> {
         self.core().map_or(0, |core| core.buffer.len())
     }
 
-    /// Returns true if no value is in the channel. With capacity 0 this is so, except for a value that an
-    /// async receive has given back.
+    /// Returns true if no value is in the channel. With capacity 0 this is so, except for a value
+    /// that an async receive has given back.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

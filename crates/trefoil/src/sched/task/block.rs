@@ -12,6 +12,7 @@
 
 use super::Task;
 use super::body::TaskBody;
+use crate::sched::m::Rt;
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sys::lock::Lock;
 use std::alloc::Layout;
@@ -148,6 +149,22 @@ fn spill_slow(class: Class, free: &mut RunList, keep: usize) {
     CENTRAL_FREE[usize::from(class.0)].lock().append(&mut spilled);
 }
 
+/// Takes a free block, inside the runtime or on a plain thread.
+pub(crate) fn take(here: Option<Rt>, class: Class) -> io::Result<&'static Task> {
+    match here {
+        Some(rt) => rt.with_local(|local| local.free_tasks.take(class)),
+        None => take_central(class),
+    }
+}
+
+/// As [`FreeTasks::put`], inside the runtime or on a plain thread.
+pub(crate) fn put(here: Option<Rt>, task: &'static Task) {
+    match here {
+        Some(rt) => rt.with_local(|local| local.free_tasks.put(task)),
+        None => put_central(task),
+    }
+}
+
 /// Takes a free block from the central list or a new chunk, for a thread without a P.
 pub(crate) fn take_central(class: Class) -> io::Result<&'static Task> {
     let central = &CENTRAL_FREE[usize::from(class.0)];
@@ -162,7 +179,7 @@ pub(crate) fn take_central(class: Class) -> io::Result<&'static Task> {
 }
 
 /// As [`FreeTasks::put`], for a thread without a P.
-pub(crate) fn put_central(task: &'static Task) {
+fn put_central(task: &'static Task) {
     CENTRAL_FREE[usize::from(task.body.get().class.0)].lock().push_front(task);
 }
 

@@ -14,7 +14,6 @@ use super::body::{TaskBody, WakeBy};
 use super::state::{Begin, Turn};
 use super::waker;
 use crate::sched::g::G;
-use crate::sched::m::Rt;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{current_g, wait};
 use std::io;
@@ -66,12 +65,8 @@ pub(crate) enum Slept {
 
 impl Blocker {
     pub(crate) fn new() -> io::Result<Blocker> {
-        let here = Rt::enter();
-        let taken = match here {
-            Some(rt) => rt.with_local(|local| local.free_tasks.take(Class::MIN)),
-            None => block::take_central(Class::MIN),
-        };
-        let blocker = taken.map(|task| {
+        let taken = wait::inside(|here| block::take(here, Class::MIN));
+        taken.map(|task| {
             task.body.set(&BODY);
             // No runtime ends it (`Sched::close_tasks`).
             task.sched.set(std::ptr::null());
@@ -83,9 +78,7 @@ impl Blocker {
             };
             task.state.begin(Begin::Running);
             Blocker { task, word: waker::word_of(task) }
-        });
-        wait::leave(here);
-        blocker
+        })
     }
 
     pub(crate) fn waker(&self) -> ManuallyDrop<Waker> {
@@ -111,11 +104,6 @@ impl Blocker {
 impl Drop for Blocker {
     fn drop(&mut self) {
         self.task.state.finish();
-        let here = Rt::enter();
-        match here {
-            Some(rt) => rt.with_local(|local| local.free_tasks.put(self.task)),
-            None => block::put_central(self.task),
-        }
-        wait::leave(here);
+        wait::inside(|here| block::put(here, self.task));
     }
 }

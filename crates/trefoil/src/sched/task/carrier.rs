@@ -323,12 +323,7 @@ pub(crate) fn free(task: &'static Task) {
         // SAFETY: the handle owns the block (goroutine/join.rs).
         unsafe { (body.free)(task) };
     }
-    let here = Rt::enter();
-    match here {
-        Some(rt) => rt.with_local(|local| local.free_tasks.put(task)),
-        None => block::put_central(task),
-    }
-    wait::leave(here);
+    wait::inside(|here| block::put(here, task));
 }
 
 /// Finds the next task for `g`, the carrier that runs here: in the local queue, or after it was
@@ -410,10 +405,7 @@ impl Sched {
     pub(crate) fn collect_carriers(&self, central: &mut Central, p: &P) {
         // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.
         let carriers = &mut unsafe { p.local() }.carriers;
-        let task = match carriers.is_empty() {
-            true => None,
-            false => self.tasks.pop_waiting(),
-        };
+        let task = if carriers.is_empty() { None } else { self.tasks.pop_waiting() };
         central.carriers.append(carriers);
         if let Some(task) = task {
             self.push_woken_locked(central, task);

@@ -91,12 +91,7 @@ pub(crate) unsafe fn spawn<F: Future>(
 ) -> io::Result<(&'static Task, Generation)> {
     type Body<F> = TypedTaskBody<F, OfSet>;
     let reserved = Body::<F>::reserve();
-    let here = Rt::enter();
-    let taken = match here {
-        Some(rt) => rt.with_local(|local| local.free_tasks.take(Body::<F>::class())),
-        None => block::take_central(Body::<F>::class()),
-    };
-    wait::leave(here);
+    let taken = wait::inside(|here| block::take(here, Body::<F>::class()));
     let task = taken.inspect_err(|_| {
         // SAFETY: `reserve` returned it, and no task uses it.
         unsafe { Body::<F>::unreserve(reserved) }

@@ -51,6 +51,13 @@ pub(crate) fn word_of(task: &Task) -> usize {
     std::ptr::from_ref(task).addr() | generation << ADDRESS_BITS | TASK_SLEEPER
 }
 
+/// Returns the block of a sleeper word, whatever its generation.
+#[inline(always)]
+fn task_of(word: usize) -> &'static Task {
+    // SAFETY: made by `word_of` from a task; its block is never freed, and chunks are exposed.
+    unsafe { &*std::ptr::with_exposed_provenance::<Task>(word & ADDRESS_MASK) }
+}
+
 /// Returns a waker for the sleeper word of a task. It needs no drop.
 pub(crate) fn waker(word: usize) -> ManuallyDrop<Waker> {
     // SAFETY: the functions of `VTABLE` accept any word of `word_of`, at any time and on any
@@ -77,17 +84,15 @@ fn wake_outside(word: usize) {
 /// # Safety
 /// The future that has put the word into a list exists, and stays while this runs.
 pub(crate) unsafe fn blocked_goroutine(word: usize) -> Option<&'static G> {
-    // SAFETY: as in `wake`; the future of a blocker is dropped before the blocker.
-    unsafe { blocker::goroutine(&*std::ptr::with_exposed_provenance::<Task>(word & ADDRESS_MASK)) }
+    // SAFETY: the future of a blocker is dropped before the blocker.
+    unsafe { blocker::goroutine(task_of(word)) }
 }
 
 /// Wakes the task with this sleeper word, inside the runtime or on a plain thread. It is harmless
 /// if the task has ended or was woken already.
 #[inline]
 pub(crate) fn wake(here: Option<Rt>, word: usize) {
-    let address = word & ADDRESS_MASK;
-    // SAFETY: made by `word_of` from a task; its block is never freed, and chunks are exposed.
-    let task = unsafe { &*std::ptr::with_exposed_provenance::<Task>(address) };
+    let task = task_of(word);
     if task.state.wake((word >> ADDRESS_BITS) as u64) == Woken::Enqueue {
         enqueue(here, task);
     }
@@ -96,9 +101,7 @@ pub(crate) fn wake(here: Option<Rt>, word: usize) {
 /// As [`wake`], for a caller that must not touch the queues yet. If the task was idle, it is added
 /// to `later`, and the caller passes the list to [`wake_all`].
 pub(crate) fn wake_later(word: usize, later: &mut RunList) {
-    let address = word & ADDRESS_MASK;
-    // SAFETY: as in `wake`.
-    let task = unsafe { &*std::ptr::with_exposed_provenance::<Task>(address) };
+    let task = task_of(word);
     if task.state.wake((word >> ADDRESS_BITS) as u64) == Woken::Enqueue {
         later.push_back(task);
     }
