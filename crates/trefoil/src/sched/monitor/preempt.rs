@@ -44,7 +44,8 @@
 //! In a runtime that shuts down, a stopped goroutine never goes on. There a signal stops it only
 //! after a grace period in which it may reach a runtime call (`shutdown.rs`), and it must be found
 //! inside a library far more often before the runtime assumes that it is always there
-//! ([`MAX_DEFERRALS_IN_SHUTDOWN`]).
+//! ([`MAX_DEFERRALS_IN_SHUTDOWN`]). The shutdown may begin after the handler has decided, so
+//! [`Sched::count_stop`] decides again, under the lock.
 //!
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` retakes its P instead), so
 //! user code sees no EINTR, except in a call that it enters between sysmon's probe and the signal.
@@ -56,6 +57,7 @@ use crate::sched::g::G;
 use crate::sched::m::{EnteredRuntime, M, OWNED, RETAKEN};
 use crate::sched::monitor::handoff;
 use crate::sched::p::P;
+use crate::sched::queues::central::Central;
 use crate::sched::switch;
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
@@ -331,10 +333,16 @@ fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
     if !without_p && !m.p.get().is_some_and(P::is_asked_to_preempt) {
         return Err(PreemptRefusal::NotRequested);
     }
-    if stopping && !Sched::grace_is_over(m) {
+    if stopping { may_stop_for_ever(m) } else { Ok(()) }
+}
+
+/// Checks that the goroutine that runs on `m`, in a runtime that shuts down, has used up its grace
+/// and holds no lock of the whole process.
+fn may_stop_for_ever(m: &M) -> Result<(), PreemptRefusal> {
+    if !Sched::grace_is_over(m) {
         return Err(PreemptRefusal::InGrace);
     }
-    if stopping && m.sched().must_not_be_orphaned() {
+    if m.sched().must_not_be_orphaned() {
         return Err(PreemptRefusal::HoldsProcessLock);
     }
     Ok(())
@@ -393,19 +401,17 @@ impl StopSite {
 /// has entered and the trampoline leaves.
 unsafe extern "sysv64" fn preempted() {
     let entered = EnteredRuntime::on_this_m();
-    let (sched, g) = (entered.sched(), entered.g());
+    let (sched, m, g) = (entered.sched(), entered.m(), entered.g());
     let in_libc = g.stopped_in_libc.get();
-    let deferrals = entered.m().preempt_deferrals.load(Ordering::Relaxed);
-    if in_libc && !sched.count_stop_in_libc(deferrals) {
+    if !sched.count_stop(m, g) {
         g.stopped_in_libc.set(false);
         return;
     }
-    sched.count_stop_by_signal(g);
     if let Some(rt) = entered.rt() {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
     } else {
-        entered.m().preempt_deferrals.store(0, Ordering::Relaxed);
+        m.preempt_deferrals.store(0, Ordering::Relaxed);
         handoff::reacquire_p(entered);
     }
     if g.stopped_by_signal.replace(false) {
@@ -441,33 +447,41 @@ impl Sched {
         self.spares.load(Ordering::Relaxed) < self.reserve()
     }
 
-    /// Counts the running goroutine, which a signal is about to stop, unless the runtime shuts
-    /// down.
-    fn count_stop_by_signal(&self, g: &G) {
-        let _deciding = self.central.lock();
-        if !self.stopping.load(Ordering::Relaxed) {
-            g.stopped_by_signal.set(true);
-            self.stopped_by_signal.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts the running goroutine, which is about to stop in libc. Returns false if it must not
-    /// stop now. If it was deferred very often, any spare M suffices.
-    fn count_stop_in_libc(&self, deferrals: u32) -> bool {
+    /// Counts the running goroutine, which the handler has diverted to stop it. Returns false if it
+    /// must not stop now.
+    fn count_stop(&self, m: &M, g: &G) -> bool {
         let central = self.central.lock();
-        let (spares, stopped) = (central.spares(), self.stopped_in_libc.load(Ordering::Relaxed));
-        let often = deferrals >= MAX_DEFERRALS_WITHOUT_RESERVE;
-        let may_stop = spares > stopped || (often && spares > 0);
-        if self.stopping.load(Ordering::Relaxed) || !may_stop {
+        if self.stopping.load(Ordering::Relaxed) {
+            // The handler may have decided before the shutdown began, when a stop was not for ever:
+            // then the goroutine may be anywhere, and gets its grace first.
+            return !g.stopped_in_libc.get() && may_stop_for_ever(m).is_ok();
+        }
+        let in_libc = g.stopped_in_libc.get();
+        if in_libc
+            && !self.count_stop_in_libc(&central, m.preempt_deferrals.load(Ordering::Relaxed))
+        {
             return false;
         }
-        self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
-        let wants_thread = self.wants_thread(&central);
+        g.stopped_by_signal.set(true);
+        self.stopped_by_signal.fetch_add(1, Ordering::Relaxed);
+        let wants_thread = in_libc && self.wants_thread(&central);
         drop(central);
         if wants_thread {
             self.helper.wake();
         }
         true
+    }
+
+    /// Counts a goroutine that is about to stop in libc. Returns false if it must not stop now. If
+    /// it was deferred very often, any spare M suffices.
+    fn count_stop_in_libc(&self, central: &Central, deferrals: u32) -> bool {
+        let (spares, stopped) = (central.spares(), self.stopped_in_libc.load(Ordering::Relaxed));
+        let often = deferrals >= MAX_DEFERRALS_WITHOUT_RESERVE;
+        let may_stop = spares > stopped || (often && spares > 0);
+        if may_stop {
+            self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
+        }
+        may_stop
     }
 }
 
