@@ -1,5 +1,6 @@
 //! Checks of a select (`chan/select/passes.rs`): the claims by which exactly one arm wins.
 
+use crate::chan::select::futures::Event;
 use crate::chan::select::{Case, Chose, Wait, run};
 use crate::chan::{Receiver, Sender, bounded};
 use crate::explore::{Bound, explore, must_fail};
@@ -188,6 +189,77 @@ pub fn against_deadline() {
         assert_eq!(chose == Chose::Received(1, 7), sent, "{chose:?}");
         two.assert_no_waiters();
     });
+}
+
+/// Runs a select {future, receive a} while other goroutines wake the future and send.
+fn future_and_receive(order: Order, wake: fn(&Event)) {
+    explore(Bound::Preemptions(3), move || {
+        let (two, event) = (two(0), Arc::new(Event::new()));
+        let waker = go(1, AsWritten, {
+            let event = event.clone();
+            move || wake(&event)
+        });
+        let selecting = go(2, order, {
+            let (two, event) = (two.clone(), event.clone());
+            move || run([Case::Future(&event), Case::Recv(&two.a.1)], Wait::ForEver)
+        });
+        let sent = two.a.0.try_send(1).is_ok();
+        if !sent && !event.is_complete() {
+            // Only a send ends the select.
+            two.a.0.close();
+        }
+        waker.join().unwrap();
+        match selecting.join().unwrap() {
+            Chose::Received(1, 1) => assert!(sent),
+            Chose::Closed(1) => assert!(!sent),
+            Chose::Output(0) => assert!(!sent && event.is_complete()),
+            other => panic!("{other:?}"),
+        }
+        two.assert_no_waiters();
+    });
+}
+
+/// A future of a select is completed while the channel of another arm becomes ready.
+///
+/// Race: the wake-up comes before the poll, during it, while the channel is enlisted, or when the
+/// channel has claimed the wait.
+pub fn future_against_send() {
+    for order in [AsWritten, LastFirst] {
+        future_and_receive(order, Event::complete);
+    }
+}
+
+/// A future of a select is woken for nothing, twice, while the channel of another arm becomes ready.
+pub fn spurious_wakeups_against_send() {
+    future_and_receive(AsWritten, |event| {
+        event.wake();
+        event.wake();
+    });
+}
+
+/// A future is completed, and nothing else ends the select.
+pub fn future_alone() {
+    explore(Bound::All, || {
+        let (two, event) = (two(0), Arc::new(Event::new()));
+        let waker = go(1, AsWritten, {
+            let event = event.clone();
+            move || event.complete()
+        });
+        let chose = run([Case::Future(&event), Case::Recv(&two.a.1)], Wait::ForEver);
+        assert_eq!(chose, Chose::Output(0));
+        waker.join().unwrap();
+        two.assert_no_waiters();
+    });
+}
+
+/// Mutation check: a select that parks although a future was woken during its poll.
+pub fn detects_lost_wakeup_during_poll() {
+    must_fail(Mutation::Broken(Part::WakeupDuringPoll), future_alone);
+}
+
+/// Mutation check: a waker that lost the claim reads a block that is used again.
+pub fn detects_waker_not_waited_for() {
+    must_fail(Mutation::Broken(Part::RefusedWaker), spurious_wakeups_against_send);
 }
 
 /// How the arms of a select with `default` are checked.

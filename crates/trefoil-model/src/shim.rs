@@ -75,6 +75,10 @@ pub(crate) enum Part {
     HandOver,
     /// The last waiter that leaves the mutex's queue does not report it empty.
     EmptyQueue,
+    /// A select parks although a future was woken during its poll.
+    WakeupDuringPoll,
+    /// A select does not wait for a waker whose claim has failed.
+    RefusedWaker,
 }
 
 thread_local! {

@@ -188,6 +188,11 @@ checks! { select:
     detects_default_arm_by_arm
     detects_double_claim
     detects_own_wait_not_claimed
+    future_against_send
+    spurious_wakeups_against_send
+    future_alone
+    detects_lost_wakeup_during_poll
+    detects_waker_not_waited_for
 }
 
 checks! { timer:

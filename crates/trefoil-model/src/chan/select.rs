@@ -4,15 +4,20 @@
 #[path = "../../../trefoil/src/chan/select/passes.rs"]
 mod passes;
 
+pub(crate) mod futures;
+
 use super::core::ChanSide;
 use super::{Receiver, Sender};
 use crate::sys::clock::NEVER;
+use futures::{Event, EventArm};
 use passes::{Arm, ArmTarget, Outcome, poll, select};
+use std::pin::Pin;
 
 /// One operation of a select.
 pub(crate) enum Case<'a> {
     Send(&'a Sender<u32>, u32),
     Recv(&'a Receiver<u32>),
+    Future(&'a Event),
 }
 
 /// The outcome of a select.
@@ -21,6 +26,8 @@ pub(crate) enum Chose {
     Sent(usize),
     Received(usize, u32),
     Closed(usize),
+    /// The output of a future.
+    Output(usize),
     /// `default`, or the deadline has passed.
     Nothing,
 }
@@ -47,16 +54,26 @@ pub(crate) enum Wait {
 pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
     let mut values = cases.each_ref().map(|case| match case {
         Case::Send(_, value) => *value,
-        Case::Recv(_) => 0,
+        Case::Recv(_) | Case::Future(_) => 0,
     });
+    let mut futures = cases.each_ref().map(|case| match case {
+        Case::Future(event) => Some(EventArm(event)),
+        _ => None,
+    });
+    let mut futures = futures.iter_mut();
     let mut slots = values.each_mut().map(|slot| std::ptr::from_mut(slot).cast::<u8>()).into_iter();
     let mut arms = cases.each_ref().map(|case| {
         let slot = slots.next().expect("one each");
+        let future = futures.next().expect("one each");
         // SAFETY: the slots are in this frame until the select has ended, and values are Copy.
         unsafe {
             match case {
                 Case::Send(tx, _) => Arm::channel(Some(tx.core()), ChanSide::Send, slot),
                 Case::Recv(rx) => Arm::channel(rx.core(), ChanSide::Recv, slot),
+                Case::Future(_) => {
+                    let future = Pin::new(future.as_mut().expect("made above"));
+                    Arm::new(ArmTarget::Future(future), slot)
+                }
             }
         }
     });
@@ -71,6 +88,7 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
         Some(chosen) => match cases[chosen.index] {
             Case::Send(..) => Chose::Sent(chosen.index),
             Case::Recv(_) => Chose::Received(chosen.index, values[chosen.index]),
+            Case::Future(_) => Chose::Output(chosen.index),
         },
     }
 }

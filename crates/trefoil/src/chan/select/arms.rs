@@ -7,12 +7,16 @@
 
 use super::super::core::{ChanSide, OpResult};
 use super::super::{Receiver, RecvError, SendError, Sender};
-use super::passes::{Arm, ArmTarget, Outcome};
+use super::passes::{Arm, ArmFuture, ArmTarget, Outcome};
 use crate::sys::clock;
 use std::cell::Cell;
+use std::fmt;
+use std::future::{Future, IntoFuture};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// The types that `recv(…)` takes: a receiver, or a reference to one.
@@ -183,6 +187,70 @@ impl<T> Drop for SendSlot<T> {
     }
 }
 
+/// The future of a `future` arm, and room for its value. It is pinned: a poll may have left
+/// references to the future in it.
+pub struct FutureSlot<F: Future> {
+    future: Option<F>,
+    output: Option<F::Output>,
+}
+
+impl<F: Future> FutureSlot<F> {
+    /// Creates an empty slot.
+    #[allow(clippy::new_without_default)]
+    #[inline]
+    pub fn new() -> Self {
+        FutureSlot { future: None, output: None }
+    }
+
+    /// Returns the pinned future, and the output, which is not pinned.
+    #[inline]
+    fn project(self: Pin<&mut Self>) -> (Pin<&mut Option<F>>, &mut Option<F::Output>) {
+        // SAFETY: the future is pinned with the slot. It does not move: `Pin::set` drops it in
+        // place, and there is no other access. `FutureSlot` has no `Drop`.
+        unsafe {
+            let this = self.get_unchecked_mut();
+            (Pin::new_unchecked(&mut this.future), &mut this.output)
+        }
+    }
+
+    /// Returns the arm that polls `future` in the slot.
+    ///
+    /// # Panics
+    /// Panics if the slot was used before.
+    #[inline]
+    pub fn future<'a, I>(mut self: Pin<&'a mut Self>, future: I) -> Arm<'a>
+    where
+        I: IntoFuture<IntoFuture = F>,
+    {
+        assert!(self.future.is_none() && self.output.is_none(), "{SLOT_USED}");
+        self.as_mut().project().0.set(Some(future.into_future()));
+        Arm::new(ArmTarget::Future(self), std::ptr::null_mut())
+    }
+
+    /// Returns the value of the future, or `None` if the arm was not chosen.
+    #[inline]
+    pub fn finish(self: Pin<&mut Self>) -> Option<F::Output> {
+        self.project().1.take()
+    }
+}
+
+impl<F: Future> ArmFuture for FutureSlot<F> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> bool {
+        let (mut future, output) = self.project();
+        let Some(polled) = future.as_mut().as_pin_mut() else { return false };
+        let Poll::Ready(value) = polled.poll(context) else { return false };
+        *output = Some(value);
+        future.set(None);
+        true
+    }
+}
+
+impl<F: Future> fmt::Debug for FutureSlot<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FutureSlot { .. }")
+    }
+}
+
 /// The panic message for the second use of a slot.
 const SLOT_USED: &str = "select: a slot serves one arm";
 
@@ -193,7 +261,7 @@ pub struct AfterSlot;
 impl AfterSlot {
     /// Returns the arm that is chosen after `limit`.
     #[inline]
-    pub fn after(&mut self, limit: Duration) -> Arm<'static> {
+    pub fn after<'a>(&mut self, limit: Duration) -> Arm<'a> {
         Arm::new(ArmTarget::After(clock::after(limit)), std::ptr::null_mut())
     }
 

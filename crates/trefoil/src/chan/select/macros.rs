@@ -1,6 +1,6 @@
 //! `select!`.
 //!
-//! The arms are parsed one by one (a `recv` or `send` with its `->`, a body that is a block or ends
+//! The arms are parsed one by one (a `recv`, `send` or `future` with its `->`, a body that is a block or ends
 //! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$done`
 //! are the records so far, and `$is` the indices that are left. Each step of the parser makes its
 //! own `slot`: by macro hygiene they are different variables. Then one of the `@build` rules makes
@@ -11,7 +11,7 @@
 //!     let (chosen, slot, slot, …) = {
 //!         let mut slot = RecvSlot::new(); …              room for the values, in this frame
 //!         let chosen = match [slot.recv(&rx), …] { mut arms => choose(&mut arms) };
-//!         (chosen, slot.finish(), …)                     values of other send arms are dropped
+//!         (chosen, slot.finish(), …)                     values of other arms are dropped
 //!     };
 //!     match chosen.index() { 0 => { let pattern = chosen.take(slot); body } … }
 //! }
@@ -23,34 +23,44 @@
 //!
 //! The parser recurses once per arm, so 64 arms stay below the default `recursion_limit`.
 
-/// Waits for the first of several channel operations, and does it.
+/// Waits for the first of several channel operations and futures, and does it.
 ///
 /// ```text
 /// let x = select! {
 ///     recv(rx) -> v => …,             v: Result<T, RecvError>
 ///     send(tx, value) -> r => …,      r: Result<(), SendError<T>>
+///     future(f) -> v => …,            v: the output of the future
 ///     after(duration) => …,
 ///     default => …,
 /// };
 /// ```
 ///
-/// - If several operations are ready, one of them is chosen at random, each with the same
-///   probability.
+/// - If several operations or futures are ready, one of them is chosen at random, each with the
+///   same probability.
 /// - An operation on a closed channel is ready; its result is an error. Assign
 ///   [`never()`](crate::chan::never) to a receiver to turn its arm off.
+/// - `future` takes anything that can be awaited. The goroutine or thread of the select polls it,
+///   as [`block_on`](crate::block_on) does; no other goroutine is started. A future that is not
+///   chosen is dropped before the body runs. To keep it, pin it outside and pass a reference:
+///   `future(pinned.as_mut())`, or `future(&mut handle)` for a
+///   [`JoinHandle`](crate::JoinHandle). Do not pass a future again that was chosen. A wake-up of one
+///   of the futures polls all of them.
 /// - `after` is chosen if no operation was ready for that duration. If there are several, the
 ///   shortest counts.
 /// - `default` is chosen if no operation is ready now. It must be the last arm. With it the select
-///   does not wait, and `after` is never chosen.
+///   does not wait, each future is polled once, and `after` is never chosen.
 /// - `select! {}` waits forever.
-/// - Channels may be variables, other places, or references. All channels and values are evaluated
-///   once, in the order in which they are written, before any operation happens. The value of a
-///   `send` that is not chosen is dropped.
+/// - Channels may be variables, other places, or references. All channels, values and futures are
+///   evaluated once, in the order in which they are written, before any operation happens. The
+///   value of a `send` that is not chosen is dropped.
 /// - A body is ordinary code of the enclosing function: it may `break`, `return`, use `?`, and
 ///   assign to the channel variables. A body that is a block needs no comma. The value of the
 ///   chosen body is the value of the select.
 /// - There may be up to 64 arms. [`chan::Select`](crate::chan::Select) takes more, and a number
 ///   that is not known in advance.
+///
+/// # Panics
+/// Panics if a future panics, or the destructor of a future or value that is not chosen.
 ///
 /// # Examples
 /// A goroutine that sends values until it is told to stop:
@@ -92,6 +102,38 @@
 ///     after(Duration::from_millis(1)) => None,
 /// };
 /// assert_eq!(value, None);
+/// ```
+/// Futures beside a channel. Each turn of the loop waits for the same `idle`:
+/// ```
+/// use std::pin::pin;
+/// use std::time::Duration;
+/// use trefoil::chan::bounded;
+/// use trefoil::select;
+/// use trefoil::time::sleep_async;
+///
+/// trefoil::run(|| {
+///     let (tx, requests) = bounded(0);
+///     trefoil::go(move || tx.send("first request").unwrap());
+///     let mut idle = pin!(sleep_async(Duration::from_millis(20)));
+///     let mut served = 0;
+///     loop {
+///         select! {
+///             recv(requests) -> request => match request {
+///                 Ok(_) => served += 1,
+///                 Err(_) => break, // no sender is left
+///             },
+///             future(idle.as_mut()) -> () => break,
+///         }
+///     }
+///     assert_eq!(served, 1);
+///
+///     let task = trefoil::task::spawn(async { 6 * 7 });
+///     let answer = select! {
+///         future(task) -> answer => answer.unwrap(),
+///         future(sleep_async(Duration::from_secs(10))) -> () => 0,
+///     };
+///     assert_eq!(answer, 42);
+/// });
 /// ```
 /// The wrong end of a channel, or a value of the wrong type, does not compile:
 /// ```compile_fail,E0277
@@ -184,6 +226,33 @@ macro_rules! __select {
             [$($is)*] )
     };
     (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        future($f:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
+                (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        future($f:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
+                (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+        future($f:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
+                (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
+            [$($is)*] $($rest)*)
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] future($f:expr $(,)?) -> $p:pat => $body:expr) => {
+        $crate::__select!(@parse
+            [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
+                (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
+            [$($is)*] )
+    };
+    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
         after($d:expr $(,)?) => $body:block, $($rest:tt)*) => {
         $crate::__select!(@parse
             [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
@@ -264,6 +333,21 @@ macro_rules! __select {
     (@parse $done:tt $is:tt send $($rest:tt)*) => {
         compile_error!("select!: write `send(tx, value) -> r => …`")
     };
+    (@parse $done:tt $is:tt future($f:expr, $($more:tt)+) $($rest:tt)*) => {
+        compile_error!("select!: `future` takes one future: `future(f) -> v => …`")
+    };
+    (@parse $done:tt $is:tt future($f:expr) => $($rest:tt)*) => {
+        compile_error!("select!: `future` needs a name for its result: `future(f) -> v => …`")
+    };
+    (@parse $done:tt $is:tt future($f:expr) -> $p:pat => $($rest:tt)*) => {
+        compile_error!(concat!(
+            "select!: a comma is missing after the body of a `future` arm ",
+            "(only a block needs none)"
+        ))
+    };
+    (@parse $done:tt $is:tt future $($rest:tt)*) => {
+        compile_error!("select!: write `future(f) -> v => …`")
+    };
     (@parse $done:tt $is:tt after($d:expr) -> $($rest:tt)*) => {
         compile_error!("select!: `after` has no result: `after(duration) => …`")
     };
@@ -278,7 +362,7 @@ macro_rules! __select {
     };
     (@parse $done:tt $is:tt $other:tt $($rest:tt)*) => {
         compile_error!(concat!(
-            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, ",
+            "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, `future(f) -> v`, ",
             "`after(duration)` or `default`, found `",
             stringify!($other),
             "`"

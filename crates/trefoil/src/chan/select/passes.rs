@@ -44,6 +44,16 @@
 //! their queues. It polls again before it returns, because it may run long after that claim, and an
 //! arm that became ready in between is better than a time-out.
 //!
+//! # Futures
+//! A future is polled in pass 1 when its turn comes in the random order, outside the runtime. If it
+//! is ready, it is chosen: its value could not be put back. All futures of a select share one waker
+//! ([`SelectFutures`]). After pass 2 the waker is armed: a wake-up claims the wait by the number of
+//! the first future arm, and the select starts again. If a wake-up came after the poll and before
+//! that, the select claims its own wait and starts again as well.
+//!
+//! A future's wake-up that loses the claim is not lost to the future: the future is dropped with
+//! the select, or it is polled again by its owner.
+//!
 //! Invariants:
 //! 1. From the first enlisting to the last withdrawal the arms do not move: their nodes are in
 //!    queues.
@@ -57,12 +67,15 @@
 
 use super::super::core::{ChanSide, Core, NO_SLEEPER, Step};
 use super::super::queue::{Sudog, SudogState};
+use super::futures::{ClaimedBy, SelectFutures};
 use crate::sched::Rt;
 use crate::sched::random;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::cell::Cell;
+use std::pin::Pin;
+use std::task::Context;
 
 /// The largest number of arms of one select: as many as the claim word can name. Go allows two
 /// more.
@@ -84,6 +97,58 @@ pub(super) enum ArmTarget<'a> {
     Nothing,
     Channel(&'a Core, ChanSide),
     After(Nanos),
+    Future(Pin<&'a mut (dyn ArmFuture + 'a)>),
+}
+
+/// The future of an arm, with room for its value.
+pub(super) trait ArmFuture {
+    /// Polls the future. Returns true if it is ready: then its value is stored.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> bool;
+}
+
+/// How a select waits for the futures among its arms.
+pub(super) trait FutureWaits {
+    /// Whether there are futures among the arms.
+    const ANY: bool;
+
+    /// Polls a future. Returns true if it is ready. Called outside the runtime.
+    fn poll(&self, future: Pin<&mut (dyn ArmFuture + '_)>) -> bool;
+
+    /// Returns the number by which a wake-up of a future claims the wait.
+    fn winner(&self) -> u16;
+
+    /// Makes a wake-up of a future claim `waiter`. Returns false if a wake-up came during the
+    /// polls: then no later one claims.
+    fn arm(&self, waiter: Waiter) -> bool;
+
+    /// Ends what [`FutureWaits::arm`] began, after the wait. Called outside the runtime.
+    fn disarm(&self, by: ClaimedBy);
+
+    /// Lets others run before the next polls, because a wake-up came during the last ones.
+    fn yield_now(&self);
+}
+
+/// A select without futures.
+struct NoFutures;
+
+impl FutureWaits for NoFutures {
+    const ANY: bool = false;
+
+    fn poll(&self, _: Pin<&mut (dyn ArmFuture + '_)>) -> bool {
+        false
+    }
+
+    fn winner(&self) -> u16 {
+        Waiter::TIMED_OUT
+    }
+
+    fn arm(&self, _: Waiter) -> bool {
+        true
+    }
+
+    fn disarm(&self, _: ClaimedBy) {}
+
+    fn yield_now(&self) {}
 }
 
 /// The result of an arm, and what became of the value in its slot.
@@ -269,12 +334,17 @@ enum ArmOrder {
     ByAddress,
 }
 
-/// Gives the arms their numbers.
-fn number(arms: &[Arm<'_>]) {
+/// Gives the arms their numbers. Returns the number of the first future, if there is one.
+fn number(arms: &[Arm<'_>]) -> Option<u16> {
     assert!(arms.len() <= MAX_ARMS, "select: more than {MAX_ARMS} arms");
+    let mut first_future = None;
     for (i, arm) in arms.iter().enumerate() {
         arm.node.arm.set(i as u16);
+        if let ArmTarget::Future(_) = arm.target {
+            first_future = first_future.or(Some(i as u16));
+        }
     }
+    first_future
 }
 
 /// Returns the position of the arm with this number.
@@ -331,32 +401,54 @@ impl Deadline {
     }
 
     /// Ends a select whose deadline has passed: an arm that is ready now still wins.
-    fn expire(self, arms: &mut [Arm<'_>]) -> Option<Chosen> {
+    fn expire(self, arms: &mut [Arm<'_>], futures: &impl FutureWaits) -> Option<Chosen> {
         let after = |index| Chosen { index, outcome: Outcome::NotDone };
-        poll_numbered(arms).or_else(|| self.arm.map(after))
+        poll_numbered(arms, futures).or_else(|| self.arm.map(after))
     }
 }
 
 /// Waits for one of the arms, or until `deadline`: then returns None.
 pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
-    number(arms);
+    match number(arms) {
+        None => select_numbered(arms, deadline, &NoFutures),
+        Some(future) => select_futures(arms, deadline, future),
+    }
+}
+
+/// [`select`] with futures among the arms; `first` is the number of the first one.
+#[inline(never)]
+fn select_futures(arms: &mut [Arm<'_>], deadline: Nanos, first: u16) -> Option<Chosen> {
+    select_numbered(arms, deadline, &SelectFutures::new(first + 1))
+}
+
+/// [`select`] for arms that have their numbers.
+#[inline]
+fn select_numbered<F: FutureWaits>(
+    arms: &mut [Arm<'_>],
+    deadline: Nanos,
+    futures: &F,
+) -> Option<Chosen> {
     let deadline = Deadline::earliest(arms, deadline);
     let mut order = ArmOrder::AsWritten;
     loop {
-        let here = Rt::enter();
-        let mut found = poll_pass(here, arms);
+        let (mut found, here) = poll_pass(Rt::enter(), arms, futures);
         if let Found::Nothing = found {
             if deadline.has_passed() {
                 wait::leave(here);
-                return deadline.expire(arms);
+                return deadline.expire(arms, futures);
             }
-            match enlist_and_park(here, arms, deadline.when, order) {
+            match enlist_and_park(here, arms, deadline.when, order, futures) {
                 Parked::Claimed(i) => {
                     let moved = arms[i].node.state() == SudogState::Moved;
                     let outcome = if moved { Outcome::Moved } else { Outcome::Closed };
                     return Some(finish(arms, i, outcome));
                 }
-                Parked::TimedOut => return deadline.expire(arms),
+                Parked::TimedOut => return deadline.expire(arms, futures),
+                Parked::FutureWoken => continue,
+                Parked::FutureWasWoken => {
+                    futures.yield_now();
+                    continue;
+                }
                 Parked::No(late) => found = late,
             }
         } else {
@@ -379,21 +471,38 @@ enum Parked {
     /// Another goroutine has done the operation of this arm, or closed its channel.
     Claimed(usize),
     TimedOut,
+    /// A future was woken.
+    FutureWoken,
+    /// The select did not park, because a future was woken during its poll or after it.
+    FutureWasWoken,
     /// The select did not park. `Found::Nothing` means that it aborted.
     No(Found),
 }
 
 /// Passes 2 and 3, and the park between them. Leaves the runtime.
 #[inline]
-fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: ArmOrder) -> Parked {
+fn enlist_and_park<F: FutureWaits>(
+    here: Option<Rt>,
+    arms: &[Arm<'_>],
+    deadline: Nanos,
+    order: ArmOrder,
+    futures: &F,
+) -> Parked {
     if order == ArmOrder::ByAddress {
         // Enlist the arms as they lie, not in the random order of pass 1.
         Shuffle::start(arms);
     }
     let mut found = Found::Nothing;
     let mut enlisted = 0;
+    let (mut is_armed, mut was_woken) = (false, false);
     let (winner, here) = wait::wait_in(here, WaitReason::Select, deadline, |waiter| {
-        let park = enlist_pass(here, arms, waiter, &mut enlisted, &mut found);
+        let mut park = enlist_pass(here, arms, waiter, &mut enlisted, &mut found);
+        if F::ANY && park {
+            is_armed = futures.arm(waiter);
+            // If this claim is lost, the wake-up of another party is on its way.
+            was_woken = !is_armed && waiter.claim(futures.winner());
+            park = !was_woken;
+        }
         if !park {
             withdraw_pass(arms, enlisted, None);
         }
@@ -401,20 +510,44 @@ fn enlist_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos, order: A
     });
     let Some(winner) = winner else {
         wait::leave(here);
-        return Parked::No(found);
+        return if was_woken { Parked::FutureWasWoken } else { Parked::No(found) };
     };
-    let won = (winner != Waiter::TIMED_OUT).then(|| position_of(arms, winner - 1, order));
+    let by_future = F::ANY && winner == futures.winner();
+    let by_arm = winner != Waiter::TIMED_OUT && !by_future;
+    let won = by_arm.then(|| position_of(arms, winner - 1, order));
     withdraw_pass(arms, enlisted, won);
     wait::leave(here);
+    if is_armed {
+        futures.disarm(if by_future { ClaimedBy::Wakeup } else { ClaimedBy::Other });
+    }
+    if by_future {
+        return Parked::FutureWoken;
+    }
     won.map_or(Parked::TimedOut, Parked::Claimed)
 }
 
-/// Pass 1. If it finds nothing, the `order` of the arms is complete for pass 2.
+/// Pass 1. If it finds nothing, the `order` of the arms is complete for pass 2. Polls futures
+/// outside the runtime, and enters it again.
 #[inline]
-fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
+fn poll_pass<F: FutureWaits>(
+    mut here: Option<Rt>,
+    arms: &mut [Arm<'_>],
+    futures: &F,
+) -> (Found, Option<Rt>) {
     let mut shuffle = Shuffle::start(arms);
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);
+        if F::ANY
+            && let ArmTarget::Future(future) = &mut arms[i].target
+        {
+            wait::leave(here);
+            let is_ready = futures.poll(future.as_mut());
+            here = Rt::enter();
+            if is_ready {
+                return (Found::Chosen(i, Outcome::Moved), here);
+            }
+            continue;
+        }
         let Some((core, side)) = arms[i].core() else { continue };
         if !core.probe_ready(side) {
             continue;
@@ -426,10 +559,10 @@ fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
         core.unlock();
         match Found::of(here, i, step) {
             Found::Nothing => {}
-            found => return found,
+            found => return (found, here),
         }
     }
-    Found::Nothing
+    (Found::Nothing, here)
 }
 
 /// Pass 2. Returns true if the select must park. Otherwise `found` says what it found, and
@@ -487,15 +620,22 @@ fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
 
 /// Does one of the arms if that needs no waiting. Sorts the arms.
 pub(super) fn poll(arms: &mut [Arm<'_>]) -> Option<Chosen> {
-    number(arms);
-    poll_numbered(arms)
+    match number(arms) {
+        None => poll_numbered(arms, &NoFutures),
+        Some(future) => poll_futures(arms, future),
+    }
+}
+
+/// [`poll`] with futures among the arms; `first` is the number of the first one.
+#[inline(never)]
+fn poll_futures(arms: &mut [Arm<'_>], first: u16) -> Option<Chosen> {
+    poll_numbered(arms, &SelectFutures::new(first + 1))
 }
 
 /// [`poll`] for arms that have their numbers. None of them may be in a queue.
-fn poll_numbered(arms: &mut [Arm<'_>]) -> Option<Chosen> {
+fn poll_numbered<F: FutureWaits>(arms: &mut [Arm<'_>], futures: &F) -> Option<Chosen> {
     loop {
-        let here = Rt::enter();
-        let mut found = poll_pass(here, arms);
+        let (mut found, here) = poll_pass(Rt::enter(), arms, futures);
         if let Found::Nothing = found {
             arms.sort_unstable_by_key(Arm::address);
             found = poll_all_locked(here, arms);

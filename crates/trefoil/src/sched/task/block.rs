@@ -50,6 +50,11 @@ impl Class {
         None
     }
 
+    /// Returns whether it is [`Class::MIN`].
+    pub(crate) const fn is_min(self) -> bool {
+        self.0 == 0
+    }
+
     fn bytes(self) -> usize {
         SIZES[usize::from(self.0)]
     }

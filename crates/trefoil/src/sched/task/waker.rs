@@ -78,14 +78,10 @@ fn wake_outside(word: usize) {
     wait::leave(here);
 }
 
-/// Returns the goroutine that polls by itself and sleeps with this word (`blocker.rs`), or None for
+/// Returns the goroutine that polls by itself and waits with this word (`blocker.rs`), or None for
 /// another task.
-///
-/// # Safety
-/// The future that has put the word into a list exists, and stays while this runs.
-pub(crate) unsafe fn blocked_goroutine(word: usize) -> Option<&'static G> {
-    // SAFETY: the future of a blocker is dropped before the blocker.
-    unsafe { blocker::goroutine(task_of(word)) }
+pub(crate) fn blocked_goroutine(word: usize) -> Option<&'static G> {
+    blocker::goroutine(task_of(word), (word >> ADDRESS_BITS) as u64)
 }
 
 /// Wakes the task with this sleeper word, inside the runtime or on a plain thread. It is harmless
@@ -144,11 +140,11 @@ fn enqueue(here: Option<Rt>, task: &'static Task) {
 /// As [`enqueue`], for a task that no carrier polls.
 fn enqueue_elsewhere(here: Option<Rt>, task: &'static Task, body: &TaskBody) {
     // SAFETY: the task is scheduled now, so it does not end before this wake-up has reached it: its
-    // home is there. The block of a blocker has its sleeper, and the blocker sleeps.
+    // home is there. The caller has found a blocker idle.
     unsafe {
         match (body.home)(task) {
             Some(home) => home.push(here, task),
-            None => wait::wake_here(here, blocker::sleeper(task)),
+            None => blocker::wake(here, task),
         }
     }
 }

@@ -272,10 +272,9 @@ impl Waiter {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
             Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_orphaned(g) },
-            // SAFETY: as above; a future in a list exists while the list's lock is held.
-            Sleeper::Task(word) => unsafe {
-                waker::blocked_goroutine(word).is_some_and(|g| (*g.sched.get()).has_orphaned(g))
-            },
+            Sleeper::Task(word) => waker::blocked_goroutine(word)
+                // SAFETY: as above; the goroutine is in `block_on` or in a select.
+                .is_some_and(|g| unsafe { (*g.sched.get()).has_orphaned(g) }),
             _ => false,
         }
     }
