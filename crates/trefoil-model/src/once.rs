@@ -11,19 +11,19 @@ use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail};
 use crate::once_word_rs::{Begin, InitResult, OnceWord};
-use crate::shim::{AtomicUsize, Half, Mutation, Op};
+use crate::shim::{AtomicU32, Half, Mutation, Op};
 
-/// The number of waiters. In the word, `(i + 1) * 4` stands for waiter `i`: its *place*.
-const WAITERS: usize = 3;
+/// The number of callers.
+const CALLERS: usize = 3;
 
 struct Model {
     word: OnceWord,
     /// What the initialiser did.
     effect: UnsafeCell<u32>,
-    /// For each waiter, the place of the waiter before it in the word's chain.
-    before: [UnsafeCell<usize>; WAITERS],
-    /// Whether each waiter was woken, and where it sleeps.
-    waiters: [(Mutex<bool>, Condvar); WAITERS],
+    /// The callers that wait.
+    queue: Mutex<Vec<usize>>,
+    /// Whether each caller was woken, and where it sleeps.
+    waiters: [(Mutex<bool>, Condvar); CALLERS],
 }
 
 // SAFETY: loom checks that accesses to the cells are ordered; that is the point.
@@ -34,23 +34,32 @@ unsafe impl Send for Model {}
 impl Model {
     fn new() -> Arc<Model> {
         Arc::new(Model {
-            word: OnceWord(AtomicUsize::new(0)),
+            word: OnceWord(AtomicU32::new(0)),
             effect: UnsafeCell::new(0),
-            before: std::array::from_fn(|_| UnsafeCell::new(0)),
+            queue: Mutex::new(Vec::new()),
             waiters: std::array::from_fn(|_| (Mutex::new(false), Condvar::new())),
         })
     }
 
-    /// Wakes the chain of waiters that begins at `place`.
-    fn wake(&self, mut place: usize) {
-        while place != 0 {
-            let i = place / 4 - 1;
-            // SAFETY: loom checks that the sleeper's write is visible.
-            let before = self.before[i].with(|b| unsafe { *b });
-            *self.waiters[i].0.lock().unwrap() = true;
-            self.waiters[i].1.notify_one();
-            place = before;
+    /// Ends the run of an initialiser.
+    fn finish(&self, result: InitResult) {
+        if self.word.finish(result) {
+            let all = std::mem::take(&mut *self.queue.lock().unwrap());
+            for i in all {
+                *self.waiters[i].0.lock().unwrap() = true;
+                self.waiters[i].1.notify_one();
+            }
         }
+    }
+
+    /// Puts caller `me` into the queue. Returns false if no initialiser runs.
+    fn enqueue(&self, me: usize) -> bool {
+        let mut queue = self.queue.lock().unwrap();
+        let waits = self.word.queue_waiter();
+        if waits {
+            queue.push(me);
+        }
+        waits
     }
 
     /// Runs caller `me`. Returns true if it ran the initialiser to its end. If `fails`, its attempt
@@ -65,13 +74,11 @@ impl Model {
                         self.effect.with_mut(|e| unsafe { *e += 1 });
                     }
                     let result = if fails { InitResult::Retry } else { InitResult::Done };
-                    self.wake(self.word.finish(result));
+                    self.finish(result);
                     return !fails;
                 }
                 Begin::Wait => {
-                    // SAFETY: this caller owns the place until it is published.
-                    let chain = |b| self.before[me].with_mut(|before| unsafe { *before = b });
-                    if self.word.wait((me + 1) * 4, chain) {
+                    if self.enqueue(me) {
                         let mut woken = self.waiters[me].0.lock().unwrap();
                         while !*woken {
                             woken = self.waiters[me].1.wait(woken).unwrap();

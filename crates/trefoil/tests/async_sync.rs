@@ -20,7 +20,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use trefoil::context::{Context as RequestContext, ContextError};
 use trefoil::sync::{
-    Barrier, Mutex, MutexExt as _, Notify, RwLock, RwLockExt as _, Semaphore, WaitGroup,
+    Barrier, Mutex, MutexExt as _, Notify, OnceLock, RwLock, RwLockExt as _, Semaphore, WaitGroup,
 };
 use trefoil::task::{self, JoinHandle};
 use trefoil::{block_on, go};
@@ -587,4 +587,150 @@ fn futures_and_guards_are_send() {
     is_send(&Notify::new().notified());
     is_send(&RequestContext::background().done_async());
     is_send(&mutex.lock());
+}
+
+/// Goroutines, threads, tasks and other executors wait for one initializer, a closure or a future.
+#[test]
+fn a_once_lock_is_initialised_by_one_future() {
+    let _w = watchdog();
+    at_each_procs(|| {
+        for round in 0..20 {
+            let place = Arc::new(OnceLock::new());
+            let runs = Arc::new(AtomicUsize::new(0));
+            let (shared, counted) = (place.clone(), runs.clone());
+            let mut handles = in_all_ways(move || {
+                let (place, runs) = (shared.clone(), counted.clone());
+                async move {
+                    let init = || async {
+                        runs.fetch_add(1, Ordering::Relaxed);
+                        task::yield_now().await;
+                        trefoil::time::sleep_async(Duration::from_micros(100)).await;
+                        Box::new(42)
+                    };
+                    assert_eq!(**place.get_or_init_async(init).await, 42);
+                }
+            });
+            for _ in 0..2 {
+                let (place, runs) = (place.clone(), runs.clone());
+                handles.push(go(move || {
+                    let init = || {
+                        runs.fetch_add(1, Ordering::Relaxed);
+                        trefoil::time::sleep(Duration::from_micros(100));
+                        Box::new(42)
+                    };
+                    assert_eq!(**place.get_or_init(init), 42);
+                }));
+            }
+            join_all(handles);
+            assert_eq!(runs.load(Ordering::Relaxed), 1, "round {round}");
+            assert_eq!(place.get().map(|n| **n), Some(42));
+        }
+    });
+}
+
+#[test]
+fn an_initialiser_that_is_dropped_lets_the_next_one_try() {
+    let _w = watchdog();
+    at_each_procs(|| {
+        let place = Arc::new(OnceLock::new());
+        let started = Arc::new(Semaphore::new(0));
+        let (held, signal) = (place.clone(), started.clone());
+        let hanging = task::spawn(async move {
+            held.get_or_init_async(|| async {
+                signal.add_permits(1);
+                std::future::pending::<()>().await;
+                0
+            })
+            .await;
+        });
+        started.acquire().forget();
+        // Tasks and goroutines wait for the initializer that hangs.
+        let shared = place.clone();
+        let mut waiters = in_all_ways(move || {
+            let place = shared.clone();
+            async move { assert_eq!(*place.get_or_init_async(|| async { 1 }).await, 1) }
+        });
+        let waiting = place.clone();
+        waiters.push(go(move || assert_eq!(*waiting.get_or_init(|| 1), 1)));
+        // A wait that is dropped leaves the queue.
+        for _ in 0..10 {
+            let mut dropped = Box::pin(place.get_or_init_async(|| async { 2 }));
+            assert!(poll_once(dropped.as_mut()).is_pending());
+        }
+        assert_eq!(place.get(), None);
+        hanging.abort();
+        assert!(hanging.join().is_err());
+        join_all(waiters);
+        assert_eq!(place.get(), Some(&1));
+    });
+}
+
+#[test]
+fn an_initialiser_that_panics_lets_the_next_one_try() {
+    let _w = watchdog();
+    at_each_procs(|| {
+        let place = Arc::new(OnceLock::new());
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let (place, attempts) = (place.clone(), attempts.clone());
+                task::spawn(async move {
+                    *place
+                        .get_or_init_async(|| async {
+                            let attempt = attempts.fetch_add(1, Ordering::Relaxed);
+                            task::yield_now().await;
+                            if attempt < 3 {
+                                std::panic::resume_unwind(Box::new("an initializer panics"));
+                            }
+                            attempt
+                        })
+                        .await
+                })
+            })
+            .collect();
+        let results: Vec<_> = tasks.into_iter().map(|t| t.join()).collect();
+        assert_eq!(results.iter().filter(|r| r.is_err()).count(), 3);
+        assert!(results.iter().flatten().all(|n| *n == 3));
+        assert_eq!(attempts.load(Ordering::Relaxed), 4);
+    });
+}
+
+/// Waits and initializers are dropped at random moments. Exactly one initializer succeeds, and no
+/// waiter is left behind.
+#[test]
+fn once_locks_survive_dropped_waits_and_initialisers() {
+    let _w = watchdog();
+    at_each_procs(|| {
+        for round in 0..100 {
+            let place = Arc::new(OnceLock::new());
+            let done = Arc::new(AtomicUsize::new(0));
+            let handles: Vec<_> = (0..6)
+                .map(|i| {
+                    let (place, done) = (place.clone(), done.clone());
+                    task::spawn(async move {
+                        let mut random = SmallRng::seed_from_u64(round * 10 + i);
+                        loop {
+                            let (yields, done) = (random.random_range(0..4), &done);
+                            let init = || async move {
+                                for _ in 0..yields {
+                                    task::yield_now().await;
+                                }
+                                done.fetch_add(1, Ordering::Relaxed);
+                                7
+                            };
+                            let polls = i as u32 % 3;
+                            let attempt = Box::pin(place.get_or_init_async(init));
+                            if let Some(value) = GiveUp(attempt, polls).await {
+                                assert_eq!(*value, 7);
+                                return;
+                            }
+                            task::yield_now().await;
+                        }
+                    })
+                })
+                .collect();
+            join_all(handles);
+            assert_eq!(done.load(Ordering::Relaxed), 1);
+        }
+    });
 }

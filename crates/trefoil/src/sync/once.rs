@@ -1,29 +1,25 @@
-//! `Once` and `OnceLock`: those of std, parking goroutines.
+//! `Once` and `OnceLock`: those of std, parking goroutines; and an initializer for async code.
 //!
-//! The protocol is in `once_word.rs`. Waiters are chained through their own frames and woken all at
-//! once, so there is no queue and no lock.
-//!
-//! Invariant 1: a waiter in the chain is alive until it is woken; the waker reads its link first.
+//! The state is in one word (`once_word.rs`). Goroutines, threads and tasks that wait for an
+//! initializer are in the queue of the word's address (`wait/table.rs`), and are woken all at once.
 
 use super::once_word::{Begin, InitResult, OnceWord};
-use crate::sched::Rt;
-use crate::sched::wait;
+use crate::runtime::task_waiter;
 use crate::sched::wait::inside;
+use crate::sched::wait::list::{Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
-use std::cell::{Cell, UnsafeCell};
+use crate::sched::wait::table;
+use crate::sched::wait::task_node::TaskNode;
+use crate::sys::clock::NEVER;
+use std::cell::UnsafeCell;
 use std::fmt;
+use std::future::Future;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::sync::atomic::AtomicUsize;
-
-/// A waiter, in its own frame.
-#[repr(align(8))]
-struct OnceWaiter {
-    sleeper: Cell<usize>,
-    /// The address of the waiter that came before, or 0.
-    previous: Cell<usize>,
-}
+use std::pin::Pin;
+use std::sync::atomic::AtomicU32;
+use std::task::{Context, Poll};
 
 /// Runs a closure once, however many goroutines call it.
 ///
@@ -50,7 +46,7 @@ pub struct Once {
 impl Once {
     /// Creates a `Once` whose closure has not run yet.
     pub const fn new() -> Once {
-        Once { word: OnceWord(AtomicUsize::new(0)) }
+        Once { word: OnceWord(AtomicU32::new(0)) }
     }
 
     /// Calls `f` if this is the first call. Otherwise waits until the first call has returned or
@@ -114,11 +110,26 @@ impl Once {
 
     #[cold]
     fn wait_slow(&self) {
-        let waiter = OnceWaiter { sleeper: Cell::new(0), previous: Cell::new(0) };
-        wait::block(WaitReason::Once, |sleeper| {
-            waiter.sleeper.set(sleeper);
-            self.word.wait(&raw const waiter as usize, |previous| waiter.previous.set(previous))
-        });
+        let node = Node::new(0);
+        // Without a deadline there is no withdrawal.
+        let result = node.sleep(WaitReason::Once, NEVER, |_| self.enqueue(&node), |_| ());
+        debug_assert_ne!(result, WaitResult::TimedOut);
+    }
+
+    /// The key of the queue.
+    fn key(&self) -> usize {
+        (&raw const self.word).addr()
+    }
+
+    /// Puts a waiter into the queue. Returns false if no initializer runs.
+    fn enqueue(&self, node: &Node) -> bool {
+        table::with_queue(self.key(), |queue| {
+            let waits = self.word.queue_waiter();
+            if waits {
+                queue.push_back(node);
+            }
+            waits
+        })
     }
 }
 
@@ -142,30 +153,53 @@ struct FinishOnDrop<'a> {
 
 impl Drop for FinishOnDrop<'_> {
     fn drop(&mut self) {
-        let last = self.once.word.finish(self.result);
-        if last != 0 {
-            inside(|here| wake_chain(here, last));
+        let key = self.once.key();
+        if self.once.word.finish(self.result) {
+            inside(|here| table::with_queue(key, |queue| queue.take_all()).wake_all(here, 0));
         }
     }
 }
 
-fn wake_chain(here: Option<Rt>, mut last: usize) {
-    while last != 0 {
-        // SAFETY: invariant 1. Both fields are read before the wake-up, after which the waiter is
-        // gone.
-        let (sleeper, previous) = unsafe {
-            let waiter = &*(last as *const OnceWaiter);
-            (waiter.sleeper.get(), waiter.previous.get())
-        };
-        wait::wake_here(here, sleeper);
-        last = previous;
+/// The end of an initializer's run, which a task awaits.
+struct InitEnd<'a> {
+    once: &'a Once,
+    node: TaskNode,
+}
+
+impl Future for InitEnd<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        const REASON: WaitReason = WaitReason::Once;
+        // SAFETY: nothing is moved out of the pinned node.
+        let this = unsafe { self.get_unchecked_mut() };
+        let once = this.once;
+        if this.node.waits() {
+            let with_lock = |f: &mut dyn FnMut()| table::with_queue(once.key(), |_| f());
+            return this.node.poll(context, REASON, with_lock).map(drop);
+        }
+        // SAFETY: the node is pinned, and `drop` cancels the wait; the `Once` is borrowed.
+        let waits = unsafe { this.node.begin(context, REASON, |node, _| once.enqueue(node)) };
+        if waits { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for InitEnd<'_> {
+    fn drop(&mut self) {
+        if self.node.waits() {
+            let withdraw =
+                |node: &Node, _| table::with_queue(self.once.key(), |queue| queue.withdraw(node));
+            // All waiters are woken together, so there is nothing to pass on.
+            self.node.cancel(withdraw);
+        }
     }
 }
 
 /// Holds a value that is made once. The method names are those of [`std::sync::OnceLock`].
 ///
 /// Use it for a `static` whose value is known only at run time. If an initializer panics, the
-/// `OnceLock` stays empty and the next caller runs its own initializer.
+/// `OnceLock` stays empty and the next caller runs its own initializer. Tasks use
+/// [`get_or_init_async`](OnceLock::get_or_init_async).
 ///
 /// # Examples
 /// ```
@@ -279,6 +313,69 @@ impl<T> OnceLock<T> {
             unsafe { (*self.value.get()).write(value) };
             finish.result = InitResult::Done;
         }
+    }
+
+    /// Returns the value. If there is none, awaits the future that `f` returns to make it:
+    /// [`get_or_init`](OnceLock::get_or_init) in async code.
+    ///
+    /// Only one initializer runs at a time, be it a closure or a future. A task that comes meanwhile
+    /// waits for it, and blocks no thread. The initializer must not use the same `OnceLock`: it
+    /// would wait for itself forever.
+    ///
+    /// # Cancel
+    /// Dropping the future loses nothing. If its initializer was running, the initializer is dropped
+    /// too, the `OnceLock` stays empty, and the next caller runs its own; so do those that wait. An
+    /// initializer that is neither polled nor dropped lets them wait.
+    ///
+    /// # Panics
+    /// Panics if `f` or its future panics. The `OnceLock` stays empty.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::sync::OnceLock;
+    /// use trefoil::time::sleep_async;
+    ///
+    /// static CONFIG: OnceLock<String> = OnceLock::new();
+    ///
+    /// async fn config() -> &'static str {
+    ///     let load = || async {
+    ///         sleep_async(Duration::from_millis(1)).await;
+    ///         "loaded once".to_string()
+    ///     };
+    ///     CONFIG.get_or_init_async(load).await
+    /// }
+    ///
+    /// trefoil::run(|| {
+    ///     let tasks = [(); 3].map(|()| trefoil::task::spawn(config()));
+    ///     for task in tasks {
+    ///         assert_eq!(task.join().unwrap(), "loaded once");
+    ///     }
+    /// });
+    /// ```
+    pub async fn get_or_init_async<F, Init>(&self, f: F) -> &T
+    where
+        F: FnOnce() -> Init,
+        Init: Future<Output = T>,
+    {
+        loop {
+            match self.once.word.begin() {
+                Begin::Done => break,
+                Begin::Wait => {
+                    InitEnd { once: &self.once, node: TaskNode::new(0, task_waiter()) }.await;
+                }
+                Begin::Run => {
+                    let mut finish = FinishOnDrop { once: &self.once, result: InitResult::Retry };
+                    let value = f().await;
+                    // SAFETY: as in `init_slow`.
+                    unsafe { (*self.value.get()).write(value) };
+                    finish.result = InitResult::Done;
+                    break;
+                }
+            }
+        }
+        // SAFETY: as in `get`; the value is initialized now.
+        unsafe { (*self.value.get()).assume_init_ref() }
     }
 
     /// Takes the value out, and leaves the `OnceLock` empty.

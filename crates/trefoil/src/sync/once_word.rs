@@ -1,27 +1,27 @@
-//! The word of a `Once`: its state, and the chain of its waiters.
+//! The word of a `Once`: its state.
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `NEW` | no initializer has begun |
 //! | `RUNNING` | an initializer runs, and no caller waits |
-//! | `RUNNING` + a node | the same; the node is the last waiter, and links to the one before |
+//! | `RUNNING` + `WAITED_FOR` | the same, and there may be callers in the queue |
 //! | `DONE` | done, forever |
 //!
-//! Nodes are addresses (a multiple of 4, not 0) that this file does not read; the caller of
-//! [`OnceWord::wait`] links them.
-//!
-//! Invariant 1: only the caller that got [`Begin::Run`] calls [`OnceWord::finish`], once.
+//! Invariants:
+//! 1. Only the caller that got [`Begin::Run`] calls [`OnceWord::finish`], once.
+//! 2. [`OnceWord::queue_waiter`] is called under the lock of the queue of waiters. If it returns
+//!    true, the caller enters the queue before it releases the lock. So [`OnceWord::finish`], whose
+//!    caller takes the lock afterwards, misses no waiter.
 
-use crate::shim::{AtomicUsize, Ordering};
+use crate::shim::{AtomicU32, Ordering};
 
-const NEW: usize = 0;
-const DONE: usize = 1;
-const RUNNING: usize = 2;
-/// Bits that are clear in every node's address.
-const STATE_MASK: usize = 3;
+const NEW: u32 = 0;
+const DONE: u32 = 1;
+const RUNNING: u32 = 2;
+const WAITED_FOR: u32 = 4;
 
-/// See the head of the file. Made of `AtomicUsize::new(0)`.
-pub(crate) struct OnceWord(pub(crate) AtomicUsize);
+/// See the head of the file. Made of `AtomicU32::new(0)`.
+pub(crate) struct OnceWord(pub(crate) AtomicU32);
 
 /// What a caller must do.
 #[must_use]
@@ -31,7 +31,7 @@ pub(crate) enum Begin {
     Done,
     /// Run the initializer, then [`OnceWord::finish`].
     Run,
-    /// Wait for the initializer of another caller: [`OnceWord::wait`].
+    /// Wait for the initializer of another caller: [`OnceWord::queue_waiter`].
     Wait,
 }
 
@@ -59,21 +59,15 @@ impl OnceWord {
         }
     }
 
-    /// Adds `node` to the waiters. Before others can see the node, `link` gets the waiter before it
-    /// (0 if there is none). Returns false if no initializer runs: then the caller begins again.
+    /// Announces a waiter (invariant 2). Returns false if no initializer runs: then the caller
+    /// begins again.
     #[must_use]
-    pub(crate) fn wait(&self, node: usize, link: impl Fn(usize)) -> bool {
-        debug_assert!(node > STATE_MASK && node & STATE_MASK == 0);
+    pub(crate) fn queue_waiter(&self) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
         while now & RUNNING != 0 {
-            link(now & !STATE_MASK);
-            // Release: `finish` finds the node complete.
-            match self.0.compare_exchange_weak(
-                now,
-                node | RUNNING,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            // Relaxed: the lock of the queue orders the rest.
+            let order = Ordering::Relaxed;
+            match self.0.compare_exchange_weak(now, now | WAITED_FOR, order, order) {
                 Ok(_) => return true,
                 Err(changed) => now = changed,
             }
@@ -81,12 +75,12 @@ impl OnceWord {
         false
     }
 
-    /// Ends the run of the initializer. Returns the last waiter, or 0. The caller wakes the whole
-    /// chain.
+    /// Ends the run of the initializer. If it returns true, the caller wakes all that are in the
+    /// queue.
     #[must_use]
-    pub(crate) fn finish(&self, result: InitResult) -> usize {
+    pub(crate) fn finish(&self, result: InitResult) -> bool {
         let next = if result == InitResult::Retry { NEW } else { DONE };
-        // Release: what the initializer did. Acquire: the waiters' nodes.
-        self.0.swap(next, Ordering::AcqRel) & !STATE_MASK
+        // Release: what the initializer did.
+        self.0.swap(next, Ordering::Release) & WAITED_FOR != 0
     }
 }
