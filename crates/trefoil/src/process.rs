@@ -15,12 +15,12 @@
 //! ```
 //!
 //! # Contents
-//! | function | std's | what it does |
-//! |---|---|---|
-//! | [`output`] | [`Command::output`] | runs a command and collects its output |
-//! | [`status`] | [`Command::status`] | runs a command and returns its exit status |
-//! | [`wait`] | [`Child::wait`] | waits for a child |
-//! | [`wait_timeout`] | none | waits for a child for a limited time |
+//! | function | in async code | std's | what it does |
+//! |---|---|---|---|
+//! | [`output`] | [`output_async`] | [`Command::output`] | runs a command and collects its output |
+//! | [`status`] | [`status_async`] | [`Command::status`] | runs a command and returns its exit status |
+//! | [`wait`] | [`wait_async`] | [`Child::wait`] | waits for a child |
+//! | [`wait_timeout`] | [`wait_async`] in [`timeout_async`](crate::time::timeout_async) | none | waits for a child for a limited time |
 //!
 //! # Pipes of a child
 //! [`PipeReader`] and [`PipeWriter`](crate::net::PipeWriter) are made from a child's pipes with
@@ -47,20 +47,25 @@
 //! ```
 
 use crate::blocking::blocking;
-use crate::net::PipeReader;
 use crate::net::fd::Fd;
+use crate::net::{AsyncFd, PipeReader};
 use crate::sched::netpoll::pollable::Direction;
 use crate::scope::scope;
 use crate::sys::clock::{self, NEVER, Nanos};
-use crate::time::sleep;
+use crate::time::{sleep, sleep_async};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::future::{Future, poll_fn};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::task::Poll;
 use std::time::Duration;
 
 /// How often a child without a pidfd is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Room that a read of a pipe has at least.
+const READ_BYTES: usize = 8 << 10;
 
 /// Waits for a child to exit, like [`Child::wait`].
 ///
@@ -123,14 +128,17 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
     if let Some(status) = child.try_wait()? {
         return Ok(Some(status));
     }
-    // The child has not been waited for, so its id cannot belong to another process.
-    let pidfd = Pid::from_raw(child.id() as i32)
-        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
-        .map(Fd::new);
-    match pidfd {
-        Some(pidfd) => wait_for_pidfd(child, &pidfd, deadline),
+    match open_pidfd(child) {
+        Some(pidfd) => wait_for_pidfd(child, &Fd::new(pidfd), deadline),
         None => wait_without_pidfd(child, deadline),
     }
+}
+
+/// Returns a descriptor for a child that has not been waited for, so that its id cannot belong to
+/// another process.
+fn open_pidfd(child: &Child) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(child.id() as i32)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// Parks on the pidfd, which becomes readable when the child exits.
@@ -165,6 +173,173 @@ fn wait_without_pidfd(child: &mut Child, deadline: Nanos) -> io::Result<Option<E
         }
     }
     Ok(None)
+}
+
+/// Waits for a child to exit: [`wait`] in async code.
+///
+/// The child's standard input, if `child.stdin` holds it, is closed first. The task waits for the
+/// child's pidfd, and blocks no thread. On kernels before 5.3, and if no descriptor is left, it
+/// checks every millisecond whether the child has exited.
+///
+/// # Errors
+/// As [`wait`].
+///
+/// # Cancel
+/// Dropping the future loses nothing. The child continues; the caller may kill it, or wait again.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+/// use std::time::Duration;
+/// use trefoil::process::wait_async;
+/// use trefoil::time::timeout_async;
+///
+/// trefoil::run(|| {
+///     let task = trefoil::task::spawn(async {
+///         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+///         let late = timeout_async(Duration::from_millis(2), wait_async(&mut child)).await;
+///         assert!(late.is_err(), "the child still sleeps");
+///         child.kill().unwrap();
+///         assert!(!wait_async(&mut child).await.unwrap().success());
+///     });
+///     task.join().unwrap();
+/// });
+/// ```
+pub async fn wait_async(child: &mut Child) -> io::Result<ExitStatus> {
+    drop(child.stdin.take());
+    if let Some(status) = child.try_wait()? {
+        return Ok(status);
+    }
+    let pidfd = open_pidfd(child).and_then(|fd| AsyncFd::new(fd).ok());
+    loop {
+        let mut ready = None;
+        match &pidfd {
+            Some(pidfd) => ready = Some(pidfd.readable().await?),
+            None => sleep_async(POLL_INTERVAL).await,
+        }
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if let Some(mut ready) = ready {
+            ready.clear_ready();
+        }
+    }
+}
+
+/// A child that is killed if it has not exited when this is dropped.
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            // If the child cannot be killed, it is not waited for either.
+            let _ = self.0.kill().and_then(|()| blocking(|| self.0.wait()));
+        }
+    }
+}
+
+/// Runs a command to its end and collects its output: [`output`] in async code.
+///
+/// Like [`output`], it always connects standard input to `/dev/null` and collects both standard
+/// output and standard error.
+///
+/// # Errors
+/// As [`output`].
+///
+/// # Cancel
+/// Dropping the future kills the child with `SIGKILL`. What it has written is lost.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+/// use trefoil::process::output_async;
+///
+/// trefoil::run(|| {
+///     let task = trefoil::task::spawn(async {
+///         output_async(Command::new("sh").args(["-c", "echo out; echo err >&2"])).await
+///     });
+///     let out = task.join().unwrap().unwrap();
+///     assert!(out.status.success());
+///     assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+/// });
+/// ```
+pub async fn output_async(command: &mut Command) -> io::Result<Output> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = KillOnDrop(blocking(|| command.spawn())?);
+    let out = child.0.stdout.take().map(OwnedFd::from);
+    let err = child.0.stderr.take().map(OwnedFd::from);
+    let (stdout, stderr) = both(pin!(read_all_async(out)), pin!(read_all_async(err))).await;
+    let status = wait_async(&mut child.0).await?;
+    Ok(Output { status, stdout: stdout?, stderr: stderr? })
+}
+
+/// Runs a command to its end and returns its exit status: [`status`] in async code.
+///
+/// # Errors
+/// As [`status`].
+///
+/// # Cancel
+/// Dropping the future kills the child with `SIGKILL`.
+///
+/// # Examples
+/// ```
+/// use std::process::Command;
+/// use trefoil::process::status_async;
+///
+/// let status = trefoil::block_on(status_async(&mut Command::new("false"))).unwrap();
+/// assert_eq!(status.code(), Some(1));
+/// ```
+pub async fn status_async(command: &mut Command) -> io::Result<ExitStatus> {
+    let mut child = KillOnDrop(blocking(|| command.spawn())?);
+    wait_async(&mut child.0).await
+}
+
+/// Awaits two futures together.
+async fn both<A: Future, B: Future>(
+    mut a: Pin<&mut A>,
+    mut b: Pin<&mut B>,
+) -> (A::Output, B::Output) {
+    let (mut first, mut second) = (None, None);
+    poll_fn(|context| {
+        if first.is_none()
+            && let Poll::Ready(value) = a.as_mut().poll(context)
+        {
+            first = Some(value);
+        }
+        if second.is_none()
+            && let Poll::Ready(value) = b.as_mut().poll(context)
+        {
+            second = Some(value);
+        }
+        match (first.take(), second.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (first, second) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+/// Reads a pipe to its end.
+async fn read_all_async(pipe: Option<OwnedFd>) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let Some(fd) = pipe else { return Ok(all) };
+    let reader = PipeReader::try_from(fd)?;
+    let mut len = 0;
+    loop {
+        if all.len() - len < READ_BYTES {
+            all.resize((2 * len).max(len + READ_BYTES), 0);
+        }
+        match reader.read_async(&mut all[len..]).await? {
+            0 => {
+                all.truncate(len);
+                return Ok(all);
+            }
+            n => len += n,
+        }
+    }
 }
 
 /// Runs a command to its end and collects its output, like [`Command::output`].

@@ -10,6 +10,18 @@
 //! });
 //! ```
 //!
+//! A task awaits them, or reads them as a stream:
+//! ```
+//! use trefoil::signal::{self, SIGUSR2};
+//!
+//! trefoil::run(|| {
+//!     let signals = signal::notify(&[SIGUSR2]).unwrap();
+//!     let task = trefoil::task::spawn(async move { signals.recv_async().await });
+//!     unsafe { libc::kill(libc::getpid(), SIGUSR2) };
+//!     assert_eq!(task.join().unwrap(), Ok(SIGUSR2));
+//! });
+//! ```
+//!
 //! # Contents
 //! - [`notify`] returns a channel that receives the numbers of signals.
 //! - The constants [`SIGINT`], [`SIGTERM`], [`SIGHUP`] and so on are libc's. Any other number that
@@ -59,6 +71,12 @@ struct Listeners {
 /// The channel keeps up to 64 signals that were not received yet. Further ones are dropped, as in
 /// Go. The kernel also merges signals of the same number that arrive in quick succession. Several
 /// channels may receive the same signal: each of them gets it.
+///
+/// Tasks use [`recv_async`](Receiver::recv_async) or [`stream`](Receiver::stream).
+///
+/// # Cancel
+/// A future of `recv_async` that is dropped loses no signal: the channel keeps it for the next
+/// receive.
 ///
 /// # Drop
 /// When all receivers of all channels for a signal are dropped, the next such signal has its
