@@ -18,9 +18,11 @@
 //! | function | in async code | std's | what it does |
 //! |---|---|---|---|
 //! | [`output`] | [`output_async`] | [`Command::output`] | runs a command and collects its output |
-//! | [`status`] | [`status_async`] | [`Command::status`] | runs a command and returns its exit status |
+//! | [`status`] | [`status_async`] | [`Command::status`] | runs a command, returns its status |
 //! | [`wait`] | [`wait_async`] | [`Child::wait`] | waits for a child |
-//! | [`wait_timeout`] | [`wait_async`] in [`timeout_async`](crate::time::timeout_async) | none | waits for a child for a limited time |
+//! | [`wait_timeout`] | [`timeout_async`] | none | waits for a child for a limited time |
+//!
+//! [`timeout_async`]: crate::time::timeout_async
 //!
 //! # Pipes of a child
 //! [`PipeReader`] and [`PipeWriter`](crate::net::PipeWriter) are made from a child's pipes with
