@@ -5,6 +5,10 @@
 //! the word by its own id ([`find_owner_word`]). If no word or several words match (in another
 //! version of std), the output counts as unlocked.
 //!
+//! std stores the owner after it has locked the mutex inside, and removes it before it unlocks. A
+//! goroutine that a signal stops in between holds the lock without being its owner. So the mutex is
+//! found as well ([`find_mutex`]): while it is locked and there is no owner, anybody may hold it.
+//!
 //! A goroutine's own `ThreadId` is recorded when it writes to the descriptor, which std does under
 //! the lock ([`note_writer`]). For a goroutine that has never written, any owner may be itself.
 //!
@@ -14,7 +18,7 @@
 use std::cell::Cell;
 use std::mem::transmute_copy;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
 /// Words of the lock that are searched: all words of standard error's, which is the smaller one.
@@ -23,13 +27,14 @@ const WORDS: usize = 3;
 struct Output {
     /// The word with the owner's id; null until it was found.
     owner: AtomicPtr<AtomicU64>,
+    /// The word of the mutex; 0 in it means unlocked. Null until it was found.
+    mutex: AtomicPtr<AtomicU32>,
     /// The `ThreadId` of the runtime's thread that holds the lock during a shutdown
     /// (`sched/shutdown.rs`), or 0.
     holder: AtomicU64,
 }
 
-static OUTPUTS: [Output; 2] =
-    [const { Output { owner: AtomicPtr::new(null_mut()), holder: AtomicU64::new(0) } }; 2];
+static OUTPUTS: [Output; 2] = [const { Output::new() }; 2];
 
 thread_local! {
     /// The goroutine's `ThreadId`; 0 if it is unknown.
@@ -62,6 +67,25 @@ pub(crate) fn find_owner_word(which: usize) {
     let mut found = (0..WORDS).filter(matches);
     if let (Some(i), None) = (found.next(), found.next()) {
         output.owner.store(lock.wrapping_add(i).cast_mut().cast(), Ordering::Relaxed);
+        if let Some(mutex) = find_mutex(which, lock.cast(), i) {
+            output.mutex.store(mutex, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Finds the word of the mutex in the lock at `lock`, which this thread has locked once, and whose
+/// owner is its word `owner` of eight bytes. The other word that is not 0 counts how many times the
+/// owner has locked it: it becomes 3 here, and a locked mutex is 1 or 2.
+fn find_mutex(which: usize, lock: *const u32, owner: usize) -> Option<*mut AtomicU32> {
+    let _out: [_; 2] = std::array::from_fn(|_| (which == 0).then(|| std::io::stdout().lock()));
+    let _err: [_; 2] = std::array::from_fn(|_| (which == 1).then(|| std::io::stderr().lock()));
+    // SAFETY: the first words of a static of std.
+    let matches =
+        |i: &usize| *i / 2 != owner && matches!(unsafe { lock.add(*i).read_volatile() }, 1 | 2);
+    let mut found = (0..2 * WORDS).filter(matches);
+    match (found.next(), found.next()) {
+        (Some(i), None) => Some(lock.wrapping_add(i).cast_mut().cast()),
+        _ => None,
     }
 }
 
@@ -88,13 +112,37 @@ pub(crate) fn is_held_here() -> bool {
 }
 
 /// Returns whether the running goroutine may hold one of the locks: it does, or its id is unknown
-/// and one of them is held.
+/// and one of them is held, or one of them is locked and has no owner. Safe in a signal handler.
 pub(crate) fn may_be_held_here() -> bool {
     let unknown = WRITER.get() == 0;
-    is_held_here() || (unknown && OUTPUTS.iter().any(|output| output.owner().is_some()))
+    let may_be_held =
+        |output: &Output| (unknown && output.owner().is_some()) || output.is_locked_without_owner();
+    is_held_here() || OUTPUTS.iter().any(may_be_held)
 }
 
 impl Output {
+    const fn new() -> Output {
+        Output {
+            owner: AtomicPtr::new(null_mut()),
+            mutex: AtomicPtr::new(null_mut()),
+            holder: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether a thread or goroutine has just locked it, or is about to unlock it.
+    fn is_locked_without_owner(&self) -> bool {
+        // SAFETY: null, or in a static of std, which changes them only atomically.
+        let (mutex, owner) = unsafe {
+            (
+                self.mutex.load(Ordering::Relaxed).as_ref(),
+                self.owner.load(Ordering::Relaxed).as_ref(),
+            )
+        };
+        // If the running goroutine is the one, both words stay as they are meanwhile.
+        mutex.is_some_and(|mutex| mutex.load(Ordering::Relaxed) != 0)
+            && owner.is_some_and(|owner| owner.load(Ordering::Relaxed) == 0)
+    }
+
     /// Returns the `ThreadId` of the holder, unless that is the runtime's thread.
     fn owner(&self) -> Option<u64> {
         // SAFETY: null, or in a static of std, which changes it only atomically.
@@ -121,6 +169,11 @@ mod tests {
                 );
                 // The runtime's own holder does not count.
                 assert_eq!(OUTPUTS[which].owner(), None);
+                assert!(
+                    !OUTPUTS[which].mutex.load(Ordering::Relaxed).is_null(),
+                    "std's lock has another form: see the head of the file"
+                );
+                assert!(!OUTPUTS[which].is_locked_without_owner());
             }
         })
         .join()
