@@ -34,6 +34,7 @@
 //! ```
 
 mod executor;
+mod preface;
 mod serve;
 mod stop;
 mod timer;

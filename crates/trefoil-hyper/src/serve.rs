@@ -1,6 +1,7 @@
 //! `serve`: accepts connections, and serves each in a task.
 
 use crate::executor::TrefoilExecutor;
+use crate::preface::PrefaceLimit;
 use crate::stop::{Member, Stop};
 use crate::timer::TrefoilTimer;
 use http::{Request, Response};
@@ -15,16 +16,17 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 use tower_service::Service;
 use trefoil::context::Context;
 use trefoil::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use trefoil::time::sleep_async;
 
-/// How long a client may take to send the head of a request, unless
-/// [`Serve::header_read_timeout`] says otherwise.
+/// The default of [`Serve::header_read_timeout`].
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// The default of [`Serve::http2_keep_alive`]: the interval, and the time limit for the answer.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Pauses after an `accept` that failed because descriptors or memory are exhausted: the first, and
 /// the longest. They are Go's.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -82,6 +84,18 @@ impl Listener for UnixListener {
 /// The result is a builder. [`run`](Serve::run) starts it on a goroutine or a thread, and `.await` in
 /// async code. Each connection is a task, and so is each request of HTTP/2.
 ///
+/// # Silent clients
+/// A client that sends nothing, or only the beginning of a request, does not keep its connection:
+///
+/// | the client is silent | it is disconnected after | setting |
+/// |---|---|---|
+/// | before its first byte, or within the preface of HTTP/2 | 30 s | [`header_read_timeout`](Serve::header_read_timeout) |
+/// | within the head of an HTTP/1 request, or between two requests | 30 s | [`header_read_timeout`](Serve::header_read_timeout) |
+/// | after the preface of HTTP/2, and does not answer a `PING` | 30 s + 20 s | [`http2_keep_alive`](Serve::http2_keep_alive) |
+///
+/// The body of a request and the transfer of a response have no time limit here, because only the
+/// service knows how long they may take.
+///
 /// # Examples
 /// ```
 /// use axum::{Router, routing::get};
@@ -109,10 +123,12 @@ impl Listener for UnixListener {
 /// ```
 pub fn serve<L: Listener, S>(listener: L, service: S) -> Serve<L, S> {
     let mut builder = auto::Builder::new(TrefoilExecutor);
-    builder.http1().timer(TrefoilTimer).header_read_timeout(HEADER_READ_TIMEOUT);
+    builder.http1().timer(TrefoilTimer);
     // WebSockets over HTTP/2 need it.
     builder.http2().timer(TrefoilTimer).enable_connect_protocol();
-    Serve { listener, service, builder, ctx: None }
+    Serve { listener, service, builder, header_read_timeout: None, ctx: None }
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .http2_keep_alive(KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT)
 }
 
 /// A server that is not started yet. [`serve()`] creates it.
@@ -134,6 +150,7 @@ pub struct Serve<L, S> {
     listener: L,
     service: S,
     builder: auto::Builder<TrefoilExecutor>,
+    header_read_timeout: Option<Duration>,
     ctx: Option<Context>,
 }
 
@@ -145,10 +162,25 @@ impl<L, S> Serve<L, S> {
         self
     }
 
-    /// Sets how long a client may take to send the head of an HTTP/1 request. The default is 30 s. A
-    /// connection that waits for its next request is limited by it, too.
-    pub fn header_read_timeout(mut self, timeout: Duration) -> Self {
-        self.builder.http1().header_read_timeout(timeout);
+    /// Sets how long a client may take to send the head of an HTTP/1 request or the preface of an
+    /// HTTP/2 connection, counted from the accept or from the end of the previous request. (A client
+    /// whose first byte shows that it uses HTTP/1 has the time once more, from then on.) `None` means
+    /// without a limit. The default is 30 s.
+    pub fn header_read_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.header_read_timeout = timeout.into();
+        self.builder.http1().header_read_timeout(self.header_read_timeout);
+        self
+    }
+
+    /// Sets after how long without a frame the server sends a `PING` over an HTTP/2 connection, and
+    /// how long the client may take to answer before it is disconnected. `None` as the interval means
+    /// that no `PING` is sent. The defaults are 30 s and 20 s.
+    pub fn http2_keep_alive(
+        mut self,
+        interval: impl Into<Option<Duration>>,
+        timeout: Duration,
+    ) -> Self {
+        self.builder.http2().keep_alive_interval(interval).keep_alive_timeout(timeout);
         self
     }
 
@@ -195,26 +227,19 @@ where
         let builder = Arc::new(self.builder);
         let mut pause = PAUSE_MIN;
         loop {
-            let accepted = {
-                let mut accept = pin!(self.listener.accept());
-                poll_fn(|context| {
-                    if stop.poll_stopping(context) {
-                        return Poll::Ready(None);
-                    }
-                    accept.as_mut().poll(context).map(Some)
-                })
-                .await
-            };
+            let accepted = stop.unless_stopped(self.listener.accept()).await;
             match accepted {
                 None => break,
                 Some(Ok(stream)) => {
                     pause = PAUSE_MIN;
                     let service = TowerToHyperService::new(self.service.clone());
                     let (builder, member) = (builder.clone(), stop.join());
+                    let stream = PrefaceLimit::new(stream, self.header_read_timeout);
                     drop(trefoil::task::spawn(connection(builder, stream, service, member)));
                 }
                 Some(Err(e)) if is_temporary(&e) => {
-                    sleep_async(pause).await;
+                    // The next round sees whether the server is to stop.
+                    stop.unless_stopped(sleep_async(pause)).await;
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
                 Some(Err(e)) => {

@@ -2,7 +2,8 @@
 //!
 //! Each connection leaves its waker here once, and checks one flag per poll.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -78,6 +79,18 @@ impl Stop {
         }
         drop(members);
         self.is_stopping()
+    }
+
+    /// Waits for `future`, as the server. Returns `None` if the server is to stop before that.
+    pub(crate) async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            if self.poll_stopping(context) {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(context).map(Some)
+        })
+        .await
     }
 
     /// Waits until all connections have ended.

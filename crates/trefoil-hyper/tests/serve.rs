@@ -330,6 +330,147 @@ fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
     });
 }
 
+/// What a client of HTTP/2 sends first, and an empty SETTINGS frame.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// Starts a server whose time limits are `limit`.
+fn start_with_limits(limit: Option<Duration>) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (ctx, cancel) = Context::background().with_cancel();
+    let server = trefoil_hyper::serve(listener, router())
+        .header_read_timeout(limit)
+        .http2_keep_alive(limit, 500 * MS)
+        .shutdown_on(&ctx);
+    Server { address, cancel, handle: trefoil::go(move || server.run()) }
+}
+
+#[test]
+fn a_client_that_stops_sending_is_disconnected() {
+    let first_bytes: [&[u8]; 8] = [
+        b"",
+        b"G",
+        b"P",
+        b"PO",
+        b"PRI * HT",
+        PREFACE,
+        &[PREFACE, SETTINGS].concat(),
+        // A HEADERS frame of 16 bytes, of which two come.
+        &[PREFACE, SETTINGS, &[0, 0, 16, 1, 4, 0, 0, 0, 1, 0x82, 0x86]].concat(),
+    ];
+    let first_bytes = first_bytes.map(<[u8]>::to_vec);
+    trefoil::run(move || {
+        let server = start_with_limits(Some(50 * MS));
+        let clients = first_bytes.map(|bytes| {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            trefoil::go(move || {
+                let start = Instant::now();
+                stream.write_all(&bytes).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                let mut answer = Vec::new();
+                // A reset is an end, too: the server has not read all.
+                let end = stream.read_to_end(&mut answer).map_err(|e| e.kind());
+                assert!(
+                    matches!(end, Ok(_) | Err(ErrorKind::ConnectionReset)),
+                    "{bytes:?} {end:?}"
+                );
+                assert!(start.elapsed() >= 50 * MS, "{bytes:?} {:?}", start.elapsed());
+            })
+        });
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        server.stop();
+    });
+}
+
+#[test]
+fn a_client_of_http1_may_begin_like_http2_and_pause_in_its_body() {
+    trefoil::run(|| {
+        let server = start_with_limits(Some(500 * MS));
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let head =
+            "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\n";
+        let (first, rest) = head.as_bytes().split_at(1);
+        stream.write_all(first).unwrap();
+        trefoil::time::sleep(5 * MS);
+        stream.write_all(rest).unwrap();
+        // Longer than the limit, which does not concern the body.
+        trefoil::time::sleep(700 * MS);
+        stream.write_all(b"abc").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("abc"), "{answer}");
+        server.stop();
+    });
+}
+
+#[test]
+fn a_client_that_answers_pings_keeps_its_idle_connection() {
+    trefoil::run(|| {
+        let server = start_with_limits(Some(50 * MS));
+        trefoil::block_on(async {
+            let stream = TcpStream::connect_async(server.address).await.unwrap();
+            let (mut client, connection) = http2::handshake(TrefoilExecutor, stream).await.unwrap();
+            drop(task::spawn(connection));
+            sleep_async(500 * MS).await;
+            assert_eq!(text(client.send_request(request("/")).await.unwrap()).await, "hello");
+        });
+        server.stop();
+    });
+}
+
+#[test]
+fn silent_clients_are_kept_without_time_limits_and_end_with_the_server() {
+    trefoil::run(|| {
+        let server = start_with_limits(None);
+        for bytes in [&b""[..], b"G", b"PRI * HT"] {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream.set_read_timeout(Some(200 * MS)).unwrap();
+            let end = stream.read(&mut [0; 100]).unwrap_err();
+            assert_eq!(end.kind(), ErrorKind::TimedOut, "{bytes:?}");
+        }
+        let silent = TcpStream::connect(server.address).unwrap();
+        trefoil::time::sleep(10 * MS);
+        server.stop();
+        drop(silent);
+    });
+}
+
+/// A listener for which the process has no descriptors left.
+struct Exhausted(Arc<AtomicUsize>);
+
+impl trefoil_hyper::Listener for Exhausted {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> std::io::Result<TcpStream> {
+        const EMFILE: i32 = 24;
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Err(std::io::Error::from_raw_os_error(EMFILE))
+    }
+}
+
+#[test]
+fn shutdown_does_not_wait_for_the_pause_after_a_failed_accept() {
+    trefoil::run(|| {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let listener = Exhausted(attempts.clone());
+        let (ctx, cancel) = Context::background().with_cancel();
+        let server =
+            trefoil::go(move || trefoil_hyper::serve(listener, router()).shutdown_on(&ctx).run());
+        // The pauses double from 5 ms to 1 s, which is the ninth.
+        while attempts.load(Ordering::Relaxed) < 9 {
+            trefoil::time::sleep(MS);
+        }
+        let start = Instant::now();
+        cancel.cancel();
+        server.join().unwrap().unwrap();
+        assert!(start.elapsed() < 500 * MS, "{:?}", start.elapsed());
+        assert_eq!(attempts.load(Ordering::Relaxed), 9, "no attempt after the stop");
+    });
+}
+
 #[test]
 fn a_client_that_reads_slowly_gets_its_answer_and_delays_no_other() {
     trefoil::run(|| {
