@@ -3,6 +3,14 @@
 //! The descriptor counts as ready while the poller has reported more edges than were cleared. A
 //! guard remembers the number of edges when it was made, and clears so many: an edge that comes
 //! between an attempt and `clear_ready` is not lost.
+//!
+//! An epoll instance has at most one registration per descriptor, and other code may have one: a
+//! second `AsyncFd` of the same descriptor, a socket of this crate, or an interposed `poll`. So each
+//! `AsyncFd` registers a duplicate of its own, which refers to the same open file.
+//!
+//! Rejected: one [`Pollable`] per descriptor number for all of them. The number may be closed and
+//! given to another file while an `AsyncFd` exists; and an interposed `poll` registers the number for
+//! the directions that it waits for, and no longer than it waits.
 
 use crate::runtime::{current_sched, task_waiter};
 use crate::sched::netpoll::pollable::{Direction, Pollable};
@@ -16,7 +24,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
@@ -24,13 +32,17 @@ use std::task::{Context, Poll};
 /// A descriptor whose readiness can be awaited: an eventfd, a timerfd, an inotify descriptor, a
 /// terminal, a device, or a socket of another crate. The names are those of tokio's `AsyncFd`.
 ///
-/// The descriptor must be non-blocking. It must not be registered elsewhere in this crate: the
-/// sockets of this module have their own methods. Each wait is followed by attempts of the caller;
-/// an attempt that would block must clear the readiness, otherwise the next wait returns at once.
+/// The descriptor must be non-blocking. Each wait is followed by attempts of the caller; an attempt
+/// that would block must clear the readiness, otherwise the next wait returns at once.
 /// [`AsyncFdReadyGuard::try_io`] does that.
 ///
+/// Any number of `AsyncFd`s may have the same descriptor, for example one in each of two tasks
+/// (`AsyncFd<BorrowedFd>`), and other code may call `poll` with it. Each of them gets all events.
+///
 /// # Drop
-/// Dropping it drops the inner object, which usually closes the descriptor.
+/// Dropping it drops the inner object, which usually closes the descriptor. An `AsyncFd` has a
+/// duplicate of the descriptor, so the file stays open as long as the `AsyncFd` exists, also if other
+/// code closes the descriptor before.
 ///
 /// # Examples
 /// ```
@@ -64,6 +76,8 @@ use std::task::{Context, Poll};
 pub struct AsyncFd<T: AsRawFd> {
     inner: ManuallyDrop<T>,
     raw: RawFd,
+    /// What the poller watches. None if it is closed already.
+    duplicate: Option<OwnedFd>,
     pollable: &'static Pollable,
     /// The number of edges up to which the readiness was cleared, by direction.
     cleared: [AtomicU32; 2],
@@ -77,19 +91,24 @@ impl<T: AsRawFd> AsyncFd<T> {
     ///
     /// # Errors
     /// [`Unsupported`](io::ErrorKind::Unsupported) for a regular file, which is always ready; the
-    /// OS errors `EBADF` if it is not open, and `ENOMEM` or `ENOSPC` if `epoll` cannot register it.
+    /// OS errors `EBADF` if it is not open, `EMFILE` if the process has no descriptor left for the
+    /// duplicate, and `ENOMEM` or `ENOSPC` if `epoll` cannot register it.
     pub fn new(inner: T) -> io::Result<AsyncFd<T>> {
         let raw = inner.as_raw_fd();
+        let duplicate = duplicate(raw)?;
         let pollable = Pollable::new();
         // If the descriptor is ready now, the registration causes an edge.
         let cleared = [Direction::Read, Direction::Write]
             .map(|direction| AtomicU32::new(pollable.edges(direction)));
-        if let Err(e) = current_sched().and_then(|sched| pollable.watch(sched, raw)) {
+        if let Err(e) =
+            current_sched().and_then(|sched| pollable.watch(sched, duplicate.as_raw_fd()))
+        {
             pollable.free();
             return Err(e);
         }
         let waiters = [(); 2].map(|()| Mutex::new(task_waiter()));
-        Ok(AsyncFd { inner: ManuallyDrop::new(inner), raw, pollable, cleared, waiters })
+        let (inner, duplicate) = (ManuallyDrop::new(inner), Some(duplicate));
+        Ok(AsyncFd { inner, raw, duplicate, pollable, cleared, waiters })
     }
 
     /// Returns the inner object.
@@ -114,9 +133,15 @@ impl<T: AsRawFd> AsyncFd<T> {
         }
     }
 
-    fn unregister(&self) {
-        self.pollable.unregister(self.raw);
+    /// Returns the number of the duplicate.
+    fn watched(&self) -> RawFd {
+        self.duplicate.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    fn unregister(&mut self) {
+        self.pollable.unregister(self.watched());
         self.pollable.free();
+        self.duplicate = None;
     }
 
     /// Waits until the descriptor is readable: data, end-of-file, or an error.
@@ -165,11 +190,16 @@ impl<T: AsRawFd> AsyncFd<T> {
         direction: Direction,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<AsyncFdReadyGuard<'_, T>>> {
-        self.poll_ready(direction, || {
-            let word = word_of_waker(context.waker())
-                .unwrap_or_else(|| self.waiters[direction as usize].lock().set(context.waker()));
-            (TaskPlace::Slot, word)
-        })
+        let waker = context.waker();
+        match word_of_waker(waker) {
+            Some(word) => self.poll_ready(direction, || (TaskPlace::Slot, word)),
+            None => {
+                // Locked until the word is in the slot: another task that comes in between makes the
+                // word invalid.
+                let mut waiter = self.waiters[direction as usize].lock();
+                self.poll_ready(direction, || (TaskPlace::Slot, waiter.set(waker)))
+            }
+        }
     }
 
     fn poll_ready<'n>(
@@ -183,12 +213,23 @@ impl<T: AsRawFd> AsyncFd<T> {
                 return Poll::Ready(Ok(AsyncFdReadyGuard { of: self, direction, seen }));
             }
             let (sched, place, unchanged) = (current_sched()?, place(), (seen, NEVER));
-            if self.pollable.register_task(sched, self.raw, direction, place, unchanged)? {
+            if self.pollable.register_task(sched, self.watched(), direction, place, unchanged)? {
                 task::note_reason(WaitReason::IoWait);
                 return Poll::Pending;
             }
         }
     }
+}
+
+/// Duplicates a descriptor, which may not be open.
+fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: makes a descriptor, or fails.
+    let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if duplicate < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: no other code has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
 }
 
 impl<T: AsRawFd> Drop for AsyncFd<T> {
