@@ -7,11 +7,11 @@ use executors::{everywhere, foreign_block_on};
 use std::future::{Future, poll_fn};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use trefoil::net::{
     AsyncFd, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream, pipe,
@@ -419,7 +419,7 @@ fn eventfd() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)) }
 }
 
-fn eventfd_read(fd: &OwnedFd) -> std::io::Result<u64> {
+fn eventfd_read(fd: &impl AsRawFd) -> std::io::Result<u64> {
     let mut n = 0_u64;
     // SAFETY: eight bytes of our own.
     let rc = unsafe { libc::read(fd.as_raw_fd(), (&raw mut n).cast(), 8) };
@@ -463,6 +463,171 @@ fn an_async_fd_is_readable_until_its_readiness_is_cleared() {
         let pending = poll_fn(|context| Poll::Ready(fd.poll_read_ready(context).is_pending()));
         assert!(pending.await, "{place}");
     });
+}
+
+/// Reads one number from `fd`.
+async fn read_number(fd: &AsyncFd<BorrowedFd<'_>>) -> u64 {
+    loop {
+        let mut guard = fd.readable().await.unwrap();
+        if let Ok(n) = guard.try_io(|fd| eventfd_read(fd.get_ref())) {
+            return n.unwrap();
+        }
+    }
+}
+
+#[test]
+fn each_async_fd_of_a_descriptor_gets_all_events() {
+    everywhere(|place| async move {
+        let fd = eventfd();
+        let first = AsyncFd::new(fd.as_fd()).unwrap();
+        let second = AsyncFd::new(fd.as_fd()).unwrap();
+        for i in 1..=20 {
+            eventfd_write(&fd, i);
+            // Both see it, before one of them reads it.
+            let ready = async {
+                first.readable().await.unwrap().retain_ready();
+                second.readable().await.unwrap().retain_ready();
+            };
+            assert!(timeout_async(Duration::from_secs(10), ready).await.is_ok(), "{place}");
+            let (reader, other) = if i % 2 == 0 { (&first, &second) } else { (&second, &first) };
+            assert_eq!(read_number(reader).await, i, "{place}");
+            let mut guard = other.readable().await.unwrap();
+            assert!(guard.try_io(|fd| eventfd_read(fd.get_ref())).is_err(), "{place}");
+        }
+        // What is left of one does not depend on the other.
+        drop(second);
+        eventfd_write(&fd, 7);
+        let read = timeout_async(Duration::from_secs(10), read_number(&first)).await;
+        assert_eq!(read.ok(), Some(7), "{place}");
+    });
+}
+
+#[test]
+fn an_async_fd_gets_events_beside_a_poll_of_its_descriptor() {
+    trefoil::run(|| {
+        let fd = Arc::new(eventfd());
+        let events = Arc::new(AtomicUsize::new(0));
+        let waiter = {
+            let (fd, events) = (fd.clone(), events.clone());
+            task::spawn(async move {
+                let fd = AsyncFd::new(fd.as_fd()).unwrap();
+                for _ in 0..20 {
+                    fd.readable().await.unwrap().clear_ready();
+                    events.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        for i in 0..20 {
+            let poller = {
+                let fd = fd.clone();
+                trefoil::go(move || {
+                    let events = libc::POLLIN;
+                    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+                    // SAFETY: one entry of our own.
+                    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 10_000) }, 1);
+                    eventfd_read(&fd).unwrap();
+                })
+            };
+            std::thread::sleep(MS);
+            eventfd_write(&fd, 1);
+            poller.join().unwrap();
+            let end = Instant::now() + Duration::from_secs(10);
+            while events.load(Ordering::Relaxed) <= i {
+                assert!(Instant::now() < end, "the task has missed event {i}");
+                std::thread::sleep(MS / 10);
+            }
+        }
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn an_async_fd_may_share_the_descriptor_of_a_socket_of_this_crate() {
+    trefoil::run(|| {
+        let (one, other) = UnixStream::pair().unwrap();
+        let fd = AsyncFd::new(one.as_fd()).unwrap();
+        for _ in 0..20 {
+            let mut writer = other.try_clone().unwrap();
+            let writer = trefoil::go(move || {
+                std::thread::sleep(MS);
+                writer.write_all(b"x").unwrap();
+            });
+            let ready = trefoil::block_on(timeout_async(Duration::from_secs(10), fd.readable()));
+            ready.unwrap().unwrap().clear_ready();
+            assert_eq!((&one).read(&mut [0; 8]).unwrap(), 1);
+            writer.join().unwrap();
+            let reader = one.try_clone().unwrap();
+            let reader = trefoil::go(move || (&reader).read(&mut [0; 8]).unwrap());
+            std::thread::sleep(MS);
+            (&other).write_all(b"xy").unwrap();
+            assert_eq!(reader.join().unwrap(), 2);
+        }
+    });
+}
+
+/// Counts its wake-ups.
+#[derive(Default)]
+struct CountWakes(AtomicUsize);
+
+impl Wake for CountWakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Two threads that are no tasks of this crate call `poll` at the same time, which is to register
+/// them for one direction. Then `make_ready` is called, and at least one of them must be woken.
+fn one_of_two_foreign_tasks_is_woken<T: Send + Sync>(
+    rounds: usize,
+    subject: &T,
+    poll: impl Fn(&T, &mut Context<'_>) -> bool + Sync,
+    make_ready: impl Fn(&T),
+) {
+    for round in 0..rounds {
+        let wakes = [(); 2].map(|()| Arc::new(CountWakes::default()));
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for wakes in &wakes {
+                let waker = Waker::from(wakes.clone());
+                let (start, poll) = (&start, &poll);
+                scope.spawn(move || {
+                    let mut context = Context::from_waker(&waker);
+                    start.wait();
+                    (0..4).for_each(|_| assert!(poll(subject, &mut context), "not pending"));
+                });
+            }
+        });
+        make_ready(subject);
+        let end = Instant::now() + Duration::from_secs(5);
+        while wakes.iter().all(|wakes| wakes.0.load(Ordering::Acquire) == 0) {
+            assert!(Instant::now() < end, "neither is woken in round {round}");
+            std::thread::yield_now();
+        }
+        // Consumes the readiness.
+        foreign_block_on(poll_fn(|context| match poll(subject, context) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        }));
+    }
+}
+
+#[test]
+fn one_of_two_foreign_tasks_that_poll_an_async_fd_is_woken() {
+    let fd = AsyncFd::new(eventfd()).unwrap();
+    one_of_two_foreign_tasks_is_woken(
+        3000,
+        &fd,
+        |fd, context| match fd.poll_read_ready(context) {
+            Poll::Ready(guard) => {
+                let mut guard = guard.unwrap();
+                // Another thread may have cleared it meanwhile.
+                let was_empty = guard.try_io(|fd| eventfd_read(fd.get_ref())).is_err();
+                was_empty && fd.poll_read_ready(context).is_pending()
+            }
+            Poll::Pending => true,
+        },
+        |fd| eventfd_write(fd.get_ref(), 1),
+    );
 }
 
 #[test]
@@ -546,6 +711,114 @@ mod tokio_io {
             closer.join().unwrap();
             echo.await.unwrap();
         });
+    }
+
+    #[test]
+    fn one_of_two_foreign_tasks_that_poll_a_stream_is_woken() {
+        let (one, other) = tcp_pair();
+        one_of_two_foreign_tasks_is_woken(
+            3000,
+            &one,
+            |mut one, context| {
+                let mut buf = [0; 8];
+                Pin::new(&mut one).poll_read(context, &mut ReadBuf::new(&mut buf)).is_pending()
+            },
+            |_| (&other).write_all(b"x").unwrap(),
+        );
+    }
+
+    /// Polls a read once, and gives it up.
+    async fn begin_read(mut stream: &TcpStream) {
+        let mut buf = [0; 8];
+        poll_fn(|context| {
+            let polled = Pin::new(&mut stream).poll_read(context, &mut ReadBuf::new(&mut buf));
+            assert!(polled.is_pending());
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Writes a byte after `delay`, and returns what a read of it meanwhile returns.
+    async fn read_delayed(one: &TcpStream, other: &Arc<TcpStream>, delay: Duration) -> usize {
+        let writer = other.clone();
+        let writer = trefoil::go(move || {
+            trefoil::time::sleep(delay);
+            (&*writer).write_all(b"x").unwrap();
+        });
+        let n = read(one, &mut [0; 8]).await.unwrap();
+        writer.await.unwrap();
+        n
+    }
+
+    #[test]
+    fn the_timeout_of_a_read_that_was_given_up_does_not_end_the_next() {
+        everywhere(|place| async move {
+            let (one, other) = tcp_pair();
+            let other = Arc::new(other);
+            one.set_read_timeout(Some(200 * MS)).unwrap();
+            begin_read(&one).await;
+            // Its timeout ends, and the task is woken for it.
+            sleep_async(400 * MS).await;
+            assert_eq!(read_delayed(&one, &other, 10 * MS).await, 1, "{place}");
+            // The next call has the whole timeout.
+            let start = Instant::now();
+            assert_eq!(read(&one, &mut [0; 8]).await.unwrap_err().kind(), ErrorKind::TimedOut);
+            assert!(start.elapsed() >= 200 * MS, "{place}");
+        });
+    }
+
+    #[test]
+    fn the_timeout_of_a_read_does_not_end_that_of_another_task() {
+        everywhere(|place| async move {
+            let (one, other) = tcp_pair();
+            let (one, other) = (Arc::new(one), Arc::new(other));
+            one.set_read_timeout(Some(300 * MS)).unwrap();
+            begin_read(&one).await;
+            sleep_async(200 * MS).await;
+            // Another task begins a read, which takes longer than what is left of the timeout.
+            let reader = task::spawn(async move { read_delayed(&one, &other, 200 * MS).await });
+            assert_eq!(reader.await.unwrap(), 1, "{place}");
+        });
+    }
+
+    #[test]
+    fn a_new_timeout_replaces_that_of_a_read_that_was_given_up() {
+        everywhere(|place| async move {
+            let (one, other) = tcp_pair();
+            let other = Arc::new(other);
+            one.set_read_timeout(Some(20 * MS)).unwrap();
+            begin_read(&one).await;
+            one.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(read_delayed(&one, &other, 50 * MS).await, 1, "{place}");
+        });
+    }
+
+    #[test]
+    fn a_read_times_out_though_each_poll_has_another_waker() {
+        trefoil::run(|| {
+            let (one, _other) = tcp_pair();
+            one.set_read_timeout(Some(20 * MS)).unwrap();
+            trefoil::block_on(async {
+                let mut stream = &one;
+                let mut buf = [0; 8];
+                let polled = poll_fn(|context| {
+                    let waker = context.waker().clone();
+                    let waker = Waker::from(Arc::new(Forward(waker)));
+                    let mut context = Context::from_waker(&waker);
+                    Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut buf))
+                });
+                let end = timeout_async(Duration::from_secs(10), polled).await.unwrap();
+                assert_eq!(end.unwrap_err().kind(), ErrorKind::TimedOut);
+            });
+        });
+    }
+
+    struct Forward(Waker);
+
+    impl Wake for Forward {
+        fn wake(self: Arc<Self>) {
+            self.0.wake_by_ref();
+        }
     }
 
     #[test]

@@ -9,6 +9,14 @@
 //! The attempts, the deadlines, the timeouts and the errors are those of [`Fd::io`]. A call is in
 //! progress ([`Fd::call`]) only during a poll, so a future that is never polled again does not keep
 //! a closed connection.
+//!
+//! # The timeout of a poll trait's call
+//! A call of a poll trait is a sequence of polls, from the first that is `Pending` to the next that is
+//! ready. Its task may give the call up without notice, and the timeout of that call must not fail
+//! the next one. The call was given up if another task polls, because only the task that polled last
+//! is woken. It was also given up if its task was woken at the end of the timeout, and does not poll
+//! within [`RETURN_NANOS`]. But if a task gives up a call and polls again before the timeout has
+//! ended, nothing tells these polls from those of one call: then the timeout continues.
 
 use super::fd::Fd;
 use crate::runtime::{current_sched, task_waiter};
@@ -18,14 +26,18 @@ use crate::sched::task;
 use crate::sched::task::waker::{TaskWaiter, word_of_waker};
 use crate::sched::wait::reason::WaitReason;
 use crate::sync::Mutex;
-use crate::sys::clock::{NEVER, Nanos};
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::time::Sleep;
 use std::future::Future;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::OnceLock;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+
+/// How late after the end of its timeout a task polls at most, if it still waits. A task that comes
+/// later because the machine is overloaded waits for the timeout once more.
+const RETURN_NANOS: Nanos = 100_000_000;
 
 /// What a pending call keeps from poll to poll.
 struct Pending {
@@ -39,6 +51,19 @@ struct Pending {
 impl Pending {
     fn new() -> Pending {
         Pending { waiter: task_waiter(), limit: None, sleep: None }
+    }
+
+    /// Begins a new call if the task of the last one has given it up (head of the file). `waker` is
+    /// the waker of the task that polls now.
+    fn forget_abandoned_call(&mut self, waker: &Waker) {
+        let Some(limit) = self.limit else { return };
+        let late = now().saturating_sub(limit);
+        // An executor may make another waker for each poll. Then the call must still end.
+        let is_other_task =
+            !self.waiter.is_for(waker) && (late == 0 || word_of_waker(waker).is_some());
+        if is_other_task || late > RETURN_NANOS {
+            self.limit = None;
+        }
     }
 
     /// Returns the sleeper word of the task, and arranges its wake-up at `deadline` or at the end
@@ -136,26 +161,35 @@ impl Fd {
     ) -> Poll<io::Result<T>> {
         let own_word = word_of_waker(context.waker());
         let polled = self.poll_with(direction, &mut attempt, |seen, deadline| {
-            let word = match own_word {
-                Some(word) if deadline == NEVER && self.timeout(direction).is_none() => word,
-                _ => match self
-                    .slot_extras(direction)
-                    .lock()
-                    .prepare(self, direction, deadline, context)
-                {
-                    Some(word) => word,
-                    None => return Err(super::fd::timed_out()),
-                },
-            };
-            self.register_task(direction, (TaskPlace::Slot, word), (seen, deadline))
+            let register =
+                |word| self.register_task(direction, (TaskPlace::Slot, word), (seen, deadline));
+            match own_word {
+                Some(word) if deadline == NEVER && self.timeout(direction).is_none() => {
+                    register(word)
+                }
+                _ => {
+                    // Locked until the word is in the slot: another task that comes in between makes
+                    // the word invalid.
+                    let mut pending = self.slot_extras(direction).lock();
+                    pending.forget_abandoned_call(context.waker());
+                    match pending.prepare(self, direction, deadline, context) {
+                        Some(word) => register(word),
+                        None => Err(super::fd::timed_out()),
+                    }
+                }
+            }
         });
-        if polled.is_ready()
-            && let Some(extras) = self.extras.get()
-        {
-            // The next call has a timeout of its own.
-            extras.0[direction as usize].lock().limit = None;
+        if polled.is_ready() {
+            self.end_polled_call(direction);
         }
         polled
+    }
+
+    /// Makes the next call of a poll trait begin with a timeout of its own.
+    pub(super) fn end_polled_call(&self, direction: Direction) {
+        if let Some(extras) = self.extras.get() {
+            extras.0[direction as usize].lock().limit = None;
+        }
     }
 
     #[cold]

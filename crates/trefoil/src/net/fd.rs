@@ -415,6 +415,7 @@ impl Fd {
             Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(NEVER),
         };
         self.timeouts[direction as usize].store(nanos, Ordering::Relaxed);
+        self.end_polled_call(direction);
         Ok(())
     }
 

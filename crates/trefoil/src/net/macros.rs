@@ -313,6 +313,10 @@ macro_rules! deadlines {
             /// by it. With `None`, the default, calls wait without a limit. A new timeout applies
             /// to calls that begin later.
             ///
+            /// For the poll traits (`AsyncRead`), a call lasts until a poll is ready. If a task
+            /// gives up a call and begins another before the timeout has ended, the timeout
+            /// continues. It begins anew after that, and if another task begins a call.
+            ///
             /// Unlike std's method, it belongs to this handle, not to the kernel's socket. After
             /// the timeout the error is always [`TimedOut`](io::ErrorKind::TimedOut), never
             /// [`WouldBlock`](io::ErrorKind::WouldBlock).

@@ -68,8 +68,10 @@ pub(crate) struct Poller {
 #[repr(align(128))]
 pub(crate) struct Shard {
     pub(super) epoll: Epoll,
-    /// The goroutines that wait for one of its descriptors.
-    waiters: AtomicU32,
+    /// The number of goroutines and tasks that wait for one of its descriptors; above it, in the
+    /// upper 32 bits, the generation: the number of runtimes that have used the shard before. One
+    /// word, so that a task that outlives its runtime is not uncounted in the next one.
+    waiters: AtomicU64,
     /// When it was last polled.
     last_poll: AtomicU64,
     /// The run number of its P that an M of another P saw last, and when it was first seen.
@@ -77,9 +79,10 @@ pub(crate) struct Shard {
     run_since: AtomicU64,
     /// The CPU on which the owner of its P last polled it, or −1.
     cpu: AtomicI32,
-    /// The number of runtimes that have used it before. Changed only while no runtime uses it.
-    generation: AtomicU32,
 }
+
+/// Where the generation begins in `Shard::waiters`.
+const GENERATION_SHIFT: u32 = 32;
 
 /// The bits of a word above an address; and those below, which are zero in a Shard's address.
 const HIGH_BITS: u32 = u64::BITS - POINTER_BITS;
@@ -89,12 +92,11 @@ impl Shard {
     fn new() -> Shard {
         Shard {
             epoll: Epoll::new(),
-            waiters: AtomicU32::new(0),
+            waiters: AtomicU64::new(0),
             last_poll: AtomicU64::new(0),
             seen_run: AtomicU32::new(0),
             run_since: AtomicU64::new(0),
             cpu: AtomicI32::new(-1),
-            generation: AtomicU32::new(0),
         }
     }
 
@@ -102,7 +104,10 @@ impl Shard {
     /// generation in the bits above and below the address. The words repeat after eight million
     /// runtimes.
     pub(super) fn handle(&self) -> u64 {
-        let generation = u64::from(self.generation.load(Ordering::Relaxed));
+        self.handle_in(self.waiters.load(Ordering::Relaxed) >> GENERATION_SHIFT)
+    }
+
+    fn handle_in(&self, generation: u64) -> u64 {
         let address = std::ptr::from_ref(self).expose_provenance() as u64;
         debug_assert!(address >> POINTER_BITS == 0 && address.trailing_zeros() >= LOW_BITS);
         let high = generation >> LOW_BITS & ((1 << HIGH_BITS) - 1);
@@ -119,22 +124,46 @@ impl Shard {
         (shard.handle() == handle).then_some(shard)
     }
 
+    /// Returns the number of goroutines and tasks that wait for one of its descriptors.
+    fn waiters(&self) -> u32 {
+        self.waiters.load(Ordering::Relaxed) as u32
+    }
+
     fn has_waiters(&self) -> bool {
-        self.waiters.load(Ordering::Relaxed) != 0
+        self.waiters() != 0
     }
 
     /// Counts a goroutine of `sched` that is about to wait for one of the descriptors.
     pub(super) fn count_waiter(&self, sched: &Sched) {
         // SeqCst: a full barrier on x86, before `is_watched` reads. Pairs with the swap at the end
         // of `Poller::sleep_as_idle_poller`.
-        if self.waiters.fetch_add(1, Ordering::SeqCst) == 0 && !sched.poller.is_watched(self) {
+        if self.waiters.fetch_add(1, Ordering::SeqCst) as u32 == 0 && !sched.poller.is_watched(self)
+        {
             sched.ensure_idle_poller();
         }
     }
 
-    /// Counts the end of a goroutine's wait.
+    /// Counts the end of a goroutine's wait. The goroutine's runtime has not ended.
     pub(super) fn uncount_waiter(&self) {
         self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a task's wait in the shard of `handle`, unless the runtime that used the
+    /// shard then has ended.
+    pub(super) fn uncount_waiter_of(handle: u64) {
+        if let Some(shard) = Shard::from_handle(handle) {
+            let uncount = |waiters: u64| {
+                let is_same = shard.handle_in(waiters >> GENERATION_SHIFT) == handle;
+                is_same.then(|| waiters - 1)
+            };
+            _ = shard.waiters.fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount);
+        }
+    }
+
+    /// Begins the next generation, without waiters. No runtime uses the shard.
+    fn begin_generation(&self) {
+        let next = |waiters: u64| Some(((waiters >> GENERATION_SHIFT) + 1) << GENERATION_SHIFT);
+        _ = self.waiters.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
     /// Returns whether no thread has polled it for `age`.
@@ -196,17 +225,16 @@ impl Poller {
         self.blocked.store(0, Ordering::Relaxed);
         for shard in &self.shards {
             shard.epoll.close();
-            shard.waiters.store(0, Ordering::Relaxed);
             shard.last_poll.store(0, Ordering::Relaxed);
             shard.cpu.store(-1, Ordering::Relaxed);
-            shard.generation.fetch_add(1, Ordering::Relaxed);
+            shard.begin_generation();
         }
         UNUSED.push(self);
     }
 
     /// Returns the number of goroutines that wait for a descriptor.
     pub(crate) fn waiters(&self) -> usize {
-        self.shards.iter().map(|shard| shard.waiters.load(Ordering::Relaxed) as usize).sum()
+        self.shards.iter().map(|shard| shard.waiters() as usize).sum()
     }
 
     /// Returns whether any goroutine waits for a descriptor.
@@ -366,5 +394,54 @@ impl ReadyBatch {
     pub(crate) fn wake(self, here: Option<Rt>) {
         self.0.wake_all(here, RETRY);
         waker::wake_all(here, self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_task_that_outlives_its_runtime_is_not_uncounted_in_the_next() {
+        let shard: &'static Shard = Box::leak(Box::new(Shard::new()));
+        // 0: nothing to do. 1: the thread is about to uncount the waiter of the last handle.
+        const BUSY: u64 = 1;
+        let (handle, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        let wait_while = |condition: &dyn Fn(u64) -> bool| {
+            while condition(handle.load(Ordering::Acquire)) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    let taken = handle.load(Ordering::Acquire);
+                    if taken > BUSY {
+                        handle.store(BUSY, Ordering::Release);
+                        Shard::uncount_waiter_of(taken);
+                        handle.store(0, Ordering::Release);
+                    } else {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let mut wrong = None;
+            for i in 0..50_000_u32 {
+                shard.waiters.fetch_add(1, Ordering::Relaxed);
+                handle.store(shard.handle(), Ordering::Release);
+                wait_while(&|handle| handle > BUSY);
+                // At different moments of the other thread's call.
+                (0..i % 32).for_each(|_| std::hint::spin_loop());
+                shard.begin_generation();
+                wait_while(&|handle| handle != 0);
+                if shard.waiters() != 0 {
+                    wrong = Some((i, shard.waiters()));
+                    break;
+                }
+            }
+            done.store(true, Ordering::Release);
+            assert_eq!(wrong, None, "a waiter of the last generation was uncounted in this one");
+        });
     }
 }

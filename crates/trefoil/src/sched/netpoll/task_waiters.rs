@@ -40,10 +40,8 @@ impl Registration {
 
     /// Ends the registration.
     fn uncount(self) {
-        if self.is_some()
-            && let Some(shard) = Shard::from_handle(self.shard)
-        {
-            shard.uncount_waiter();
+        if self.is_some() {
+            Shard::uncount_waiter_of(self.shard);
         }
     }
 

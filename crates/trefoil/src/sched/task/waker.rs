@@ -204,6 +204,15 @@ impl TaskWaiter {
         }
     }
 
+    /// Returns whether the last [`TaskWaiter::set`] was for the task of `waker`.
+    pub(crate) fn is_for(&self, waker: &Waker) -> bool {
+        match (word_of_waker(waker), self.relay()) {
+            (Some(word), _) => self.0 == word,
+            (None, Some(relay)) => relay.shared.waker.will_wake(waker),
+            (None, None) => false,
+        }
+    }
+
     #[inline]
     fn relay(&self) -> Option<&Relay> {
         if self.0 == 0 || self.0 & TASK_SLEEPER == TASK_SLEEPER {
