@@ -68,9 +68,9 @@ const MIN_WORKERS: usize = 32;
 const WORKERS_PER_P: usize = 8;
 /// The stack of a worker or of a thread of the blocking pool: std's default.
 const STACK_BYTES: usize = 2 << 20;
-/// How long tokio's driver may be without a worker before the keeper wakes one.
+/// How long tokio's driver may be without a worker before the monitor wakes one.
 const UNATTENDED: Duration = Duration::from_micros(500);
-/// How long the keeper waits at most while all workers are busy.
+/// How long the monitor waits at most while all workers are busy.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 
 /// tokio's multi-thread runtime, with goroutines as its threads.
@@ -95,7 +95,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(20);
 pub struct Runtime {
     /// None when it is being dropped.
     inner: Option<tokio_runtime::Runtime>,
-    keeper: Keeper,
+    monitor: DriverMonitor,
     sched: Weak<Sched>,
 }
 
@@ -206,18 +206,18 @@ impl Drop for Runtime {
         if has_ended {
             // No goroutine of that runtime runs again, so tokio would wait for ever.
             std::mem::forget(self.inner.take());
-            self.keeper.abandon();
+            self.monitor.abandon();
             return;
         }
-        // The keeper serves the tasks that are left until tokio has shut down. tokio panics if it
+        // The monitor serves the tasks that are left until tokio has shut down. tokio panics if it
         // may not wait here.
-        struct StopAtEnd<'a>(&'a mut Keeper);
+        struct StopAtEnd<'a>(&'a mut DriverMonitor);
         impl Drop for StopAtEnd<'_> {
             fn drop(&mut self) {
                 self.0.stop();
             }
         }
-        let _stop = StopAtEnd(&mut self.keeper);
+        let _stop = StopAtEnd(&mut self.monitor);
         drop(self.inner.take());
     }
 }
@@ -327,10 +327,10 @@ impl Builder {
                 "this version of tokio starts its workers in a way that trefoil does not know",
             ));
         }
-        let keeper = Keeper::start(watch, inner.handle().clone())?;
+        let monitor = DriverMonitor::start(watch, inner.handle().clone())?;
         let sched =
             runtimes().iter().find(|s| std::ptr::eq(&raw const ***s, sched)).map(Arc::downgrade);
-        Ok(Runtime { inner: Some(inner), keeper, sched: sched.unwrap_or_default() })
+        Ok(Runtime { inner: Some(inner), monitor, sched: sched.unwrap_or_default() })
     }
 }
 
@@ -342,30 +342,30 @@ fn invalid(text: &str) -> io::Error {
 }
 
 /// The goroutine that wakes a worker if none has served tokio's driver for [`UNATTENDED`].
-struct Keeper {
-    shared: Arc<KeeperShared>,
+struct DriverMonitor {
+    shared: Arc<MonitorShared>,
     goroutine: Option<JoinHandle<()>>,
 }
 
-struct KeeperShared {
+struct MonitorShared {
     watch: Arc<DriverWatch>,
     stopped: AtomicBool,
 }
 
-impl Keeper {
-    fn start(watch: Arc<DriverWatch>, handle: tokio_runtime::Handle) -> io::Result<Keeper> {
-        let shared = Arc::new(KeeperShared { watch, stopped: AtomicBool::new(false) });
+impl DriverMonitor {
+    fn start(watch: Arc<DriverWatch>, handle: tokio_runtime::Handle) -> io::Result<DriverMonitor> {
+        let shared = Arc::new(MonitorShared { watch, stopped: AtomicBool::new(false) });
         let of_goroutine = shared.clone();
         let goroutine = GoroutineBuilder::new()
-            .name("tokio-keeper")
+            .name("tokio-monitor")
             .go(move || keep_driver_attended(&of_goroutine, &handle))?;
-        Ok(Keeper { shared, goroutine: Some(goroutine) })
+        Ok(DriverMonitor { shared, goroutine: Some(goroutine) })
     }
 
     /// Ends the goroutine and waits for it.
     fn stop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        self.shared.watch.wake_keeper();
+        self.shared.watch.wake_monitor();
         if let Some(goroutine) = self.goroutine.take() {
             let _ = goroutine.join();
         }
@@ -377,10 +377,10 @@ impl Keeper {
     }
 }
 
-/// The keeper's loop. It sleeps while a worker is in the driver. When all workers have left it, it
+/// The monitor's loop. It sleeps while a worker is in the driver. When all workers have left it, it
 /// waits a moment. If no worker has entered the driver since, it spawns an empty task. tokio wakes
 /// an idle worker for that, which then serves the driver.
-fn keep_driver_attended(shared: &KeeperShared, handle: &tokio_runtime::Handle) {
+fn keep_driver_attended(shared: &MonitorShared, handle: &tokio_runtime::Handle) {
     let watch = &shared.watch;
     let is_stopped = || shared.stopped.load(Ordering::SeqCst);
     let mut last: Option<TaskHandle<()>> = None;

@@ -477,7 +477,7 @@ interpose! {
 ///
 /// tokio's workers take turns in the driver. A worker that leaves it with one task that is ready
 /// tells no other worker; if the task blocks, neither sockets nor timers are served until it ends.
-/// `tokio.rs` has a goroutine, the *keeper*, that notices this and wakes another worker.
+/// `tokio.rs` has a goroutine, the *driver monitor*, that notices this and wakes another worker.
 #[derive(Default)]
 pub(crate) struct DriverWatch {
     /// The descriptor of the driver plus 1; 0 until a worker has waited for it.
@@ -486,8 +486,8 @@ pub(crate) struct DriverWatch {
     attending: AtomicU32,
     /// How often a worker has entered the driver.
     polls: AtomicU64,
-    /// The keeper, while it sleeps until a worker leaves the driver; 0 otherwise.
-    keeper: AtomicUsize,
+    /// The monitor, while it sleeps until a worker leaves the driver; 0 otherwise.
+    monitor: AtomicUsize,
     /// How many goroutines were started as threads.
     threads: AtomicU64,
 }
@@ -506,26 +506,26 @@ impl DriverWatch {
         (polls != 0 && self.attending.load(Ordering::SeqCst) == 0).then_some(polls)
     }
 
-    /// The keeper sleeps until a worker leaves the driver, or [`wake_keeper`](Self::wake_keeper) is
+    /// The monitor sleeps until a worker leaves the driver, or [`wake_monitor`](Self::wake_monitor) is
     /// called. Returns at once if all workers have left the driver, or `is_over` returns true.
     pub(crate) fn sleep_while_attended(&self, is_over: impl Fn() -> bool) {
         wait::block(WaitReason::Semacquire, |sleeper| {
-            // A worker leaves the driver and then reads `keeper`; this thread stores `keeper` and
+            // A worker leaves the driver and then reads `monitor`; this thread stores `monitor` and
             // then checks whether a worker is in the driver. SeqCst: at least one sees the other.
-            self.keeper.store(sleeper, Ordering::SeqCst);
+            self.monitor.store(sleeper, Ordering::SeqCst);
             if self.unattended().is_none() && !is_over() {
                 return true;
             }
             // If a waker has taken the word, its wake-up comes.
-            self.keeper.swap(0, Ordering::SeqCst) != sleeper
+            self.monitor.swap(0, Ordering::SeqCst) != sleeper
         });
     }
 
-    /// Wakes the keeper if it sleeps.
+    /// Wakes the monitor if it sleeps.
     #[inline]
-    pub(crate) fn wake_keeper(&self) {
-        if self.keeper.load(Ordering::SeqCst) != 0 {
-            wake(self.keeper.swap(0, Ordering::SeqCst));
+    pub(crate) fn wake_monitor(&self) {
+        if self.monitor.load(Ordering::SeqCst) != 0 {
+            wake(self.monitor.swap(0, Ordering::SeqCst));
         }
     }
 }
@@ -552,6 +552,6 @@ pub(super) fn attend_driver(epoll: c_int) -> Option<Attending> {
 impl Drop for Attending {
     fn drop(&mut self) {
         self.0.attending.fetch_sub(1, Ordering::SeqCst);
-        self.0.wake_keeper();
+        self.0.wake_monitor();
     }
 }
