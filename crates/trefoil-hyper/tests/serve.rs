@@ -363,9 +363,9 @@ fn a_client_that_stops_sending_is_disconnected() {
     trefoil::run(move || {
         let server = start_with_limits(Some(50 * MS));
         let clients = first_bytes.map(|bytes| {
+            let start = Instant::now();
             let mut stream = TcpStream::connect(server.address).unwrap();
             trefoil::go(move || {
-                let start = Instant::now();
                 stream.write_all(&bytes).unwrap();
                 stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
                 let mut answer = Vec::new();

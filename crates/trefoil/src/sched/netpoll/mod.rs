@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `task_waiters.rs` | tasks that wait for a descriptor |
 //! | `poller.rs` | a runtime's epoll instances (shards), and the threads that wait in them |
-//! | `pollable.rs` | one descriptor: its registration, its edges, its waiters |
+//! | `pollable.rs` | one descriptor: its edges, its waiters |
+//! | `registration.rs` | in which shard a descriptor is registered |
 //! | `idle_poller.rs` | the one idle M that sleeps in the poller until the next timer |
 //! | `wait_any.rs` | waiting for several descriptors at once (`poll`, `select`, `epoll_wait`) |
 //!
@@ -22,6 +23,7 @@
 pub(crate) mod idle_poller;
 pub(crate) mod pollable;
 pub(crate) mod poller;
+mod registration;
 pub(crate) mod task_waiters;
 #[cfg(feature = "std")]
 pub(crate) mod wait_any;

@@ -1,7 +1,7 @@
 //! Tasks that wait for a descriptor.
 //!
-//! A task has no frame in which it could wait, so it leaves its sleeper word with the
-//! [`Pollable`](super::pollable::Pollable), in one of two places for each direction:
+//! A task has no frame in which it could wait, so it leaves its sleeper word with the [`Pollable`]
+//! ([`Pollable::register_task`]), in one of two places for each direction:
 //!
 //! - A [`TaskNode`] in the future that it polls, linked into a [`TaskWaiters`]. Any number of tasks
 //!   may wait so.
@@ -16,11 +16,17 @@
 //!    and copied the word.
 //! 2. Each registered word was counted as a waiter in the shard whose handle is beside it.
 
+use crate::sched::Sched;
+use crate::sched::netpoll::pollable::{Direction, Pollable};
 use crate::sched::netpoll::poller::Shard;
 use crate::sched::runnable::RunList;
 use crate::sched::task::waker;
+use crate::sched::wait::inside;
+use crate::sys::clock::Nanos;
 use std::cell::Cell;
+use std::io;
 use std::marker::PhantomPinned;
+use std::os::fd::RawFd;
 use std::ptr::null;
 
 /// A sleeper word, and the handle of the shard in which it counts as a waiter. Both are 0 if there
@@ -171,5 +177,45 @@ impl TaskWaiters {
             self.first = node.next.get();
             f(node.registration.replace(Registration::NONE));
         }
+    }
+}
+
+impl Pollable {
+    /// Makes the next edge wake the task with the sleeper word `word`, unless anything has changed
+    /// since the task's attempt: there were more edges than the `seen` ones, or the deadline is
+    /// another than `deadline`, or the descriptor is closed. Returns whether it did. If not, the
+    /// task tries again.
+    ///
+    /// # Errors
+    /// As [`Pollable::wait`].
+    pub(crate) fn register_task(
+        &'static self,
+        sched: &Sched,
+        fd: RawFd,
+        direction: Direction,
+        (place, word): (TaskPlace<'_>, usize),
+        (seen, deadline): (u32, Nanos),
+    ) -> io::Result<bool> {
+        let shard = self.register(sched, fd, direction)?;
+        shard.count_waiter(sched);
+        let is_registered = inside(|_| {
+            let mut inner = self.inner.lock();
+            let moved = self.deadline(direction) != deadline
+                || self.registered_shard(sched.poller).is_some_and(|s| !std::ptr::eq(s, shard));
+            if inner.closed || moved || self.edges(direction) != seen {
+                return false;
+            }
+            inner.tasks[direction as usize].register(place, word, shard);
+            true
+        });
+        if !is_registered {
+            shard.uncount_waiter();
+        }
+        Ok(is_registered)
+    }
+
+    /// Undoes [`Pollable::register_task`] for a node. The caller may free it then.
+    pub(crate) fn withdraw_task(&self, direction: Direction, node: &TaskNode) {
+        inside(|_| self.inner.lock().tasks[direction as usize].withdraw(node));
     }
 }
