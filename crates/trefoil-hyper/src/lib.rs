@@ -34,19 +34,20 @@
 //! ```
 //!
 //! # gRPC
-//! The services and clients of tonic work with this crate, if tonic is built without its feature
-//! `transport`: `tonic = { default-features = false, features = ["codegen", "router"] }`. The example
-//! `grpc` has a server and a client.
+//! The services and clients of tonic work with this crate, without tonic's feature `server`:
+//! `tonic = { default-features = false, features = ["codegen", "router"] }`. The example `grpc` has a
+//! server and a client.
 //!
 //! | tonic | here |
 //! |---|---|
 //! | `transport::Server` | `serve(listener, tonic::service::Routes::new(service).into_axum_router())` |
 //! | `transport::Channel` | a tower service around hyper's `http2::SendRequest`, made with [`TrefoilExecutor`]: 20 lines in the example |
 //!
-//! `tonic::transport` itself needs a tokio runtime (`#[trefoil::main(tokio)]`): `Server` calls
-//! `tokio::spawn` and `tokio::time::sleep`, and `Channel` always has hyper-util's `TokioTimer`. What
-//! else is part of it is missing here: TLS, reconnecting, load balancing, and the server's end of
-//! calls after their `grpc-timeout`.
+//! `transport::Server` needs a tokio runtime (`#[trefoil::main(tokio)]`): it calls `tokio::spawn` and
+//! `tokio::time::sleep`. What else it does is missing here: TLS, and the end of calls after their
+//! `grpc-timeout`. `transport::Channel` (feature `channel`) reconnects, and works with
+//! `Endpoint::executor(TrefoilExecutor)` and `connect_with_connector`, but not with a time limit
+//! or keep-alive: these are tokio's timers.
 
 mod executor;
 mod preface;

@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use text::Text;
@@ -20,9 +20,10 @@ use tonic::server::{Grpc, NamedService, ServerStreamingService, StreamingService
 use tonic::{Code, Request, Response, Status, Streaming};
 use trefoil::chan::{RecvStream, bounded};
 use trefoil::context::Context as Ctx;
-use trefoil::net::TcpListener;
+use trefoil::net::{TcpListener, TcpStream};
 use trefoil::task;
 use trefoil::time::timeout_async;
+use trefoil_hyper::TrefoilExecutor;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Messages = RecvStream<Result<String, Status>>;
@@ -149,15 +150,74 @@ fn with_server<F: Future<Output = ()> + Send>(f: impl FnOnce(SocketAddr) -> F + 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (ctx, cancel) = Ctx::background().with_cancel();
-        let echo = Echo { all_are_here: Arc::new(Barrier::new(TOGETHER)) };
-        let services = tonic::service::Routes::new(echo).into_axum_router();
-        let server =
-            trefoil::go(move || trefoil_hyper::serve(listener, services).shutdown_on(&ctx).run());
+        let server = trefoil_hyper::serve(listener, services()).shutdown_on(&ctx);
+        let server = trefoil::go(move || server.run());
         trefoil::block_on(timeout_async(Duration::from_secs(30), f(address)))
             .expect("it takes more than 30 s");
         cancel.cancel();
         server.join().unwrap().unwrap();
     });
+}
+
+/// Connects to the host and port of a URI, which must be an address.
+#[derive(Clone)]
+struct Connector;
+
+impl tower_service::Service<http::Uri> for Connector {
+    type Response = TcpStream;
+    type Error = std::io::Error;
+    type Future = BoxFuture<std::io::Result<TcpStream>>;
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn call(&mut self, uri: http::Uri) -> Self::Future {
+        let address = uri.authority().map(ToString::to_string).unwrap_or_default();
+        Box::pin(async move { TcpStream::connect_async(&*address).await })
+    }
+}
+
+#[test]
+fn a_channel_of_tonic_reconnects_without_a_tokio_runtime() {
+    let address = Arc::new(OnceLock::new());
+    let channel = Arc::new(OnceLock::new());
+    trefoil::run(move || {
+        // The second server has the address of the first, which has ended.
+        for _ in 0..2 {
+            let wanted = *address.get().unwrap_or(&SocketAddr::from(([127, 0, 0, 1], 0)));
+            let listener = TcpListener::bind(wanted).unwrap();
+            let address = *address.get_or_init(|| listener.local_addr().unwrap());
+            let (ctx, cancel) = Ctx::background().with_cancel();
+            let server = trefoil_hyper::serve(listener, services()).shutdown_on(&ctx);
+            let server = trefoil::go(move || server.run());
+            let calls = async {
+                let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"));
+                let endpoint = endpoint.unwrap().executor(TrefoilExecutor);
+                let channel: &tonic::transport::Channel =
+                    channel.get_or_init(|| endpoint.connect_with_connector_lazy(Connector));
+                let calls = (0..20).map(|i| {
+                    let mut client = tonic::client::Grpc::new(channel.clone());
+                    let text = format!("text {i}");
+                    task::spawn(async move {
+                        client.ready().await.unwrap();
+                        let path = PathAndQuery::from_static("/test.Echo/Say");
+                        let answer = client.unary(Request::new(text.clone()), path, Text).await;
+                        assert_eq!(answer.unwrap().into_inner(), text);
+                    })
+                });
+                for call in calls.collect::<Vec<_>>() {
+                    call.await.unwrap();
+                }
+            };
+            trefoil::block_on(timeout_async(Duration::from_secs(30), calls)).unwrap();
+            cancel.cancel();
+            server.join().unwrap().unwrap();
+        }
+    });
+}
+
+fn services() -> axum::Router {
+    let echo = Echo { all_are_here: Arc::new(Barrier::new(TOGETHER)) };
+    tonic::service::Routes::new(echo).into_axum_router()
 }
 
 async fn call(client: &mut Client, method: &'static str, text: &str) -> Result<String, Status> {

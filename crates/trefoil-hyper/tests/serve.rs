@@ -386,7 +386,7 @@ fn a_client_that_stops_sending_is_disconnected() {
 #[test]
 fn a_client_of_http1_may_begin_like_http2_and_pause_in_its_body() {
     trefoil::run(|| {
-        let server = start_with_limits(Some(500 * MS));
+        let server = start_with_limits(Some(2000 * MS));
         let mut stream = TcpStream::connect(server.address).unwrap();
         stream.set_nodelay(true).unwrap();
         let head =
@@ -396,7 +396,7 @@ fn a_client_of_http1_may_begin_like_http2_and_pause_in_its_body() {
         trefoil::time::sleep(5 * MS);
         stream.write_all(rest).unwrap();
         // Longer than the limit, which does not concern the body.
-        trefoil::time::sleep(700 * MS);
+        trefoil::time::sleep(2500 * MS);
         stream.write_all(b"abc").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
