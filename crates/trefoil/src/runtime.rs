@@ -365,6 +365,7 @@ impl RuntimeBuilder {
                 all_asleep: observe::deadlock::check,
                 serve_signals: observe::quit::asked,
                 with_output: interpose::with_output,
+                wake_for_outputs: interpose::wake_for_outputs,
             },
         };
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);

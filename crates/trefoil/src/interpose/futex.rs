@@ -24,6 +24,7 @@ use super::park::{begin_wait, is_forked};
 use super::sleep::nanos;
 use super::symbol::NextSymbol;
 use super::waking::WakeContext;
+use crate::sched::Rt;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
 use crate::sched::wait;
@@ -431,6 +432,20 @@ fn wake_goroutines(word: *const AtomicU32, max: u32) -> isize {
         return 0;
     }
     wake_goroutines_first(word, max, 0, |_| 0)
+}
+
+/// Wakes a goroutine at a word, inside the runtime. `here` is None without a P.
+pub(super) fn wake_goroutine_at(here: Option<Rt>, word: &AtomicU32) {
+    if !has_sleeping_goroutines() {
+        return;
+    }
+    let mut batch = Batch::new();
+    FOREIGN.with_queue(key_of(std::ptr::from_ref(word) as usize, FUTEX), |queue| {
+        if let Some(taken) = queue.take_first() {
+            batch.push(taken);
+        }
+    });
+    batch.wake_all(here, 0);
 }
 
 /// Wakes up to `max` goroutines, then lets the kernel wake the rest of `count` waiters.

@@ -56,6 +56,8 @@ pub(crate) mod threads;
 #[cfg(feature = "std")]
 mod waking;
 
+use crate::sched::Rt;
+use crate::sys::{outputs, raw};
 use std::io::Write;
 
 #[cfg(feature = "std")]
@@ -73,6 +75,24 @@ pub(crate) fn with_output(which: usize, f: &mut dyn FnMut()) {
     } else {
         let _err = with_priority(which, || std::io::stderr().lock());
         f();
+    }
+}
+
+/// Wakes a thread and a goroutine that wait for each of std's outputs. Superfluous wake-ups do no
+/// harm: std looks at its mutex again. Inside the runtime; `here` is None without a P.
+///
+/// For a goroutine that is stopped for ever: it may have unlocked an output, and not have woken the
+/// next one yet.
+pub(crate) fn wake_for_outputs(here: Option<Rt>) {
+    for mutex in outputs::mutexes() {
+        let word = std::ptr::from_ref(mutex) as usize;
+        let op = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+        // SAFETY: the kernel only looks for threads that wait at this address.
+        unsafe { raw::syscall(libc::SYS_futex, [word, op, 1]) };
+        #[cfg(feature = "std")]
+        futex::wake_goroutine_at(here, mutex);
+        #[cfg(not(feature = "std"))]
+        let _ = here;
     }
 }
 

@@ -121,7 +121,7 @@ pub(crate) struct Config {
 }
 
 /// Functions of the modules above the scheduler. The helper thread calls the first three, and the
-/// end of a runtime (`shutdown.rs`) calls `with_output`.
+/// end of a runtime (`shutdown.rs`, `monitor/preempt.rs`) calls the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// Prints a trace. Called when the next trace is due.
@@ -134,6 +134,9 @@ pub(crate) struct Hooks {
     /// Calls the function while this thread holds std's lock of standard output (0) or of standard
     /// error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
+    /// Wakes who waits for std's outputs, inside the runtime. Called for a goroutine that is stopped
+    /// for ever, and may have unlocked an output without waking the next one.
+    pub(crate) wake_for_outputs: fn(Option<Rt>),
 }
 
 /// Identifies a runtime; see [`Sched::runtime_id`].

@@ -120,6 +120,12 @@ pub(crate) fn may_be_held_here() -> bool {
     is_held_here() || OUTPUTS.iter().any(may_be_held)
 }
 
+/// Returns the words of the mutexes in the locks that were found. They are std's, and never freed.
+pub(crate) fn mutexes() -> impl Iterator<Item = &'static AtomicU32> {
+    // SAFETY: null, or in a static of std, which changes it only atomically.
+    OUTPUTS.iter().filter_map(|output| unsafe { output.mutex.load(Ordering::Relaxed).as_ref() })
+}
+
 impl Output {
     const fn new() -> Output {
         Output {

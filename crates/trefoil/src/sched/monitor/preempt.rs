@@ -407,6 +407,9 @@ unsafe extern "sysv64" fn preempted() {
         g.stopped_in_libc.set(false);
         return;
     }
+    if !g.stopped_by_signal.get() {
+        (sched.config.hooks.wake_for_outputs)(entered.rt());
+    }
     if let Some(rt) = entered.rt() {
         sched.preemptions.fetch_add(1, Ordering::Relaxed);
         switch::preempt(rt);
@@ -448,7 +451,7 @@ impl Sched {
     }
 
     /// Counts the running goroutine, which the handler has diverted to stop it. Returns false if it
-    /// must not stop now.
+    /// must not stop now. It is not counted if it stops for ever.
     fn count_stop(&self, m: &M, g: &G) -> bool {
         let central = self.central.lock();
         if self.stopping.load(Ordering::Relaxed) {
