@@ -1,6 +1,6 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
+//! `trefoil trace` explains recordings. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
 //! measurements beside what is promised.
 //!
 //! | exit code | meaning |
@@ -15,6 +15,7 @@ mod proc;
 mod report;
 mod results;
 mod scenes;
+mod trace;
 
 use std::io::{self, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -76,6 +77,9 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
+    /// Explain what a program has recorded (TREFOIL_TRACE=on, or `trace::Snapshot::write`).
+    #[command(subcommand)]
+    Trace(trace::Command),
 }
 
 fn goroutines(text: &str) -> Result<u64, String> {
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
     let (chosen, list) = match cli.command {
         None => (None, false),
         Some(Command::Tour { scene, list }) => (scene, list),
+        Some(Command::Trace(command)) => return trace::run(command),
     };
     if let Some(name) = &chosen
         && !SCENES.iter().any(|scene| scene.name == name)
@@ -149,7 +154,7 @@ fn list_of_scenes() -> String {
 }
 
 /// Prints an error to standard error; ignores a failed write.
-fn print_error(text: impl std::fmt::Display) {
+pub(crate) fn print_error(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "trefoil: {text}");
 }
 

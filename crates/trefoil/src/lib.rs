@@ -183,6 +183,7 @@ pub mod task;
 pub mod time;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+pub mod trace;
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use future::{block_on, go_async};

@@ -335,7 +335,7 @@ impl RuntimeBuilder {
     /// The message names the setting and the reason.
     /// - [`InvalidInput`](io::ErrorKind::InvalidInput): `procs` is not from 1 to 1024,
     ///   `max_threads` is less than 2, `stack_size` is 0 or more than 1 GiB, or `TREFOIL_PROCS`,
-    ///   `GOMAXPROCS`, `TREFOIL_DLOPEN_RESERVE` or `TREFOIL_DEBUG` has a value that is not valid.
+    ///   `GOMAXPROCS`, `TREFOIL_DLOPEN_RESERVE`, `TREFOIL_DEBUG` or `TREFOIL_TRACE` has a value that is not valid.
     /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` was set to another value than
     ///   the first goroutine of the process has fixed, or `dlopen_reserve` to another value than the
     ///   first runtime has fixed.
@@ -371,6 +371,9 @@ impl RuntimeBuilder {
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
         let sched = Sched::start(procs, config)?;
         let _ = waker::FIND_SCHED.set(find_sched);
+        if let Some(trace) = env.trace {
+            observe::trace::record_from_start(&sched, trace.bytes, trace.dir);
+        }
         observe::deadlock::register(&sched);
         observe::quit::install();
         Ok(Runtime { sched })

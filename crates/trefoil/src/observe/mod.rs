@@ -3,14 +3,17 @@
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
+//! `trace/` reads what the flight recorder has recorded.
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
 pub(crate) mod fault;
 pub(crate) mod panics;
 pub(crate) mod pprof;
+mod protobuf;
 pub(crate) mod quit;
 pub(crate) mod schedtrace;
 mod snapshot;
 mod symbols;
+pub(crate) mod trace;
 mod unwind;

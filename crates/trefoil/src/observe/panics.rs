@@ -5,6 +5,7 @@
 //! name. If the program or the test harness has set another hook, that one is called after a line
 //! that names the goroutine.
 
+use super::trace::write_after_panic;
 use crate::sched::{current_g, task};
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -44,7 +45,11 @@ fn install_now() {
             if is_default() { report_all } else { report_title };
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| match current_g() {
-            Some(_) => report(info, &before),
+            Some(g) => {
+                report(info, &before);
+                // SAFETY: a goroutine that runs keeps its runtime.
+                write_after_panic(unsafe { &*g.sched.get() });
+            }
             None => before(info),
         }));
     });

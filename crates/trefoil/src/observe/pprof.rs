@@ -19,6 +19,7 @@
 //! stopping running goroutines, as Go does, because this module never changes what the scheduler
 //! does.
 
+use super::protobuf::Message;
 use super::snapshot::{self, Snapshot, StackSnapshot};
 use super::symbols::{Frame, SymbolCache};
 use crate::sched::Sched;
@@ -180,43 +181,6 @@ impl Profile {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.to_string_lossy();
         to.write_all(&Encoder::default().profile(self, &program).0)
-    }
-}
-
-/// A protocol buffer message: its encoded fields.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    /// Appends seven bits per byte, the lowest first. The eighth bit is set if more bytes follow.
-    fn varint(mut self, mut n: u64) -> Message {
-        while n >= 0x80 {
-            self.0.push(n as u8 | 0x80);
-            n >>= 7;
-        }
-        self.0.push(n as u8);
-        self
-    }
-
-    /// Appends a number.
-    fn number(self, field: u64, n: u64) -> Message {
-        self.varint(field << 3).varint(n)
-    }
-
-    /// Appends a string or an encoded message.
-    fn bytes(self, field: u64, bytes: &[u8]) -> Message {
-        let mut message = self.varint(field << 3 | 2).varint(bytes.len() as u64);
-        message.0.extend_from_slice(bytes);
-        message
-    }
-
-    fn message(self, field: u64, inner: Message) -> Message {
-        self.bytes(field, &inner.0)
-    }
-
-    /// Appends a repeated number, packed.
-    fn numbers(self, field: u64, all: impl IntoIterator<Item = u64>) -> Message {
-        self.message(field, all.into_iter().fold(Message::default(), Message::varint))
     }
 }
 

@@ -5,7 +5,7 @@
 //! child of `fork`, which has inherited the handler but no helper thread. A handler that the
 //! program has installed before its first runtime stays in place.
 
-use super::{deadlock, dump};
+use super::{deadlock, dump, trace};
 use crate::sched::monitor::helper;
 use crate::sys::raw::syscall;
 use crate::sys::stderr::write_all_stderr;
@@ -82,9 +82,10 @@ pub(crate) fn asked() {
     }
 }
 
-/// Prints `text` and ends the process with Go's exit code.
+/// Prints `text`, writes what was recorded, and ends the process with Go's exit code.
 pub(super) fn die(text: &str) -> ! {
     write_all_stderr(text.as_bytes());
+    deadlock::runtimes().iter().for_each(|sched| trace::write_automatically(sched));
     // SAFETY: ends the process without destructors, which could wait for deadlocked goroutines.
     unsafe { libc::_exit(2) }
 }

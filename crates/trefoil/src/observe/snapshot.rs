@@ -19,6 +19,9 @@ use std::panic::Location;
 /// Frames of the caller's own stack that are read at most, those of the dump itself included.
 const OWN_FRAMES_MAX: usize = 128;
 
+/// Bytes of a name that [`for_each_name`] reads at most.
+const NAME_BYTES_MAX: usize = 256;
+
 /// One goroutine or task at one moment.
 pub(super) struct Snapshot {
     pub(super) subject: Subject,
@@ -154,6 +157,18 @@ pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
         // The memory may have been reused for another goroutine or task.
         if subject.is_still(id, sched) {
             f(Snapshot { subject, status, stack });
+        }
+    }
+}
+
+/// Calls `f` with the id and the name of every goroutine and task of `sched` that has a name.
+pub(super) fn for_each_name(sched: &Sched, mut f: impl FnMut(u64, &str)) {
+    let mut buffer = [0; NAME_BYTES_MAX];
+    for (id, subject) in subjects(sched) {
+        if let Some(len) = subject.copy_name(&mut buffer)
+            && subject.is_still(id, sched)
+        {
+            f(id, &String::from_utf8_lossy(&buffer[..len]));
         }
     }
 }

@@ -19,6 +19,7 @@
 //! | `procs.rs` | `set_procs`: more or fewer Ps |
 //! | `shutdown.rs` | the end of a runtime |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
+//! | `record.rs` | the flight recorder: what the Ps did last |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
@@ -46,6 +47,7 @@ pub(crate) mod p_snapshot;
 pub(crate) mod procs;
 pub(crate) mod queues;
 pub(crate) mod random;
+pub(crate) mod record;
 pub(crate) mod runnable;
 pub(crate) mod search;
 pub(crate) mod shutdown;
@@ -222,6 +224,7 @@ pub(crate) struct Sched {
     /// Milliseconds since `started`, refreshed by sysmon. A goroutine that parks stores it, so that
     /// dumps show how long the goroutine has waited.
     pub(crate) coarse_ms: AtomicU32,
+    pub(crate) record: record::Record,
 }
 
 impl Sched {
@@ -270,6 +273,7 @@ impl Sched {
             started,
             started_at,
             coarse_ms: AtomicU32::new(0),
+            record: record::Record::new(),
         });
         sched.resize(procs)?;
         // The first thread must start. If a later one does not, the existing threads do the work.
@@ -446,6 +450,7 @@ impl Drop for Sched {
     fn drop(&mut self) {
         self.poller.give_back();
         self.helper.give_back();
+        self.record.give_back();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {
@@ -454,6 +459,7 @@ impl Drop for Sched {
                 let p = unsafe { Box::from_raw(p) };
                 // SAFETY: as above.
                 unsafe { p.local() }.drain();
+                p.ring.give_back();
             }
         }
     }

@@ -30,6 +30,7 @@ use crate::sched::Sched;
 use crate::sched::g::FreeGs;
 use crate::sched::m::M;
 use crate::sched::queues::runq::RunQueue;
+use crate::sched::record::RingSlot;
 use crate::sched::runnable::{RunHead, RunList, Runnable};
 use crate::sched::task::block::FreeTasks;
 use crate::sched::wait::timers::Timers;
@@ -82,6 +83,8 @@ pub(crate) struct P {
     /// The number of the present time slice. Written by the owner.
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
+    /// Where its events are recorded.
+    pub(crate) ring: RingSlot,
     /// `runnext`, and the ring of fresh goroutines.
     pub(crate) runq: RunQueue<RunHead>,
     /// The ring of woken goroutines. Its `runnext` is not used.
@@ -181,6 +184,7 @@ impl P {
             flags: AtomicU32::new(0),
             tick: AtomicU32::new(0),
             status: AtomicU32::new(PStatus::Retired as u32),
+            ring: RingSlot::new(),
             runq: RunQueue::new(),
             woken: RunQueue::new(),
             timers: Timers::new(),

@@ -55,6 +55,7 @@ impl Sched {
         self.retire_idle_ps(&mut central, n);
         drop(central);
         discard(fresh);
+        self.record_new_ps();
         Ok(before as usize)
     }
 

@@ -44,6 +44,7 @@ use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
 use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
+use crate::sched::record::{self, Stop, Waker};
 use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
@@ -166,6 +167,7 @@ pub(crate) fn requeue_without_p(entered: EnteredRuntime) -> Rt {
     let (m, g) = (entered.m(), entered.g());
     let counted =
         shutdown::holds_lock() && entered.sched().count_waiting_holder(g) == HolderCount::Counted;
+    record::woken_outside(entered.sched(), g.into(), Waker::Unknown);
     m.unfinished_switch.set(UnfinishedSwitch::WithoutP(g));
     m.current.set(None);
     // SAFETY: as in `switch_away`, to the thread's own context.
@@ -187,6 +189,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     }
     g.head.woken.set(true);
     if std::ptr::eq(g.sched.get(), rt.sched()) {
+        record::woken(rt, g.into(), Waker::Here);
         prefetch_context(g);
         push_woken(rt, g.into());
     } else {
@@ -230,7 +233,9 @@ pub(crate) fn ready_outside(g: &'static G) {
 fn enqueue_outside(g: &'static G) {
     // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and `g` is alive until it
     // has been queued and has run.
-    unsafe { &*g.sched.get() }.push_woken_from_outside(g);
+    let sched = unsafe { &*g.sched.get() };
+    record::woken_outside(sched, g.into(), Waker::Here);
+    sched.push_woken_from_outside(g);
 }
 
 /// Switches away from `g`, the running goroutine; `becomes` says what is to become of it. Returns
@@ -238,8 +243,13 @@ fn enqueue_outside(g: &'static G) {
 #[inline]
 fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     // The task of a carrier that stops inside a poll is not lost: the carrier keeps it.
+    let ring = rt.p().ring.active().map(|ring| (ring, stop_of(&becomes)));
     rt.m().unfinished_switch.set(becomes);
-    switch_to(rt, g, next_for_direct_switch(rt))
+    let next = next_for_direct_switch(rt);
+    if let Some((ring, stop)) = ring {
+        record::record_switch(ring, stop, next);
+    }
+    switch_to(rt, g, next)
 }
 
 /// Shelves `g`, the carrier that runs here, and runs `next`, or whatever the search finds. Returns
@@ -247,7 +257,18 @@ fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
 pub(crate) fn shelve(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
     let next = next.and_then(|next| prepare_direct_switch(rt, next));
     rt.m().unfinished_switch.set(UnfinishedSwitch::Shelved(g));
+    record::switched(rt, Stop::Nothing, next);
     switch_to(rt, g, next)
+}
+
+/// Returns what the recorder writes of a goroutine that becomes this.
+#[inline(always)]
+fn stop_of(becomes: &UnfinishedSwitch) -> Stop {
+    match becomes {
+        UnfinishedSwitch::Parked(g) => Stop::Parked(g.head.reason()),
+        UnfinishedSwitch::Yielded(_) => Stop::Yielded,
+        _ => Stop::Preempted,
+    }
 }
 
 /// Switches from `g`, the running goroutine, to `next`, or to the thread's own context. The caller
@@ -417,6 +438,7 @@ fn finish_switch(rt: Rt) {
                 // The waker came before the park was complete, so the waker neither queued the
                 // goroutine nor woke an M.
                 g.head.woken.set(true);
+                record::woken(rt, g.into(), Waker::Unknown);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }
@@ -629,6 +651,7 @@ fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
 #[inline]
 fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
     stack.recycle();
+    record::switched(rt, Stop::Ended, Some(next));
     arch::reset_float_control();
     next.sp.set(null_mut());
     next.tp.set(stack.tp());
@@ -642,6 +665,7 @@ fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
 fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) {
     let m = rt.m();
     m.unfinished_switch.set(UnfinishedSwitch::Dead(stack));
+    record::switched(rt, Stop::Ended, next);
     let mut never_resumed = null_mut();
     // SAFETY: as in `switch_away`; the saved context is not in any queue, so no thread resumes it.
     unsafe {
@@ -737,6 +761,7 @@ pub(crate) fn thread_loop(own: OwnContext) {
         }
         g.state.set_running();
         m.current.set(Some(g));
+        record::found(own.expect_rt(), g);
         // SAFETY: as in `switch_away`, in the other direction.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };
         finish_switch_to_own_context(own);

@@ -6,6 +6,7 @@
 //! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
 //! | `TREFOIL_DLOPEN_RESERVE` | `1`: goroutines keep room for libraries with initial-exec TLS |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
+//! | `TREFOIL_TRACE` | `on`, `bytes=N` (with `K`, `M` or `G`), `dir=PATH`, separated by commas |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
 //! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
@@ -36,12 +37,24 @@ pub(crate) struct Env {
     pub tls_pthread: bool,
     /// Guard pages by `mprotect`, as on kernels before 6.13.
     pub guards_mprotect: bool,
+    /// The flight recorder is on from the start.
+    pub trace: Option<TraceEnv>,
+}
+
+/// What `TREFOIL_TRACE` says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TraceEnv {
+    /// Memory of the rings.
+    pub bytes: Option<usize>,
+    /// Where files are written.
+    pub dir: Option<String>,
 }
 
 const TREFOIL_PROCS: &str = "TREFOIL_PROCS";
 const GOMAXPROCS: &str = "GOMAXPROCS";
 const TREFOIL_DLOPEN_RESERVE: &str = "TREFOIL_DLOPEN_RESERVE";
 const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
+const TREFOIL_TRACE: &str = "TREFOIL_TRACE";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
 const KEYS: [(&str, &str); 7] = [
@@ -56,7 +69,7 @@ const KEYS: [(&str, &str); 7] = [
 
 /// Reads the environment of the process.
 pub(crate) fn read() -> Result<Env, String> {
-    let vars = [TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DLOPEN_RESERVE, TREFOIL_DEBUG];
+    let vars = [TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DLOPEN_RESERVE, TREFOIL_DEBUG, TREFOIL_TRACE];
     parse(vars.into_iter().filter_map(|var| {
         // What is not UTF-8 becomes a value that no parser accepts.
         Some((var, env::var_os(var)?.to_string_lossy().into_owned()))
@@ -80,6 +93,7 @@ where
             GOMAXPROCS => gos = Some(parse_procs(GOMAXPROCS, value)),
             TREFOIL_DLOPEN_RESERVE => env.dlopen_reserve = Some(parse_reserve(value)?),
             TREFOIL_DEBUG => parse_debug(value, &mut env)?,
+            TREFOIL_TRACE => env.trace = Some(parse_trace(value)?),
             _ => {}
         }
     }
@@ -134,6 +148,41 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
     Ok(())
 }
 
+fn parse_trace(text: &str) -> Result<TraceEnv, String> {
+    let mut trace = TraceEnv::default();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        let valid = match key {
+            "on" => value.is_empty(),
+            "bytes" => {
+                trace.bytes = parse_bytes(value);
+                trace.bytes.is_some()
+            }
+            "dir" => {
+                trace.dir = Some(value.into());
+                !value.is_empty()
+            }
+            _ => false,
+        };
+        if !valid {
+            let part = part.escape_debug();
+            return Err(format!("{TREFOIL_TRACE}={part}: expected on, bytes=NUMBER or dir=PATH"));
+        }
+    }
+    Ok(trace)
+}
+
+/// Parses a number of bytes, which may end in `K`, `M` or `G`.
+fn parse_bytes(text: &str) -> Option<usize> {
+    let (number, unit) = match text.char_indices().last()? {
+        (i, 'K' | 'k') => (&text[..i], 1 << 10),
+        (i, 'M' | 'm') => (&text[..i], 1 << 20),
+        (i, 'G' | 'g') => (&text[..i], 1 << 30),
+        _ => (text, 1),
+    };
+    number.parse::<usize>().ok()?.checked_mul(unit)
+}
+
 /// Sets `to` from `0` or `1`; returns false if the value is neither.
 fn parse_switch(value: &str, to: &mut bool) -> bool {
     *to = value == "1";
@@ -160,6 +209,20 @@ fn help(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trace_has_a_size_and_a_folder() {
+        let trace = |value| parse([(TREFOIL_TRACE, value)]).map(|env| env.trace);
+        assert_eq!(trace(""), Ok(None));
+        assert_eq!(trace("on"), Ok(Some(TraceEnv::default())));
+        let both = TraceEnv { bytes: Some(16 << 20), dir: Some("/tmp/t".into()) };
+        assert_eq!(trace("on, bytes=16M,dir=/tmp/t"), Ok(Some(both)));
+        let error =
+            |part| Err(format!("TREFOIL_TRACE={part}: expected on, bytes=NUMBER or dir=PATH"));
+        for part in ["off", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir="] {
+            assert_eq!(trace(part), error(part), "{part}");
+        }
+    }
 
     fn debug(value: &str) -> Result<Env, String> {
         parse([(TREFOIL_DEBUG, value)])
@@ -218,6 +281,7 @@ mod tests {
             slice_us: Some(50),
             tls_pthread: true,
             guards_mprotect: true,
+            trace: None,
         };
         assert_eq!(env, Ok(all));
         assert_eq!(debug("schedtrace=0,scheddetail=0,asyncpreemptoff=0"), Ok(Env::default()));

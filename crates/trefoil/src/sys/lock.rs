@@ -60,14 +60,12 @@ pub(crate) fn c_locks_held() -> u32 {
 }
 
 /// Counts a C lock that the running goroutine has locked.
-#[cfg(feature = "std")]
 #[inline(always)]
 pub(crate) fn count_c_lock() {
     C_LOCKS_HELD.set(C_LOCKS_HELD.get().wrapping_add(1));
 }
 
 /// Uncounts a C lock that the running goroutine has unlocked.
-#[cfg(feature = "std")]
 #[inline(always)]
 pub(crate) fn uncount_c_lock() {
     C_LOCKS_HELD.set(C_LOCKS_HELD.get().saturating_sub(1));

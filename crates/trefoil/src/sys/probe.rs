@@ -41,6 +41,8 @@ pub(crate) struct ThreadProbe {
     /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,
     since: Nanos,
+    /// The system call in which the last check found the thread.
+    call: Option<u32>,
 }
 
 /// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it
@@ -63,14 +65,21 @@ impl Drop for File {
 
 impl ThreadProbe {
     pub(crate) const fn new() -> ThreadProbe {
-        ThreadProbe { tid: 0, file: None, cpu: 0, since: 0 }
+        ThreadProbe { tid: 0, file: None, cpu: 0, since: 0, call: None }
+    }
+
+    /// Returns the number of the system call in which the last check that said [`ThreadState::Blocked`] found the
+    /// thread, if that is known.
+    pub(crate) fn blocking_call(&self) -> Option<u32> {
+        self.call
     }
 
     /// Checks a thread. Does not allocate and takes no lock of libc.
     pub(crate) fn check(&mut self, tid: u32) -> ThreadState {
         if self.tid != tid {
-            *self = ThreadProbe { tid, file: open(tid).map(File::new), cpu: 0, since: 0 };
+            *self = ThreadProbe { tid, file: open(tid).map(File::new), ..ThreadProbe::new() };
         }
+        self.call = None;
         let mut text = [0u8; 160];
         let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
         match read {
@@ -81,6 +90,7 @@ impl ThreadProbe {
                 if n > 0
                     && let Some(call) = BlockedCall::parse(&text[..n]) =>
             {
+                self.call = u32::try_from(call.number).ok();
                 let min_sleep = call.min_sleep();
                 if min_sleep == 0 {
                     return ThreadState::Blocked;

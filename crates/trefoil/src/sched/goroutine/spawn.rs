@@ -11,6 +11,7 @@ use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::scope::ScopeData;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
+use crate::sched::record;
 use crate::sched::runnable::RunKind;
 use crate::sched::switch;
 use crate::sched::{Sched, current_g};
@@ -101,14 +102,17 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     };
     // SAFETY: this function owns the G; the caller's contract covers F and T.
     unsafe { TypedBody::<F, T>::put(g, closure, reserved) };
+    let created_at = options.created_at;
     init_g(g, id, sched, options, own_stack);
     match rt {
         Some(rt) => {
+            record::created(rt, g.into(), created_at);
             rt.p().push_next(rt.sched(), g);
             rt.sched().wake();
             rt.leave();
         }
         None => {
+            record::created_outside(sched, g.into(), created_at);
             sched.push_fresh_from_outside(g);
         }
     }
@@ -135,6 +139,7 @@ pub(crate) fn spawn_in(
     init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
+    record::created(rt, g.into(), created_at);
     rt.p().push_next(sched, g);
     sched.wake();
 }

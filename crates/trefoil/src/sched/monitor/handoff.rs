@@ -42,6 +42,7 @@ use crate::sched::m::{EnteredRuntime, M, OWNED, OwnContext, PROBING, RETAKEN, Rt
 use crate::sched::p::{P, flag};
 use crate::sched::queues::assign::PendingWakes;
 use crate::sched::queues::central::Central;
+use crate::sched::record;
 use crate::sched::{Sched, switch};
 use crate::shim::full_fence;
 use crate::sys::clock::Nanos;
@@ -130,6 +131,7 @@ impl MsWithoutP {
 /// runtime.
 pub(crate) fn release_p_before_blocking(rt: Rt) {
     let (m, sched, p) = (rt.m(), rt.sched(), rt.p());
+    record::released(rt);
     let mut central = sched.central.lock();
     let wake = sched.release_p(&mut central, m, p);
     drop(central);
@@ -166,7 +168,9 @@ pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
         if counted_as_spinning && sched.idle.stop_spinning() {
             sched.wake_after_push();
         }
-        return entered.into_rt();
+        let rt = entered.into_rt();
+        record::runs_here(rt);
+        return rt;
     }
     switch::requeue_without_p(entered)
 }
@@ -232,6 +236,7 @@ impl Sched {
         p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
         m.without_p.cpu.set(probe::cpu_time(m.tid.load(Ordering::Relaxed)));
         central.without_p.push(m);
+        record::retaken(p, probe.blocking_call());
         let wake = self.release_p(&mut central, m, p);
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);

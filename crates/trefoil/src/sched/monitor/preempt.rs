@@ -58,6 +58,7 @@ use crate::sched::m::{EnteredRuntime, M, OWNED, RETAKEN};
 use crate::sched::monitor::handoff;
 use crate::sched::p::P;
 use crate::sched::queues::central::Central;
+use crate::sched::record;
 use crate::sched::switch;
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
@@ -116,6 +117,47 @@ pub(crate) enum PreemptRefusal {
 
 impl PreemptRefusal {
     const COUNT: usize = PreemptRefusal::NoSpareM as usize + 1;
+    const ALL: [PreemptRefusal; PreemptRefusal::COUNT] = [
+        PreemptRefusal::InRuntime,
+        PreemptRefusal::HoldsRuntimeLock,
+        PreemptRefusal::NoGoroutine,
+        PreemptRefusal::ForeignStack,
+        PreemptRefusal::StackNearlyFull,
+        PreemptRefusal::InTrampoline,
+        PreemptRefusal::NoAlternateStack,
+        PreemptRefusal::SignalMaskChanged,
+        PreemptRefusal::NoPreemptGuard,
+        PreemptRefusal::NotRequested,
+        PreemptRefusal::InGrace,
+        PreemptRefusal::HoldsProcessLock,
+        PreemptRefusal::InLibrary,
+        PreemptRefusal::NoSpareM,
+    ];
+
+    /// Returns the reason that a recorder has written as this number.
+    pub(crate) fn from_u8(n: u8) -> Option<PreemptRefusal> {
+        PreemptRefusal::ALL.get(usize::from(n)).copied()
+    }
+
+    /// Returns what traces print.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            PreemptRefusal::InRuntime => "in a call of the runtime",
+            PreemptRefusal::HoldsRuntimeLock => "holds a lock of the runtime",
+            PreemptRefusal::NoGoroutine => "no goroutine ran",
+            PreemptRefusal::ForeignStack => "on a stack that is not the goroutine's",
+            PreemptRefusal::StackNearlyFull => "its stack is nearly full",
+            PreemptRefusal::InTrampoline => "already stopping",
+            PreemptRefusal::NoAlternateStack => "no alternate signal stack",
+            PreemptRefusal::SignalMaskChanged => "its signal mask has changed",
+            PreemptRefusal::NoPreemptGuard => "holds a no_preempt guard",
+            PreemptRefusal::NotRequested => "the request came too late",
+            PreemptRefusal::InGrace => "the runtime ends, and it has grace left",
+            PreemptRefusal::HoldsProcessLock => "holds a lock that the whole process needs",
+            PreemptRefusal::InLibrary => "in libc, or holds a lock of C code",
+            PreemptRefusal::NoSpareM => "no spare thread",
+        }
+    }
 
     /// Counts this refusal. Async-signal-safe.
     fn count(self) {
@@ -171,6 +213,7 @@ pub(crate) enum RequestBy {
 /// for sysmon.
 pub(crate) fn request(sched: &Sched, p: &'static P, (tick, run): (u32, u32), by: RequestBy) {
     p.ask_to_preempt(tick, run);
+    record::asked_to_stop(sched, p);
     if by == RequestBy::FlagAndSignal
         && sched.config.async_preempt
         && let Some(m) = p.holder()
@@ -252,8 +295,27 @@ pub(crate) unsafe fn on_signal(context: &mut libc::ucontext_t) {
             // SAFETY: `may_stop` has checked the requirements.
             unsafe { arch::preempt::divert(context) };
         }
-        Err(refusal) => refusal.count(),
+        Err(refusal) => {
+            refusal.count();
+            record_refusal(m, refusal);
+        }
     }
+}
+
+/// Records a refusal in the ring of this thread's P, if it has one.
+fn record_refusal(m: &M, refusal: PreemptRefusal) {
+    // Then `m` may be the M of another thread, or the thread may be writing to the ring.
+    if matches!(refusal, PreemptRefusal::NoGoroutine | PreemptRefusal::InRuntime) {
+        return;
+    }
+    // As a runtime call does, so that sysmon does not retake the P meanwhile.
+    m.in_runtime.store(1, Ordering::Relaxed);
+    if m.hold.load(Ordering::Relaxed) == OWNED
+        && let Some(p) = m.p.get()
+    {
+        record::refused_to_stop(p, refusal as u8);
+    }
+    m.in_runtime.store(0, Ordering::Relaxed);
 }
 
 /// Checks whether the goroutine that the signal interrupted may be stopped here. If so, records in

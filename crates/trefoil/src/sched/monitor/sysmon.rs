@@ -36,6 +36,7 @@ use crate::sched::monitor::preempt::{self, RequestBy};
 use crate::sched::netpoll::idle_poller::VACANCY_NANOS;
 use crate::sched::netpoll::poller::Poller;
 use crate::sched::p::{P, PStatus, flag};
+use crate::sched::record;
 use crate::sched::{MAX_PROCS, Sched};
 use crate::shim::full_fence;
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -334,6 +335,7 @@ impl<'a> Monitor<'a> {
                 self.check_p(p, &mut round);
             }
         }
+        record::mark(sched, now);
         self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);
         self.check_vacancy(&mut round);

@@ -29,6 +29,7 @@ use crate::sched::Sched;
 use crate::sched::m::Rt;
 use crate::sched::monitor::sysmon::Sysmon;
 use crate::sched::netpoll::pollable::{POINTER_BITS, Pollable, RETRY};
+use crate::sched::record;
 use crate::sched::runnable::RunList;
 use crate::sched::task::waker;
 use crate::sched::wait::list::Batch;
@@ -392,6 +393,9 @@ impl ReadyBatch {
 
     /// Wakes them. `here` is the result of the caller's `Rt::enter()`.
     pub(crate) fn wake(self, here: Option<Rt>) {
+        if let Some(rt) = here.filter(|_| !self.is_empty()) {
+            record::source(rt, record::Source::Poller, 0);
+        }
         self.0.wake_all(here, RETRY);
         waker::wake_all(here, self.1);
     }

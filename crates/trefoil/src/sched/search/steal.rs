@@ -18,6 +18,7 @@
 
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, bump};
+use crate::sched::record;
 use crate::sched::runnable::Runnable;
 use crate::sched::switch::pop_local;
 use crate::sched::wait::timers;
@@ -80,7 +81,7 @@ pub(super) fn steal(rt: Rt, p: &'static P, sweep: Sweep) -> Option<(Runnable, So
             let found = if skip_rings { None } else { p.steal_from(victim) }
                 .or_else(|| if is_last_round { steal_next(victim) } else { None });
             if let Some(g) = found {
-                count_stolen(p);
+                count_stolen(p, victim);
                 return Some((g, Source::Elsewhere));
             }
         }
@@ -104,7 +105,7 @@ pub(crate) fn steal_for_yield(rt: Rt) -> bool {
         let Some(g) = p.steal_from(victim).or_else(|| steal_next(victim)) else {
             continue;
         };
-        count_stolen(p);
+        count_stolen(p, victim);
         p.push_back(sched, g);
         return true;
     }
@@ -112,7 +113,8 @@ pub(crate) fn steal_for_yield(rt: Rt) -> bool {
 }
 
 /// Counts one steal: a goroutine to run, and all in the queues of `p`, which were empty before.
-fn count_stolen(p: &P) {
+fn count_stolen(p: &P, victim: &P) {
+    record::stolen(p, victim);
     bump(&p.counters.steals, 1);
     bump(&p.counters.stolen, 1 + p.queued() as u64);
 }

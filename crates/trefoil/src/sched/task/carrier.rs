@@ -39,6 +39,7 @@ use crate::sched::goroutine::spawn;
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::p::{P, bump};
 use crate::sched::queues::central::Central;
+use crate::sched::record::{self, Stop, Waker};
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g, switch, wait};
@@ -229,6 +230,7 @@ fn run() {
 #[inline]
 fn poll(g: &G, task: &'static Task) -> Rt {
     g.task_yields.set(false);
+    record_poll(task);
     let body = task.body.get();
     let polled = match task.state.begin_poll() {
         Turn::Poll => {
@@ -248,17 +250,36 @@ fn poll(g: &G, task: &'static Task) -> Rt {
     let sched = rt.sched();
     task.head.waiting_since_ms.store(sched.coarse_ms.load(Ordering::Relaxed), Ordering::Relaxed);
     let yields = g.task_yields.get();
+    record::poll_ended(
+        rt,
+        || if yields { Stop::Yielded } else { Stop::Parked(task.head.reason()) },
+    );
     if yields {
         task.state.end_poll_scheduled();
     }
     // Also if it was woken during the poll, by itself or by another thread, it goes behind the
     // others.
     if yields || task.state.end_poll() {
+        if !yields {
+            record::woken(rt, task.into(), Waker::Unknown);
+        }
         task.head.woken.set(false);
         rt.p().push_back(sched, task);
         sched.wake_after_push();
     }
     rt
+}
+
+/// Records that a poll begins. This code is outside of the runtime, so that the P may change: only
+/// while something is recorded, it enters for a moment.
+#[inline(always)]
+fn record_poll(task: &Task) {
+    // SAFETY: a live task keeps its runtime alive.
+    if unsafe { &*task.sched.get() }.record.is_on() {
+        let rt = enter();
+        record::poll_began(rt.p(), || task.id());
+        rt.leave_without_yield();
+    }
 }
 
 fn enter() -> Rt {
@@ -277,11 +298,11 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
     }
     task.state.finish();
     match task.join.complete() {
-        Completed::Kept => count_end(enter()),
+        Completed::Kept => record_end(count_end(enter())),
         Completed::Wake(sleeper) => {
             let rt = count_end(enter());
             wait::wake_in(rt, sleeper);
-            rt
+            record_end(rt)
         }
         Completed::Unwanted => {
             let body = task.body.get();
@@ -294,7 +315,7 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
             }
             let rt = count_end(enter());
             rt.with_local(|local| local.free_tasks.put(task));
-            rt
+            record_end(rt)
         }
     }
 }
@@ -313,6 +334,12 @@ pub(super) fn abort_after_panic(task: &Task) -> ! {
 
 fn count_end(rt: Rt) -> Rt {
     bump(&rt.p().counters.tasks_ended, 1);
+    rt
+}
+
+/// Records the end of a task, after its wake-ups.
+fn record_end(rt: Rt) -> Rt {
+    record::poll_ended(rt, || Stop::Ended);
     rt
 }
 

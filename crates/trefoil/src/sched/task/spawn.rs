@@ -12,6 +12,7 @@ use crate::sched::Sched;
 use crate::sched::goroutine::join::Detached;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
+use crate::sched::record;
 use crate::shim::full_fence;
 use std::future::Future;
 use std::io;
@@ -116,12 +117,16 @@ unsafe fn start<F: Future, X: TaskExtra>(
     match here {
         Some(rt) => {
             if begin == Begin::Scheduled {
+                record::created(rt, task.into(), created_at);
                 rt.p().push_next(sched, task);
                 sched.wake();
             }
             rt.leave();
         }
-        None if begin == Begin::Scheduled => sched.push_fresh_from_outside(task),
+        None if begin == Begin::Scheduled => {
+            record::created_outside(sched, task.into(), created_at);
+            sched.push_fresh_from_outside(task);
+        }
         None => {}
     }
     Ok((task, generation))

@@ -23,6 +23,7 @@ use super::{Task, blocker};
 use crate::sched::g::G;
 pub(crate) use crate::sched::goroutine::join::TASK_SLEEPER;
 use crate::sched::m::Rt;
+use crate::sched::record;
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::{Sched, switch, wait};
 use std::future::Future;
@@ -130,10 +131,15 @@ fn enqueue(here: Option<Rt>, task: &'static Task) {
     task.head.woken.set(true);
     match here {
         Some(rt) if std::ptr::eq(rt.sched(), task.sched.get()) => {
+            record::woken(rt, task.into(), record::Waker::Here);
             switch::push_woken(rt, task.into());
         }
-        // SAFETY: a live task keeps its runtime alive (`Sched::start`).
-        _ => unsafe { &*task.sched.get() }.push_woken_from_outside(task),
+        _ => {
+            // SAFETY: a live task keeps its runtime alive (`Sched::start`).
+            let sched = unsafe { &*task.sched.get() };
+            record::woken_outside(sched, task.into(), record::Waker::Here);
+            sched.push_woken_from_outside(task);
+        }
     }
 }
 

@@ -22,6 +22,7 @@
 
 use crate::sched::Sched;
 use crate::sched::m::Rt;
+use crate::sched::record;
 use crate::sched::wait::Waiter;
 use crate::sched::wait::heap::{Heap, Timed};
 use crate::shim::full_fence;
@@ -192,6 +193,7 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
     let mut any = false;
     let mut now = now();
     while timers.next() <= now {
+        record::source(rt, record::Source::Timer, now - timers.next().min(now));
         let mut due = [MaybeUninit::uninit(); BATCH_ENTRIES];
         let due = timers.take_due(now, &mut due);
         for entry in due {

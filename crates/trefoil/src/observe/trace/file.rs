@@ -1,0 +1,102 @@
+//! A snapshot as a file: a line of text, then numbers of eight bytes, the lowest first.
+//!
+//! ```text
+//! "trefoil trace 1\n"
+//! when it was copied, number of Ps
+//! for each P, then for the threads without one:  first, from, number of words, the words
+//! number of texts,  for each: address, length, its bytes
+//! number of names,  for each: id, length, its bytes
+//! ```
+
+use super::Snapshot;
+use crate::sched::MAX_PROCS;
+use crate::sched::record::{RecordCopy, RingCopy, Word};
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+
+const MAGIC: &[u8; 16] = b"trefoil trace 1\n";
+/// The longest text that is read.
+const TEXT_BYTES_MAX: u64 = 1 << 16;
+
+pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
+    let mut to = io::BufWriter::new(to);
+    let record = &snapshot.record;
+    to.write_all(MAGIC)?;
+    put(&mut to, record.copied)?;
+    put(&mut to, record.ps.len() as u64)?;
+    for ring in record.rings() {
+        put(&mut to, ring.first)?;
+        put(&mut to, ring.from)?;
+        put(&mut to, ring.words.len() as u64)?;
+        ring.words.iter().try_for_each(|word| put(&mut to, word.0))?;
+    }
+    put_texts(&mut to, &snapshot.texts)?;
+    put_texts(&mut to, &snapshot.names)?;
+    to.flush()
+}
+
+pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
+    let mut from = io::BufReader::new(from);
+    let mut magic = [0; MAGIC.len()];
+    if from.read_exact(&mut magic).is_err() || magic != *MAGIC {
+        return Err(invalid("not a trace of trefoil"));
+    }
+    let copied = get(&mut from)?;
+    let count = get(&mut from)?;
+    if count > MAX_PROCS as u64 {
+        return Err(invalid("a trace with too many Ps"));
+    }
+    let ps = (0..count).map(|_| get_ring(&mut from)).collect::<io::Result<_>>()?;
+    let outside = get_ring(&mut from)?;
+    let texts = get_texts(&mut from)?;
+    let names = get_texts(&mut from)?;
+    Ok(Snapshot { record: RecordCopy { copied, ps, outside }, texts, names })
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn put(to: &mut impl Write, n: u64) -> io::Result<()> {
+    to.write_all(&n.to_le_bytes())
+}
+
+fn get(from: &mut impl Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    from.read_exact(&mut bytes).map_err(|e| match e.kind() {
+        io::ErrorKind::UnexpectedEof => invalid("a trace that is cut off"),
+        _ => e,
+    })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn get_ring(from: &mut impl Read) -> io::Result<RingCopy> {
+    let (first, since, count) = (get(from)?, get(from)?, get(from)?);
+    // Not allocated at once: the number may be wrong.
+    let words = (0..count).map(|_| get(from).map(Word)).collect::<io::Result<_>>()?;
+    Ok(RingCopy { first, from: since, words })
+}
+
+fn put_texts(to: &mut impl Write, texts: &HashMap<u64, Box<str>>) -> io::Result<()> {
+    put(to, texts.len() as u64)?;
+    for (&key, text) in texts {
+        put(to, key)?;
+        put(to, text.len() as u64)?;
+        to.write_all(text.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn get_texts(from: &mut impl Read) -> io::Result<HashMap<u64, Box<str>>> {
+    let mut texts = HashMap::new();
+    for _ in 0..get(from)? {
+        let (key, len) = (get(from)?, get(from)?);
+        if len > TEXT_BYTES_MAX {
+            return Err(invalid("a trace with a text that is too long"));
+        }
+        let mut text = vec![0; len as usize];
+        from.read_exact(&mut text).map_err(|_| invalid("a trace that is cut off"))?;
+        texts.insert(key, String::from_utf8_lossy(&text).into());
+    }
+    Ok(texts)
+}

@@ -1,0 +1,163 @@
+//! From events to lives: the states of each goroutine and task, one after the other.
+//!
+//! The events of one goroutine are spread over several rings, whose order among each other is known
+//! only as far as their times do not overlap. Where they do, the states decide: a goroutine that
+//! waits is woken next, not run.
+
+use super::decode::{Call, Cause, Event, Trace, What, When};
+use crate::sched::record::Stop;
+use std::collections::HashMap;
+
+/// What a goroutine or task does for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// Nothing is known of it: the recording began later, or words were overwritten.
+    Unknown,
+    /// It waits in a queue, since this has started or woken it; or since it was stopped.
+    Runnable(Cause),
+    /// It runs on the P with this id.
+    Running(u32),
+    /// It is in this call, or computes, without a P.
+    WithoutP(Call),
+    /// It waits.
+    Waiting(Stop),
+    Ended,
+}
+
+/// A state and how long it lasted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) state: State,
+    pub(super) begin: When,
+    pub(super) end: When,
+}
+
+impl Span {
+    /// Returns how long it lasted, and by how much that may be wrong.
+    pub(super) fn duration(&self) -> (u64, u64) {
+        let nanos = self.end.middle().saturating_sub(self.begin.middle());
+        (nanos, self.begin.error().saturating_add(self.end.error()))
+    }
+}
+
+/// What is known of a goroutine or task.
+pub(super) struct Life {
+    pub(super) is_task: bool,
+    /// Where it was started (the address of a text), and by whom.
+    pub(super) created: Option<(u64, Cause)>,
+    pub(super) spans: Vec<Span>,
+}
+
+/// An event of one goroutine, with the number of its ring.
+type Step = (usize, Event);
+
+impl Trace<'_> {
+    /// Returns the lives of all goroutines and tasks, by id.
+    pub(super) fn lives(&self) -> HashMap<u64, Life> {
+        // By ring, each in its order.
+        let mut steps: HashMap<u64, Vec<Vec<Step>>> = HashMap::new();
+        for (ring, events) in self.rings().enumerate() {
+            for &event in events {
+                let Some(id) = event.what.subject() else { continue };
+                let rings = steps.entry(id).or_default();
+                match rings.last_mut() {
+                    Some(last) if last[0].0 == ring => last.push((ring, event)),
+                    _ => rings.push(vec![(ring, event)]),
+                }
+            }
+        }
+        let end = self.snapshot.record.copied;
+        steps.into_iter().map(|(id, rings)| (id, life(in_order(rings), end))).collect()
+    }
+}
+
+/// Returns whether `step` can follow while the goroutine is in `state`.
+fn can_follow(state: State, (ring, event): &Step) -> bool {
+    match (state, event.what) {
+        (State::Unknown, _) => true,
+        (State::Runnable(_), What::Run { .. }) => true,
+        (State::Running(p), What::Stop { .. } | What::Retaken { .. }) => p as usize == *ring,
+        (State::WithoutP(_), What::Ready { .. } | What::Run { .. }) => true,
+        (State::Waiting(_), What::Ready { .. }) => true,
+        _ => false,
+    }
+}
+
+/// Returns the state after `step`.
+fn after((ring, event): &Step) -> State {
+    match event.what {
+        What::Run { .. } => State::Running(*ring as u32),
+        What::Stop { stop: stop @ Stop::Parked(_), .. } => State::Waiting(stop),
+        What::Stop { stop: Stop::Ended, .. } => State::Ended,
+        What::Stop { .. } => State::Runnable(Cause::Unknown),
+        What::Retaken { call, .. } => State::WithoutP(call),
+        What::Create { by, .. } | What::Ready { by, .. } => State::Runnable(by),
+        _ => State::Unknown,
+    }
+}
+
+/// Merges the events of one goroutine from several rings.
+fn in_order(rings: Vec<Vec<Step>>) -> Vec<Step> {
+    let mut rings: Vec<_> = rings.into_iter().map(|ring| ring.into_iter().peekable()).collect();
+    let mut merged: Vec<Step> = Vec::new();
+    let mut state = State::Unknown;
+    loop {
+        let mut heads: Vec<(usize, Step)> = Vec::with_capacity(rings.len());
+        for (i, ring) in rings.iter_mut().enumerate() {
+            heads.extend(ring.peek().map(|&step| (i, step)));
+        }
+        let earliest = |of: &mut dyn Iterator<Item = &(usize, Step)>| {
+            of.min_by_key(|(_, (_, event))| (event.when.latest, event.when.earliest)).copied()
+        };
+        let is_create = |step: &Step| matches!(step.1.what, What::Create { .. });
+        let created = heads.iter().find(|(_, step)| is_create(step)).copied();
+        // Nothing comes before the start of a goroutine.
+        let first = created.or_else(|| earliest(&mut heads.iter()));
+        let Some(first) = first else { return merged };
+        let fits = earliest(&mut heads.iter().filter(|(_, step)| can_follow(state, step)));
+        // One that can follow goes first, unless another is certainly earlier: then words between
+        // them were lost.
+        let (ring, step) = match fits {
+            Some(fits) if created.is_none() && first.1.1.when.latest >= fits.1.1.when.earliest => {
+                fits
+            }
+            _ => first,
+        };
+        rings[ring].next();
+        state = after(&step);
+        merged.push(step);
+    }
+}
+
+/// Makes the life of one goroutine from its events.
+fn life(mut steps: Vec<Step>, end: u64) -> Life {
+    narrow(&mut steps);
+    let mut life = Life { is_task: false, created: None, spans: Vec::new() };
+    for (i, step) in steps.iter().enumerate() {
+        if let What::Create { is_task, place, by, .. } = step.1.what {
+            life.is_task = is_task;
+            life.created = Some((place, by));
+        }
+        let now = When { earliest: end, latest: end };
+        let next = steps.get(i + 1).map_or(now, |(_, event)| event.when);
+        let state = after(step);
+        if state != State::Ended {
+            life.spans.push(Span { state, begin: step.1.when, end: next });
+        }
+    }
+    life
+}
+
+/// Each event is not before the one before it.
+fn narrow(steps: &mut [Step]) {
+    let mut earliest = 0;
+    for (_, event) in steps.iter_mut() {
+        earliest = earliest.max(event.when.earliest);
+        event.when.earliest = earliest.min(event.when.latest);
+    }
+    let mut latest = u64::MAX;
+    for (_, event) in steps.iter_mut().rev() {
+        latest = latest.min(event.when.latest);
+        event.when.latest = latest.max(event.when.earliest);
+    }
+}

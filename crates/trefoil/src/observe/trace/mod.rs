@@ -1,0 +1,208 @@
+//! What the flight recorder (`sched/record.rs`) has recorded: read, explained, and exported.
+//!
+//! | file | job |
+//! |---|---|
+//! | `mod.rs` | `Snapshot`: the words of all rings, and the texts that their addresses stand for |
+//! | `decode.rs` | from words to events, each with the interval of time in which it happened |
+//! | `lives.rs` | from events to lives: when a goroutine ran, was runnable, waited, and who woke it |
+//! | `why.rs` | a life in words |
+//! | `perfetto.rs` | all of it as a file for Perfetto |
+//! | `file.rs` | a snapshot as a file, to be read later or elsewhere |
+//! | `automatic.rs` | files that are written when a program panics or is stuck |
+
+mod automatic;
+mod decode;
+mod file;
+mod lives;
+mod perfetto;
+mod why;
+
+pub(crate) use automatic::{record_from_start, write_after_panic, write_automatically};
+
+use super::snapshot;
+use crate::sched::Sched;
+use crate::sched::record::{Kind, RecordCopy, Word};
+use decode::Trace;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::panic::Location;
+
+/// What was recorded up to one moment. [`trace::snapshot`](crate::trace::snapshot) returns it.
+///
+/// ```
+/// use trefoil::trace::{self, Recorder};
+///
+/// trefoil::run(|| {
+///     let recorder = Recorder::start().unwrap();
+///     trefoil::go(|| println!("hello")).join().unwrap();
+///     let snapshot = trace::snapshot().unwrap();
+///     assert!(snapshot.goroutines().len() >= 2);
+///     recorder.stop();
+/// });
+/// ```
+pub struct Snapshot {
+    record: RecordCopy,
+    /// What addresses in words stand for: a place, or a text of the program.
+    texts: HashMap<u64, Box<str>>,
+    /// The names of goroutines and tasks that were alive, by id.
+    names: HashMap<u64, Box<str>>,
+}
+
+/// Copies what `sched` has recorded. None if it never recorded.
+pub(crate) fn snapshot(sched: &Sched) -> Option<Snapshot> {
+    let record = sched.copy_record()?;
+    let mut texts = HashMap::new();
+    for word in record.rings().flat_map(|ring| &ring.words) {
+        if let Some(text) = text_of(*word) {
+            texts.entry(word.text_key()).or_insert(text);
+        }
+    }
+    let mut names = HashMap::new();
+    snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
+    Some(Snapshot { record, texts, names })
+}
+
+/// Returns what the address in a word of this process stands for.
+fn text_of(word: Word) -> Option<Box<str>> {
+    match word.kind() {
+        Kind::Place => {
+            // SAFETY: `record::created` has written a reference that is valid for ever, and a word
+            // is read as it was written, or not at all.
+            let at = unsafe { &*(word.payload() as *const Location<'static>) };
+            Some(format!("{}:{}", at.file(), at.line()).into())
+        }
+        Kind::RegionBegin | Kind::Log => {
+            let (start, len) = (word.payload() as *const u8, usize::from(word.detail()));
+            // SAFETY: `record::note` has written the start of a static text, and its length up to
+            // the end of a character.
+            let text =
+                unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(start, len)) };
+            Some(text.into())
+        }
+        _ => None,
+    }
+}
+
+impl Snapshot {
+    /// Returns the ids of the goroutines and tasks that appear in the recording, in ascending
+    /// order.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let recorder = Recorder::start().unwrap();
+    ///     let id = trefoil::go(|| trefoil::id()).join().unwrap();
+    ///     let snapshot = trace::snapshot().unwrap();
+    ///     assert!(snapshot.goroutines().contains(&id));
+    ///     recorder.stop();
+    /// });
+    /// ```
+    pub fn goroutines(&self) -> Vec<u64> {
+        let trace = Trace::new(self);
+        let mut ids: Vec<u64> = trace.lives().into_keys().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Says in words what a goroutine or task did: when it ran, its longest wait, who woke it, and
+    /// behind whom it was queued. None if it does not appear in the recording.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let recorder = Recorder::start().unwrap();
+    ///     let sleeper = trefoil::go(|| {
+    ///         trefoil::time::sleep(Duration::from_millis(3));
+    ///         trefoil::id()
+    ///     });
+    ///     let id = sleeper.join().unwrap();
+    ///     let why = trace::snapshot().unwrap().why(id).unwrap();
+    ///     assert!(why.contains("in sleep, woken by a timer"), "{why}");
+    ///     recorder.stop();
+    /// });
+    /// ```
+    pub fn why(&self, goroutine: u64) -> Option<String> {
+        let trace = Trace::new(self);
+        why::why(&trace, &trace.lives(), goroutine)
+    }
+
+    /// As [`why`](Snapshot::why), for every goroutine and task, in the order of their ids.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let recorder = Recorder::start().unwrap();
+    ///     trefoil::go(|| ()).join().unwrap();
+    ///     for (id, text) in trace::snapshot().unwrap().why_all() {
+    ///         assert!(text.starts_with(&format!("goroutine {id}")));
+    ///     }
+    ///     recorder.stop();
+    /// });
+    /// ```
+    pub fn why_all(&self) -> Vec<(u64, String)> {
+        let trace = Trace::new(self);
+        let lives = trace.lives();
+        let mut ids: Vec<u64> = lives.keys().copied().collect();
+        ids.sort_unstable();
+        let text = |id| why::why(&trace, &lives, id).map(|text| (id, text));
+        ids.into_iter().filter_map(text).collect()
+    }
+
+    /// Writes the recording for [Perfetto](https://ui.perfetto.dev): a track per P with what ran
+    /// there, and arrows from each goroutine to those that it woke.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// # fn main() -> std::io::Result<()> {
+    /// # trefoil::run(|| {
+    /// let recorder = Recorder::start().unwrap();
+    /// trefoil::go(|| ()).join().unwrap();
+    /// let mut file = Vec::new(); // or std::fs::File::create("trace.pftrace")?
+    /// trace::snapshot().unwrap().write_perfetto(&mut file)?;
+    /// assert!(!file.is_empty());
+    /// recorder.stop();
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    pub fn write_perfetto(&self, mut to: impl Write) -> io::Result<()> {
+        to.write_all(&perfetto::encode(&Trace::new(self)))
+    }
+
+    /// Writes the recording in a form that [`Snapshot::read`] and the command `trefoil trace` read.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder, Snapshot};
+    /// # fn main() -> std::io::Result<()> {
+    /// # trefoil::run(|| {
+    /// let recorder = Recorder::start().unwrap();
+    /// trefoil::go(|| ()).join().unwrap();
+    /// let snapshot = trace::snapshot().unwrap();
+    /// let mut file = Vec::new(); // or std::fs::File::create("program.trefoil")?
+    /// snapshot.write(&mut file)?;
+    /// assert_eq!(Snapshot::read(&file[..])?.goroutines(), snapshot.goroutines());
+    /// recorder.stop();
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    pub fn write(&self, to: impl Write) -> io::Result<()> {
+        file::write(self, to)
+    }
+
+    /// Reads what [`Snapshot::write`] has written.
+    ///
+    /// ```
+    /// use trefoil::trace::Snapshot;
+    ///
+    /// let error = Snapshot::read(&b"something else"[..]).err().unwrap();
+    /// assert_eq!(error.to_string(), "not a trace of trefoil");
+    /// ```
+    ///
+    /// # Errors
+    /// An error of `from`, or [`io::ErrorKind::InvalidData`] if it is not such a file.
+    pub fn read(from: impl Read) -> io::Result<Snapshot> {
+        file::read(from)
+    }
+}

@@ -1,0 +1,248 @@
+//! A life in words: how long a goroutine ran and waited, and for what.
+
+use super::decode::{Call, Cause, Trace, What};
+use super::lives::{Life, Span, State};
+use crate::sched::record::Stop;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// Parts of a wait that are explained.
+const SPANS_MAX: usize = 16;
+/// Others that are named as running while a goroutine was queued.
+const NAMED_MAX: usize = 4;
+
+/// Says what a goroutine or task did. None if it does not appear.
+pub(super) fn why(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> Option<String> {
+    let life = lives.get(&id)?;
+    let mut text = describe(trace, lives, id);
+    if let Some((_, by)) = life.created
+        && by != Cause::Unknown
+    {
+        let _ = write!(text, " by {}", cause(trace, lives, by));
+    }
+    let _ = write!(text, "\n{}\n", totals(life));
+    match longest_wait(life) {
+        Some(wait) => text += &explain(trace, lives, wait),
+        None => text += "it never waited\n",
+    }
+    Some(text)
+}
+
+/// Returns a goroutine's kind, id, name, and where it was started.
+fn describe(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> String {
+    let life = lives.get(&id);
+    let kind = if life.is_some_and(|life| life.is_task) { "task" } else { "goroutine" };
+    let mut text = format!("{kind} {id}");
+    if let Some(name) = trace.name(id) {
+        let _ = write!(text, " \"{name}\"");
+    }
+    if let Some((place, _)) = life.and_then(|life| life.created) {
+        let _ = write!(text, " (started at {})", trace.text(place));
+    }
+    text
+}
+
+fn cause(trace: &Trace<'_>, lives: &HashMap<u64, Life>, by: Cause) -> String {
+    match by {
+        Cause::Goroutine(id) => describe(trace, lives, id),
+        Cause::Timer(late) if late >= 1_000 => format!("a timer, {} late", time(late)),
+        Cause::Timer(_) => "a timer".into(),
+        Cause::Poller => "a descriptor that became ready".into(),
+        Cause::Thread(tid) => format!("thread {tid}"),
+        Cause::Unknown => "someone unknown".into(),
+    }
+}
+
+/// Returns how long it was in which state.
+fn totals(life: &Life) -> String {
+    let total =
+        |of: fn(State) -> bool| -> u64 { sum(life.spans.iter().filter(|span| of(span.state))) };
+    let mut text = format!(
+        "ran {}, was runnable {}, waited {}",
+        time(total(|state| matches!(state, State::Running(_)))),
+        time(total(|state| matches!(state, State::Runnable(_)))),
+        time(total(|state| matches!(state, State::Waiting(_)))),
+    );
+    let without_p = total(|state| matches!(state, State::WithoutP(_)));
+    if without_p != 0 {
+        let _ = write!(text, ", was without a P {}", time(without_p));
+    }
+    text
+}
+
+/// A wait, and the time in a queue after it.
+type Wait<'a> = &'a [Span];
+
+/// Returns the spans of the longest time in which it did not run.
+fn longest_wait(life: &Life) -> Option<Wait<'_>> {
+    let runs = |span: &Span| matches!(span.state, State::Running(_) | State::Unknown);
+    life.spans.split(runs).filter(|wait| !wait.is_empty()).max_by_key(|wait| sum(wait.iter()))
+}
+
+/// Returns how long spans lasted together. Times in a file may be anything.
+fn sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
+    spans.fold(0, |sum, span| sum.saturating_add(span.duration().0))
+}
+
+fn explain(trace: &Trace<'_>, lives: &HashMap<u64, Life>, wait: Wait<'_>) -> String {
+    let (first, last) = (&wait[0], &wait[wait.len() - 1]);
+    let whole = Span { state: first.state, begin: first.begin, end: last.end };
+    let (nanos, error) = whole.duration();
+    let mut text = format!(
+        "longest wait: {} ± {}, from {} to {} of the recording\n",
+        time(nanos),
+        time(error),
+        time(first.begin.middle()),
+        time(last.end.middle()),
+    );
+    for (i, span) in wait.iter().enumerate().take(SPANS_MAX) {
+        let lasted = time(span.duration().0);
+        let woken = match wait.get(i + 1).map(|next| next.state) {
+            Some(State::Runnable(by)) if by != Cause::Unknown => {
+                format!(", woken by {}", cause(trace, lives, by))
+            }
+            Some(_) => String::new(),
+            None if i + 1 == wait.len() && span.end.earliest == trace.snapshot.record.copied => {
+                ", and still does".into()
+            }
+            None => String::new(),
+        };
+        let _ = match span.state {
+            State::Waiting(Stop::Parked(reason)) => {
+                writeln!(text, "  {lasted} in {}{woken}", reason.text())
+            }
+            State::WithoutP(call) => {
+                writeln!(text, "  {lasted} without a P, {}{woken}", call_text(call))
+            }
+            State::Runnable(_) => {
+                writeln!(text, "  {lasted} runnable{}", behind(trace, lives, span))
+            }
+            _ => writeln!(text, "  {lasted} in an unknown state"),
+        };
+    }
+    if wait.len() > SPANS_MAX {
+        let _ = writeln!(text, "  and {} more", wait.len() - SPANS_MAX);
+    }
+    text
+}
+
+fn call_text(call: Call) -> String {
+    match call {
+        Call::Blocking => "in blocking".into(),
+        Call::Number(number) => format!("blocked in {}", call_name(number)),
+        Call::Unknown => "blocked in the kernel".into(),
+    }
+}
+
+/// Returns the name of a system call that often blocks, or its number.
+fn call_name(number: u32) -> String {
+    let name = match i64::from(number) {
+        libc::SYS_read => "read",
+        libc::SYS_write => "write",
+        libc::SYS_pread64 => "pread64",
+        libc::SYS_pwrite64 => "pwrite64",
+        libc::SYS_readv => "readv",
+        libc::SYS_writev => "writev",
+        libc::SYS_openat => "openat",
+        libc::SYS_fsync => "fsync",
+        libc::SYS_fdatasync => "fdatasync",
+        libc::SYS_flock => "flock",
+        libc::SYS_fcntl => "fcntl",
+        libc::SYS_ioctl => "ioctl",
+        libc::SYS_futex => "futex",
+        libc::SYS_nanosleep => "nanosleep",
+        libc::SYS_clock_nanosleep => "clock_nanosleep",
+        libc::SYS_wait4 => "wait4",
+        libc::SYS_waitid => "waitid",
+        libc::SYS_connect => "connect",
+        libc::SYS_accept4 => "accept4",
+        libc::SYS_recvfrom => "recvfrom",
+        libc::SYS_recvmsg => "recvmsg",
+        libc::SYS_sendto => "sendto",
+        libc::SYS_sendmsg => "sendmsg",
+        libc::SYS_ppoll => "ppoll",
+        libc::SYS_epoll_pwait => "epoll_pwait",
+        libc::SYS_mmap => "mmap",
+        libc::SYS_munmap => "munmap",
+        libc::SYS_mprotect => "mprotect",
+        libc::SYS_madvise => "madvise",
+        libc::SYS_rt_sigtimedwait => "rt_sigtimedwait",
+        libc::SYS_pause => "pause",
+        _ => return format!("system call {number}"),
+    };
+    name.into()
+}
+
+/// Returns who ran while a goroutine was queued, and how often they refused to stop.
+fn behind(trace: &Trace<'_>, lives: &HashMap<u64, Life>, queued: &Span) -> String {
+    let (from, to) = (queued.begin.middle(), queued.end.middle());
+    let mut ran: HashMap<u64, u64> = HashMap::new();
+    for (&id, life) in lives {
+        for span in life.spans.iter().filter(|span| matches!(span.state, State::Running(_))) {
+            let overlap = span.end.middle().min(to).saturating_sub(span.begin.middle().max(from));
+            if overlap != 0 {
+                let ran = ran.entry(id).or_default();
+                *ran = u64::saturating_add(*ran, overlap);
+            }
+        }
+    }
+    let mut ran: Vec<(u64, u64)> = ran.into_iter().map(|(id, nanos)| (nanos, id)).collect();
+    ran.sort_unstable_by(|a, b| b.cmp(a));
+    let others = ran.len().saturating_sub(NAMED_MAX);
+    let mut text = String::new();
+    for (i, &(nanos, id)) in ran.iter().take(NAMED_MAX).enumerate() {
+        let separator = if i == 0 { ", behind " } else { ", " };
+        let _ = write!(text, "{separator}{} for {}", describe(trace, lives, id), time(nanos));
+        text += &refusals(trace, id, from, to);
+    }
+    if others != 0 {
+        let _ = write!(text, ", and {others} others");
+    }
+    text
+}
+
+/// Returns why a goroutine was not preempted between two times.
+fn refusals(trace: &Trace<'_>, of: u64, from: u64, to: u64) -> String {
+    let mut reasons: Vec<(&str, u32)> = Vec::new();
+    for event in trace.rings().flatten() {
+        if let What::Refused { id, why } = event.what
+            && id == of
+            && (from..=to).contains(&event.when.middle())
+        {
+            match reasons.iter_mut().find(|(reason, _)| *reason == why.text()) {
+                Some((_, times)) => *times += 1,
+                None => reasons.push((why.text(), 1)),
+            }
+        }
+    }
+    let reasons: Vec<String> =
+        reasons.iter().map(|(why, times)| format!("{why}, {times} times")).collect();
+    if reasons.is_empty() {
+        return String::new();
+    }
+    format!(" (preemption refused: {})", reasons.join("; "))
+}
+
+/// Returns a time in a unit that fits.
+fn time(nanos: u64) -> String {
+    match nanos {
+        0..1_000 => format!("{nanos} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", nanos as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", nanos as f64 / 1e6),
+        _ => format!("{:.2} s", nanos as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit_that_fits() {
+        let cases = [(0, "0 ns"), (999, "999 ns"), (1_500, "1.5 µs"), (12_340_000, "12.3 ms")];
+        for (nanos, text) in cases {
+            assert_eq!(time(nanos), text);
+        }
+        assert_eq!(time(2_500_000_000), "2.50 s");
+    }
+}

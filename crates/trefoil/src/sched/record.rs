@@ -1,0 +1,742 @@
+//! The flight recorder: what the Ps did last, in rings of 8-byte words.
+//!
+//! Each P has a ring, which only the P's owner writes to, so that no lock and no atomic operation
+//! is needed. Threads without a P share one more ring under a lock. While nothing is recorded, the
+//! pointers to the rings are null, and an event costs one load and a branch.
+//!
+//! A word is `kind 8 | detail 8 | payload 48`; a clock has a payload of 56 bits. An event that needs
+//! more has further words with kinds of their own, so a reader may begin anywhere in a ring:
+//!
+//! | [`Kind`] | detail | payload |
+//! |---|---|---|
+//! | `Clock` | – | nanoseconds since the recording began |
+//! | `Switch` | why the running one stops ([`Stop`]) | id of the next one, or 0 |
+//! | `Create`, then `Place` | goroutine (0) or task (1) | its id; the address of its `Location` |
+//! | `Ready` | 1: by whom is not known | id of the one that was woken |
+//! | `Thread`, after `Ready` | – | id of the thread that woke it |
+//! | `Source` | what wakes the next ones ([`Source`]) | by how many nanoseconds a timer was late |
+//! | `Steal` | – | the id of the P that it stole from |
+//! | `OnM` | – | id of the M that runs this P from now on |
+//! | `Ask` | – | id of the P whose goroutine is asked to stop |
+//! | `Refused` | why it did not stop (`PreemptRefusal`) | – |
+//! | `Retaken` | – | number of the system call that blocks the M, [`UNKNOWN_CALL`] or [`ANNOUNCED_CALL`] |
+//! | `Mark` | – | id of a P in 12 bits, words that its ring had in 36 |
+//! | `RegionBegin`, `Log` | bytes of the text | address of the text |
+//! | `RegionEnd` | – | – |
+//!
+//! # Time
+//! To read the clock takes longer than to switch. So only the events of slow paths are preceded by a
+//! clock, and one in [`EVENTS_PER_CLOCK`] others. sysmon writes marks: which ring had how many words
+//! at what time. A reader (`observe/trace/`) concludes for each event between which two times it
+//! happened.
+//!
+//! Invariants:
+//! 1. The ring of a P is written to by the thread that owns the P, inside the runtime; by the
+//!    preemption handler on that thread, while it is outside of the runtime; and under the
+//!    scheduler's lock, while no thread owns the P.
+//! 2. Every `Place`, `RegionBegin` and `Log` has the address of something that is never freed.
+//! 3. The memory of a ring is never freed, only reused, after its runtime has ended: a thread that
+//!    has not noticed the end of a recording may still write.
+//!
+//! Rejected: a clock with every event (yield took 125 % longer instead of 10 %); addresses of Gs
+//! instead of ids (a G is reused, and the order of events on two rings is not always known).
+
+use crate::sched::g::G;
+use crate::sched::m::Rt;
+use crate::sched::p::{P, PStatus};
+use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{MAX_PROCS, Sched};
+use crate::sys::clock::{Nanos, now};
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
+use crate::sys::lock::{self, Lock};
+use std::panic::Location;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// Memory of the rings together, unless the program says otherwise.
+pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
+/// One event in so many has a clock, besides those of the slow paths.
+const EVENTS_PER_CLOCK: u32 = 32;
+/// Words of the smallest and of the largest ring, as powers of two.
+const MIN_WORDS_LOG: u32 = 10;
+const MAX_WORDS_LOG: u32 = 30;
+/// The time between two marks. They share a ring with the wake-ups by threads without a P.
+const MARK_INTERVAL_NANOS: Nanos = 1_000_000;
+/// How long a thread waits that finds another one busy with the recording.
+const CONTROL_PAUSE: Duration = Duration::from_micros(50);
+/// The payload of a word.
+const PAYLOAD: u64 = (1 << 48) - 1;
+/// The payload of a clock.
+const CLOCK_PAYLOAD: u64 = (1 << 56) - 1;
+/// Bits of a mark that count words. The others are the P's id.
+const MARK_BITS: u32 = 36;
+/// The payload of `Retaken` if the call is not known.
+pub(crate) const UNKNOWN_CALL: u64 = PAYLOAD;
+/// The payload of `Retaken` if the goroutine has announced that it will block.
+pub(crate) const ANNOUNCED_CALL: u64 = PAYLOAD - 1;
+
+const _: () = assert!(MAX_PROCS <= 1 << (48 - MARK_BITS));
+
+macro_rules! kinds {
+    ($($name:ident,)+) => {
+        /// The kind of a word; see the head of the file.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub(crate) enum Kind { Empty, $($name,)+ }
+
+        impl Kind {
+            const ALL: &[Kind] = &[Kind::Empty, $(Kind::$name,)+];
+        }
+    };
+}
+
+kinds! {
+    Clock, Switch, Create, Place, Ready, Thread, Source, Steal, OnM, Ask, Refused, Retaken, Mark,
+    RegionBegin, RegionEnd, Log,
+}
+
+/// Why a goroutine or task stops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stop {
+    /// None ran.
+    Nothing,
+    Yielded,
+    /// Its slice is over.
+    Preempted,
+    Ended,
+    Parked(WaitReason),
+}
+
+impl Stop {
+    const PARKED: u8 = 16;
+
+    fn code(self) -> u8 {
+        match self {
+            Stop::Nothing => 0,
+            Stop::Yielded => 1,
+            Stop::Preempted => 2,
+            Stop::Ended => 3,
+            Stop::Parked(reason) => Stop::PARKED + reason as u8,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Stop {
+        match code {
+            1 => Stop::Yielded,
+            2 => Stop::Preempted,
+            3 => Stop::Ended,
+            Stop::PARKED.. => Stop::Parked(WaitReason::from_u8(code - Stop::PARKED)),
+            _ => Stop::Nothing,
+        }
+    }
+}
+
+/// What wakes goroutines while none runs on the P.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Source {
+    Timer = 1,
+    Poller = 2,
+}
+
+/// A word of a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub(crate) u64);
+
+impl Word {
+    fn new(kind: Kind, detail: u8, payload: u64) -> Word {
+        Word((kind as u64) << 56 | u64::from(detail) << 48 | payload & PAYLOAD)
+    }
+
+    fn clock(nanos: u64) -> Word {
+        Word((Kind::Clock as u64) << 56 | nanos & CLOCK_PAYLOAD)
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        Kind::ALL.get((self.0 >> 56) as usize).copied().unwrap_or(Kind::Empty)
+    }
+
+    pub(crate) fn detail(self) -> u8 {
+        (self.0 >> 48) as u8
+    }
+
+    pub(crate) fn payload(self) -> u64 {
+        self.0 & PAYLOAD
+    }
+
+    /// Returns the nanoseconds of a clock.
+    pub(crate) fn nanos(self) -> u64 {
+        self.0 & CLOCK_PAYLOAD
+    }
+
+    /// Returns the P of a mark.
+    pub(crate) fn marked_p(self) -> u32 {
+        (self.payload() >> MARK_BITS) as u32
+    }
+
+    /// Returns how many words the ring of a mark had. `near` is a number that is not far from it:
+    /// the mark has only its lower bits.
+    pub(crate) fn marked_words(self, near: u64) -> u64 {
+        let bits = u64::BITS - MARK_BITS;
+        let difference = self.payload().wrapping_sub(near) << bits;
+        near.wrapping_add_signed(difference.cast_signed() >> bits)
+    }
+
+    /// Returns what identifies the text of a `Place`, `RegionBegin` or `Log`: address and length.
+    pub(crate) fn text_key(self) -> u64 {
+        self.0 & CLOCK_PAYLOAD
+    }
+}
+
+/// The last words of one writer at a time.
+pub(crate) struct Ring {
+    /// A power of two of them.
+    words: Box<[AtomicU64]>,
+    /// How many words were ever written.
+    written: AtomicU64,
+    /// How many words had been written when the recording began.
+    from: AtomicU64,
+    /// When the recording began.
+    began: AtomicU64,
+    /// The writer's: events until the next clock.
+    until_clock: AtomicU32,
+    /// The writer's: the M of the last `OnM`, plus one.
+    last_m: AtomicU32,
+    /// A smaller ring of the same P from an earlier recording.
+    older: AtomicPtr<Ring>,
+    /// Its place in [`UNUSED`].
+    free_link: FreeLink<Ring>,
+}
+
+/// Rings of runtimes that have ended, by the logarithm of their words.
+static UNUSED: [FreeList<Ring>; MAX_WORDS_LOG as usize + 1] =
+    [const { FreeList::new() }; MAX_WORDS_LOG as usize + 1];
+
+impl Reusable for Ring {
+    fn free_link(&self) -> &FreeLink<Ring> {
+        &self.free_link
+    }
+}
+
+impl Ring {
+    /// Takes an unused ring of 2^`log` words, or makes one.
+    fn take(log: u32) -> &'static Ring {
+        UNUSED[log as usize].pop_or_leak(|| Ring {
+            // SAFETY: all bits 0 are a valid AtomicU64.
+            words: unsafe { Box::new_zeroed_slice(1 << log).assume_init() },
+            written: AtomicU64::new(0),
+            from: AtomicU64::new(0),
+            began: AtomicU64::new(0),
+            until_clock: AtomicU32::new(0),
+            last_m: AtomicU32::new(0),
+            older: AtomicPtr::new(null_mut()),
+            free_link: FreeLink::new(),
+        })
+    }
+
+    /// Begins a recording. A writer of the last one may still add a word.
+    fn begin(&self, now: Nanos) {
+        self.began.store(now, Ordering::Relaxed);
+        self.last_m.store(0, Ordering::Relaxed);
+        self.until_clock.store(0, Ordering::Relaxed);
+        self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Writer: appends a word.
+    #[inline]
+    fn push(&self, word: Word) {
+        let written = self.written.load(Ordering::Relaxed);
+        // Pairs with the fence in `copy`: who has read this word also reads `written` as it is now.
+        fence(Ordering::Release);
+        let at = written as usize & (self.words.len() - 1);
+        self.words[at].store(word.0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `copy`.
+        self.written.store(written + 1, Ordering::Release);
+    }
+
+    /// Writer: appends an event of a fast path.
+    #[inline]
+    fn event(&self, kind: Kind, detail: u8, payload: u64) {
+        match self.until_clock.load(Ordering::Relaxed) {
+            0 => self.clock(now()),
+            left => self.until_clock.store(left - 1, Ordering::Relaxed),
+        }
+        self.push(Word::new(kind, detail, payload));
+    }
+
+    /// Writer: appends an event of a slow path, with the time.
+    fn timed_event(&self, kind: Kind, detail: u8, payload: u64) {
+        self.clock(now());
+        self.push(Word::new(kind, detail, payload));
+    }
+
+    /// Writer: appends the time `now`.
+    fn clock(&self, now: Nanos) {
+        self.until_clock.store(EVENTS_PER_CLOCK - 1, Ordering::Relaxed);
+        self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
+    }
+
+    /// Copies what the present recording has written, while the writer goes on.
+    fn copy(&self) -> RingCopy {
+        let len = self.words.len() as u64;
+        let end = self.written.load(Ordering::Acquire);
+        let first = end.saturating_sub(len).max(self.from.load(Ordering::Relaxed)).min(end);
+        let mut words: Vec<Word> = (first..end)
+            .map(|i| Word(self.words[(i & (len - 1)) as usize].load(Ordering::Relaxed)))
+            .collect();
+        // Pairs with the fence in `push`.
+        fence(Ordering::Acquire);
+        // The writer may have written one word more than it has counted.
+        let written = self.written.load(Ordering::Relaxed) + 1;
+        let lost = written.saturating_sub(len).saturating_sub(first).min(end - first);
+        words.drain(..lost as usize);
+        RingCopy { first: first + lost, from: self.from.load(Ordering::Relaxed), words }
+    }
+
+    /// Gives it back, with the rings that it replaced. No thread of its runtime is left.
+    fn give_back(&'static self) {
+        let mut next = Some(self);
+        while let Some(ring) = next {
+            // SAFETY: null, or a ring (invariant 3).
+            next = unsafe { ring.older.swap(null_mut(), Ordering::Relaxed).as_ref() };
+            UNUSED[ring.words.len().ilog2() as usize].push(ring);
+        }
+    }
+}
+
+/// What a ring held at one moment.
+pub(crate) struct RingCopy {
+    /// The number of the first word since the ring was made.
+    pub(crate) first: u64,
+    /// The number of the first word of the recording: below `first` if words were overwritten.
+    pub(crate) from: u64,
+    pub(crate) words: Vec<Word>,
+}
+
+/// What was recorded, up to one moment.
+pub(crate) struct RecordCopy {
+    /// When the copy was made, in nanoseconds since the recording began.
+    pub(crate) copied: u64,
+    /// By the id of the P.
+    pub(crate) ps: Vec<RingCopy>,
+    /// By threads without a P.
+    pub(crate) outside: RingCopy,
+}
+
+/// The place of a ring.
+pub(crate) struct RingSlot {
+    /// The ring to write to; null while nothing is recorded.
+    active: AtomicPtr<Ring>,
+    /// The ring of the present or last recording.
+    last: AtomicPtr<Ring>,
+}
+
+impl RingSlot {
+    pub(crate) const fn new() -> RingSlot {
+        RingSlot { active: AtomicPtr::new(null_mut()), last: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Returns the ring to write to.
+    #[inline(always)]
+    pub(crate) fn active(&self) -> Option<&'static Ring> {
+        // Acquire: pairs with the Release in `begin`.
+        // SAFETY: null, or a ring (invariant 3).
+        unsafe { self.active.load(Ordering::Acquire).as_ref() }
+    }
+
+    fn last(&self) -> Option<&'static Ring> {
+        // Acquire, SAFETY: as above.
+        unsafe { self.last.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Begins a recording in a ring of at least 2^`log` words. One caller at a time.
+    fn begin(&self, log: u32, now: Nanos) {
+        let ring = match self.last() {
+            Some(ring) if ring.words.len() >= 1 << log => ring,
+            older => {
+                let ring = Ring::take(log);
+                let older = older.map_or(null_mut(), |ring| std::ptr::from_ref(ring).cast_mut());
+                ring.older.store(older, Ordering::Relaxed);
+                ring
+            }
+        };
+        ring.begin(now);
+        let ring = std::ptr::from_ref(ring).cast_mut();
+        self.last.store(ring, Ordering::Release);
+        self.active.store(ring, Ordering::Release);
+    }
+
+    fn end(&self) {
+        self.active.store(null_mut(), Ordering::Relaxed);
+    }
+
+    /// Gives the rings back. No thread of the runtime is left.
+    pub(crate) fn give_back(&self) {
+        if let Some(ring) = self.last() {
+            ring.give_back();
+        }
+    }
+}
+
+/// A runtime's recorder.
+pub(crate) struct Record {
+    /// Held while a recording begins, ends or is copied: [`Control`]. Not a lock: memory is
+    /// allocated meanwhile.
+    is_controlled: AtomicBool,
+    /// The words of each ring, as a power of two; 0 before the first recording.
+    log: AtomicU32,
+    /// Held by the writer of the ring of threads without a P.
+    writing_outside: Lock<()>,
+    outside: RingSlot,
+    /// sysmon's: when it made the last marks.
+    last_mark: AtomicU64,
+}
+
+impl Record {
+    pub(crate) const fn new() -> Record {
+        Record {
+            is_controlled: AtomicBool::new(false),
+            log: AtomicU32::new(0),
+            writing_outside: Lock::new(()),
+            outside: RingSlot::new(),
+            last_mark: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether events are recorded.
+    pub(crate) fn is_on(&self) -> bool {
+        self.outside.active().is_some()
+    }
+
+    /// Records an event of a thread without a P.
+    #[inline]
+    fn write_outside(&self, f: impl FnOnce(&Ring)) {
+        if let Some(ring) = self.outside.active() {
+            let _writing = self.writing_outside.lock();
+            f(ring);
+        }
+    }
+
+    /// Gives the rings back. No thread of the runtime is left.
+    pub(crate) fn give_back(&self) {
+        self.outside.give_back();
+    }
+}
+
+/// The right to begin, end or copy a recording.
+struct Control<'a>(&'a Record);
+
+impl<'a> Control<'a> {
+    fn try_take(record: &'a Record) -> Option<Control<'a>> {
+        // A goroutine that has it must not be stopped for ever by the end of its runtime: it counts
+        // like a lock of C code.
+        lock::count_c_lock();
+        // Acquire: pairs with the Release in `drop`.
+        if record.is_controlled.swap(true, Ordering::Acquire) {
+            lock::uncount_c_lock();
+            return None;
+        }
+        Some(Control(record))
+    }
+
+    fn take(record: &'a Record) -> Control<'a> {
+        loop {
+            if let Some(control) = Control::try_take(record) {
+                return control;
+            }
+            std::thread::sleep(CONTROL_PAUSE);
+        }
+    }
+}
+
+impl Drop for Control<'_> {
+    fn drop(&mut self) {
+        self.0.is_controlled.store(false, Ordering::Release);
+        lock::uncount_c_lock();
+    }
+}
+
+/// The beginning and the end of a recording, and its copy. All allocate: outside the runtime.
+impl Sched {
+    /// Begins to record, in rings that together take at most `bytes`, or what the smallest rings
+    /// take. Returns false if a recording is on.
+    pub(crate) fn start_recording(&self, bytes: usize) -> bool {
+        let _control = Control::take(&self.record);
+        if self.record.is_on() {
+            return false;
+        }
+        let words = bytes / size_of::<u64>() / (self.ps_made() as usize + 1);
+        let log = words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG);
+        self.record.log.store(log, Ordering::Relaxed);
+        let now = now();
+        for p in self.all_ps() {
+            p.ring.begin(log, now);
+        }
+        self.record.outside.begin(log, now);
+        self.attach_rings();
+        true
+    }
+
+    /// Gives Ps that were made during a recording their rings. Does not wait, because the helper
+    /// thread calls it: another thread that is busy with the recording does it when it is done.
+    pub(crate) fn record_new_ps(&self) {
+        if let Some(_control) = Control::try_take(&self.record) {
+            self.attach_rings();
+        }
+    }
+
+    /// Gives Ps without a ring one, if something is recorded. The caller has the `Control`.
+    fn attach_rings(&self) {
+        let Some(outside) = self.record.outside.active() else { return };
+        for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
+            let began = outside.began.load(Ordering::Relaxed);
+            p.ring.begin(self.record.log.load(Ordering::Relaxed), began);
+        }
+    }
+
+    /// Ends the recording. What was recorded stays until the next one begins.
+    pub(crate) fn stop_recording(&self) {
+        let _control = Control::take(&self.record);
+        self.all_ps().for_each(|p| p.ring.end());
+        self.record.outside.end();
+    }
+
+    /// Returns what was recorded, up to now. None if nothing was ever recorded.
+    pub(crate) fn copy_record(&self) -> Option<RecordCopy> {
+        let _control = Control::take(&self.record);
+        let outside = self.record.outside.last()?;
+        // The rings of the Ps first: their marks in the other ring may be newer, not older.
+        let ps = self.all_ps().filter_map(|p| p.ring.last()).map(Ring::copy).collect();
+        let began = outside.began.load(Ordering::Relaxed);
+        let outside = outside.copy();
+        self.attach_rings();
+        Some(RecordCopy { copied: now().saturating_sub(began), ps, outside })
+    }
+}
+
+impl RecordCopy {
+    pub(crate) fn rings(&self) -> impl Iterator<Item = &RingCopy> {
+        self.ps.iter().chain([&self.outside])
+    }
+}
+
+/// Returns the id of what `g` runs: itself, or the task that it carries.
+#[inline]
+fn id_of(g: &G) -> u64 {
+    match g.task.get() {
+        Some(task) if g.head.is_carrier() => task.id(),
+        _ => g.id(),
+    }
+}
+
+/// The events, in the order in which they appear in the life of a goroutine or task.
+#[inline(always)]
+pub(crate) fn created(rt: Rt, item: Runnable, at: &'static Location<'static>) {
+    if let Some(ring) = rt.p().ring.active() {
+        record_created(ring, item, at);
+    }
+}
+
+/// As [`created`], on a thread without a P.
+#[inline]
+pub(crate) fn created_outside(sched: &Sched, item: Runnable, at: &'static Location<'static>) {
+    if sched.record.is_on() {
+        let tid = this_thread();
+        sched.record.write_outside(|ring| {
+            ring.clock(now());
+            record_created(ring, item, at);
+            ring.push(Word::new(Kind::Thread, 0, tid));
+        });
+    }
+}
+
+#[cold]
+fn record_created(ring: &Ring, item: Runnable, at: &'static Location<'static>) {
+    let (id, is_task) = match item.unpack() {
+        Unpacked::Goroutine(g) => (g.id(), 0),
+        Unpacked::Task(task) => (task.id(), 1),
+    };
+    ring.event(Kind::Create, is_task, id);
+    ring.push(Word::new(Kind::Place, 0, std::ptr::from_ref(at) as u64));
+}
+
+/// Returns the kernel's id of this thread.
+fn this_thread() -> u64 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u64
+}
+
+/// The goroutine that runs on `rt`'s P stops, and the next one runs; None: the thread searches.
+#[inline(always)]
+pub(crate) fn switched(rt: Rt, stop: Stop, next: Option<&G>) {
+    if let Some(ring) = rt.p().ring.active() {
+        record_switch(ring, stop, next);
+    }
+}
+
+/// As [`switched`], in a ring that the caller has read before it chose `next`.
+#[cold]
+pub(crate) fn record_switch(ring: &Ring, stop: Stop, next: Option<&G>) {
+    match next {
+        Some(next) => ring.event(Kind::Switch, stop.code(), id_of(next)),
+        None => ring.timed_event(Kind::Switch, stop.code(), 0),
+    }
+}
+
+/// The thread's own context has found `g`, which runs now.
+#[inline(always)]
+pub(crate) fn found(rt: Rt, g: &G) {
+    if let Some(ring) = rt.p().ring.active() {
+        record_found(ring, rt, g);
+    }
+}
+
+#[cold]
+fn record_found(ring: &Ring, rt: Rt, g: &G) {
+    let m = rt.m().id.load(Ordering::Relaxed);
+    ring.clock(now());
+    if ring.last_m.swap(m + 1, Ordering::Relaxed) != m + 1 {
+        ring.push(Word::new(Kind::OnM, 0, m.into()));
+    }
+    ring.push(Word::new(Kind::Switch, Stop::Nothing.code(), id_of(g)));
+}
+
+/// The running goroutine has got a P again; or the recording begins while it runs.
+#[cold]
+pub(crate) fn runs_here(rt: Rt) {
+    found(rt, rt.g());
+}
+
+/// A carrier begins to poll a task.
+#[inline(always)]
+pub(crate) fn poll_began(p: &P, id: impl FnOnce() -> u64) {
+    if let Some(ring) = p.ring.active() {
+        ring.event(Kind::Switch, Stop::Nothing.code(), id());
+    }
+}
+
+/// A poll has returned.
+#[inline(always)]
+pub(crate) fn poll_ended(rt: Rt, stop: impl FnOnce() -> Stop) {
+    if let Some(ring) = rt.p().ring.active() {
+        ring.event(Kind::Switch, stop().code(), 0);
+    }
+}
+
+/// Who has woken a goroutine or task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Waker {
+    /// What runs on this P, or the last [`Source`]; or this thread, if it has no P.
+    Here,
+    /// Somebody earlier: the wake-up takes effect only now.
+    Unknown,
+}
+
+/// A goroutine or task was woken, on this P.
+#[inline(always)]
+pub(crate) fn woken(rt: Rt, item: Runnable, by: Waker) {
+    if let Some(ring) = rt.p().ring.active() {
+        record_woken(ring, item, by);
+    }
+}
+
+#[cold]
+fn record_woken(ring: &Ring, item: Runnable, by: Waker) {
+    let id = match item.unpack() {
+        Unpacked::Goroutine(g) => id_of(g),
+        Unpacked::Task(task) => task.id(),
+    };
+    ring.event(Kind::Ready, u8::from(by == Waker::Unknown), id);
+}
+
+/// As [`woken`], on a thread without a P.
+#[inline]
+pub(crate) fn woken_outside(sched: &Sched, item: Runnable, by: Waker) {
+    if sched.record.is_on() {
+        record_woken_outside(sched, item, by);
+    }
+}
+
+#[cold]
+fn record_woken_outside(sched: &Sched, item: Runnable, by: Waker) {
+    let tid = this_thread();
+    sched.record.write_outside(|ring| {
+        ring.clock(now());
+        record_woken(ring, item, by);
+        if by == Waker::Here {
+            ring.push(Word::new(Kind::Thread, 0, tid));
+        }
+    });
+}
+
+/// What is woken next on this P was not woken by a goroutine.
+#[inline(always)]
+pub(crate) fn source(rt: Rt, source: Source, late: Nanos) {
+    if let Some(ring) = rt.p().ring.active() {
+        ring.timed_event(Kind::Source, source as u8, late.min(PAYLOAD));
+    }
+}
+
+/// This P has stolen from `victim`.
+pub(crate) fn stolen(p: &P, victim: &P) {
+    if let Some(ring) = p.ring.active() {
+        ring.timed_event(Kind::Steal, 0, victim.id.into());
+    }
+}
+
+/// sysmon asks the goroutine on `p` to stop.
+pub(crate) fn asked_to_stop(sched: &Sched, p: &P) {
+    sched.record.write_outside(|ring| ring.timed_event(Kind::Ask, 0, p.id.into()));
+}
+
+/// A goroutine was asked to stop, and does not. For the preemption handler (invariant 1).
+pub(crate) fn refused_to_stop(p: &P, why: u8) {
+    if let Some(ring) = p.ring.active() {
+        ring.timed_event(Kind::Refused, why, 0);
+    }
+}
+
+/// The M that had `p` is blocked in a system call, and has lost it. Under the scheduler's lock.
+pub(crate) fn retaken(p: &P, call: Option<u32>) {
+    if let Some(ring) = p.ring.active() {
+        ring.timed_event(Kind::Retaken, 0, call.map_or(UNKNOWN_CALL, u64::from));
+    }
+}
+
+/// The M gives up its P, because the goroutine is about to block.
+pub(crate) fn released(rt: Rt) {
+    if let Some(ring) = rt.p().ring.active() {
+        ring.timed_event(Kind::Retaken, 0, ANNOUNCED_CALL);
+    }
+}
+
+/// Records how many words the ring of each P in use has, at this time; not too often. For sysmon.
+pub(crate) fn mark(sched: &Sched, now_about: Nanos) {
+    let record = &sched.record;
+    let last = record.last_mark.load(Ordering::Relaxed);
+    if !record.is_on() || now_about.saturating_sub(last) < MARK_INTERVAL_NANOS {
+        return;
+    }
+    record.last_mark.store(now_about, Ordering::Relaxed);
+    record.write_outside(|outside| {
+        outside.clock(now());
+        for p in sched.all_ps().filter(|p| p.status() == PStatus::Running) {
+            if let Some(ring) = p.ring.active() {
+                let written = ring.written.load(Ordering::Acquire) & ((1 << MARK_BITS) - 1);
+                let mark = u64::from(p.id) << MARK_BITS | written;
+                outside.push(Word::new(Kind::Mark, 0, mark));
+            }
+        }
+        outside.clock(now());
+    });
+}
+
+/// Records a region or a message of the program, on a goroutine.
+pub(crate) fn note(rt: Rt, kind: Kind, text: &'static str) {
+    if let Some(ring) = rt.p().ring.active() {
+        // A longer text is cut; not within a character.
+        let len = text.floor_char_boundary(usize::from(u8::MAX));
+        ring.timed_event(kind, len as u8, text.as_ptr() as u64);
+    }
+}

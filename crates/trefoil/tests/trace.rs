@@ -1,0 +1,476 @@
+//! The flight recorder: what a snapshot says of programs whose order of events is known.
+
+mod common;
+
+use common::{spin, watchdog};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+use trefoil::time::sleep;
+use trefoil::trace::{self, Recorder, Snapshot};
+use trefoil::{Runtime, go};
+
+/// Runs `f` on a runtime with `procs` Ps, while everything is recorded.
+fn recorded<T: Send + 'static>(procs: usize, f: impl FnOnce() -> T + Send + 'static) -> T {
+    let rt = Runtime::builder().procs(procs).build().unwrap();
+    let run = move || {
+        let recorder = Recorder::start().unwrap();
+        let value = f();
+        recorder.stop();
+        value
+    };
+    rt.go(run).unwrap().join().unwrap()
+}
+
+fn snapshot() -> Snapshot {
+    trace::snapshot().unwrap()
+}
+
+/// Blocks the thread. A raw call: the runtime does not know of it.
+fn block(time: Duration) {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: time.as_nanos() as i64 };
+    // SAFETY: the kernel reads `pause` only.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
+}
+
+fn why(snapshot: &Snapshot, id: u64) -> String {
+    let known = || snapshot.goroutines();
+    snapshot.why(id).unwrap_or_else(|| panic!("{id} is not in {:?}", known()))
+}
+
+#[test]
+fn a_wait_for_a_channel_of_std_names_the_sender() {
+    let _watchdog = watchdog();
+    let (text, sender) = recorded(2, || {
+        let (tx, rx) = mpsc::channel();
+        let receiver = go(move || {
+            rx.recv().unwrap();
+            trefoil::id()
+        });
+        let sender = go(move || {
+            sleep(Duration::from_millis(5));
+            tx.send(()).unwrap();
+            trefoil::id()
+        });
+        let (receiver, sender) = (receiver.join().unwrap(), sender.join().unwrap());
+        (why(&snapshot(), receiver), sender)
+    });
+    assert!(text.contains(" in futex wait, woken by goroutine "), "{text}");
+    assert!(text.contains(&format!("woken by goroutine {sender} ")), "{text}");
+    assert!(text.contains("tests/trace.rs:"), "{text}");
+}
+
+#[test]
+fn a_sleep_is_ended_by_a_timer() {
+    let _watchdog = watchdog();
+    let text = recorded(1, || {
+        let sleeper = go(|| {
+            sleep(Duration::from_millis(3));
+            trefoil::id()
+        });
+        let id = sleeper.join().unwrap();
+        why(&snapshot(), id)
+    });
+    assert!(text.contains(" in sleep, woken by a timer"), "{text}");
+}
+
+#[test]
+fn main_is_queued_behind_a_goroutine_that_computes() {
+    let _watchdog = watchdog();
+    let (text, hog) = recorded(1, || {
+        let main = trefoil::id();
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = over.clone();
+        let hog = go(move || {
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::black_box(());
+            }
+            trefoil::id()
+        });
+        for _ in 0..3 {
+            trefoil::yield_now();
+        }
+        over.store(true, Ordering::Relaxed);
+        let hog = hog.join().unwrap();
+        (why(&snapshot(), main), hog)
+    });
+    assert!(text.contains(&format!(" runnable, behind goroutine {hog} ")), "hog {hog}: {text}");
+}
+
+#[test]
+fn a_blocking_call_is_named() {
+    let _watchdog = watchdog();
+    let text = recorded(1, || {
+        let blocked = go(|| {
+            block(Duration::from_millis(60));
+            trefoil::id()
+        });
+        let worker = go(|| {
+            for _ in 0..20 {
+                spin(Duration::from_millis(1));
+                trefoil::yield_now();
+            }
+        });
+        worker.join().unwrap();
+        let id = blocked.join().unwrap();
+        why(&snapshot(), id)
+    });
+    assert!(text.contains(" without a P, blocked in "), "{text}");
+    assert!(text.contains("nanosleep"), "{text}");
+}
+
+#[test]
+fn a_call_of_blocking_is_named() {
+    let _watchdog = watchdog();
+    let text = recorded(1, || {
+        let id = go(|| {
+            trefoil::blocking(|| block(Duration::from_millis(20)));
+            trefoil::id()
+        });
+        let id = id.join().unwrap();
+        why(&snapshot(), id)
+    });
+    assert!(text.contains(" without a P, in blocking"), "{text}");
+}
+
+/// The goroutine that starts the recorder, and what it wakes before its first switch.
+#[test]
+fn the_goroutine_that_records_appears_itself() {
+    let _watchdog = watchdog();
+    let (text, main) = recorded(1, || {
+        let main = trefoil::id();
+        let child = go(trefoil::id).join().unwrap();
+        (why(&snapshot(), main) + &why(&snapshot(), child), main)
+    });
+    assert!(text.contains("in join"), "{text}");
+    assert!(text.contains(&format!(" by goroutine {main}\n")), "{text}");
+}
+
+#[test]
+fn one_of_several_recorders_wins() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let run = || {
+        for _ in 0..100 {
+            let starts: Vec<_> = (0..4).map(|_| go(|| Recorder::start().ok())).collect();
+            let started: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+            assert_eq!(started.iter().flatten().count(), 1);
+        }
+    };
+    rt.go(run).unwrap().join().unwrap();
+}
+
+/// A snapshot that the end of the runtime interrupts does not keep others from recording.
+#[test]
+fn a_recorder_is_dropped_after_its_runtime() {
+    let _watchdog = watchdog();
+    for _ in 0..5 {
+        let rt = Runtime::builder().procs(2).build().unwrap();
+        let start = || Recorder::builder().bytes(16 << 20).start().unwrap();
+        let recorder = rt.go(start).unwrap().join().unwrap();
+        let busy = || {
+            loop {
+                let _ = trace::snapshot();
+            }
+        };
+        drop(rt.go(busy).unwrap());
+        std::thread::sleep(Duration::from_millis(5));
+        drop(rt);
+        drop(recorder);
+    }
+}
+
+#[test]
+fn a_task_has_a_life_like_a_goroutine() {
+    let _watchdog = watchdog();
+    let text = recorded(2, || {
+        let task = trefoil::task::spawn(async {
+            trefoil::time::sleep_async(Duration::from_millis(3)).await;
+            trefoil::task::id()
+        });
+        let id = task.join().unwrap();
+        why(&snapshot(), id)
+    });
+    assert!(text.starts_with("task "), "{text}");
+    assert!(text.contains(", woken by a timer"), "{text}");
+}
+
+#[test]
+fn a_wake_up_from_a_plain_thread_names_the_thread() {
+    let _watchdog = watchdog();
+    let text = recorded(1, || {
+        let (tx, rx) = trefoil::chan::bounded(0);
+        let receiver = go(move || {
+            rx.recv().unwrap();
+            trefoil::id()
+        });
+        // A goroutine that is a thread to std would not do: the test needs a plain one.
+        let sender = trefoil::blocking(move || {
+            sleep(Duration::from_millis(3));
+            std::thread::spawn(move || tx.send(()).unwrap())
+        });
+        let id = receiver.join().unwrap();
+        sender.join().unwrap();
+        why(&snapshot(), id)
+    });
+    assert!(text.contains("in chan receive, woken by thread "), "{text}");
+}
+
+/// Every life is complete if nothing was overwritten: it is one chain of states that fit.
+#[test]
+fn nothing_is_lost_in_a_ring_that_is_large_enough() {
+    let _watchdog = watchdog();
+    let snapshot = recorded(2, || {
+        let workers: Vec<_> = (0..50)
+            .map(|_| {
+                go(|| {
+                    let (tx, rx) = trefoil::chan::bounded(1);
+                    let inner = go(move || (0..20).for_each(|i| tx.send(i).unwrap()));
+                    assert_eq!(rx.into_iter().sum::<u32>(), 190);
+                    inner.join().unwrap();
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        snapshot()
+    });
+    // 100 goroutines and main.
+    assert_eq!(snapshot.goroutines().len(), 101, "{:?}", snapshot.goroutines());
+    for id in snapshot.goroutines() {
+        let text = why(&snapshot, id);
+        assert!(!text.contains("unknown"), "{text}");
+    }
+}
+
+/// A file says the same as the snapshot that it was written from.
+#[test]
+fn a_file_is_read_as_it_was_written() {
+    let _watchdog = watchdog();
+    let snapshot = recorded(2, || {
+        go(|| sleep(Duration::from_millis(1))).join().unwrap();
+        snapshot()
+    });
+    let mut file = Vec::new();
+    snapshot.write(&mut file).unwrap();
+    let read = Snapshot::read(&file[..]).unwrap();
+    for id in snapshot.goroutines() {
+        assert_eq!(why(&read, id), why(&snapshot, id));
+    }
+    for len in [0, 10, 40, file.len() - 1] {
+        let error = Snapshot::read(&file[..len]).err().unwrap();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len} bytes: {error}");
+    }
+}
+
+/// Whatever is in a file, it is read or refused, and explained without a panic.
+#[test]
+fn any_file_is_read_or_refused() {
+    let _watchdog = watchdog();
+    let snapshot = recorded(2, || {
+        for _ in 0..20 {
+            go(|| sleep(Duration::from_micros(10))).join().unwrap();
+        }
+        snapshot()
+    });
+    let mut file = Vec::new();
+    snapshot.write(&mut file).unwrap();
+    let mut random = 12345_u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize % below
+    };
+    let words = file.len() / 8;
+    for _ in 0..2_000 {
+        let mut broken = file.clone();
+        for _ in 0..=next(6) {
+            let at = 16 + 8 * next(words - 2);
+            let value = match next(5) {
+                0 => u64::MAX,
+                1 => (next(256) as u64) << 56 | next(1 << 30) as u64,
+                2 => 1 << 56 | ((1 << 56) - 1),
+                3 => next(1 << 16) as u64,
+                _ => u64::from_le_bytes(broken[at..at + 8].try_into().unwrap()) ^ (1 << next(64)),
+            };
+            broken[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        if let Ok(snapshot) = Snapshot::read(&broken[..]) {
+            snapshot.why_all();
+            snapshot.write_perfetto(std::io::sink()).unwrap();
+        }
+    }
+}
+
+/// Snapshots of small rings while their writers overwrite them all the time.
+#[test]
+fn snapshots_beside_busy_writers_are_consistent() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let run = || {
+        let recorder = Recorder::builder().bytes(0).start().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let pairs: Vec<_> = (0..4)
+            .map(|_| {
+                let over = over.clone();
+                let (tx, rx) = trefoil::chan::bounded(0);
+                let echo = go(move || rx.into_iter().count());
+                go(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        tx.send(()).unwrap();
+                    }
+                    drop(tx);
+                    echo.join().unwrap();
+                })
+            })
+            .collect();
+        for _ in 0..40 {
+            let snapshot = snapshot();
+            let ids = snapshot.goroutines();
+            assert!(ids.iter().all(|&id| id < 100), "an id that never was: {ids:?}");
+            let mut file = Vec::new();
+            snapshot.write_perfetto(&mut file).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        pairs.into_iter().for_each(|pair| pair.join().unwrap());
+        recorder.stop();
+    };
+    rt.go(run).unwrap().join().unwrap();
+}
+
+#[test]
+fn ps_that_are_made_during_a_recording_are_recorded() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(1).build().unwrap();
+    let run = || {
+        let recorder = Recorder::start().unwrap();
+        trefoil::set_procs(4);
+        let workers: Vec<_> = (0..64).map(|_| go(|| spin(Duration::from_millis(1)))).collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        let snapshot = snapshot();
+        recorder.stop();
+        snapshot.goroutines().len()
+    };
+    assert_eq!(rt.go(run).unwrap().join().unwrap(), 65);
+}
+
+#[test]
+fn a_second_recording_forgets_the_first() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let run = || {
+        let record = |bytes| {
+            let recorder = Recorder::builder().bytes(bytes).start().unwrap();
+            let id = go(trefoil::id).join().unwrap();
+            recorder.stop();
+            (id, snapshot().goroutines())
+        };
+        let (first, in_first) = record(1 << 20);
+        let (second, in_second) = record(1 << 16);
+        let (_, in_third) = record(1 << 22);
+        assert!(in_first.contains(&first));
+        assert!(in_second.contains(&second) && !in_second.contains(&first));
+        assert!(!in_third.contains(&second));
+    };
+    rt.go(run).unwrap().join().unwrap();
+}
+
+/// Perfetto's own description of the format reads the file: who ran where, and who woke whom.
+#[test]
+fn perfetto_reads_the_file() {
+    const SCRIPT: &str = r#"
+import sys
+try:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+except ImportError:
+    print("no package")
+    sys.exit()
+trace = Trace()
+trace.ParseFromString(open(sys.argv[1], "rb").read())
+sender, receiver = sys.argv[2:]
+assert trace.packet[0].sequence_flags == 1
+tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+print("tracks", sorted(t.name for t in tracks.values() if t.name.startswith("P")))
+assert all(t.parent_uuid in tracks for t in tracks.values() if t.name)
+last, open_slices, runs, flows, wakes = {}, {}, [], {}, []
+for packet in trace.packet:
+    if not packet.HasField("track_event"):
+        continue
+    event, track = packet.track_event, packet.track_event.track_uuid
+    assert track in tracks, track
+    assert packet.timestamp >= last.get(track, 0), "time goes backwards"
+    last[track] = packet.timestamp
+    if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        assert track not in open_slices, "two goroutines on one P"
+        open_slices[track] = event.name
+        runs.append(event.name)
+        for flow in event.terminating_flow_ids:
+            assert flows.pop(flow) == event.name, "a flow to another goroutine"
+    elif event.type == TrackEvent.TYPE_SLICE_END:
+        del open_slices[track]
+    elif event.name.startswith("wake ") or event.name.startswith("start "):
+        for flow in event.flow_ids:
+            flows[flow] = event.name.split(" ", 1)[1]
+        if event.name == "wake " + receiver:
+            wakes.append({a.name: a.string_value for a in event.debug_annotations}["by"])
+print("ran", sender in runs and receiver in runs)
+print("woken by the sender", sender in wakes)
+"#;
+    let _watchdog = watchdog();
+    let (file, sender, receiver) = recorded(2, || {
+        let (tx, rx) = trefoil::chan::bounded(0);
+        let receiver = go(move || {
+            rx.recv().unwrap();
+            trefoil::id()
+        });
+        let sender = go(move || {
+            sleep(Duration::from_millis(5));
+            tx.send(()).unwrap();
+            trefoil::id()
+        });
+        let ids = (sender.join().unwrap(), receiver.join().unwrap());
+        let mut file = Vec::new();
+        snapshot().write_perfetto(&mut file).unwrap();
+        (file, ids.0, ids.1)
+    });
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("trace.pftrace");
+    std::fs::write(&path, file).unwrap();
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", SCRIPT]).arg(&path).args([format!("G{sender}"), format!("G{receiver}")]);
+    let Ok(ran) = python.output() else { return println!("skipped: python3 is not available") };
+    let said = String::from_utf8_lossy(&ran.stdout);
+    if said.starts_with("no package") {
+        return println!("skipped: Python has no package perfetto");
+    }
+    let expected = "tracks ['P0', 'P1']\nran True\nwoken by the sender True\n";
+    assert_eq!(said, expected, "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+/// A file is written when a goroutine panics, and the command explains it.
+#[test]
+fn a_panic_writes_a_file() {
+    if std::env::var_os("TREFOIL_TRACE").is_some() {
+        let child = || {
+            let panics = go(|| {
+                sleep(Duration::from_millis(1));
+                panic!("on purpose");
+            });
+            assert!(panics.join().is_err());
+        };
+        return trefoil::run(child);
+    }
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("panic_traces");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    let ran = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_panic_writes_a_file", "--nocapture"])
+        .env("TREFOIL_TRACE", format!("on,bytes=1M,dir={}", dir.display()))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}");
+    assert!(said.contains("trefoil: trace written to "), "{said}");
+    let file = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let snapshot = Snapshot::read(std::fs::File::open(file).unwrap()).unwrap();
+    let texts: Vec<String> = snapshot.goroutines().iter().map(|&id| why(&snapshot, id)).collect();
+    assert!(texts.iter().any(|text| text.contains(" in sleep, woken by a timer")), "{texts:?}");
+}
