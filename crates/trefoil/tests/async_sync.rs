@@ -8,14 +8,14 @@ mod common;
 #[path = "common/executor.rs"]
 mod executor;
 
-use common::watchdog;
+use common::{hold_until, watchdog};
 use executor::{Parking, at_each_procs, poll_once};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use trefoil::context::{Context as RequestContext, ContextError};
@@ -733,4 +733,42 @@ fn once_locks_survive_dropped_waits_and_initialisers() {
             assert_eq!(done.load(Ordering::Relaxed), 1);
         }
     });
+}
+
+/// A future was in the queue of a mutex, and its goroutine ran, when the runtime ended and the mutex
+/// was unlocked: the mutex passed the future over, and the drop of the future waited for ever.
+#[test]
+fn a_future_that_was_passed_over_at_the_end_of_its_runtime_can_be_dropped() {
+    static STEP: AtomicU32 = AtomicU32::new(0);
+    let reached = |step| move || STEP.load(Ordering::Acquire) >= step;
+    let _watchdog = watchdog();
+    let shared: &'static Mutex<()> = Box::leak(Box::new(Mutex::new(())));
+    let held = shared.lock();
+    let rt = trefoil::Runtime::builder().procs(1).build().unwrap();
+    let waits = move || {
+        let _here = trefoil::no_preempt();
+        trefoil::block_on(async {
+            let mut lock = Box::pin(shared.lock_async());
+            std::future::poll_fn(|context| {
+                assert!(lock.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            STEP.store(1, Ordering::Release);
+            while STEP.load(Ordering::Acquire) < 2 {
+                std::hint::spin_loop();
+            }
+            drop(lock);
+            STEP.store(3, Ordering::Release);
+        });
+    };
+    drop(rt.go(waits).unwrap());
+    hold_until("the future waits", reached(1));
+    let end = std::thread::spawn(move || drop(rt));
+    std::thread::sleep(Duration::from_millis(30));
+    drop(held);
+    STEP.store(2, Ordering::Release);
+    hold_until("the future is dropped", reached(3));
+    end.join().unwrap();
+    drop(shared.lock());
 }

@@ -167,4 +167,6 @@ impl ArmFuture for EventArm<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> bool {
         self.0.poll(context).is_ready()
     }
+
+    fn clear(self: Pin<&mut Self>) {}
 }

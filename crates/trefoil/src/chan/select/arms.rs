@@ -243,6 +243,10 @@ impl<F: Future> ArmFuture for FutureSlot<F> {
         future.set(None);
         true
     }
+
+    fn clear(self: Pin<&mut Self>) {
+        self.project().0.set(None);
+    }
 }
 
 impl<F: Future> fmt::Debug for FutureSlot<F> {

@@ -104,6 +104,9 @@ pub(super) enum ArmTarget<'a> {
 pub(super) trait ArmFuture {
     /// Polls the future. Returns true if it is ready: then its value is stored.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> bool;
+
+    /// Drops the future. Its value stays.
+    fn clear(self: Pin<&mut Self>);
 }
 
 /// How a select waits for the futures among its arms.
@@ -418,7 +421,24 @@ pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
 /// [`select`] with futures among the arms; `first` is the number of the first one.
 #[inline(never)]
 fn select_futures(arms: &mut [Arm<'_>], deadline: Nanos, first: u16) -> Option<Chosen> {
-    select_numbered(arms, deadline, &SelectFutures::new(first + 1))
+    let futures = SelectFutures::new(first + 1);
+    let arms = ClearFutures(arms);
+    select_numbered(arms.0, deadline, &futures)
+}
+
+/// Drops the futures of the arms at the end of a select, while their waker still exists. A future in
+/// the queue of a lock would otherwise be handed the lock after its goroutine was orphaned, because
+/// only the waker tells whose it is.
+struct ClearFutures<'a, 'b>(&'a mut [Arm<'b>]);
+
+impl Drop for ClearFutures<'_, '_> {
+    fn drop(&mut self) {
+        for arm in &mut *self.0 {
+            if let ArmTarget::Future(future) = &mut arm.target {
+                future.as_mut().clear();
+            }
+        }
+    }
 }
 
 /// [`select`] for arms that have their numbers.
@@ -629,7 +649,9 @@ pub(super) fn poll(arms: &mut [Arm<'_>]) -> Option<Chosen> {
 /// [`poll`] with futures among the arms; `first` is the number of the first one.
 #[inline(never)]
 fn poll_futures(arms: &mut [Arm<'_>], first: u16) -> Option<Chosen> {
-    poll_numbered(arms, &SelectFutures::new(first + 1))
+    let futures = SelectFutures::new(first + 1);
+    let arms = ClearFutures(arms);
+    poll_numbered(arms.0, &futures)
 }
 
 /// [`poll`] for arms that have their numbers. None of them may be in a queue.

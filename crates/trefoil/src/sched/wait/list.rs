@@ -237,6 +237,12 @@ impl Node {
         claimed
     }
 
+    /// Returns whether a taker has the node. The caller has held the list's lock since the node was
+    /// last in the list, so the answer does not change any more.
+    pub(super) fn was_taken(&self) -> bool {
+        self.taken.get()
+    }
+
     /// Prepares the node for a wait of the task with this sleeper word.
     pub(super) fn prepare_for_task(&self, sleeper: usize) {
         debug_assert!(!self.linked.get());

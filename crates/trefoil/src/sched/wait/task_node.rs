@@ -115,7 +115,9 @@ impl TaskNode {
     ) -> Option<u32> {
         self.waits = false;
         if !self.node.has_ended() {
-            if wait::inside(|here| withdraw(&self.node, here)) {
+            // If it is neither in the list nor taken, a taker has left it out, because the runtime of
+            // its goroutine ends.
+            if wait::inside(|here| withdraw(&self.node, here)) || !self.node.was_taken() {
                 return None;
             }
             self.wait_for_taker();
