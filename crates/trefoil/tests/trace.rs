@@ -23,6 +23,9 @@ fn recorded<T: Send + 'static>(procs: usize, f: impl FnOnce() -> T + Send + 'sta
     rt.go(run).unwrap().join().unwrap()
 }
 
+/// A wait that is longer than any other of its goroutine, also on a busy machine.
+const LONG: Duration = Duration::from_millis(100);
+
 fn snapshot() -> Snapshot {
     trace::snapshot().unwrap()
 }
@@ -49,7 +52,7 @@ fn a_wait_for_a_channel_of_std_names_the_sender() {
             trefoil::id()
         });
         let sender = go(move || {
-            sleep(Duration::from_millis(5));
+            sleep(LONG);
             tx.send(()).unwrap();
             trefoil::id()
         });
@@ -66,7 +69,7 @@ fn a_sleep_is_ended_by_a_timer() {
     let _watchdog = watchdog();
     let text = recorded(1, || {
         let sleeper = go(|| {
-            sleep(Duration::from_millis(3));
+            sleep(LONG);
             trefoil::id()
         });
         let id = sleeper.join().unwrap();
@@ -103,7 +106,7 @@ fn a_blocking_call_is_named() {
     let _watchdog = watchdog();
     let text = recorded(1, || {
         let blocked = go(|| {
-            block(Duration::from_millis(60));
+            block(LONG);
             trefoil::id()
         });
         let worker = go(|| {
@@ -125,7 +128,7 @@ fn a_call_of_blocking_is_named() {
     let _watchdog = watchdog();
     let text = recorded(1, || {
         let id = go(|| {
-            trefoil::blocking(|| block(Duration::from_millis(20)));
+            trefoil::blocking(|| block(LONG));
             trefoil::id()
         });
         let id = id.join().unwrap();
@@ -140,7 +143,11 @@ fn the_goroutine_that_records_appears_itself() {
     let _watchdog = watchdog();
     let (text, main) = recorded(1, || {
         let main = trefoil::id();
-        let child = go(trefoil::id).join().unwrap();
+        let child = go(|| {
+            sleep(LONG);
+            trefoil::id()
+        });
+        let child = child.join().unwrap();
         (why(&snapshot(), main) + &why(&snapshot(), child), main)
     });
     assert!(text.contains("in join"), "{text}");
@@ -186,7 +193,7 @@ fn a_task_has_a_life_like_a_goroutine() {
     let _watchdog = watchdog();
     let text = recorded(2, || {
         let task = trefoil::task::spawn(async {
-            trefoil::time::sleep_async(Duration::from_millis(3)).await;
+            trefoil::time::sleep_async(LONG).await;
             trefoil::task::id()
         });
         let id = task.join().unwrap();
@@ -207,7 +214,7 @@ fn a_wake_up_from_a_plain_thread_names_the_thread() {
         });
         // A goroutine that is a thread to std would not do: the test needs a plain one.
         let sender = trefoil::blocking(move || {
-            sleep(Duration::from_millis(3));
+            sleep(LONG);
             std::thread::spawn(move || tx.send(()).unwrap())
         });
         let id = receiver.join().unwrap();
@@ -451,7 +458,7 @@ fn a_panic_writes_a_file() {
     if std::env::var_os("TREFOIL_TRACE").is_some() {
         let child = || {
             let panics = go(|| {
-                sleep(Duration::from_millis(1));
+                sleep(LONG);
                 panic!("on purpose");
             });
             assert!(panics.join().is_err());
