@@ -372,7 +372,7 @@ impl RuntimeBuilder {
         let sched = Sched::start(procs, config)?;
         let _ = waker::FIND_SCHED.set(find_sched);
         if let Some(trace) = env.trace {
-            observe::trace::record_from_start(&sched, trace.bytes, trace.dir);
+            observe::trace::record_from_start(&sched, trace);
         }
         observe::deadlock::register(&sched);
         observe::quit::install();

@@ -11,6 +11,9 @@
 //! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a deadlock
 //! or SIGQUIT writes a file (at most 16; `TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). The command
 //! `trefoil trace why FILE ID` reads it, and `trefoil trace perfetto FILE OUT` converts it.
+//! `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is
+//! runnable, a timer late, or a thread blocked in the kernel for so long. A program does the same with
+//! [`on`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -41,12 +44,15 @@
 //! nanoseconds per switch: the clock is not read for each event, so the times in a snapshot have an
 //! error, which is shown.
 
+use crate::observe::trace::watches::{self, Settings};
 use crate::runtime::with_sched;
 use crate::sched::Sched;
 use crate::sched::m::Rt;
 use crate::sched::record::{self, DEFAULT_BYTES, Kind};
+use crate::sched::trigger::{self, Noticed};
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 pub use crate::observe::trace::Snapshot;
 
@@ -189,15 +195,19 @@ impl RecorderBuilder {
                 }
                 rt.leave();
             }
-            let sched = std::ptr::from_ref(sched);
-            // SAFETY: every Sched is in an Arc (`Sched::start`), and the caller's is alive.
-            let sched = unsafe {
-                Arc::increment_strong_count(sched);
-                Arc::from_raw(sched)
-            };
-            Ok(Recorder { sched: Arc::downgrade(&sched) })
+            Ok(Recorder { sched: downgrade(sched) })
         })
     }
+}
+
+fn downgrade(sched: &Sched) -> Weak<Sched> {
+    let sched = std::ptr::from_ref(sched);
+    // SAFETY: every Sched is in an Arc (`Sched::start`), and the caller's is alive.
+    let sched = unsafe {
+        Arc::increment_strong_count(sched);
+        Arc::from_raw(sched)
+    };
+    Arc::downgrade(&sched)
 }
 
 /// Copies what was recorded of the caller's runtime, or of the default runtime on a plain thread. None
@@ -215,6 +225,290 @@ impl RecorderBuilder {
 /// Panics on a plain thread if the default runtime cannot start.
 pub fn snapshot() -> Option<Snapshot> {
     with_sched(crate::observe::trace::snapshot)
+}
+
+/// What [`on`] waits for. Kinds may be added in later versions.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::trace::{self, Recorder, Trigger};
+///
+/// trefoil::run(|| {
+///     let _recorder = Recorder::start().unwrap();
+///     let watch = trace::on(Trigger::Blocked(Duration::from_millis(100)));
+///     let _watch = watch.call(|incident| eprintln!("{incident:?}")).unwrap();
+/// });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Trigger {
+    /// A goroutine or task is runnable for so long, and does not run. It is noticed a quarter of
+    /// the time later, or a millisecond, whichever is more.
+    Runnable(Duration),
+    /// A timer runs so late.
+    TimerLate(Duration),
+    /// A thread with a goroutine is blocked in the kernel for so long, without having announced it
+    /// by [`blocking`](fn@crate::blocking). Calls that park the goroutine, as most calls of std do,
+    /// do not count.
+    Blocked(Duration),
+    /// A goroutine or task panics.
+    Panic,
+}
+
+/// What a [`Trigger`] has waited for, and the recording that shows it.
+///
+/// ```
+/// use trefoil::trace::{self, Recorder, Trigger};
+///
+/// trefoil::run(|| {
+///     let _recorder = Recorder::start().unwrap();
+///     let (tx, rx) = std::sync::mpsc::channel();
+///     let tell = move |incident| tx.send(incident).unwrap();
+///     let _watch = trace::on(Trigger::Panic).call(tell).unwrap();
+///     let id = trefoil::go(|| {
+///         let id = trefoil::id();
+///         let _ = std::panic::catch_unwind(|| panic!("no luck"));
+///         id
+///     });
+///     let id = id.join().unwrap();
+///     let incident = rx.recv().unwrap();
+///     assert_eq!(incident.goroutine, Some(id));
+///     println!("{}", incident.snapshot.why(id).unwrap());
+/// });
+/// ```
+#[non_exhaustive]
+pub struct Incident {
+    /// What it is.
+    pub trigger: Trigger,
+    /// The goroutine or task, if it is known. It is not known of a late timer.
+    pub goroutine: Option<u64>,
+    /// How long it had lasted when it was noticed. It may last on. Zero for a panic.
+    pub lasted: Duration,
+    /// The recording, up to the end of the time that [`OnTrigger::look_forward`] has set.
+    pub snapshot: Snapshot,
+}
+
+impl fmt::Debug for Incident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incident")
+            .field("trigger", &self.trigger)
+            .field("goroutine", &self.goroutine)
+            .field("lasted", &self.lasted)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The settings of a [`Watch`]. [`on`] returns it.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::trace::{self, Trigger};
+///
+/// trefoil::run(|| {
+///     let _watch = trace::on(Trigger::TimerLate(Duration::from_millis(5)))
+///         .look_forward(Duration::from_millis(50))
+///         .cool_down(Duration::from_secs(60))
+///         .at_most(10)
+///         .call(|incident| eprintln!("{incident:?}"))
+///         .unwrap();
+/// });
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it does nothing until `call`"]
+pub struct OnTrigger {
+    trigger: Trigger,
+    look_forward: Duration,
+    cool_down: Duration,
+    at_most: u32,
+}
+
+/// Notices incidents until it is dropped. [`OnTrigger::call`] returns it.
+///
+/// ```
+/// use trefoil::trace::{self, Trigger};
+///
+/// trefoil::run(|| {
+///     let watch = trace::on(Trigger::Panic).call(|_| ()).unwrap();
+///     drop(watch);
+/// });
+/// ```
+#[must_use = "a watch ends when it is dropped"]
+pub struct Watch {
+    /// Not an Arc, as in [`Recorder`].
+    sched: Weak<Sched>,
+    watch: Arc<trigger::Watch>,
+}
+
+/// A runtime has at most 16 watches at the same time.
+///
+/// ```
+/// use trefoil::trace::{self, Trigger};
+///
+/// trefoil::run(|| {
+///     let on = trace::on(Trigger::Panic);
+///     let watches: Vec<_> = (0..16).map(|_| on.call(|_| ()).unwrap()).collect();
+///     let error = on.call(|_| ()).err().unwrap();
+///     assert_eq!(error.to_string(), "this runtime has 16 watches already, the most that are possible");
+///     drop(watches);
+/// });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TooManyWatches;
+
+impl fmt::Display for TooManyWatches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "this runtime has {} watches already, the most that are possible",
+            trigger::WATCHES_MAX
+        )
+    }
+}
+
+impl std::error::Error for TooManyWatches {}
+
+/// Waits, without a goroutine, for an incident in the caller's runtime, or in the default runtime on a
+/// plain thread: [`OnTrigger::call`] says what happens then.
+///
+/// Incidents are noticed while the runtime is recorded: by a [`Recorder`], or because
+/// `TREFOIL_TRACE=on` is set.
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil::trace::{self, Recorder, Trigger};
+///
+/// let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+/// runtime.run(|| {
+///     let _recorder = Recorder::start().unwrap();
+///     let (tx, rx) = std::sync::mpsc::channel();
+///     let watch = trace::on(Trigger::Runnable(Duration::from_millis(20)))
+///         .call(move |incident| _ = tx.send(incident))
+///         .unwrap();
+///     let kept_waiting = trefoil::go(|| ());
+///     {
+///         let _no_preempt = trefoil::no_preempt();
+///         let begin = std::time::Instant::now();
+///         while begin.elapsed() < Duration::from_millis(100) {}
+///     }
+///     let incident = rx.recv().unwrap();
+///     assert!(incident.lasted >= Duration::from_millis(20));
+///     // … runnable behind goroutine 1 "main" (preemption refused: no_preempt)
+///     println!("{}", incident.snapshot.why(incident.goroutine.unwrap()).unwrap());
+///     # kept_waiting.join().unwrap();
+///     drop(watch);
+/// });
+/// ```
+pub fn on(trigger: Trigger) -> OnTrigger {
+    OnTrigger {
+        trigger,
+        look_forward: Duration::ZERO,
+        cool_down: Duration::from_secs(10),
+        at_most: u32::MAX,
+    }
+}
+
+impl OnTrigger {
+    /// Sets the time from the incident to the snapshot, so that it shows what followed. Without this
+    /// setting there is none.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use trefoil::trace::{self, Trigger};
+    /// let on = trace::on(Trigger::Panic).look_forward(Duration::from_millis(50));
+    /// trefoil::run(move || drop(on.call(|_| ()).unwrap()));
+    /// ```
+    pub fn look_forward(mut self, time: Duration) -> OnTrigger {
+        self.look_forward = time;
+        self
+    }
+
+    /// Sets how long no further incident is noticed after one. Without this setting it is 10 seconds.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use trefoil::trace::{self, Trigger};
+    /// let on = trace::on(Trigger::Panic).cool_down(Duration::from_secs(60));
+    /// trefoil::run(move || drop(on.call(|_| ()).unwrap()));
+    /// ```
+    pub fn cool_down(mut self, time: Duration) -> OnTrigger {
+        self.cool_down = time;
+        self
+    }
+
+    /// Sets how many incidents are noticed. Without this setting there is no limit.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Trigger};
+    /// let on = trace::on(Trigger::Panic).at_most(1);
+    /// trefoil::run(move || drop(on.call(|_| ()).unwrap()));
+    /// ```
+    pub fn at_most(mut self, incidents: u32) -> OnTrigger {
+        self.at_most = incidents;
+        self
+    }
+
+    /// Calls `f` with each incident, on a goroutine of its own, until the [`Watch`] is dropped.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use trefoil::trace::{self, Recorder, Trigger};
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     let watch = trace::on(Trigger::Runnable(Duration::from_millis(10)))
+    ///         .call(|incident| {
+    ///             let file = std::fs::File::create("slow.trace").unwrap();
+    ///             incident.snapshot.write(file).unwrap();
+    ///         })
+    ///         .unwrap();
+    ///     // …
+    ///     drop(watch);
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// If the runtime has 16 watches already.
+    ///
+    /// # Panics
+    /// Panics on a plain thread if the default runtime cannot start.
+    pub fn call(
+        self,
+        f: impl Fn(Incident) + Send + Sync + 'static,
+    ) -> Result<Watch, TooManyWatches> {
+        let trigger = self.trigger;
+        let (incident, limit) = match trigger {
+            Trigger::Runnable(limit) => (trigger::Incident::Runnable, limit),
+            Trigger::TimerLate(limit) => (trigger::Incident::TimerLate, limit),
+            Trigger::Blocked(limit) => (trigger::Incident::Blocked, limit),
+            Trigger::Panic => (trigger::Incident::Panic, Duration::ZERO),
+        };
+        let settings = Settings {
+            incident,
+            limit,
+            look_forward: self.look_forward,
+            cool_down: self.cool_down,
+            at_most: self.at_most,
+        };
+        let tell = move |noticed: Noticed, snapshot| {
+            f(Incident {
+                trigger,
+                goroutine: Some(noticed.id).filter(|&id| id != 0),
+                lasted: Duration::from_nanos(noticed.nanos),
+                snapshot,
+            });
+        };
+        with_sched(|sched| {
+            let watch = watches::watch(sched, settings, tell).ok_or(TooManyWatches)?;
+            Ok(Watch { sched: downgrade(sched), watch })
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(sched) = self.sched.upgrade() {
+            watches::unwatch(&sched, &self.watch);
+        }
+    }
 }
 
 /// A part of a goroutine's work that has a name. It ends when this is dropped.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 use trefoil::time::sleep;
-use trefoil::trace::{self, Recorder, Snapshot};
+use trefoil::trace::{self, Incident, OnTrigger, Recorder, Snapshot, Trigger, Watch};
 use trefoil::{Runtime, go};
 
 /// Runs `f` on a runtime with `procs` Ps, while everything is recorded.
@@ -465,8 +465,7 @@ fn a_panic_writes_a_file() {
         };
         return trefoil::run(child);
     }
-    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("panic_traces");
-    let _ = std::fs::remove_dir_all(&dir);
+    let dir = std::env::temp_dir().join(format!("trefoil-panic-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let ran = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_panic_writes_a_file", "--nocapture"])
@@ -480,4 +479,192 @@ fn a_panic_writes_a_file() {
     let snapshot = Snapshot::read(std::fs::File::open(file).unwrap()).unwrap();
     let texts: Vec<String> = snapshot.goroutines().iter().map(|&id| why(&snapshot, id)).collect();
     assert!(texts.iter().any(|text| text.contains(" in sleep, woken by a timer")), "{texts:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Watches, and sends what it notices.
+fn watch(on: OnTrigger) -> (Watch, mpsc::Receiver<Incident>) {
+    let (tx, rx) = mpsc::channel();
+    (on.call(move |incident| _ = tx.send(incident)).unwrap(), rx)
+}
+
+/// Computes, without preemption.
+fn keep_the_p(time: Duration) {
+    let _no_preempt = trefoil::no_preempt();
+    spin(time);
+}
+
+/// Calls `f`, which returns the id of a goroutine that was probably kept waiting, until that is
+/// noticed. On a busy machine a thread may lose its CPU at any time.
+fn until_noticed(incidents: &mpsc::Receiver<Incident>, f: impl Fn() -> Option<u64>) -> Incident {
+    loop {
+        let id = f();
+        // The goroutine that tells of an incident may be kept waiting too.
+        while let Ok(incident) = incidents.recv_timeout(LONG) {
+            if incident.goroutine == id {
+                return incident;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_goroutine_that_is_runnable_for_long_is_noticed() {
+    let _watchdog = watchdog();
+    let incident = recorded(1, || {
+        let on = trace::on(Trigger::Runnable(LONG)).cool_down(Duration::ZERO);
+        let (_watch, incidents) = watch(on);
+        until_noticed(&incidents, || {
+            let kept_waiting = go(trefoil::id);
+            keep_the_p(3 * LONG);
+            kept_waiting.join().ok()
+        })
+    });
+    assert!(incident.lasted >= LONG, "{incident:?}");
+    // The snapshot is newer than the end of the wait: it was runnable until main stopped.
+    let text = why(&incident.snapshot, incident.goroutine.unwrap());
+    assert!(text.contains("behind goroutine 1"), "{text}");
+}
+
+#[test]
+fn a_goroutine_that_yields_in_vain_and_a_task_are_noticed() {
+    let _watchdog = watchdog();
+    recorded(1, || {
+        let on = trace::on(Trigger::Runnable(LONG)).cool_down(Duration::ZERO);
+        let (_watch, incidents) = watch(on);
+        until_noticed(&incidents, || {
+            let (started, is_started) = mpsc::channel();
+            let yields = go(move || {
+                started.send(()).unwrap();
+                trefoil::yield_now();
+                trefoil::id()
+            });
+            is_started.recv().unwrap();
+            keep_the_p(3 * LONG);
+            yields.join().ok()
+        });
+        until_noticed(&incidents, || {
+            let task = trefoil::task::spawn(async {});
+            let id = task.id();
+            keep_the_p(3 * LONG);
+            task.join().unwrap();
+            Some(id)
+        });
+    });
+}
+
+#[test]
+fn goroutines_that_wait_or_run_are_not_noticed() {
+    let _watchdog = watchdog();
+    recorded(2, || {
+        // Longer than any stall of a busy machine in between.
+        let on = trace::on(Trigger::Runnable(10 * LONG)).cool_down(Duration::ZERO);
+        let (watch, incidents) = watch(on);
+        let sleeps = go(|| sleep(12 * LONG));
+        let computes = go(|| spin(12 * LONG));
+        (sleeps.join().unwrap(), computes.join().unwrap());
+        drop(watch);
+        assert!(incidents.recv().is_err());
+    });
+}
+
+#[test]
+fn a_late_timer_is_noticed() {
+    let _watchdog = watchdog();
+    let incident = recorded(1, || {
+        let on = trace::on(Trigger::TimerLate(LONG)).cool_down(Duration::ZERO);
+        let (_watch, incidents) = watch(on);
+        until_noticed(&incidents, || {
+            let sleeps = go(|| sleep(Duration::from_millis(5)));
+            trefoil::yield_now();
+            keep_the_p(3 * LONG);
+            sleeps.join().unwrap();
+            None
+        })
+    });
+    assert!(incident.lasted >= LONG, "{incident:?}");
+}
+
+#[test]
+fn a_thread_that_blocks_in_the_kernel_is_noticed() {
+    let _watchdog = watchdog();
+    let incident = recorded(2, || {
+        let on = trace::on(Trigger::Blocked(LONG)).cool_down(Duration::ZERO);
+        let (_watch, incidents) = watch(on);
+        until_noticed(&incidents, || {
+            let blocks = go(|| {
+                block(5 * LONG);
+                trefoil::id()
+            });
+            blocks.join().ok()
+        })
+    });
+    assert!(incident.lasted >= LONG, "{incident:?}");
+}
+
+#[test]
+fn a_watch_tells_as_often_as_it_may() {
+    let _watchdog = watchdog();
+    let panics = |n: usize| {
+        for _ in 0..n {
+            let caught = go(|| panic!("on purpose")).join();
+            assert!(caught.is_err());
+        }
+    };
+    recorded(2, move || {
+        let on = trace::on(Trigger::Panic).cool_down(Duration::ZERO);
+        let (one, of_one) = watch(on.at_most(1));
+        let (rare, of_rare) = watch(trace::on(Trigger::Panic));
+        let (all, of_all) = watch(on.look_forward(Duration::from_millis(1)));
+        panics(3);
+        assert_eq!(of_all.iter().take(3).count(), 3);
+        drop((one, rare, all));
+        // Each closure is dropped when its last goroutine has ended.
+        assert_eq!((of_one.iter().count(), of_rare.iter().count()), (1, 1));
+        assert_eq!(of_all.iter().count(), 0);
+        panics(1);
+    });
+}
+
+#[test]
+fn without_a_recording_nothing_is_noticed() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(1).build().unwrap();
+    rt.run(|| {
+        let (watch, incidents) = watch(trace::on(Trigger::Runnable(LONG)));
+        let kept_waiting = go(|| ());
+        keep_the_p(2 * LONG);
+        kept_waiting.join().unwrap();
+        drop(watch);
+        assert!(incidents.recv().is_err());
+    });
+}
+
+#[test]
+fn an_incident_that_the_environment_names_writes_a_file() {
+    let _watchdog = watchdog();
+    if std::env::var_os("TREFOIL_TRACE").is_some() {
+        Runtime::builder().procs(1).build().unwrap().run(|| {
+            let kept_waiting = go(|| ());
+            keep_the_p(3 * LONG);
+            kept_waiting.join().unwrap();
+            // Until the file is written.
+            sleep(5 * LONG);
+        });
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("trefoil-incident-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let ran = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["an_incident_that_the_environment_names_writes_a_file", "--exact", "--nocapture"])
+        .env("TREFOIL_TRACE", format!("on=runnable:100ms,dir={}", dir.display()))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{errors}");
+    assert!(errors.contains("was runnable for"), "{errors}");
+    let files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{errors}");
+    Snapshot::read(std::fs::File::open(&files[0]).unwrap()).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
 }

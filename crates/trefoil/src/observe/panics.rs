@@ -6,6 +6,7 @@
 //! that names the goroutine.
 
 use super::trace::write_after_panic;
+use crate::sched::record;
 use crate::sched::{current_g, task};
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -48,7 +49,7 @@ fn install_now() {
             Some(g) => {
                 report(info, &before);
                 // SAFETY: a goroutine that runs keeps its runtime.
-                write_after_panic(unsafe { &*g.sched.get() });
+                write_after_panic(unsafe { &*g.sched.get() }, record::id_of(g));
             }
             None => before(info),
         }));

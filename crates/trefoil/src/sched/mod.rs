@@ -20,6 +20,7 @@
 //! | `shutdown.rs` | the end of a runtime |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
 //! | `record.rs` | the flight recorder: what the Ps did last |
+//! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
@@ -53,6 +54,7 @@ pub(crate) mod search;
 pub(crate) mod shutdown;
 pub(crate) mod switch;
 pub(crate) mod task;
+pub(crate) mod trigger;
 pub(crate) mod wait;
 
 use crate::arch;
@@ -225,6 +227,7 @@ pub(crate) struct Sched {
     /// dumps show how long the goroutine has waited.
     pub(crate) coarse_ms: AtomicU32,
     pub(crate) record: record::Record,
+    pub(crate) triggers: trigger::Triggers,
 }
 
 impl Sched {
@@ -274,6 +277,7 @@ impl Sched {
             started_at,
             coarse_ms: AtomicU32::new(0),
             record: record::Record::new(),
+            triggers: trigger::Triggers::new(),
         });
         sched.resize(procs)?;
         // The first thread must start. If a later one does not, the existing threads do the work.
@@ -451,6 +455,7 @@ impl Drop for Sched {
         self.poller.give_back();
         self.helper.give_back();
         self.record.give_back();
+        self.triggers.give_back();
         for p in &mut self.ps {
             let p = *p.get_mut();
             if !p.is_null() {

@@ -45,9 +45,11 @@ use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus};
 use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::task::Task;
+use crate::sched::trigger::{Incident, Noticed, RunnableTable};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{MAX_PROCS, Sched};
-use crate::sys::clock::{Nanos, now};
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::lock::{self, Lock};
 use std::panic::Location;
@@ -204,6 +206,8 @@ pub(crate) struct Ring {
     until_clock: AtomicU32,
     /// The writer's: the M of the last `OnM`, plus one.
     last_m: AtomicU32,
+    /// Who is runnable since when, or null (`trigger.rs`).
+    runnable: AtomicPtr<RunnableTable>,
     /// A smaller ring of the same P from an earlier recording.
     older: AtomicPtr<Ring>,
     /// Its place in [`UNUSED`].
@@ -231,6 +235,7 @@ impl Ring {
             began: AtomicU64::new(0),
             until_clock: AtomicU32::new(0),
             last_m: AtomicU32::new(0),
+            runnable: AtomicPtr::new(null_mut()),
             older: AtomicPtr::new(null_mut()),
             free_link: FreeLink::new(),
         })
@@ -238,6 +243,7 @@ impl Ring {
 
     /// Begins a recording. A writer of the last one may still add a word.
     fn begin(&self, now: Nanos) {
+        self.runnable.store(null_mut(), Ordering::Relaxed);
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
         self.until_clock.store(0, Ordering::Relaxed);
@@ -264,6 +270,30 @@ impl Ring {
             left => self.until_clock.store(left - 1, Ordering::Relaxed),
         }
         self.push(Word::new(kind, detail, payload));
+    }
+
+    /// Returns the table of who is runnable, if a watch asks for it.
+    #[inline]
+    fn runnable(&self) -> Option<&'static RunnableTable> {
+        // Acquire: pairs with the Release in `watch_runnable`.
+        // SAFETY: null, or a table, which is never freed.
+        unsafe { self.runnable.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// `id` is runnable from now on.
+    #[inline]
+    fn runnable_begins(&self, id: u64) {
+        if let Some(table) = self.runnable() {
+            table.begin(id);
+        }
+    }
+
+    /// `id` runs.
+    #[inline]
+    fn runnable_ends(&self, id: u64) {
+        if let Some(table) = self.runnable() {
+            table.end(id);
+        }
     }
 
     /// Writer: appends an event of a slow path, with the time.
@@ -490,10 +520,30 @@ impl Sched {
     /// Gives Ps without a ring one, if something is recorded. The caller has the `Control`.
     fn attach_rings(&self) {
         let Some(outside) = self.record.outside.active() else { return };
+        let table = match self.triggers.limit(Incident::Runnable) {
+            NEVER => null_mut(),
+            _ => std::ptr::from_ref(self.runnable_table()).cast_mut(),
+        };
         for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
             let began = outside.began.load(Ordering::Relaxed);
             p.ring.begin(self.record.log.load(Ordering::Relaxed), began);
         }
+        let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
+        for ring in rings {
+            // What is in the table is out of date if the rings did not use it.
+            if !table.is_null() && ring.runnable().is_none() {
+                self.runnable_table().clear();
+            }
+            // Release: pairs with the Acquire in `Ring::runnable`.
+            ring.runnable.store(table, Ordering::Release);
+        }
+    }
+
+    /// Makes the rings keep the table of who is runnable up to date, or not any more. Called when
+    /// the watches have changed.
+    pub(crate) fn watch_runnable(&self) {
+        let _control = Control::take(&self.record);
+        self.attach_rings();
     }
 
     /// Ends the recording. What was recorded stays until the next one begins.
@@ -524,7 +574,7 @@ impl RecordCopy {
 
 /// Returns the id of what `g` runs: itself, or the task that it carries.
 #[inline]
-fn id_of(g: &G) -> u64 {
+pub(crate) fn id_of(g: &G) -> u64 {
     match g.task.get() {
         Some(task) if g.head.is_carrier() => task.id(),
         _ => g.id(),
@@ -558,6 +608,7 @@ fn record_created(ring: &Ring, item: Runnable, at: &'static Location<'static>) {
         Unpacked::Goroutine(g) => (g.id(), 0),
         Unpacked::Task(task) => (task.id(), 1),
     };
+    ring.runnable_begins(id);
     ring.event(Kind::Create, is_task, id);
     ring.push(Word::new(Kind::Place, 0, std::ptr::from_ref(at) as u64));
 }
@@ -579,9 +630,22 @@ pub(crate) fn switched(rt: Rt, stop: Stop, next: Option<&G>) {
 #[cold]
 pub(crate) fn record_switch(ring: &Ring, stop: Stop, next: Option<&G>) {
     match next {
-        Some(next) => ring.event(Kind::Switch, stop.code(), id_of(next)),
+        Some(next) => {
+            let id = id_of(next);
+            ring.runnable_ends(id);
+            ring.event(Kind::Switch, stop.code(), id);
+        }
         None => ring.timed_event(Kind::Switch, stop.code(), 0),
     }
+}
+
+/// `g` stops, but stays runnable if `stop` says so, and `next` runs.
+#[cold]
+pub(crate) fn record_switch_from(ring: &Ring, g: &G, stop: Stop, next: Option<&G>) {
+    if matches!(stop, Stop::Yielded | Stop::Preempted) {
+        ring.runnable_begins(id_of(g));
+    }
+    record_switch(ring, stop, next);
 }
 
 /// The thread's own context has found `g`, which runs now.
@@ -599,7 +663,9 @@ fn record_found(ring: &Ring, rt: Rt, g: &G) {
     if ring.last_m.swap(m + 1, Ordering::Relaxed) != m + 1 {
         ring.push(Word::new(Kind::OnM, 0, m.into()));
     }
-    ring.push(Word::new(Kind::Switch, Stop::Nothing.code(), id_of(g)));
+    let id = id_of(g);
+    ring.runnable_ends(id);
+    ring.push(Word::new(Kind::Switch, Stop::Nothing.code(), id));
 }
 
 /// The running goroutine has got a P again; or the recording begins while it runs.
@@ -612,15 +678,29 @@ pub(crate) fn runs_here(rt: Rt) {
 #[inline(always)]
 pub(crate) fn poll_began(p: &P, id: impl FnOnce() -> u64) {
     if let Some(ring) = p.ring.active() {
-        ring.event(Kind::Switch, Stop::Nothing.code(), id());
+        let id = id();
+        ring.runnable_ends(id);
+        ring.event(Kind::Switch, Stop::Nothing.code(), id);
     }
 }
 
-/// A poll has returned.
+/// A poll of `task`, which has not ended, has returned.
 #[inline(always)]
-pub(crate) fn poll_ended(rt: Rt, stop: impl FnOnce() -> Stop) {
+pub(crate) fn poll_ended(rt: Rt, task: &Task, stop: impl FnOnce() -> Stop) {
     if let Some(ring) = rt.p().ring.active() {
-        ring.event(Kind::Switch, stop().code(), 0);
+        let stop = stop();
+        if stop == Stop::Yielded {
+            ring.runnable_begins(task.id());
+        }
+        ring.event(Kind::Switch, stop.code(), 0);
+    }
+}
+
+/// The task that was polled has ended.
+#[inline(always)]
+pub(crate) fn task_ended(rt: Rt) {
+    if let Some(ring) = rt.p().ring.active() {
+        ring.event(Kind::Switch, Stop::Ended.code(), 0);
     }
 }
 
@@ -647,6 +727,7 @@ fn record_woken(ring: &Ring, item: Runnable, by: Waker) {
         Unpacked::Goroutine(g) => id_of(g),
         Unpacked::Task(task) => task.id(),
     };
+    ring.runnable_begins(id);
     ring.event(Kind::Ready, u8::from(by == Waker::Unknown), id);
 }
 
@@ -675,6 +756,9 @@ fn record_woken_outside(sched: &Sched, item: Runnable, by: Waker) {
 pub(crate) fn source(rt: Rt, source: Source, late: Nanos) {
     if let Some(ring) = rt.p().ring.active() {
         ring.timed_event(Kind::Source, source as u8, late.min(PAYLOAD));
+        if source == Source::Timer && late >= rt.sched().triggers.limit(Incident::TimerLate) {
+            rt.sched().notice(Incident::TimerLate, Noticed { id: 0, nanos: late });
+        }
     }
 }
 

@@ -6,13 +6,14 @@
 //! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
 //! | `TREFOIL_DLOPEN_RESERVE` | `1`: goroutines keep room for libraries with initial-exec TLS |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
-//! | `TREFOIL_TRACE` | `on`, `bytes=N` (with `K`, `M` or `G`), `dir=PATH`, separated by commas |
+//! | `TREFOIL_TRACE` | `on`, `on=INCIDENT:TIME`, `bytes=N` (with `K`, `M` or `G`), `dir=PATH`, separated by commas |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
 //! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
 //! it.)
 
 use std::env;
+use std::time::Duration;
 
 use super::cpus::parse_procs;
 
@@ -48,6 +49,16 @@ pub(crate) struct TraceEnv {
     pub bytes: Option<usize>,
     /// Where files are written.
     pub dir: Option<String>,
+    /// After which incidents a file is written, and how long they must last.
+    pub watches: Vec<(WatchEnv, Duration)>,
+}
+
+/// An incident that `TREFOIL_TRACE=on=…` names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum WatchEnv {
+    Runnable,
+    Late,
+    Blocked,
 }
 
 const TREFOIL_PROCS: &str = "TREFOIL_PROCS";
@@ -55,6 +66,9 @@ const GOMAXPROCS: &str = "GOMAXPROCS";
 const TREFOIL_DLOPEN_RESERVE: &str = "TREFOIL_DLOPEN_RESERVE";
 const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
 const TREFOIL_TRACE: &str = "TREFOIL_TRACE";
+
+/// What `TREFOIL_TRACE` takes.
+const TRACE_HELP: &str = "expected on, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), bytes=NUMBER or dir=PATH";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
 const KEYS: [(&str, &str); 7] = [
@@ -153,7 +167,14 @@ fn parse_trace(text: &str) -> Result<TraceEnv, String> {
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let valid = match key {
-            "on" => value.is_empty(),
+            "on" if value.is_empty() => true,
+            "on" => match parse_watch(value) {
+                Some(watch) => {
+                    trace.watches.push(watch);
+                    true
+                }
+                None => false,
+            },
             "bytes" => {
                 trace.bytes = parse_bytes(value);
                 trace.bytes.is_some()
@@ -166,10 +187,30 @@ fn parse_trace(text: &str) -> Result<TraceEnv, String> {
         };
         if !valid {
             let part = part.escape_debug();
-            return Err(format!("{TREFOIL_TRACE}={part}: expected on, bytes=NUMBER or dir=PATH"));
+            return Err(format!("{TREFOIL_TRACE}={part}: {TRACE_HELP}"));
         }
     }
     Ok(trace)
+}
+
+/// Parses an incident and its length: `runnable:10ms`. A panic is always one.
+fn parse_watch(text: &str) -> Option<(WatchEnv, Duration)> {
+    let (kind, limit) = text.split_once(':')?;
+    let kind = match kind {
+        "runnable" => WatchEnv::Runnable,
+        "late" => WatchEnv::Late,
+        "blocked" => WatchEnv::Blocked,
+        _ => return None,
+    };
+    let digits = limit.bytes().take_while(u8::is_ascii_digit).count();
+    let number: u64 = limit[..digits].parse().ok()?;
+    let limit = match &limit[digits..] {
+        "us" => Duration::from_micros(number),
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        _ => return None,
+    };
+    Some((kind, limit))
 }
 
 /// Parses a number of bytes, which may end in `K`, `M` or `G`.
@@ -215,12 +256,30 @@ mod tests {
         let trace = |value| parse([(TREFOIL_TRACE, value)]).map(|env| env.trace);
         assert_eq!(trace(""), Ok(None));
         assert_eq!(trace("on"), Ok(Some(TraceEnv::default())));
-        let both = TraceEnv { bytes: Some(16 << 20), dir: Some("/tmp/t".into()) };
+        let (bytes, dir) = (Some(16 << 20), Some("/tmp/t".into()));
+        let both = TraceEnv { bytes, dir, watches: vec![] };
         assert_eq!(trace("on, bytes=16M,dir=/tmp/t"), Ok(Some(both)));
-        let error =
-            |part| Err(format!("TREFOIL_TRACE={part}: expected on, bytes=NUMBER or dir=PATH"));
-        for part in ["off", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir="] {
+        let error = |part| Err(format!("TREFOIL_TRACE={part}: {TRACE_HELP}"));
+        for part in ["off", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir=", "on=runnable"] {
             assert_eq!(trace(part), error(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn trace_names_incidents() {
+        let watches =
+            |value| parse([(TREFOIL_TRACE, value)]).ok().and_then(|env| Some(env.trace?.watches));
+        let ms = Duration::from_millis;
+        assert_eq!(
+            watches("on,on=runnable:10ms,on=late:500us,on=blocked:2s"),
+            Some(vec![
+                (WatchEnv::Runnable, ms(10)),
+                (WatchEnv::Late, Duration::from_micros(500)),
+                (WatchEnv::Blocked, ms(2000)),
+            ])
+        );
+        for wrong in ["on=late", "on=late:", "on=late:ms", "on=late:5", "on=late:5h", "on=x:5ms"] {
+            assert_eq!(watches(wrong), None, "{wrong}");
         }
     }
 

@@ -8,13 +8,15 @@
 //! | `why.rs` | a life in words |
 //! | `perfetto.rs` | all of it as a file for Perfetto |
 //! | `file.rs` | a snapshot as a file, to be read later or elsewhere |
-//! | `automatic.rs` | files that are written when a program panics or is stuck |
+//! | `watches.rs` | what happens after an incident that was noticed |
+//! | `automatic.rs` | files that are written when a program panics, is stuck, or after an incident |
 
 mod automatic;
 mod decode;
 mod file;
 mod lives;
 mod perfetto;
+pub(crate) mod watches;
 mod why;
 
 pub(crate) use automatic::{record_from_start, write_after_panic, write_automatically};

@@ -43,9 +43,10 @@ use crate::sched::p::{P, flag};
 use crate::sched::queues::assign::PendingWakes;
 use crate::sched::queues::central::Central;
 use crate::sched::record;
+use crate::sched::trigger::{Incident, Noticed};
 use crate::sched::{Sched, switch};
 use crate::shim::full_fence;
-use crate::sys::clock::Nanos;
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::probe::{self, ThreadProbe, ThreadState};
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -72,6 +73,8 @@ pub(crate) struct WithoutP {
     listed: Cell<bool>,
     /// The thread's CPU time at the last check that found it blocked.
     cpu: Cell<u64>,
+    /// When it lost its P; `NEVER` if that was noticed as an incident.
+    since: Cell<Nanos>,
 }
 
 impl WithoutP {
@@ -81,6 +84,7 @@ impl WithoutP {
             prev: Cell::new(None),
             listed: Cell::new(false),
             cpu: Cell::new(0),
+            since: Cell::new(NEVER),
         }
     }
 }
@@ -192,6 +196,7 @@ impl Sched {
         let retaken = m.hold.load(Ordering::Relaxed) == RETAKEN;
         m.hold.store(OWNED, Ordering::Relaxed);
         if retaken {
+            self.notice_if_blocked_long(m);
             central.without_p.remove(m);
             self.ms_without_p.fetch_sub(1, Ordering::Relaxed);
         }
@@ -202,6 +207,7 @@ impl Sched {
     /// under the lock.
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
         m.hold.store(RETAKEN, Ordering::Relaxed);
+        m.without_p.since.set(NEVER);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
     }
@@ -238,10 +244,28 @@ impl Sched {
         central.without_p.push(m);
         record::retaken(p, probe.blocking_call());
         let wake = self.release_p(&mut central, m, p);
+        m.without_p.since.set(now());
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);
         wake.deliver();
         ThreadState::Blocked
+    }
+
+    /// Notices, once, that `m` has been without its P for longer than a watch allows. Under the
+    /// lock, while `hold` is `RETAKEN`.
+    fn notice_if_blocked_long(&self, m: &'static M) {
+        let limit = self.triggers.limit(Incident::Blocked);
+        let since = m.without_p.since.get();
+        if limit == NEVER || since == NEVER {
+            return;
+        }
+        let nanos = now().saturating_sub(since);
+        if nanos >= limit {
+            m.without_p.since.set(NEVER);
+            // It does not switch while `hold` is `RETAKEN`.
+            let id = m.current.get().map_or(0, record::id_of);
+            self.notice(Incident::Blocked, Noticed { id, nanos });
+        }
     }
 
     /// Passes on `p`, which no M has any more, under the lock. If there is work, or if no other M
@@ -310,6 +334,7 @@ impl Sched {
             first_checked.get_or_insert(m);
             central.without_p.remove(m);
             central.without_p.push(m);
+            self.notice_if_blocked_long(m);
             if is_computing_without_p(m) {
                 signal(m);
                 signalled = true;

@@ -29,6 +29,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 pub(crate) enum Request {
     CheckDeadlock = 1,
     CheckCpus = 2,
+    /// The watches are told what was noticed.
+    Incidents = 4,
 }
 
 /// After a thread could not be started, the time until the next attempt doubles with each failure,
@@ -200,6 +202,9 @@ fn helper_main(sched: &Arc<Sched>) {
         }
         if requests & Request::CheckCpus as u32 != 0 && sched.follows_cpus.load(Ordering::Relaxed) {
             follow_cpus(sched, &mut procs);
+        }
+        if requests & Request::Incidents as u32 != 0 {
+            sched.tell_incidents();
         }
         if now() >= next_trace {
             (hooks.trace)(sched);

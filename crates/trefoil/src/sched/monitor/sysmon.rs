@@ -336,6 +336,7 @@ impl<'a> Monitor<'a> {
             }
         }
         record::mark(sched, now);
+        round.next_by(sched.scan_runnable(now));
         self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);
         self.check_vacancy(&mut round);

@@ -250,10 +250,9 @@ fn poll(g: &G, task: &'static Task) -> Rt {
     let sched = rt.sched();
     task.head.waiting_since_ms.store(sched.coarse_ms.load(Ordering::Relaxed), Ordering::Relaxed);
     let yields = g.task_yields.get();
-    record::poll_ended(
-        rt,
-        || if yields { Stop::Yielded } else { Stop::Parked(task.head.reason()) },
-    );
+    record::poll_ended(rt, task, || {
+        if yields { Stop::Yielded } else { Stop::Parked(task.head.reason()) }
+    });
     if yields {
         task.state.end_poll_scheduled();
     }
@@ -339,7 +338,7 @@ fn count_end(rt: Rt) -> Rt {
 
 /// Records the end of a task, after its wake-ups.
 fn record_end(rt: Rt) -> Rt {
-    record::poll_ended(rt, || Stop::Ended);
+    record::task_ended(rt);
     rt
 }
 
