@@ -6,6 +6,7 @@
 //! | [`stats`] | How many threads, goroutines, steals and preemptions are there? | reads counters |
 //! | [`dump`] | What does each goroutine wait for, and where? | reads every stack |
 //! | [`profile`] | How many goroutines stand at the same place? | reads every stack |
+//! | [`usage`] | Who uses the CPUs, and who waits for them? | reads a table |
 //!
 //! None of them stops a goroutine. From outside the program, SIGQUIT prints the dump and ends the
 //! process, and `TREFOIL_DEBUG=schedtrace=1000` prints a line about the scheduler every second.
@@ -22,6 +23,7 @@ use crate::mem;
 use crate::runtime::with_sched;
 use crate::sched::p_snapshot::PSnapshot;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 pub use crate::observe::pprof::Profile;
 
@@ -219,4 +221,63 @@ pub fn dump() -> String {
 /// Panics on a plain thread if the default runtime cannot start.
 pub fn profile() -> Profile {
     with_sched(crate::observe::pprof::profile)
+}
+
+/// How much CPU time a goroutine or task has used, and how long it was runnable without running:
+/// an estimate. [`usage`] returns it.
+///
+/// ```
+/// trefoil::run(|| {
+///     for used in trefoil::debug::usage().iter().take(10) {
+///         println!("{}: {:?} running, {:?} runnable", used.id, used.running, used.runnable);
+///     }
+/// });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The goroutine or task. It may have ended.
+    pub id: u64,
+    /// The time for which it ran on a P.
+    pub running: Duration,
+    /// The time for which it was in a run queue.
+    pub runnable: Duration,
+}
+
+/// Returns who has used the CPUs of the caller's runtime most, or of the default runtime on a plain
+/// thread, in descending order.
+///
+/// The times are an estimate, from samples that are taken about every millisecond while goroutines
+/// run: good for goroutines that use much, zero or nothing for those that use little. The table has
+/// room for 2,048 goroutines and tasks. Those that used least are replaced first, so some of those
+/// that matter have ended. For exact times of a short while, record it with
+/// [`exact_clock`](crate::trace::RecorderBuilder::exact_clock) and call
+/// [`Snapshot::times`](crate::trace::Snapshot::times).
+///
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// trefoil::run(|| {
+///     let begin = Instant::now();
+///     while begin.elapsed() < Duration::from_millis(200) {}
+///     let usage = trefoil::debug::usage();
+///     let mine = usage.iter().find(|used| used.id == trefoil::id());
+///     assert!(mine.is_some_and(|mine| mine.running > Duration::from_millis(20)), "{usage:?}");
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn usage() -> Vec<Usage> {
+    let nanos = Duration::from_nanos;
+    let mut all: Vec<Usage> = with_sched(|sched| sched.usage.all())
+        .into_iter()
+        .map(|(id, used)| Usage {
+            id,
+            running: nanos(used.running),
+            runnable: nanos(used.runnable),
+        })
+        .collect();
+    all.sort_by_key(|used| std::cmp::Reverse((used.running, used.runnable)));
+    all
 }

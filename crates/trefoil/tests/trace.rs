@@ -643,15 +643,19 @@ fn without_a_recording_nothing_is_noticed() {
 #[test]
 fn an_incident_that_the_environment_names_writes_a_file() {
     let _watchdog = watchdog();
-    if std::env::var_os("TREFOIL_TRACE").is_some() {
-        Runtime::builder().procs(1).build().unwrap().run(|| {
-            let kept_waiting = go(|| ());
-            keep_the_p(3 * LONG);
-            kept_waiting.join().unwrap();
-            // Until the file is written.
-            sleep(5 * LONG);
+    if let Ok(settings) = std::env::var("TREFOIL_TRACE") {
+        let dir = settings.split("dir=").nth(1).unwrap().to_owned();
+        // On a busy machine sysmon may not run for as long as main keeps the P.
+        return Runtime::builder().procs(1).build().unwrap().run(move || {
+            while std::fs::read_dir(&dir).unwrap().next().is_none() {
+                let kept_waiting = go(|| ());
+                keep_the_p(3 * LONG);
+                kept_waiting.join().unwrap();
+                sleep(LONG);
+            }
+            // Until it is written to the end.
+            sleep(10 * LONG);
         });
-        return;
     }
     let dir = std::env::temp_dir().join(format!("trefoil-incident-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -667,4 +671,81 @@ fn an_incident_that_the_environment_names_writes_a_file() {
     assert_eq!(files.len(), 1, "{errors}");
     Snapshot::read(std::fs::File::open(&files[0]).unwrap()).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn an_exact_clock_gives_exact_times() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let (times, lasted) = rt.run(|| {
+        let recorder = Recorder::builder().exact_clock(true).start().unwrap();
+        let begin = std::time::Instant::now();
+        let works = go(|| {
+            spin(LONG);
+            sleep(2 * LONG);
+            spin(LONG);
+            trefoil::id()
+        });
+        let id = works.join().unwrap();
+        let lasted = begin.elapsed();
+        let times = snapshot().times(id).unwrap();
+        recorder.stop();
+        (times, lasted)
+    });
+    assert!(times.running >= 2 * LONG, "{times:?}");
+    assert!(times.waiting >= 2 * LONG, "{times:?}");
+    // Each moment belongs to one state. Its end is recorded a little after main was woken.
+    let sum = times.running + times.waiting + times.runnable + times.without_p;
+    assert!(sum <= lasted + LONG, "{times:?} in {lasted:?}");
+}
+
+/// Fails if nothing is known of a goroutine that has computed, or if much is known of one that has
+/// waited.
+#[test]
+fn usage_shows_who_computes_and_who_is_kept_waiting() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        let busy = [go(compute), go(compute)].map(|g| g.join().unwrap());
+        let idle = go(|| {
+            sleep(4 * LONG);
+            trefoil::id()
+        });
+        let idle = idle.join().unwrap();
+        let usage = trefoil::debug::usage();
+        let of = |id| usage.iter().find(|used| used.id == id).copied();
+        for id in busy {
+            let used = of(id).unwrap_or_else(|| panic!("{id} is not in {usage:?}"));
+            // Each computes for 400 ms, and is queued for as long. On a busy machine the thread does
+            // not run all the time, nor does sysmon.
+            assert!(used.running >= LONG && used.runnable >= LONG, "{used:?}");
+        }
+        assert!(of(idle).is_none_or(|used| used.running < LONG), "{usage:?}");
+    });
+}
+
+fn compute() -> u64 {
+    spin(8 * LONG);
+    trefoil::id()
+}
+
+#[cfg(feature = "tracing")]
+#[test]
+fn spans_and_events_of_tracing_are_recorded() {
+    use tracing_subscriber::prelude::*;
+    let _watchdog = watchdog();
+    let file = recorded(2, || {
+        let subscriber = tracing_subscriber::registry().with(trace::TracingLayer);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info_span!("a_span_of_tracing").in_scope(|| {
+                trefoil::yield_now();
+                tracing::info!(name: "an_event_of_tracing", "text");
+            });
+        });
+        let mut file = Vec::new();
+        snapshot().write_perfetto(&mut file).unwrap();
+        file
+    });
+    for name in ["a_span_of_tracing", "an_event_of_tracing"] {
+        assert!(file.windows(name.len()).any(|at| at == name.as_bytes()), "{name}");
+    }
 }

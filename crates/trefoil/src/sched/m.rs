@@ -249,6 +249,13 @@ impl M {
         unsafe { &*self.sched.get() }
     }
 
+    /// Returns the goroutine that runs on it. For sysmon; the answer may be out of date.
+    pub(crate) fn current_hint(&self) -> Option<&'static G> {
+        // SAFETY: one aligned word in memory that is never freed; it is null or a G, which is never
+        // freed either.
+        unsafe { self.current.as_ptr().read_volatile() }
+    }
+
     /// Wakes the thread, whether it sleeps in its parker or in the poller. A superfluous call does
     /// no harm.
     pub(crate) fn wake(&self) {

@@ -20,6 +20,7 @@
 //! | `shutdown.rs` | the end of a runtime |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
 //! | `record.rs` | the flight recorder: what the Ps did last |
+//! | `usage.rs` | who uses the CPUs and who waits for them: sysmon's estimate |
 //! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
@@ -55,6 +56,7 @@ pub(crate) mod shutdown;
 pub(crate) mod switch;
 pub(crate) mod task;
 pub(crate) mod trigger;
+pub(crate) mod usage;
 pub(crate) mod wait;
 
 use crate::arch;
@@ -228,6 +230,7 @@ pub(crate) struct Sched {
     pub(crate) coarse_ms: AtomicU32,
     pub(crate) record: record::Record,
     pub(crate) triggers: trigger::Triggers,
+    pub(crate) usage: usage::Usage,
 }
 
 impl Sched {
@@ -278,6 +281,7 @@ impl Sched {
             coarse_ms: AtomicU32::new(0),
             record: record::Record::new(),
             triggers: trigger::Triggers::new(),
+            usage: usage::Usage::new(),
         });
         sched.resize(procs)?;
         // The first thread must start. If a later one does not, the existing threads do the work.

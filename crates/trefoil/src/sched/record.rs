@@ -59,7 +59,8 @@ use std::time::Duration;
 
 /// Memory of the rings together, unless the program says otherwise.
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
-/// One event in so many has a clock, besides those of the slow paths.
+/// One event in so many has a clock, besides those of the slow paths, unless the program wants one
+/// for each.
 const EVENTS_PER_CLOCK: u32 = 32;
 /// Words of the smallest and of the largest ring, as powers of two.
 const MIN_WORDS_LOG: u32 = 10;
@@ -202,6 +203,8 @@ pub(crate) struct Ring {
     from: AtomicU64,
     /// When the recording began.
     began: AtomicU64,
+    /// One event in so many has a clock, besides those of the slow paths.
+    events_per_clock: AtomicU32,
     /// The writer's: events until the next clock.
     until_clock: AtomicU32,
     /// The writer's: the M of the last `OnM`, plus one.
@@ -233,6 +236,7 @@ impl Ring {
             written: AtomicU64::new(0),
             from: AtomicU64::new(0),
             began: AtomicU64::new(0),
+            events_per_clock: AtomicU32::new(EVENTS_PER_CLOCK),
             until_clock: AtomicU32::new(0),
             last_m: AtomicU32::new(0),
             runnable: AtomicPtr::new(null_mut()),
@@ -242,7 +246,8 @@ impl Ring {
     }
 
     /// Begins a recording. A writer of the last one may still add a word.
-    fn begin(&self, now: Nanos) {
+    fn begin(&self, Start { now, events_per_clock, .. }: Start) {
+        self.events_per_clock.store(events_per_clock, Ordering::Relaxed);
         self.runnable.store(null_mut(), Ordering::Relaxed);
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
@@ -304,7 +309,8 @@ impl Ring {
 
     /// Writer: appends the time `now`.
     fn clock(&self, now: Nanos) {
-        self.until_clock.store(EVENTS_PER_CLOCK - 1, Ordering::Relaxed);
+        let events = self.events_per_clock.load(Ordering::Relaxed);
+        self.until_clock.store(events - 1, Ordering::Relaxed);
         self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
     }
 
@@ -355,6 +361,15 @@ pub(crate) struct RecordCopy {
     pub(crate) outside: RingCopy,
 }
 
+/// How a recording begins.
+#[derive(Clone, Copy)]
+struct Start {
+    /// The words of each ring, at least, as a power of two.
+    log: u32,
+    now: Nanos,
+    events_per_clock: u32,
+}
+
 /// The place of a ring.
 pub(crate) struct RingSlot {
     /// The ring to write to; null while nothing is recorded.
@@ -381,18 +396,18 @@ impl RingSlot {
         unsafe { self.last.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Begins a recording in a ring of at least 2^`log` words. One caller at a time.
-    fn begin(&self, log: u32, now: Nanos) {
+    /// Begins a recording. One caller at a time.
+    fn begin(&self, start: Start) {
         let ring = match self.last() {
-            Some(ring) if ring.words.len() >= 1 << log => ring,
+            Some(ring) if ring.words.len() >= 1 << start.log => ring,
             older => {
-                let ring = Ring::take(log);
+                let ring = Ring::take(start.log);
                 let older = older.map_or(null_mut(), |ring| std::ptr::from_ref(ring).cast_mut());
                 ring.older.store(older, Ordering::Relaxed);
                 ring
             }
         };
-        ring.begin(now);
+        ring.begin(start);
         let ring = std::ptr::from_ref(ring).cast_mut();
         self.last.store(ring, Ordering::Release);
         self.active.store(ring, Ordering::Release);
@@ -492,7 +507,9 @@ impl Drop for Control<'_> {
 impl Sched {
     /// Begins to record, in rings that together take at most `bytes`, or what the smallest rings
     /// take. Returns false if a recording is on.
-    pub(crate) fn start_recording(&self, bytes: usize) -> bool {
+    ///
+    /// With `exact_clock`, each event has a clock.
+    pub(crate) fn start_recording(&self, bytes: usize, exact_clock: bool) -> bool {
         let _control = Control::take(&self.record);
         if self.record.is_on() {
             return false;
@@ -500,11 +517,12 @@ impl Sched {
         let words = bytes / size_of::<u64>() / (self.ps_made() as usize + 1);
         let log = words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG);
         self.record.log.store(log, Ordering::Relaxed);
-        let now = now();
+        let events_per_clock = if exact_clock { 1 } else { EVENTS_PER_CLOCK };
+        let start = Start { log, now: now(), events_per_clock };
         for p in self.all_ps() {
-            p.ring.begin(log, now);
+            p.ring.begin(start);
         }
-        self.record.outside.begin(log, now);
+        self.record.outside.begin(start);
         self.attach_rings();
         true
     }
@@ -525,8 +543,11 @@ impl Sched {
             _ => std::ptr::from_ref(self.runnable_table()).cast_mut(),
         };
         for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
-            let began = outside.began.load(Ordering::Relaxed);
-            p.ring.begin(self.record.log.load(Ordering::Relaxed), began);
+            p.ring.begin(Start {
+                log: self.record.log.load(Ordering::Relaxed),
+                now: outside.began.load(Ordering::Relaxed),
+                events_per_clock: outside.events_per_clock.load(Ordering::Relaxed),
+            });
         }
         let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
         for ring in rings {

@@ -171,6 +171,10 @@ impl RunList {
         self.len == 0
     }
 
+    pub(crate) fn first(&self) -> Option<Runnable> {
+        self.head
+    }
+
     pub(crate) fn push_back(&mut self, item: impl Into<Runnable>) {
         let item = item.into();
         item.head().link.set(None);

@@ -6,7 +6,7 @@
 //! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
 //! | `TREFOIL_DLOPEN_RESERVE` | `1`: goroutines keep room for libraries with initial-exec TLS |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
-//! | `TREFOIL_TRACE` | `on`, `on=INCIDENT:TIME`, `bytes=N` (with `K`, `M` or `G`), `dir=PATH`, separated by commas |
+//! | `TREFOIL_TRACE` | `on`, `on=INCIDENT:TIME`, `bytes=N` (with `K`, `M` or `G`), `clock=exact`, `dir=PATH`, separated by commas |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
 //! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
@@ -47,6 +47,8 @@ pub(crate) struct Env {
 pub(crate) struct TraceEnv {
     /// Memory of the rings.
     pub bytes: Option<usize>,
+    /// Each event has a clock.
+    pub exact_clock: bool,
     /// Where files are written.
     pub dir: Option<String>,
     /// After which incidents a file is written, and how long they must last.
@@ -68,7 +70,7 @@ const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
 const TREFOIL_TRACE: &str = "TREFOIL_TRACE";
 
 /// What `TREFOIL_TRACE` takes.
-const TRACE_HELP: &str = "expected on, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), bytes=NUMBER or dir=PATH";
+const TRACE_HELP: &str = "expected on, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), bytes=NUMBER, clock=exact or dir=PATH";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
 const KEYS: [(&str, &str); 7] = [
@@ -179,6 +181,7 @@ fn parse_trace(text: &str) -> Result<TraceEnv, String> {
                 trace.bytes = parse_bytes(value);
                 trace.bytes.is_some()
             }
+            "clock" => parse_word(value, "exact", &mut trace.exact_clock),
             "dir" => {
                 trace.dir = Some(value.into());
                 !value.is_empty()
@@ -257,7 +260,7 @@ mod tests {
         assert_eq!(trace(""), Ok(None));
         assert_eq!(trace("on"), Ok(Some(TraceEnv::default())));
         let (bytes, dir) = (Some(16 << 20), Some("/tmp/t".into()));
-        let both = TraceEnv { bytes, dir, watches: vec![] };
+        let both = TraceEnv { bytes, dir, ..TraceEnv::default() };
         assert_eq!(trace("on, bytes=16M,dir=/tmp/t"), Ok(Some(both)));
         let error = |part| Err(format!("TREFOIL_TRACE={part}: {TRACE_HELP}"));
         for part in ["off", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir=", "on=runnable"] {

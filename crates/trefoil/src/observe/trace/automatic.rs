@@ -32,7 +32,7 @@ static FILES: AtomicU32 = AtomicU32::new(0);
 /// Records `sched`, which has just been started.
 pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) {
     let _ = DIR.set(env.dir.map_or_else(|| PathBuf::from("."), PathBuf::from));
-    sched.start_recording(env.bytes.unwrap_or(DEFAULT_BYTES));
+    sched.start_recording(env.bytes.unwrap_or(DEFAULT_BYTES), env.exact_clock);
     for (kind, limit) in env.watches {
         let incident = match kind {
             WatchEnv::Runnable => Incident::Runnable,

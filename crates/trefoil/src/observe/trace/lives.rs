@@ -7,6 +7,7 @@
 use super::decode::{Call, Cause, Event, Trace, What, When};
 use crate::sched::record::Stop;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// What a goroutine or task does for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +47,48 @@ pub(super) struct Life {
     /// Where it was started (the address of a text), and by whom.
     pub(super) created: Option<(u64, Cause)>,
     pub(super) spans: Vec<Span>,
+}
+
+/// How long a goroutine or task was in which state, as far as it was recorded.
+/// [`Snapshot::times`](super::Snapshot::times) returns it.
+///
+/// ```
+/// # use trefoil::trace::{self, Recorder};
+/// trefoil::run(|| {
+///     let recorder = Recorder::start().unwrap();
+///     let id = trefoil::go(trefoil::id).join().unwrap();
+///     let times = trace::snapshot().unwrap().times(id).unwrap();
+///     assert_eq!(times.without_p, std::time::Duration::ZERO);
+///     recorder.stop();
+/// });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Times {
+    /// It ran on a P.
+    pub running: Duration,
+    /// It was in a run queue.
+    pub runnable: Duration,
+    /// It waited.
+    pub waiting: Duration,
+    /// It was in a call that blocks its thread, or went on after it, without a P.
+    pub without_p: Duration,
+}
+
+impl Life {
+    pub(super) fn times(&self) -> Times {
+        let total = |of: fn(State) -> bool| {
+            let spans = self.spans.iter().filter(|span| of(span.state));
+            // Times in a file may be anything.
+            Duration::from_nanos(spans.fold(0, |sum, span| sum.saturating_add(span.duration().0)))
+        };
+        Times {
+            running: total(|state| matches!(state, State::Running(_))),
+            runnable: total(|state| matches!(state, State::Runnable(_))),
+            waiting: total(|state| matches!(state, State::Waiting(_))),
+            without_p: total(|state| matches!(state, State::WithoutP(_))),
+        }
+    }
 }
 
 /// An event of one goroutine, with the number of its ring.

@@ -24,6 +24,8 @@ pub(crate) use automatic::{record_from_start, write_after_panic, write_automatic
 use super::snapshot;
 use crate::sched::Sched;
 use crate::sched::record::{Kind, RecordCopy, Word};
+pub use lives::Times;
+
 use decode::Trace;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -104,6 +106,23 @@ impl Snapshot {
         let mut ids: Vec<u64> = trace.lives().into_keys().collect();
         ids.sort_unstable();
         ids
+    }
+
+    /// Returns how long a goroutine or task ran, was runnable and waited, as far as it was recorded.
+    /// None if it does not appear in the recording.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let recorder = Recorder::builder().exact_clock(true).start().unwrap();
+    ///     let id = trefoil::go(trefoil::id).join().unwrap();
+    ///     let times = trace::snapshot().unwrap().times(id).unwrap();
+    ///     println!("{:?} running, {:?} runnable", times.running, times.runnable);
+    ///     recorder.stop();
+    /// });
+    /// ```
+    pub fn times(&self, goroutine: u64) -> Option<Times> {
+        Trace::new(self).lives().get(&goroutine).map(lives::Life::times)
     }
 
     /// Says in words what a goroutine or task did: when it ran, its longest wait, who woke it, and

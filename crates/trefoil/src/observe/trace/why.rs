@@ -1,10 +1,11 @@
 //! A life in words: how long a goroutine ran and waited, and for what.
 
 use super::decode::{Call, Cause, Trace, What};
-use super::lives::{Life, Span, State};
+use super::lives::{Life, Span, State, Times};
 use crate::sched::record::Stop;
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Parts of a wait that are explained.
 const SPANS_MAX: usize = 16;
@@ -55,16 +56,11 @@ fn cause(trace: &Trace<'_>, lives: &HashMap<u64, Life>, by: Cause) -> String {
 
 /// Returns how long it was in which state.
 fn totals(life: &Life) -> String {
-    let total =
-        |of: fn(State) -> bool| -> u64 { sum(life.spans.iter().filter(|span| of(span.state))) };
-    let mut text = format!(
-        "ran {}, was runnable {}, waited {}",
-        time(total(|state| matches!(state, State::Running(_)))),
-        time(total(|state| matches!(state, State::Runnable(_)))),
-        time(total(|state| matches!(state, State::Waiting(_)))),
-    );
-    let without_p = total(|state| matches!(state, State::WithoutP(_)));
-    if without_p != 0 {
+    let Times { running, runnable, waiting, without_p } = life.times();
+    let time = |duration: Duration| time(duration.as_nanos() as u64);
+    let mut text =
+        format!("ran {}, was runnable {}, waited {}", time(running), time(runnable), time(waiting));
+    if !without_p.is_zero() {
         let _ = write!(text, ", was without a P {}", time(without_p));
     }
     text

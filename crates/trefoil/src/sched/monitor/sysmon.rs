@@ -336,6 +336,7 @@ impl<'a> Monitor<'a> {
             }
         }
         record::mark(sched, now);
+        sched.sample_usage(now);
         round.next_by(sched.scan_runnable(now));
         self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);

@@ -50,6 +50,10 @@ impl GlobalQueues {
         GlobalQueues { fresh: RunList::new(), woken: RunList::new(), expired: RunList::new() }
     }
 
+    pub(crate) fn lists(&self) -> [&RunList; 3] {
+        [&self.fresh, &self.woken, &self.expired]
+    }
+
     /// Takes a goroutine from the queue whose turn it is, or else from the other one.
     fn pop_turn(&mut self, turn: Turn) -> Option<Runnable> {
         let (first, then) = match turn {

@@ -219,6 +219,14 @@ impl<T> RunQueue<T> {
         self.tail.load(Ordering::Relaxed).wrapping_sub(head)
     }
 
+    /// Returns the first item of the ring, which may be out of date. For any thread.
+    pub(crate) fn first_hint(&self) -> Option<NonNull<T>> {
+        let head = self.head.load(Ordering::Relaxed);
+        // Acquire: pairs with the Release of the owner, which has written the slot before.
+        let len = self.tail.load(Ordering::Acquire).wrapping_sub(head);
+        if len == 0 { None } else { NonNull::new(self.slot(head).load(Ordering::Relaxed)) }
+    }
+
     /// Returns how many items were ever appended to the ring, modulo 2³². For any thread.
     pub(crate) fn pushed(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
