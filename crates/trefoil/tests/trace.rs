@@ -381,11 +381,12 @@ fn a_second_recording_forgets_the_first() {
     rt.go(run).unwrap().join().unwrap();
 }
 
-/// Perfetto's own description of the format reads the file: who ran where, and who woke whom.
+/// Perfetto's own description of the format reads the file. SQL over what it contains answers who
+/// waited, who ran, and who woke whom. (Perfetto's own SQL engine is not in its Python package.)
 #[test]
 fn perfetto_reads_the_file() {
     const SCRIPT: &str = r#"
-import sys
+import sqlite3, sys
 try:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 except ImportError:
@@ -393,34 +394,51 @@ except ImportError:
     sys.exit()
 trace = Trace()
 trace.ParseFromString(open(sys.argv[1], "rb").read())
-sender, receiver = sys.argv[2:]
 assert trace.packet[0].sequence_flags == 1
-tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
-print("tracks", sorted(t.name for t in tracks.values() if t.name.startswith("P")))
-assert all(t.parent_uuid in tracks for t in tracks.values() if t.name)
-last, open_slices, runs, flows, wakes = {}, {}, [], {}, []
+db = sqlite3.connect(":memory:")
+db.executescript("""
+    CREATE TABLE track (id, name, parent);
+    CREATE TABLE slice (track, name, ts, dur, goroutine, flow);
+    CREATE TABLE instant (track, name, ts, goroutine, woken_by, flow);
+""")
+last, open_slices = {}, {}
 for packet in trace.packet:
+    if packet.HasField("track_descriptor"):
+        track = packet.track_descriptor
+        db.execute("INSERT INTO track VALUES (?, ?, ?)", (track.uuid, track.name, track.parent_uuid))
     if not packet.HasField("track_event"):
         continue
-    event, track = packet.track_event, packet.track_event.track_uuid
-    assert track in tracks, track
-    assert packet.timestamp >= last.get(track, 0), "time goes backwards"
-    last[track] = packet.timestamp
+    event, track, ts = packet.track_event, packet.track_event.track_uuid, packet.timestamp
+    assert ts >= last.get(track, 0), "time goes backwards"
+    last[track] = ts
+    notes = {a.name: a.string_value or a.uint_value for a in event.debug_annotations}
     if event.type == TrackEvent.TYPE_SLICE_BEGIN:
-        assert track not in open_slices, "two goroutines on one P"
-        open_slices[track] = event.name
-        runs.append(event.name)
-        for flow in event.terminating_flow_ids:
-            assert flows.pop(flow) == event.name, "a flow to another goroutine"
+        flow = list(event.terminating_flow_ids)
+        row = (track, event.name, ts, notes.get("goroutine"), flow[0] if flow else None)
+        open_slices.setdefault(track, []).append(row)
     elif event.type == TrackEvent.TYPE_SLICE_END:
-        del open_slices[track]
-    elif event.name.startswith("wake ") or event.name.startswith("start "):
-        for flow in event.flow_ids:
-            flows[flow] = event.name.split(" ", 1)[1]
-        if event.name == "wake " + receiver:
-            wakes.append({a.name: a.string_value for a in event.debug_annotations}["by"])
-print("ran", sender in runs and receiver in runs)
-print("woken by the sender", sender in wakes)
+        track, name, begin, goroutine, flow = open_slices[track].pop()
+        db.execute("INSERT INTO slice VALUES (?, ?, ?, ?, ?, ?)", (track, name, begin, ts - begin, goroutine, flow))
+    else:
+        flow = list(event.flow_ids)
+        db.execute("INSERT INTO instant VALUES (?, ?, ?, ?, ?, ?)",
+            (track, event.name, ts, notes.get("goroutine"), notes.get("by"), flow[0] if flow else None))
+sender, receiver = map(int, sys.argv[2:])
+def one(sql, *values): return db.execute(sql, values).fetchone()
+assert one("SELECT count(*) FROM track WHERE parent != 0 AND parent NOT IN (SELECT id FROM track)") == (0,)
+assert one("SELECT count(*) FROM slice WHERE track NOT IN (SELECT id FROM track)") == (0,)
+print("tracks", [name for name, in db.execute("SELECT name FROM track WHERE name LIKE 'P_' ORDER BY name")])
+print("two at once on one P", one("""
+    SELECT count(*) FROM slice a JOIN slice b ON a.track = b.track AND a.rowid < b.rowid JOIN track ON track.id = a.track
+    WHERE track.name LIKE 'P_' AND a.ts < b.ts + b.dur AND b.ts < a.ts + a.dur""")[0])
+print("waited for", one("""
+    SELECT slice.name FROM slice JOIN track ON track.id = slice.track
+    WHERE track.name LIKE 'G% states' AND goroutine = ? AND slice.name NOT LIKE 'running%'
+    ORDER BY dur DESC""", receiver)[0])
+print("woken by the sender", one("""
+    SELECT count(*) > 0 FROM instant JOIN slice ON slice.flow = instant.flow
+    WHERE instant.goroutine = ? AND instant.woken_by = ? AND slice.goroutine = ?""", receiver, f"G{sender}", receiver)[0])
+print("region", one("SELECT goroutine = ? AND dur > 0 FROM slice WHERE name = 'sending'", sender)[0])
 "#;
     let _watchdog = watchdog();
     let (file, sender, receiver) = recorded(2, || {
@@ -430,7 +448,8 @@ print("woken by the sender", sender in wakes)
             trefoil::id()
         });
         let sender = go(move || {
-            sleep(Duration::from_millis(5));
+            let _sending = trace::region("sending");
+            sleep(LONG);
             tx.send(()).unwrap();
             trefoil::id()
         });
@@ -439,16 +458,20 @@ print("woken by the sender", sender in wakes)
         snapshot().write_perfetto(&mut file).unwrap();
         (file, ids.0, ids.1)
     });
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("trace.pftrace");
+    let name = format!("trefoil-{}.pftrace", std::process::id());
+    let path = std::env::temp_dir().join(name);
     std::fs::write(&path, file).unwrap();
     let mut python = std::process::Command::new("python3");
-    python.args(["-c", SCRIPT]).arg(&path).args([format!("G{sender}"), format!("G{receiver}")]);
-    let Ok(ran) = python.output() else { return println!("skipped: python3 is not available") };
+    python.args(["-c", SCRIPT]).arg(&path).args([sender.to_string(), receiver.to_string()]);
+    let ran = python.output();
+    std::fs::remove_file(&path).unwrap();
+    let Ok(ran) = ran else { return println!("skipped: python3 is not available") };
     let said = String::from_utf8_lossy(&ran.stdout);
     if said.starts_with("no package") {
         return println!("skipped: Python has no package perfetto");
     }
-    let expected = "tracks ['P0', 'P1']\nran True\nwoken by the sender True\n";
+    let expected = "tracks ['P0', 'P1']\ntwo at once on one P 0\nwaited for chan receive\n\
+                    woken by the sender 1\nregion 1\n";
     assert_eq!(said, expected, "{}", String::from_utf8_lossy(&ran.stderr));
 }
 

@@ -172,7 +172,8 @@ impl Snapshot {
     }
 
     /// Writes the recording for [Perfetto](https://ui.perfetto.dev): a track per P with what ran
-    /// there, and arrows from each goroutine to those that it woke.
+    /// there, arrows from each goroutine to those that it woke, the states of the 100 goroutines
+    /// that waited longest, and regions.
     ///
     /// ```
     /// # use trefoil::trace::{self, Recorder};

@@ -1,18 +1,32 @@
-//! A recording as a file for Perfetto: a track per P, a slice for each time that something ran
-//! there, and a flow from each wake-up to what it woke.
+//! A recording as a file for Perfetto.
+//!
+//! | track | slices |
+//! |---|---|
+//! | one per P | each time that something ran there; a flow leads from each wake-up to what it woke |
+//! | one per goroutine, for the [`GOROUTINE_TRACKS`] that waited longest | its states, one after the other |
+//! | one per goroutine with regions | the regions |
+//!
+//! More tracks would make the viewer slow, and nobody could find theirs.
 //!
 //! Field numbers are those of Perfetto's `trace_packet.proto`, `track_descriptor.proto` and
 //! `track_event.proto`.
 
 use super::decode::{Call, Cause, Event, Trace, What};
+use super::lives::{Life, State};
 use crate::observe::protobuf::Message;
 use crate::sched::record::Stop;
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
 
 /// The id of the only packet sequence.
 const SEQUENCE: u64 = 1;
 /// The track of the process. The tracks of the Ps follow, and then that of threads without a P.
 const PROCESS_TRACK: u64 = 1;
+/// Goroutines and tasks that have a track of their own, at most; the same for regions.
+const GOROUTINE_TRACKS: usize = 100;
+/// The first track of a goroutine, and the first one with regions.
+const FIRST_GOROUTINE_TRACK: u64 = 1 << 32;
+const FIRST_REGION_TRACK: u64 = 2 << 32;
 /// Values of `TrackEvent.type`.
 const SLICE_BEGIN: u64 = 1;
 const SLICE_END: u64 = 2;
@@ -20,7 +34,8 @@ const INSTANT: u64 = 3;
 
 /// Encodes a recording.
 pub(super) fn encode(trace: &Trace<'_>) -> Vec<u8> {
-    Encoder { trace, out: Message::default(), flows: HashMap::new(), next_flow: 1 }.encode()
+    let (flows, regions) = (HashMap::new(), HashMap::new());
+    Encoder { trace, out: Message::default(), flows, next_flow: 1, regions }.encode()
 }
 
 struct Encoder<'a> {
@@ -29,6 +44,8 @@ struct Encoder<'a> {
     /// The flow of the last wake-up of a goroutine that has not run since.
     flows: HashMap<u64, u64>,
     next_flow: u64,
+    /// The region track of a goroutine, and how many of its regions are open.
+    regions: HashMap<u64, (u64, u32)>,
 }
 
 impl Encoder<'_> {
@@ -40,19 +57,82 @@ impl Encoder<'_> {
         for ring in 0..rings.len() {
             let name =
                 if ring == outside { "threads without a P".into() } else { format!("P{ring}") };
-            let track = Message::default().number(1, track_of(ring)).bytes(2, name.as_bytes());
-            self.descriptor(track.number(5, PROCESS_TRACK), false);
+            self.track(track_of(ring), &name);
         }
-        let mut all: Vec<(u64, usize, Event)> = Vec::new();
-        for (ring, events) in rings.into_iter().enumerate() {
-            all.extend(times(events).into_iter().zip(events).map(|(at, &event)| (at, ring, event)));
+        for (at, ring, event) in in_order(&rings) {
+            match event.what {
+                What::RegionBegin { id, text } => self.region_begins(at, id, text),
+                What::RegionEnd { id } => self.region_ends(at, id),
+                what => self.event(at, ring, what),
+            }
         }
-        // Stable: events of one ring stay in their order.
-        all.sort_by_key(|&(at, ..)| at);
-        for (at, ring, event) in all {
-            self.event(at, ring, event.what);
-        }
+        self.goroutine_tracks();
         self.out.0
+    }
+
+    /// Adds the states of those that waited longest.
+    fn goroutine_tracks(&mut self) {
+        let lives = self.trace.lives();
+        let waited = |life: &Life| {
+            let times = life.times();
+            times.waiting.saturating_add(times.runnable).saturating_add(times.without_p)
+        };
+        let mut longest: Vec<_> = lives.iter().map(|(&id, life)| (waited(life), id)).collect();
+        longest.sort_unstable_by(|a, b| b.cmp(a));
+        for (i, (_, id)) in longest.into_iter().take(GOROUTINE_TRACKS).enumerate() {
+            let track = FIRST_GOROUTINE_TRACK + i as u64;
+            self.track(track, &format!("{}: states", self.title(id)));
+            let mut last = 0;
+            for span in &lives[&id].spans {
+                // Two intervals may overlap.
+                last = span.begin.middle().max(last);
+                let state = begin(SLICE_BEGIN, &state_text(span.state));
+                let state = match span.state {
+                    State::Runnable(by) => state.message(4, text("by", &cause_text(by))),
+                    _ => state,
+                };
+                self.on_track(last, track, state.message(4, number("goroutine", id)));
+                last = span.end.middle().max(last);
+                self.on_track(last, track, Message::default().number(9, SLICE_END));
+            }
+        }
+    }
+
+    fn region_begins(&mut self, at: u64, id: u64, text: u64) {
+        if !self.regions.contains_key(&id) {
+            if self.regions.len() == GOROUTINE_TRACKS {
+                return;
+            }
+            let track = FIRST_REGION_TRACK + self.regions.len() as u64;
+            self.track(track, &format!("{}: regions", self.title(id)));
+            self.regions.insert(id, (track, 0));
+        }
+        let region = begin(SLICE_BEGIN, self.trace.text(text)).message(4, number("goroutine", id));
+        if let Some((track, open)) = self.regions.get_mut(&id) {
+            *open += 1;
+            let track = *track;
+            self.on_track(at, track, region);
+        }
+    }
+
+    fn region_ends(&mut self, at: u64, id: u64) {
+        // Its beginning may be lost.
+        if let Some((track, open @ 1..)) = self.regions.get_mut(&id) {
+            *open -= 1;
+            let track = *track;
+            self.on_track(at, track, Message::default().number(9, SLICE_END));
+        }
+    }
+
+    /// Adds a track of the process.
+    fn track(&mut self, id: u64, name: &str) {
+        let track = Message::default().number(1, id).bytes(2, name.as_bytes());
+        self.descriptor(track.number(5, PROCESS_TRACK), false);
+    }
+
+    fn on_track(&mut self, at: u64, track: u64, event: Message) {
+        let event = event.number(11, track);
+        self.packet(Message::default().number(8, at).number(10, SEQUENCE).message(11, event));
     }
 
     /// Adds a packet with a track. The first packet clears what a reader knows of the sequence.
@@ -110,12 +190,12 @@ impl Encoder<'_> {
             What::Refused { why, .. } => {
                 begin(INSTANT, "preemption refused").message(4, text("why", why.text()))
             }
-            What::RegionBegin { text, .. } => begin(INSTANT, self.trace.text(text)),
+            What::RegionBegin { text, .. } | What::Log { text, .. } => {
+                begin(INSTANT, self.trace.text(text))
+            }
             What::RegionEnd { .. } => begin(INSTANT, "end of region"),
-            What::Log { text, .. } => begin(INSTANT, self.trace.text(text)),
         };
-        let event = event.number(11, track_of(ring));
-        self.packet(Message::default().number(8, at).number(10, SEQUENCE).message(11, event));
+        self.on_track(at, track_of(ring), event);
     }
 
     fn title(&self, id: u64) -> String {
@@ -153,6 +233,17 @@ fn text(name: &str, text: &str) -> Message {
     Message::default().bytes(10, name.as_bytes()).bytes(6, text.as_bytes())
 }
 
+fn state_text(state: State) -> Cow<'static, str> {
+    match state {
+        State::Unknown => "unknown".into(),
+        State::Runnable(_) => "runnable".into(),
+        State::Running(p) => format!("running on P{p}").into(),
+        State::WithoutP(_) => "without a P".into(),
+        State::Waiting(stop) => stop_text(stop).into(),
+        State::Ended => "ended".into(),
+    }
+}
+
 fn stop_text(stop: Stop) -> &'static str {
     match stop {
         Stop::Nothing => "",
@@ -173,6 +264,57 @@ fn cause_text(by: Cause) -> String {
     }
 }
 
+/// Returns all events, each with a time and its ring, by time. What was woken runs later than its
+/// wake-up: the flow would be lost otherwise.
+fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
+    let mut at: Vec<Vec<u64>> = rings.iter().map(|events| times(events)).collect();
+    let mut wakes: HashMap<u64, VecDeque<(usize, usize)>> = HashMap::new();
+    let mut runs: HashMap<u64, Vec<(usize, usize)>> = HashMap::new();
+    for (ring, i) in by_time(rings, &at) {
+        match rings[ring][i].what {
+            What::Create { id, .. } | What::Ready { id, .. } => {
+                wakes.entry(id).or_default().push_back((ring, i));
+            }
+            What::Run { id } => runs.entry(id).or_default().push((ring, i)),
+            _ => {}
+        }
+    }
+    for (id, runs) in runs {
+        let Some(wakes) = wakes.get_mut(&id) else { continue };
+        for (ring, i) in runs {
+            let latest = rings[ring][i].when.latest;
+            // Not every run follows a wake-up: it may have yielded.
+            let Some((wake_ring, wake)) =
+                wakes.pop_front_if(|&mut (ring, i)| rings[ring][i].when.earliest <= latest)
+            else {
+                continue;
+            };
+            let woken = at[wake_ring][wake];
+            at[ring][i] = at[ring][i].max(woken.saturating_add(1).min(latest));
+            at[wake_ring][wake] = woken.min(at[ring][i].saturating_sub(1));
+        }
+    }
+    at.iter_mut().for_each(|times| never_backwards(times));
+    let order = by_time(rings, &at);
+    order.into_iter().map(|(ring, i)| (at[ring][i], ring, rings[ring][i])).collect()
+}
+
+/// Returns the ring and the index of every event, by time. Events of one ring stay in their order.
+fn by_time(rings: &[&[Event]], at: &[Vec<u64>]) -> Vec<(usize, usize)> {
+    let indices = |(ring, events): (usize, &&[Event])| (0..events.len()).map(move |i| (ring, i));
+    let mut all: Vec<(usize, usize)> = rings.iter().enumerate().flat_map(indices).collect();
+    all.sort_by_key(|&(ring, i)| at[ring][i]);
+    all
+}
+
+fn never_backwards(times: &mut [u64]) {
+    let mut last = 0;
+    for time in times {
+        last = last.max(*time);
+        *time = last;
+    }
+}
+
 /// Returns a time for each event of a ring: those whose times are the same interval are spread
 /// over it.
 fn times(events: &[Event]) -> Vec<u64> {
@@ -185,10 +327,6 @@ fn times(events: &[Event]) -> Vec<u64> {
         times.extend((1..steps).map(|i| when.earliest.saturating_add(part(i))));
     }
     // Two intervals may overlap.
-    let mut last = 0;
-    for time in &mut times {
-        last = last.max(*time);
-        *time = last;
-    }
+    never_backwards(&mut times);
     times
 }
