@@ -374,6 +374,7 @@ impl RuntimeBuilder {
         if let Some(trace) = env.trace {
             observe::trace::record_from_start(&sched, trace);
         }
+        observe::layout::keep_in_program();
         observe::deadlock::register(&sched);
         observe::quit::install();
         Ok(Runtime { sched })

@@ -147,7 +147,7 @@ pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
 
 /// See the head of the file.
 #[unsafe(naked)]
-unsafe extern "sysv64" fn trampoline() {
+pub(crate) unsafe extern "sysv64" fn trampoline() {
     naked_asm!(
         ".cfi_startproc",
         // Unwinders must not take the pc for a return address: it may be the first instruction of a

@@ -40,6 +40,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that [`switch`] saves on a suspended stack: control words, six registers, return address.
 const FRAME_BYTES: usize = 8 * 8;
+/// Where [`switch`] saves the registers, in bytes from the saved stack pointer, for debuggers
+/// (`observe/layout.rs`). The stack pointer of the suspended code is above them.
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("saved.r15", 8),
+    ("saved.r14", 16),
+    ("saved.r13", 24),
+    ("saved.r12", 32),
+    ("saved.rbx", 40),
+    ("saved.rbp", 48),
+    ("saved.rip", 56),
+    ("saved.bytes", FRAME_BYTES),
+];
 /// MXCSR after reset: all exceptions masked, round to nearest.
 const MXCSR_INIT: u32 = 0x1f80;
 /// x87 control word after `fninit`.
@@ -272,7 +284,7 @@ pub(crate) unsafe fn prepare(top: *mut u8, main: unsafe extern "sysv64" fn() -> 
 
 /// The bottom frame of every goroutine. Unwinders stop here: its return address is undefined.
 #[unsafe(naked)]
-unsafe extern "sysv64" fn entry_stub() -> ! {
+pub(crate) unsafe extern "sysv64" fn entry_stub() -> ! {
     naked_asm!(
         ".cfi_startproc",
         ".cfi_undefined rip",

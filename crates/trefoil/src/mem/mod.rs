@@ -54,7 +54,7 @@ pub(crate) use self::arena::{LOCAL_MAX, ReserveError};
 pub(crate) use self::mmap_vec::MmapVec;
 pub(crate) use self::scavenger::{Scavenger, has_surplus};
 use self::size_class::{CLASSES, SizeClass};
-pub(crate) use self::stack::Stack;
+pub(crate) use self::stack::{LAYOUT, Stack};
 use self::stack::{StackConfig, StackTop};
 use self::stack_pool::{PoolState, StackBatch, StackPool};
 use crate::sys::lock::Lock;

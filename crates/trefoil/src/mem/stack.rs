@@ -44,6 +44,7 @@
 //!    has refused to discard it (`wipe_slow`).
 
 use std::io;
+use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -237,6 +238,13 @@ pub(crate) struct StackTop {
     /// 0 or [`OWN_CREDIT`].
     flags: u8,
 }
+
+/// Where debuggers find the fields of the header (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("stack_top.base", offset_of!(StackTop, base)),
+    ("stack_top.sp_below", offset_of!(StackTop, sp_below)),
+    ("stack.guard_bytes", arena::GUARD_BYTES),
+];
 
 /// The stack came from `acquire` with a credit, which `release` returns. `push` clears the flag,
 /// because its caller returns credits itself.

@@ -3,11 +3,13 @@
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
-//! `trace/` reads what the flight recorder has recorded.
+//! `trace/` reads what the flight recorder has recorded. `layout.rs` tells debuggers where everything
+//! is.
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
 pub(crate) mod fault;
+pub(crate) mod layout;
 pub(crate) mod panics;
 pub(crate) mod pprof;
 mod protobuf;

@@ -27,7 +27,7 @@ use crate::sched::{Sched, goroutine::scope::ScopeData};
 use crate::sys::lock::Lock;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -102,7 +102,7 @@ pub(crate) struct G {
     pub(crate) abort_on_panic: Cell<bool>,
 }
 
-const _: () = assert!(std::mem::offset_of!(G, locked) == 56, "a switch touches one cache line");
+const _: () = assert!(offset_of!(G, locked) == 56, "a switch touches one cache line");
 
 // SAFETY: invariant 2 says which thread may touch which cell; the rest are atomics.
 unsafe impl Sync for G {}
@@ -312,10 +312,10 @@ pub(crate) fn with_names<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Every slab that was made, newest first. A dump finds all goroutines here.
-static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
+pub(crate) static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
 
 /// Gs that were made together. Never unmapped (invariant 1).
-struct Slab {
+pub(crate) struct Slab {
     gs: [G; GS_PER_SLAB],
     /// The slab that was made before this one, or null.
     next: *mut Slab,
@@ -424,6 +424,28 @@ fn grow(free: &mut RunList) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Where debuggers find the fields of Gs (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("slab.gs", offset_of!(Slab, gs)),
+    ("slab.next", offset_of!(Slab, next)),
+    ("slab.count", GS_PER_SLAB),
+    ("g.size", size_of::<G>()),
+    ("g.head", offset_of!(G, head)),
+    ("g.sp", offset_of!(G, sp)),
+    ("g.tp", offset_of!(G, tp)),
+    ("g.state", offset_of!(G, state)),
+    ("g.stopped_by_signal", offset_of!(G, stopped_by_signal)),
+    ("g.stack", offset_of!(G, stack)),
+    ("g.sched", offset_of!(G, sched)),
+    ("g.body", offset_of!(G, body)),
+    ("g.task", offset_of!(G, task)),
+    ("g.id", offset_of!(G, id)),
+    ("g.parent", offset_of!(G, parent)),
+    ("g.created_at", offset_of!(G, created_at)),
+    ("g.name", offset_of!(G, name)),
+    ("body.type_name", offset_of!(Body, type_name)),
+];
 
 /// Calls `f` with every G that was ever made, dead ones included. Of a G that it does not own, `f`
 /// may read only the atomics and what the functions for dumps return.

@@ -64,7 +64,7 @@ use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 /// The stack of an M's thread. Only the scheduler and the program's allocator (`allocator.rs`) run
 /// on it. `thread::spawn` adds the size of the thread's TLS.
@@ -129,6 +129,8 @@ pub(crate) struct M {
     pub(crate) idle_link: Cell<Option<&'static M>>,
     /// Its place in `UNUSED_MS`.
     free_link: FreeLink<M>,
+    /// The M that was made before this one, for debuggers. Written once.
+    made_before: AtomicPtr<M>,
     /// It is in the list of idle Ms or of locked Ms.
     pub(crate) listed: Cell<bool>,
     /// When it last went to sleep without a P.
@@ -171,6 +173,21 @@ pub(crate) enum UnfinishedSwitch {
     Dead(Stack),
 }
 
+/// Every M that was made, newest first. Debuggers find all threads here.
+pub(crate) static MS: AtomicPtr<M> = AtomicPtr::new(null_mut());
+
+/// Where debuggers find the fields of Ms (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("m.next", offset_of!(M, made_before)),
+    ("m.id", offset_of!(M, id)),
+    ("m.tid", offset_of!(M, tid)),
+    ("m.p", offset_of!(M, p)),
+    ("m.hold", offset_of!(M, hold)),
+    ("m.current", offset_of!(M, current)),
+    ("m.sched", offset_of!(M, sched)),
+    ("hold.retaken", RETAKEN as usize),
+];
+
 /// Ms whose thread has ended (invariant 2).
 static UNUSED_MS: FreeList<M> = FreeList::new();
 
@@ -184,10 +201,27 @@ impl M {
     /// Takes an unused M, or makes one.
     fn new(sched: &Arc<Sched>, id: u32) -> &'static M {
         let m = UNUSED_MS.pop_or_leak(M::blank);
+        if m.this.get().is_null() {
+            m.link_to_all();
+        }
         m.reset();
         m.sched.set(Arc::as_ptr(sched));
         m.id.store(id, Ordering::Relaxed);
         m
+    }
+
+    /// Adds a new M to [`MS`].
+    fn link_to_all(&'static self) {
+        let mut before = MS.load(Ordering::Relaxed);
+        loop {
+            self.made_before.store(before, Ordering::Relaxed);
+            let this = std::ptr::from_ref(self).cast_mut();
+            // Release: a reader of the list sees a complete M.
+            match MS.compare_exchange_weak(before, this, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
     }
 
     /// Makes an M that no thread uses yet. `reset` completes it.
@@ -217,6 +251,7 @@ impl M {
             handed: Cell::new(None),
             idle_link: Cell::new(None),
             free_link: FreeLink::new(),
+            made_before: AtomicPtr::new(null_mut()),
             listed: Cell::new(false),
             idle_since: Cell::new(0),
             without_p: handoff::WithoutP::new(),

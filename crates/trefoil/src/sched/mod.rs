@@ -80,6 +80,7 @@ pub(crate) use shutdown::{
 };
 use std::cell::Cell;
 use std::io;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -232,6 +233,15 @@ pub(crate) struct Sched {
     pub(crate) triggers: trigger::Triggers,
     pub(crate) usage: usage::Usage,
 }
+
+/// Where debuggers find the fields of a runtime (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("sched.id", offset_of!(Sched, id)),
+    ("sched.ps", offset_of!(Sched, ps)),
+    ("sched.ps_made", offset_of!(Sched, ps_made)),
+    ("sched.started_at", offset_of!(Sched, started_at)),
+    ("sched.coarse_ms", offset_of!(Sched, coarse_ms)),
+];
 
 impl Sched {
     /// Starts a scheduler with `procs` Ps and its first threads.

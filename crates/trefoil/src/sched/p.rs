@@ -39,6 +39,7 @@ use crate::sys::clock::Nanos;
 use crate::sys::rng::Rng;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
+use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -130,6 +131,16 @@ pub(crate) struct P {
     #[cfg(debug_assertions)]
     local_is_borrowed: Cell<bool>,
 }
+
+/// Where debuggers find the fields of Ps (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("p.id", offset_of!(P, id)),
+    ("p.status", offset_of!(P, status)),
+    ("p.holder", offset_of!(P, holder)),
+    ("p_status.idle", PStatus::Idle as usize),
+    ("p_status.running", PStatus::Running as usize),
+    ("p_status.retired", PStatus::Retired as usize),
+];
 
 // SAFETY: `local` and the cells that are marked as the owner's are touched by the owner alone
 // (invariant 1); `idle_link` and `wants_spinning_m` are guarded by the scheduler's lock; the rest

@@ -14,6 +14,7 @@ use crate::sched::g::G;
 use crate::sched::task::Task;
 use crate::sched::wait::reason::WaitReason;
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
@@ -77,6 +78,14 @@ impl RunHead {
         self.waiting_since_ms.store(coarse_ms, Ordering::Relaxed);
     }
 }
+
+/// Where debuggers find the fields of a head (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("head.since_ms", offset_of!(RunHead, waiting_since_ms)),
+    ("head.reason", offset_of!(RunHead, reason)),
+    ("head.kind", offset_of!(RunHead, kind)),
+    ("kind.carrier", RunKind::Carrier as usize),
+];
 
 /// A goroutine or a task, as queues see it.
 #[derive(Clone, Copy)]

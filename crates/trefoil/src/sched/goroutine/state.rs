@@ -31,6 +31,15 @@ const RUNNING: u32 = 2;
 const NOTIFIED: u32 = 3;
 const WAITING: u32 = 4;
 
+/// The numbers of the states, for debuggers (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("state.dead", DEAD as usize),
+    ("state.runnable", RUNNABLE as usize),
+    ("state.running", RUNNING as usize),
+    ("state.notified", NOTIFIED as usize),
+    ("state.waiting", WAITING as usize),
+];
+
 /// The state word. See the head of the file.
 pub(crate) struct GoroutineState(AtomicU32);
 

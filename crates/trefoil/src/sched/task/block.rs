@@ -17,6 +17,7 @@ use crate::sched::runnable::{RunList, Unpacked};
 use crate::sys::lock::Lock;
 use std::alloc::Layout;
 use std::io;
+use std::mem::offset_of;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -69,7 +70,7 @@ pub(crate) fn contents(task: &Task) -> *mut u8 {
 }
 
 /// Blocks made together. Never unmapped.
-struct Chunk {
+pub(crate) struct Chunk {
     /// The chunk that was made before this one, or null.
     next: *mut Chunk,
     block_bytes: usize,
@@ -80,7 +81,7 @@ const FIRST_BLOCK: usize = 64;
 const _: () = assert!(size_of::<Chunk>() <= FIRST_BLOCK);
 
 /// Every chunk that was made, newest first. A dump finds all tasks here.
-static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(null_mut());
+pub(crate) static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(null_mut());
 
 /// Free blocks that no P keeps, by class.
 static CENTRAL_FREE: [Lock<RunList>; CLASSES] = [const { Lock::new(RunList::new()) }; CLASSES];
@@ -249,6 +250,14 @@ fn blocks(chunk: *mut Chunk, block_bytes: usize) -> impl Iterator<Item = NonNull
         NonNull::new_unchecked(chunk.byte_add(FIRST_BLOCK + i * block_bytes).cast::<Task>())
     })
 }
+
+/// Where debuggers find the blocks of a chunk (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("chunk.next", offset_of!(Chunk, next)),
+    ("chunk.block_bytes", offset_of!(Chunk, block_bytes)),
+    ("chunk.first_block", FIRST_BLOCK),
+    ("chunk.bytes", CHUNK_BYTES),
+];
 
 /// Calls `f` with every block that was ever made, free ones included. Of a task that it does not
 /// own, `f` may read only the atomics and what the functions for dumps return.

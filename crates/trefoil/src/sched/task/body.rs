@@ -16,7 +16,7 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -73,7 +73,20 @@ pub(crate) struct TaskBody {
     pub(crate) wake_by: WakeBy,
     /// The body is in a box, whose address is in the block.
     boxed: bool,
+    /// Where the name is in the body, for debuggers, which cannot call `name`. [`NO_NAME`] if there
+    /// is none.
+    name_at: usize,
 }
+
+/// See [`TaskBody::name_at`].
+const NO_NAME: usize = usize::MAX;
+
+/// Where debuggers find the fields of a body (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("task_body.type_name", offset_of!(TaskBody, type_name)),
+    ("task_body.boxed", offset_of!(TaskBody, boxed)),
+    ("task_body.name_at", offset_of!(TaskBody, name_at)),
+];
 
 impl TaskBody {
     /// The body of a block that has never had a task.
@@ -93,6 +106,7 @@ impl TaskBody {
             class,
             wake_by,
             boxed: false,
+            name_at: NO_NAME,
         }
     }
 }
@@ -113,6 +127,8 @@ struct Storage<F: Future, X> {
 /// memory for it.
 pub(crate) trait TaskExtra: Send + 'static {
     const WAKE_BY: WakeBy = WakeBy::Queue;
+    /// It is a `Box<str>`.
+    const IS_NAME: bool = false;
 
     fn name(&self) -> Option<&str> {
         None
@@ -127,6 +143,8 @@ impl TaskExtra for () {}
 
 /// The name of a task.
 impl TaskExtra for Box<str> {
+    const IS_NAME: bool = true;
+
     fn name(&self) -> Option<&str> {
         Some(self)
     }
@@ -156,6 +174,7 @@ impl<F: Future, X: TaskExtra> TypedTaskBody<F, X> {
         },
         wake_by: X::WAKE_BY,
         boxed: Self::INLINE.is_none(),
+        name_at: if X::IS_NAME { offset_of!(Storage<F, X>, extra) } else { NO_NAME },
     };
 
     pub(crate) const fn class() -> Class {

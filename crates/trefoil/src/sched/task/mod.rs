@@ -45,6 +45,7 @@ use crate::sched::{Sched, current_g};
 use body::TaskBody;
 use state::{Generation, TaskState};
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::panic::Location;
 use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -124,6 +125,17 @@ impl Task {
         }
     }
 }
+
+/// Where debuggers find the fields of tasks (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("task.head", offset_of!(Task, head)),
+    ("task.state", offset_of!(Task, state)),
+    ("task.body", offset_of!(Task, body)),
+    ("task.sched", offset_of!(Task, sched)),
+    ("task.id", offset_of!(Task, id)),
+    ("task.created_at", offset_of!(Task, created_at)),
+    ("task.contents", size_of::<Task>()),
+];
 
 /// Returns the task that the running goroutine polls, if it is a carrier.
 pub(crate) fn current() -> Option<&'static Task> {

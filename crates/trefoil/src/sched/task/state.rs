@@ -38,6 +38,13 @@ const GENERATION_SHIFT: u32 = 8;
 pub(crate) const WAKER_GENERATION_BITS: u32 = 16;
 const WAKER_GENERATION_MASK: u64 = (1 << WAKER_GENERATION_BITS) - 1;
 
+/// The bits of the word, for debuggers (`observe/layout.rs`).
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("task_state.scheduled", SCHEDULED as usize),
+    ("task_state.running", RUNNING as usize),
+    ("task_state.alive", ALIVE as usize),
+];
+
 /// The state word. See the head of the file.
 pub(crate) struct TaskState(AtomicU64);
 

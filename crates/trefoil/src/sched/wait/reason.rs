@@ -11,6 +11,8 @@ macro_rules! reasons {
 
         impl WaitReason {
             const ALL: &[WaitReason] = &[$(WaitReason::$name,)+];
+            /// The texts by number, for debuggers (`observe/layout.rs`).
+            pub(crate) const TEXTS: &[&str] = &[$($text,)+];
 
             /// Returns the text that dumps and traces print.
             pub(crate) fn text(self) -> &'static str {
