@@ -1,6 +1,7 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! `trefoil trace` explains recordings. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
+//! `trefoil trace` explains recordings; `trefoil ps`, `dump` and `why` show the goroutines of another
+//! process. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
 //! measurements beside what is promised.
 //!
 //! | exit code | meaning |
@@ -11,6 +12,7 @@
 //! | 130, 141, 143 | Ctrl-C, the reader has closed the output, SIGTERM |
 
 mod exit;
+mod inspect;
 mod proc;
 mod report;
 mod results;
@@ -80,6 +82,8 @@ enum Command {
     /// Explain what a program has recorded (TREFOIL_TRACE=on, or `trace::Snapshot::write`).
     #[command(subcommand)]
     Trace(trace::Command),
+    #[command(flatten)]
+    Inspect(inspect::Command),
 }
 
 fn goroutines(text: &str) -> Result<u64, String> {
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         None => (None, false),
         Some(Command::Tour { scene, list }) => (scene, list),
         Some(Command::Trace(command)) => return trace::run(command),
+        Some(Command::Inspect(command)) => return inspect::run(command),
     };
     if let Some(name) = &chosen
         && !SCENES.iter().any(|scene| scene.name == name)

@@ -143,6 +143,9 @@
 //! OS thread's. [`lock_os_thread`] binds a goroutine to its OS thread. The [limits](guide::limits)
 //! page has the full list.
 
+// gdb's commands for goroutines, embedded into every program (`observe/layout.rs`).
+#![debugger_visualizer(gdb_script_file = "observe/goroutines.py")]
+
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
 compile_error!(
     "trefoil runs on Linux x86_64 with glibc only: a goroutine owns its thread-local storage, and \

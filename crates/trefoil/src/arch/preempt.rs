@@ -317,5 +317,5 @@ pub(crate) unsafe extern "sysv64" fn trampoline() {
 
 unsafe extern "C" {
     /// The first byte after the trampoline.
-    static trefoil_trampoline_end: u8;
+    pub(crate) static trefoil_trampoline_end: u8;
 }

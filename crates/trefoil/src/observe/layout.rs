@@ -1,7 +1,7 @@
 //! Tells a reader outside the process where to find runtimes, Ms, Ps, goroutines and tasks.
 //!
 //! [`trefoil_layout`] is a table of names and numbers in the program's data: offsets of fields,
-//! numbers of states, addresses of lists. gdb (`gdb/goroutines.py`) and `trefoil ps` read it from
+//! numbers of states, addresses of lists. gdb (`goroutines.py`) and `trefoil ps` read it from
 //! a live process or a core file, so both work on a process that hangs or is stopped. Each entry
 //! comes from `offset_of!` or from the constant that the runtime itself uses, so none of them can
 //! be out of date. A reader asks for entries by name: it works with a program of another version
@@ -75,7 +75,7 @@ const NUMBERS: &[&[(&str, usize)]] = &[
 ];
 
 /// How many entries are addresses.
-const ADDRESSES: usize = 7;
+const ADDRESSES: usize = 8;
 
 const ENTRIES: usize = {
     let (mut count, mut i) = (ADDRESSES, 0);
@@ -119,6 +119,8 @@ pub(crate) static trefoil_layout: Layout = {
     entries[4] = entry("location.sample", (&raw const SAMPLE_PLACE).cast());
     entries[5] = entry("entry_stub", arch::entry_stub as *const ());
     entries[6] = entry("trampoline", arch::preempt::trampoline as *const ());
+    let end = (&raw const arch::preempt::trefoil_trampoline_end).cast();
+    entries[7] = entry("trampoline_end", end);
     let (mut at, mut group) = (ADDRESSES, 0);
     while group < NUMBERS.len() {
         let mut i = 0;

@@ -6,10 +6,11 @@
 //! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
 //! `symbols.rs` resolves them.
 
+use crate::arch::preempt::in_trampoline;
 use crate::sched::g::{G, Status};
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
-use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
@@ -60,14 +61,22 @@ impl Tables {
         };
         let saved = |word: usize| read(start + 8 * word as u64).ok();
         let (rip, rbp) = (saved(SAVED_RIP)?, saved(SAVED_RBP)?);
-        let regs = UnwindRegsX86_64::new(rip, start + SAVED_BYTES as u64, rbp);
+        let mut regs = UnwindRegsX86_64::new(rip, start + SAVED_BYTES as u64, rbp);
         let mut frames = Vec::new();
-        let mut iter = self.unwinder.iter_frames(rip, regs, &mut self.cache, &mut read);
-        while let Ok(Some(frame)) = iter.next() {
-            frames.push(frame.address_for_lookup());
-            if frames.len() >= FRAMES_MAX {
-                break;
-            }
+        let mut address = FrameAddress::from_return_address(rip)?;
+        while frames.len() < FRAMES_MAX {
+            frames.push(address.address_for_lookup());
+            let caller = self.unwinder.unwind_frame(address, &mut regs, &mut self.cache, &mut read);
+            let Ok(Some(caller)) = caller else { break };
+            // A goroutine that was stopped by a signal continues at this instruction, which may be
+            // the first of a function. Any other address is that of the instruction after a call.
+            let caller = if in_trampoline(address.address() as usize) {
+                Some(FrameAddress::from_instruction_pointer(caller))
+            } else {
+                FrameAddress::from_return_address(caller)
+            };
+            let Some(caller) = caller else { break };
+            address = caller;
         }
         // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);

@@ -1,0 +1,766 @@
+//! The goroutines, tasks, threads and Ps of a process, read from outside.
+//!
+//! The process may run meanwhile. Every pointer is read through [`Process`], which fails for an
+//! address that is not mapped; every list has a bound; a goroutine whose words do not fit together
+//! is read again.
+
+use std::collections::{HashMap, HashSet};
+
+use super::layout::Layout;
+use super::memory::{Process, Registers, Thread, u32_at, u64_at};
+use super::stacks::{Innermost, Unwinder};
+
+/// The largest numbers of slabs, chunks of tasks, Ms and Ps that are read. A list that is longer is
+/// damaged.
+const SLABS_MAX: usize = 1 << 20;
+const CHUNKS_MAX: usize = 1 << 20;
+const MS_MAX: usize = 1 << 16;
+const PS_MAX: u64 = 1 << 12;
+/// How many times a goroutine that changes while it is read is read again.
+const TRIES: u32 = 4;
+/// Bytes of a stack that are read at first; deeper frames are read when they are needed.
+const STACK_BYTES: u64 = 16 << 10;
+
+/// What a command shows of one runtime.
+pub(super) struct Runtime {
+    pub(super) id: u64,
+    pub(super) ps: Vec<P>,
+    pub(super) ms: Vec<M>,
+    pub(super) goroutines: Vec<Goroutine>,
+}
+
+pub(super) struct P {
+    pub(super) id: u32,
+    pub(super) status: &'static str,
+    /// The M that owns it.
+    pub(super) m: Option<u32>,
+}
+
+pub(super) struct M {
+    address: u64,
+    pub(super) id: u32,
+    pub(super) thread: Thread,
+    /// The goroutine that runs on it: the address of its G.
+    current: u64,
+    /// The P that it owns.
+    pub(super) p: Option<u32>,
+    sched: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Goroutine,
+    Task,
+}
+
+/// A goroutine, or a task with the goroutine that polls it.
+pub(super) struct Goroutine {
+    pub(super) kind: Kind,
+    pub(super) id: u64,
+    pub(super) name: Option<String>,
+    /// In Go's words.
+    pub(super) state: String,
+    pub(super) is_waiting: bool,
+    /// How long it has waited, if it waits.
+    pub(super) waited_ms: Option<u64>,
+    /// Of a goroutine: the one that started it, or 0.
+    pub(super) parent: u64,
+    /// The function that contains its closure or future.
+    pub(super) function: Option<String>,
+    /// Where it was started.
+    pub(super) place: Option<Place>,
+    pub(super) stack: Stack,
+    /// The thread that runs it.
+    pub(super) thread: Option<Thread>,
+    /// The number of the M that runs it.
+    pub(super) m: Option<u32>,
+    /// Of a task: the id of the goroutine that polls it.
+    pub(super) polled_by: Option<u64>,
+    /// It was stopped by a signal.
+    pub(super) preempted: bool,
+    sched: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Place {
+    pub(super) file: String,
+    pub(super) line: u32,
+}
+
+/// The stack of a goroutine, as far as it can be read.
+pub(super) enum Stack {
+    /// Code addresses, innermost first.
+    Addresses(Vec<u64>),
+    /// It runs, and its thread is not blocked.
+    Running,
+    NotStarted,
+    /// It changed whenever it was read.
+    Unknown,
+    /// The core file does not contain it.
+    NotInCore,
+    /// It is a task that waits.
+    None,
+}
+
+/// Reads the goroutines of all runtimes.
+pub(super) fn read(process: &Process, unwinder: &mut Unwinder) -> Result<Vec<Runtime>, String> {
+    let mut runtimes = Vec::new();
+    for layout in Layout::find_all(process)? {
+        let reader = Reader::new(process, &layout)?;
+        runtimes.extend(reader.runtimes(unwinder)?);
+    }
+    Ok(runtimes)
+}
+
+/// Offsets and numbers from the table.
+macro_rules! offsets {
+    ($($field:ident = $name:literal,)+) => {
+        struct Offsets { $($field: u64,)+ }
+        impl Offsets {
+            fn new(layout: &Layout) -> Result<Offsets, String> {
+                Ok(Offsets { $($field: layout.get($name)?,)+ })
+            }
+        }
+    };
+}
+
+offsets! {
+    slabs = "slabs",
+    slab_gs = "slab.gs",
+    slab_next = "slab.next",
+    slab_count = "slab.count",
+    g_size = "g.size",
+    g_head = "g.head",
+    g_sp = "g.sp",
+    g_tp = "g.tp",
+    g_state = "g.state",
+    g_stopped = "g.stopped_by_signal",
+    g_stack = "g.stack",
+    g_sched = "g.sched",
+    g_body = "g.body",
+    g_task = "g.task",
+    g_id = "g.id",
+    g_parent = "g.parent",
+    g_created_at = "g.created_at",
+    g_name = "g.name",
+    body_type_name = "body.type_name",
+    head_since = "head.since_ms",
+    head_reason = "head.reason",
+    head_kind = "head.kind",
+    kind_carrier = "kind.carrier",
+    state_dead = "state.dead",
+    state_runnable = "state.runnable",
+    state_waiting = "state.waiting",
+    chunks = "chunks",
+    chunk_next = "chunk.next",
+    chunk_block_bytes = "chunk.block_bytes",
+    chunk_first_block = "chunk.first_block",
+    chunk_bytes = "chunk.bytes",
+    task_head = "task.head",
+    task_state = "task.state",
+    task_body = "task.body",
+    task_sched = "task.sched",
+    task_id = "task.id",
+    task_created_at = "task.created_at",
+    task_contents = "task.contents",
+    task_scheduled = "task_state.scheduled",
+    task_running = "task_state.running",
+    task_alive = "task_state.alive",
+    task_type_name = "task_body.type_name",
+    task_boxed = "task_body.boxed",
+    task_name_at = "task_body.name_at",
+    ms = "ms",
+    m_next = "m.next",
+    m_id = "m.id",
+    m_tid = "m.tid",
+    m_p = "m.p",
+    m_hold = "m.hold",
+    m_current = "m.current",
+    m_sched = "m.sched",
+    hold_retaken = "hold.retaken",
+    p_id = "p.id",
+    p_status = "p.status",
+    p_holder = "p.holder",
+    p_idle = "p_status.idle",
+    p_running = "p_status.running",
+    sched_id = "sched.id",
+    sched_ps = "sched.ps",
+    sched_ps_made = "sched.ps_made",
+    sched_started_at = "sched.started_at",
+    sched_coarse_ms = "sched.coarse_ms",
+    stack_base = "stack_top.base",
+    stack_sp_below = "stack_top.sp_below",
+    guard_bytes = "stack.guard_bytes",
+    saved_rbp = "saved.rbp",
+    saved_rip = "saved.rip",
+    saved_bytes = "saved.bytes",
+    entry_stub = "entry_stub",
+    trampoline = "trampoline",
+    trampoline_end = "trampoline_end",
+}
+
+struct Reader<'a> {
+    process: &'a Process,
+    at: Offsets,
+    /// The texts of wait reasons.
+    reasons: Vec<String>,
+    location: LocationLayout,
+}
+
+/// Where a `std::panic::Location` has its fields.
+struct LocationLayout {
+    file: u64,
+    line: u64,
+}
+
+impl LocationLayout {
+    /// The size of a `Location`.
+    const BYTES: usize = 24;
+
+    /// Finds the fields by their values in an example, because std does not say where they are.
+    fn find(process: &Process, layout: &Layout) -> Result<LocationLayout, String> {
+        let unknown = || "the places of goroutines have an unknown form".to_owned();
+        let sample = layout.get("location.sample")?;
+        let (line, column) =
+            (layout.get("location.sample_line")?, layout.get("location.sample_column")?);
+        let sample = process.u64(sample).map_err(|_| unknown())?;
+        let mut bytes = [0; LocationLayout::BYTES];
+        process.read(sample, &mut bytes).map_err(|_| unknown())?;
+        let find = |value: u64| {
+            (0..LocationLayout::BYTES).step_by(4).find(|&at| u64::from(u32_at(&bytes, at)) == value)
+        };
+        let line = find(line).filter(|_| find(column).is_some()).ok_or_else(unknown)?;
+        let is_file = |&at: &usize| {
+            let text = process.text(u64_at(&bytes, at), u64_at(&bytes, at + 8));
+            text.is_some_and(|text| text.ends_with(".rs"))
+        };
+        let file = (0..=8).step_by(8).find(is_file).ok_or_else(unknown)?;
+        Ok(LocationLayout { file: file as u64, line: line as u64 })
+    }
+}
+
+/// What was read of one runtime besides its goroutines.
+struct Clock {
+    now_ms: u64,
+}
+
+/// Results that many goroutines share, by address.
+#[derive(Default)]
+struct Cache {
+    places: HashMap<u64, Option<Place>>,
+    functions: HashMap<u64, Option<String>>,
+    clocks: HashMap<u64, Option<Clock>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(process: &'a Process, layout: &Layout) -> Result<Reader<'a>, String> {
+        let count = layout.get("reasons.count")?.min(256);
+        let table = layout.get("reasons")?;
+        let reason = |i: u64| {
+            let entry = process.u64(table).ok()? + 16 * i;
+            process.text(process.u64(entry).ok()?, process.u64(entry + 8).ok()?)
+        };
+        let reasons = (0..count).map(|i| reason(i).unwrap_or_else(|| "waiting".into())).collect();
+        Ok(Reader {
+            process,
+            at: Offsets::new(layout)?,
+            reasons,
+            location: LocationLayout::find(process, layout)?,
+        })
+    }
+
+    fn runtimes(&self, unwinder: &mut Unwinder) -> Result<Vec<Runtime>, String> {
+        let ms = self.ms();
+        let mut cache = Cache::default();
+        let mut polled = HashSet::new();
+        let mut all = Vec::new();
+        self.for_each_g(|address, bytes| {
+            if self.state(bytes) == self.at.state_dead {
+                return;
+            }
+            let g = self.goroutine(address, bytes, &ms, &mut cache, unwinder);
+            let Some(mut g) = g else { return };
+            if self.head_byte(bytes, self.at.g_head + self.at.head_kind) == self.at.kind_carrier {
+                let task = u64_at(bytes, self.at.g_task as usize);
+                // A carrier without a task is no goroutine of the program's.
+                if task == 0 || !polled.insert(task) || !self.become_task(&mut g, task, &mut cache)
+                {
+                    return;
+                }
+            }
+            all.push(g);
+        });
+        self.for_each_task(|address, bytes| {
+            if !polled.contains(&address) {
+                all.extend(self.task(address, bytes, &mut cache));
+            }
+        });
+        all.sort_by_key(|g| (g.sched, g.id));
+        let mut scheds: Vec<u64> = ms.iter().map(|m| m.sched).collect();
+        scheds.extend(all.iter().map(|g| g.sched));
+        scheds.sort_unstable();
+        scheds.dedup();
+        let mut runtimes: Vec<Runtime> = scheds
+            .into_iter()
+            .filter_map(|sched| {
+                let id = self.process.u64(sched + self.at.sched_id).ok()?;
+                Some(Runtime {
+                    id,
+                    ps: self.ps(sched, &ms),
+                    ms: ms.iter().filter(|m| m.sched == sched).map(M::copy).collect(),
+                    goroutines: all.extract_if(.., |g| g.sched == sched).collect(),
+                })
+            })
+            .collect();
+        runtimes.sort_by_key(|runtime| runtime.id);
+        Ok(runtimes)
+    }
+
+    /// Returns the Ms that have a thread.
+    fn ms(&self) -> Vec<M> {
+        let mut ms = Vec::new();
+        let mut next = self.process.u64(self.at.ms).unwrap_or(0);
+        for _ in 0..MS_MAX {
+            if next == 0 {
+                break;
+            }
+            ms.extend(self.m(next));
+            next = self.process.u64(next + self.at.m_next).unwrap_or(0);
+        }
+        ms.sort_by_key(|m| (m.sched, m.id));
+        ms
+    }
+
+    /// Returns an M, or None if no thread uses it.
+    fn m(&self, address: u64) -> Option<M> {
+        let tid = self.process.u32(address + self.at.m_tid).ok().filter(|&tid| tid != 0)?;
+        let thread = self.process.thread(tid)?;
+        let mut hold = [0];
+        self.process.read(address + self.at.m_hold, &mut hold).ok()?;
+        let p = self.process.u64(address + self.at.m_p).ok()?;
+        let owns_p = p != 0 && u64::from(hold[0]) != self.at.hold_retaken;
+        let p = owns_p.then(|| self.process.u32(p + self.at.p_id).ok()).flatten();
+        Some(M {
+            address,
+            id: self.process.u32(address + self.at.m_id).ok()?,
+            thread,
+            current: self.process.u64(address + self.at.m_current).ok()?,
+            p,
+            sched: self.process.u64(address + self.at.m_sched).ok()?,
+        })
+    }
+
+    fn ps(&self, sched: u64, ms: &[M]) -> Vec<P> {
+        let read = || {
+            let table = self.process.u64(sched + self.at.sched_ps).ok()?;
+            let made = self.process.u32(sched + self.at.sched_ps_made).ok()?;
+            Some((table, u64::from(made).min(PS_MAX)))
+        };
+        let Some((table, made)) = read() else { return Vec::new() };
+        let p = |i: u64| {
+            let p = self.process.u64(table + 8 * i).ok()?;
+            let status = u64::from(self.process.u32(p + self.at.p_status).ok()?);
+            let holder = self.process.u64(p + self.at.p_holder).ok()?;
+            Some(P {
+                id: self.process.u32(p + self.at.p_id).ok()?,
+                status: match status {
+                    s if s == self.at.p_idle => "idle",
+                    s if s == self.at.p_running => "running",
+                    _ => "retired",
+                },
+                m: ms.iter().find(|m| m.address == holder).map(|m| m.id),
+            })
+        };
+        (0..made).filter_map(p).collect()
+    }
+
+    /// Calls `f` with the address and the bytes of every G, dead ones included.
+    fn for_each_g(&self, mut f: impl FnMut(u64, &[u8])) {
+        let size = self.at.g_size as usize;
+        // The sizes come from the process: a wrong one must not exhaust memory.
+        if !(64..=1 << 16).contains(&size) || self.at.slab_count > 1 << 16 {
+            return;
+        }
+        let mut gs = vec![0; size * self.at.slab_count as usize];
+        let mut slab = self.process.u64(self.at.slabs).unwrap_or(0);
+        for _ in 0..SLABS_MAX {
+            if slab == 0 {
+                return;
+            }
+            let first = slab + self.at.slab_gs;
+            if self.process.read(first, &mut gs).is_err() {
+                return;
+            }
+            for (i, bytes) in gs.chunks_exact(size).enumerate() {
+                f(first + (i * size) as u64, bytes);
+            }
+            slab = self.process.u64(slab + self.at.slab_next).unwrap_or(0);
+        }
+    }
+
+    /// Calls `f` with the address and the head of every block of a task, free ones included.
+    fn for_each_task(&self, mut f: impl FnMut(u64, &[u8])) {
+        let size = self.at.chunk_bytes as usize;
+        let (first, head) = (self.at.chunk_first_block as usize, self.at.task_contents as usize);
+        if size > 1 << 24 || head > size {
+            return;
+        }
+        let mut bytes = vec![0; size];
+        let mut chunk = self.process.u64(self.at.chunks).unwrap_or(0);
+        for _ in 0..CHUNKS_MAX {
+            if chunk == 0 || self.process.read(chunk, &mut bytes).is_err() {
+                return;
+            }
+            let block = u64_at(&bytes, self.at.chunk_block_bytes as usize) as usize;
+            if block < head {
+                return;
+            }
+            for at in (first..=size - block).step_by(block) {
+                f(chunk + at as u64, &bytes[at..at + head]);
+            }
+            chunk = u64_at(&bytes, self.at.chunk_next as usize);
+        }
+    }
+
+    fn state(&self, g: &[u8]) -> u64 {
+        u32_at(g, self.at.g_state as usize).into()
+    }
+
+    fn head_byte(&self, bytes: &[u8], at: u64) -> u64 {
+        bytes[at as usize].into()
+    }
+
+    /// Reads a goroutine until it does not change meanwhile. Returns None if it has ended.
+    fn goroutine(
+        &self,
+        address: u64,
+        first: &[u8],
+        ms: &[M],
+        cache: &mut Cache,
+        unwinder: &mut Unwinder,
+    ) -> Option<Goroutine> {
+        let at = &self.at;
+        let mut bytes = first.to_vec();
+        let identity = |bytes: &[u8]| {
+            let word = |offset| u64_at(bytes, offset as usize);
+            (word(at.g_id), self.state(bytes), word(at.g_sp))
+        };
+        let mut stack = Stack::Unknown;
+        let mut running = None;
+        for _ in 0..TRIES {
+            if self.state(&bytes) == at.state_dead {
+                return None;
+            }
+            running = self.m_of(address, &bytes, ms);
+            stack = self.stack(&bytes, running, unwinder);
+            let before = identity(&bytes);
+            self.process.read(address, &mut bytes).ok()?;
+            if identity(&bytes) == before {
+                break;
+            }
+            stack = Stack::Unknown;
+        }
+        if self.state(&bytes) == at.state_dead {
+            return None;
+        }
+        let word = |offset: u64| u64_at(&bytes, offset as usize);
+        let (sched, state) = (word(at.g_sched), self.state(&bytes));
+        let is_waiting = state == at.state_waiting;
+        let reason = self.head_byte(&bytes, at.g_head + at.head_reason);
+        let since = u32_at(&bytes, (at.g_head + at.head_since) as usize);
+        Some(Goroutine {
+            kind: Kind::Goroutine,
+            id: word(at.g_id),
+            name: self.name(word(at.g_name), word(at.g_name + 8)),
+            state: match state {
+                s if s == at.state_waiting => self.reason(reason),
+                s if s == at.state_runnable => "runnable".into(),
+                _ => "running".into(),
+            },
+            is_waiting,
+            waited_ms: is_waiting.then(|| self.waited(sched, since, cache)).flatten(),
+            parent: word(at.g_parent),
+            function: self.function(word(at.g_body), at.body_type_name, cache),
+            place: self.place(word(at.g_created_at), cache),
+            stack,
+            thread: running.map(|m| m.thread.clone()),
+            m: running.map(|m| m.id),
+            polled_by: None,
+            preempted: state == at.state_runnable && bytes[at.g_stopped as usize] != 0,
+            sched,
+        })
+    }
+
+    /// Returns the M that runs the goroutine.
+    fn m_of<'m>(&self, address: u64, g: &[u8], ms: &'m [M]) -> Option<&'m M> {
+        let state = self.state(g);
+        let suspended = state == self.at.state_waiting || state == self.at.state_runnable;
+        ms.iter().find(|m| m.current == address && !suspended)
+    }
+
+    fn reason(&self, number: u64) -> String {
+        self.reasons.get(number as usize).cloned().unwrap_or_else(|| "waiting".into())
+    }
+
+    fn name(&self, address: u64, len: u64) -> Option<String> {
+        if address == 0 { None } else { self.process.text(address, len) }
+    }
+
+    /// Returns how long a goroutine or task has waited.
+    fn waited(&self, sched: u64, since: u32, cache: &mut Cache) -> Option<u64> {
+        let clock = cache.clocks.entry(sched).or_insert_with(|| {
+            let coarse = u64::from(self.process.u32(sched + self.at.sched_coarse_ms).ok()?);
+            let started = self.process.u64(sched + self.at.sched_started_at).ok()?;
+            // A core file does not say when it was written: the runtime's coarse clock does, about.
+            let now_ms = match self.process.is_live() {
+                true => monotonic_nanos().saturating_sub(started) / 1_000_000,
+                false => coarse,
+            };
+            Some(Clock { now_ms })
+        });
+        let waited = (clock.as_ref()?.now_ms as u32).wrapping_sub(since);
+        // The coarse clock of `since` may be a little ahead.
+        Some(if waited > u32::MAX / 2 { 0 } else { waited.into() })
+    }
+
+    fn place(&self, address: u64, cache: &mut Cache) -> Option<Place> {
+        let read = || {
+            let file = self.process.u64(address + self.location.file).ok()?;
+            let len = self.process.u64(address + self.location.file + 8).ok()?;
+            let line = self.process.u32(address + self.location.line).ok()?;
+            Some(Place { file: self.process.text(file, len)?, line })
+        };
+        cache.places.entry(address).or_insert_with(read).clone()
+    }
+
+    /// Returns the function that contains the closure or future of a body: an empty name if the body
+    /// has neither, None if the name cannot be read.
+    fn function(&self, body: u64, type_name: u64, cache: &mut Cache) -> Option<String> {
+        let read = || {
+            let function = self.process.u64(body + type_name).ok()?;
+            let mut code = [0; 24];
+            self.process.read(function, &mut code).ok()?;
+            let (address, len) = returned_text(function, &code)?;
+            let name = self.process.text(address, len)?;
+            Some(name.strip_suffix("::{{closure}}").unwrap_or(&name).to_owned())
+        };
+        cache.functions.entry(body).or_insert_with(read).clone()
+    }
+
+    /// Unwinds the stack of a goroutine.
+    fn stack(&self, g: &[u8], running: Option<&M>, unwinder: &mut Unwinder) -> Stack {
+        let at = &self.at;
+        let word = |offset: u64| u64_at(g, offset as usize);
+        let state = self.state(g);
+        let suspended = state == at.state_waiting || state == at.state_runnable;
+        if suspended && word(at.g_tp) == 0 {
+            return Stack::NotStarted;
+        }
+        let top = word(at.g_stack);
+        let bounds = || {
+            let base = self.process.u64(top + at.stack_base).ok()?;
+            let below = u64::from(self.process.u32(top + at.stack_sp_below).ok()?);
+            Some((base.checked_add(at.guard_bytes)?, top.checked_sub(below)?))
+        };
+        let unreadable = match self.process.is_live() {
+            true => Stack::Unknown,
+            false => Stack::NotInCore,
+        };
+        let Some((low, high)) = bounds() else { return unreadable };
+        let on_stack = |sp: u64| sp % 8 == 0 && sp >= low && sp < high;
+        let registers = if suspended {
+            let sp = word(at.g_sp);
+            if !on_stack(sp) {
+                return unreadable;
+            }
+            let saved = |offset| self.process.u64(sp + offset).ok();
+            let Some((rip, rbp)) = saved(at.saved_rip).zip(saved(at.saved_rbp)) else {
+                return unreadable;
+            };
+            if rip == at.entry_stub {
+                return Stack::NotStarted;
+            }
+            Registers { rip, rsp: sp + at.saved_bytes, rbp }
+        } else {
+            match running.and_then(|m| m.thread.registers) {
+                Some(registers) if on_stack(registers.rsp) => registers,
+                _ => return Stack::Running,
+            }
+        };
+        let mut memory = StackMemory::new(self.process, registers.rsp, high);
+        let innermost = if suspended { Innermost::Call } else { Innermost::Instruction };
+        let trampoline = at.trampoline..at.trampoline_end;
+        let addresses =
+            unwinder.unwind(registers, innermost, trampoline, |address| memory.word(address));
+        if addresses.is_empty() { unreadable } else { Stack::Addresses(addresses) }
+    }
+
+    /// Turns a carrier into the task that it polls. Returns false if the task has ended.
+    fn become_task(&self, g: &mut Goroutine, address: u64, cache: &mut Cache) -> bool {
+        let mut bytes = vec![0; self.at.task_contents as usize];
+        if self.process.read(address, &mut bytes).is_err() {
+            return false;
+        }
+        let Some(task) = self.task(address, &bytes, cache) else { return false };
+        g.kind = Kind::Task;
+        g.polled_by = Some(g.id);
+        (g.id, g.name, g.function, g.place) = (task.id, task.name, task.function, task.place);
+        g.parent = 0;
+        true
+    }
+
+    /// Reads a task that is not being polled. Returns None if the block is free.
+    fn task(&self, address: u64, bytes: &[u8], cache: &mut Cache) -> Option<Goroutine> {
+        let at = &self.at;
+        let word = |offset: u64| u64_at(bytes, offset as usize);
+        let state = word(at.task_state);
+        if state & at.task_alive == 0 {
+            return None;
+        }
+        let sched = word(at.task_sched);
+        let is_waiting = state & (at.task_scheduled | at.task_running) == 0;
+        let reason = self.head_byte(bytes, at.task_head + at.head_reason);
+        let since = u32_at(bytes, (at.task_head + at.head_since) as usize);
+        let body = word(at.task_body);
+        let function = self.function(body, at.task_type_name, cache);
+        // A block without a future stands for a waker.
+        if function.as_deref() == Some("") {
+            return None;
+        }
+        Some(Goroutine {
+            kind: Kind::Task,
+            id: word(at.task_id),
+            name: self.task_name(address, body),
+            state: match is_waiting {
+                true => self.reason(reason),
+                false if state & at.task_running != 0 => "running".into(),
+                false => "runnable".into(),
+            },
+            is_waiting,
+            waited_ms: is_waiting.then(|| self.waited(sched, since, cache)).flatten(),
+            parent: 0,
+            function,
+            place: self.place(word(at.task_created_at), cache),
+            stack: Stack::None,
+            thread: None,
+            m: None,
+            polled_by: None,
+            preempted: false,
+            sched,
+        })
+    }
+
+    fn task_name(&self, task: u64, body: u64) -> Option<String> {
+        let offset = self.process.u64(body + self.at.task_name_at).ok()?;
+        if offset > 1 << 30 {
+            return None;
+        }
+        let mut boxed = [0];
+        self.process.read(body + self.at.task_boxed, &mut boxed).ok()?;
+        let mut contents = task + self.at.task_contents;
+        if boxed[0] != 0 {
+            contents = self.process.u64(contents).ok()?;
+        }
+        let name = contents.checked_add(offset)?;
+        self.name(self.process.u64(name).ok()?, self.process.u64(name + 8).ok()?)
+    }
+}
+
+impl M {
+    fn copy(&self) -> M {
+        M { thread: self.thread.clone(), ..*self }
+    }
+
+    /// Returns whether it runs this goroutine.
+    pub(super) fn runs(&self, goroutine: &Goroutine) -> bool {
+        goroutine.m == Some(self.id)
+    }
+}
+
+/// A copy of a part of a stack.
+struct StackMemory<'a> {
+    process: &'a Process,
+    start: u64,
+    end: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> StackMemory<'a> {
+    fn new(process: &'a Process, start: u64, end: u64) -> StackMemory<'a> {
+        StackMemory { process, start, end, bytes: Vec::new() }
+    }
+
+    /// Returns the word at an address, or None if it is not on the stack.
+    fn word(&mut self, address: u64) -> Option<u64> {
+        let inside = address >= self.start && address.checked_add(8)? <= self.end;
+        if !inside || address % 8 != 0 {
+            return None;
+        }
+        let at = (address - self.start) as usize;
+        if at + 8 > self.bytes.len() {
+            let wanted = (at as u64 + 8).next_multiple_of(STACK_BYTES);
+            let bytes = wanted.min(self.end - self.start) as usize;
+            let have = self.bytes.len();
+            self.bytes.resize(bytes, 0);
+            if self.process.read(self.start + have as u64, &mut self.bytes[have..]).is_err() {
+                self.bytes.truncate(have);
+                return None;
+            }
+        }
+        Some(u64_at(&self.bytes, at))
+    }
+}
+
+/// Returns the address and the length of the text that a function returns, by its machine code:
+/// `lea rax, [rip + offset]`, or `mov eax, address`; and `mov edx, length`. `type_name` is compiled
+/// to these two instructions. A debugger cannot call it, and the name is nowhere else.
+fn returned_text(function: u64, code: &[u8]) -> Option<(u64, u64)> {
+    let (mut address, mut len) = (None, None);
+    let mut at = 0;
+    while at + 8 <= code.len() && (address.is_none() || len.is_none()) {
+        at += match code[at..] {
+            // endbr64; push rbp; mov rbp, rsp
+            [0xf3, 0x0f, 0x1e, 0xfa, ..] => 4,
+            [0x55, ..] => 1,
+            [0x48, 0x89, 0xe5, ..] => 3,
+            [0x48, 0x8d, 0x05, ..] => {
+                let offset = u32_at(code, at + 3) as i32;
+                address =
+                    Some(function.wrapping_add(at as u64 + 7).wrapping_add_signed(offset.into()));
+                7
+            }
+            [0xb8, ..] => {
+                address = Some(u32_at(code, at + 1).into());
+                5
+            }
+            [0xba, ..] => {
+                len = Some(u32_at(code, at + 1).into());
+                5
+            }
+            _ => return None,
+        };
+    }
+    address.zip(len)
+}
+
+fn monotonic_nanos() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec`.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_that_a_function_returns_is_found_by_its_code() {
+        let named: fn() -> &'static str = std::any::type_name::<Goroutine>;
+        // SAFETY: the code of a function; the page after it may end, but not within a program.
+        let code = unsafe { std::slice::from_raw_parts(named as *const u8, 24) };
+        let (address, len) = returned_text(named as *const u8 as u64, code).expect("two moves");
+        assert_eq!((address, len), (named().as_ptr() as u64, named().len() as u64));
+        assert_eq!(returned_text(0, &[0xc3; 24]), None);
+    }
+}

@@ -1,0 +1,404 @@
+//! The memory, the threads and the files of a process, from outside: a live process or a core file.
+//!
+//! A live process is read by `process_vm_readv`, which neither stops it nor needs anything from it.
+//! In a core file, the kernel leaves out what is unchanged since it was mapped from a file: that is
+//! read from the file.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a text that are read at most.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// The process that a command inspects.
+pub(super) struct Process {
+    source: Source,
+    /// What is mapped from files, by address.
+    pub(super) mappings: Vec<Mapping>,
+}
+
+enum Source {
+    Live { pid: i32 },
+    Core { file: File, segments: Vec<Segment>, threads: Vec<Thread> },
+}
+
+/// A part of a file in the memory of the process.
+pub(super) struct Mapping {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Where it begins in the file.
+    pub(super) offset: u64,
+    pub(super) path: PathBuf,
+}
+
+/// A part of the memory that the core file contains.
+struct Segment {
+    address: u64,
+    /// What is beyond this size in the memory is not in the core file.
+    file_bytes: u64,
+    file_offset: u64,
+}
+
+/// A thread as far as it can be seen without stopping it.
+#[derive(Clone)]
+pub(super) struct Thread {
+    pub(super) tid: u32,
+    /// Program counter, stack pointer, and frame pointer if it is known. None if it runs just now.
+    pub(super) registers: Option<Registers>,
+    /// The number of the system call that it is in.
+    pub(super) system_call: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Registers {
+    pub(super) rip: u64,
+    pub(super) rsp: u64,
+    pub(super) rbp: u64,
+}
+
+impl Process {
+    /// Opens a process by its number, or a core file by its path.
+    pub(super) fn open(target: &str) -> Result<Process, String> {
+        match target.parse::<i32>() {
+            Ok(pid) if !Path::new(target).is_file() => Process::live(pid),
+            _ => Process::core(Path::new(target)).map_err(|e| format!("{target}: {e}")),
+        }
+    }
+
+    fn live(pid: i32) -> Result<Process, String> {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).map_err(|e| {
+            if e.kind() == io::ErrorKind::NotFound {
+                format!("there is no process {pid}")
+            } else {
+                forbidden(pid, &e)
+            }
+        })?;
+        let mappings: Vec<Mapping> = maps.lines().filter_map(|l| mapping(pid, l)).collect();
+        let process = Process { source: Source::Live { pid }, mappings };
+        let Some(first) = process.mappings.first() else {
+            return Err(format!(
+                "process {pid} has no memory: it has ended, or is a kernel thread"
+            ));
+        };
+        let mut byte = [0];
+        match process.read_live(pid, first.start, &mut byte) {
+            Ok(()) => Ok(process),
+            Err(e) => Err(forbidden(pid, &e)),
+        }
+    }
+
+    /// Returns whether its memory may change while it is read.
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.source, Source::Live { .. })
+    }
+
+    /// Reads memory. An address that is not mapped is an error.
+    pub(super) fn read(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
+        match &self.source {
+            Source::Live { pid } => self.read_live(*pid, address, into),
+            Source::Core { file, segments, .. } => self.read_core(file, segments, address, into),
+        }
+    }
+
+    fn read_live(&self, pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let local = libc::iovec {
+                iov_base: into[done..].as_mut_ptr().cast(),
+                iov_len: into.len() - done,
+            };
+            let at = address.checked_add(done as u64).ok_or(io::ErrorKind::InvalidInput)?;
+            let remote = libc::iovec {
+                iov_base: std::ptr::without_provenance_mut(at as usize),
+                iov_len: into.len() - done,
+            };
+            // SAFETY: the kernel writes into `into` and nowhere else.
+            let n = unsafe {
+                libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0)
+            };
+            match n {
+                1.. => done += n as usize,
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => return Err(io::Error::last_os_error()),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_core(
+        &self,
+        file: &File,
+        segments: &[Segment],
+        address: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = address.checked_add(done as u64).ok_or(io::ErrorKind::InvalidInput)?;
+            let left = (into.len() - done) as u64;
+            let inside = |start: u64, bytes: u64| at.checked_sub(start).filter(|&o| o < bytes);
+            let in_core = segments
+                .iter()
+                .find_map(|s| inside(s.address, s.file_bytes).map(|offset| (s, offset)));
+            if let Some((segment, offset)) = in_core {
+                let n = left.min(segment.file_bytes - offset) as usize;
+                file.read_exact_at(&mut into[done..done + n], segment.file_offset + offset)?;
+                done += n;
+                continue;
+            }
+            let mapped = self
+                .mappings
+                .iter()
+                .find_map(|m| inside(m.start, m.end - m.start).map(|offset| (m, offset)));
+            let Some((mapping, offset)) = mapped else {
+                return Err(io::ErrorKind::NotFound.into());
+            };
+            // To the end of the page: the next one may be in the core file.
+            let n = left.min(4096 - at % 4096) as usize;
+            let file = File::open(&mapping.path)?;
+            file.read_exact_at(&mut into[done..done + n], mapping.offset + offset)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    pub(super) fn u64(&self, address: u64) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub(super) fn u32(&self, address: u64) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Reads a text whose address and length may be wrong. Returns None if it is not a text.
+    pub(super) fn text(&self, address: u64, len: u64) -> Option<String> {
+        let len = usize::try_from(len).ok().filter(|&len| len <= TEXT_BYTES_MAX)?;
+        let mut bytes = vec![0; len];
+        self.read(address, &mut bytes).ok()?;
+        let text = String::from_utf8(bytes).ok()?;
+        (!text.chars().any(char::is_control)).then_some(text)
+    }
+
+    /// Returns a thread. Of a live one it returns what /proc shows.
+    pub(super) fn thread(&self, tid: u32) -> Option<Thread> {
+        match &self.source {
+            Source::Live { pid } => {
+                let path = format!("/proc/{pid}/task/{tid}/syscall");
+                let text = std::fs::read_to_string(path).ok()?;
+                Some(live_thread(tid, text.trim()))
+            }
+            Source::Core { threads, .. } => threads.iter().find(|t| t.tid == tid).cloned(),
+        }
+    }
+
+    fn core(path: &Path) -> io::Result<Process> {
+        let file = File::open(path)?;
+        let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
+        let mut header = [0; 64];
+        let whole = file.read_exact_at(&mut header, 0);
+        const ELF64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
+        const ET_CORE: u16 = 4;
+        const X86_64: u16 = 62;
+        let is_core = whole.is_ok()
+            && header.starts_with(ELF64_LITTLE_ENDIAN)
+            && u16_at(&header, 16) == ET_CORE
+            && u16_at(&header, 18) == X86_64;
+        if !is_core {
+            return Err(invalid("neither the number of a process nor a core file of x86_64"));
+        }
+        let (table, count) = (u64_at(&header, 32), u64::from(u16_at(&header, 56)));
+        // A core file with more segments has their number elsewhere.
+        const PN_XNUM: u64 = 0xffff;
+        let count = if count == PN_XNUM {
+            let mut section = [0; 64];
+            file.read_exact_at(&mut section, u64_at(&header, 40))?;
+            u64::from(u32_at(&section, 44))
+        } else {
+            count
+        };
+        let mut segments = Vec::new();
+        let mut notes = Vec::new();
+        for i in 0..count {
+            let mut entry = [0; 56];
+            file.read_exact_at(&mut entry, table + 56 * i)?;
+            let (kind, offset, bytes) = (u32_at(&entry, 0), u64_at(&entry, 8), u64_at(&entry, 32));
+            match kind {
+                libc::PT_LOAD => segments.push(Segment {
+                    address: u64_at(&entry, 16),
+                    file_bytes: bytes,
+                    file_offset: offset,
+                }),
+                libc::PT_NOTE => {
+                    let size = file.metadata()?.len();
+                    let end = offset.checked_add(bytes).filter(|&end| end <= size);
+                    if end.is_none() {
+                        return Err(invalid("the core file is not complete"));
+                    }
+                    let mut note = vec![0; bytes as usize];
+                    file.read_exact_at(&mut note, offset)?;
+                    notes.push(note);
+                }
+                _ => {}
+            }
+        }
+        let (mut threads, mut mappings) = (Vec::new(), Vec::new());
+        for note in &notes {
+            parse_notes(note, &mut threads, &mut mappings);
+        }
+        if mappings.is_empty() {
+            return Err(invalid("the core file has no list of mapped files"));
+        }
+        Ok(Process { source: Source::Core { file, segments, threads }, mappings })
+    }
+}
+
+/// Says why a process cannot be read.
+fn forbidden(pid: i32, error: &io::Error) -> String {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let hint = match scope.trim() {
+        "" | "0" => "it belongs to another user, or has more rights than this command",
+        "1" => {
+            "the kernel allows it only to root and to the parent of the process \
+             (/proc/sys/kernel/yama/ptrace_scope is 1)"
+        }
+        _ => "the kernel allows it only to root (/proc/sys/kernel/yama/ptrace_scope)",
+    };
+    format!("the memory of process {pid} cannot be read: {error}; {hint}")
+}
+
+/// Parses a line of /proc/PID/maps. Returns None if no file is mapped there.
+fn mapping(pid: i32, line: &str) -> Option<Mapping> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let mut fields = rest.splitn(5, ' ');
+    let offset = fields.nth(1)?;
+    let path = fields.nth(2)?.trim_start();
+    if !path.starts_with('/') {
+        return None;
+    }
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    // The program may have been replaced since: the link still leads to the one that runs.
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    let is_exe = std::fs::read_link(&exe).is_ok_and(|link| link == Path::new(path));
+    let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
+    let path = if is_exe { exe } else { inside };
+    Some(Mapping { start: hex(start)?, end: hex(end)?, offset: hex(offset)?, path })
+}
+
+/// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, rsp and rip. The number
+/// is -1 if the thread is blocked outside a system call.
+fn live_thread(tid: u32, text: &str) -> Thread {
+    let fields: Vec<&str> = text.split(' ').collect();
+    let hex = |text: &&str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let registers = match fields[..] {
+        [_, .., rsp, rip] => hex(&rsp).zip(hex(&rip)),
+        _ => None,
+    };
+    Thread {
+        tid,
+        // /proc does not show rbp. Few functions need it to find their caller.
+        registers: registers.map(|(rsp, rip)| Registers { rip, rsp, rbp: 0 }),
+        system_call: fields[0].parse().ok(),
+    }
+}
+
+/// Reads threads and mapped files from the notes of a core file.
+fn parse_notes(notes: &[u8], threads: &mut Vec<Thread>, mappings: &mut Vec<Mapping>) {
+    const NT_PRSTATUS: u32 = 1;
+    const NT_FILE: u32 = 0x4649_4c45;
+    let mut at = 0;
+    while at + 12 <= notes.len() {
+        let (name, bytes) = (u32_at(notes, at) as usize, u32_at(notes, at + 4) as usize);
+        let kind = u32_at(notes, at + 8);
+        let start = at + 12 + name.next_multiple_of(4);
+        let Some(contents) = notes.get(start..start + bytes) else { return };
+        match kind {
+            // `struct elf_prstatus`: the thread id at 32, the registers at 112.
+            NT_PRSTATUS if contents.len() >= 112 + 27 * 8 => {
+                let register = |number: usize| u64_at(contents, 112 + 8 * number);
+                let (rbp, orig_rax, rip, rsp) =
+                    (register(4), register(15), register(16), register(19));
+                threads.push(Thread {
+                    tid: u32_at(contents, 32),
+                    registers: Some(Registers { rip, rsp, rbp }),
+                    system_call: (orig_rax < 1024).then_some(orig_rax),
+                });
+            }
+            NT_FILE => parse_files(contents, mappings),
+            _ => {}
+        }
+        at = start + bytes.next_multiple_of(4);
+    }
+}
+
+/// Reads the note with the mapped files: their number, the page size, start, end and offset (in
+/// pages) of each, then the paths.
+fn parse_files(contents: &[u8], mappings: &mut Vec<Mapping>) {
+    if contents.len() < 16 {
+        return;
+    }
+    let (count, page) = (u64_at(contents, 0) as usize, u64_at(contents, 8));
+    let Some(paths) = count.checked_mul(24).and_then(|bytes| contents.get(16 + bytes..)) else {
+        return;
+    };
+    for (i, path) in paths.split(|&byte| byte == 0).take(count).enumerate() {
+        let at = 16 + 24 * i;
+        mappings.push(Mapping {
+            start: u64_at(contents, at),
+            end: u64_at(contents, at + 8),
+            offset: u64_at(contents, at + 16).saturating_mul(page),
+            path: String::from_utf8_lossy(path).into_owned().into(),
+        });
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_in_a_system_call_has_its_number_and_registers() {
+        let thread = live_thread(7, "232 0x4 0x7f 0x80 0x0 0x0 0x0 0x7ffc10 0x7f20");
+        assert_eq!((thread.tid, thread.system_call), (7, Some(232)));
+        let registers = thread.registers.unwrap();
+        assert_eq!((registers.rsp, registers.rip), (0x7ffc10, 0x7f20));
+    }
+
+    #[test]
+    fn a_running_thread_has_no_registers() {
+        let thread = live_thread(7, "running");
+        assert!(thread.registers.is_none() && thread.system_call.is_none());
+        let stopped = live_thread(7, "-1 0x7ffc10 0x7f20");
+        assert!(stopped.registers.is_some() && stopped.system_call.is_none());
+    }
+
+    #[test]
+    fn notes_that_end_early_are_ignored() {
+        let (mut threads, mut mappings) = (Vec::new(), Vec::new());
+        let mut note = Vec::new();
+        for word in [5u32, 4096, 1] {
+            note.extend(word.to_le_bytes());
+        }
+        parse_notes(&note, &mut threads, &mut mappings);
+        parse_files(&u64::MAX.to_le_bytes().repeat(2), &mut mappings);
+        assert!(threads.is_empty() && mappings.is_empty());
+    }
+}

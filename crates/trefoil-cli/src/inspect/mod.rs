@@ -1,0 +1,100 @@
+//! `trefoil ps`, `dump` and `why`: the goroutines of another process, from outside.
+//!
+//! They read the memory of a live process or of a core file. The process need not do anything for
+//! it, so they work on a process that hangs, is stopped, or was never meant to be inspected. No
+//! thread is stopped, so the stack of a goroutine that runs is shown only if its thread is blocked
+//! in the kernel, or stopped.
+
+mod goroutines;
+mod layout;
+mod memory;
+mod show;
+mod stacks;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::print_error;
+use crate::report::print_line;
+use goroutines::Runtime;
+use memory::Process;
+use stacks::Unwinder;
+
+#[derive(Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    target: Target,
+    /// Print a line per goroutine instead of groups.
+    #[arg(long)]
+    all: bool,
+    /// Only goroutines in a state that contains this text: running, runnable, sleep, chan, …
+    #[arg(long, value_name = "TEXT")]
+    state: Option<String>,
+    /// The number of lines; the last line says how many goroutines are not shown.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    top: usize,
+}
+
+#[derive(Args)]
+pub(crate) struct Target {
+    /// The number of a process, or the path of a core file.
+    #[arg(value_name = "PID|CORE")]
+    target: String,
+}
+
+/// The commands that inspect a process.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// List the goroutines of a process, grouped by state, by where they wait, and by where they
+    /// were started.
+    Ps(Ps),
+    /// Print every goroutine of a process with its stack, as `trefoil::debug::dump` does.
+    Dump(Target),
+    /// Say what a goroutine of a process waits for.
+    Why {
+        #[command(flatten)]
+        target: Target,
+        /// Its id. Defaults to the goroutines that have waited longest.
+        goroutine: Option<u64>,
+    },
+}
+
+pub(crate) fn run(command: Command) -> ExitCode {
+    let done = match &command {
+        Command::Ps(ps) => inspect(&ps.target, |runtimes, unwinder| {
+            let options = show::Listing { all: ps.all, state: ps.state.as_deref(), top: ps.top };
+            Ok(show::ps(runtimes, unwinder, &options))
+        }),
+        Command::Dump(target) => {
+            inspect(target, |runtimes, unwinder| Ok(show::dump(runtimes, unwinder)))
+        }
+        Command::Why { target, goroutine } => {
+            inspect(target, |runtimes, unwinder| show::why(runtimes, unwinder, *goroutine))
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error(error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Reads the process and prints what `show` makes of it.
+fn inspect(
+    target: &Target,
+    show: impl FnOnce(&[Runtime], &mut Unwinder) -> Result<String, String>,
+) -> Result<(), String> {
+    let name = &target.target;
+    let process = Process::open(name)?;
+    let named = |error| format!("{name}: {error}");
+    let mut unwinder = Unwinder::new(&process);
+    let runtimes = goroutines::read(&process, &mut unwinder).map_err(named)?;
+    if runtimes.is_empty() {
+        return Err(named("it uses trefoil, but no runtime has started".to_owned()));
+    }
+    print_line(show(&runtimes, &mut unwinder).map_err(named)?.trim_end());
+    Ok(())
+}

@@ -1,0 +1,342 @@
+//! Finds the callers on a stack, and the names and lines of code addresses, from the files of the
+//! process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use addr2line::gimli::{self, EndianSlice, LittleEndian};
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
+
+use super::memory::{Process, Registers};
+
+/// Frames that are followed at most, the runtime's own included.
+const FRAMES_MAX: usize = 256;
+/// Frames of a stack that are shown at most.
+const SHOWN_MAX: usize = 64;
+
+type Bytes = EndianSlice<'static, LittleEndian>;
+
+/// The unwind tables of all files of a process.
+pub(super) struct Unwinder {
+    unwinder: UnwinderX86_64<&'static [u8]>,
+    cache: CacheX86_64,
+    modules: Vec<Module>,
+    resolved: HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>,
+}
+
+/// A file that is loaded: the program or a library.
+struct Module {
+    start: u64,
+    end: u64,
+    /// What is added to an address of the file.
+    bias: u64,
+    path: PathBuf,
+    elf: object::File<'static>,
+    /// Read when a first address is looked up.
+    symbols: Option<Symbols>,
+}
+
+struct Symbols {
+    lines: Option<addr2line::Context<Bytes>>,
+    /// Functions by address: start, size, name.
+    functions: Vec<(u64, u64, &'static str)>,
+}
+
+/// One call.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Frame {
+    /// The demangled name, or the address if there is no name.
+    pub(super) name: String,
+    /// Empty if unknown.
+    pub(super) file: String,
+    /// 0 if unknown.
+    pub(super) line: u32,
+}
+
+/// What the innermost address of a stack is.
+#[derive(Clone, Copy)]
+pub(super) enum Innermost {
+    /// The instruction after a call.
+    Call,
+    /// The instruction that the thread is at.
+    Instruction,
+}
+
+impl Frame {
+    /// Returns whether it is code of std or of trefoil: the program called it, and its caller says
+    /// more.
+    pub(super) fn is_library(&self) -> bool {
+        let name = self.name.trim_start_matches('<');
+        let parts = ["trefoil::", "std::", "core::", "alloc::"];
+        parts.iter().any(|part| name.starts_with(part))
+            || self.file.contains("/library/std/src/")
+            || self.file.contains("/library/core/src/")
+            || self.file.contains("/library/alloc/src/")
+            || is_of_trefoil(&self.file, "")
+    }
+}
+
+/// Which code a frame belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FrameKind {
+    User,
+    /// Code of the scheduler, in which a goroutine waits or which starts it.
+    Runtime,
+    /// std's code between the runtime and the closure of the goroutine.
+    Bottom,
+}
+
+impl Unwinder {
+    pub(super) fn new(process: &Process) -> Unwinder {
+        let mut ranges: BTreeMap<&Path, (u64, u64)> = BTreeMap::new();
+        for mapping in &process.mappings {
+            let base = mapping.start.saturating_sub(mapping.offset);
+            let range = ranges.entry(&mapping.path).or_insert((base, mapping.end));
+            *range = (range.0.min(base), range.1.max(mapping.end));
+        }
+        let mut this = Unwinder {
+            unwinder: UnwinderX86_64::new(),
+            cache: CacheX86_64::new(),
+            modules: Vec::new(),
+            resolved: HashMap::new(),
+        };
+        for (path, (start, end)) in ranges {
+            // A file that is gone, or is data, has no frames.
+            this.add(path, start, end);
+        }
+        this
+    }
+
+    fn add(&mut self, path: &Path, start: u64, end: u64) -> Option<()> {
+        let is_elf = {
+            use std::io::Read;
+            let mut magic = [0; 4];
+            let mut file = std::fs::File::open(path).ok()?;
+            file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF"
+        };
+        if !is_elf {
+            return None;
+        }
+        // Kept until the command ends.
+        let bytes: &'static [u8] = std::fs::read(path).ok()?.leak();
+        let elf = object::File::parse(bytes).ok()?;
+        let first = elf.segments().map(|s| s.address() & !0xfff).min()?;
+        let bias = start.wrapping_sub(first);
+        let section = |name: &str| {
+            let section = elf.section_by_name(name)?;
+            let range = section.address()..section.address() + section.size();
+            Some((range, section.data().ok()?))
+        };
+        let (eh_frame_svma, eh_frame) = section(".eh_frame").unzip();
+        let (eh_frame_hdr_svma, eh_frame_hdr) = section(".eh_frame_hdr").unzip();
+        let (text_svma, text) = section(".text").unzip();
+        self.unwinder.add_module(framehop::Module::new(
+            path.display().to_string(),
+            start..end,
+            bias,
+            ExplicitModuleSectionInfo {
+                base_svma: 0,
+                text_svma,
+                text,
+                eh_frame_svma,
+                eh_frame,
+                eh_frame_hdr_svma,
+                eh_frame_hdr,
+                ..Default::default()
+            },
+        ));
+        self.modules.push(Module { start, end, bias, path: path.into(), elf, symbols: None });
+        Some(())
+    }
+
+    /// Returns the code addresses of the calls on a stack, innermost first. `trampoline` is the code
+    /// in which a goroutine is that was stopped by a signal.
+    pub(super) fn unwind(
+        &mut self,
+        registers: Registers,
+        innermost: Innermost,
+        trampoline: Range<u64>,
+        mut word: impl FnMut(u64) -> Option<u64>,
+    ) -> Vec<u64> {
+        let Registers { rip, rsp, rbp } = registers;
+        let mut regs = UnwindRegsX86_64::new(rip, rsp, rbp);
+        let mut read = |address| word(address).ok_or(());
+        let mut frames = Vec::new();
+        let mut next = match innermost {
+            Innermost::Call => FrameAddress::from_return_address(rip),
+            Innermost::Instruction => Some(FrameAddress::from_instruction_pointer(rip)),
+        };
+        while let Some(address) = next
+            && frames.len() < FRAMES_MAX
+        {
+            frames.push(address.address_for_lookup());
+            let caller = self.unwinder.unwind_frame(address, &mut regs, &mut self.cache, &mut read);
+            let Ok(Some(caller)) = caller else { break };
+            // A goroutine that was stopped by a signal continues at this instruction, which may be
+            // the first of a function.
+            next = if trampoline.contains(&address.address()) {
+                Some(FrameAddress::from_instruction_pointer(caller))
+            } else {
+                FrameAddress::from_return_address(caller)
+            };
+        }
+        frames
+    }
+
+    /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
+    /// ends.
+    pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
+        let mut inner = true;
+        let mut shown = Vec::new();
+        for &address in addresses {
+            if !self.resolved.contains_key(&address) {
+                let frames = self.resolve(address);
+                self.resolved.insert(address, frames);
+            }
+            for (kind, frame) in &self.resolved[&address] {
+                inner &= *kind == FrameKind::Runtime;
+                if !inner && *kind == FrameKind::User && shown.len() < SHOWN_MAX {
+                    shown.push(frame.clone());
+                }
+            }
+        }
+        shown
+    }
+
+    fn resolve(&mut self, address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
+        let module = self.modules.iter_mut().find(|m| (m.start..m.end).contains(&address));
+        let mut frames = module.map(|m| m.resolve(address)).unwrap_or_default();
+        if frames.is_empty() {
+            frames.push(Frame { name: format!("{address:#x}"), file: String::new(), line: 0 });
+        }
+        let with_kind = |frame: Frame| (frame_kind(&frame.name, &frame.file), Arc::new(frame));
+        frames.into_iter().map(with_kind).collect()
+    }
+}
+
+impl Module {
+    /// Returns the calls at an address: several if functions were inlined.
+    fn resolve(&mut self, address: u64) -> Vec<Frame> {
+        let probe = address.wrapping_sub(self.bias);
+        let elf = &self.elf;
+        let symbols = self.symbols.get_or_insert_with(|| Symbols::read(elf));
+        let function = symbols.function(probe);
+        let mut frames = Vec::new();
+        if let Some(lines) = &symbols.lines
+            && let Ok(mut found) = lines.find_frames(probe).skip_all_loads()
+        {
+            while let Ok(Some(frame)) = found.next() {
+                let name = frame.function.and_then(|f| Some(demangle(&f.raw_name().ok()?)));
+                let place = frame.location;
+                frames.push(Frame {
+                    name: name.unwrap_or_default(),
+                    file: place.as_ref().and_then(|p| p.file).unwrap_or_default().to_owned(),
+                    line: place.and_then(|p| p.line).unwrap_or(0),
+                });
+            }
+        }
+        // The symbol has the full path, which line tables alone do not have.
+        match (frames.last_mut(), function) {
+            (Some(outermost), Some(name)) => outermost.name = demangle(name),
+            (None, Some(name)) => {
+                frames.push(Frame { name: demangle(name), file: String::new(), line: 0 })
+            }
+            (Some(_), None) => {}
+            (None, None) => {
+                let file = self.path.file_name().unwrap_or_default().display().to_string();
+                let name = format!("{address:#x} in {file}");
+                frames.push(Frame { name, file: String::new(), line: 0 });
+            }
+        }
+        frames.retain(|frame| !frame.name.is_empty());
+        frames
+    }
+}
+
+impl Symbols {
+    fn read(elf: &object::File<'static>) -> Symbols {
+        let section = |id: gimli::SectionId| -> Result<Bytes, gimli::Error> {
+            let data = elf.section_by_name(id.name()).and_then(|s| s.data().ok());
+            Ok(EndianSlice::new(data.unwrap_or_default(), LittleEndian))
+        };
+        let lines = gimli::Dwarf::load(section).and_then(addr2line::Context::from_dwarf).ok();
+        let all = elf.symbols().chain(elf.dynamic_symbols());
+        let functions = all.filter(|s| s.kind() == object::SymbolKind::Text && s.address() != 0);
+        let mut functions: Vec<_> = functions
+            .filter_map(|s| Some((s.address(), s.size(), s.name().ok()?)))
+            .filter(|(_, _, name)| !name.is_empty())
+            .collect();
+        functions.sort_unstable();
+        Symbols { lines, functions }
+    }
+
+    /// Returns the name of the function that contains an address.
+    fn function(&self, probe: u64) -> Option<&'static str> {
+        let after = self.functions.partition_point(|&(start, ..)| start <= probe);
+        let (start, size, name) = *self.functions[..after].last()?;
+        // Hand-written code has no size.
+        (size == 0 || probe < start + size).then_some(name)
+    }
+}
+
+fn demangle(name: &str) -> String {
+    format!("{:#}", rustc_demangle::demangle(name))
+}
+
+/// Returns whether a file is a source of trefoil, in a folder that begins with `folder`.
+fn is_of_trefoil(file: &str, folder: &str) -> bool {
+    file.match_indices("/src/").any(|(at, src)| {
+        let package = file[..at].rsplit('/').next().unwrap_or_default();
+        (package == "trefoil" || package.starts_with("trefoil-0."))
+            && file[at + src.len()..].starts_with(folder)
+    })
+}
+
+/// Decides by the name and the file, as trefoil's own dumps do. An inlined function has no path in
+/// its name if the program has line tables only.
+fn frame_kind(name: &str, file: &str) -> FrameKind {
+    let own = |part: &str| is_of_trefoil(file, part);
+    let is_runtime = own("sched/")
+        || own("arch/")
+        || own("observe/")
+        || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::"]
+            .iter()
+            .any(|part| name.trim_start_matches('<').starts_with(part));
+    let is_bottom = || {
+        file.contains("library/core/src/panic/")
+            || ["std::panicking::", "std::panic::", "core::panic::", "__rust_try"]
+                .iter()
+                .any(|part| name.contains(part))
+    };
+    if is_runtime {
+        FrameKind::Runtime
+    } else if is_bottom() {
+        FrameKind::Bottom
+    } else {
+        FrameKind::User
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_the_scheduler_are_told_apart_from_those_of_the_program() {
+        let kind = |name, file| match frame_kind(name, file) {
+            FrameKind::User => "user",
+            FrameKind::Runtime => "runtime",
+            FrameKind::Bottom => "bottom",
+        };
+        assert_eq!(kind("trefoil::sched::switch::park", ""), "runtime");
+        assert_eq!(kind("park", "/a/trefoil/src/sched/switch.rs"), "runtime");
+        assert_eq!(kind("park", "/r/trefoil-0.1.0/src/sched/switch.rs"), "runtime");
+        assert_eq!(kind("park", "/home/me/scheduler/src/sched/switch.rs"), "user");
+        assert_eq!(kind("trefoil::time::sleep", "/a/trefoil/src/time/mod.rs"), "user");
+        assert_eq!(kind("std::panicking::catch_unwind", ""), "bottom");
+    }
+}
