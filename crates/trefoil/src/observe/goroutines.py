@@ -10,6 +10,7 @@
 # by the frame in which the goroutine is suspended. So the frames of a goroutine begin with number 1 or
 # higher.
 import re
+import struct
 
 import gdb
 import gdb.unwinder
@@ -46,7 +47,7 @@ class Goroutines:
             self.at[name] = int.from_bytes(row[32:], "little")
         reasons = self.u64(self.at["reasons"])
         self.reasons = [self.string(reasons + 16 * i) for i in range(self.at["reasons.count"])]
-        self.locations = {}
+        self.locations, self.wheres = {}, {}
         self.location = self.location_layout()
         self.clocks = {}
         self.current = {}
@@ -259,10 +260,29 @@ class Goroutine:
                 frame = frame.older()
             return first or "?"
 
+        key = self.stack_key()
+        if key is None or key not in self.all.wheres:
+            try:
+                found = self.run(walk)
+            except gdb.error as error:
+                found = "? (%s)" % error
+            if key is None:
+                return found
+            self.all.wheres[key] = found
+        return self.all.wheres[key]
+
+    def stack_key(self):
+        """The code addresses on the inner end of its stack, and where they are, or None. Stacks with
+        equal keys have equal frames, and gdb needs milliseconds to unwind one."""
         try:
-            return self.run(walk)
-        except gdb.error as error:
-            return "? (%s)" % error
+            registers = self.registers()
+            if registers is None:
+                return None
+            words = struct.unpack("<256Q", self.all.read(self.sp, 2048))
+        except gdb.MemoryError:
+            return None
+        near = 1 << 28
+        return tuple((i, w) for i, w in enumerate(words) if abs(w - registers["rip"]) < near)
 
 
 class GoroutineUnwinder(gdb.unwinder.Unwinder):
