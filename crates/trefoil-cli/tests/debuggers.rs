@@ -95,7 +95,8 @@ fn begin_waits() {
     let mutex = Arc::new(Mutex::new(0));
     std::mem::forget(mutex.clone().lock().unwrap());
     named("locker").go(move || locks_in_here(&mutex)).unwrap();
-    named("sleeper").go(|| sleeps_in_here()).unwrap();
+    let sleeper = named("sleeper").go(|| sleeps_in_here()).unwrap();
+    named("joiner").go(move || sleeper.join().unwrap()).unwrap();
     let mut pipe = [0; 2];
     // SAFETY: the kernel writes two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
@@ -256,6 +257,7 @@ const WAITS: &[&[&str]] = &[
     &["\"receiver\"", "chan receive", "receives_in_here"],
     &["\"locker\"", "futex wait", "locks_in_here"],
     &["\"sleeper\"", "sleep", "sleeps_in_here"],
+    &["\"joiner\"", "join", "debuggers.rs"],
     &["\"reader\"", "running", "reads_in_here"],
     &["\"spinner", "runnable, preempted", "spins_in_here"],
     &["\"spinner", "running"],
@@ -285,13 +287,13 @@ fn ps_lists_where_each_goroutine_waits() {
     let list = || complete(trefoil(&["ps", "--all", &pid]).unwrap());
     let text = wait_for("all goroutines", list);
     assert!(text.starts_with("runtime "), "{text}");
-    assert!(text.contains(": goroutines 7, tasks 1, Ps 1 "), "{text}");
+    assert!(text.contains(": goroutines 8, tasks 1, Ps 1 "), "{text}");
     assert!(text.contains("running, in read"), "{text}");
     assert!(text.contains("\"waiting task\""), "{text}");
     let waiting = trefoil(&["ps", "--state", "chan receive", &pid]).unwrap();
     assert!(waiting.contains("receives_in_here") && !waiting.contains("spins_in"), "{waiting}");
     let top = trefoil(&["ps", "--top", "1", &pid]).unwrap();
-    assert!(top.contains("… and 7 more in 7 lines"), "{top}");
+    assert!(top.contains("… and 8 more in 8 lines"), "{top}");
 }
 
 #[test]
@@ -349,9 +351,11 @@ fn why_says_what_a_goroutine_waits_for() {
     assert!(text.contains(" s: chan receive\n  at debuggers::receives_in_here"), "{text}");
     let all = trefoil(&["why", &pid]).unwrap();
     assert!(all.contains("\"locker\" waits for ") && all.contains("futex wait"), "{all}");
+    let joiner = trefoil(&["why", &pid, "5"]).unwrap();
+    assert!(joiner.contains("\n  until goroutine 4 \"sleeper\" ends [sleep]\n"), "{joiner}");
     let preempted = wait_for("a preempted spinner", || {
         let one = |id| trefoil(&["why", &pid, id]).unwrap();
-        let text = one("7") + &one("8");
+        let text = one("8") + &one("9");
         if text.contains("was stopped at the end of its time slice") { Ok(text) } else { Err(text) }
     });
     assert!(preempted.contains("P 0 "), "{preempted}");

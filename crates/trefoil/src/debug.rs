@@ -10,6 +10,9 @@
 //!
 //! None of them stops a goroutine. From outside the program, SIGQUIT prints the dump and ends the
 //! process, and `TREFOIL_DEBUG=schedtrace=1000` prints a line about the scheduler every second.
+//! The command `trefoil ps`, `dump` and `why` shows the goroutines of a process or of a core file, also
+//! of a process that hangs or is stopped. In gdb, `info goroutines` and `goroutine N bt` do; gdb loads
+//! these commands from the program if `add-auto-load-safe-path` allows it.
 //!
 //! ```
 //! trefoil::run(|| {

@@ -78,6 +78,11 @@ pub(super) struct Goroutine {
     pub(super) polled_by: Option<u64>,
     /// It was stopped by a signal.
     pub(super) preempted: bool,
+    /// Identifies it: the address of its G or task.
+    pub(super) address: u64,
+    /// The address of the goroutine that waits for its end. Otherwise a small number, or the address
+    /// of something else.
+    pub(super) joined_by: u64,
     sched: u64,
 }
 
@@ -143,6 +148,7 @@ offsets! {
     g_parent = "g.parent",
     g_created_at = "g.created_at",
     g_name = "g.name",
+    g_join = "g.join",
     body_type_name = "body.type_name",
     head_since = "head.since_ms",
     head_reason = "head.reason",
@@ -159,6 +165,7 @@ offsets! {
     task_head = "task.head",
     task_state = "task.state",
     task_body = "task.body",
+    task_join = "task.join",
     task_sched = "task.sched",
     task_id = "task.id",
     task_created_at = "task.created_at",
@@ -487,6 +494,8 @@ impl<'a> Reader<'a> {
             m: running.map(|m| m.id),
             polled_by: None,
             preempted: state == at.state_runnable && bytes[at.g_stopped as usize] != 0,
+            address,
+            joined_by: word(at.g_join),
             sched,
         })
     }
@@ -605,7 +614,7 @@ impl<'a> Reader<'a> {
         g.kind = Kind::Task;
         g.polled_by = Some(g.id);
         (g.id, g.name, g.function, g.place) = (task.id, task.name, task.function, task.place);
-        g.parent = 0;
+        (g.parent, g.joined_by) = (0, task.joined_by);
         true
     }
 
@@ -646,6 +655,8 @@ impl<'a> Reader<'a> {
             m: None,
             polled_by: None,
             preempted: false,
+            address,
+            joined_by: word(at.task_join),
             sched,
         })
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-use super::memory::{Process, u32_at, u64_at};
+use super::memory::{Process, read_elf, u32_at, u64_at};
 
 /// What the table begins with.
 const MAGIC: &[u8] = b"trefoil\0layout\0\x01";
@@ -31,22 +31,20 @@ impl Layout {
             *base = (*base).min(mapping.start.saturating_sub(mapping.offset));
         }
         let mut found = Vec::new();
-        let mut unreadable = Vec::new();
+        let mut gone = Vec::new();
         for (path, base) in bases {
-            match std::fs::read(path) {
-                Ok(bytes) => found.extend(find_in(process, &bytes, base)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                    unreadable.push(path.display().to_string())
-                }
-                Err(_) => {}
+            match read_elf(path) {
+                Some(bytes) => found.extend(find_in(process, &bytes, base)),
+                None if !path.exists() => gone.push(path.display().to_string()),
+                None => {}
             }
         }
         if !found.is_empty() {
             return found.into_iter().map(|address| Layout::read(process, address)).collect();
         }
-        let missing = match unreadable.is_empty() {
+        let missing = match gone.is_empty() {
             true => String::new(),
-            false => format!(" These files are gone: {}.", unreadable.join(", ")),
+            false => format!(" These files are gone: {}.", gone.join(", ")),
         };
         Err(format!("it does not use trefoil, or an older version without a table.{missing}"))
     }

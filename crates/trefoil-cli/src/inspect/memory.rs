@@ -254,8 +254,42 @@ impl Process {
         if mappings.is_empty() {
             return Err(invalid("the core file has no list of mapped files"));
         }
-        Ok(Process { source: Source::Core { file, segments, threads }, mappings })
+        let process = Process { source: Source::Core { file, segments, threads }, mappings };
+        process.changed_files().iter().for_each(|path| {
+            let path = path.display();
+            crate::print_error(format_args!(
+                "{path} is not the file that the process used: names and lines may be wrong"
+            ));
+        });
+        Ok(process)
     }
+
+    /// Returns the programs and libraries that have changed since the core file was written: the
+    /// kernel writes their first page into the core file.
+    fn changed_files(&self) -> Vec<&Path> {
+        let Source::Core { file, segments, .. } = &self.source else { return Vec::new() };
+        let has_changed = |mapping: &&Mapping| {
+            let segment =
+                segments.iter().find(|s| s.address == mapping.start && s.file_bytes >= 1024);
+            let Some(segment) = segment.filter(|_| mapping.offset == 0) else { return false };
+            let (mut then, mut now) = ([0; 1024], [0; 1024]);
+            let read = File::open(&mapping.path).and_then(|file| file.read_exact_at(&mut now, 0));
+            let is_elf = file.read_exact_at(&mut then, segment.file_offset).is_ok()
+                && then.starts_with(b"\x7fELF");
+            is_elf && (read.is_err() || then != now)
+        };
+        self.mappings.iter().filter(has_changed).map(|mapping| &*mapping.path).collect()
+    }
+}
+
+/// Reads a file if it is a program or a library. Other files may be mapped too: large ones, devices.
+pub(super) fn read_elf(path: &Path) -> Option<Vec<u8>> {
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut magic = [0; 4];
+    File::open(path).ok()?.read_exact_at(&mut magic, 0).ok()?;
+    if magic == *b"\x7fELF" { std::fs::read(path).ok() } else { None }
 }
 
 /// Says why a process cannot be read.

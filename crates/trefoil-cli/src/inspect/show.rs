@@ -277,6 +277,9 @@ fn explain(out: &mut String, runtime: &Runtime, g: &Goroutine, unwinder: &mut Un
         None => "runs".into(),
     };
     let _ = writeln!(out, "{} {does}", title(g));
+    if let Some(holder) = waits_for(runtime, g) {
+        let _ = writeln!(out, "  until {} ends [{}]", title(holder), state_of(holder));
+    }
     if let Some(m) = runtime.ms.iter().find(|m| m.runs(g)) {
         let _ = match m.p {
             Some(p) => writeln!(out, "  on M {} with P {p}", m.id),
@@ -308,6 +311,13 @@ fn explain(out: &mut String, runtime: &Runtime, g: &Goroutine, unwinder: &mut Un
         });
         texts.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Returns what a goroutine waits for, as far as the memory of the process shows it: in `join`, the
+/// goroutine or task whose end it waits for. The owners of locks belong here too.
+fn waits_for<'a>(runtime: &'a Runtime, g: &Goroutine) -> Option<&'a Goroutine> {
+    let joins = g.is_waiting && g.kind == Kind::Goroutine && g.state == "join";
+    runtime.goroutines.iter().find(|other| joins && other.joined_by == g.address)
 }
 
 /// Returns the frames from the first one that is the program's own, or all if none is.

@@ -11,7 +11,7 @@ use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
 
-use super::memory::{Process, Registers};
+use super::memory::{Process, Registers, read_elf};
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
@@ -112,17 +112,8 @@ impl Unwinder {
     }
 
     fn add(&mut self, path: &Path, start: u64, end: u64) -> Option<()> {
-        let is_elf = {
-            use std::io::Read;
-            let mut magic = [0; 4];
-            let mut file = std::fs::File::open(path).ok()?;
-            file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF"
-        };
-        if !is_elf {
-            return None;
-        }
         // Kept until the command ends.
-        let bytes: &'static [u8] = std::fs::read(path).ok()?.leak();
+        let bytes: &'static [u8] = read_elf(path)?.leak();
         let elf = object::File::parse(bytes).ok()?;
         let first = elf.segments().map(|s| s.address() & !0xfff).min()?;
         let bias = start.wrapping_sub(first);

@@ -442,6 +442,7 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("g.task", offset_of!(G, task)),
     ("g.id", offset_of!(G, id)),
     ("g.parent", offset_of!(G, parent)),
+    ("g.join", offset_of!(G, join)),
     ("g.created_at", offset_of!(G, created_at)),
     ("g.name", offset_of!(G, name)),
     ("body.type_name", offset_of!(Body, type_name)),

@@ -131,6 +131,7 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("task.head", offset_of!(Task, head)),
     ("task.state", offset_of!(Task, state)),
     ("task.body", offset_of!(Task, body)),
+    ("task.join", offset_of!(Task, join)),
     ("task.sched", offset_of!(Task, sched)),
     ("task.id", offset_of!(Task, id)),
     ("task.created_at", offset_of!(Task, created_at)),
