@@ -95,7 +95,7 @@ fn begin_waits() {
     let mutex = Arc::new(Mutex::new(0));
     std::mem::forget(mutex.clone().lock().unwrap());
     named("locker").go(move || locks_in_here(&mutex)).unwrap();
-    let sleeper = named("sleeper").go(|| sleeps_in_here()).unwrap();
+    let sleeper = named("sleeper").go(sleeps_in_here).unwrap();
     named("joiner").go(move || sleeper.join().unwrap()).unwrap();
     let mut pipe = [0; 2];
     // SAFETY: the kernel writes two descriptors.
@@ -107,14 +107,18 @@ fn begin_waits() {
         let _ = rx.recv_async().await;
     };
     trefoil::task::Builder::new().name("waiting task").spawn(future).unwrap();
-    named("spinner a").go(|| spins_in_here()).unwrap();
-    named("spinner b").go(|| spins_in_here()).unwrap();
+    let spins_in_closure = || {
+        black_box(());
+        spins_in_here();
+    };
+    named("spinner a").go(spins_in_closure).unwrap();
+    named("spinner b").go(spins_in_closure).unwrap();
 }
 
 /// Starts many goroutines that wait at one place.
 fn begin_many() {
     for _ in 0..MANY {
-        trefoil::go(|| sleeps_in_here());
+        trefoil::go(sleeps_in_here);
     }
 }
 

@@ -576,7 +576,7 @@ impl<'a> Reader<'a> {
             false => Stack::NotInCore,
         };
         let Some((low, high)) = bounds() else { return unreadable };
-        let on_stack = |sp: u64| sp % 8 == 0 && sp >= low && sp < high;
+        let on_stack = |sp: u64| sp.is_multiple_of(8) && sp >= low && sp < high;
         let registers = if suspended {
             let sp = word(at.g_sp);
             if !on_stack(sp) {
@@ -704,7 +704,7 @@ impl<'a> StackMemory<'a> {
     /// Returns the word at an address, or None if it is not on the stack.
     fn word(&mut self, address: u64) -> Option<u64> {
         let inside = address >= self.start && address.checked_add(8)? <= self.end;
-        if !inside || address % 8 != 0 {
+        if !inside || !address.is_multiple_of(8) {
             return None;
         }
         let at = (address - self.start) as usize;
