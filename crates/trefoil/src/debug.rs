@@ -7,12 +7,12 @@
 //! | [`dump`] | What does each goroutine wait for, and where? | reads every stack |
 //! | [`profile`] | How many goroutines stand at the same place? | reads every stack |
 //! | [`usage`] | Who uses the CPUs, and who waits for them? | reads a table |
+//! | [`goroutines`] | Which goroutines and tasks are there, in which state? | reads every G |
+//! | [`groups`] | How many stand at the same place, and for how long? | reads every G, and a stack per group |
+//! | [`deadlocks`] | Which goroutines wait for each other? | reads every G |
 //!
 //! None of them stops a goroutine. From outside the program, SIGQUIT prints the dump and ends the
 //! process, and `TREFOIL_DEBUG=schedtrace=1000` prints a line about the scheduler every second.
-//! The command `trefoil ps`, `dump` and `why` shows the goroutines of a process or of a core file, also
-//! of a process that hangs or is stopped. In gdb, `info goroutines` and `goroutine N bt` do; gdb loads
-//! these commands from the program if `add-auto-load-safe-path` allows it.
 //!
 //! ```
 //! trefoil::run(|| {
@@ -29,6 +29,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub use crate::observe::pprof::Profile;
+pub use crate::observe::waits::list::GoroutineGroup;
+pub use crate::observe::waits::report::{
+    Deadlock, DeadlockMember, Goroutine, GoroutineName, Kind, Place, WaitsFor,
+};
 
 /// Counters of a runtime: what the scheduler has done so far, and what it holds. [`stats`] returns
 /// it.
@@ -224,6 +228,102 @@ pub fn dump() -> String {
 /// Panics on a plain thread if the default runtime cannot start.
 pub fn profile() -> Profile {
     with_sched(crate::observe::pprof::profile)
+}
+
+/// Returns the goroutines and tasks of the caller's runtime, the caller first, then by id. On a
+/// plain thread it is the default runtime.
+///
+/// They are read one after the other while they run, so they need not belong to the same moment. No
+/// stack is read.
+///
+/// ```
+/// trefoil::run(|| {
+///     let waiter = trefoil::Builder::new().name("waiter").go(|| {
+///         trefoil::time::sleep(std::time::Duration::from_secs(3600))
+///     }).unwrap();
+///     let found = trefoil::debug::goroutines().find(|g| g.who.id == waiter.id()).unwrap();
+///     assert_eq!(found.who.name.as_deref(), Some("waiter"));
+///     println!("{} is {}, created at {}", found.who, found.state, found.created_at);
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn goroutines() -> impl Iterator<Item = Goroutine> {
+    with_sched(crate::observe::waits::list::goroutines).into_iter()
+}
+
+/// Returns the goroutines and tasks of the caller's runtime in groups of those that were created at
+/// the same place, are in the same state and wait at the same place; the largest group first. On a
+/// plain thread it is the default runtime.
+///
+/// A group that only grows from call to call is a suspect: its goroutines probably never end. One
+/// stack is read per group, not per goroutine, so a million goroutines take a tenth of a second.
+/// Goroutines whose stacks have the same size are taken to wait at the same place.
+///
+/// ```
+/// trefoil::run(|| {
+///     for group in trefoil::debug::groups() {
+///         println!("{group}"); // 1000 [chan receive] created at src/main.rs:12, waiting at …
+///     }
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn groups() -> Vec<GoroutineGroup> {
+    with_sched(crate::observe::waits::list::groups)
+}
+
+/// Returns the sets of goroutines and tasks of the caller's runtime that wait for each other. On a
+/// plain thread it is the default runtime.
+///
+/// A deadlock is *certain* if it is a cycle of waits for `Mutex`, `RwLock`, `Once`, `join` and
+/// `scope`, without a deadline: each member waits for something that the next one holds, so none
+/// ever continues, whatever the rest of the program does. The runtime also
+/// [reports](crate::RuntimeBuilder::report_deadlocks) those by itself. Other deadlocks are
+/// *probable*.
+///
+/// A guard that was sent to another goroutine may be dropped there, although the goroutine that
+/// locked waits. After the runtime has seen a goroutine unlock what another has locked, it calls no
+/// cycle over locks certain any more. The readers of a `RwLock` are only counted, so a cycle over
+/// readers is not found.
+///
+/// ```
+/// use trefoil::sync::Mutex;
+/// static M: Mutex<()> = Mutex::new(());
+/// trefoil::run(|| {
+///     assert!(trefoil::debug::deadlocks().is_empty());
+///     let stuck = trefoil::go(|| {
+///         let _first = M.lock();
+///         let _second = M.lock(); // waits for itself
+///     });
+///     let deadlock = loop {
+///         match trefoil::debug::deadlocks().pop() {
+///             Some(deadlock) => break deadlock,
+///             None => trefoil::yield_now(),
+///         }
+///     };
+///     assert!(deadlock.certain);
+///     assert_eq!(deadlock.members[0].goroutine.who.id, stuck.id());
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn deadlocks() -> Vec<Deadlock> {
+    with_sched(crate::observe::waits::deadlocks)
+}
+
+/// Calls `f`, then panics if goroutines or tasks are left: `#[trefoil::test(leaks = "deny")]`.
+#[doc(hidden)]
+#[track_caller]
+pub fn deny_leaks<T>(f: impl FnOnce() -> T) -> T {
+    let result = f();
+    if let Some(message) = with_sched(crate::observe::waits::leaks::find) {
+        panic!("{message}");
+    }
+    result
 }
 
 /// How much CPU time a goroutine or task has used, and how long it was runnable without running:

@@ -8,8 +8,10 @@ use crate::sched::task::body::Failure;
 use crate::sched::task::state::Generation;
 use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::task::{self, Task, carrier};
+use crate::sched::wait::holder::note_held_object;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Rt, switch, wait};
+use crate::sys::clock::NEVER;
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
@@ -63,6 +65,7 @@ impl<T> Join<T> {
         let cell = cell(target);
         if !cell.is_done() {
             let registered = self.registered;
+            note_held_object(target.as_item().as_ptr() as usize, NEVER);
             wait::block(WaitReason::Join, |waiter| cell.wait(registered, waiter));
         }
         // SAFETY: the goroutine or task has ended, so the handle owns the result (join.rs,

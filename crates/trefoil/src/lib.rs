@@ -130,6 +130,7 @@
 //! | `TREFOIL_DEBUG=schedtrace=1000,scheddetail=1` | also print a line per P and goroutine |
 //! | `TREFOIL_DEBUG=asyncpreemptoff=1` | preempt only at runtime calls, not by a signal |
 //! | `TREFOIL_DEBUG=preemptsignal=34` | preempt by this signal instead of SIGURG |
+//! | `TREFOIL_DEBUG=deadlockreport=0` | do not [report](RuntimeBuilder::report_deadlocks) goroutines that wait for each other |
 //! | `TREFOIL_DEBUG=slice=1000` | the time slice in microseconds; defaults to 10,000 |
 //!
 //! # Platforms and Rust version

@@ -111,6 +111,7 @@ impl Runtime {
             panic: PanicMode::Unwind,
             stack_size: None,
             dlopen_reserve: None,
+            report_deadlocks: None,
             max_threads: None,
         }
     }
@@ -243,6 +244,7 @@ pub struct RuntimeBuilder {
     panic: PanicMode,
     stack_size: Option<usize>,
     dlopen_reserve: Option<bool>,
+    report_deadlocks: Option<bool>,
     max_threads: Option<usize>,
 }
 
@@ -313,6 +315,23 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets whether the runtime reports goroutines that wait for each other for ever, while others
+    /// still run. Defaults to `true`.
+    ///
+    /// The report is printed on stderr, once, some seconds after the deadlock has occurred; see
+    /// [`deadlocks`](crate::debug::deadlocks). Only deadlocks that are certain are reported.
+    /// `TREFOIL_DEBUG=deadlockreport=0` in the environment sets the default to `false`. The error
+    /// that ends the process when *all* goroutines are asleep is not affected.
+    ///
+    /// ```
+    /// let rt = trefoil::Runtime::builder().report_deadlocks(false).build().unwrap();
+    /// assert_eq!(rt.run(|| 6 * 7), 42);
+    /// ```
+    pub fn report_deadlocks(mut self, report: bool) -> Self {
+        self.report_deadlocks = Some(report);
+        self
+    }
+
     /// Sets the largest number of threads that run goroutines, at least 2. Defaults to 10,000.
     ///
     /// Each goroutine in a call that blocks its thread keeps a thread. When the limit is reached,
@@ -352,6 +371,7 @@ impl RuntimeBuilder {
         if let Some(bytes) = self.stack_size {
             mem::configure(bytes)?;
         }
+        let check_waits = self.report_deadlocks.or(env.deadlockreport).unwrap_or(true);
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
             schedtrace_ms: env.schedtrace_ms,
@@ -363,6 +383,7 @@ impl RuntimeBuilder {
             hooks: Hooks {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
+                check_waits: check_waits.then_some(observe::waits::watch::check),
                 serve_signals: observe::quit::asked,
                 with_output: interpose::with_output,
                 wake_for_outputs: interpose::wake_for_outputs,

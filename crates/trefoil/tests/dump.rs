@@ -50,7 +50,9 @@ fn a_dump_shows_states_stacks_and_origins() {
         assert!(shown.contains("in goroutine 1"), "{shown}");
         assert!(shown.contains("dump.rs:"), "{shown}");
         assert!(text.contains("[sleep]:") && text.contains("[join]:"), "{text}");
-        assert_eq!(text.matches("goroutine ").count() - text.matches("in goroutine").count(), 4);
+        let mentions =
+            text.matches("in goroutine").count() + text.matches("joins goroutine").count();
+        assert_eq!(text.matches("goroutine ").count() - mentions, 4);
         drop(tx);
         receiver.join().unwrap();
         assert!(!joiner.is_finished());

@@ -38,6 +38,7 @@ use super::park::{is_forked, may_park};
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::wait::{self, reason::WaitReason};
+use crate::sys::clock::NEVER;
 use crate::sys::lock::{self, Lock};
 use libc::{pthread_attr_t, pthread_t};
 use std::cell::{Cell, UnsafeCell};
@@ -209,6 +210,7 @@ fn wake(sleeper: usize) {
 
 /// The goroutine of `thread` waits until `is_over` returns true; [`wake`] makes it check again.
 fn wait_until(thread: &Thread, is_over: impl Fn(&Guarded) -> bool) {
+    wait::holder::note_object(0, NEVER);
     wait::block(WaitReason::Join, |sleeper| {
         let mut list = THREADS.lock();
         let guarded = thread.guarded(&mut list);

@@ -2,6 +2,8 @@
 
 use super::snapshot::{self, Snapshot, StackSnapshot, Subject};
 use super::symbols::SymbolCache;
+use super::waits::Graph;
+use super::waits::report::{Places, waits_for};
 use crate::sched::Sched;
 use crate::sched::g::Status;
 use std::fmt::Write;
@@ -13,16 +15,32 @@ const NAME_MAX_BYTES: usize = 80;
 pub(crate) fn dump(sched: &Sched) -> String {
     let mut out = String::new();
     let mut symbols = SymbolCache::default();
+    let graph = Graph::read();
+    write_deadlocks(&mut out, &graph, sched);
     snapshot::for_each(sched, |snapshot| {
-        let _ = write_snapshot(&mut out, &mut symbols, &snapshot, sched);
+        let _ = write_snapshot(&mut out, &mut symbols, &snapshot, &graph, sched);
     });
     out
+}
+
+/// Writes the cycles of waits that goroutines of `sched` are in.
+fn write_deadlocks(out: &mut String, graph: &Graph, sched: &Sched) {
+    let mut cycles = graph.cycles();
+    cycles.retain(|cycle| graph.has_member_of(cycle, sched));
+    if cycles.is_empty() {
+        return;
+    }
+    let mut places = Places::new();
+    for deadlock in cycles.iter().filter_map(|cycle| graph.deadlock(cycle, &mut places)) {
+        let _ = writeln!(out, "{deadlock}");
+    }
 }
 
 fn write_snapshot(
     out: &mut String,
     symbols: &mut SymbolCache,
     snapshot: &Snapshot,
+    graph: &Graph,
     sched: &Sched,
 ) -> std::fmt::Result {
     let subject = snapshot.subject;
@@ -46,6 +64,12 @@ fn write_snapshot(
         }
     }
     writeln!(out, "]:")?;
+    if let Status::Waiting(reason) = snapshot.status
+        && let Some(wait) = graph.wait_of_id(sched, subject.id())
+        && wait.reason == reason
+    {
+        writeln!(out, "\t{}, for {:.1} s", waits_for(wait), wait.waited.as_secs_f64())?;
+    }
     match &snapshot.stack {
         StackSnapshot::Addresses(addresses) => {
             for frame in symbols.frames(addresses) {

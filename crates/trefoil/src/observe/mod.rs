@@ -3,8 +3,8 @@
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
-//! `trace/` reads what the flight recorder has recorded. `layout.rs` tells debuggers where everything
-//! is.
+//! `trace/` reads what the flight recorder has recorded, and `waits/` is the wait-for graph. `layout.rs`
+//! tells debuggers where everything is.
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
@@ -19,3 +19,4 @@ mod snapshot;
 mod symbols;
 pub(crate) mod trace;
 mod unwind;
+pub(crate) mod waits;

@@ -56,12 +56,17 @@ pub(super) enum StackSnapshot {
 impl Snapshot {
     /// Returns the state in Go's words.
     pub(super) fn state(&self) -> &'static str {
-        match self.status {
-            Status::Dead => "dead",
-            Status::Runnable => "runnable",
-            Status::Running => "running",
-            Status::Waiting(reason) => reason.text(),
-        }
+        text_of(self.status)
+    }
+}
+
+/// Returns a state in Go's words.
+pub(super) fn text_of(status: Status) -> &'static str {
+    match status {
+        Status::Dead => "dead",
+        Status::Runnable => "runnable",
+        Status::Running => "running",
+        Status::Waiting(reason) => reason.text(),
     }
 }
 
@@ -100,19 +105,19 @@ impl Subject {
     }
 
     /// Returns the goroutine whose stack it uses.
-    fn g(self) -> Option<&'static G> {
+    pub(super) fn g(self) -> Option<&'static G> {
         match self {
             Subject::Goroutine(g) => Some(g),
             Subject::Task { carrier, .. } => carrier,
         }
     }
 
-    fn is_caller(self) -> bool {
+    pub(super) fn is_caller(self) -> bool {
         self.g().is_some_and(is_caller)
     }
 
     /// Returns whether it is still a goroutine or task of `sched`, and the same as before.
-    fn is_still(self, id: u64, sched: &Sched) -> bool {
+    pub(super) fn is_still(self, id: u64, sched: &Sched) -> bool {
         let of = match self {
             Subject::Goroutine(g) => g.sched_hint(),
             Subject::Task { task, generation, .. } => {
@@ -125,7 +130,7 @@ impl Subject {
         self.id() == id && std::ptr::eq(of, sched)
     }
 
-    fn status(self) -> Status {
+    pub(super) fn status(self) -> Status {
         match self {
             Subject::Goroutine(g) => g.status(),
             Subject::Task { carrier: Some(g), .. } => g.status(),
@@ -174,8 +179,17 @@ pub(super) fn for_each_name(sched: &Sched, mut f: impl FnMut(u64, &str)) {
 }
 
 /// Returns the goroutines and tasks of `sched` with their ids, the caller first, then by id.
-fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
+pub(super) fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
     let mut all = Vec::new();
+    for_each_subject(sched, |id, subject| all.push((id, subject)));
+    all.sort_unstable_by_key(|&(id, subject)| (!subject.is_caller(), id));
+    all
+}
+
+/// Calls `f` with the id of every goroutine and task of `sched`, in no order. One that ends
+/// meanwhile may be left out, or be another one by the time `f` sees it
+/// ([`Subject::is_still`]).
+pub(super) fn for_each_subject(sched: &Sched, mut f: impl FnMut(u64, Subject)) {
     // Tasks that a carrier polls: they are not listed a second time.
     let mut polled: HashSet<*const Task> = HashSet::new();
     g::for_each(&mut |g| {
@@ -183,11 +197,11 @@ fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
             return;
         }
         if !g.is_carrier_hint() {
-            all.push((g.id(), Subject::Goroutine(g)));
+            f(g.id(), Subject::Goroutine(g));
         } else if let Some(task) = g.task_hint() {
             let (state, generation) = task.state.snapshot();
             if state != TaskSnapshot::Free && polled.insert(task) {
-                all.push((task.id(), Subject::Task { task, generation, carrier: Some(g) }));
+                f(task.id(), Subject::Task { task, generation, carrier: Some(g) });
             }
         }
     });
@@ -197,11 +211,9 @@ fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
             && std::ptr::eq(task.sched_hint(), sched)
             && !polled.contains(&std::ptr::from_ref(task))
         {
-            all.push((task.id(), Subject::Task { task, generation, carrier: None }));
+            f(task.id(), Subject::Task { task, generation, carrier: None });
         }
     });
-    all.sort_unstable_by_key(|&(id, subject)| (!subject.is_caller(), id));
-    all
 }
 
 fn is_caller(g: &G) -> bool {

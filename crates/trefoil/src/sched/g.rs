@@ -30,7 +30,7 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::panic::Location;
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of a closure or result that are stored in the G itself; a larger one is boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
@@ -75,6 +75,8 @@ pub(crate) struct G {
     pub(crate) body: Cell<&'static Body>,
     /// Which of several wakers ends the present wait; see `wait/mod.rs`.
     pub(crate) claim: AtomicU64,
+    /// What it waits for, or waited for last (`wait/holder.rs`).
+    pub(crate) waits_for: AtomicUsize,
 
     pub(crate) payload: Payload,
 
@@ -93,6 +95,8 @@ pub(crate) struct G {
     parent: AtomicU64,
     /// How many `lock_os_thread` guards it holds (`goroutine/locked.rs`).
     pub(crate) lock_depth: Cell<u32>,
+    /// The number by which locks know it, or the task that it polls (`wait/holder.rs`).
+    pub(crate) holder_number: AtomicU32,
     /// The scope that waits for it, or null.
     pub(crate) scope: Cell<*const ScopeData>,
     /// Where it was started.
@@ -103,6 +107,7 @@ pub(crate) struct G {
 }
 
 const _: () = assert!(offset_of!(G, locked) == 56, "a switch touches one cache line");
+const _: () = assert!(size_of::<G>() == 256, "a goroutine that has not run costs its G alone");
 
 // SAFETY: invariant 2 says which thread may touch which cell; the rest are atomics.
 unsafe impl Sync for G {}
@@ -135,11 +140,13 @@ impl G {
             no_preempt: Cell::new(0),
             locked: Cell::new(None),
             lock_depth: Cell::new(0),
+            holder_number: AtomicU32::new(0),
             stack: Cell::new(None),
             sched: Cell::new(null()),
             join: JoinCell::new(),
             body: Cell::new(Body::NONE),
             claim: AtomicU64::new(0),
+            waits_for: AtomicUsize::new(0),
             payload: Payload(UnsafeCell::new([MaybeUninit::uninit(); INLINE_BYTES])),
             id: AtomicU64::new(0),
             parent: AtomicU64::new(0),
@@ -251,6 +258,20 @@ impl G {
     pub(crate) fn sched_hint(&self) -> *const Sched {
         // SAFETY: as in `sp_hint`.
         unsafe { self.sched.as_ptr().read_volatile() }
+    }
+
+    /// Returns the scope that waits for it, or null.
+    pub(crate) fn scope_hint(&self) -> *const ScopeData {
+        // SAFETY: as in `sp_hint`.
+        unsafe { self.scope.as_ptr().read_volatile() }
+    }
+
+    /// Returns how many bytes of its stack were in use at the last suspension. Its thread pointer is
+    /// at the top of the stack.
+    pub(crate) fn stack_depth_hint(&self) -> usize {
+        // SAFETY: as in `sp_hint`.
+        let top = unsafe { self.tp.as_ptr().read_volatile() as usize };
+        top.wrapping_sub(self.sp_hint())
     }
 
     /// Returns whether it is a carrier of tasks.

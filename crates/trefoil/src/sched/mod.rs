@@ -127,7 +127,7 @@ pub(crate) struct Config {
     pub(crate) follow_cpus: bool,
 }
 
-/// Functions of the modules above the scheduler. The helper thread calls the first three, and the
+/// Functions of the modules above the scheduler. The helper thread calls the first four, and the
 /// end of a runtime (`shutdown.rs`, `monitor/preempt.rs`) calls the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
@@ -136,6 +136,10 @@ pub(crate) struct Hooks {
     /// Reports a possible deadlock: every P is idle, no timer is set, and goroutines are alive.
     /// Called again, at ever longer intervals, while that lasts.
     pub(crate) all_asleep: fn(&Sched),
+    /// Reports goroutines that wait for each other. Called a while after goroutines have begun to
+    /// wait for locks. Returns when it wants to be called again at the latest. None: not to be
+    /// called.
+    pub(crate) check_waits: Option<fn(&Sched) -> Nanos>,
     /// Serves requests of signal handlers. Called whenever the helper thread is woken.
     pub(crate) serve_signals: fn(),
     /// Calls the function while this thread holds std's lock of standard output (0) or of standard
@@ -217,6 +221,8 @@ pub(crate) struct Sched {
     pub(crate) poller: &'static poller::Poller,
     /// Never freed, only reused: a signal handler may still have its address.
     pub(crate) helper: &'static helper::Helper,
+    /// Whether the helper thread is to check for cycles of waits.
+    pub(crate) wait_check: wait::holder::WaitCheck,
     /// Set if the threads of this runtime have a real-time policy (`sys/realtime.rs`).
     pub(crate) realtime: Option<Realtime>,
     /// The message that no thread can be started was printed.
@@ -252,6 +258,7 @@ impl Sched {
         CURRENT_BELOW_TP.store(below_tp, Ordering::Relaxed);
         let poller = poller::Poller::take();
         let (started, started_at) = clock::now_on_both();
+        let helper = helper::Helper::take();
         let sched = Arc::new(Sched {
             id: RuntimeId::new(),
             central: Lock::new(Central::new()),
@@ -281,7 +288,8 @@ impl Sched {
             signals: AtomicU64::new(0),
             retakes: AtomicU64::new(0),
             sysmon: poller.sysmon(),
-            helper: helper::Helper::take(),
+            helper,
+            wait_check: wait::holder::WaitCheck::new(helper),
             poller,
             realtime: Realtime::of_this_thread(),
             no_threads_reported: AtomicBool::new(false),
@@ -417,6 +425,12 @@ impl Sched {
         self.id
     }
 
+    /// Returns what makes the numbers of goroutines differ between runtimes (`wait/holder.rs`).
+    #[inline(always)]
+    pub(crate) fn holder_salt(&self) -> u32 {
+        (self.id.0 as u32).wrapping_mul(0x9E37_79B9)
+    }
+
     /// Converts a time to std's form without reading the clock. The result is never later than `t`,
     /// and at most some tens of nanoseconds earlier.
     pub(crate) fn instant(&self, t: Nanos) -> Instant {
@@ -430,10 +444,26 @@ impl Sched {
 
     /// Returns for how many minutes a goroutine or task has waited.
     pub(crate) fn minutes_waited(&self, head: &runnable::RunHead) -> u32 {
+        self.millis_waited(head) / 60_000
+    }
+
+    /// Returns for how many milliseconds a goroutine or task has waited, if it waits. The clock of
+    /// its beginning is coarse.
+    pub(crate) fn millis_waited(&self, head: &runnable::RunHead) -> u32 {
+        Self::millis_waited_at(self.millis(), head)
+    }
+
+    /// Returns the time since the runtime started.
+    pub(crate) fn millis(&self) -> u32 {
+        self.started.elapsed().as_millis() as u32
+    }
+
+    /// As [`Sched::millis_waited`], at a time that [`Sched::millis`] has returned.
+    pub(crate) fn millis_waited_at(millis: u32, head: &runnable::RunHead) -> u32 {
         let since = head.waiting_since_ms.load(Ordering::Relaxed);
-        let waited = (self.started.elapsed().as_millis() as u32).wrapping_sub(since);
+        let waited = millis.wrapping_sub(since);
         // The coarse clock of `since` may be a little ahead.
-        if waited > u32::MAX / 2 { 0 } else { waited / 60_000 }
+        if waited > u32::MAX / 2 { 0 } else { waited }
     }
 
     /// Reserves `n` goroutine ids. Returns the first.

@@ -12,6 +12,7 @@
 use super::mutex_word::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
+use crate::sched::wait::holder::{self, Holder};
 use crate::sched::wait::list::{Batch, List, Node, Taken, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table;
@@ -42,8 +43,9 @@ const NO_WORD: u32 = 0;
 /// while the guard is held unlocks the mutex, and the next holder sees the data as the panic left
 /// them.
 ///
-/// Goroutines and plain threads may share a mutex, it works in a `static`, and it takes four bytes
-/// in addition to the data. A guard may be sent to another goroutine and dropped there.
+/// Goroutines and plain threads may share a mutex, it works in a `static`, and it takes eight bytes
+/// in addition to the data: its state, and the goroutine that holds it, for
+/// [dumps](crate::debug::dump) and [`deadlocks`](crate::debug::deadlocks). A guard may be sent to another goroutine and dropped there.
 ///
 /// The rules are those of Go's mutex. A caller may take a free mutex even if others wait, which is
 /// fast. When a waiter has waited for a millisecond, the mutex enters starvation mode and goes to
@@ -118,13 +120,16 @@ pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
 /// // SAFETY: locked above.
 /// unsafe { RAW.unlock(guard) };
 /// ```
+#[repr(C)]
 pub struct RawMutex {
+    holder: Holder,
     word: MutexWord,
 }
 
 impl RawMutex {
     #[allow(clippy::declare_interior_mutable_const)]
-    pub(crate) const NEW: RawMutex = RawMutex { word: MutexWord(AtomicU32::new(0)) };
+    pub(crate) const NEW: RawMutex =
+        RawMutex { holder: Holder::NEW, word: MutexWord(AtomicU32::new(0)) };
 
     fn key(&self) -> usize {
         std::ptr::from_ref(self) as usize
@@ -133,7 +138,11 @@ impl RawMutex {
     /// Locks the mutex. Returns false if it could not be locked before `deadline`.
     #[inline]
     pub(crate) fn lock_until(&self, deadline: Nanos, reason: WaitReason) -> bool {
-        self.word.lock_fast() || self.lock_slow(deadline, reason, NO_WORD)
+        let locked = self.word.lock_fast() || self.lock_slow(deadline, reason, NO_WORD);
+        if locked {
+            self.holder.set();
+        }
+        locked
     }
 
     /// Locks the mutex again after a wait on a condition variable that ended with `word`: an
@@ -143,6 +152,7 @@ impl RawMutex {
         if word != HANDED_OVER && (word == RETRY_WOKEN || !self.word.lock_fast()) {
             self.lock_slow(NEVER, reason, word);
         }
+        self.holder.set();
     }
 
     /// Moves the sleepers in `batch` to the queue of the mutex, as long as a holder will unlock it:
@@ -191,6 +201,7 @@ impl RawMutex {
             let withdraw = |_| {
                 self.withdraw(&node);
             };
+            holder::note_held_object(self.key(), deadline);
             match node.sleep(reason, deadline, enqueue, withdraw) {
                 WaitResult::NotQueued => {}
                 WaitResult::Woken(HANDED_OVER) => return true,
@@ -232,20 +243,26 @@ impl RawMutex {
 
     #[inline]
     pub(crate) fn try_lock_now(&self) -> bool {
-        self.word.try_lock(Contender::default())
+        let locked = self.word.try_lock(Contender::default());
+        if locked {
+            self.holder.set();
+        }
+        locked
     }
 
     /// Unlocks the mutex. Only its holder may call this.
     #[inline]
     pub(crate) fn unlock_held(&self) {
+        let holder = self.holder.clear();
         if self.word.unlock() == Unlocked::CallNext {
-            self.unlock_slow();
+            self.unlock_slow(holder);
         }
     }
 
     /// Unlocks the mutex inside the runtime or on a plain thread. Unlike [`RawMutex::unlock_slow`],
     /// it does not yield to the next holder.
     pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
+        self.holder.clear();
         if self.word.unlock() == Unlocked::CallNext
             && let Some((next, word)) = self.take_next()
         {
@@ -254,7 +271,8 @@ impl RawMutex {
     }
 
     #[cold]
-    fn unlock_slow(&self) {
+    fn unlock_slow(&self, holder: u32) {
+        holder::note_unlock(holder);
         let rt = Rt::enter();
         let next = self.take_next();
         let Some(rt) = rt else {
@@ -338,11 +356,16 @@ impl LockOp {
         context: &Context<'_>,
         reason: WaitReason,
     ) -> Poll<()> {
-        if !self.node.waits() && mutex.word.lock_fast() {
-            return Poll::Ready(());
+        let locked = if !self.node.waits() && mutex.word.lock_fast() {
+            Poll::Ready(())
+        } else {
+            // SAFETY: the caller's guarantee.
+            unsafe { self.poll_slow(mutex, context, reason) }
+        };
+        if locked.is_ready() {
+            mutex.holder.set();
         }
-        // SAFETY: the caller's guarantee.
-        unsafe { self.poll_slow(mutex, context, reason) }
+        locked
     }
 
     /// As [`LockOp::poll`]. A task does not spin: its P has other work, or another P takes the
@@ -528,15 +551,11 @@ unsafe impl lock_api::RawMutexTimed for RawMutex {
     type Instant = Instant;
 
     fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
-        let locked = self.word.lock_fast()
-            || self.lock_slow(clock::after(timeout), WaitReason::MutexLock, NO_WORD);
-        locked.then(GuardSend::new)
+        self.lock_until(clock::after(timeout), WaitReason::MutexLock).then(GuardSend::new)
     }
 
     fn try_lock_until(&self, timeout: Instant) -> Option<GuardSend> {
-        let locked = self.word.lock_fast()
-            || self.lock_slow(clock::at(timeout), WaitReason::MutexLock, NO_WORD);
-        locked.then(GuardSend::new)
+        self.lock_until(clock::at(timeout), WaitReason::MutexLock).then(GuardSend::new)
     }
 }
 

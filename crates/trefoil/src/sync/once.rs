@@ -5,6 +5,7 @@
 
 use super::once_word::{Begin, InitResult, OnceWord};
 use crate::runtime::task_waiter;
+use crate::sched::wait::holder::{self, Holder, ONCE_WORD_OFFSET};
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -39,14 +40,19 @@ use std::task::{Context, Poll};
 ///     assert!(START.is_completed());
 /// });
 /// ```
+#[repr(C)]
 pub struct Once {
+    /// The goroutine that runs the closure; not known for a future.
+    runner: Holder,
     word: OnceWord,
 }
+
+const _: () = assert!(std::mem::offset_of!(Once, word) == ONCE_WORD_OFFSET);
 
 impl Once {
     /// Creates a `Once` whose closure has not run yet.
     pub const fn new() -> Once {
-        Once { word: OnceWord(AtomicU32::new(0)) }
+        Once { runner: Holder::NEW, word: OnceWord(AtomicU32::new(0)) }
     }
 
     /// Calls `f` if this is the first call. Otherwise waits until the first call has returned or
@@ -101,7 +107,10 @@ impl Once {
     fn begin_or_wait(&self) -> bool {
         loop {
             match self.word.begin() {
-                Begin::Run => return true,
+                Begin::Run => {
+                    self.runner.set();
+                    return true;
+                }
                 Begin::Done => return false,
                 Begin::Wait => self.wait_slow(),
             }
@@ -111,6 +120,7 @@ impl Once {
     #[cold]
     fn wait_slow(&self) {
         let node = Node::new(0);
+        holder::note_held_object(std::ptr::from_ref(self) as usize, NEVER);
         // Without a deadline there is no withdrawal.
         let result = node.sleep(WaitReason::Once, NEVER, |_| self.enqueue(&node), |_| ());
         debug_assert_ne!(result, WaitResult::TimedOut);
@@ -154,6 +164,7 @@ struct FinishOnDrop<'a> {
 impl Drop for FinishOnDrop<'_> {
     fn drop(&mut self) {
         let key = self.once.key();
+        self.once.runner.clear();
         if self.once.word.finish(self.result) {
             inside(|here| table::with_queue(key, |queue| queue.take_all()).wake_all(here, 0));
         }

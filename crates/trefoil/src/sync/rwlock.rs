@@ -18,6 +18,7 @@ use super::mutex::{LockOp, RawMutex};
 use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
+use crate::sched::wait::holder::{self, FOR_READERS, RWLOCK_WORD_OFFSET};
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -37,7 +38,7 @@ use std::time::{Duration, Instant};
 /// Use it instead of a [`Mutex`](crate::sync::Mutex) if reads are frequent and take long enough to
 /// overlap. The method names are those of [`std::sync::RwLock`], but `read` and `write` return the
 /// guards themselves: **there is no poisoning**. Goroutines and plain threads may share a lock, it
-/// works in a `static`, and it takes eight bytes in addition to the data.
+/// works in a `static`, and it takes twelve bytes in addition to the data.
 ///
 /// As in Go, a writer that waits keeps new readers out, and when a writer unlocks, all waiting
 /// readers enter before the next writer. So a goroutine must not lock for reading twice: if a
@@ -130,10 +131,14 @@ pub type MappedRwLockWriteGuard<'a, T> = lock_api::MappedRwLockWriteGuard<'a, Ra
 /// use lock_api::RawRwLock as _;
 /// assert!(!trefoil::sync::RawRwLock::INIT.is_locked());
 /// ```
+#[repr(C)]
 pub struct RawRwLock {
-    word: RwLockWord,
+    /// First: its holder is found at the address of the lock (`sched/wait/holder.rs`).
     writers: RawMutex,
+    word: RwLockWord,
 }
+
+const _: () = assert!(std::mem::offset_of!(RawRwLock, word) == RWLOCK_WORD_OFFSET);
 
 /// What a writer becomes when it unlocks or gives up. The value is the number of readers that it
 /// adds.
@@ -152,6 +157,10 @@ impl RawRwLock {
         self.readers_key() + 1
     }
 
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
     /// Locks for reading, and waits for that. Returns false if the deadline has passed.
     #[cold]
     fn read_slow(&self, deadline: Nanos) -> bool {
@@ -161,6 +170,7 @@ impl RawRwLock {
             let withdraw = |_| {
                 table::with_queue(self.readers_key(), |queue| queue.remove(&node));
             };
+            holder::note_held_object(self.address(), deadline);
             match node.sleep(WaitReason::RwLockRead, deadline, enqueue, withdraw) {
                 WaitResult::Woken(_) => return true, // counted by the writer
                 // The reader may run long after its time-out, and the writer may be gone by now.
@@ -261,6 +271,7 @@ impl RawRwLock {
         let withdraw = |_| {
             table::with_queue(self.writer_key(), |queue| queue.remove(&node));
         };
+        holder::note_object(self.address() | FOR_READERS, deadline);
         match node.sleep(WaitReason::RwLockWrite, deadline, enqueue, withdraw) {
             WaitResult::NotQueued => true,
             WaitResult::Woken(_) => {

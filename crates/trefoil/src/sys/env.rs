@@ -36,6 +36,8 @@ pub(crate) struct Env {
     pub slice_us: Option<u64>,
     /// TLS blocks come from `pthread_create`, the fallback.
     pub tls_pthread: bool,
+    /// Goroutines that wait for each other are reported.
+    pub deadlockreport: Option<bool>,
     /// Guard pages by `mprotect`, as on kernels before 6.13.
     pub guards_mprotect: bool,
     /// The flight recorder is on from the start.
@@ -73,11 +75,12 @@ const TREFOIL_TRACE: &str = "TREFOIL_TRACE";
 const TRACE_HELP: &str = "expected on, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), bytes=NUMBER, clock=exact or dir=PATH";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
-const KEYS: [(&str, &str); 7] = [
+const KEYS: [(&str, &str); 8] = [
     ("schedtrace", "MILLISECONDS"),
     ("scheddetail", "0|1"),
     ("asyncpreemptoff", "0|1"),
     ("preemptsignal", "NUMBER"),
+    ("deadlockreport", "0|1"),
     ("slice", "MICROSECONDS"),
     ("tls", "pthread"),
     ("guards", "mprotect"),
@@ -139,6 +142,12 @@ fn parse_debug(text: &str, env: &mut Env) -> Result<(), String> {
             },
             "scheddetail" => parse_switch(value, &mut env.scheddetail),
             "asyncpreemptoff" => parse_switch(value, &mut env.asyncpreemptoff),
+            "deadlockreport" => {
+                let mut report = false;
+                let valid = parse_switch(value, &mut report);
+                env.deadlockreport = Some(report);
+                valid
+            }
             "preemptsignal" => match value.parse() {
                 Ok(n @ 1..=64) if ![libc::SIGKILL, libc::SIGSTOP, 32, 33].contains(&n) => {
                     env.preempt_signal = Some(n);
@@ -331,7 +340,7 @@ mod tests {
     fn all_keys_are_parsed() {
         let env = debug(
             "schedtrace=1000, scheddetail=1,,asyncpreemptoff=1,preemptsignal=34,slice=50,\
-             tls=pthread,guards=mprotect,",
+             tls=pthread,guards=mprotect,deadlockreport=0,",
         );
         let all = Env {
             procs: None,
@@ -343,6 +352,7 @@ mod tests {
             slice_us: Some(50),
             tls_pthread: true,
             guards_mprotect: true,
+            deadlockreport: Some(false),
             trace: None,
         };
         assert_eq!(env, Ok(all));
@@ -363,6 +373,7 @@ mod tests {
             ),
             ("tls=", "TREFOIL_DEBUG=tls=: expected tls=pthread"),
             ("guards=1", "TREFOIL_DEBUG=guards=1: expected guards=mprotect"),
+            ("deadlockreport=no", "TREFOIL_DEBUG=deadlockreport=no: expected deadlockreport=0|1"),
         ] {
             assert_eq!(debug(value).unwrap_err(), error);
         }

@@ -70,8 +70,8 @@ fn a_goroutine_that_parks_keeps_its_mutex() {
 }
 
 #[test]
-fn a_mutex_takes_4_bytes_and_a_rwlock_8() {
-    assert_eq!((size_of::<Mutex<()>>(), size_of::<RwLock<()>>()), (4, 8));
+fn a_mutex_takes_8_bytes_and_a_rwlock_12() {
+    assert_eq!((size_of::<Mutex<()>>(), size_of::<RwLock<()>>()), (8, 12));
 }
 
 #[test]

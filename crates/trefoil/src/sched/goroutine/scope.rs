@@ -8,7 +8,9 @@
 
 use crate::sched::m::Rt;
 use crate::sched::wait;
+use crate::sched::wait::holder::note_held_object;
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::clock::NEVER;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Set in `running` once the owner has entered its final wait; then `owner` is valid.
@@ -82,6 +84,7 @@ impl ScopeData {
         if self.running.load(Ordering::Acquire) == 0 {
             return;
         }
+        note_held_object(std::ptr::from_ref(self) as usize, NEVER);
         wait::block(WaitReason::Scope, |waiter| {
             self.owner.store(waiter, Ordering::Relaxed);
             // Release: publishes `owner`. Acquire: the effects of goroutines that ended before.

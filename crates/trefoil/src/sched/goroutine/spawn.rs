@@ -14,6 +14,7 @@ use crate::sched::p::bump;
 use crate::sched::record;
 use crate::sched::runnable::RunKind;
 use crate::sched::switch;
+use crate::sched::wait::holder;
 use crate::sched::{Sched, current_g};
 use std::io;
 use std::panic::Location;
@@ -241,6 +242,7 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stac
     let parent = current_g().map_or(0, G::id);
     g.init_identity(id, parent, options.name);
     g.sched.set(sched);
+    g.holder_number.store(holder::number(sched, id), Ordering::Relaxed);
     g.scope.set(options.scope);
     g.created_at.set(options.created_at);
     g.abort_on_panic.set(options.abort_on_panic.unwrap_or(sched.config.abort_on_panic));

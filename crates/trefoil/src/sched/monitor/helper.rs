@@ -39,6 +39,11 @@ pub(crate) enum Request {
 const RETRY_FIRST_NANOS: Nanos = 10_000_000;
 const RETRY_MAX_NANOS: Nanos = 500_000_000;
 
+/// How long after a wait for a lock the runtime is checked for cycles of waits, at least. A check
+/// takes less than a hundredth of the time between two checks.
+const WAIT_CHECK_NANOS: Nanos = 4_000_000_000;
+const WAIT_CHECK_SHARE: Nanos = 100;
+
 /// The thread's own frames are small, but dumps symbolise stacks on it.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -180,6 +185,8 @@ fn helper_main(sched: &Arc<Sched>) {
     let hooks = sched.config.hooks;
     let trace_interval = sched.config.schedtrace_ms.map(|ms| ms.max(1) * 1_000_000);
     let mut next_trace: Nanos = trace_interval.map_or(NEVER, |interval| now() + interval);
+    let mut next_wait_check = NEVER;
+    let mut wait_check_delay = WAIT_CHECK_NANOS;
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
     let mut retry_nanos = RETRY_FIRST_NANOS;
@@ -210,8 +217,19 @@ fn helper_main(sched: &Arc<Sched>) {
             (hooks.trace)(sched);
             next_trace += trace_interval.unwrap_or(NEVER);
         }
+        if let Some(check_waits) = hooks.check_waits {
+            let begun = now();
+            if begun >= next_wait_check {
+                next_wait_check = check_waits(sched);
+                wait_check_delay = WAIT_CHECK_NANOS.max(WAIT_CHECK_SHARE * (now() - begun));
+            }
+            if sched.wait_check.is_noted() {
+                next_wait_check = next_wait_check.min(begun + wait_check_delay);
+            }
+        }
         let next_scavenge = scavenger.run_due(now);
-        sched.helper.parker.park_until(next_trace.min(next_scavenge).min(next_start));
+        let next = next_trace.min(next_scavenge).min(next_start).min(next_wait_check);
+        sched.helper.parker.park_until(next);
     }
     #[cfg(feature = "std")]
     deferred::stop_serving(sched.helper);

@@ -41,6 +41,7 @@ use crate::sched::p::{P, bump};
 use crate::sched::queues::central::Central;
 use crate::sched::record::{self, Stop, Waker};
 use crate::sched::runnable::{RunList, Unpacked};
+use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g, switch, wait};
 use crate::shim::full_fence;
@@ -230,6 +231,9 @@ fn run() {
 #[inline]
 fn poll(g: &G, task: &'static Task) -> Rt {
     g.task_yields.set(false);
+    // SAFETY: a task that is polled keeps its runtime.
+    let number = holder::number(unsafe { &*task.sched.get() }, task.id());
+    g.holder_number.store(number, Ordering::Relaxed);
     record_poll(task);
     let body = task.body.get();
     let polled = match task.state.begin_poll() {

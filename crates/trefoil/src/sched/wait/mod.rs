@@ -26,6 +26,7 @@
 //! | `deferred.rs` | wake-ups that a signal handler leaves to a helper thread |
 //! | `timers.rs`, `heap.rs` | a P's timers |
 //! | `reason.rs` | why a goroutine waits, for dumps and traces |
+//! | `holder.rs` | what it waits for, and who holds that, for the wait-for graph |
 //!
 //! # The claim word
 //! | bits | meaning |
@@ -40,6 +41,7 @@
 #[cfg(feature = "std")]
 pub(crate) mod deferred;
 mod heap;
+pub(crate) mod holder;
 pub(crate) mod list;
 pub(crate) mod reason;
 pub(crate) mod table;

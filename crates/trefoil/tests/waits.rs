@@ -1,0 +1,525 @@
+//! The wait-for graph: what dumps say about waits, certain and probable deadlocks, the report that
+//! comes by itself, and groups.
+
+mod common;
+
+use common::{child_test, runtime, watchdog, watchdog_for, yield_until};
+use std::io::Read as _;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use trefoil::chan::bounded;
+use trefoil::debug::{self, Deadlock};
+use trefoil::sync::{Mutex, MutexExt as _, Once, OnceLock, RwLock};
+use trefoil::time::sleep;
+use trefoil::{Builder, JoinHandle, go, scope, task};
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Runs `f` on a runtime of its own. Goroutines that are stuck at the end are left behind.
+fn on_own_runtime(f: impl FnOnce() + Send) {
+    runtime(2).run(f);
+}
+
+fn named(name: &str, f: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    Builder::new().name(name).go(f).unwrap()
+}
+
+/// Waits for a deadlock.
+fn deadlock() -> Deadlock {
+    let mut found = None;
+    yield_until("a deadlock", || {
+        found = debug::deadlocks().pop();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn names(deadlock: &Deadlock) -> Vec<String> {
+    let mut names: Vec<_> = deadlock
+        .members
+        .iter()
+        .map(|member| member.goroutine.who.name.clone().unwrap_or_default())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Starts goroutines that lock a mutex each, meet, and then lock that of the next one.
+fn lock_in_a_circle(count: usize) {
+    let mutexes: Arc<Vec<Mutex<()>>> = Arc::new((0..count).map(|_| Mutex::new(())).collect());
+    let locked = Arc::new(AtomicU64::new(0));
+    for i in 0..count {
+        let (mutexes, locked) = (mutexes.clone(), locked.clone());
+        named(&format!("circle {i}"), move || {
+            let _own = mutexes[i].lock();
+            locked.fetch_add(1, Ordering::SeqCst);
+            yield_until("the others", || locked.load(Ordering::SeqCst) == count as u64);
+            waits_in_a_circle(&mutexes[(i + 1) % count]);
+        });
+    }
+}
+
+#[inline(never)]
+fn waits_in_a_circle(mutex: &Mutex<()>) {
+    drop(mutex.lock());
+}
+
+#[test]
+fn three_mutexes_in_a_circle_are_certain_while_others_run() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        let busy = go(move || {
+            while !stops.load(Ordering::Relaxed) {
+                trefoil::yield_now();
+            }
+        });
+        lock_in_a_circle(3);
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["circle 0", "circle 1", "circle 2"]);
+        for (i, member) in deadlock.members.iter().enumerate() {
+            let waits_for = member.goroutine.waits_for.as_ref().expect("a wait");
+            let next = &deadlock.members[(i + 1) % 3].goroutine;
+            assert_eq!((waits_for.what, &waits_for.holders[0]), ("Mutex", &next.who));
+            let place = member.waits_at.as_ref().expect("a place");
+            assert!(place.file.ends_with("tests/waits.rs"), "{deadlock}");
+            assert!(place.function.contains("waits_in_a_circle"), "{deadlock}");
+        }
+        let text = deadlock.to_string();
+        assert!(
+            text.starts_with("deadlock (certain): 3 goroutines wait for each other\n"),
+            "{text}"
+        );
+        // A dump begins with it.
+        let dump = debug::dump();
+        assert!(dump.starts_with("deadlock (certain): 3 goroutines"), "{dump}");
+        stop.store(true, Ordering::Relaxed);
+        busy.join().unwrap();
+    });
+}
+
+#[test]
+fn a_goroutine_that_locks_twice_waits_for_itself() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        named("twice", || {
+            let m = Mutex::new(());
+            let _first = m.lock();
+            drop(m.lock());
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["twice"]);
+        assert!(deadlock.to_string().contains("a goroutine waits for itself"), "{deadlock}");
+    });
+}
+
+#[test]
+fn writers_and_a_reader_in_a_circle_are_certain() {
+    let _w = watchdog();
+    static A: RwLock<()> = RwLock::new(());
+    static B: RwLock<()> = RwLock::new(());
+    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    on_own_runtime(|| {
+        let both = || {
+            LOCKED.fetch_add(1, Ordering::SeqCst);
+            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+        };
+        named("reads b", move || {
+            let _a = A.write();
+            both();
+            drop(B.read());
+        });
+        named("writes a", move || {
+            let _b = B.write();
+            both();
+            drop(A.write());
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["reads b", "writes a"]);
+        let text = deadlock.to_string();
+        assert!(text.contains("waits for RwLock (read) 0x"), "{text}");
+        assert!(text.contains("waits for RwLock (write) 0x"), "{text}");
+    });
+}
+
+#[test]
+fn initializers_that_need_each_other_are_certain() {
+    let _w = watchdog();
+    static A: Once = Once::new();
+    static B: OnceLock<()> = OnceLock::new();
+    static BEGUN: AtomicU64 = AtomicU64::new(0);
+    on_own_runtime(|| {
+        let both = || {
+            BEGUN.fetch_add(1, Ordering::SeqCst);
+            yield_until("the other", || BEGUN.load(Ordering::SeqCst) == 2);
+        };
+        named("a", move || {
+            A.call_once(|| {
+                both();
+                B.get_or_init(|| ());
+            });
+        });
+        named("b", move || {
+            B.get_or_init(|| {
+                both();
+                A.call_once(|| ());
+            });
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["a", "b"]);
+        assert!(deadlock.to_string().contains("waits for Once 0x"), "{deadlock}");
+    });
+}
+
+#[test]
+fn goroutines_that_join_each_other_are_certain() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let (to_a, of_b) = bounded::<JoinHandle<()>>(1);
+        let (to_b, of_a) = bounded::<JoinHandle<()>>(1);
+        let a = named("a", move || of_b.recv().unwrap().join().unwrap());
+        let b = named("b", move || of_a.recv().unwrap().join().unwrap());
+        let (a_id, b_id) = (a.id(), b.id());
+        to_a.send(b).unwrap();
+        to_b.send(a).unwrap();
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["a", "b"]);
+        let text = deadlock.to_string();
+        assert!(
+            text.contains(&format!("goroutine {a_id} \"a\" joins goroutine {b_id} \"b\"")),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn a_scope_whose_goroutine_needs_a_lock_of_its_owner_is_certain() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        named("owner", || {
+            let m = Mutex::new(());
+            let _guard = m.lock();
+            scope(|s| {
+                s.go(|| drop(m.lock()));
+                s.go(|| sleep(Duration::MAX));
+            });
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain && deadlock.members.len() == 2, "{deadlock}");
+        let text = deadlock.to_string();
+        assert!(
+            text.contains("\"owner\" waits for 2 goroutines of its scope: goroutine "),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+// The guard may be held across an await: it is `Send`, and waiters park.
+#[allow(clippy::await_holding_lock)]
+fn a_task_that_blocks_in_its_poll_may_be_a_member() {
+    let _w = watchdog();
+    static A: Mutex<()> = Mutex::new(());
+    static B: Mutex<()> = Mutex::new(());
+    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    on_own_runtime(|| {
+        let both = || LOCKED.load(Ordering::SeqCst) == 2;
+        let waiting = task::spawn(async move {
+            let _a = A.lock_async().await;
+            LOCKED.fetch_add(1, Ordering::SeqCst);
+            while !both() {
+                task::yield_now().await;
+            }
+            drop(B.lock()); // blocks its carrier
+        });
+        named("goroutine", move || {
+            let _b = B.lock();
+            LOCKED.fetch_add(1, Ordering::SeqCst);
+            yield_until("the task", both);
+            drop(A.lock());
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        let text = deadlock.to_string();
+        assert!(text.contains(&format!("held by task {}", waiting.id())), "{text}");
+        assert!(text.contains("\"goroutine\""), "{text}");
+    });
+}
+
+#[test]
+fn a_wait_with_a_deadline_is_not_certain() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let m = Arc::new(Mutex::new(()));
+        named("limited", move || {
+            let _first = m.lock();
+            assert!(m.try_lock_for(Duration::from_secs(3600)).is_none());
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert!(deadlock.to_string().contains("with a deadline"), "{deadlock}");
+    });
+}
+
+/// In a child, because it changes what the process calls certain.
+#[test]
+fn a_lock_whose_guard_was_sent_is_not_certain() {
+    child_test!();
+    static M: Mutex<()> = Mutex::new(());
+    on_own_runtime(|| {
+        // The goroutine that locks waits for the one that unlocks.
+        let guard = M.lock();
+        let unlocker = go(move || {
+            yield_until("a waiter", || !debug::deadlocks().is_empty());
+            drop(guard);
+        });
+        drop(M.lock());
+        unlocker.join().unwrap();
+        named("twice", || {
+            let _first = M.lock();
+            drop(M.lock());
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+    });
+}
+
+#[test]
+fn a_dump_says_what_goroutines_wait_for() {
+    let _w = watchdog();
+    static M: Mutex<()> = Mutex::new(());
+    static RW: RwLock<()> = RwLock::new(());
+    on_own_runtime(|| {
+        let release = Arc::new(AtomicBool::new(false));
+        let released = release.clone();
+        let holder = named("holder", move || {
+            let _guards = (M.lock(), RW.read());
+            yield_until("the end", || released.load(Ordering::SeqCst));
+        });
+        yield_until("the lock", || M.is_locked() && RW.is_locked());
+        let waiter = named("waiter", || drop(M.lock()));
+        let writer = named("writer", || drop(RW.write()));
+        let (holder_id, waiter_id) = (holder.id(), waiter.id());
+        let joiner = named("joiner", move || waiter.join().unwrap());
+        let mut text = String::new();
+        yield_until("the waits", || {
+            text = debug::dump();
+            let lines = ["\twaits for Mutex 0x", "\twaits for readers of RwLock 0x", "\tjoins "];
+            lines.iter().all(|line| text.contains(line))
+        });
+        assert!(text.starts_with("goroutine 1 \"main\" [running]:"), "{text}");
+        let expected = format!("held by goroutine {holder_id} \"holder\", for ");
+        assert!(text.contains("[sync.Mutex.Lock]:\n\twaits for Mutex 0x"), "{text}");
+        assert!(text.contains(&expected), "{text}");
+        assert!(
+            text.contains(&format!("\tjoins goroutine {waiter_id} \"waiter\", for ")),
+            "{text}"
+        );
+        release.store(true, Ordering::SeqCst);
+        for handle in [holder, writer, joiner] {
+            handle.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn goroutines_lists_states_names_and_origins() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let sleeper = named("sleeper", || sleep(Duration::MAX));
+        let waiting =
+            task::Builder::new().name("waiting").spawn(std::future::pending::<()>()).unwrap();
+        let line = line!() - 1;
+        let find = |id| debug::goroutines().find(|g| g.who.id == id).expect("alive");
+        yield_until("both to wait", || {
+            find(sleeper.id()).state == "sleep" && find(waiting.id()).state == "future"
+        });
+        let main = debug::goroutines().next().unwrap();
+        assert_eq!((main.who.id, main.state, main.created_by), (1, "running", None));
+        let found = find(sleeper.id());
+        assert_eq!(found.who.to_string(), format!("goroutine {} \"sleeper\"", sleeper.id()));
+        assert_eq!(found.created_by, Some(1));
+        assert!(found.waited.is_some());
+        let found = find(waiting.id());
+        assert_eq!(found.who.to_string(), format!("task {} \"waiting\"", waiting.id()));
+        assert_eq!(found.created_at.line(), line);
+        assert_eq!(debug::goroutines().count(), 3);
+        sleep(ms(300));
+        assert!(find(sleeper.id()).waited.unwrap() >= ms(200));
+    });
+}
+
+#[inline(never)]
+fn sleeps_here() {
+    sleep(Duration::MAX);
+}
+
+#[inline(never)]
+fn receives_here() {
+    let (_tx, rx) = bounded::<()>(0);
+    let _ = rx.recv();
+}
+
+#[test]
+fn groups_are_by_state_and_place() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        for i in 0..300 {
+            go(move || if i % 3 == 0 { receives_here() } else { sleeps_here() });
+        }
+        let mut groups = Vec::new();
+        yield_until("all to wait", || {
+            groups = debug::groups();
+            groups.iter().all(|group| group.state != "runnable") && groups.len() == 3
+        });
+        let text: Vec<_> = groups.iter().map(ToString::to_string).collect();
+        assert_eq!((groups[0].count, groups[0].state), (200, "sleep"), "{text:?}");
+        assert_eq!((groups[1].count, groups[1].state), (100, "chan receive"), "{text:?}");
+        assert_eq!((groups[2].count, groups[2].state), (1, "running"), "{text:?}");
+        let function = |i: usize| groups[i].waits_at.as_ref().unwrap().function.clone();
+        assert!(function(0).contains("sleeps_here"), "{text:?}");
+        assert!(function(1).contains("receives_here"), "{text:?}");
+        assert_eq!(groups[0].created_at, groups[1].created_at);
+        assert_eq!(groups[0].examples.len(), 5);
+    });
+}
+
+/// What the child of the two tests below does: a deadlock of three goroutines, while others run and
+/// contend for a lock, so that the runtime checks again and again.
+fn circle_beside_others() {
+    on_own_runtime(|| {
+        lock_in_a_circle(3);
+        let contended = Arc::new(Mutex::new(()));
+        for _ in 0..2 {
+            let contended = contended.clone();
+            go(move || {
+                loop {
+                    let _guard = contended.lock();
+                    sleep(ms(5));
+                }
+            });
+        }
+        sleep(common::TOO_LONG / 2);
+    });
+}
+
+/// Reads what a child prints until `done` returns true for it, and for `more` after that.
+fn stderr_of(child: &common::Child, done: impl Fn(&str) -> bool, more: Duration) -> String {
+    let mut running = child.command().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = running.stderr.take().unwrap();
+    let text = Arc::new(std::sync::Mutex::new(String::new()));
+    let read = text.clone();
+    let reader = std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = pipe.read(&mut buffer) {
+            read.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..n]));
+        }
+    });
+    while !done(&text.lock().unwrap()) && !reader.is_finished() {
+        std::thread::sleep(ms(20));
+    }
+    std::thread::sleep(more);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    reader.join().unwrap();
+    Arc::into_inner(text).unwrap().into_inner().unwrap()
+}
+
+/// The report comes by itself, once, and names all members and places.
+#[test]
+fn a_certain_deadlock_is_reported_within_seconds() {
+    child_test!(|child| {
+        let is_reported = |text: &str| text.contains("turns this report off");
+        // The next checks are 4 seconds apart.
+        let stderr = stderr_of(child, is_reported, Duration::from_secs(6));
+        let title = "trefoil: deadlock (certain): 3 goroutines wait for each other";
+        assert_eq!(stderr.matches(title).count(), 1, "{stderr}");
+        for i in 0..3 {
+            assert!(stderr.contains(&format!("\"circle {i}\" waits for Mutex 0x")), "{stderr}");
+        }
+        assert_eq!(stderr.matches("waits_in_a_circle").count(), 3, "{stderr}");
+    });
+    circle_beside_others();
+}
+
+#[test]
+fn the_report_can_be_turned_off() {
+    child_test!(|child| {
+        let child = child.env("TREFOIL_DEBUG", "deadlockreport=0");
+        let stderr = stderr_of(&child, |_| true, Duration::from_secs(9));
+        assert!(!stderr.contains("deadlock"), "{stderr}");
+    });
+    circle_beside_others();
+}
+
+/// Many goroutines lock in the right order, for a time and with sleeps at random: no cycle is ever
+/// found, certain or not.
+#[test]
+fn no_cycle_is_found_where_there_is_none() {
+    let seconds = std::env::var("TREFOIL_TORTURE_SECONDS").map_or(3, |s| s.parse().unwrap());
+    let _w = watchdog_for(Duration::from_secs(60 + 2 * seconds));
+    on_own_runtime(move || {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let mutexes: Arc<Vec<Mutex<u64>>> = Arc::new((0..6).map(|_| Mutex::new(0)).collect());
+        let rwlocks: Arc<Vec<RwLock<u64>>> = Arc::new((0..3).map(|_| RwLock::new(0)).collect());
+        let workers: Vec<_> = (0..40u64)
+            .map(|n| {
+                let (mutexes, rwlocks) = (mutexes.clone(), rwlocks.clone());
+                go(move || {
+                    let mut random = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+                    let mut next = move |below: u64| {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        random % below
+                    };
+                    while Instant::now() < end {
+                        let (i, k) = (next(6) as usize, next(3) as usize);
+                        let mut low = mutexes[i].lock();
+                        *low += 1;
+                        if next(4) == 0 {
+                            sleep(Duration::from_micros(next(300)));
+                        }
+                        if i + 1 < 6 {
+                            *mutexes[i + 1 + next(5 - i as u64) as usize].lock() += 1;
+                        }
+                        if next(2) == 0 {
+                            *rwlocks[k].write() += 1;
+                        } else {
+                            std::hint::black_box(*rwlocks[k].read());
+                        }
+                        if next(8) == 0 {
+                            scope(|s| {
+                                s.go(|| std::hint::black_box(*rwlocks[k].read()));
+                                s.go(trefoil::yield_now);
+                            });
+                        }
+                        drop(low);
+                        if next(8) == 0 {
+                            go(trefoil::yield_now).join().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut checks = 0;
+        while Instant::now() < end {
+            let found = debug::deadlocks();
+            assert!(found.is_empty(), "{}", found[0]);
+            checks += 1;
+            sleep(ms(1));
+        }
+        assert!(checks > 0);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+}
