@@ -187,7 +187,24 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 /// # fn main() {}
 /// ```
 ///
-/// The options and the compile errors are the same as for [`main`][macro@main].
+/// `leaks = "deny"` makes the test fail if goroutines or tasks are left when it returns: each test
+/// has a runtime of its own, so other tests that run at the same time do not matter. A goroutine
+/// that is about to end has time to do so. The message has the id and the name of each, where it was
+/// created, and where it waits.
+///
+/// ```no_run
+/// # extern crate self as trefoil;
+/// # pub use trefoil_macros::test;
+/// # pub mod debug { pub fn deny_leaks<T>(f: impl FnOnce() -> T) -> T { f() } }
+/// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
+/// #[trefoil::test(leaks = "deny")]
+/// fn ends_what_it_starts() {
+///     assert_eq!(6 * 7, 42);
+/// }
+/// # fn main() {}
+/// ```
+///
+/// The other options and the compile errors are the same as for [`main`][macro@main].
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute(Kind::Test, options, item)
@@ -239,6 +256,9 @@ type Result<T> = std::result::Result<T, Error>;
 fn attribute(kind: Kind, options: TokenStream, item: TokenStream) -> TokenStream {
     let name = name_of(item.clone());
     let expanded = Options::parse(options).and_then(|options| {
+        if let (Some(span), true) = (options.deny_leaks, kind == Kind::Main) {
+            return Err(Error::new(span, "`leaks` is an option of `#[trefoil::test]`"));
+        }
         let function = Function::parse(kind, options.tokio.is_some(), item)?;
         Ok(expand(kind, options, function))
     });
@@ -280,6 +300,8 @@ struct Options {
     /// Where `tokio` stands, if it is given.
     tokio: Option<Span>,
     workers: Option<(Span, TokenStream)>,
+    /// Where `leaks = "deny"` stands, if it is given.
+    deny_leaks: Option<Span>,
 }
 
 impl Options {
@@ -292,8 +314,10 @@ impl Options {
                 "procs" => options.procs.is_some(),
                 "tokio" => options.tokio.is_some(),
                 "workers" => options.workers.is_some(),
+                "leaks" => options.deny_leaks.is_some(),
                 _ => {
-                    let known = "the options are `procs = N`, `tokio` and `workers = N`";
+                    let known = "the options are `procs = N`, `tokio`, `workers = N`, and \
+                                 `leaks = \"deny\"` for a test";
                     return Err(Error::new(span, format!("unknown option `{word}`: {known}")));
                 }
             };
@@ -304,6 +328,16 @@ impl Options {
                 "procs" => options.procs = Some(Self::value(&word, span, &mut tokens)?),
                 "workers" => {
                     options.workers = Some((span, Self::value(&word, span, &mut tokens)?));
+                }
+                "leaks" => {
+                    let message = "`leaks` takes one value: `leaks = \"deny\"`";
+                    let is_assigned = tokens.next_if(|t| is_punct(t, '=')).is_some();
+                    let value = tokens.next().map(|t| t.to_string());
+                    let is_end = tokens.next().is_none_or(|t| is_punct(&t, ','));
+                    if !is_assigned || value.as_deref() != Some("\"deny\"") || !is_end {
+                        return Err(Error::new(span, message));
+                    }
+                    options.deny_leaks = Some(span);
                 }
                 _ => {
                     options.tokio = Some(span);
@@ -316,6 +350,10 @@ impl Options {
         if let (Some((span, _)), None) = (&options.workers, options.tokio) {
             let message = "`workers` is a setting of tokio's runtime: add the option `tokio`";
             return Err(Error::new(*span, message));
+        }
+        if let (Some(span), Some(_)) = (options.deny_leaks, options.tokio) {
+            let message = "`leaks` does not know the tasks of tokio: remove `tokio` or `leaks`";
+            return Err(Error::new(span, message));
         }
         Ok(options)
     }
@@ -564,8 +602,26 @@ enum ResultKind {
 
 /// Returns the closure for the runtime: `main`, or `||
 /// ::std::process::Termination::report(main())`. With the option `tokio`, the call `main()` is
-/// `::trefoil::__tokio_main!(WORKERS, main())`.
+/// `::trefoil::__tokio_main!(WORKERS, main())`. With `leaks = "deny"`, the closure is
+/// `|| ::trefoil::debug::deny_leaks(closure)`.
 fn entry(options: &Options, name: Ident, result: ResultKind, span: Span) -> TokenStream {
+    let plain = entry_without_leaks(options, name, result, span);
+    let Some(at) = options.deny_leaks else { return plain };
+    let span = span.located_at(at);
+    let mut entry = TokenStream::new();
+    entry.extend([punct('|', Spacing::Alone, span), punct('|', Spacing::Alone, span)]);
+    entry.extend(path(&["trefoil", "debug", "deny_leaks"], span));
+    entry.extend([group(Delimiter::Parenthesis, plain, span)]);
+    entry
+}
+
+/// As [`entry`], without `leaks = "deny"`.
+fn entry_without_leaks(
+    options: &Options,
+    name: Ident,
+    result: ResultKind,
+    span: Span,
+) -> TokenStream {
     let name = TokenTree::Ident(name);
     if result == ResultKind::Plain && options.tokio.is_none() {
         return TokenStream::from(name);
