@@ -271,6 +271,156 @@ fn a_wait_with_a_deadline_is_not_certain() {
     });
 }
 
+#[test]
+fn channels_in_a_circle_are_probable() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let (to_a, of_a) = bounded::<u8>(0);
+        let (to_b, of_b) = bounded::<u8>(0);
+        named("a", move || {
+            let value = of_a.recv().unwrap();
+            to_b.send(value).unwrap();
+        });
+        named("b", move || {
+            let value = of_b.recv().unwrap();
+            to_a.send(value).unwrap();
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["a", "b"]);
+        let text = deadlock.to_string();
+        assert!(
+            text.starts_with("deadlock (probable): 2 goroutines wait for each other"),
+            "{text}"
+        );
+        assert!(text.contains("waits for channel (receive) 0x"), "{text}");
+        assert!(text.contains("tests/waits.rs"), "{text}");
+    });
+}
+
+#[test]
+fn a_channel_whose_sender_may_still_send_is_no_deadlock() {
+    let _w = watchdog();
+    on_own_runtime(|| {
+        let (tx, rx) = bounded::<u8>(0);
+        let receiver = named("receiver", move || assert_eq!(rx.recv(), Ok(1)));
+        // It holds the sender, and sleeps.
+        let sender = named("sender", move || {
+            sleep(ms(3000));
+            tx.send(1).unwrap();
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < ms(2500) {
+            let found = debug::deadlocks();
+            assert!(found.is_empty(), "{}", found[0]);
+            sleep(ms(100));
+        }
+        receiver.join().unwrap();
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_circle_over_a_lock_and_a_channel_is_probable() {
+    let _w = watchdog();
+    static M: Mutex<()> = Mutex::new(());
+    on_own_runtime(|| {
+        let (tx, rx) = bounded::<()>(0);
+        named("locks", move || {
+            let _guard = M.lock();
+            rx.recv().unwrap();
+        });
+        yield_until("the lock", || M.is_locked());
+        named("sends", move || {
+            drop(M.lock());
+            tx.send(()).unwrap();
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["locks", "sends"]);
+    });
+}
+
+#[test]
+fn std_mutexes_in_a_circle_are_probable() {
+    let _w = watchdog();
+    static A: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static B: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    on_own_runtime(|| {
+        let both = || {
+            LOCKED.fetch_add(1, Ordering::SeqCst);
+            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+        };
+        named("a", move || {
+            let guard = std::hint::black_box(A.lock().unwrap());
+            both();
+            drop(B.lock().unwrap());
+            drop(guard);
+        });
+        named("b", move || {
+            let guard = std::hint::black_box(B.lock().unwrap());
+            both();
+            drop(A.lock().unwrap());
+            drop(guard);
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["a", "b"]);
+        let text = deadlock.to_string();
+        assert!(text.contains("waits for std lock 0x"), "{text}");
+        assert!(text.contains("probably held by goroutine"), "{text}");
+    });
+}
+
+#[test]
+fn a_reader_that_reads_again_behind_a_writer_is_probable() {
+    let _w = watchdog();
+    static RW: RwLock<()> = RwLock::new(());
+    on_own_runtime(|| {
+        named("reader", || {
+            let first = std::hint::black_box(RW.read());
+            yield_until("the writer", || RW.try_read().is_none());
+            drop(RW.read());
+            drop(first);
+        });
+        yield_until("the reader", || RW.is_locked());
+        named("writer", || drop(RW.write()));
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["reader", "writer"]);
+    });
+}
+
+#[test]
+fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
+    let _w = watchdog();
+    struct PthreadMutex(std::cell::UnsafeCell<libc::pthread_mutex_t>);
+    // SAFETY: a mutex is made to be shared.
+    unsafe impl Sync for PthreadMutex {}
+    const NEW: PthreadMutex =
+        PthreadMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+    static MUTEXES: [PthreadMutex; 2] = [NEW; 2];
+    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: mutexes in a static.
+    let lock = |i: usize| unsafe { libc::pthread_mutex_lock(MUTEXES[i].0.get()) };
+    on_own_runtime(|| {
+        for i in 0..2 {
+            named(&format!("c {i}"), move || {
+                lock(i);
+                LOCKED.fetch_add(1, Ordering::SeqCst);
+                yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+                lock(1 - i);
+            });
+        }
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["c 0", "c 1"]);
+        let dump = debug::dump();
+        assert!(dump.contains("[pthread mutex]:\n\twaits for pthread mutex 0x"), "{dump}");
+    });
+}
+
 /// In a child, because it changes what the process calls certain.
 #[test]
 fn a_lock_whose_guard_was_sent_is_not_certain() {
@@ -356,6 +506,33 @@ fn goroutines_lists_states_names_and_origins() {
         assert_eq!(debug::goroutines().count(), 3);
         sleep(ms(300));
         assert!(find(sleeper.id()).waited.unwrap() >= ms(200));
+    });
+}
+
+/// Prints the CPU time of [`debug::groups`]: `cargo test --release --test waits -- --ignored
+/// --nocapture million`.
+#[test]
+#[ignore = "needs 10 GB of memory"]
+fn a_million_goroutines_are_grouped() {
+    let _w = watchdog_for(Duration::from_secs(600));
+    on_own_runtime(|| {
+        const COUNT: usize = 1_000_000;
+        for i in 0..COUNT {
+            go(move || if i % 3 == 0 { receives_here() } else { sleeps_here() });
+        }
+        yield_until("all to wait", || debug::groups().len() == 3);
+        for _ in 0..5 {
+            let before = common::cpu_time();
+            let groups = debug::groups();
+            let cpu = common::cpu_time() - before;
+            assert_eq!(groups.iter().map(|group| group.count).sum::<usize>(), COUNT + 1);
+            println!("groups: {cpu:?}");
+        }
+        let before = common::cpu_time();
+        assert!(debug::deadlocks().is_empty());
+        println!("deadlocks: {:?}", common::cpu_time() - before);
+        let before = common::cpu_time();
+        println!("goroutines: {} {:?}", debug::goroutines().count(), common::cpu_time() - before);
     });
 }
 

@@ -29,6 +29,7 @@ use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
 use crate::sched::wait;
 use crate::sched::wait::deferred::{key_of, wake_later};
+use crate::sched::wait::holder::note_object;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
@@ -382,6 +383,7 @@ fn park(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     let node = Node::of_process(usize::from(count_wait(key)));
     // Before the word is read: pairs with the fence in `FutexCall::wake`.
     SLEEPING_GOROUTINES.fetch_add(1, Ordering::SeqCst);
+    note_object(std::ptr::from_ref(word) as usize, deadline);
     let slept = node.sleep(
         WaitReason::Futex,
         deadline,

@@ -260,6 +260,15 @@ impl G {
         unsafe { self.sched.as_ptr().read_volatile() }
     }
 
+    /// Returns the id by which glibc knows it, or 0 if it has no stack.
+    pub(crate) fn tid_hint(&self) -> u32 {
+        // SAFETY: as in `sp_hint`; null or a TLS block.
+        unsafe {
+            let tp = self.tp.as_ptr().read_volatile() as usize;
+            if tp == 0 { 0 } else { crate::mem::tls::tid_of(tp) }
+        }
+    }
+
     /// Returns the scope that waits for it, or null.
     pub(crate) fn scope_hint(&self) -> *const ScopeData {
         // SAFETY: as in `sp_hint`.
@@ -272,6 +281,29 @@ impl G {
         // SAFETY: as in `sp_hint`.
         let top = unsafe { self.tp.as_ptr().read_volatile() as usize };
         top.wrapping_sub(self.sp_hint())
+    }
+
+    /// Calls `f` with every word of its stack that was in use at the last suspension. Returns false
+    /// if it has not been suspended all the time: then the words mean nothing.
+    pub(crate) fn scan_stack(&self, mut f: impl FnMut(usize)) -> bool {
+        let (id, status) = (self.id(), self.status());
+        if !matches!(status, Status::Waiting(_) | Status::Runnable) || !self.has_stack_hint() {
+            return false;
+        }
+        let Some((low, high)) = self.stack_bounds() else { return false };
+        let sp = self.sp_hint();
+        // The TLS block is at the top.
+        let end = sp.wrapping_add(self.stack_depth_hint());
+        if !sp.is_multiple_of(8) || sp < low || end > high || end < sp {
+            return false;
+        }
+        for address in (sp..end & !7).step_by(8) {
+            // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
+            // meanwhile, the value may be torn, and the caller learns that from the result.
+            f(unsafe { (address as *const usize).read_volatile() });
+        }
+        std::sync::atomic::fence(Ordering::Acquire);
+        self.status() == status && self.sp_hint() == sp && self.id() == id
     }
 
     /// Returns whether it is a carrier of tasks.

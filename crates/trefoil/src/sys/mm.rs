@@ -316,6 +316,17 @@ unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
 }
 
 /// Simulates refusals of the kernel.
+/// Reads a word of this process that may not be mapped any more. Returns None if it is not, or if
+/// the kernel does not allow such reads.
+pub(crate) fn read_u32(address: usize) -> Option<u32> {
+    let mut word = [0u8; 4];
+    let local = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: word.len() };
+    // SAFETY: writes to `word` only; the kernel checks the address that it reads.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    (read == 4).then(|| u32::from_ne_bytes(word))
+}
+
 #[cfg(test)]
 pub(crate) mod test_hooks {
     use super::{MapFlags, PAGE, ProtFlags, Span, ptr};

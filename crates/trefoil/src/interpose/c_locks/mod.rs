@@ -56,6 +56,7 @@ mod semaphore;
 use super::park::{begin_c_lock_wait, is_forked};
 use super::waking::WakeContext;
 use crate::sched::wait::deferred::{KEY_BARRIER, key_of, wake_later};
+use crate::sched::wait::holder::note_object;
 use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
@@ -202,6 +203,10 @@ impl Waiters {
         loop {
             let starved = if failures >= STARVED_AFTER { STARVED } else { 0 };
             let node = Node::of_process(weight | starved);
+            // Not for semaphores: nobody holds them.
+            if reason == WaitReason::PthreadMutex {
+                note_object(address, if limit.is_some() { 0 } else { NEVER });
+            }
             let mut rc = libc::EBUSY;
             let slept = sleep(
                 &node,

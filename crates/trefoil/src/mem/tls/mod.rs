@@ -349,6 +349,16 @@ pub(crate) fn is_by_pthread() -> bool {
     matches!(LAYOUT.get(), Some(Ok(layout)) if layout.method == Method::Pthread)
 }
 
+/// Returns the id by which glibc knows the goroutine with the block at `tp`: the owner of the C
+/// mutexes that it holds. For dumps: the block may be in use.
+///
+/// # Safety
+/// `tp` is or was a block. (The memory of blocks is never unmapped.)
+pub(crate) unsafe fn tid_of(tp: usize) -> u32 {
+    // SAFETY: the caller's contract; an aligned word of the block.
+    unsafe { ((tp + layout().tid) as *const u32).read_volatile() }
+}
+
 /// Returns the layout. `init` was called before.
 #[inline(always)]
 fn layout() -> &'static BlockLayout {

@@ -1,7 +1,7 @@
 //! The wait-for graph: which goroutine waits for which, and the cycles in it.
 //!
 //! `mod.rs` reads the graph, `report.rs` has the public types and their text, `list.rs` lists and
-//! groups goroutines, `watch.rs` reports cycles without being asked, and `leaks.rs` finds the
+//! groups goroutines, `suspects.rs` guesses at deadlocks over channels, `watch.rs` reports cycles without being asked, and `leaks.rs` finds the
 //! goroutines that a test has left.
 //!
 //! An edge leads from a goroutine that waits for a lock, a goroutine or a scope to the goroutine or
@@ -18,6 +18,7 @@
 pub(crate) mod leaks;
 pub(crate) mod list;
 pub(crate) mod report;
+mod suspects;
 pub(crate) mod watch;
 
 use super::snapshot::{self, Subject};
@@ -26,6 +27,7 @@ use crate::sched::g::Status;
 use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::wait::holder::{self, HELD_REASONS};
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::mm;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -79,15 +81,33 @@ impl Wait {
         )
     }
 
-    /// Returns the number of the holder of the lock or of the joined goroutine; 0 if there is none.
-    fn holder_number(&self, runtimes: &[Arc<Sched>]) -> u32 {
-        match self.reason {
+    /// Returns by what the holder of the lock, or the joined goroutine, is found.
+    fn holder_key(&self, runtimes: &[Arc<Sched>]) -> HolderKey {
+        let number = match self.reason {
             WaitReason::Join => joined(runtimes, self.address()).unwrap_or(0),
             WaitReason::Scope => 0,
+            WaitReason::PthreadMutex => {
+                let owner = mm::read_u32(self.address() + PTHREAD_MUTEX_OWNER_OFFSET);
+                return owner.filter(|&tid| tid != 0).map_or(HolderKey::Unknown, HolderKey::Tid);
+            }
             _ if self.is_for_readers() => 0,
             reason => holder::holder_of(reason, self.address()),
-        }
+        };
+        if number == 0 { HolderKey::Unknown } else { HolderKey::Number(number) }
     }
+}
+
+/// The offset of the owner's id in glibc's mutexes (`interpose/c_locks/layout.rs`).
+const PTHREAD_MUTEX_OWNER_OFFSET: usize = 8;
+
+/// By what a holder is found among the goroutines and tasks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum HolderKey {
+    Unknown,
+    /// Its number (`sched/wait/holder.rs`).
+    Number(u32),
+    /// The id by which glibc knows it.
+    Tid(u32),
 }
 
 /// The waits of all runtimes at about one moment.
@@ -115,28 +135,36 @@ impl Graph {
 
     fn find_holders(&mut self) {
         // Many goroutines may wait for one lock.
-        let mut numbers: HashMap<(u8, usize), u32> = HashMap::new();
-        let mut wanted: HashMap<u32, Vec<Party>> = HashMap::new();
+        let mut keys: HashMap<(u8, usize), HolderKey> = HashMap::new();
+        let mut wanted: HashMap<HolderKey, Vec<Party>> = HashMap::new();
         let mut scopes: HashMap<usize, Vec<Party>> = HashMap::new();
-        let mut number_of = Vec::with_capacity(self.waits.len());
+        let mut key_of = Vec::with_capacity(self.waits.len());
         for wait in &self.waits {
             if wait.reason == WaitReason::Scope {
                 scopes.entry(wait.address()).or_default();
             }
             let key = (wait.reason as u8 | u8::from(wait.is_for_readers()) << 7, wait.address());
-            let number = *numbers.entry(key).or_insert_with(|| wait.holder_number(&self.runtimes));
-            if number != 0 {
-                wanted.entry(number).or_default();
+            let key = *keys.entry(key).or_insert_with(|| wait.holder_key(&self.runtimes));
+            if key != HolderKey::Unknown {
+                wanted.entry(key).or_default();
             }
-            number_of.push(number);
+            key_of.push(key);
         }
         if wanted.is_empty() && scopes.is_empty() {
             return;
         }
+        let by_tid = wanted.keys().any(|key| matches!(key, HolderKey::Tid(_)));
         for (runtime, sched) in self.runtimes.iter().enumerate() {
             snapshot::for_each_subject(sched, |id, subject| {
                 let party = Party { subject, id, runtime };
-                if let Some(found) = wanted.get_mut(&holder::number(sched, id)) {
+                let number = HolderKey::Number(holder::number(sched, id));
+                if let Some(found) = wanted.get_mut(&number) {
+                    found.push(party);
+                }
+                if by_tid
+                    && let Some(g) = subject.g()
+                    && let Some(found) = wanted.get_mut(&HolderKey::Tid(g.tid_hint()))
+                {
                     found.push(party);
                 }
                 if let Subject::Goroutine(g) = subject
@@ -147,10 +175,10 @@ impl Graph {
                 }
             });
         }
-        for (wait, number) in self.waits.iter_mut().zip(number_of) {
+        for (wait, key) in self.waits.iter_mut().zip(key_of) {
             if wait.reason == WaitReason::Scope {
                 wait.holders = scopes.get(&wait.address()).cloned().unwrap_or_default();
-            } else if let Some([holder]) = wanted.get(&number).map(Vec::as_slice) {
+            } else if let Some([holder]) = wanted.get(&key).map(Vec::as_slice) {
                 wait.holders = vec![*holder];
             }
         }
@@ -227,8 +255,14 @@ impl Graph {
                     .g()
                     .is_some_and(|g| g.scope_hint() as usize == wait.address()),
                 _ => {
-                    let sched = self.sched(next.party);
-                    wait.holder_number(&self.runtimes) == holder::number(sched, next.party.id)
+                    let number = holder::number(self.sched(next.party), next.party.id);
+                    match wait.holder_key(&self.runtimes) {
+                        HolderKey::Unknown => false,
+                        HolderKey::Number(holder) => holder == number,
+                        HolderKey::Tid(tid) => {
+                            next.party.subject.g().is_some_and(|g| g.tid_hint() == tid)
+                        }
+                    }
                 }
             }
         };
@@ -240,7 +274,10 @@ impl Graph {
     pub(super) fn is_certain(&self, cycle: &Cycle) -> bool {
         let mut members = cycle.iter().map(|&i| &self.waits[i]);
         let over_locks = members.clone().any(Wait::is_for_lock);
-        !(over_locks && holder::guards_move()) && members.all(|wait| !wait.has_deadline())
+        // The words of C's mutexes are read by address alone.
+        let is_certain =
+            |wait: &Wait| !wait.has_deadline() && wait.reason != WaitReason::PthreadMutex;
+        !(over_locks && holder::guards_move()) && members.all(is_certain)
     }
 
     /// Returns whether a member of the cycle is of `sched`.
@@ -255,7 +292,10 @@ pub(crate) fn deadlocks(sched: &Sched) -> Vec<report::Deadlock> {
     let mut places = report::Places::new();
     let cycles = graph.cycles();
     let own = cycles.iter().filter(|cycle| graph.has_member_of(cycle, sched));
-    own.filter_map(|cycle| graph.deadlock(cycle, &mut places)).collect()
+    let mut found: Vec<_> = own.filter_map(|cycle| graph.deadlock(cycle, &mut places)).collect();
+    let known = cycles.iter().flatten().map(|&i| graph.waits[i].party.key()).collect();
+    found.extend(suspects::find(&graph, sched, &known, &mut places));
+    found
 }
 
 /// Returns the waits, their holders not yet known.

@@ -98,13 +98,15 @@ impl fmt::Display for GoroutineName {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WaitsFor {
-    /// `Mutex`, `RwLock (read)`, `RwLock (write)`, `readers of RwLock`, `Once`, `join` or `scope`.
+    /// `Mutex`, `RwLock (read)`, `RwLock (write)`, `readers of RwLock`, `Once`, `join`, `scope` or
+    /// `pthread mutex`. In a probable [`Deadlock`] also `channel (receive)`, `channel (send)` or
+    /// `std lock`.
     pub what: &'static str,
     /// The address of the lock. A join has the address of no use to the program.
     pub address: usize,
     /// The goroutine or task that holds the lock, runs the initializer or is joined, or the
     /// goroutines of the scope. Empty if unknown: readers are only counted, and a plain thread may
-    /// hold a lock.
+    /// hold a lock. For a channel, a std lock and readers they are guessed from what is on stacks.
     pub holders: Vec<GoroutineName>,
     /// The wait ends at a deadline.
     pub has_deadline: bool,
@@ -132,6 +134,8 @@ impl fmt::Display for WaitsFor {
                 };
             }
             "Once" => "run",
+            "channel (receive)" | "channel (send)" => "also used",
+            "std lock" | "readers of RwLock" => "probably held",
             _ => "held",
         };
         write!(f, "waits for {} {address:#x}", self.what)?;
@@ -319,6 +323,7 @@ pub(in super::super) fn waits_for(wait: &Wait) -> WaitsFor {
         WaitReason::RwLockWrite => "RwLock (write)",
         WaitReason::Once => "Once",
         WaitReason::Join => "join",
+        WaitReason::PthreadMutex => "pthread mutex",
         _ => "scope",
     };
     let name = |party: &Party| name_of(party.subject, party.id);

@@ -9,14 +9,15 @@
 //! Invariants:
 //! 1. Only the owner of a lock writes its [`Holder`]: after it has locked, and, to clear it, before
 //!    it unlocks. So the word is 0 or names the present owner, never a former one.
-//! 2. A goroutine that waits for one of [`HELD_REASONS`] has stored the object before it parks. For
-//!    other reasons the object is that of an earlier wait, and means nothing.
+//! 2. A goroutine that waits for one of [`HELD_REASONS`] or [`GUESSED_REASONS`] has stored the object
+//!    before it parks. For other reasons the object is that of an earlier wait, and means nothing.
 //! 3. A lock is read by address only while a sleeper is in its queue (`table.rs`): the sleeper
 //!    borrows the lock, so the memory is valid.
 //!
 //! Rejected: the holder inside the lock word (5 ns per lock); its G's address (a G is reused, so a
 //! leaked guard would name a stranger).
 
+use crate::sched::g::G;
 use crate::sched::monitor::helper::Helper;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
@@ -25,14 +26,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The waits whose holder may be known.
-pub(crate) const HELD_REASONS: [WaitReason; 6] = [
+pub(crate) const HELD_REASONS: [WaitReason; 7] = [
     WaitReason::MutexLock,
     WaitReason::RwLockRead,
     WaitReason::RwLockWrite,
     WaitReason::Once,
     WaitReason::Join,
     WaitReason::Scope,
+    WaitReason::PthreadMutex,
 ];
+
+/// The waits whose object is an address, and whose holder can only be guessed (invariant 2).
+pub(crate) const GUESSED_REASONS: [WaitReason; 3] =
+    [WaitReason::ChanReceive, WaitReason::ChanSend, WaitReason::Futex];
 
 /// Set in an object: the wait has a deadline.
 pub(crate) const HAS_DEADLINE: usize = 1;
@@ -49,6 +55,10 @@ const ADDRESS_MASK: usize = ((1 << COUNT_SHIFT) - 1) & !TAGS;
 /// address.
 pub(crate) const RWLOCK_WORD_OFFSET: usize = 8;
 pub(crate) const ONCE_WORD_OFFSET: usize = 4;
+
+/// The offsets of the numbers of handles in a channel.
+pub(crate) const CHAN_SENDERS_OFFSET: usize = 116;
+pub(crate) const CHAN_RECEIVERS_OFFSET: usize = 120;
 
 /// A lock was unlocked by another goroutine or task than the one that locked it: guards are sent.
 static GUARDS_MOVE: AtomicBool = AtomicBool::new(false);
@@ -112,6 +122,15 @@ pub(crate) fn note_object(object: usize, deadline: Nanos) {
         let count = (g.waits_for.load(Ordering::Relaxed) >> COUNT_SHIFT).wrapping_add(1);
         g.waits_for.store(count << COUNT_SHIFT | object | limited, Ordering::Relaxed);
     }
+}
+
+/// As [`note_object`], for `g`, which waits for a channel: a wait that is never part of a certain
+/// cycle, and frequent, is not counted.
+#[inline(always)]
+pub(crate) fn note_chan(g: &G, object: usize, deadline: Nanos) {
+    let limited = if deadline == NEVER { 0 } else { HAS_DEADLINE };
+    let count = g.waits_for.load(Ordering::Relaxed) & !((1 << COUNT_SHIFT) - 1);
+    g.waits_for.store(count | object | limited, Ordering::Relaxed);
 }
 
 /// As [`note_object`], for a wait that can be part of a cycle: has the helper thread check for

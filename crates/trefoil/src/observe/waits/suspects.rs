@@ -1,0 +1,269 @@
+//! Probable deadlocks: goroutines that wait for each other over channels, std's mutexes and readers,
+//! whose holders are not stored anywhere.
+//!
+//! The holders are guessed by a scan of all suspended stacks: a goroutine that has the address of a
+//! channel or of a lock on its stack is taken to have a handle, or a guard. The guess may be wrong in
+//! both directions: an address may be left over from an earlier call, and a handle may be on the
+//! heap, in a static, or with a plain thread. So a goroutine counts as stuck only if
+//!
+//! - it has waited for [`WAITED_MIN`], without a deadline and not in a select;
+//! - every goroutine that could end its wait is known, and is stuck itself. For a channel, at least
+//!   as many goroutines as the other side has handles must have been found.
+//!
+//! The stuck goroutines are what is left when all others are removed, again and again.
+
+use super::report::{Deadlock, Places, WaitsFor, name_of};
+use super::{Graph, Party, Wait};
+use crate::sched::g::Status;
+use crate::sched::wait::holder::{
+    self, CHAN_RECEIVERS_OFFSET, CHAN_SENDERS_OFFSET, GUESSED_REASONS,
+};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::{Sched, g::G};
+use crate::sys::mm;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Shorter waits are no sign of a deadlock.
+const WAITED_MIN: Duration = Duration::from_secs(1);
+
+/// The value of the futex of a std mutex that is locked and waited for.
+const STD_MUTEX_CONTENDED: u32 = 2;
+
+/// Bits of the filter that most words of a stack do not pass.
+const FILTER_BITS: usize = 1 << 16;
+
+/// A goroutine that may be stuck.
+struct Suspect {
+    party: Party,
+    reason: WaitReason,
+    word: usize,
+    since_ms: u32,
+    /// The goroutines that could end its wait.
+    wakers: Vec<Party>,
+    /// Its wakers are guessed, by this address.
+    guessed: Option<usize>,
+}
+
+/// Returns the probable deadlocks in which goroutines of `sched` are, without those that have a
+/// member in `known`.
+pub(super) fn find(
+    graph: &Graph,
+    sched: &Sched,
+    known: &HashSet<(usize, u64)>,
+    places: &mut Places,
+) -> Vec<Deadlock> {
+    let mut suspects = read(graph);
+    if !suspects.values().any(|suspect| suspect.guessed.is_some()) {
+        return Vec::new();
+    }
+    guess_wakers(graph, &mut suspects);
+    remove_the_free(&mut suspects);
+    suspects.retain(|_, suspect| is_unchanged(graph, suspect));
+    remove_the_free(&mut suspects);
+    let sets = components(&suspects);
+    let own = |set: &Vec<(usize, u64)>| {
+        let is_new = !set.iter().any(|key| known.contains(key));
+        let guessed = set.iter().any(|key| suspects[key].guessed.is_some());
+        let of_sched = |key: &(usize, u64)| std::ptr::eq(&raw const *graph.runtimes[key.0], sched);
+        is_new && guessed && set.iter().any(of_sched)
+    };
+    sets.into_iter()
+        .filter(own)
+        .filter_map(|set| deadlock(graph, &suspects, &set, places))
+        .collect()
+}
+
+type Suspects = HashMap<(usize, u64), Suspect>;
+
+/// Returns the goroutines that have waited for long, without a deadline, for something that
+/// goroutines hold or may hold.
+fn read(graph: &Graph) -> Suspects {
+    let mut suspects = HashMap::new();
+    let mut add = |suspect: Suspect| {
+        suspects.insert(suspect.party.key(), suspect);
+    };
+    for wait in graph.waits.iter().filter(|w| w.waited >= WAITED_MIN && !w.has_deadline()) {
+        let guessed = wait.is_for_readers().then(|| wait.address());
+        let since_ms = since(wait.party);
+        let Wait { party, reason, word, ref holders, .. } = *wait;
+        add(Suspect { party, reason, word, since_ms, wakers: holders.clone(), guessed });
+    }
+    for (runtime, sched) in graph.runtimes.iter().enumerate() {
+        super::snapshot::for_each_subject(sched, |id, subject| {
+            let Some(g) = subject.g() else { return };
+            let Status::Waiting(reason) = g.status() else { return };
+            if !GUESSED_REASONS.contains(&reason) {
+                return;
+            }
+            let word = g.waits_for.load(Ordering::Relaxed);
+            let (address, has_deadline, _) = holder::parts(word);
+            let waited = Duration::from_millis(sched.millis_waited(&g.head).into());
+            if address == 0 || has_deadline || waited < WAITED_MIN {
+                return;
+            }
+            let party = Party { subject, id, runtime };
+            let since_ms = since(party);
+            let guessed = Some(address);
+            add(Suspect { party, reason, word, since_ms, wakers: Vec::new(), guessed });
+        });
+    }
+    suspects
+}
+
+fn since(party: Party) -> u32 {
+    let since = |g: &G| g.head.waiting_since_ms.load(Ordering::Relaxed);
+    party.subject.g().map_or(0, since)
+}
+
+/// Scans all suspended stacks for the addresses of `suspects`, and stores who has them. Suspects
+/// whose wakers remain unknown get none.
+fn guess_wakers(graph: &Graph, suspects: &mut Suspects) {
+    let wanted: HashSet<usize> = suspects.values().filter_map(|s| s.guessed).collect();
+    let bit = |address: usize| (address >> 3 ^ address >> 19) % FILTER_BITS;
+    let mut filter = vec![false; FILTER_BITS];
+    wanted.iter().for_each(|&address| filter[bit(address)] = true);
+    let mut found: HashMap<usize, Vec<Party>> = HashMap::new();
+    // By runtime.
+    let mut all_scanned = vec![true; graph.runtimes.len()];
+    for (runtime, sched) in graph.runtimes.iter().enumerate() {
+        super::snapshot::for_each_subject(sched, |id, subject| {
+            let Some(g) = subject.g() else { return };
+            let mut here = HashSet::new();
+            let suspended = g.scan_stack(|word| {
+                if filter[bit(word)] && wanted.contains(&word) {
+                    here.insert(word);
+                }
+            });
+            if suspended {
+                let party = Party { subject, id, runtime };
+                here.into_iter().for_each(|address| found.entry(address).or_default().push(party));
+            } else if g.status() != Status::Dead && !subject.is_caller() {
+                all_scanned[runtime] = false;
+            }
+        });
+    }
+    // Which goroutines wait for what, on which side.
+    let waits: HashMap<_, _> =
+        suspects.iter().map(|(key, s)| (*key, (holder::parts(s.word).0, s.reason))).collect();
+    for suspect in suspects.values_mut() {
+        let Some(address) = suspect.guessed else { continue };
+        let others = found.get(&address).map_or(&[][..], Vec::as_slice);
+        let key = suspect.party.key();
+        let is_waker = |party: &&Party| {
+            let waits_too = match waits.get(&party.key()) {
+                // A reader may wait for a lock that it has locked for reading before. But if a
+                // goroutine runs, that one may be the reader.
+                Some(&(at, WaitReason::RwLockRead)) => {
+                    at == address && !all_scanned[suspect.party.runtime]
+                }
+                // Another one that waits in the same way does not end the wait.
+                wait => wait == Some(&(address, suspect.reason)),
+            };
+            party.key() != key && !waits_too
+        };
+        let wakers: Vec<Party> = others.iter().filter(is_waker).copied().collect();
+        let needed = match suspect.reason {
+            WaitReason::ChanReceive => mm::read_u32(address + CHAN_SENDERS_OFFSET),
+            WaitReason::ChanSend => mm::read_u32(address + CHAN_RECEIVERS_OFFSET),
+            WaitReason::Futex if mm::read_u32(address) != Some(STD_MUTEX_CONTENDED) => None,
+            _ => Some(1),
+        };
+        suspect.wakers = match needed {
+            Some(needed @ 1..) if wakers.len() >= needed as usize => wakers,
+            _ => Vec::new(),
+        };
+    }
+}
+
+/// Removes the goroutines whose wait may end: no waker is known, or a waker is not stuck.
+fn remove_the_free(suspects: &mut Suspects) {
+    loop {
+        let is_stuck = |suspect: &Suspect| {
+            let mut wakers = suspect.wakers.iter();
+            // A scope waits for all, so one that is stuck suffices; a join and a lock have one.
+            match suspect.reason {
+                WaitReason::Scope => wakers.any(|waker| suspects.contains_key(&waker.key())),
+                _ => wakers.len() > 0 && wakers.all(|waker| suspects.contains_key(&waker.key())),
+            }
+        };
+        let free: Vec<_> =
+            suspects.iter().filter(|(_, s)| !is_stuck(s)).map(|(key, _)| *key).collect();
+        if free.is_empty() {
+            return;
+        }
+        free.iter().for_each(|key| _ = suspects.remove(key));
+    }
+}
+
+/// Returns whether a suspect is still in the wait that was read first.
+fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
+    let Party { subject, id, .. } = suspect.party;
+    let Some(g) = subject.g() else { return false };
+    subject.is_still(id, graph.sched(suspect.party))
+        && g.status() == Status::Waiting(suspect.reason)
+        && g.waits_for.load(Ordering::Relaxed) == suspect.word
+        && since(suspect.party) == suspect.since_ms
+}
+
+/// Returns the sets of suspects that wait for each other, directly or not.
+fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
+    let mut neighbours: HashMap<(usize, u64), Vec<(usize, u64)>> = HashMap::new();
+    for (&key, suspect) in suspects {
+        neighbours.entry(key).or_default();
+        for waker in suspect.wakers.iter().filter(|w| suspects.contains_key(&w.key())) {
+            neighbours.entry(key).or_default().push(waker.key());
+            neighbours.entry(waker.key()).or_default().push(key);
+        }
+    }
+    let mut keys: Vec<_> = suspects.keys().copied().collect();
+    keys.sort_unstable();
+    let mut seen = HashSet::new();
+    let mut sets = Vec::new();
+    for key in keys {
+        if !seen.insert(key) {
+            continue;
+        }
+        let mut set = vec![key];
+        let mut next = 0;
+        while next < set.len() {
+            for &neighbour in &neighbours[&set[next]] {
+                if seen.insert(neighbour) {
+                    set.push(neighbour);
+                }
+            }
+            next += 1;
+        }
+        set.sort_unstable();
+        sets.push(set);
+    }
+    sets
+}
+
+/// Returns the public form of a set.
+fn deadlock(
+    graph: &Graph,
+    suspects: &Suspects,
+    set: &[(usize, u64)],
+    places: &mut Places,
+) -> Option<Deadlock> {
+    let member = |key: &(usize, u64)| {
+        let suspect = &suspects[key];
+        let mut member = graph.member(suspect.party, places)?;
+        if let Some(address) = suspect.guessed {
+            let what = match suspect.reason {
+                WaitReason::ChanReceive => "channel (receive)",
+                WaitReason::ChanSend => "channel (send)",
+                WaitReason::Futex => "std lock",
+                _ => "readers of RwLock",
+            };
+            let holders = suspect.wakers.iter().map(|w| name_of(w.subject, w.id)).collect();
+            member.goroutine.waits_for =
+                Some(WaitsFor { what, address, holders, has_deadline: false });
+        }
+        Some(member)
+    };
+    let members: Option<Vec<_>> = set.iter().map(member).collect();
+    Some(Deadlock { certain: false, members: members? })
+}
