@@ -1,6 +1,6 @@
 //! Queues by address: the sleepers of a lock that is one word.
 //!
-//! A mutex is four bytes. A goroutine that must wait for it enters a queue (a [`List`]) that is
+//! A mutex is two words of four bytes. A goroutine that must wait for it enters a queue (a [`List`]) that is
 //! found here by its *key*: the mutex's address, for some waits with a tag. The queue's links are
 //! in the [`Node`]s of the sleepers, so nothing is allocated.
 //!
@@ -25,7 +25,7 @@
 //!    is in a chain.
 //! 2. The lock of a bucket guards everything in the bucket and in the nodes that it leads to.
 //!
-//! Rejected: a queue in each mutex (16 bytes and more instead of 4; a hundred thousand small
+//! Rejected: a queue in each mutex (16 bytes and more in addition; a hundred thousand small
 //! mutexes are common, a hundred thousand that are waited for at the same moment are not). Go's
 //! treap in each bucket: with [`BUCKETS`] buckets a chain is a hundred steps long only when 400,000
 //! different locks are waited for at once. One table for both kinds of waits: a futex word may be
