@@ -4,6 +4,7 @@
 //! | function | answers | cost |
 //! |---|---|---|
 //! | [`stats`] | How many threads, goroutines, steals and preemptions are there? | reads counters |
+//! | [`metrics`] | How long do goroutines, timers and descriptors wait for a thread? | reads counters |
 //! | [`dump`] | What does each goroutine wait for, and where? | reads every stack |
 //! | [`profile`] | How many goroutines stand at the same place? | reads every stack |
 //! | [`usage`] | Who uses the CPUs, and who waits for them? | reads a table |
@@ -28,6 +29,7 @@ use crate::sched::p_snapshot::PSnapshot;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+pub use crate::observe::metrics::Histogram;
 pub use crate::observe::pprof::Profile;
 pub use crate::observe::waits::list::GoroutineGroup;
 pub use crate::observe::waits::report::{
@@ -171,6 +173,78 @@ fn proc_stats(p: PSnapshot) -> ProcStats {
         stolen: p.stolen,
         overflows: p.overflows,
     }
+}
+
+/// The counters of a runtime, and how long things have waited in it. [`metrics`] returns it.
+///
+/// The four [`Histogram`]s are always on and count from the start of the runtime. Fields may be
+/// added in later versions.
+///
+/// ```
+/// trefoil::run(|| {
+///     let metrics = trefoil::debug::metrics();
+///     let p99 = metrics.scheduling.quantile(0.99);
+///     println!("{} goroutines, p99 {p99:?}", metrics.stats.goroutines);
+/// });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// The counters.
+    pub stats: Stats,
+    /// How long ago the runtime was started.
+    pub uptime: Duration,
+    /// Threads that search for a goroutine to run.
+    pub spinning_threads: usize,
+    /// Threads that sleep and wait for work.
+    pub idle_threads: usize,
+    /// The time from the start or wake-up of a goroutine until it runs. It is sampled: at most one
+    /// goroutine per P in 20 µs, and in a busy program one in 2 ms. Tasks are not timed.
+    pub scheduling: Histogram,
+    /// How long after its time a timer has fired.
+    pub timers: Histogram,
+    /// When a poll has found descriptors that are ready: how long before it the same poller was
+    /// last asked, so that they were not ready for longer. A thread that sleeps in the poller
+    /// notices them at once, and is not counted.
+    pub poll: Histogram,
+    /// How long threads were without a P because their goroutine was in a call that blocks: from the
+    /// time when sysmon noticed it, or [`blocking`](crate::blocking) announced it, until the
+    /// goroutine called the runtime again.
+    pub kernel: Histogram,
+}
+
+/// Returns the counters and the latencies of the caller's runtime, or of the default runtime on a
+/// plain thread. It stops no goroutine.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// trefoil::run(|| {
+///     for _ in 0..10 {
+///         trefoil::time::sleep(Duration::from_millis(1));
+///     }
+///     let metrics = trefoil::debug::metrics();
+///     assert!(metrics.timers.count() >= 10);
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn metrics() -> Metrics {
+    let stats = stats();
+    with_sched(|sched| {
+        let latencies = crate::observe::metrics::latencies(sched);
+        Metrics {
+            stats,
+            uptime: sched.started.elapsed(),
+            spinning_threads: sched.idle.spinning() as usize,
+            idle_threads: sched.spares.load(Ordering::Relaxed) as usize,
+            scheduling: latencies.scheduling,
+            timers: latencies.timers,
+            poll: latencies.poll,
+            kernel: latencies.kernel,
+        }
+    })
 }
 
 /// Returns every goroutine and task of the caller's runtime as text, in Go's form: id, name, state, how long

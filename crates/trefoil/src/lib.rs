@@ -175,6 +175,8 @@ mod join_handle;
 mod mem;
 pub mod net;
 mod observe;
+#[doc(hidden)]
+pub mod observer;
 pub mod process;
 mod runtime;
 mod sched;

@@ -7,6 +7,7 @@ use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, calls};
 use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::panic::resume_unwind;
@@ -113,6 +114,7 @@ impl Runtime {
             dlopen_reserve: None,
             report_deadlocks: None,
             max_threads: None,
+            is_system: false,
         }
     }
 
@@ -246,6 +248,7 @@ pub struct RuntimeBuilder {
     dlopen_reserve: Option<bool>,
     report_deadlocks: Option<bool>,
     max_threads: Option<usize>,
+    is_system: bool,
 }
 
 impl RuntimeBuilder {
@@ -341,6 +344,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// The runtime is no part of the program: dumps and the deadlock check leave it out, and it is
+    /// neither traced nor recorded. For `observer.rs`.
+    pub(crate) fn system(mut self) -> Self {
+        self.is_system = true;
+        self
+    }
+
     /// Starts the runtime.
     ///
     /// ```
@@ -374,12 +384,13 @@ impl RuntimeBuilder {
         let check_waits = self.report_deadlocks.or(env.deadlockreport).unwrap_or(true);
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
-            schedtrace_ms: env.schedtrace_ms,
+            schedtrace_ms: env.schedtrace_ms.filter(|_| !self.is_system),
             scheddetail: env.scheddetail,
             max_threads,
             async_preempt,
             slice: env.slice_us.map_or(SLICE_NANOS, |us| us * 1_000),
             follow_cpus: explicit_procs.is_none(),
+            is_system: self.is_system,
             hooks: Hooks {
                 trace: observe::schedtrace::print,
                 all_asleep: observe::deadlock::check,
@@ -392,12 +403,15 @@ impl RuntimeBuilder {
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
         let sched = Sched::start(procs, config)?;
         let _ = waker::FIND_SCHED.set(find_sched);
-        if let Some(trace) = env.trace {
+        if let Some(trace) = env.trace.filter(|_| !self.is_system) {
             observe::trace::record_from_start(&sched, trace);
         }
         observe::layout::keep_in_program();
         observe::deadlock::register(&sched);
         observe::quit::install();
+        if !self.is_system {
+            call_start_hook()?;
+        }
         Ok(Runtime { sched })
     }
 
@@ -490,6 +504,54 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
     Ok(ASYNC_PREEMPT.load(Relaxed))
 }
 
+/// What [`set_start_hook`] has stored.
+static START_HOOK: OnceLock<fn() -> io::Result<()>> = OnceLock::new();
+
+/// Sets a function that is called once, after the first runtime of the process has started. If it
+/// fails, so does the start of that runtime. The first call of this function counts.
+pub(crate) fn set_start_hook(hook: fn() -> io::Result<()>) {
+    let _ = START_HOOK.set(hook);
+}
+
+fn call_start_hook() -> io::Result<()> {
+    static CALLED: AtomicBool = AtomicBool::new(false);
+    if CALLED.swap(true, Relaxed) {
+        return Ok(());
+    }
+    match START_HOOK.get() {
+        Some(hook) => hook(),
+        None => {
+            if std::env::var_os("TREFOIL_OBSERVE").is_some_and(|value| !value.is_empty()) {
+                eprintln!(
+                    "trefoil: TREFOIL_OBSERVE has no effect, because the program is built without \
+                     the crate trefoil-observe (`use trefoil_observe as _;`)"
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
+thread_local! {
+    /// The runtime that the caller observes instead of its own; see [`observe_runtime`].
+    static OBSERVED: Cell<Option<&'static Sched>> = const { Cell::new(None) };
+}
+
+/// Calls `f`, in which [`with_sched`] finds `sched` instead of the caller's own runtime.
+pub(crate) fn observe_runtime<T>(sched: &Arc<Sched>, f: impl FnOnce() -> T) -> T {
+    struct Restore(Option<&'static Sched>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OBSERVED.set(self.0);
+        }
+    }
+    // SAFETY: the caller's reference keeps it alive until `f` has returned and `Restore` has removed
+    // it from `OBSERVED`.
+    let sched = unsafe { &*Arc::as_ptr(sched) };
+    let _restore = Restore(OBSERVED.replace(Some(sched)));
+    f()
+}
+
 /// Returns the runtime of goroutines that plain threads start with `go`. It lives as long as the
 /// process.
 pub(crate) fn default_sched() -> io::Result<&'static Sched> {
@@ -512,6 +574,9 @@ pub(crate) fn current_sched() -> io::Result<&'static Sched> {
 /// See [`waker::FIND_SCHED`].
 #[track_caller]
 fn find_sched() -> &'static Sched {
+    if let Some(sched) = OBSERVED.get() {
+        return sched;
+    }
     match current_sched() {
         Ok(sched) => sched,
         Err(e) => panic!("trefoil cannot start: {e}"),

@@ -20,8 +20,15 @@ pub(crate) fn register(sched: &Arc<Sched>) {
     all.push(Arc::downgrade(sched));
 }
 
-/// Returns the runtimes that are alive, oldest first.
+/// Returns the program's runtimes that are alive, oldest first.
 pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
+    let mut all = all_runtimes();
+    all.retain(|sched| !sched.config.is_system);
+    all
+}
+
+/// As [`runtimes`], with those of the runtime library itself.
+fn all_runtimes() -> Vec<Arc<Sched>> {
     let all = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().filter_map(Weak::upgrade).collect()
 }
@@ -33,14 +40,24 @@ pub(crate) fn runtimes() -> Vec<Arc<Sched>> {
 /// of threads are read twice. If both readings are equal, every part had that value at the moment
 /// when the threads were counted.
 pub(crate) fn check(_: &Sched) {
-    let mut all = runtimes();
-    // A dropped runtime counts only until its threads have ended.
-    all.retain(|sched| !sched.stopping.load(Ordering::Relaxed) || sched.threads() > 0);
+    let every = all_runtimes();
+    let threads_of_all = || every.iter().map(|sched| sched.threads() as usize).sum::<usize>();
+    // A dropped runtime counts only until its threads have ended. The goroutines of a system
+    // runtime wait for requests from outside the process, and wake no goroutine of the program.
+    let counts = |sched: &&Arc<Sched>| {
+        let has_ended = sched.stopping.load(Ordering::Relaxed) && sched.threads() == 0;
+        !has_ended && !sched.config.is_system
+    };
+    let all: Vec<Arc<Sched>> = every.iter().filter(counts).cloned().collect();
+    if all.is_empty() {
+        return;
+    }
     let Some(runs) = runs_if_asleep(&all) else { return };
     let blocked = wait::thread_waiter::blocked_threads();
-    let ms: usize = all.iter().map(|sched| sched.threads() as usize).sum();
+    let ms = threads_of_all();
     let threads = crate::sys::cpus::num_threads();
     if threads > ms + helper::service_threads() + blocked.count
+        || threads_of_all() != ms
         || wait::thread_waiter::blocked_threads() != blocked
         || runs_if_asleep(&all) != Some(runs)
     {

@@ -3,13 +3,15 @@
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
-//! `trace/` reads what the flight recorder has recorded, and `waits/` is the wait-for graph. `layout.rs`
-//! tells debuggers where everything is.
+//! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the flight
+//! recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers where
+//! everything is.
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
 pub(crate) mod fault;
 pub(crate) mod layout;
+pub(crate) mod metrics;
 pub(crate) mod panics;
 pub(crate) mod pprof;
 mod protobuf;

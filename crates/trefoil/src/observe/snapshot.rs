@@ -148,22 +148,30 @@ impl Subject {
 pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
     let subjects = subjects(sched);
     let mut tables = Tables::load();
-    for (id, subject) in subjects {
-        let status = subject.status();
-        let stack = match (status, subject.g()) {
-            (Status::Dead, _) => continue, // It has ended since.
-            (_, None) => StackSnapshot::None,
-            (Status::Running, Some(g)) if is_caller(g) => StackSnapshot::Addresses(own_stack()),
-            (Status::Running, _) => StackSnapshot::Running,
-            (_, Some(g)) => {
-                tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses)
-            }
-        };
-        // The memory may have been reused for another goroutine or task.
-        if subject.is_still(id, sched) {
-            f(Snapshot { subject, status, stack });
-        }
-    }
+    subjects
+        .into_iter()
+        .filter_map(|(id, subject)| take(sched, id, subject, &mut tables))
+        .for_each(&mut f);
+}
+
+/// Returns a snapshot of the goroutine or task of `sched` with this id.
+pub(super) fn one(sched: &Sched, id: u64) -> Option<Snapshot> {
+    let (_, subject) = subjects(sched).into_iter().find(|(other, _)| *other == id)?;
+    take(sched, id, subject, &mut Tables::load())
+}
+
+/// Takes the snapshot of `subject`. None if it has ended since it was listed.
+fn take(sched: &Sched, id: u64, subject: Subject, tables: &mut Tables) -> Option<Snapshot> {
+    let status = subject.status();
+    let stack = match (status, subject.g()) {
+        (Status::Dead, _) => return None,
+        (_, None) => StackSnapshot::None,
+        (Status::Running, Some(g)) if is_caller(g) => StackSnapshot::Addresses(own_stack()),
+        (Status::Running, _) => StackSnapshot::Running,
+        (_, Some(g)) => tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses),
+    };
+    // The memory may have been reused for another goroutine or task.
+    subject.is_still(id, sched).then_some(Snapshot { subject, status, stack })
 }
 
 /// Calls `f` with the id and the name of every goroutine and task of `sched` that has a name.

@@ -18,6 +18,7 @@
 //! | `allocator.rs` | the program's allocator, as an M runs it |
 //! | `procs.rs` | `set_procs`: more or fewer Ps |
 //! | `shutdown.rs` | the end of a runtime |
+//! | `latency.rs` | histograms: how long goroutines are runnable, how late timers are |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
 //! | `record.rs` | the flight recorder: what the Ps did last |
 //! | `usage.rs` | who uses the CPUs and who waits for them: sysmon's estimate |
@@ -41,6 +42,7 @@ pub(crate) mod allocator;
 pub(crate) mod calls;
 pub(crate) mod g;
 pub(crate) mod goroutine;
+pub(crate) mod latency;
 pub(crate) mod m;
 pub(crate) mod monitor;
 pub(crate) mod netpoll;
@@ -125,6 +127,9 @@ pub(crate) struct Config {
     pub(crate) slice: Nanos,
     /// The number of Ps follows the number of CPUs that the process may use.
     pub(crate) follow_cpus: bool,
+    /// The runtime serves the runtime library, not the program: dumps and the deadlock check leave
+    /// it out.
+    pub(crate) is_system: bool,
 }
 
 /// Functions of the modules above the scheduler. The helper thread calls the first four, and the
@@ -158,6 +163,10 @@ impl RuntimeId {
     fn new() -> RuntimeId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         RuntimeId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.0
     }
 }
 
@@ -238,6 +247,9 @@ pub(crate) struct Sched {
     pub(crate) record: record::Record,
     pub(crate) triggers: trigger::Triggers,
     pub(crate) usage: usage::Usage,
+    pub(crate) stopwatches: latency::Stopwatches,
+    /// From the time when an M lost its P in a blocking call until it needed a P again.
+    pub(crate) time_without_p: latency::LatencyHistogram,
 }
 
 /// Where debuggers find the fields of a runtime (`observe/layout.rs`).
@@ -300,6 +312,8 @@ impl Sched {
             record: record::Record::new(),
             triggers: trigger::Triggers::new(),
             usage: usage::Usage::new(),
+            stopwatches: latency::Stopwatches::new(),
+            time_without_p: latency::LatencyHistogram::new(),
         });
         sched.resize(procs)?;
         // The first thread must start. If a later one does not, the existing threads do the work.

@@ -28,6 +28,7 @@
 use crate::mem::StackCache;
 use crate::sched::Sched;
 use crate::sched::g::FreeGs;
+use crate::sched::latency::PLatencies;
 use crate::sched::m::M;
 use crate::sched::queues::runq::RunQueue;
 use crate::sched::record::RingSlot;
@@ -41,7 +42,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::mem::offset_of;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Requests to the owner of a P, one bit each. While any of them is set, a goroutine that stops
 /// does not switch to the next one directly: the thread's own context serves the request first.
@@ -84,6 +85,8 @@ pub(crate) struct P {
     /// The number of the present time slice. Written by the owner.
     pub(crate) tick: AtomicU32,
     status: AtomicU32,
+    /// The next goroutine that is started or woken here is timed (`latency.rs`). sysmon sets it.
+    pub(crate) times_next: AtomicBool,
     /// Where its events are recorded.
     pub(crate) ring: RingSlot,
     /// `runnext`, and the ring of fresh goroutines.
@@ -93,6 +96,7 @@ pub(crate) struct P {
     pub(crate) timers: Timers,
     local: UnsafeCell<Local>,
     pub(crate) counters: Counters,
+    pub(crate) latencies: PLatencies,
     /// The M that owns it, or null.
     pub(crate) holder: AtomicPtr<M>,
     /// The last slice that an expired goroutine began. Written by the owner.
@@ -195,6 +199,7 @@ impl P {
             flags: AtomicU32::new(0),
             tick: AtomicU32::new(0),
             status: AtomicU32::new(PStatus::Retired as u32),
+            times_next: AtomicBool::new(true),
             ring: RingSlot::new(),
             runq: RunQueue::new(),
             woken: RunQueue::new(),
@@ -209,6 +214,7 @@ impl P {
                 end_of_ids: 0,
             }),
             counters: Counters::default(),
+            latencies: PLatencies::new(),
             holder: AtomicPtr::new(null_mut()),
             expired_tick: AtomicU32::new(u32::MAX),
             fresh_tick: AtomicU32::new(u32::MAX),

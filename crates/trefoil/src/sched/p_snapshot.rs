@@ -13,6 +13,8 @@ pub(crate) struct PSnapshot {
     pub(crate) status: PStatus,
     /// The id of the M that owns it.
     pub(crate) m: Option<u32>,
+    /// The kernel's id of that M's thread.
+    pub(crate) tid: Option<u32>,
     /// How many time slices have begun on it, modulo 2³².
     pub(crate) ticks: u32,
     /// Goroutines in its local queues.
@@ -33,6 +35,7 @@ impl PSnapshot {
             id: p.id,
             status: p.status(),
             m: p.holder().map(|m| m.id.load(Ordering::Relaxed)),
+            tid: p.holder().map(|m| m.tid.load(Ordering::Relaxed)),
             ticks: p.tick.load(Ordering::Relaxed),
             queued: p.queued(),
             timers: p.timers.len(),

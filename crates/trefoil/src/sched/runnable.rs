@@ -7,7 +7,7 @@
 //! Invariants:
 //! 1. A RunHead is the first field of a G or of a `Task`, as its `kind` says. Neither is ever freed.
 //! 2. A Runnable has the provenance of the whole G or `Task`.
-//! 3. The queue or list that contains a Runnable owns `link` and `woken`; outside of queues, its
+//! 3. The queue or list that contains a Runnable owns `link`, `woken` and `stopwatch`; outside of queues, its
 //!    owner by `goroutine/state.rs` or `task/state.rs` does.
 
 use crate::sched::g::G;
@@ -42,6 +42,8 @@ pub(crate) struct RunHead {
     /// It became runnable because it was woken, not because it was started, yielded, or used up its
     /// slice.
     pub(crate) woken: Cell<bool>,
+    /// The number of the stopwatch that runs until it runs, or 0 (`latency.rs`).
+    pub(crate) stopwatch: Cell<u8>,
 }
 
 impl RunHead {
@@ -52,6 +54,7 @@ impl RunHead {
             reason: AtomicU8::new(0),
             kind: Cell::new(kind),
             woken: Cell::new(false),
+            stopwatch: Cell::new(0),
         }
     }
 

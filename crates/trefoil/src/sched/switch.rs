@@ -42,6 +42,7 @@ use crate::mem::{self, Stack};
 use crate::sched::g::G;
 use crate::sched::goroutine::join::Completed;
 use crate::sched::goroutine::state::ParkOutcome;
+use crate::sched::latency;
 use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
 use crate::sched::record::{self, Stop, Waker};
@@ -190,6 +191,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     g.head.woken.set(true);
     if std::ptr::eq(g.sched.get(), rt.sched()) {
         record::woken(rt, g.into(), Waker::Here);
+        latency::becomes_runnable(rt, g);
         prefetch_context(g);
         push_woken(rt, g.into());
     } else {
@@ -235,6 +237,7 @@ fn enqueue_outside(g: &'static G) {
     // has been queued and has run.
     let sched = unsafe { &*g.sched.get() };
     record::woken_outside(sched, g.into(), Waker::Here);
+    sched.stopwatches.start(&g.head);
     sched.push_woken_from_outside(g);
 }
 
@@ -281,6 +284,7 @@ fn switch_to(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
     unsafe {
         match next {
             Some(next) => {
+                latency::runs(rt, next);
                 next.state.set_running();
                 m.current.set(Some(next));
                 arch::switch(g.sp.as_ptr(), next.sp.get(), next.tp.get());
@@ -652,6 +656,7 @@ fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
 fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
     stack.recycle();
     record::switched(rt, Stop::Ended, Some(next));
+    latency::runs(rt, next);
     arch::reset_float_control();
     next.sp.set(null_mut());
     next.tp.set(stack.tp());
@@ -671,6 +676,7 @@ fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) {
     unsafe {
         match next {
             Some(next) => {
+                latency::runs(rt, next);
                 next.state.set_running();
                 m.current.set(Some(next));
                 arch::switch(&raw mut never_resumed, next.sp.get(), next.tp.get());
@@ -761,6 +767,7 @@ pub(crate) fn thread_loop(own: OwnContext) {
         }
         g.state.set_running();
         m.current.set(Some(g));
+        latency::runs(own.expect_rt(), g);
         record::found(own.expect_rt(), g);
         // SAFETY: as in `switch_away`, in the other direction.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };

@@ -9,6 +9,7 @@ use crate::sched::g::{self, G};
 use crate::sched::goroutine::body::TypedBody;
 use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::scope::ScopeData;
+use crate::sched::latency;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
 use crate::sched::record;
@@ -108,12 +109,14 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     match rt {
         Some(rt) => {
             record::created(rt, g.into(), created_at);
+            latency::becomes_runnable(rt, g);
             rt.p().push_next(rt.sched(), g);
             rt.sched().wake();
             rt.leave();
         }
         None => {
             record::created_outside(sched, g.into(), created_at);
+            sched.stopwatches.start(&g.head);
             sched.push_fresh_from_outside(g);
         }
     }

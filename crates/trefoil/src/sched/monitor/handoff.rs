@@ -73,8 +73,10 @@ pub(crate) struct WithoutP {
     listed: Cell<bool>,
     /// The thread's CPU time at the last check that found it blocked.
     cpu: Cell<u64>,
-    /// When it lost its P; `NEVER` if that was noticed as an incident.
+    /// When the M lost its P.
     since: Cell<Nanos>,
+    /// It blocks unannounced, and nobody has noticed that it does so for long.
+    is_incident: Cell<bool>,
 }
 
 impl WithoutP {
@@ -84,7 +86,8 @@ impl WithoutP {
             prev: Cell::new(None),
             listed: Cell::new(false),
             cpu: Cell::new(0),
-            since: Cell::new(NEVER),
+            since: Cell::new(0),
+            is_incident: Cell::new(false),
         }
     }
 }
@@ -199,6 +202,7 @@ impl Sched {
             self.notice_if_blocked_long(m);
             central.without_p.remove(m);
             self.ms_without_p.fetch_sub(1, Ordering::Relaxed);
+            self.time_without_p.add(now().saturating_sub(m.without_p.since.get()));
         }
         retaken
     }
@@ -207,7 +211,8 @@ impl Sched {
     /// under the lock.
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
         m.hold.store(RETAKEN, Ordering::Relaxed);
-        m.without_p.since.set(NEVER);
+        m.without_p.since.set(now());
+        m.without_p.is_incident.set(false);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
     }
@@ -244,7 +249,7 @@ impl Sched {
         central.without_p.push(m);
         record::retaken(p, probe.blocking_call());
         let wake = self.release_p(&mut central, m, p);
-        m.without_p.since.set(now());
+        m.without_p.is_incident.set(true);
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);
         wake.deliver();
@@ -255,13 +260,12 @@ impl Sched {
     /// lock, while `hold` is `RETAKEN`.
     fn notice_if_blocked_long(&self, m: &'static M) {
         let limit = self.triggers.limit(Incident::Blocked);
-        let since = m.without_p.since.get();
-        if limit == NEVER || since == NEVER {
+        if limit == NEVER || !m.without_p.is_incident.get() {
             return;
         }
-        let nanos = now().saturating_sub(since);
+        let nanos = now().saturating_sub(m.without_p.since.get());
         if nanos >= limit {
-            m.without_p.since.set(NEVER);
+            m.without_p.is_incident.set(false);
             // It does not switch while `hold` is `RETAKEN`.
             let id = m.current.get().map_or(0, record::id_of);
             self.notice(Incident::Blocked, Noticed { id, nanos });

@@ -338,6 +338,7 @@ impl<'a> Monitor<'a> {
         record::mark(sched, now);
         sched.sample_usage(now);
         round.next_by(sched.scan_runnable(now));
+        sched.time_next_on_all_ps();
         self.preempt_longest(&mut round);
         self.wake_idle_ms(&mut round);
         self.check_vacancy(&mut round);

@@ -26,6 +26,7 @@
 //!    to it. A reference to a Shard carries the shard's generation ([`Shard::handle`]).
 
 use crate::sched::Sched;
+use crate::sched::latency::LatencyHistogram;
 use crate::sched::m::Rt;
 use crate::sched::monitor::sysmon::Sysmon;
 use crate::sched::netpoll::pollable::{POINTER_BITS, Pollable, RETRY};
@@ -63,6 +64,9 @@ pub(crate) struct Poller {
     opening: Lock<()>,
     /// The shards in which the idle poller is blocked, one bit each. No other M needs to poll them.
     blocked: AtomicU32,
+    /// When a poll has found ready descriptors: how long before it the shard was last polled, or got
+    /// its first waiter. No descriptor was ready for longer.
+    pub(crate) delays: LatencyHistogram,
 }
 
 /// One epoll instance. It has cache lines of its own, because mostly the threads of one P use it.
@@ -75,6 +79,8 @@ pub(crate) struct Shard {
     waiters: AtomicU64,
     /// When it was last polled.
     last_poll: AtomicU64,
+    /// When it last got a waiter while it had none.
+    waited_since: AtomicU64,
     /// The run number of its P that an M of another P saw last, and when it was first seen.
     seen_run: AtomicU32,
     run_since: AtomicU64,
@@ -95,6 +101,7 @@ impl Shard {
             epoll: Epoll::new(),
             waiters: AtomicU64::new(0),
             last_poll: AtomicU64::new(0),
+            waited_since: AtomicU64::new(0),
             seen_run: AtomicU32::new(0),
             run_since: AtomicU64::new(0),
             cpu: AtomicI32::new(-1),
@@ -138,9 +145,11 @@ impl Shard {
     pub(super) fn count_waiter(&self, sched: &Sched) {
         // SeqCst: a full barrier on x86, before `is_watched` reads. Pairs with the swap at the end
         // of `Poller::sleep_as_idle_poller`.
-        if self.waiters.fetch_add(1, Ordering::SeqCst) as u32 == 0 && !sched.poller.is_watched(self)
-        {
-            sched.ensure_idle_poller();
+        if self.waiters.fetch_add(1, Ordering::SeqCst) as u32 == 0 {
+            self.waited_since.store(now(), Ordering::Relaxed);
+            if !sched.poller.is_watched(self) {
+                sched.ensure_idle_poller();
+            }
         }
     }
 
@@ -210,6 +219,7 @@ impl Poller {
             free_link: FreeLink::new(),
             opening: Lock::new(()),
             blocked: AtomicU32::new(0),
+            delays: LatencyHistogram::new(),
         })
     }
 
@@ -224,6 +234,7 @@ impl Poller {
     /// runtime and all its threads have ended.
     pub(crate) fn give_back(&'static self) {
         self.blocked.store(0, Ordering::Relaxed);
+        self.delays.clear();
         for shard in &self.shards {
             shard.epoll.close();
             shard.last_poll.store(0, Ordering::Relaxed);
@@ -341,7 +352,16 @@ impl Poller {
         for (i, shard) in self.shards.iter().enumerate() {
             let unwatched = blocked & 1 << i == 0;
             if shard.has_waiters() && unwatched && wanted(i as u32, shard) {
+                let unpolled_since = shard
+                    .last_poll
+                    .load(Ordering::Relaxed)
+                    .max(shard.waited_since.load(Ordering::Relaxed));
+                let found = ready.len();
                 shard.poll(0, &mut ready);
+                if ready.len() > found {
+                    let polled = shard.last_poll.load(Ordering::Relaxed);
+                    self.delays.add(polled.saturating_sub(unpolled_since));
+                }
             }
         }
         ready
@@ -388,7 +408,11 @@ pub(crate) struct ReadyBatch(Batch, RunList);
 
 impl ReadyBatch {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.len() == 0 && self.1.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.0.len() as usize + self.1.len()
     }
 
     /// Wakes them. `here` is the result of the caller's `Rt::enter()`.

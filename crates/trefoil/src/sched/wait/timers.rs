@@ -191,6 +191,7 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
         return false;
     }
     let mut any = false;
+    let late = &rt.p().latencies.timers;
     let mut now = now();
     while timers.next() <= now {
         record::source(rt, record::Source::Timer, now - timers.next().min(now));
@@ -201,10 +202,14 @@ pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
             match entry.action {
                 TimerAction::TimeOut(waiter) => {
                     if waiter.claim(Waiter::TIMED_OUT) {
+                        late.add_as_owner(now - entry.when);
                         waiter.wake_in(rt);
                     }
                 }
-                TimerAction::Call(callback, seq) => callback.fire(rt, seq, now),
+                TimerAction::Call(callback, seq) => {
+                    late.add_as_owner(now - entry.when);
+                    callback.fire(rt, seq, now);
+                }
             }
         }
         if due.len() == BATCH_ENTRIES {

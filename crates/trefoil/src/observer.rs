@@ -1,0 +1,92 @@
+//! What the crate `trefoil-observe` needs of the runtime and programs do not: it is hidden, and may
+//! change with any version.
+//!
+//! The server of that crate runs in a *system runtime*: a runtime of its own that dumps and the
+//! deadlock check leave out. So the server answers while every P of the program is stuck, its
+//! goroutines are in no dump and no count of the program's, and a deadlock of the program is found
+//! although the server waits for connections. It reads another runtime's state through
+//! [`RuntimeRef::observe`].
+
+use crate::observe::{deadlock, metrics};
+use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
+use crate::sched::Sched;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub use crate::observe::metrics::Group;
+
+/// Calls `hook` once, after the first runtime of the process has started. It may be called before
+/// `main`. The first call counts. If `hook` fails, the start of that runtime fails.
+pub fn on_first_start(hook: fn() -> io::Result<()>) {
+    set_start_hook(hook);
+}
+
+/// Starts a system runtime with one P.
+///
+/// # Errors
+/// Those of [`RuntimeBuilder::build`](crate::RuntimeBuilder::build).
+pub fn system_runtime() -> io::Result<Runtime> {
+    Runtime::builder().procs(1).system().build()
+}
+
+/// A runtime of the program that is alive.
+#[derive(Clone)]
+pub struct RuntimeRef(Arc<Sched>);
+
+/// Returns the runtimes of the program, oldest first. A reference keeps the memory of its runtime,
+/// not its threads.
+pub fn runtimes() -> Vec<RuntimeRef> {
+    let mut all = deadlock::runtimes();
+    // A runtime that was dropped may have goroutines that are never resumed.
+    all.retain(|sched| !sched.stopping.load(Ordering::Relaxed));
+    all.into_iter().map(RuntimeRef).collect()
+}
+
+impl RuntimeRef {
+    /// Returns its number, which no other runtime of the process ever has.
+    pub fn number(&self) -> u64 {
+        self.0.runtime_id().number()
+    }
+
+    /// Calls `f`, in which the functions of [`debug`](crate::debug) and [`trace`](crate::trace)
+    /// are about this runtime.
+    pub fn observe<T>(&self, f: impl FnOnce() -> T) -> T {
+        observe_runtime(&self.0, f)
+    }
+}
+
+/// Returns the goroutines and tasks of the observed runtime by place and state.
+pub fn groups() -> Vec<Group> {
+    with_sched(metrics::groups)
+}
+
+/// Returns the stack of a goroutine of the observed runtime as text. None if there is none with
+/// this id.
+pub fn stack(id: u64) -> Option<String> {
+    with_sched(|sched| metrics::stack(sched, id))
+}
+
+/// Returns for each P of the observed runtime the M that owns it and its thread's id.
+pub fn threads_of_ps() -> Vec<Option<(u32, u32)>> {
+    with_sched(|sched| sched.p_snapshots().into_iter().map(|p| p.m.zip(p.tid)).collect())
+}
+
+/// Returns whether the observed runtime is being recorded.
+pub fn is_recording() -> bool {
+    with_sched(|sched| sched.record.is_on())
+}
+
+/// Returns the user id of the process at the other end of a Unix socket.
+///
+/// # Errors
+/// The kernel's, for a descriptor that is no Unix socket.
+pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
+    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+}
+
+/// Returns the effective user id of this process.
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
