@@ -1,0 +1,402 @@
+//! As much of HTTP/1.1 as a browser, `curl`, Prometheus and `go tool pprof` need: requests without
+//! a body, answers with a length, connections that stay open.
+//!
+//! A request has limits on its size and time ([`Limits`]), so that a client that sends garbage,
+//! sends slowly or does not read costs the goroutine of its connection, for a bounded time, and
+//! nothing else.
+
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+/// The bounds of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of a request: its first line and its headers.
+    pub(crate) request_bytes: usize,
+    /// From the first byte of a request to its last.
+    pub(crate) request_time: Duration,
+    /// For a connection on which no request has begun.
+    pub(crate) idle_time: Duration,
+    /// For the answer to be read by the client.
+    pub(crate) response_time: Duration,
+    /// Connections that are open at the same time.
+    pub(crate) connections: usize,
+}
+
+impl Limits {
+    pub(crate) const DEFAULT: Limits = Limits {
+        request_bytes: 8 << 10,
+        request_time: Duration::from_secs(10),
+        idle_time: Duration::from_secs(60),
+        response_time: Duration::from_secs(60),
+        connections: 64,
+    };
+}
+
+/// Headers of a request that are accepted at most.
+const HEADERS_MAX: usize = 64;
+
+/// What a server needs of a connection.
+pub(crate) trait Stream {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
+    fn send(&self, bytes: &[u8]) -> io::Result<()>;
+    fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()>;
+    fn set_send_deadline(&self, deadline: Instant) -> io::Result<()>;
+}
+
+macro_rules! impl_stream {
+    ($type:ty) => {
+        impl Stream for $type {
+            fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+                (&mut &*self).read(buffer)
+            }
+
+            fn send(&self, bytes: &[u8]) -> io::Result<()> {
+                (&mut &*self).write_all(bytes)
+            }
+
+            fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()> {
+                self.set_read_deadline(Some(deadline))
+            }
+
+            fn set_send_deadline(&self, deadline: Instant) -> io::Result<()> {
+                self.set_write_deadline(Some(deadline))
+            }
+        }
+    };
+}
+
+impl_stream!(trefoil::net::TcpStream);
+impl_stream!(trefoil::net::UnixStream);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Method {
+    Get,
+    Head,
+    Post,
+}
+
+/// A request, without a body.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    /// Decoded, without the query.
+    pub(crate) path: String,
+    /// Decoded.
+    query: Vec<(String, String)>,
+    /// The names are in lower case.
+    headers: Vec<(String, String)>,
+    /// The client wants another request on this connection.
+    pub(crate) keep_alive: bool,
+}
+
+impl Request {
+    /// Returns the value of a header. None if it is absent, or present more than once.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.iter().filter(|(other, _)| other == name);
+        let value = values.next().map(|(_, value)| value.as_str());
+        if values.next().is_some() { None } else { value }
+    }
+
+    /// Returns how many times a header is present.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.headers.iter().filter(|(other, _)| other == name).count()
+    }
+
+    /// Returns the first value of a name in the query.
+    pub(crate) fn query(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) content_type: &'static str,
+    pub(crate) body: Vec<u8>,
+    /// Besides those that every answer has.
+    pub(crate) headers: Vec<(&'static str, String)>,
+}
+
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+
+impl Response {
+    pub(crate) fn new(content_type: &'static str, body: impl Into<Vec<u8>>) -> Response {
+        Response { status: 200, content_type, body: body.into(), headers: Vec::new() }
+    }
+
+    /// Returns an error with a sentence for the user.
+    pub(crate) fn error(status: u16, text: impl std::fmt::Display) -> Response {
+        Response { status, ..Response::new(TEXT, format!("{text}\n")) }
+    }
+
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Response {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// Makes browsers save it as a file.
+    pub(crate) fn as_file(self, name: &str) -> Response {
+        self.with("Content-Disposition", format!("attachment; filename=\"{name}\""))
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        301 => "Moved Permanently",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        _ => "Service Unavailable",
+    }
+}
+
+/// Serves the requests of one connection, until the client ends it or a limit is reached.
+pub(crate) fn serve(stream: &impl Stream, limits: Limits, answer: impl Fn(&Request) -> Response) {
+    let mut buffer = Vec::new();
+    while let Ok(request) = receive(stream, &mut buffer, limits) {
+        let (response, body, keep_alive) = match &request {
+            Ok(request) => {
+                let response = answer(request);
+                let body = if request.method == Method::Head { Body::Omit } else { Body::Send };
+                (response, body, request.keep_alive)
+            }
+            Err(refusal) => (Response::error(refusal.status, refusal.why), Body::Send, false),
+        };
+        if send(stream, limits, &response, body, keep_alive).is_err() || !keep_alive {
+            return;
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Body {
+    Send,
+    Omit,
+}
+
+/// Why a request was not understood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) status: u16,
+    pub(crate) why: &'static str,
+}
+
+/// Reads one request. `buffer` has what was received after the last one. An error means that there
+/// is no request to answer.
+fn receive(
+    stream: &impl Stream,
+    buffer: &mut Vec<u8>,
+    limits: Limits,
+) -> io::Result<Result<Request, Refusal>> {
+    let mut deadline = None;
+    loop {
+        if !buffer.is_empty() {
+            match parse(buffer) {
+                Ok(Some((request, len))) => {
+                    buffer.drain(..len);
+                    return Ok(Ok(request));
+                }
+                Ok(None) if buffer.len() >= limits.request_bytes => {
+                    return Ok(Err(Refusal { status: 431, why: "the request is too long" }));
+                }
+                Ok(None) => {}
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+            // One deadline for the whole request: a client that sends it byte by byte gets no more.
+            let until = *deadline.get_or_insert_with(|| Instant::now() + limits.request_time);
+            stream.set_receive_deadline(until)?;
+        } else {
+            stream.set_receive_deadline(Instant::now() + limits.idle_time)?;
+        }
+        let mut chunk = [0; 2048];
+        let room = (limits.request_bytes - buffer.len()).min(chunk.len());
+        match stream.receive(&mut chunk[..room]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => buffer.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && !buffer.is_empty() => {
+                return Ok(Err(Refusal { status: 408, why: "the request took too long" }));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Parses a request at the start of `bytes`. Returns it and its length; None if it is not complete.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut headers);
+    let len = match parsed.parse(bytes) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(Refusal { status: 431, why: "too many headers" });
+        }
+        Err(_) => return Err(Refusal { status: 400, why: "this is not HTTP" }),
+    };
+    let method = match parsed.method {
+        Some("GET") => Method::Get,
+        Some("HEAD") => Method::Head,
+        Some("POST") => Method::Post,
+        _ => return Err(Refusal { status: 501, why: "only GET, HEAD and POST are known here" }),
+    };
+    let mut all = Vec::with_capacity(parsed.headers.len());
+    for header in parsed.headers.iter() {
+        let Ok(value) = std::str::from_utf8(header.value) else {
+            return Err(Refusal { status: 400, why: "a header is not UTF-8" });
+        };
+        all.push((header.name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    // A browser or a proxy may send an absolute URL: not here.
+    let target = parsed.path.unwrap_or_default();
+    if !target.starts_with('/') {
+        return Err(Refusal { status: 400, why: "the path must begin with /" });
+    }
+    let target = target.split('#').next().unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let (Some(path), Some(query)) = (decode(path, Plus::IsPlus), parse_query(query)) else {
+        return Err(Refusal { status: 400, why: "the URL is not well encoded" });
+    };
+    let mut request = Request { method, path, query, headers: all, keep_alive: false };
+    let no_body = request.count("transfer-encoding") == 0
+        && request.headers.iter().all(|(name, value)| name != "content-length" || value == "0");
+    if !no_body {
+        return Err(Refusal { status: 413, why: "a request has no body here" });
+    }
+    let connection = request.header("connection").unwrap_or_default().to_ascii_lowercase();
+    let asks = |word: &str| connection.split(',').any(|part| part.trim() == word);
+    request.keep_alive =
+        if parsed.version == Some(1) { !asks("close") } else { asks("keep-alive") };
+    Ok(Some((request, len)))
+}
+
+fn parse_query(text: &str) -> Option<Vec<(String, String)>> {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Some((decode(name, Plus::IsSpace)?, decode(value, Plus::IsSpace)?))
+        })
+        .collect()
+}
+
+/// What a `+` stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plus {
+    IsPlus,
+    IsSpace,
+}
+
+/// Replaces `%41` by `A`. None if it is not well formed, or not UTF-8.
+fn decode(text: &str, plus: Plus) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let high = char::from(bytes.next()?).to_digit(16)?;
+                let low = char::from(bytes.next()?).to_digit(16)?;
+                (high * 16 + low) as u8
+            }
+            b'+' if plus == Plus::IsSpace => b' ',
+            _ => byte,
+        });
+    }
+    String::from_utf8(out).ok()
+}
+
+fn send(
+    stream: &impl Stream,
+    limits: Limits,
+    response: &Response,
+    body: Body,
+    keep_alive: bool,
+) -> io::Result<()> {
+    let mut head = format!(
+        "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n",
+        response.status,
+        reason(response.status),
+        response.content_type,
+        response.body.len(),
+    );
+    // No cache keeps it, no other site may embed or read it, and it names no other site.
+    head.push_str(
+        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n\
+         Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n",
+    );
+    for (name, value) in &response.headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str(if keep_alive { "\r\n" } else { "Connection: close\r\n\r\n" });
+    stream.set_send_deadline(Instant::now() + limits.response_time)?;
+    let mut bytes = head.into_bytes();
+    if body == Body::Send {
+        bytes.extend_from_slice(&response.body);
+    }
+    stream.send(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(text: &str) -> Result<Option<Request>, u16> {
+        match parse(text.as_bytes()) {
+            Ok(found) => Ok(found.map(|(request, _)| request)),
+            Err(refusal) => Err(refusal.status),
+        }
+    }
+
+    #[test]
+    fn a_request_is_split_into_path_query_and_headers() {
+        let text =
+            "GET /a%20b+c?seconds=3&x=%2F+y&z HTTP/1.1\r\nHost: localhost\r\nX: 1\r\nX: 2\r\n\r\n";
+        let request = request(text).unwrap().unwrap();
+        assert_eq!(request.path, "/a b+c");
+        assert_eq!(request.query("seconds"), Some("3"));
+        assert_eq!(request.query("x"), Some("/ y"));
+        assert_eq!(request.query("z"), Some(""));
+        assert_eq!(request.query("none"), None);
+        assert_eq!(request.header("host"), Some("localhost"));
+        assert_eq!((request.header("x"), request.count("x")), (None, 2));
+        assert!(request.keep_alive);
+    }
+
+    #[test]
+    fn a_connection_stays_open_as_the_version_and_the_header_say() {
+        let open = |version: &str, header: &str| {
+            let text = format!("GET / HTTP/{version}\r\n{header}\r\n");
+            request(&text).unwrap().unwrap().keep_alive
+        };
+        assert!(open("1.1", ""));
+        assert!(!open("1.1", "Connection: Close\r\n"));
+        assert!(!open("1.0", ""));
+        assert!(open("1.0", "Connection: keep-alive\r\n"));
+    }
+
+    #[test]
+    fn a_request_with_a_body_or_a_bad_encoding_is_refused() {
+        assert_eq!(request("POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"), Err(413));
+        assert_eq!(request("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"), Err(413));
+        let twice = "POST / HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n";
+        assert_eq!(request(twice), Err(413));
+        assert!(request("POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n").is_ok());
+        assert_eq!(request("GET /%zz HTTP/1.1\r\n\r\n"), Err(400));
+        assert_eq!(request("GET /%ff HTTP/1.1\r\n\r\n"), Err(400));
+        assert_eq!(request("GET /%4 HTTP/1.1\r\n\r\n"), Err(400));
+        assert_eq!(request("GET http://a/ HTTP/1.1\r\n\r\n"), Err(400));
+        assert_eq!(request("BREW / HTTP/1.1\r\n\r\n"), Err(501));
+        assert_eq!(request("GET / HTTP/1.1\r\nHost"), Ok(None));
+    }
+}

@@ -1,0 +1,309 @@
+//! What the server answers: one line in [`ROUTES`] for each path.
+
+use crate::http::{Method, Request, Response, TEXT};
+use crate::{openmetrics, state};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use trefoil::debug;
+use trefoil::observer::{self, RuntimeRef};
+use trefoil::trace::{self, Recorder};
+
+/// A path.
+struct Route {
+    method: Method,
+    path: &'static str,
+    /// What it is, for the index.
+    about: &'static str,
+    answer: fn(&Asked<'_>) -> Result<Response, Response>,
+}
+
+const fn get(
+    path: &'static str,
+    about: &'static str,
+    answer: fn(&Asked<'_>) -> Result<Response, Response>,
+) -> Route {
+    Route { method: Method::Get, path, about, answer }
+}
+
+const fn post(
+    path: &'static str,
+    about: &'static str,
+    answer: fn(&Asked<'_>) -> Result<Response, Response>,
+) -> Route {
+    Route { method: Method::Post, path, about, answer }
+}
+
+/// The folder of Go's profiles.
+const PPROF: &str = "/debug/pprof/";
+
+const ROUTES: &[Route] = &[
+    get("/", "the page", page),
+    get("/metrics", "counters and histograms for Prometheus", metrics),
+    get(
+        "/snapshot",
+        "what the flight recorder has, for Perfetto; seconds=N records so long",
+        snapshot,
+    ),
+    get("/api/state", "what the page shows, as JSON", api_state),
+    get("/api/stack", "the stack of the goroutine id=N", api_stack),
+    post("/api/recorder", "begins (on=1) or ends (on=0) a recording", api_recorder),
+    get(PPROF, "the list of profiles", pprof_index),
+    get("/debug/pprof/cmdline", "the command line", cmdline),
+    get(
+        "/debug/pprof/goroutine",
+        "all goroutines; debug=1: as text, debug=2: as a dump",
+        goroutine,
+    ),
+    get(
+        "/debug/pprof/trace",
+        "what the flight recorder has, for `trefoil trace`; seconds=N",
+        trace,
+    ),
+];
+
+/// The longest time for which a request may collect.
+const SECONDS_MAX: u64 = 600;
+/// How often such a request checks whether the server stops.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The page's text has this where a value of its own must be for each answer.
+const NONCE: &str = "{{nonce}}";
+const PAGE: &str = include_str!("page.html");
+
+/// What the server keeps between requests.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// Recordings that were begun by request, by the number of their runtime.
+    recorders: Mutex<HashMap<u64, Recorder>>,
+    /// The server stops: no request takes longer than it must.
+    pub(crate) is_stopping: AtomicBool,
+}
+
+/// A request and what is known about it.
+struct Asked<'a> {
+    request: &'a Request,
+    kept: &'a Kept,
+}
+
+/// Returns the answer to a request that is allowed.
+pub(crate) fn answer(request: &Request, kept: &Kept) -> Response {
+    let asked = Asked { request, kept };
+    let wanted = if request.method == Method::Head { Method::Get } else { request.method };
+    let mut at_path = ROUTES.iter().filter(|route| route.path == request.path).peekable();
+    if at_path.peek().is_none() {
+        if request.path == "/debug/pprof" {
+            let response = Response::error(301, "the profiles are in /debug/pprof/");
+            return response.with("Location", PPROF);
+        }
+        return Response::error(404, "there is nothing at this path");
+    }
+    match at_path.find(|route| route.method == wanted) {
+        Some(route) => (route.answer)(&asked).unwrap_or_else(|refusal| refusal),
+        None => Response::error(405, "this path needs another method"),
+    }
+}
+
+/// Returns the names of the profiles.
+fn profiles() -> impl Iterator<Item = &'static str> {
+    let names = ROUTES.iter().filter_map(|route| route.path.strip_prefix(PPROF));
+    names.filter(|name| !matches!(*name, "" | "cmdline"))
+}
+
+impl Asked<'_> {
+    /// Returns the runtime with the number in the query, or the oldest one.
+    fn runtime(&self) -> Result<RuntimeRef, Response> {
+        let mut all = observer::runtimes().into_iter();
+        match self.number("runtime")? {
+            None => all.next().ok_or_else(|| Response::error(503, "no runtime is running")),
+            Some(number) => all
+                .find(|runtime| runtime.number() == number)
+                .ok_or_else(|| Response::error(404, "there is no runtime with this number")),
+        }
+    }
+
+    /// Returns a number of the query.
+    fn number(&self, name: &str) -> Result<Option<u64>, Response> {
+        let bad = |_| Response::error(400, format_args!("{name}: expected a number"));
+        self.request.query(name).map(|value| value.parse().map_err(bad)).transpose()
+    }
+
+    /// Waits while something is collected, less long if the server stops.
+    fn collect_for(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while !self.kept.is_stopping.load(Ordering::SeqCst) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            trefoil::time::sleep(left.min(STOP_CHECK_INTERVAL));
+        }
+    }
+
+    /// Returns for how long the request collects.
+    fn seconds(&self) -> Result<Option<Duration>, Response> {
+        match self.number("seconds")? {
+            Some(seconds @ 0..=SECONDS_MAX) => Ok(Some(Duration::from_secs(seconds))),
+            None => Ok(None),
+            Some(_) => Err(Response::error(400, format_args!("seconds: at most {SECONDS_MAX}"))),
+        }
+    }
+}
+
+fn page(_: &Asked<'_>) -> Result<Response, Response> {
+    // Two hashes with random keys.
+    let random = || RandomState::new().hash_one(std::process::id());
+    let nonce = format!("{:016x}{:016x}", random(), random());
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; \
+         connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'"
+    );
+    Ok(Response::new("text/html; charset=utf-8", PAGE.replace(NONCE, &nonce))
+        .with("Content-Security-Policy", policy))
+}
+
+fn metrics(_: &Asked<'_>) -> Result<Response, Response> {
+    Ok(Response::new(openmetrics::CONTENT_TYPE, openmetrics::text(&observer::runtimes())))
+}
+
+fn api_state(asked: &Asked<'_>) -> Result<Response, Response> {
+    let runtime = asked.runtime()?;
+    let groups = asked.number("groups")?.map_or(state::GROUPS_MAX, |n| n as usize);
+    Ok(Response::new("application/json", state::state(&runtime, groups, profiles())))
+}
+
+fn api_stack(asked: &Asked<'_>) -> Result<Response, Response> {
+    let runtime = asked.runtime()?;
+    let id = asked.number("id")?.ok_or_else(|| Response::error(400, "id is missing"))?;
+    match runtime.observe(|| observer::stack(id)) {
+        Some(text) => Ok(Response::new(TEXT, text)),
+        None => Err(Response::error(404, "this goroutine has ended")),
+    }
+}
+
+fn api_recorder(asked: &Asked<'_>) -> Result<Response, Response> {
+    let runtime = asked.runtime()?;
+    let mut recorders = asked.kept.recorders.lock().unwrap_or_else(PoisonError::into_inner);
+    match asked.request.query("on") {
+        Some("1") => {
+            let recorder = runtime.observe(Recorder::start);
+            let recorder = recorder.map_err(|e| Response::error(409, e))?;
+            recorders.insert(runtime.number(), recorder);
+            Ok(Response::new(TEXT, "recording\n"))
+        }
+        Some("0") => match recorders.remove(&runtime.number()) {
+            Some(recorder) => {
+                recorder.stop();
+                Ok(Response::new(TEXT, "stopped\n"))
+            }
+            None => Err(Response::error(409, "no recording was begun by request")),
+        },
+        _ => Err(Response::error(400, "on: expected 0 or 1")),
+    }
+}
+
+/// Returns what the flight recorder has. With `seconds`, waits so long before; if nothing is being
+/// recorded, it is recorded for that time.
+fn recorded(asked: &Asked<'_>) -> Result<trace::Snapshot, Response> {
+    let (runtime, seconds) = (asked.runtime()?, asked.seconds()?);
+    // Fails if the program records already; then that recording is used.
+    let recorder = seconds.and_then(|_| runtime.observe(Recorder::start).ok());
+    asked.collect_for(seconds.unwrap_or_default());
+    let snapshot = runtime.observe(trace::snapshot);
+    drop(recorder);
+    snapshot.ok_or_else(|| {
+        let text = "nothing was recorded: ask for ?seconds=N, or start the program with \
+                    TREFOIL_TRACE=on";
+        Response::error(404, text)
+    })
+}
+
+const BYTES: &str = "application/octet-stream";
+
+fn snapshot(asked: &Asked<'_>) -> Result<Response, Response> {
+    let snapshot = recorded(asked)?;
+    let mut file = Vec::new();
+    snapshot.write_perfetto(&mut file).map_err(|e| Response::error(500, e))?;
+    Ok(Response::new(BYTES, file).as_file("trefoil.perfetto-trace"))
+}
+
+fn trace(asked: &Asked<'_>) -> Result<Response, Response> {
+    let snapshot = recorded(asked)?;
+    let mut file = Vec::new();
+    snapshot.write(&mut file).map_err(|e| Response::error(500, e))?;
+    Ok(Response::new(BYTES, file).as_file("trefoil.trace"))
+}
+
+fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
+    let runtime = asked.runtime()?;
+    match asked.number("debug")?.unwrap_or(0) {
+        0 => {
+            let mut file = Vec::new();
+            let profile = runtime.observe(debug::profile);
+            profile.write_pprof(&mut file).map_err(|e| Response::error(500, e))?;
+            Ok(Response::new(BYTES, file).as_file("goroutine.pb"))
+        }
+        1 => {
+            let profile = runtime.observe(debug::profile);
+            let mut text = format!("goroutine profile: total {}\n", profile.goroutines());
+            let mut stacks: Vec<(u64, String)> = Vec::new();
+            for line in profile.folded().lines() {
+                let (frames, count) = line.rsplit_once(' ').unwrap_or((line, "0"));
+                let frames = frames.split(';').rev().map(|frame| format!("#\t{frame}\n"));
+                stacks.push((count.parse().unwrap_or(0), frames.collect()));
+            }
+            stacks.sort_by(|a, b| b.cmp(a));
+            for (count, frames) in stacks {
+                text.push_str(&format!("{count} @\n{frames}\n"));
+            }
+            Ok(Response::new(TEXT, text))
+        }
+        _ => Ok(Response::new(TEXT, runtime.observe(debug::dump))),
+    }
+}
+
+fn cmdline(_: &Asked<'_>) -> Result<Response, Response> {
+    let words: Vec<String> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    Ok(Response::new(TEXT, words.join("\0")))
+}
+
+fn pprof_index(_: &Asked<'_>) -> Result<Response, Response> {
+    let mut rows = String::new();
+    for route in ROUTES.iter().filter(|route| route.path.starts_with(PPROF)) {
+        if let Some(name) = route.path.strip_prefix(PPROF).filter(|name| !name.is_empty()) {
+            rows.push_str(&format!("<li><a href=\"{name}\">{name}</a>: {}</li>\n", route.about));
+        }
+    }
+    let html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><title>{PPROF}</title>\n<h1>Profiles</h1>\n\
+         <ul>\n{rows}</ul>\n<p><a href=\"goroutine?debug=2\">full goroutine dump</a></p></html>\n"
+    );
+    Ok(Response::new("text/html; charset=utf-8", html)
+        .with("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_routes_are_alike() {
+        for (i, route) in ROUTES.iter().enumerate() {
+            let same = |other: &Route| other.path == route.path && other.method == route.method;
+            assert!(!ROUTES[i + 1..].iter().any(same), "{}", route.path);
+            assert!(!route.about.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_page_names_no_other_site() {
+        assert_eq!(PAGE.matches(NONCE).count(), 2, "one script, one style");
+        for word in ["http:", "https:", "src=", "@import", "url(", "<link"] {
+            assert!(!PAGE.contains(word), "the page has {word:?}");
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The server: a listener, a goroutine for each connection, and their end.
+
+use crate::access::{Access, Transport};
+use crate::http::{self, Limits, Request, Response, Stream};
+use crate::{TOKEN_VARIABLE, routes, socket};
+use std::collections::HashMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use trefoil::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use trefoil::{Builder, PanicMode, Runtime, observer};
+
+/// The address if none is set: Go's custom.
+const DEFAULT_ADDRESS: &str = "127.0.0.1:6060";
+/// The pause after the kernel has refused a connection, because there are too many descriptors.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+/// The pause between two checks whether all goroutines have ended.
+const PAUSE_AT_STOP: Duration = Duration::from_millis(1);
+/// How long a client that finds too many connections may take to read the answer.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Symbols are resolved on these stacks.
+const STACK_BYTES: usize = 1 << 20;
+
+/// A server that runs. If it is dropped, it goes on, until the process ends.
+///
+/// ```
+/// use trefoil_observe::Server;
+///
+/// let server = Server::builder().address("127.0.0.1:0").start()?;
+/// println!("see {}", server.url());
+/// server.stop();
+/// # std::io::Result::Ok(())
+/// ```
+pub struct Server {
+    shared: Arc<Shared>,
+    /// Dropped by [`Server::stop`] alone.
+    runtime: ManuallyDrop<Runtime>,
+    place: Place,
+}
+
+/// Where a server listens.
+enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// The settings of a [`Server`].
+///
+/// ```
+/// use std::time::Duration;
+/// use trefoil_observe::Server;
+///
+/// let server = Server::builder()
+///     .address("0.0.0.0:0")
+///     .token("correct horse battery staple")
+///     .max_connections(16)
+///     .request_time(Duration::from_secs(5))
+///     .start()?;
+/// server.stop();
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a ServerBuilder does nothing until `start`"]
+pub struct ServerBuilder {
+    address: String,
+    access: Access,
+    limits: Limits,
+}
+
+/// What the goroutines of a server share.
+struct Shared {
+    access: Access,
+    limits: Limits,
+    kept: routes::Kept,
+    listener: Listener,
+    connections: Mutex<HashMap<u64, Arc<Connection>>>,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+enum Connection {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Server {
+    /// Returns the default settings: the address `127.0.0.1:6060`, and the token of
+    /// `TREFOIL_OBSERVE_TOKEN` if that is set.
+    pub fn builder() -> ServerBuilder {
+        let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+        ServerBuilder {
+            address: DEFAULT_ADDRESS.to_owned(),
+            access: Access { token },
+            limits: Limits::DEFAULT,
+        }
+    }
+
+    /// Returns where it listens: `http://127.0.0.1:6060/`, or `unix:` and the path of its socket.
+    pub fn url(&self) -> String {
+        match &self.place {
+            Place::Tcp(address) => format!("http://{address}/"),
+            Place::Unix(path) => format!("unix:{}", path.display()),
+        }
+    }
+
+    /// Returns its address; None if it has a Unix socket.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match &self.place {
+            Place::Tcp(address) => Some(*address),
+            Place::Unix(_) => None,
+        }
+    }
+
+    /// Returns the path of its Unix socket.
+    pub fn socket_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Tcp(_) => None,
+            Place::Unix(path) => Some(path),
+        }
+    }
+
+    /// Closes the listener and all connections, waits for the requests that are being answered, and
+    /// ends its threads.
+    pub fn stop(self) {
+        let shared = &self.shared;
+        shared.kept.is_stopping.store(true, Ordering::SeqCst);
+        shared.listener.close();
+        for connection in shared.connections().values() {
+            connection.close();
+        }
+        // A runtime that is dropped leaks what its goroutines own. One more runs this.
+        self.runtime.run(|| {
+            while trefoil::num_goroutines() > 1 {
+                trefoil::time::sleep(PAUSE_AT_STOP);
+            }
+        });
+        if let Place::Unix(path) = &self.place {
+            _ = std::fs::remove_file(path);
+        }
+        drop(ManuallyDrop::into_inner(self.runtime));
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("url", &self.url()).finish()
+    }
+}
+
+impl ServerBuilder {
+    /// Sets where it listens: an address with a port, or `unix` for a socket of this user in
+    /// `$XDG_RUNTIME_DIR/trefoil` or `/tmp/trefoil-UID`.
+    pub fn address(mut self, address: &str) -> ServerBuilder {
+        self.address = address.to_owned();
+        self
+    }
+
+    /// Sets the token that every request over TCP, and every request that changes something, must
+    /// carry. With a token the address need not be a loopback address.
+    pub fn token(mut self, token: &str) -> ServerBuilder {
+        self.access.token = Some(token.to_owned());
+        self
+    }
+
+    /// Sets how many connections may be open at the same time. Defaults to 64.
+    pub fn max_connections(mut self, n: usize) -> ServerBuilder {
+        self.limits.connections = n;
+        self
+    }
+
+    /// Sets how long a client may take to send a request. Defaults to 10 s.
+    pub fn request_time(mut self, time: Duration) -> ServerBuilder {
+        self.limits.request_time = time;
+        self
+    }
+
+    /// Sets how long a client may take to read an answer. Defaults to 60 s.
+    pub fn response_time(mut self, time: Duration) -> ServerBuilder {
+        self.limits.response_time = time;
+        self
+    }
+
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// As [`start`](crate::start).
+    pub fn start(self) -> io::Result<Server> {
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        if self.access.token.as_ref().is_some_and(|token| token.is_empty()) {
+            return Err(invalid("the token is empty".to_owned()));
+        }
+        let addresses = if self.address == "unix" { None } else { Some(self.tcp_addresses()?) };
+        let runtime = observer::system_runtime()?;
+        let (listener, place) = runtime.run(|| match addresses {
+            None => {
+                let (listener, path) = socket::bind()?;
+                io::Result::Ok((Listener::Unix(listener), Place::Unix(path)))
+            }
+            Some(addresses) => {
+                let listener = TcpListener::bind(&addresses[..])?;
+                let address = listener.local_addr()?;
+                Ok((Listener::Tcp(listener), Place::Tcp(address)))
+            }
+        })?;
+        let shared = Arc::new(Shared {
+            access: self.access,
+            limits: self.limits,
+            kept: routes::Kept::default(),
+            listener,
+            connections: Mutex::default(),
+        });
+        let accepting = shared.clone();
+        runtime.go(move || accepting.accept_all())?;
+        Ok(Server { shared, runtime: ManuallyDrop::new(runtime), place })
+    }
+
+    /// Returns the addresses that the text stands for, if they are allowed.
+    fn tcp_addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let expected = "expected unix, or an address with a port such as 127.0.0.1:6060";
+        let found = self.address.to_socket_addrs();
+        let found: Vec<SocketAddr> = found.map_err(|_| invalid(expected.to_owned()))?.collect();
+        if found.is_empty() {
+            return Err(invalid(expected.to_owned()));
+        }
+        if self.access.token.is_none()
+            && let Some(open) =
+                found.iter().find(|address| !address.ip().to_canonical().is_loopback())
+        {
+            return Err(invalid(format!(
+                "{open} can be reached from other machines: set a token ({TOKEN_VARIABLE}), or use a \
+                 loopback address"
+            )));
+        }
+        Ok(found)
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts connections until the server stops.
+    fn accept_all(self: &Arc<Shared>) {
+        let mut number = 0;
+        while !self.kept.is_stopping.load(Ordering::SeqCst) {
+            match self.listener.accept() {
+                Ok(Some(connection)) => {
+                    number += 1;
+                    self.serve_in_goroutine(number, connection);
+                }
+                Ok(None) => {}
+                Err(_) => trefoil::time::sleep(PAUSE_AFTER_ERROR),
+            }
+        }
+    }
+
+    fn serve_in_goroutine(self: &Arc<Shared>, number: u64, connection: Connection) {
+        let connection = Arc::new(connection);
+        {
+            let mut connections = self.connections();
+            if connections.len() >= self.limits.connections {
+                drop(connections);
+                connection.refuse();
+                return;
+            }
+            connections.insert(number, connection.clone());
+            // `stop` closes the connections that it finds here, after it has set this.
+            if self.kept.is_stopping.load(Ordering::SeqCst) {
+                connections.remove(&number);
+                return;
+            }
+        }
+        let shared = self.clone();
+        let serve = move || {
+            connection.serve(&shared);
+            shared.connections().remove(&number);
+        };
+        let builder = Builder::new().stack_size(STACK_BYTES).panic(PanicMode::Unwind);
+        if builder.go(serve).is_err() {
+            // No memory: the connection is closed.
+            self.connections().remove(&number);
+        }
+    }
+
+    fn answer(&self, request: &Request, transport: Transport) -> Response {
+        if let Err(refusal) = self.access.check(request, transport) {
+            return refusal;
+        }
+        catch_unwind(AssertUnwindSafe(|| routes::answer(request, &self.kept)))
+            .unwrap_or_else(|_| Response::error(500, "the server has a bug: see stderr"))
+    }
+}
+
+impl Listener {
+    /// Returns the next connection; None if it is not allowed.
+    fn accept(&self) -> io::Result<Option<Connection>> {
+        Ok(match self {
+            Listener::Tcp(listener) => Some(Connection::Tcp(listener.accept()?.0)),
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                socket::is_allowed(&stream).then_some(Connection::Unix(stream))
+            }
+        })
+    }
+
+    fn close(&self) {
+        _ = match self {
+            Listener::Tcp(listener) => listener.close(),
+            Listener::Unix(listener) => listener.close(),
+        };
+    }
+}
+
+impl Connection {
+    fn serve(&self, shared: &Shared) {
+        match self {
+            Connection::Tcp(stream) => {
+                http::serve(stream, shared.limits, |request| {
+                    shared.answer(request, Transport::Tcp)
+                });
+            }
+            Connection::Unix(stream) => {
+                http::serve(stream, shared.limits, |request| {
+                    shared.answer(request, Transport::Unix)
+                });
+            }
+        }
+    }
+
+    /// Tells the client that there are too many connections, and closes this one.
+    fn refuse(&self) {
+        fn tell(stream: &impl Stream) -> io::Result<()> {
+            stream.set_send_deadline(Instant::now() + REFUSAL_TIME)?;
+            stream.send(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        }
+        _ = match self {
+            Connection::Tcp(stream) => tell(stream),
+            Connection::Unix(stream) => tell(stream),
+        };
+    }
+
+    fn close(&self) {
+        _ = match self {
+            Connection::Tcp(stream) => stream.close(),
+            Connection::Unix(stream) => stream.close(),
+        };
+    }
+}

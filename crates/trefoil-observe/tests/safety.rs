@@ -1,0 +1,295 @@
+//! Clients that are slow, hang, send garbage or come from elsewhere.
+
+mod common;
+
+use common::{WithBody, alone, ask, connect, get, read_answer, settings, until, with_server};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use trefoil_observe::{Server, start};
+
+/// Reads until the connection ends. Returns the status of the answer, if there was one.
+fn read_to_end(stream: &mut TcpStream) -> Option<u16> {
+    let mut all = Vec::new();
+    match stream.read_to_end(&mut all) {
+        Err(e) if e.kind() != ErrorKind::ConnectionReset => {
+            panic!("the server does not end it: {e}")
+        }
+        _ => {}
+    }
+    let text = String::from_utf8_lossy(&all);
+    text.strip_prefix("HTTP/1.1 ").map(|rest| rest[..3].parse().unwrap())
+}
+
+fn status_with(address: SocketAddr, headers: &str) -> u16 {
+    ask(address, &format!("GET /api/state HTTP/1.1\r\n{headers}\r\n")).status
+}
+
+#[test]
+fn host_and_origin_are_checked() {
+    with_server(settings(), |address| {
+        assert_eq!(status_with(address, &format!("Host: {address}\r\n")), 200);
+        assert_eq!(status_with(address, "Host: localhost\r\n"), 200);
+        assert_eq!(status_with(address, "Host: rebound.example:6060\r\n"), 421);
+        assert_eq!(status_with(address, ""), 421);
+        let foreign = format!("Host: {address}\r\nOrigin: http://evil.example\r\n");
+        assert_eq!(status_with(address, &foreign), 403);
+        let own = format!("Host: {address}\r\nOrigin: http://{address}\r\n");
+        assert_eq!(status_with(address, &own), 200);
+    });
+}
+
+#[test]
+fn an_open_address_needs_a_token() {
+    let _alone = alone();
+    let refused = |address: &str| {
+        let error = start(address).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{address}: {error}");
+        error.to_string()
+    };
+    assert!(refused("0.0.0.0:0").contains("TREFOIL_OBSERVE_TOKEN"));
+    assert!(refused("[::]:0").contains("TREFOIL_OBSERVE_TOKEN"));
+    assert!(refused("127.0.0.1").contains("expected"));
+    assert!(refused("").contains("expected"));
+    assert!(refused("[::ffff:8.8.8.8]:0").contains("TREFOIL_OBSERVE_TOKEN"));
+    let empty = Server::builder().address("127.0.0.1:0").token("").start();
+    assert_eq!(empty.unwrap_err().kind(), ErrorKind::InvalidInput);
+    trefoil::run(|| {
+        let server = Server::builder().address("0.0.0.0:0").token("abc").start().unwrap();
+        let address = server.local_addr().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], address.port()));
+        assert_eq!(status_with(address, "Host: any.example\r\n"), 401);
+        let with = "Host: any.example\r\nAuthorization: Bearer abc\r\n";
+        assert_eq!(status_with(address, with), 200);
+        server.stop();
+    });
+}
+
+#[test]
+fn a_request_that_is_too_long_is_refused() {
+    with_server(settings(), |address| {
+        let long = format!("GET / HTTP/1.1\r\nHost: {address}\r\nX: {}\r\n\r\n", "x".repeat(9000));
+        let mut stream = connect(address);
+        // The server may answer and close before all of it is sent.
+        _ = stream.write_all(long.as_bytes());
+        assert!(matches!(read_to_end(&mut stream), Some(431) | None));
+        let many = format!("GET / HTTP/1.1\r\nHost: {address}\r\n{}\r\n", "X: 1\r\n".repeat(65));
+        assert_eq!(ask(address, &many).status, 431);
+        let body = format!("POST / HTTP/1.1\r\nHost: {address}\r\nContent-Length: 5\r\n\r\nhello");
+        assert_eq!(ask(address, &body).status, 413);
+        assert_eq!(get(address, "/api/state").status, 200);
+    });
+}
+
+#[test]
+fn a_client_that_sends_byte_by_byte_is_cut_off() {
+    with_server(settings().request_time(Duration::from_millis(500)), |address| {
+        let mut stream = connect(address);
+        let start = Instant::now();
+        let status = loop {
+            // Never a whole request.
+            if stream.write_all(b"G").is_err() {
+                break read_to_end(&mut stream);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            let mut head = [0; 12];
+            match stream.read(&mut head) {
+                Ok(0) => break None,
+                Ok(_) => break Some(String::from_utf8_lossy(&head)[9..12].parse().unwrap()),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(_) => break None,
+            }
+            assert!(start.elapsed() < common::LONG);
+        };
+        // Or 400: so many letters are no method.
+        assert!(matches!(status, Some(408 | 400) | None), "{status:?}");
+        assert!(start.elapsed() >= Duration::from_millis(400));
+    });
+}
+
+#[test]
+fn clients_that_hang_do_not_keep_others_waiting() {
+    with_server(settings().max_connections(40), |address| {
+        let hanging: Vec<TcpStream> = (0..30)
+            .map(|i| {
+                let mut stream = connect(address);
+                let text = "GET /api/state HTTP/1.1\r\nHost: x";
+                stream.write_all(&text.as_bytes()[..i]).unwrap();
+                stream
+            })
+            .collect();
+        for _ in 0..20 {
+            assert_eq!(get(address, "/api/state").status, 200);
+        }
+        drop(hanging);
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off() {
+    let settings = settings().response_time(Duration::from_millis(300)).max_connections(1);
+    with_server(settings, |address| {
+        let stream = connect(address);
+        let request = format!("GET / HTTP/1.1\r\nHost: {address}\r\n\r\n");
+        // More answers than the kernel keeps for a client: 20 MB.
+        let mut writer = stream.try_clone().unwrap();
+        let sending =
+            trefoil::go(move || (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok()));
+        // The only connection becomes free.
+        until("the server waits for the client", || {
+            let mut other = connect(address);
+            write!(
+                other,
+                "GET /api/state HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+            )
+            .ok()?;
+            let mut head = [0; 12];
+            other.read_exact(&mut head).ok()?;
+            (&head == b"HTTP/1.1 200").then_some(())
+        });
+        stream.shutdown(Shutdown::Both).ok();
+        _ = sending.join();
+    });
+}
+
+#[test]
+fn connections_above_the_limit_are_refused() {
+    with_server(settings().max_connections(3), |address| {
+        let mut open: Vec<TcpStream> = Vec::new();
+        for _ in 0..3 {
+            let mut stream = connect(address);
+            write!(stream, "GET /nothing HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+            assert_eq!(read_answer(&mut stream, WithBody::Yes).unwrap().status, 404);
+            open.push(stream);
+        }
+        assert_eq!(read_to_end(&mut connect(address)), Some(503));
+        open.pop();
+        until("the place is not free again", || {
+            let mut stream = connect(address);
+            write!(stream, "GET /nothing HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+                .ok()?;
+            read_to_end(&mut stream).filter(|status| *status == 404)
+        });
+    });
+}
+
+/// A small generator: the same requests in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % n
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.below(256) as u8
+    }
+}
+
+/// Changes a few places of a request, or makes one of random bytes.
+fn mutated(random: &mut Random, address: SocketAddr) -> Vec<u8> {
+    let seeds = [
+        format!(
+            "GET /api/state?runtime=1&x=%41 HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\n\r\n"
+        ),
+        format!("POST /api/recorder?on=1 HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n"),
+        format!("GET /nothing HTTP/1.1\r\nHost: {address}\r\nAuthorization: Basic eDp5\r\n\r\n"),
+        "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".to_owned(),
+    ];
+    if random.below(10) == 0 {
+        let len = random.below(600);
+        return (0..len).map(|_| random.byte()).collect();
+    }
+    let mut bytes = seeds[random.below(seeds.len())].clone().into_bytes();
+    for _ in 0..1 + random.below(5) {
+        let at = random.below(bytes.len());
+        match random.below(6) {
+            0 => bytes[at] = random.byte(),
+            1 => bytes.truncate(at.max(1)),
+            2 => bytes.insert(at, random.byte()),
+            3 => _ = bytes.remove(at),
+            4 => {
+                let part = bytes[at..(at + random.below(40)).min(bytes.len())].to_vec();
+                bytes.splice(at..at, part);
+            }
+            _ => bytes[at] ^= 1 << random.below(8),
+        }
+        if bytes.is_empty() {
+            bytes.push(b'G');
+        }
+    }
+    bytes
+}
+
+#[test]
+fn garbage_is_answered_or_dropped() {
+    let settings = settings().request_time(Duration::from_millis(2000));
+    with_server(settings, |address| {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        for round in 0..3000 {
+            let request = mutated(&mut random, address);
+            let mut stream = connect(address);
+            _ = stream.write_all(&request);
+            _ = stream.shutdown(Shutdown::Write);
+            let mut answer = Vec::new();
+            match stream.read_to_end(&mut answer) {
+                Err(e) if e.kind() != ErrorKind::ConnectionReset => panic!("{round}: {e}"),
+                _ => {}
+            }
+            let text = String::from_utf8_lossy(&answer);
+            assert!(text.is_empty() || text.starts_with("HTTP/1.1 "), "{round}: {text}");
+            assert!(!text.starts_with("HTTP/1.1 500"), "{round}: {request:?}");
+        }
+        assert_eq!(get(address, "/api/state").status, 200);
+        assert_eq!(trefoil::num_goroutines(), 1);
+    });
+}
+
+#[test]
+fn stop_ends_connections_and_closes_descriptors() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let _alone = alone();
+    trefoil::run(|| {
+        let once = || {
+            let server = start("127.0.0.1:0").unwrap();
+            let address = server.local_addr().unwrap();
+            let mut idle = connect(address);
+            assert_eq!(get(address, "/api/state").status, 200);
+            // It would take ten minutes.
+            let mut busy = connect(address);
+            write!(busy, "GET /snapshot?seconds=600 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+            server.stop();
+            assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "the connection was closed");
+            assert!(TcpStream::connect(address).is_err(), "the listener was closed");
+        };
+        once(); // Opens what stays open: standard streams, the poller.
+        let before = descriptors();
+        (0..10).for_each(|_| once());
+        until("descriptors were left open", || (descriptors() <= before).then_some(()));
+    });
+}
+
+#[test]
+fn a_unix_socket_is_for_this_user_only() {
+    use std::os::unix::fs::MetadataExt;
+    let _alone = alone();
+    trefoil::run(|| {
+        let server = start("unix").unwrap();
+        let path = server.socket_path().unwrap().to_owned();
+        assert!(path.ends_with(format!("{}.sock", std::process::id())));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(start("unix").unwrap_err().kind(), ErrorKind::AddrInUse);
+        let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        stream.write_all(b"GET /api/state HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(read_answer(&mut stream, WithBody::Yes).unwrap().status, 200);
+        stream.write_all(b"POST /api/recorder?on=1 HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(read_answer(&mut stream, WithBody::Yes).unwrap().status, 403);
+        server.stop();
+        assert!(!path.exists());
+    });
+}
