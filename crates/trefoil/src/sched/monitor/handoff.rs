@@ -76,7 +76,7 @@ pub(crate) struct WithoutP {
     /// When the M lost its P.
     since: Cell<Nanos>,
     /// It blocks unannounced, and nobody has noticed that it does so for long.
-    is_incident: Cell<bool>,
+    is_unnoticed: Cell<bool>,
 }
 
 impl WithoutP {
@@ -87,7 +87,7 @@ impl WithoutP {
             listed: Cell::new(false),
             cpu: Cell::new(0),
             since: Cell::new(0),
-            is_incident: Cell::new(false),
+            is_unnoticed: Cell::new(false),
         }
     }
 }
@@ -212,7 +212,7 @@ impl Sched {
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         m.without_p.since.set(now());
-        m.without_p.is_incident.set(false);
+        m.without_p.is_unnoticed.set(false);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
     }
@@ -249,7 +249,7 @@ impl Sched {
         central.without_p.push(m);
         record::retaken(p, probe.blocking_call());
         let wake = self.release_p(&mut central, m, p);
-        m.without_p.is_incident.set(true);
+        m.without_p.is_unnoticed.set(true);
         self.retakes.fetch_add(1, Ordering::Relaxed);
         drop(central);
         wake.deliver();
@@ -260,12 +260,12 @@ impl Sched {
     /// lock, while `hold` is `RETAKEN`.
     fn notice_if_blocked_long(&self, m: &'static M) {
         let limit = self.triggers.limit(Incident::Blocked);
-        if limit == NEVER || !m.without_p.is_incident.get() {
+        if limit == NEVER || !m.without_p.is_unnoticed.get() {
             return;
         }
         let nanos = now().saturating_sub(m.without_p.since.get());
         if nanos >= limit {
-            m.without_p.is_incident.set(false);
+            m.without_p.is_unnoticed.set(false);
             // It does not switch while `hold` is `RETAKEN`.
             let id = m.current.get().map_or(0, record::id_of);
             self.notice(Incident::Blocked, Noticed { id, nanos });
