@@ -168,7 +168,8 @@ offsets! {
     task_join = "task.join",
     task_sched = "task.sched",
     task_id = "task.id",
-    task_created_at = "task.created_at",
+    task_origin = "task.origin",
+    labels_created_at = "labels.created_at",
     task_contents = "task.contents",
     task_scheduled = "task_state.scheduled",
     task_running = "task_state.running",
@@ -532,6 +533,15 @@ impl<'a> Reader<'a> {
         Some(if waited > u32::MAX / 2 { 0 } else { waited.into() })
     }
 
+    /// Returns the address of the place where a task was spawned, from its word for that. Bit 0 says
+    /// that its labels are between.
+    fn task_place(&self, origin: u64) -> u64 {
+        match origin & 1 {
+            0 => origin,
+            _ => self.process.u64((origin & !1) + self.at.labels_created_at).unwrap_or(0),
+        }
+    }
+
     fn place(&self, address: u64, cache: &mut Cache) -> Option<Place> {
         let read = || {
             let file = self.process.u64(address + self.location.file).ok()?;
@@ -649,7 +659,7 @@ impl<'a> Reader<'a> {
             waited_ms: is_waiting.then(|| self.waited(sched, since, cache)).flatten(),
             parent: 0,
             function,
-            place: self.place(word(at.task_created_at), cache),
+            place: self.place(self.task_place(word(at.task_origin)), cache),
             stack: Stack::None,
             thread: None,
             m: None,

@@ -6,6 +6,7 @@ use super::waits::Graph;
 use super::waits::report::{Places, waits_for};
 use crate::sched::Sched;
 use crate::sched::g::Status;
+use crate::sched::labels::LabelSet;
 use std::fmt::Write;
 
 /// Bytes of a goroutine's name that are shown.
@@ -36,6 +37,16 @@ fn write_deadlocks(out: &mut String, graph: &Graph, sched: &Sched) {
     }
 }
 
+/// Writes labels as Go does: `{"key":"value", "key":"value"}`.
+pub(super) fn write_labels(out: &mut String, labels: &LabelSet) -> std::fmt::Result {
+    for (i, (key, value)) in labels.iter().enumerate() {
+        let before = if i == 0 { "{" } else { ", " };
+        write!(out, "{before}{key:?}:{value:?}")?;
+    }
+    out.push('}');
+    Ok(())
+}
+
 fn write_snapshot(
     out: &mut String,
     symbols: &mut SymbolCache,
@@ -62,6 +73,10 @@ fn write_snapshot(
         if minutes > 0 {
             write!(out, ", {minutes} minutes")?;
         }
+    }
+    if let Some(labels) = subject.labels() {
+        out.push_str(", labels: ");
+        write_labels(out, &labels)?;
     }
     writeln!(out, "]:")?;
     if let Status::Waiting(reason) = snapshot.status

@@ -102,6 +102,13 @@ class Goroutines:
             self.locations[address] = text
         return self.locations[address]
 
+    def task_place(self, task):
+        """Where a task was spawned. Bit 0 of its word says that its labels are between."""
+        origin = self.u64(task + self.at["task.origin"])
+        if origin & 1:
+            origin = self.u64((origin & ~1) + self.at["labels.created_at"])
+        return self.place(origin)
+
     def goroutines(self):
         """All goroutines, by id. A carrier, which polls tasks, is among them if it has a task."""
         at, found = self.at, []
@@ -141,7 +148,7 @@ class Task:
         reason = all.read(address + at["task.head"] + at["head.reason"], 1)[0]
         scheduled = state & at["task_state.scheduled"]
         self.state_text = "runnable" if scheduled else all.reasons[reason % len(all.reasons)]
-        self.place = all.place(all.u64(address + at["task.created_at"]))
+        self.place = all.task_place(address)
 
     def where(self):
         return "-"
@@ -178,7 +185,7 @@ class Goroutine:
     @property
     def place(self):
         if self.is_carrier:
-            return self.all.place(self.all.u64(self.task + self.all.at["task.created_at"]))
+            return self.all.task_place(self.task)
         return self.all.place(self.word("g.created_at"))
 
     @property

@@ -19,7 +19,7 @@
 //! after.
 
 use crate::sched::wait::reason::WaitReason;
-use crate::sched::{self, g, m, p, runnable, task};
+use crate::sched::{self, g, labels, m, p, runnable, task};
 use crate::{arch, mem};
 use std::panic::Location;
 use std::ptr::without_provenance;
@@ -59,6 +59,7 @@ const NUMBERS: &[&[(&str, usize)]] = &[
     runnable::LAYOUT,
     sched::goroutine::state::LAYOUT,
     task::LAYOUT,
+    labels::LAYOUT,
     task::state::LAYOUT,
     task::block::LAYOUT,
     task::body::LAYOUT,

@@ -9,12 +9,14 @@
 
 use super::unwind::Tables;
 use crate::sched::g::{self, G, Status};
+use crate::sched::labels::LabelSet;
 use crate::sched::runnable::RunHead;
 use crate::sched::task::state::{Generation, TaskSnapshot};
 use crate::sched::task::{Task, block};
 use crate::sched::{Sched, current_g};
 use std::collections::HashSet;
 use std::panic::Location;
+use std::sync::Arc;
 
 /// Frames of the caller's own stack that are read at most, those of the dump itself included.
 const OWN_FRAMES_MAX: usize = 128;
@@ -94,6 +96,15 @@ impl Subject {
             Subject::Goroutine(g) => g.copy_name(buffer),
             Subject::Task { task, generation, .. } => task.copy_name(generation, buffer),
         }
+    }
+
+    /// Returns its labels.
+    pub(super) fn labels(self) -> Option<Arc<LabelSet>> {
+        let labels = match self {
+            Subject::Goroutine(g) => g.labels.read(),
+            Subject::Task { task, .. } => task.origin.labels(),
+        };
+        labels.map(|labels| labels.set().clone())
     }
 
     /// Returns the name of its closure's or future's type, and where it was started.

@@ -19,6 +19,7 @@ use crate::mem::Stack;
 use crate::sched::goroutine::body::Body;
 use crate::sched::goroutine::join::JoinCell;
 use crate::sched::goroutine::state::{GoroutineState, Notify, StateSnapshot};
+use crate::sched::labels::LabelWord;
 use crate::sched::m::{M, Rt};
 use crate::sched::runnable::{RunHead, RunKind, RunList};
 use crate::sched::task::Task;
@@ -104,6 +105,8 @@ pub(crate) struct G {
     name: UnsafeCell<Option<Box<str>>>,
     /// A panic in it ends the process.
     pub(crate) abort_on_panic: Cell<bool>,
+    /// Its labels, if it is not a carrier.
+    pub(crate) labels: LabelWord,
 }
 
 const _: () = assert!(offset_of!(G, locked) == 56, "a switch touches one cache line");
@@ -133,6 +136,7 @@ impl G {
             task: Cell::new(None),
             task_yields: Cell::new(false),
             abort_on_panic: Cell::new(false),
+            labels: LabelWord::new(),
             stopped_in_libc: Cell::new(false),
             stopped_by_signal: Cell::new(false),
             waits_as_holder: AtomicBool::new(false),

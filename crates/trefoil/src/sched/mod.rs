@@ -23,6 +23,7 @@
 //! | `record.rs` | the flight recorder: what the Ps did last |
 //! | `usage.rs` | who uses the CPUs and who waits for them: sysmon's estimate |
 //! | `trigger.rs` | incidents that are noticed while it is on |
+//! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
@@ -42,6 +43,7 @@ pub(crate) mod allocator;
 pub(crate) mod calls;
 pub(crate) mod g;
 pub(crate) mod goroutine;
+pub(crate) mod labels;
 pub(crate) mod latency;
 pub(crate) mod m;
 pub(crate) mod monitor;

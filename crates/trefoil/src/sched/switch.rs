@@ -578,6 +578,7 @@ fn run_destructors(g: &'static G, panicked: bool) {
         drop_result(g);
         g.clear_name();
     }
+    g.labels.end();
     // SAFETY: at the end of the goroutine, on it.
     unsafe { mem::tls::run_destructors() };
 }

@@ -9,6 +9,7 @@ use crate::sched::g::{self, G};
 use crate::sched::goroutine::body::TypedBody;
 use crate::sched::goroutine::join::Detached;
 use crate::sched::goroutine::scope::ScopeData;
+use crate::sched::labels::{self, LabelRef};
 use crate::sched::latency;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
@@ -71,6 +72,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
         Some(size) => Some(acquire_slow(size)?),
     };
     let reserved = TypedBody::<F, T>::reserve();
+    let labels = labels::current();
     let stack = if own_stack.is_some() { StackKind::Own } else { StackKind::Default };
     let rt = Rt::enter().filter(|rt| match target {
         SpawnTarget::Current => true,
@@ -105,7 +107,7 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     // SAFETY: this function owns the G; the caller's contract covers F and T.
     unsafe { TypedBody::<F, T>::put(g, closure, reserved) };
     let created_at = options.created_at;
-    init_g(g, id, sched, options, own_stack);
+    init_g(g, id, sched, options, own_stack, labels);
     match rt {
         Some(rt) => {
             record::created(rt, g.into(), created_at);
@@ -140,7 +142,7 @@ pub(crate) fn spawn_in(
     // SAFETY: this function owns the G. The closure is Send and 'static, and fits into the G, so no
     // memory was reserved.
     unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
-    init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None);
+    init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None, None);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     record::created(rt, g.into(), created_at);
@@ -154,7 +156,7 @@ pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
     let (g, id, sched) = take_g(rt, StackKind::Own)?;
     // SAFETY: this function owns the G, and a function pointer fits into it.
     unsafe { TypedBody::<fn(), ()>::put(g, f, std::ptr::null_mut()) };
-    init_g(g, id, sched, SpawnOptions::plain(), None);
+    init_g(g, id, sched, SpawnOptions::plain(), None, None);
     g.head.set_kind(RunKind::Carrier);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
@@ -241,7 +243,14 @@ fn take_g_outside(sched: &Sched, stack: StackKind) -> io::Result<(&'static G, u6
 }
 
 /// Sets every field of a new G except its closure, and makes it runnable.
-fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stack: Option<Stack>) {
+fn init_g(
+    g: &'static G,
+    id: u64,
+    sched: &Sched,
+    options: SpawnOptions,
+    own_stack: Option<Stack>,
+    labels: Option<LabelRef>,
+) {
     let parent = current_g().map_or(0, G::id);
     g.init_identity(id, parent, options.name);
     g.sched.set(sched);
@@ -256,6 +265,7 @@ fn init_g(g: &'static G, id: u64, sched: &Sched, options: SpawnOptions, own_stac
     g.head.set_kind(RunKind::Goroutine);
     g.task.set(None);
     g.lock_depth.set(0);
+    g.labels.begin(labels);
     g.state.set_runnable();
     if let Some(stack) = own_stack {
         switch::attach_stack(g, stack);

@@ -299,6 +299,7 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
     if polled == Polled::Panicked && sched.config.abort_on_panic {
         abort_after_panic(task);
     }
+    task.origin.end();
     task.state.finish();
     match task.join.complete() {
         Completed::Kept => record_end(count_end(enter())),

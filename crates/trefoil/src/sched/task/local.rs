@@ -100,7 +100,7 @@ pub(crate) unsafe fn spawn<F: Future>(
     unsafe { Body::<F>::put(task, future, OfSet(home.clone()), reserved) };
     task.id.store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     task.sched.set(std::ptr::null());
-    task.created_at.set(created_at);
+    task.origin.begin(created_at, None);
     task.join.reset();
     let generation = task.state.begin(Begin::Scheduled);
     wait::inside(|here| home.push(here, task));

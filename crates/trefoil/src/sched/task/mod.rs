@@ -37,6 +37,7 @@ pub(crate) mod waker;
 
 use crate::sched::g::with_names;
 use crate::sched::goroutine::join::JoinCell;
+use crate::sched::labels::TaskOrigin;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
 use crate::sched::runnable::{RunHead, RunKind};
@@ -63,8 +64,8 @@ pub(crate) struct Task {
     /// Its runtime, which lives at least as long as the task.
     pub(crate) sched: Cell<*const Sched>,
     id: AtomicU64,
-    /// Where it was spawned.
-    pub(crate) created_at: Cell<&'static Location<'static>>,
+    /// Where it was spawned, and its labels.
+    pub(crate) origin: TaskOrigin,
 }
 
 const _: () = assert!(size_of::<Task>() == 64, "the future begins at the second cache line");
@@ -83,7 +84,7 @@ impl Task {
             body: Cell::new(TaskBody::NONE),
             sched: Cell::new(null()),
             id: AtomicU64::new(0),
-            created_at: Cell::new(Location::caller()),
+            origin: TaskOrigin::new(),
         }
     }
 
@@ -118,10 +119,10 @@ impl Task {
     /// Returns the name of the future's type, and where the task was spawned. For dumps, as
     /// [`Task::sched_hint`].
     pub(crate) fn origin(&self) -> (&'static str, &'static Location<'static>) {
-        // SAFETY: as in `sched_hint`; both are references to statics, one word each.
+        // SAFETY: as in `sched_hint`; a reference to a static.
         unsafe {
             let body = self.body.as_ptr().read_volatile();
-            ((body.type_name)(), self.created_at.as_ptr().read_volatile())
+            ((body.type_name)(), self.origin.created_at())
         }
     }
 }
@@ -134,7 +135,7 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("task.join", offset_of!(Task, join)),
     ("task.sched", offset_of!(Task, sched)),
     ("task.id", offset_of!(Task, id)),
-    ("task.created_at", offset_of!(Task, created_at)),
+    ("task.origin", offset_of!(Task, origin)),
     ("task.contents", size_of::<Task>()),
 ];
 

@@ -10,6 +10,7 @@ use super::body::{TaskExtra, TypedTaskBody};
 use super::state::{Begin, Generation, Woken};
 use crate::sched::Sched;
 use crate::sched::goroutine::join::Detached;
+use crate::sched::labels;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
 use crate::sched::record;
@@ -71,6 +72,7 @@ unsafe fn start<F: Future, X: TaskExtra>(
     let class = TypedTaskBody::<F, X>::class();
     // Allocate before entering the runtime (sched/mod.rs, rule 2).
     let reserved = TypedTaskBody::<F, X>::reserve();
+    let labels = labels::inherited_by_task(created_at);
     let here = enter_if_in(sched);
     let taken = match here {
         Some(rt) => rt.with_local(|local| {
@@ -95,7 +97,7 @@ unsafe fn start<F: Future, X: TaskExtra>(
     unsafe { TypedTaskBody::<F, X>::put(task, future, extra, reserved) };
     task.id.store(id, Ordering::Relaxed);
     task.sched.set(sched);
-    task.created_at.set(created_at);
+    task.origin.begin(created_at, labels);
     task.head.woken.set(false);
     task.join.reset();
     if handle == Handle::None {
