@@ -301,7 +301,7 @@ pub fn dump() -> String {
 /// # Panics
 /// Panics on a plain thread if the default runtime cannot start.
 pub fn profile() -> Profile {
-    with_sched(crate::observe::pprof::profile)
+    with_sched(crate::observe::profile::goroutines)
 }
 
 /// Returns the goroutines and tasks of the caller's runtime, the caller first, then by id. On a

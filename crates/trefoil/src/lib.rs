@@ -42,7 +42,7 @@
 //! | wait for time, sockets, processes, signals | [`time`], [`net`], [`process`], [`signal`] |
 //! | control the thread of a goroutine | [`blocking()`], [`lock_os_thread`], [`no_preempt`] |
 //! | run futures | [`block_on`], [`go_async`], the module `tokio` (with the feature) |
-//! | inspect and tune the scheduler | [`debug`], [`labels!`], [`procs`], [`set_procs`], [`alloc`] |
+//! | inspect and tune the scheduler | [`debug`], [`profile`], [`labels!`], [`procs`], [`set_procs`], [`alloc`] |
 //!
 //! [`run`] starts a runtime whose main goroutine is the closure, and [`main`](macro@main) does that
 //! for a whole program. [`Runtime`] is for several runtimes in one process. If a plain thread calls
@@ -179,6 +179,7 @@ mod observe;
 #[doc(hidden)]
 pub mod observer;
 pub mod process;
+pub mod profile;
 mod runtime;
 mod sched;
 mod scope;

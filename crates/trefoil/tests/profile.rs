@@ -1,9 +1,11 @@
 //! The goroutine profile: what it counts, and that both of its formats can be read.
 
 mod common;
+#[path = "common/pprof.rs"]
+mod pprof;
 
 use common::{test_name, watchdog, yield_until};
-use std::collections::HashMap;
+use pprof::decode;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -90,6 +92,7 @@ fn goroutines_with_the_same_stack_are_one_line() {
         let stands = decoded.with("waits_in_here");
         assert_eq!(stands.len(), 1, "{decoded:#?}");
         assert_eq!(stands[0].value, 100);
+        assert_eq!(decoded.types, [("goroutine".to_owned(), "count".to_owned())]);
         assert_eq!(stands[0].labels, [("state".to_owned(), "chan receive".to_owned())]);
         let alone = decoded.with("alone");
         assert_eq!((alone.len(), alone[0].value), (1, 1), "{decoded:#?}");
@@ -171,134 +174,76 @@ fn profiles_are_consistent_while_goroutines_start_and_end() {
     });
 }
 
-// A small decoder of profile.proto.
-
-#[derive(Debug)]
-struct Decoded {
-    samples: Vec<Sample>,
-}
-
-#[derive(Debug)]
-struct Sample {
-    /// Innermost first: function, file, line.
-    stack: Vec<(String, String, u64)>,
-    value: u64,
-    labels: Vec<(String, String)>,
-}
-
-impl Decoded {
-    fn with(&self, name: &str) -> Vec<&Sample> {
-        let has_function =
-            |s: &&Sample| s.stack.iter().any(|(function, ..)| function.contains(name));
-        self.samples.iter().filter(has_function).collect()
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Value {
-    Number(u64),
-    Bytes(Vec<u8>),
-}
-
-impl Value {
-    fn number(&self) -> u64 {
-        match self {
-            Value::Number(n) => *n,
-            Value::Bytes(bytes) => panic!("a number is expected: {bytes:?}"),
+#[test]
+fn goroutines_with_different_labels_are_different_samples() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        let (tx, rx) = bounded::<()>(0);
+        for i in 0..30 {
+            let rx = rx.clone();
+            trefoil::labels!("parity" => i % 2; || go(move || waits_in_here(&rx)));
         }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Value::Bytes(bytes) => bytes,
-            Value::Number(n) => panic!("bytes are expected: {n}"),
+        let mut taken = profile();
+        yield_until("the goroutines to wait", || {
+            taken = profile();
+            let text = taken.folded();
+            with(&text, "waits_in_here").iter().map(|(_, n)| n).sum::<u64>() == 30
+        });
+        let decoded = decode(&taken);
+        let samples = decoded.with("waits_in_here");
+        assert_eq!(samples.iter().map(|s| s.value).collect::<Vec<_>>(), [15, 15]);
+        for parity in ["0", "1"] {
+            let label = ("parity".to_owned(), parity.to_owned());
+            assert!(samples.iter().any(|s| s.labels.contains(&label)), "{decoded:#?}");
         }
-    }
-}
-
-fn varint(bytes: &mut &[u8]) -> u64 {
-    let mut n = 0;
-    for shift in (0..).step_by(7) {
-        let byte = bytes[0];
-        *bytes = &bytes[1..];
-        n |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            break;
-        }
-    }
-    n
-}
-
-/// Returns the fields of a message by number.
-fn fields(mut bytes: &[u8]) -> HashMap<u64, Vec<Value>> {
-    let mut fields: HashMap<u64, Vec<Value>> = HashMap::new();
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes);
-        let value = match key & 7 {
-            0 => Value::Number(varint(&mut bytes)),
-            2 => {
-                let len = varint(&mut bytes) as usize;
-                let (value, rest) = bytes.split_at(len);
-                bytes = rest;
-                Value::Bytes(value.to_vec())
-            }
-            other => panic!("wire type {other}"),
+        let by_label = taken.by_label("parity");
+        let of = |value: Option<&str>| {
+            by_label.iter().find(|(known, _)| known.as_deref() == value).unwrap().1
         };
-        fields.entry(key >> 3).or_default().push(value);
-    }
-    fields
+        assert_eq!((of(Some("0")), of(Some("1")), of(None)), (15, 15, 1));
+        let text = taken.text();
+        assert!(text.starts_with("goroutine profile: total 31\n"), "{text}");
+        assert!(text.contains("\n15 @\n# state: chan receive\n# labels: {\"parity\":\"0\"}\n#\t"));
+        drop(tx);
+    });
 }
 
-fn packed(value: &Value) -> Vec<u64> {
-    let mut bytes = value.bytes();
-    let mut all = Vec::new();
-    while !bytes.is_empty() {
-        all.push(varint(&mut bytes));
-    }
-    all
-}
-
-/// Decodes what `write_pprof` writes and checks, as pprof does, that every reference is valid.
-fn decode(profile: &Profile) -> Decoded {
-    let mut file = Vec::new();
-    profile.write_pprof(&mut file).unwrap();
-    let top = fields(&file);
-    let text = |value: &Value| String::from_utf8(value.bytes().to_vec()).unwrap();
-    let strings: Vec<String> = top[&6].iter().map(text).collect();
-    assert_eq!(strings[0], "");
-    let string = |n: u64| strings[n as usize].clone();
-    let all = |field: u64| top.get(&field).into_iter().flatten().map(|m| fields(m.bytes()));
-    let one = |message: &HashMap<u64, Vec<Value>>, field: u64| message[&field][0].number();
-
-    for field in [1, 11] {
-        let kind = all(field).next().unwrap();
-        assert_eq!(string(one(&kind, 1)), "goroutine");
-        assert_eq!(string(one(&kind, 2)), "count");
-    }
-    let mappings: Vec<u64> = all(3).map(|m| one(&m, 1)).collect();
-    let functions: HashMap<u64, (String, String)> =
-        all(5).map(|f| (one(&f, 1), (string(one(&f, 2)), string(one(&f, 4))))).collect();
-    let location = |message: HashMap<u64, Vec<Value>>| {
-        assert!(mappings.contains(&one(&message, 2)));
-        let line = fields(message[&4][0].bytes());
-        let (function, file) = functions[&one(&line, 1)].clone();
-        (one(&message, 1), (function, file, one(&line, 2)))
-    };
-    let locations: HashMap<u64, (String, String, u64)> = all(4).map(location).collect();
-    assert!(!locations.contains_key(&0) && !functions.contains_key(&0));
-    let sample = |message: HashMap<u64, Vec<Value>>| {
-        let label = |value: &Value| {
-            let label = fields(value.bytes());
-            let text_of_label = label.get(&2).map(|text| string(text[0].number()));
-            (string(one(&label, 1)), text_of_label.unwrap_or_else(|| one(&label, 3).to_string()))
-        };
-        let values = packed(&message[&2][0]);
-        assert_eq!(values.len(), 1);
-        Sample {
-            stack: packed(&message[&1][0]).iter().map(|id| locations[id].clone()).collect(),
-            value: values[0],
-            labels: message[&3].iter().map(label).collect(),
+#[test]
+fn waits_have_the_age_of_goroutines_and_tasks_that_wait_now() {
+    let _watchdog = watchdog();
+    Runtime::builder().procs(2).build().unwrap().run(|| {
+        let (tx, rx) = bounded::<()>(0);
+        for _ in 0..10 {
+            let rx = rx.clone();
+            go(move || waits_in_here(&rx));
         }
-    };
-    Decoded { samples: all(2).map(sample).collect() }
+        let waiting_task = trefoil::task::spawn({
+            let rx = rx.clone();
+            async move { rx.recv_async().await }
+        });
+        sleep(Duration::from_millis(100));
+        let young = go(alone);
+        let mut taken = trefoil::profile::waits();
+        yield_until("the goroutines to wait", || {
+            taken = trefoil::profile::waits();
+            taken.goroutines() == 12
+        });
+        let decoded = decode(&taken);
+        let unit = |name: &str| (name.to_owned(), "nanoseconds".to_owned());
+        let count = ("goroutine".to_owned(), "count".to_owned());
+        assert_eq!(decoded.types, [count, unit("age"), unit("longest")]);
+        let waits = decoded.with("waits_in_here");
+        assert_eq!(waits.len(), 1, "{decoded:#?}");
+        // The ages are read from a clock that sysmon updates every 10 ms, or later.
+        let [count, sum, longest] = waits[0].values[..] else { panic!("{decoded:#?}") };
+        assert_eq!(count, 10);
+        assert!(longest >= 50_000_000 && sum >= 10 * 50_000_000, "{decoded:#?}");
+        assert!(sum <= 10 * longest, "{decoded:#?}");
+        let id = ("id".to_owned(), young.id().to_string());
+        assert!(decoded.with("alone")[0].labels.contains(&id), "{decoded:#?}");
+        // Main runs, and is not there.
+        assert!(decoded.samples.iter().all(|s| s.labels.iter().all(|(_, v)| v != "running")));
+        drop(tx);
+        waiting_task.abort();
+    });
 }

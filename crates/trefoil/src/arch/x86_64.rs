@@ -398,6 +398,20 @@ pub(crate) unsafe fn set_in_runtime<const VALUE: u8>() {
     }
 }
 
+/// Returns the program counter, the stack pointer and the frame pointer at one instruction of the
+/// caller, for an unwinder.
+#[inline(always)]
+pub(crate) fn registers_here() -> [u64; 3] {
+    let (pc, sp, bp): (u64, u64, u64);
+    // SAFETY: reads registers.
+    unsafe {
+        asm!("lea {pc}, [rip]", "mov {sp}, rsp", "mov {bp}, rbp",
+            pc = out(reg) pc, sp = out(reg) sp, bp = out(reg) bp,
+            options(nomem, nostack, preserves_flags))
+    }
+    [pc, sp, bp]
+}
+
 /// Loads the cache line at this address in the background, if it is mapped. It never faults.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {

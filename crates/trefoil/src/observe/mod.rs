@@ -6,6 +6,7 @@
 //! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the flight
 //! recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers where
 //! everything is.
+//! `profile/` takes profiles, of goroutines as they are and of samples (`sched/sample.rs`).
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
@@ -14,6 +15,7 @@ pub(crate) mod layout;
 pub(crate) mod metrics;
 pub(crate) mod panics;
 pub(crate) mod pprof;
+pub(crate) mod profile;
 mod protobuf;
 pub(crate) mod quit;
 pub(crate) mod schedtrace;

@@ -1,36 +1,101 @@
-//! The goroutine profile: the number of goroutines at each stack, as in Go.
+//! `Profile`: values by stack and labels, in pprof's format and as text.
 //!
-//! The goroutines are visited as for a dump (`snapshot.rs`) and grouped twice: first by addresses,
-//! so that the stack of a million equal goroutines is resolved once; then by the frames that are
-//! shown, because stacks that differ only in frames of the runtime are shown alike.
-//!
-//! There are two formats: *folded* text for flame graphs, and pprof's protocol buffer. The latter
-//! needs seven small messages, which are encoded by hand here. It contains functions, files and
-//! lines but no addresses, so pprof does not need the program's binary.
+//! There are three formats: *folded* text for flame graphs, pprof's protocol buffer, and a text for
+//! people. The second needs seven small messages, which are encoded by hand here. It contains
+//! functions, files and lines but no addresses, so pprof does not need the program's binary.
 //!
 //! Invariants:
-//! 1. Every goroutine and task that was visited counts once. A task that waits has no stack, and
-//!    counts at its future. A goroutine whose stack cannot be read (it runs
-//!    on another thread, has not begun, or was resumed meanwhile) counts at the function that it
-//!    was started with.
-//! 2. The profile is a value: it refers neither to goroutines nor to loaded objects.
+//! 1. The profile is a value: it refers neither to goroutines nor to loaded objects.
+//! 2. Samples with the same frames, labels and state are one sample: stacks that differ only in
+//!    frames of the runtime are shown alike.
 //!
-//! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too;
-//! stopping running goroutines, as Go does, because this module never changes what the scheduler
-//! does.
+//! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too.
 
 use super::protobuf::Message;
-use super::snapshot::{self, Snapshot, StackSnapshot};
-use super::symbols::{Frame, SymbolCache};
-use crate::sched::Sched;
+use super::symbols::Frame;
+use crate::sched::labels::LabelSet;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::panic::Location;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A goroutine profile: how many goroutines of a runtime stand at which stack.
-/// [`profile`](crate::debug::profile) returns it.
+/// How many values a sample has at most.
+pub(super) const VALUES_MAX: usize = 3;
+
+/// What the values of a sample are, by the kind of the profile. Those that a kind does not have are
+/// zero.
+pub(super) type Values = [u64; VALUES_MAX];
+
+/// A type of values, and its unit.
+type ValueType = (&'static str, &'static str);
+
+/// What a profile shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ProfileKind {
+    /// Goroutines that are alive: their number.
+    Goroutines,
+    /// Goroutines that wait: their number, how long they have waited together, and the longest.
+    Waits,
+    /// CPU time: the number of periods, and nanoseconds.
+    Cpu,
+    /// Waits that have ended, and waits for locks at the unlocker: their number, and nanoseconds.
+    Block,
+    Mutex,
+}
+
+impl ProfileKind {
+    fn name(self) -> &'static str {
+        match self {
+            ProfileKind::Goroutines => "goroutine",
+            ProfileKind::Waits => "wait",
+            ProfileKind::Cpu => "cpu",
+            ProfileKind::Block => "block",
+            ProfileKind::Mutex => "mutex",
+        }
+    }
+
+    /// Returns the types of the values, in Go's words where Go has them.
+    fn values(self) -> &'static [ValueType] {
+        match self {
+            ProfileKind::Goroutines => &[("goroutine", "count")],
+            ProfileKind::Waits => {
+                &[("goroutine", "count"), ("age", "nanoseconds"), ("longest", "nanoseconds")]
+            }
+            ProfileKind::Cpu => &[("samples", "count"), ("cpu", "nanoseconds")],
+            ProfileKind::Block | ProfileKind::Mutex => {
+                &[("contentions", "count"), ("delay", "nanoseconds")]
+            }
+        }
+    }
+
+    /// Returns which value is shown unless another one is asked for.
+    fn main_value(self) -> usize {
+        match self {
+            ProfileKind::Goroutines | ProfileKind::Waits => 0,
+            ProfileKind::Cpu | ProfileKind::Block | ProfileKind::Mutex => 1,
+        }
+    }
+
+    fn period_type(self) -> ValueType {
+        match self {
+            ProfileKind::Goroutines | ProfileKind::Waits => ("goroutine", "count"),
+            ProfileKind::Cpu => ("cpu", "nanoseconds"),
+            ProfileKind::Block | ProfileKind::Mutex => ("contentions", "count"),
+        }
+    }
+
+    fn add(self, to: &mut Values, more: Values) {
+        for (i, (value, more)) in to.iter_mut().zip(more).enumerate() {
+            let is_longest = self == ProfileKind::Waits && i == 2;
+            *value = if is_longest { more.max(*value) } else { *value + more };
+        }
+    }
+}
+
+/// Values by stack: how many goroutines stand where, where CPU time was used, or where goroutines
+/// waited. [`debug::profile`](crate::debug::profile) and the functions of
+/// [`profile`](mod@crate::profile) return it.
 ///
 /// A profile is a plain value. It can be kept and written after the goroutines have ended.
 ///
@@ -49,98 +114,135 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Profile {
+    kind: ProfileKind,
     taken: SystemTime,
-    /// Most goroutines first.
+    /// How long it took to take the profile, for kinds where that matters.
+    duration: Duration,
+    /// The unit in which values are counted, in the unit of the kind's `period_type`.
+    period: u64,
+    lost: u64,
+    /// The largest first.
     samples: Vec<Sample>,
 }
 
-/// Goroutines with the same stack and the same state.
-#[derive(Clone, Debug)]
-struct Sample {
+/// What samples of the same kind are grouped by.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct SampleKey {
     /// Innermost first.
-    stack: Vec<Arc<Frame>>,
-    state: &'static str,
-    goroutines: Group,
+    pub(super) stack: Vec<Arc<Frame>>,
+    /// The state of a goroutine, or why it waited.
+    pub(super) state: Option<&'static str>,
+    pub(super) labels: Option<Arc<LabelSet>>,
 }
 
-/// A number of goroutines, and the id if there is only one.
+/// The values of a group, and the id of the goroutine if there is only one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Group {
-    count: u64,
-    id: Option<u64>,
+pub(super) struct Group {
+    pub(super) values: Values,
+    pub(super) id: Option<u64>,
 }
 
 impl Group {
-    fn add(&mut self, more: Group) {
-        self.id = if self.count == 0 { more.id } else { None };
-        self.count += more.count;
+    pub(super) fn add(&mut self, kind: ProfileKind, more: Group) {
+        let is_first = self.values == Values::default();
+        self.id = if is_first || self.id == more.id { more.id } else { None };
+        kind.add(&mut self.values, more.values);
     }
 }
 
-/// A stack before its addresses are resolved.
-#[derive(PartialEq, Eq, Hash)]
-struct RawStack {
-    /// Empty if the stack could not be read.
-    addresses: Vec<u64>,
-    /// The closure that the goroutine was started with, and where.
-    origin: (&'static str, &'static Location<'static>),
-}
-
-impl RawStack {
-    fn of(snapshot: Snapshot) -> RawStack {
-        let addresses = match snapshot.stack {
-            StackSnapshot::Addresses(addresses) => addresses,
-            StackSnapshot::Running | StackSnapshot::Unknown | StackSnapshot::None => Vec::new(),
-        };
-        RawStack { addresses, origin: snapshot.subject.origin() }
-    }
-
-    fn frames(&self, symbols: &mut SymbolCache) -> Vec<Arc<Frame>> {
-        let mut frames = symbols.frames(&self.addresses);
-        if frames.is_empty() {
-            let (closure, place) = self.origin;
-            let (name, file) = (closure.to_owned(), place.file().to_owned());
-            frames.push(Arc::new(Frame { name, file, line: place.line() }));
-        }
-        frames
-    }
-}
-
-/// Takes the profile of the goroutines of `sched`.
-pub(crate) fn profile(sched: &Sched) -> Profile {
-    let taken = SystemTime::now();
-    let mut by_address: HashMap<(RawStack, &'static str), Group> = HashMap::new();
-    snapshot::for_each(sched, |snapshot| {
-        let one = Group { count: 1, id: Some(snapshot.subject.id()) };
-        let state = snapshot.state();
-        by_address.entry((RawStack::of(snapshot), state)).or_default().add(one);
-    });
-    let mut symbols = SymbolCache::default();
-    let mut by_frames: HashMap<(Vec<Arc<Frame>>, &'static str), Group> = HashMap::new();
-    for ((stack, state), group) in by_address {
-        by_frames.entry((stack.frames(&mut symbols), state)).or_default().add(group);
-    }
-    let sample = |((stack, state), goroutines)| Sample { stack, state, goroutines };
-    let mut samples: Vec<Sample> = by_frames.into_iter().map(sample).collect();
-    samples.sort_by(|a, b| {
-        let by_count = b.goroutines.count.cmp(&a.goroutines.count);
-        by_count.then_with(|| (&a.stack, a.state).cmp(&(&b.stack, b.state)))
-    });
-    Profile { taken, samples }
+#[derive(Clone, Debug)]
+struct Sample {
+    key: SampleKey,
+    group: Group,
 }
 
 impl Profile {
-    /// Returns how many goroutines and tasks the profile has counted.
+    /// Makes a profile that was taken from `taken` to now.
+    pub(super) fn new(
+        kind: ProfileKind,
+        taken: SystemTime,
+        period: u64,
+        lost: u64,
+        groups: impl Iterator<Item = (SampleKey, Group)>,
+    ) -> Profile {
+        let samples = groups.map(|(key, group)| Sample { key, group });
+        let mut samples: Vec<Sample> = samples.collect();
+        let value = |sample: &Sample| sample.group.values[kind.main_value()];
+        samples.sort_by(|a, b| value(b).cmp(&value(a)).then_with(|| a.key.cmp(&b.key)));
+        let duration = taken.elapsed().unwrap_or_default();
+        Profile { kind, taken, duration, period, lost, samples }
+    }
+
+    /// Returns how many goroutines and tasks the profile has counted; 0 if it counts something else.
+    ///
+    /// ```
+    /// assert_eq!(trefoil::run(trefoil::debug::profile).goroutines(), 1);
+    /// ```
     pub fn goroutines(&self) -> u64 {
-        self.samples.iter().map(|sample| sample.goroutines.count).sum()
+        match self.kind {
+            ProfileKind::Goroutines | ProfileKind::Waits => self.sum(0),
+            ProfileKind::Cpu | ProfileKind::Block | ProfileKind::Mutex => 0,
+        }
+    }
+
+    /// Returns the sum of all samples: goroutines, or nanoseconds of CPU time or of waiting.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// trefoil::run(|| {
+    ///     let profile = trefoil::profile::cpu(Duration::from_millis(50)).unwrap();
+    ///     println!("{:?} of CPU time", Duration::from_nanos(profile.total()));
+    /// });
+    /// ```
+    pub fn total(&self) -> u64 {
+        self.sum(self.kind.main_value())
+    }
+
+    fn sum(&self, value: usize) -> u64 {
+        self.samples.iter().map(|sample| sample.group.values[value]).sum()
+    }
+
+    /// Returns how much of [`total`](Profile::total) is missing because the buffer for samples, whose
+    /// size is fixed, was full. For waits it counts only the samples that were lost, not the
+    /// shorter waits that those stand for.
+    ///
+    /// ```
+    /// assert_eq!(trefoil::run(trefoil::debug::profile).lost(), 0);
+    /// ```
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Returns the [`total`](Profile::total) of each value of a [label](mod@crate::labels), the
+    /// largest first. None stands for goroutines without that label.
+    ///
+    /// ```
+    /// trefoil::run(|| {
+    ///     let _labels = trefoil::labels! { "user" => "ann" };
+    ///     let by_user = trefoil::debug::profile().by_label("user");
+    ///     assert_eq!(by_user, [(Some("ann".to_owned()), 1)]);
+    /// });
+    /// ```
+    pub fn by_label(&self, key: &str) -> Vec<(Option<String>, u64)> {
+        let mut sums: BTreeMap<Option<&str>, u64> = BTreeMap::new();
+        for sample in &self.samples {
+            let labels = sample.key.labels.as_deref().unwrap_or_default();
+            let value = labels.iter().find(|(known, _)| **known == *key).map(|(_, value)| &**value);
+            *sums.entry(value).or_default() += sample.group.values[self.kind.main_value()];
+        }
+        let mut sums: Vec<_> =
+            sums.into_iter().map(|(value, sum)| (value.map(str::to_owned), sum)).collect();
+        sums.sort_by_key(|&(_, sum)| std::cmp::Reverse(sum));
+        sums
     }
 
     /// Returns the profile as folded stacks, the text that flame graph tools read.
     ///
     /// Each distinct stack is one line: its functions from the outermost to the innermost,
-    /// separated by `;`, then a space and the number of goroutines. The names have paths if the
-    /// program has full debug information. With line tables only, the file and line follow the
-    /// name.
+    /// separated by `;`, then a space and the number of goroutines, or of nanoseconds. The names
+    /// have paths if the program has full debug information. With line tables only, the file and
+    /// line follow the name.
     ///
     /// ```
     /// trefoil::run(|| {
@@ -153,18 +255,57 @@ impl Profile {
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for sample in &self.samples {
             // A name may have the separator in it: `<[u8; 4] as T>::f`.
-            let titles = sample.stack.iter().rev().map(|frame| frame.title().replace(';', ","));
+            let stack = sample.key.stack.iter().rev();
+            let titles = stack.map(|frame| frame.title().replace(';', ","));
             let line = titles.collect::<Vec<_>>().join(";");
-            *lines.entry(line).or_default() += sample.goroutines.count;
+            *lines.entry(line).or_default() += sample.group.values[self.kind.main_value()];
         }
         lines.into_iter().map(|(line, count)| format!("{line} {count}\n")).collect()
+    }
+
+    /// Returns the profile as text, in the form of Go's `debug=1`: for each stack its values, its
+    /// labels, and its functions from the innermost to the outermost.
+    ///
+    /// ```
+    /// trefoil::run(|| {
+    ///     let text = trefoil::debug::profile().text();
+    ///     assert!(text.starts_with("goroutine profile: total 1\n"));
+    /// });
+    /// ```
+    pub fn text(&self) -> String {
+        let mut out = format!("{} profile: total {}\n", self.kind.name(), self.total());
+        if self.lost > 0 {
+            let _ = writeln!(out, "# lost: {}", self.lost);
+        }
+        let types = self.kind.values().iter().map(|(name, unit)| format!("{name}/{unit}"));
+        let _ = writeln!(out, "# values: {}", types.collect::<Vec<_>>().join(" "));
+        for Sample { key, group } in &self.samples {
+            out.push('\n');
+            for value in &group.values[..self.kind.values().len()] {
+                let _ = write!(out, "{value} ");
+            }
+            out.push_str("@\n");
+            if let Some(state) = key.state {
+                let _ = writeln!(out, "# state: {state}");
+            }
+            if let Some(labels) = &key.labels {
+                out.push_str("# labels: ");
+                let _ = super::dump::write_labels(&mut out, labels);
+                out.push('\n');
+            }
+            for frame in &key.stack {
+                let _ = writeln!(out, "#\t{}\t{}:{}", frame.name, frame.file, frame.line);
+            }
+        }
+        out
     }
 
     /// Writes the profile in pprof's format (`profile.proto`, not compressed), for `go tool pprof`
     /// and other tools that read it.
     ///
-    /// A sample has the label `state`, with the same words as a [`dump`](crate::debug::dump). It
-    /// has the label `id` if it counts a single goroutine.
+    /// A sample has the [labels](mod@crate::labels) of its goroutine. A goroutine that waits has the
+    /// label `state`, with the same words as a [`dump`](crate::debug::dump), and `id` if it is the
+    /// only one of its sample.
     ///
     /// ```no_run
     /// # fn main() -> std::io::Result<()> {
@@ -180,7 +321,8 @@ impl Profile {
     pub fn write_pprof(&self, mut to: impl Write) -> io::Result<()> {
         let program = std::env::current_exe().unwrap_or_default();
         let program = program.to_string_lossy();
-        to.write_all(&Encoder::default().profile(self, &program).0)
+        let comment = if self.lost > 0 { format!("lost: {}", self.lost) } else { String::new() };
+        to.write_all(&Encoder::default().profile(self, &program, &comment).0)
     }
 }
 
@@ -220,18 +362,27 @@ const PROGRAM: u64 = 1;
 
 /// Field numbers are those of `profile.proto`. Ids of functions and locations begin at 1.
 impl<'a> Encoder<'a> {
-    fn profile(mut self, profile: &'a Profile, program: &'a str) -> Message {
+    fn profile(mut self, profile: &'a Profile, program: &'a str, comment: &'a str) -> Message {
         // The first string must be empty.
         self.strings.of("");
         let since = profile.taken.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let kind = profile.kind;
         let mut out = Message::default()
-            .message(1, self.goroutine_count()) // sample_type
             .number(9, since.as_nanos() as u64) // time_nanos
-            .message(11, self.goroutine_count()) // period_type
-            .number(12, 1) // period
-            .message(3, self.mapping(program));
+            .number(10, profile.duration.as_nanos() as u64) // duration_nanos
+            .message(11, self.value_type(kind.period_type())) // period_type
+            .number(12, profile.period)
+            .message(3, self.mapping(program))
+            .number(14, self.strings.of(kind.values()[kind.main_value()].0)); // default_sample_type
+        for &value in kind.values() {
+            out = out.message(1, self.value_type(value)); // sample_type
+        }
+        // There is no field for what is lost; `go tool pprof -comments` prints it.
+        if !comment.is_empty() {
+            out = out.number(13, self.strings.of(comment)); // comment
+        }
         for sample in &profile.samples {
-            out = out.message(2, self.sample(sample));
+            out = out.message(2, self.sample(kind, sample));
         }
         for i in 0..self.locations.all.len() {
             out = out.message(4, self.location(i));
@@ -243,8 +394,8 @@ impl<'a> Encoder<'a> {
     }
 
     /// ValueType: type, unit.
-    fn goroutine_count(&mut self) -> Message {
-        let (kind, unit) = (self.strings.of("goroutine"), self.strings.of("count"));
+    fn value_type(&mut self, (kind, unit): ValueType) -> Message {
+        let (kind, unit) = (self.strings.of(kind), self.strings.of(unit));
         Message::default().number(1, kind).number(2, unit)
     }
 
@@ -256,20 +407,22 @@ impl<'a> Encoder<'a> {
     }
 
     /// Sample: location_id, value, label.
-    fn sample(&mut self, sample: &'a Sample) -> Message {
-        let ids = sample.stack.iter().map(|frame| self.locations.of(frame) + 1);
-        let out = Message::default().numbers(1, ids).numbers(2, [sample.goroutines.count]);
+    fn sample(&mut self, kind: ProfileKind, Sample { key, group }: &'a Sample) -> Message {
+        let ids = key.stack.iter().map(|frame| self.locations.of(frame) + 1);
+        let values = group.values.into_iter().take(kind.values().len());
+        let mut out = Message::default().numbers(1, ids).numbers(2, values);
         // Label: key, str; or key, num.
-        let state = Message::default()
-            .number(1, self.strings.of("state"))
-            .number(2, self.strings.of(sample.state));
-        let out = out.message(3, state);
-        match sample.goroutines.id {
-            Some(id) => {
-                out.message(3, Message::default().number(1, self.strings.of("id")).number(3, id))
-            }
-            None => out,
+        let own = key.state.map(|state| ("state", state));
+        let labels = key.labels.as_deref().unwrap_or_default();
+        let labels = labels.iter().map(|(key, value)| (&**key, &**value));
+        for (key, value) in own.into_iter().chain(labels) {
+            let (key, value) = (self.strings.of(key), self.strings.of(value));
+            out = out.message(3, Message::default().number(1, key).number(2, value));
         }
+        if let Some(id) = group.id {
+            out = out.message(3, Message::default().number(1, self.strings.of("id")).number(3, id));
+        }
+        out
     }
 
     /// Location: id, mapping_id, line.

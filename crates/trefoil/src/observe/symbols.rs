@@ -70,6 +70,25 @@ impl SymbolCache {
     }
 }
 
+impl SymbolCache {
+    /// Returns the frames of code that runs, innermost first: without those that start a goroutine,
+    /// but with those of the runtime that it has called.
+    pub(super) fn frames_of_running(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
+        let mut all = Vec::new();
+        for &address in addresses {
+            all.extend(self.0.entry(address).or_insert_with(|| resolve(address)).iter().cloned());
+        }
+        // If the program's code is not involved, everything is shown.
+        let is_user = |(kind, _): &(FrameKind, Arc<Frame>)| *kind == FrameKind::User;
+        if let Some(outermost) = all.iter().rposition(is_user) {
+            all.truncate(outermost + 1);
+            all.retain(|(kind, _)| *kind != FrameKind::Bottom);
+        }
+        all.truncate(FRAMES_MAX);
+        all.into_iter().map(|(_, frame)| frame).collect()
+    }
+}
+
 fn resolve(address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
     let mut frames = Vec::new();
     backtrace::resolve(address as *mut c_void, |symbol| {

@@ -1,16 +1,21 @@
-//! Finds the frames of a suspended goroutine by its saved registers and its stack.
+//! Finds the frames of a suspended goroutine by its saved registers and its stack, and those of a
+//! sample that has copied both.
 //!
 //! The goroutine may be resumed at any moment, and then the words that are read from its stack are
 //! meaningless. That does no harm: reads stay inside the stack and their number is limited.
 //! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
 //! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
-//! `symbols.rs` resolves them.
+//! `symbols.rs` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile does
+//! no harm.
 
 use crate::arch::preempt::in_trampoline;
 use crate::sched::g::{G, Status};
+use crate::sched::sample::Registers;
 use crate::sys::objects;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
+use std::ffi::CStr;
+use std::ops::{Deref, Range};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
@@ -22,17 +27,109 @@ const SAVED_RIP: usize = 7;
 /// The size of that area. The stack pointer of the suspended code is above it.
 const SAVED_BYTES: usize = 64;
 
-/// The unwind tables of all objects that are loaded now.
+/// The unwind tables of all objects that were loaded at one moment.
 pub(super) struct Tables {
-    unwinder: UnwinderX86_64<&'static [u8]>,
+    unwinder: UnwinderX86_64<Bytes>,
     cache: CacheX86_64,
+    version: ObjectsVersion,
+}
+
+/// How many objects the loader has added and removed.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct ObjectsVersion {
+    added: u64,
+    removed: u64,
+}
+
+impl ObjectsVersion {
+    fn of(info: &libc::dl_phdr_info) -> ObjectsVersion {
+        ObjectsVersion { added: info.dlpi_adds, removed: info.dlpi_subs }
+    }
+}
+
+/// A part of an object.
+enum Bytes {
+    /// Of the program or the vdso, which are never unloaded.
+    Mapped(&'static [u8]),
+    /// Of a library, which another thread may unload at any time.
+    Copied(Vec<u8>),
+}
+
+impl Default for Bytes {
+    fn default() -> Bytes {
+        Bytes::Mapped(&[])
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(bytes) => bytes,
+            Bytes::Copied(bytes) => bytes,
+        }
+    }
 }
 
 impl Tables {
     pub(super) fn load() -> Tables {
         let mut unwinder = UnwinderX86_64::new();
-        objects::for_each(|info, headers| add_object(&mut unwinder, info.dlpi_addr, headers));
-        Tables { unwinder, cache: CacheX86_64::new() }
+        let mut version = ObjectsVersion::default();
+        objects::for_each(|info, headers| {
+            version = ObjectsVersion::of(info);
+            add_object(&mut unwinder, info, headers);
+        });
+        Tables { unwinder, cache: CacheX86_64::new(), version }
+    }
+
+    /// Returns whether no object was loaded or unloaded since.
+    pub(super) fn are_current(&self) -> bool {
+        let mut version = self.version;
+        objects::for_each(|info, _| version = ObjectsVersion::of(info));
+        version == self.version
+    }
+
+    /// Returns the code addresses of a stack, innermost first. `read` returns the word at an address
+    /// of the stack. If the outer frames are on another stack, `caller` is where that one is.
+    pub(super) fn unwind(
+        &mut self,
+        registers: Registers,
+        caller: Range<u64>,
+        mut read: impl FnMut(u64) -> Result<u64, ()>,
+    ) -> Vec<u64> {
+        let Registers { pc, sp, bp } = registers;
+        let mut regs = UnwindRegsX86_64::new(pc, sp, bp);
+        let mut frame = FrameAddress::from_instruction_pointer(pc);
+        let mut frames = vec![frame.address_for_lookup()];
+        while frames.len() < FRAMES_MAX {
+            let unwound = self.unwinder.unwind_frame(frame, &mut regs, &mut self.cache, &mut read);
+            let next = match unwound {
+                Ok(next) => next,
+                // framehop expects that the stack pointer grows, but `arch::call_on` may have
+                // called down to another stack. Its frame is found by the frame pointer.
+                Err(_) if caller.contains(&regs.bp()) && !caller.contains(&regs.sp()) => {
+                    let frame = regs.bp();
+                    let words = read(frame).and_then(|bp| Ok((bp, read(frame + 8)?)));
+                    let Ok((bp, return_address)) = words else { break };
+                    regs = UnwindRegsX86_64::new(return_address, frame + 16, bp);
+                    Some(return_address)
+                }
+                Err(_) => break,
+            };
+            let Some(next) = next else { break };
+            // A goroutine that was stopped by a signal continues at this instruction, which may be
+            // the first of a function. Any other address is that of the instruction after a call.
+            let next = if in_trampoline(frame.address() as usize) {
+                Some(FrameAddress::from_instruction_pointer(next))
+            } else {
+                FrameAddress::from_return_address(next)
+            };
+            let Some(next) = next else { break };
+            frame = next;
+            frames.push(frame.address_for_lookup());
+        }
+        frames
     }
 
     /// Returns the return addresses of a suspended goroutine, innermost first. Returns `None` if it
@@ -53,7 +150,7 @@ impl Tables {
             return None;
         }
         let (start, end) = (sp as u64, high as u64);
-        let mut read = |address: u64| {
+        let read = |address: u64| {
             let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
             // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
             // meanwhile, the value may be torn, and the check below discards the frames.
@@ -61,47 +158,38 @@ impl Tables {
         };
         let saved = |word: usize| read(start + 8 * word as u64).ok();
         let (rip, rbp) = (saved(SAVED_RIP)?, saved(SAVED_RBP)?);
-        let mut regs = UnwindRegsX86_64::new(rip, start + SAVED_BYTES as u64, rbp);
-        let mut frames = Vec::new();
-        let mut address = FrameAddress::from_return_address(rip)?;
-        while frames.len() < FRAMES_MAX {
-            frames.push(address.address_for_lookup());
-            let caller = self.unwinder.unwind_frame(address, &mut regs, &mut self.cache, &mut read);
-            let Ok(Some(caller)) = caller else { break };
-            // A goroutine that was stopped by a signal continues at this instruction, which may be
-            // the first of a function. Any other address is that of the instruction after a call.
-            let caller = if in_trampoline(address.address() as usize) {
-                Some(FrameAddress::from_instruction_pointer(caller))
-            } else {
-                FrameAddress::from_return_address(caller)
-            };
-            let Some(caller) = caller else { break };
-            address = caller;
-        }
+        let registers = Registers { pc: rip, sp: start + SAVED_BYTES as u64, bp: rbp };
+        let frames = self.unwind(registers, 0..0, read);
         // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         (g.status() == status && g.sp_hint() == sp && g.id() == id).then_some(frames)
     }
 }
 
-/// Adds the tables of an object, loaded at `base`, to the unwinder, if they have the usual form.
-/// An `svma` (stated virtual memory address) is framehop's name for an address relative to `base`.
+/// Adds the tables of an object to the unwinder, if they have the usual form. The caller is called by
+/// the loader, so the object stays loaded meanwhile. An `svma` (stated virtual memory address) is
+/// framehop's name for an address relative to where the object is loaded.
 fn add_object(
-    unwinder: &mut UnwinderX86_64<&'static [u8]>,
-    base: u64,
+    unwinder: &mut UnwinderX86_64<Bytes>,
+    info: &libc::dl_phdr_info,
     headers: &[libc::Elf64_Phdr],
 ) {
+    let base = info.dlpi_addr;
     let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
     let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return };
     let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return };
     let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
-    // SAFETY: mapped while the object is loaded. A `dlclose` during a dump is not supported.
-    let bytes = |svma: std::ops::Range<u64>| unsafe {
-        std::slice::from_raw_parts(
-            (base + svma.start) as *const u8,
-            (svma.end - svma.start) as usize,
-        )
+    let is_permanent = is_permanent(info);
+    let bytes = |svma: Range<u64>| {
+        // SAFETY: mapped while the object is loaded.
+        let bytes: &'static [u8] = unsafe {
+            std::slice::from_raw_parts(
+                (base + svma.start) as *const u8,
+                (svma.end - svma.start) as usize,
+            )
+        };
+        if is_permanent { Bytes::Mapped(bytes) } else { Bytes::Copied(bytes.to_vec()) }
     };
     let hdr_range = range(hdr);
     let hdr_bytes = bytes(hdr_range.clone());
@@ -122,7 +210,6 @@ fn add_object(
         ExplicitModuleSectionInfo {
             base_svma: 0,
             text_svma: Some(range(text)),
-            text: Some(bytes(range(text))),
             eh_frame_svma: Some(eh_range.clone()),
             eh_frame: Some(bytes(eh_range)),
             eh_frame_hdr_svma: Some(hdr_range),
@@ -130,4 +217,14 @@ fn add_object(
             ..Default::default()
         },
     ));
+}
+
+/// Returns whether an object cannot be unloaded: the program, whose name is empty, and the vdso.
+fn is_permanent(info: &libc::dl_phdr_info) -> bool {
+    if info.dlpi_name.is_null() {
+        return false;
+    }
+    // SAFETY: the loader's string, which lives as long as the object.
+    let name = unsafe { CStr::from_ptr(info.dlpi_name) };
+    name.is_empty() || name == c"linux-vdso.so.1"
 }

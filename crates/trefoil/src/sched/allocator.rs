@@ -137,6 +137,7 @@ impl M {
         let here = &raw const call as usize;
         let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
         let sp = if on_goroutine { self.sp.get() } else { null_mut() };
+        self.sample.own_context_from.set(here);
         // Relaxed: a hint for sysmon.
         self.in_allocator.store(true, Ordering::Relaxed);
         // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at
@@ -145,6 +146,7 @@ impl M {
         // not unwind.
         unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
         self.in_allocator.store(false, Ordering::Relaxed);
+        self.sample.own_context_from.set(0);
         match call.result {
             Some(result) => result,
             None => {

@@ -87,10 +87,12 @@ pub(crate) struct G {
     pub(crate) waits_as_holder: AtomicBool,
     /// It was woken by the owner of a lock and has not run since (`shutdown.rs`).
     pub(crate) promised: AtomicBool,
-    /// If it is a carrier: the task that it polls, or polls next.
-    pub(crate) task: Cell<Option<&'static Task>>,
+    /// A panic in it ends the process.
+    pub(crate) abort_on_panic: Cell<bool>,
     /// If it is a carrier: its task yields when the poll returns `Pending`.
     pub(crate) task_yields: Cell<bool>,
+    /// If it is a carrier: the task that it polls, or polls next.
+    pub(crate) task: Cell<Option<&'static Task>>,
     id: AtomicU64,
     /// The id of the goroutine that started it, or 0.
     parent: AtomicU64,
@@ -103,10 +105,10 @@ pub(crate) struct G {
     /// Where it was started.
     pub(crate) created_at: Cell<&'static Location<'static>>,
     name: UnsafeCell<Option<Box<str>>>,
-    /// A panic in it ends the process.
-    pub(crate) abort_on_panic: Cell<bool>,
     /// Its labels, if it is not a carrier.
     pub(crate) labels: LabelWord,
+    /// While it is parked and waits are sampled: since when. Otherwise 0 (`sample.rs`).
+    pub(crate) parked_at: AtomicU64,
 }
 
 const _: () = assert!(offset_of!(G, locked) == 56, "a switch touches one cache line");
@@ -151,6 +153,7 @@ impl G {
             body: Cell::new(Body::NONE),
             claim: AtomicU64::new(0),
             waits_for: AtomicUsize::new(0),
+            parked_at: AtomicU64::new(0),
             payload: Payload(UnsafeCell::new([MaybeUninit::uninit(); INLINE_BYTES])),
             id: AtomicU64::new(0),
             parent: AtomicU64::new(0),
@@ -319,6 +322,14 @@ impl G {
     pub(crate) fn task_hint(&self) -> Option<&'static Task> {
         // SAFETY: as in `sp_hint`; null or a task, which is never freed.
         unsafe { self.task.as_ptr().read_volatile() }
+    }
+
+    /// Returns the stack pointer with which it began, on the thread that runs it.
+    pub(crate) fn stack_top_hint(&self) -> Option<usize> {
+        // SAFETY: only the thread that runs the goroutine replaces the stack. A signal handler may
+        // interrupt that; the stack is one word, and its memory is never unmapped.
+        let stack = unsafe { (*self.stack.as_ptr()).as_ref() };
+        stack.map(|stack| stack.bounds().1)
     }
 
     /// Returns the bounds of its stack: the slot of the stack arena that contains its stack

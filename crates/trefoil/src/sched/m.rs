@@ -49,6 +49,7 @@ use crate::mem::magazine::{BlocksOf, Magazines};
 use crate::sched::g::G;
 use crate::sched::netpoll::poller::{Poller, ReadyBatch};
 use crate::sched::p::{Local, P, flag};
+use crate::sched::sample::{self, MSample};
 use crate::sched::{Sched, current_g, monitor::handoff, switch};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
@@ -68,7 +69,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 /// The stack of an M's thread. Only the scheduler and the program's allocator (`allocator.rs`) run
 /// on it. `thread::spawn` adds the size of the thread's TLS.
-const THREAD_STACK_BYTES: usize = 256 << 10;
+pub(crate) const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// Values of `hold`; see the head of the file.
 pub(crate) const OWNED: u8 = 0;
@@ -139,6 +140,8 @@ pub(crate) struct M {
     pub(crate) without_p: handoff::WithoutP,
     /// The goroutine that is locked to this M.
     pub(crate) locked: Cell<Option<&'static G>>,
+    /// For profiles.
+    pub(crate) sample: MSample,
     /// Free blocks of the program's allocators, indexed by `BlocksOf`.
     pub(super) magazines: [UnsafeCell<Magazines>; 2],
 }
@@ -256,6 +259,7 @@ impl M {
             idle_since: Cell::new(0),
             without_p: handoff::WithoutP::new(),
             locked: Cell::new(None),
+            sample: MSample::new(),
             magazines: [const { UnsafeCell::new(Magazines::new()) }; 2],
         }
     }
@@ -375,7 +379,9 @@ impl M {
         // By default the kernel may be 50 µs late with a timer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
+        sample::attach(self);
         switch::thread_loop(OwnContext(self, PhantomData));
+        sample::detach(self);
         // Before the thread's reference to the Sched, which owns the P, is dropped.
         self.sched().hand_off_p_of(self);
         for of in [BlocksOf::Libc, BlocksOf::Wrapped] {

@@ -24,6 +24,7 @@
 //! | `usage.rs` | who uses the CPUs and who waits for them: sysmon's estimate |
 //! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |
+//! | `sample.rs` | samples for profiles: CPU timers, waits, copies of stacks in a ring |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
@@ -55,6 +56,7 @@ pub(crate) mod queues;
 pub(crate) mod random;
 pub(crate) mod record;
 pub(crate) mod runnable;
+pub(crate) mod sample;
 pub(crate) mod search;
 pub(crate) mod shutdown;
 pub(crate) mod switch;

