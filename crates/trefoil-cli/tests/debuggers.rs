@@ -389,11 +389,14 @@ fn what_cannot_be_inspected_is_an_error() {
     let (done, _, error) = run_trefoil(&["dump", "999999999"]);
     assert!(!done && error.contains("there is no process 999999999"), "{error}");
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
-    let (done, _, error) = run_trefoil(&["ps", &other.id().to_string()]);
+    // At first it is not `sleep` yet, and has no memory of its own.
+    wait_for("the process to be refused", || {
+        let (done, _, error) = run_trefoil(&["ps", &other.id().to_string()]);
+        let refused = error.contains("it does not use trefoil") || error.contains("cannot be read");
+        if !done && refused { Ok(()) } else { Err(error) }
+    });
     other.kill().unwrap();
     other.wait().unwrap();
-    let refused = error.contains("it does not use trefoil") || error.contains("cannot be read");
-    assert!(!done && refused, "{error}");
 }
 
 // -------------------------------------------------------------------------------------------------
