@@ -130,8 +130,6 @@ pub(crate) struct M {
     pub(crate) idle_link: Cell<Option<&'static M>>,
     /// Its place in `UNUSED_MS`.
     free_link: FreeLink<M>,
-    /// The M that was made before this one, for debuggers. Written once.
-    made_before: AtomicPtr<M>,
     /// It is in the list of idle Ms or of locked Ms.
     pub(crate) listed: Cell<bool>,
     /// When it last went to sleep without a P.
@@ -144,6 +142,8 @@ pub(crate) struct M {
     pub(crate) sample: MSample,
     /// Free blocks of the program's allocators, indexed by `BlocksOf`.
     pub(super) magazines: [UnsafeCell<Magazines>; 2],
+    /// The M that was made before this one, for debuggers. Written once.
+    made_before: AtomicPtr<M>,
 }
 
 const _: () = assert!(offset_of!(M, in_runtime) == arch::M_IN_RUNTIME);
