@@ -205,6 +205,22 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 /// ```
 ///
 /// The other options and the compile errors are the same as for [`main`][macro@main].
+///
+/// ```compile_fail,standalone_crate
+/// # extern crate self as trefoil;
+/// # pub mod debug { pub fn deny_leaks<T>(f: impl FnOnce() -> T) -> T { f() } }
+/// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
+/// #[trefoil_macros::main(leaks = "deny")] // an option of tests only
+/// fn main() {}
+/// ```
+/// ```compile_fail,standalone_crate
+/// # extern crate self as trefoil;
+/// # pub mod debug { pub fn deny_leaks<T>(f: impl FnOnce() -> T) -> T { f() } }
+/// # pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() }
+/// #[trefoil_macros::test(leaks = "allow")] // unknown value
+/// fn leaks() {}
+/// # fn main() {}
+/// ```
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute(Kind::Test, options, item)

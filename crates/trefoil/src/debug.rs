@@ -10,7 +10,7 @@
 //! | [`usage`] | Who uses the CPUs, and who waits for them? | reads a table |
 //! | [`goroutines`] | Which goroutines and tasks are there, in which state? | reads every G |
 //! | [`groups`] | How many stand at the same place, and for how long? | reads every G, and a stack per group |
-//! | [`deadlocks`] | Which goroutines wait for each other? | reads every G |
+//! | [`deadlocks`] | Which goroutines wait for each other? | reads every G, and every stack if goroutines wait for channels |
 //!
 //! None of them stops a goroutine. From outside the program, SIGQUIT prints the dump and ends the
 //! process, and `TREFOIL_DEBUG=schedtrace=1000` prints a line about the scheduler every second.
@@ -359,7 +359,7 @@ pub fn groups() -> Vec<GoroutineGroup> {
 /// *probable*.
 ///
 /// A guard that was sent to another goroutine may be dropped there, although the goroutine that
-/// locked waits. After the runtime has seen a goroutine unlock what another has locked, it calls no
+/// locked waits; so may a guard in a future that another executor polls. After the runtime has seen a goroutine unlock what another has locked, it calls no
 /// cycle over locks certain any more. The readers of a `RwLock` are only counted, so a cycle over
 /// readers is not found.
 ///

@@ -289,6 +289,8 @@ impl Builder {
     ///   is 0, or the stack size is 0 or more than 1 GiB.
     /// - Other kinds: the kernel refused the descriptors of tokio's driver, or memory.
     pub fn build(self) -> io::Result<Runtime> {
+        // A task may lock on one worker and unlock on another.
+        crate::sched::wait::holder::assume_guards_move();
         let Some(sched) = calls::current_sched() else {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,

@@ -4,10 +4,13 @@
 mod common;
 
 use common::{child_test, runtime, watchdog, watchdog_for, yield_until};
+use std::future::Future as _;
 use std::io::Read as _;
+use std::pin::pin;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use trefoil::chan::bounded;
 use trefoil::debug::{self, Deadlock};
@@ -398,9 +401,8 @@ fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
     struct PthreadMutex(std::cell::UnsafeCell<libc::pthread_mutex_t>);
     // SAFETY: a mutex is made to be shared.
     unsafe impl Sync for PthreadMutex {}
-    const NEW: PthreadMutex =
-        PthreadMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
-    static MUTEXES: [PthreadMutex; 2] = [NEW; 2];
+    static MUTEXES: [PthreadMutex; 2] =
+        [const { PthreadMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)) }; 2];
     static LOCKED: AtomicU64 = AtomicU64::new(0);
     // SAFETY: mutexes in a static.
     let lock = |i: usize| unsafe { libc::pthread_mutex_lock(MUTEXES[i].0.get()) };
@@ -418,6 +420,31 @@ fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
         assert_eq!(names(&deadlock), ["c 0", "c 1"]);
         let dump = debug::dump();
         assert!(dump.contains("[pthread mutex]:\n\twaits for pthread mutex 0x"), "{dump}");
+    });
+}
+
+/// The future of another executor may go on in another goroutine, and unlock there.
+#[test]
+fn the_holder_of_a_guard_in_a_future_of_another_executor_is_unknown() {
+    let _w = watchdog();
+    static M: Mutex<()> = Mutex::new(());
+    on_own_runtime(|| {
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(guard) = pin!(M.lock_async()).poll(&mut context) else {
+            panic!("the mutex is free");
+        };
+        let waiter = go(|| drop(M.lock()));
+        let mut waits_for = None;
+        yield_until("the waiter", || {
+            let found = debug::goroutines().find(|g| g.who.id == waiter.id());
+            waits_for = found.and_then(|g| g.waits_for);
+            waits_for.is_some()
+        });
+        let waits_for = waits_for.unwrap();
+        assert_eq!((waits_for.what, waits_for.holders.len()), ("Mutex", 0));
+        assert!(waits_for.to_string().ends_with("(holder unknown)"), "{waits_for}");
+        drop(guard);
+        waiter.join().unwrap();
     });
 }
 

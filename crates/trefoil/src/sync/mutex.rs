@@ -12,6 +12,7 @@
 use super::mutex_word::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
+use crate::sched::task::waker;
 use crate::sched::wait::holder::{self, Holder};
 use crate::sched::wait::list::{Batch, List, Node, Taken, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -362,7 +363,8 @@ impl LockOp {
             // SAFETY: the caller's guarantee.
             unsafe { self.poll_slow(mutex, context, reason) }
         };
-        if locked.is_ready() {
+        // The future of another executor may go on in another goroutine, so its holder stays unknown.
+        if locked.is_ready() && waker::word_of_waker(context.waker()).is_some() {
             mutex.holder.set();
         }
         locked

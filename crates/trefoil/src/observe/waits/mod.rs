@@ -31,7 +31,7 @@ use crate::sys::mm;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// A goroutine or task of one of the runtimes.
@@ -267,7 +267,10 @@ impl Graph {
             }
         };
         let next = |at: usize| cycle[(at + 1) % cycle.len()];
-        (0..cycle.len()).all(|at| same_holder(cycle[at], next(at))) && cycle.iter().all(waits_still)
+        let same_holders = (0..cycle.len()).all(|at| same_holder(cycle[at], next(at)));
+        // The waits are read again after the holders.
+        fence(Ordering::SeqCst);
+        same_holders && cycle.iter().all(waits_still)
     }
 
     /// Returns whether nothing can end a confirmed cycle. See the head of the file.

@@ -95,6 +95,13 @@ pub(crate) fn note_unlock(holder: u32) {
     }
 }
 
+/// Notes that guards may be dropped by other goroutines than those that locked: futures that hold
+/// guards go from goroutine to goroutine, on an executor that is not the runtime's.
+#[cfg(feature = "tokio")]
+pub(crate) fn assume_guards_move() {
+    GUARDS_MOVE.store(true, Ordering::Relaxed);
+}
+
 /// Returns whether a guard was ever dropped by another goroutine than the one that locked. Then a
 /// [`Holder`] need not be the goroutine that will unlock.
 pub(crate) fn guards_move() -> bool {
