@@ -253,10 +253,9 @@ fn read_stable<T>(
         let value = word.load(Ordering::Acquire);
         // SAFETY: null, or a node: nodes are never freed.
         let node = unsafe { node_of(value).as_ref() }?;
-        if let Some(labels) = node.try_acquire() {
-            if word.load(Ordering::Acquire) == value {
-                return Some(labels);
-            }
+        let labels = node.try_acquire();
+        if labels.is_some() && word.load(Ordering::Acquire) == value {
+            return labels;
         }
     }
     None

@@ -42,7 +42,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The signal of the CPU timers. Go's and everyone's.
 pub(crate) const CPU_SIGNAL: c_int = libc::SIGPROF;
@@ -53,6 +53,8 @@ const RING_WORDS: u64 = 1 << 20;
 const STACK_WORDS_MAX: usize = 8 << 10;
 /// Words before the stack.
 const HEAD_WORDS: usize = 10;
+/// Bytes of an M's own stack above the frame of [`attach`] that are copied too.
+const OUTER_BYTES: usize = 1024;
 /// Bytes below the frame of `M::on_own_context` that are copied too: the frame of the call.
 const CALL_FRAME_BYTES: usize = 512;
 
@@ -309,13 +311,33 @@ pub(crate) fn lost(kind: SampleKind) -> u64 {
     RING.lost[kind as usize].load(Ordering::Relaxed)
 }
 
-/// Returns to the kernel the memory of the ring, which is empty. A late signal may still write.
+/// Returns the memory of the ring to the kernel, if it is empty. The caller has ended all sampling.
 pub(crate) fn trim() {
     use rustix::mm::{Advice, madvise};
     let words = RING.words.load(Ordering::Acquire);
-    if !words.is_null() && RING.head.load(Ordering::Acquire) == RING.tail.load(Ordering::Acquire) {
+    // A writer that comes later sees that sampling has ended.
+    if !words.is_null() && WRITERS.load(Ordering::SeqCst) == 0 && written() == taken() {
         // SAFETY: the ring's mapping; all words in it are zero, and stay so.
         let _ = unsafe { madvise(words.cast(), RING_WORDS as usize * 8, Advice::LinuxDontNeed) };
+    }
+}
+
+/// How many threads are about to write samples.
+static WRITERS: AtomicU32 = AtomicU32::new(0);
+
+/// Counts a thread in [`WRITERS`]. It is made before the check whether samples are taken.
+struct Writer;
+
+impl Writer {
+    fn new() -> Writer {
+        WRITERS.fetch_add(1, Ordering::SeqCst);
+        Writer
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        WRITERS.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -363,7 +385,8 @@ static SESSION: AtomicU8 = AtomicU8::new(0);
 /// Called on an M's thread when it can run goroutines. Does not allocate.
 pub(crate) fn attach(m: &'static M) {
     let here = 0u8;
-    m.sample.own_stack.set(&raw const here as usize);
+    // The frames that called this are above; glibc's record of the thread is above those.
+    m.sample.own_stack.set(&raw const here as usize + OUTER_BYTES);
     let mut timers = TIMERS.lock();
     m.sample.next.set(timers.first);
     timers.first = Some(m);
@@ -532,6 +555,7 @@ pub(crate) unsafe extern "C" fn on_cpu_signal(
     // SAFETY: the kernel's pointers.
     let (info, context) =
         unsafe { (&*info.cast::<TimerSiginfo>(), &*context.cast::<libc::ucontext_t>()) };
+    let _writer = Writer::new();
     let session = SESSION.load(Ordering::SeqCst);
     if info.code != libc::SI_TIMER || info.value != &raw const TIMER_COOKIE || session == 0 {
         return;
@@ -614,8 +638,12 @@ fn goroutine_stack(g: Option<&'static G>, sp: usize) -> Option<(usize, usize)> {
 static WAIT_RATE: AtomicU64 = AtomicU64::new(0);
 /// The same for waits for locks, whose samples are taken by the goroutine that unlocks.
 static UNLOCK_RATE: AtomicU64 = AtomicU64::new(0);
-/// Whether one of the two is not zero: the word that a goroutine reads when it parks.
-static WAITS_ON: AtomicU8 = AtomicU8::new(0);
+/// Whether one of the two is not zero. A goroutine reads it when it parks, so it has a cache line to
+/// itself.
+static WAITS_ON: WaitsOn = WaitsOn(AtomicBool::new(false));
+
+#[repr(align(64))]
+struct WaitsOn(AtomicBool);
 
 fn rate_of(kind: SampleKind) -> &'static AtomicU64 {
     if kind == SampleKind::Unlock { &UNLOCK_RATE } else { &WAIT_RATE }
@@ -624,20 +652,20 @@ fn rate_of(kind: SampleKind) -> &'static AtomicU64 {
 /// Sets the rate at which waits are sampled; 0 ends it.
 pub(crate) fn set_wait_rate(kind: SampleKind, nanos: Nanos) -> io::Result<()> {
     RING.map()?;
-    rate_of(kind).store(nanos, Ordering::Relaxed);
+    rate_of(kind).store(nanos, Ordering::SeqCst);
     let any = [&WAIT_RATE, &UNLOCK_RATE].iter().any(|rate| rate.load(Ordering::Relaxed) != 0);
-    WAITS_ON.store(any.into(), Ordering::Relaxed);
+    WAITS_ON.0.store(any, Ordering::Relaxed);
     Ok(())
 }
 
 pub(crate) fn wait_rate(kind: SampleKind) -> Nanos {
-    rate_of(kind).load(Ordering::Relaxed)
+    rate_of(kind).load(Ordering::SeqCst)
 }
 
 /// Returns whether waits are sampled.
 #[inline(always)]
 pub(crate) fn are_waits_on() -> bool {
-    WAITS_ON.load(Ordering::Relaxed) != 0
+    WAITS_ON.0.load(Ordering::Relaxed)
 }
 
 /// Takes a sample of a goroutine that has waited for so long, on its stack, inside the runtime.
@@ -685,6 +713,7 @@ fn is_lock(reason: WaitReason) -> bool {
 /// Takes the sample of a wait, with a probability that is proportional to its length if it is
 /// shorter than the rate.
 fn sample_wait(rt: Rt, g: &'static G, kind: SampleKind, reason: WaitReason, nanos: Nanos) {
+    let _writer = Writer::new();
     let rate = wait_rate(kind);
     if rate == 0 || nanos < rate && rt.random() % rate >= nanos {
         return;
