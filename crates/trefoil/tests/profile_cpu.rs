@@ -8,6 +8,7 @@ mod pprof;
 
 use common::{cpu_time, flag, hog, join_all, runtime, watchdog};
 use pprof::decode;
+use std::collections::HashMap;
 use std::hint::black_box;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -46,11 +47,11 @@ fn sleep_while_others_use(cpu: Duration) {
     }
 }
 
-/// Fails if `found` differs from `expected` by more than 5 %.
-fn assert_close(found: u64, expected: Duration, what: &str) {
+/// Fails if `found` differs from `expected` by more than this part.
+fn assert_close(found: u64, expected: Duration, part: f64, what: &str) {
     let (found, expected) = (found as f64 / 1e9, expected.as_secs_f64());
     let error = (found - expected).abs() / expected;
-    assert!(error <= 0.05, "{what}: {found:.3} s, expected {expected:.3} s");
+    assert!(error <= part, "{what}: {found:.3} s, expected {expected:.3} s");
 }
 
 fn sum_with(profile: &Profile, function: &str) -> u64 {
@@ -59,29 +60,34 @@ fn sum_with(profile: &Profile, function: &str) -> u64 {
     with.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-/// Returns the CPU time of the threads that run no goroutines: they are not in the profile.
-fn time_of_other_threads() -> Duration {
-    let mut sum = 0;
-    for (tid, name) in common::tasks() {
-        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"));
-        if !name.starts_with("trefoil-m") {
-            sum += text.unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
-        }
-    }
-    Duration::from_nanos(sum)
-}
+/// The CPU time of the threads that run goroutines, as the kernel counts it. The threads of
+/// the runtime that run none, and those of the test, are in what `getrusage` counts, but not in the
+/// profile.
+struct MClocks(HashMap<i32, u64>);
 
-/// Returns the CPU time of this process that the kernel has counted, except for that of threads
-/// that run no goroutines.
-fn time_of_ms() -> Duration {
-    cpu_time() - time_of_other_threads()
+impl MClocks {
+    fn read() -> MClocks {
+        let ms = common::tasks().into_iter().filter(|(_, name)| name.starts_with("trefoil-m"));
+        let clock = |(tid, _)| {
+            // A thread of an earlier runtime may end meanwhile.
+            let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+            Some((tid, text.split(' ').next()?.parse().ok()?))
+        };
+        MClocks(ms.filter_map(clock).collect())
+    }
+
+    /// Returns the CPU time that the threads which exist now have used since.
+    fn elapsed(&self) -> Duration {
+        let before = |tid| self.0.get(tid).copied().unwrap_or(0);
+        Duration::from_nanos(MClocks::read().0.iter().map(|(tid, now)| now - before(tid)).sum())
+    }
 }
 
 /// Profiles `goroutines` that compute, and returns the profile and what the kernel counted.
 fn profile_hogs(goroutines: usize) -> (Profile, Duration) {
     runtime(2).run(move || {
         let stop = flag();
-        let before = time_of_ms();
+        let clocks = MClocks::read();
         let cpu = Cpu::start(HZ).unwrap();
         let hogs = (0..goroutines).map(|_| {
             let stop = stop.clone();
@@ -91,7 +97,7 @@ fn profile_hogs(goroutines: usize) -> (Profile, Duration) {
         sleep_while_others_use(Duration::from_secs(1));
         stop.store(true, SeqCst);
         join_all(hogs);
-        let used = time_of_ms() - before;
+        let used = clocks.elapsed();
         (cpu.stop(), used)
     })
 }
@@ -101,7 +107,7 @@ fn the_total_is_what_the_kernel_counts() {
     let (_turn, _watchdog) = (turn(), watchdog());
     for goroutines in [1, 2, 8] {
         let (profile, used) = profile_hogs(goroutines);
-        assert_close(profile.total(), used, &format!("{goroutines} goroutines"));
+        assert_close(profile.total(), used, 0.05, &format!("{goroutines} goroutines"));
         assert_eq!(profile.lost(), 0);
         let text = profile.folded();
         assert!(
@@ -137,17 +143,18 @@ fn threads_that_start_later_are_counted() {
     let cpu = Cpu::start(HZ).unwrap();
     let mut used = Duration::ZERO;
     for _ in 0..4 {
-        used += runtime(2).run(|| {
-            let before = time_of_ms();
+        used += runtime(1).run(|| {
+            let clocks = MClocks::read();
             let stop = flag();
             let hogs = common::hogs(3, &stop);
-            sleep_while_others_use(Duration::from_millis(300));
+            sleep_while_others_use(Duration::from_millis(400));
             stop.store(true, SeqCst);
             join_all(hogs);
-            time_of_ms() - before
+            clocks.elapsed()
         });
     }
-    assert_close(cpu.stop().total(), used, "four runtimes");
+    // A thread's last milliseconds are lost, until the kernel's next tick.
+    assert_close(cpu.stop().total(), used, 0.1, "four runtimes");
 }
 
 /// Returns the CPU time of the calling thread.
@@ -203,7 +210,8 @@ fn labels_divide_the_time() {
     let share = of("small") / (of("small") + of("large"));
     let expected = used[0].as_secs_f64() / (used[0] + used[1]).as_secs_f64();
     assert!((share - expected).abs() <= 0.05, "{share} instead of {expected}: {by_label:?}");
-    assert_close((of("small") + of("large")) as u64, used[0] + used[1], "all labels");
+    let sum = (of("small") + of("large")) as u64;
+    assert_close(sum, used[0] + used[1], 0.05, "all labels");
 }
 
 #[test]
