@@ -111,7 +111,7 @@ fn the_total_is_what_the_kernel_counts() {
         assert_eq!(profile.lost(), 0);
         let text = profile.folded();
         assert!(
-            sum_with(&profile, "burns_in_here") as f64 > 0.9 * profile.total() as f64,
+            sum_with(&profile, "burns_in_here") as f64 > 0.8 * profile.total() as f64,
             "{text}"
         );
     }
