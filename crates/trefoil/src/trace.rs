@@ -44,7 +44,7 @@
 //! nanoseconds per switch: the clock is not read for each event, so the times in a snapshot have an
 //! error, which is shown.
 
-use crate::observe::trace::watches::{self, Settings};
+use crate::observe::trace::watches::{self, Settings, Watching};
 use crate::runtime::with_sched;
 use crate::sched::Sched;
 use crate::sched::m::Rt;
@@ -355,7 +355,7 @@ pub struct OnTrigger {
 pub struct Watch {
     /// Not an Arc, as in [`Recorder`].
     sched: Weak<Sched>,
-    watch: Arc<trigger::Watch>,
+    watching: Watching,
 }
 
 /// A runtime has at most 16 watches at the same time.
@@ -516,8 +516,8 @@ impl OnTrigger {
             });
         };
         with_sched(|sched| {
-            let watch = watches::watch(sched, settings, tell).ok_or(TooManyWatches)?;
-            Ok(Watch { sched: downgrade(sched), watch })
+            let watching = watches::watch(sched, settings, tell).ok_or(TooManyWatches)?;
+            Ok(Watch { sched: downgrade(sched), watching })
         })
     }
 }
@@ -525,7 +525,7 @@ impl OnTrigger {
 impl Drop for Watch {
     fn drop(&mut self) {
         if let Some(sched) = self.sched.upgrade() {
-            watches::unwatch(&sched, &self.watch);
+            watches::unwatch(&sched, &self.watching);
         }
     }
 }

@@ -65,7 +65,8 @@ pub(crate) struct Watch {
     pub(crate) left: AtomicU32,
     /// The end of the pause.
     pub(crate) quiet_until: AtomicU64,
-    /// Called with each incident, outside the runtime, on any thread. It must not block.
+    /// Called with each incident, outside the runtime, on any thread. It must not block, nor may its
+    /// destructor: the helper thread may be the last to drop it.
     pub(crate) tell: Box<dyn Fn(&Sched, Noticed) + Send + Sync>,
 }
 
@@ -75,15 +76,20 @@ struct Kind {
     limit: AtomicU64,
     /// Until then incidents are dropped.
     quiet_until: AtomicU64,
-    /// The place for one incident. `nanos` is 0 while it is free.
+    /// The place for one incident. `nanos` is 0 while it is free, and [`RESERVED`] while `id` is
+    /// being written.
     nanos: AtomicU64,
     id: AtomicU64,
 }
+
+const RESERVED: Nanos = Nanos::MAX;
 
 /// A runtime's triggers.
 pub(crate) struct Triggers {
     kinds: [Kind; Incident::ALL.len()],
     watches: [Lock<Option<Arc<Watch>>>; WATCHES_MAX],
+    /// Held while the limits are computed from the watches. Taken before the locks of `watches`.
+    updating: Lock<()>,
     /// Exists since the first watch for `Runnable`.
     table: Lock<Option<&'static RunnableTable>>,
 }
@@ -100,6 +106,7 @@ impl Triggers {
                 }
             }; Incident::ALL.len()],
             watches: [const { Lock::new(None) }; WATCHES_MAX],
+            updating: Lock::new(()),
             table: Lock::new(None),
         }
     }
@@ -155,32 +162,44 @@ impl Triggers {
     fn watches(&self, incident: Incident) -> Vec<Arc<Watch>> {
         let mut all = Vec::with_capacity(WATCHES_MAX);
         for place in &self.watches {
-            all.extend(place.lock().clone());
+            all.extend(place.lock().iter().filter(|watch| watch.incident == incident).cloned());
         }
-        all.retain(|watch| watch.incident == incident);
         all
     }
 
     /// Computes the limit and the end of the pause again.
     fn update(&self, incident: Incident) {
-        let watches = self.watches(incident);
-        let open = || watches.iter().filter(|watch| watch.left.load(Ordering::Relaxed) != 0);
-        let limit = open().map(|watch| watch.limit).min().unwrap_or(NEVER);
-        let quiet = open().map(|watch| watch.quiet_until.load(Ordering::Relaxed)).min();
+        // Nobody stores what he has computed from older watches later.
+        let _updating = self.updating.lock();
+        let (mut limit, mut quiet_until) = (NEVER, NEVER);
+        for place in &self.watches {
+            let place = place.lock();
+            let is_open = |watch: &&Arc<Watch>| {
+                watch.incident == incident && watch.left.load(Ordering::Relaxed) != 0
+            };
+            if let Some(watch) = place.as_ref().filter(is_open) {
+                limit = limit.min(watch.limit);
+                quiet_until = quiet_until.min(watch.quiet_until.load(Ordering::Relaxed));
+            }
+        }
         let kind = &self.kinds[incident as usize];
         kind.limit.store(limit, Ordering::Relaxed);
-        kind.quiet_until.store(quiet.unwrap_or(0), Ordering::Relaxed);
+        kind.quiet_until.store(quiet_until, Ordering::Relaxed);
     }
 
     /// Takes the incident that was noticed.
     fn take(&self, incident: Incident) -> Option<Noticed> {
         let kind = &self.kinds[incident as usize];
-        let id = kind.id.load(Ordering::Relaxed);
-        // Release: pairs with the Acquire in `notice`, so that the next `id` is stored after this
-        // one was read.
-        match kind.nanos.swap(0, Ordering::Release) {
-            0 => None,
-            nanos => Some(Noticed { id, nanos }),
+        // Acquire: pairs with the Release in `notice`, so that `id` is that of this incident.
+        match kind.nanos.load(Ordering::Acquire) {
+            0 | RESERVED => None,
+            nanos => {
+                let id = kind.id.load(Ordering::Relaxed);
+                // Release: pairs with the Acquire in `notice`: the next `id` is stored after this
+                // one was read. Only the helper thread takes.
+                kind.nanos.store(0, Ordering::Release);
+                Some(Noticed { id, nanos })
+            }
         }
     }
 }
@@ -193,16 +212,15 @@ impl Sched {
         if !self.record.is_on() || now() < kind.quiet_until.load(Ordering::Relaxed) {
             return;
         }
-        let nanos = noticed.nanos.max(1);
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        if kind.nanos.compare_exchange(0, nanos, acquire, relaxed).is_ok() {
+        if kind.nanos.compare_exchange(0, RESERVED, acquire, relaxed).is_ok() {
             kind.id.store(noticed.id, Ordering::Relaxed);
-            // The request orders it for the helper thread.
+            kind.nanos.store(noticed.nanos.clamp(1, RESERVED - 1), Ordering::Release);
             self.helper.request(Request::Incidents);
         }
     }
 
-    /// Tells the watches what was noticed. For the helper thread, or a goroutine that panics.
+    /// Tells the watches what was noticed. For the helper thread alone.
     pub(crate) fn tell_incidents(&self) {
         for incident in Incident::ALL {
             if let Some(noticed) = self.triggers.take(incident) {

@@ -48,9 +48,10 @@ pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) {
         };
         // It stays as long as the runtime. There are fewer kinds than places for watches, but one
         // may be named several times.
-        watches::watch(sched, settings, move |noticed, snapshot| {
+        let watching = watches::watch(sched, settings, move |noticed, snapshot| {
             write_after_incident(incident, noticed, &snapshot);
         });
+        std::mem::forget(watching);
     }
 }
 

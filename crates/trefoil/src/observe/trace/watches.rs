@@ -7,6 +7,7 @@ use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::trigger::{Incident, Noticed, Watch};
 use crate::sched::{Sched, calls};
 use crate::sys::clock::{self, NEVER, Nanos};
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
@@ -25,13 +26,21 @@ pub(crate) struct Settings {
     pub(crate) at_most: u32,
 }
 
+/// A watch and the program's function. Who owns this drops the function, or a goroutine that calls it
+/// does: not the helper thread, because a destructor may block.
+pub(crate) struct Watching {
+    watch: Arc<Watch>,
+    _function: Arc<dyn Any + Send + Sync>,
+}
+
 /// Watches `sched`: after an incident, a goroutine calls `f`. None if there are too many watches.
 pub(crate) fn watch(
     sched: &Sched,
     settings: Settings,
     f: impl Fn(Noticed, Snapshot) + Send + Sync + 'static,
-) -> Option<Arc<Watch>> {
-    let f = Arc::new(f);
+) -> Option<Watching> {
+    let function = Arc::new(f);
+    let f = Arc::downgrade(&function);
     let look_forward = settings.look_forward;
     let watch = Arc::new(Watch {
         incident: settings.incident,
@@ -40,7 +49,7 @@ pub(crate) fn watch(
         left: AtomicU32::new(settings.at_most),
         quiet_until: AtomicU64::new(0),
         tell: Box::new(move |sched, noticed| {
-            let f = f.clone();
+            let Some(f) = f.upgrade() else { return };
             let take = move || {
                 if !look_forward.is_zero() {
                     calls::sleep_until(clock::after(look_forward));
@@ -62,12 +71,12 @@ pub(crate) fn watch(
     });
     sched.triggers.add(watch.clone()).ok()?;
     sched.watch_runnable();
-    Some(watch)
+    Some(Watching { watch, _function: function })
 }
 
 /// Ends a watch. A goroutine that it has started may still call the function.
-pub(crate) fn unwatch(sched: &Sched, watch: &Arc<Watch>) {
-    sched.triggers.remove(watch);
+pub(crate) fn unwatch(sched: &Sched, watching: &Watching) {
+    sched.triggers.remove(&watching.watch);
     sched.watch_runnable();
 }
 
