@@ -600,6 +600,10 @@ fn labels_of(g: Option<&'static G>) -> Option<LabelRef> {
     }
 }
 
+/// What an M's own stack has at least, below where it was measured. glibc takes some of it at the upper
+/// end for itself.
+const OWN_STACK_BYTES: usize = crate::sched::m::THREAD_STACK_BYTES - (16 << 10);
+
 /// Returns the parts of the stack from `sp` on, and whether they are cut. There are none if `sp` is
 /// on an unknown stack: that of a signal handler, or of a library with fibers.
 fn stack_of(m: &M, g: Option<&'static G>, sp: usize) -> ([StackPart; 2], bool) {
@@ -608,7 +612,7 @@ fn stack_of(m: &M, g: Option<&'static G>, sp: usize) -> ([StackPart; 2], bool) {
         return ([part, StackPart::default()], part.words == STACK_WORDS_MAX);
     }
     let end = m.sample.own_stack.get();
-    if sp >= end || end - sp > crate::sched::m::THREAD_STACK_BYTES {
+    if sp >= end || end - sp > OWN_STACK_BYTES {
         return Default::default();
     }
     let own = StackPart::new(sp, end, STACK_WORDS_MAX);

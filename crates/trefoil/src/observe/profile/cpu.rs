@@ -26,15 +26,14 @@ pub(crate) fn start(hz: u32, by_id: bool) -> Result<(), CpuError> {
     if running.is_some() {
         return Err(CpuError::AlreadyRunning);
     }
-    let before = action().map_err(CpuError::Kernel)?;
-    if before.sa_sigaction > libc::SIG_IGN {
-        return Err(CpuError::SignalInUse);
-    }
+    let before = install()?;
     let session = sample::next_session();
     let period = 1_000_000_000 / Nanos::from(hz);
-    collector::begin_cpu(CpuSettings { session, period, by_id }).map_err(CpuError::Kernel)?;
-    let started = install().map_err(TimerError::Kernel);
-    if let Err(e) = started.and_then(|()| sample::start_timers(session, period)) {
+    if let Err(e) = collector::begin_cpu(CpuSettings { session, period, by_id }) {
+        uninstall(&before);
+        return Err(CpuError::Kernel(e));
+    }
+    if let Err(e) = sample::start_timers(session, period) {
         uninstall(&before);
         collector::end_cpu();
         return Err(match e {
@@ -72,18 +71,31 @@ fn handler() -> libc::sighandler_t {
     sample::on_cpu_signal as *const () as libc::sighandler_t
 }
 
-fn install() -> io::Result<()> {
-    // SAFETY: a handler of the right type for SA_SIGINFO.
+/// Installs the handler. Returns the action before. A handler of the program stays: then the profile
+/// is refused.
+fn install() -> Result<libc::sigaction, CpuError> {
+    // SAFETY: a handler of the right type for SA_SIGINFO, and what the kernel returned. All bits 0
+    // are the default action.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler();
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigfillset(&raw mut action.sa_mask);
-        if libc::sigaction(CPU_SIGNAL, &raw const action, null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
+        let mut before: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(CPU_SIGNAL, &raw const action, &raw mut before) != 0 {
+            return Err(CpuError::Kernel(io::Error::last_os_error()));
+        }
+        match before.sa_sigaction {
+            libc::SIG_DFL | libc::SIG_IGN => Ok(before),
+            // The program has installed a handler during an earlier profile, and later restored
+            // what it had found.
+            before if before == handler() => Ok(std::mem::zeroed()),
+            _ => {
+                libc::sigaction(CPU_SIGNAL, &raw const before, null_mut());
+                Err(CpuError::SignalInUse)
+            }
         }
     }
-    Ok(())
 }
 
 /// Restores the action that the signal had, unless the program has installed another one meanwhile.

@@ -316,6 +316,8 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
                     (body.drop_output)(task);
                     (body.free)(task);
                 }
+                // The destructor may have left labels.
+                task.origin.end();
             }
             let rt = count_end(enter());
             rt.with_local(|local| local.free_tasks.put(task));
