@@ -207,38 +207,64 @@ fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
         && since(suspect.party) == suspect.since_ms
 }
 
-/// Returns the sets of suspects that wait for each other, directly or not.
+/// Returns the sets of suspects that wait for each other, directly or not: the strongly connected
+/// components of the graph, by Kosaraju's algorithm. A leftover address on a stack adds an edge, but
+/// rarely one that leads back.
 fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
-    let mut neighbours: HashMap<(usize, u64), Vec<(usize, u64)>> = HashMap::new();
-    for (&key, suspect) in suspects {
-        neighbours.entry(key).or_default();
-        for waker in suspect.wakers.iter().filter(|w| suspects.contains_key(&w.key())) {
-            neighbours.entry(key).or_default().push(waker.key());
-            neighbours.entry(waker.key()).or_default().push(key);
-        }
-    }
     let mut keys: Vec<_> = suspects.keys().copied().collect();
     keys.sort_unstable();
+    let mut wakers: Edges = HashMap::new();
+    let mut waiters: Edges = HashMap::new();
+    for (&key, suspect) in suspects {
+        for waker in suspect.wakers.iter().filter(|w| suspects.contains_key(&w.key())) {
+            wakers.entry(key).or_default().push(waker.key());
+            waiters.entry(waker.key()).or_default().push(key);
+        }
+    }
     let mut seen = HashSet::new();
+    let mut order = Vec::new();
+    for &key in &keys {
+        visit(key, &wakers, &mut seen, &mut order);
+    }
+    seen.clear();
     let mut sets = Vec::new();
-    for key in keys {
-        if !seen.insert(key) {
-            continue;
+    for &key in order.iter().rev() {
+        let mut set = Vec::new();
+        visit(key, &waiters, &mut seen, &mut set);
+        if set.len() > 1 {
+            set.sort_unstable();
+            sets.push(set);
         }
-        let mut set = vec![key];
-        let mut next = 0;
-        while next < set.len() {
-            for &neighbour in &neighbours[&set[next]] {
-                if seen.insert(neighbour) {
-                    set.push(neighbour);
-                }
-            }
-            next += 1;
-        }
-        set.sort_unstable();
-        sets.push(set);
     }
     sets
+}
+
+type Edges = HashMap<(usize, u64), Vec<(usize, u64)>>;
+
+/// Visits what can be reached from `root` and was not `seen`, depth first. Adds each key to
+/// `visited` after all that can be reached from it.
+fn visit(
+    root: (usize, u64),
+    edges: &Edges,
+    seen: &mut HashSet<(usize, u64)>,
+    visited: &mut Vec<(usize, u64)>,
+) {
+    if !seen.insert(root) {
+        return;
+    }
+    let mut path = vec![(root, 0)];
+    while let Some((key, next)) = path.last_mut() {
+        let to = edges.get(key).and_then(|to| to.get(*next)).copied();
+        *next += 1;
+        match to {
+            Some(to) if seen.insert(to) => path.push((to, 0)),
+            Some(_) => {}
+            None => {
+                visited.push(*key);
+                path.pop();
+            }
+        }
+    }
 }
 
 /// Returns the public form of a set.
