@@ -188,7 +188,8 @@ fn dumps_read_whole_sets_while_goroutines_and_tasks_replace_them_and_end() {
             .collect();
         let until = std::time::Instant::now() + time;
         let mut seen = 0;
-        while std::time::Instant::now() < until {
+        // On a busy machine a dump may come when all are between two sets.
+        while std::time::Instant::now() < until || seen == 0 {
             for line in dump().lines().filter(|line| line.contains("labels: {")) {
                 let value = |key: &str| {
                     let (_, rest) = line.split_once(&format!("{key:?}:\"")).expect(line);
@@ -200,6 +201,5 @@ fn dumps_read_whole_sets_while_goroutines_and_tasks_replace_them_and_end() {
         }
         stop.store(true, SeqCst);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        assert!(seen > 0, "no dump had labels");
     });
 }

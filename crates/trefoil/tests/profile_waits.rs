@@ -32,6 +32,15 @@ fn sums(decoded: &Decoded, function: &str) -> (u64, Duration) {
     (sum(0), Duration::from_nanos(sum(1)))
 }
 
+/// Waits until a dump shows that the goroutine waits for one of these reasons.
+fn until_it_waits(id: u64, reasons: &[&str]) {
+    let starts: Vec<_> = reasons.iter().map(|why| format!("goroutine {id} [{why}")).collect();
+    yield_until("the goroutine to wait", || {
+        let text = trefoil::debug::dump();
+        text.lines().any(|line| starts.iter().any(|start| line.starts_with(start)))
+    });
+}
+
 fn block_profile_of(f: impl FnOnce() + Send + 'static) -> Profile {
     runtime(2).run(move || {
         profile::set_block_rate(EVERY).unwrap();
@@ -55,6 +64,7 @@ fn the_block_profile_has_the_time_of_each_wait_and_its_labels() {
             (0..3).for_each(|_| receives_in_here(&rx))
         }));
         for i in 0..3 {
+            until_it_waits(receiver.id(), &["chan receive"]);
             sleep(WAIT);
             tx.send(i).unwrap();
         }
@@ -88,6 +98,7 @@ fn sockets_of_std_are_in_the_block_profile() {
     let profile = block_profile_of(|| {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let reader = go(move || reads_in_here(theirs));
+        until_it_waits(reader.id(), &["IO wait"]);
         sleep(WAIT);
         ours.write_all(&[1]).unwrap();
         reader.join().unwrap();
@@ -119,12 +130,7 @@ fn contend<L: Send + Sync + 'static>(
         hold(&lock, &mut || {
             let other = other.clone();
             let waiter = go(move || waits_in_here(|| hold(&other, &mut || ())));
-            let id = format!("goroutine {} [", waiter.id());
-            yield_until("the goroutine to wait", || {
-                let text = trefoil::debug::dump();
-                let line = text.lines().find(|line| line.starts_with(&id)).unwrap_or_default();
-                line.contains("Mutex") || line.contains("futex")
-            });
+            until_it_waits(waiter.id(), &["sync.Mutex.Lock", "futex wait"]);
             drop(waiter);
             sleep(WAIT);
         });
@@ -189,7 +195,7 @@ fn nothing_is_sampled_while_the_rate_is_zero_and_a_new_rate_begins_anew() {
     let ping = || {
         let (tx, rx) = bounded::<u8>(0);
         let receiver = go(move || receives_in_here(&rx));
-        sleep(Duration::from_millis(1));
+        until_it_waits(receiver.id(), &["chan receive"]);
         tx.send(1).unwrap();
         receiver.join().unwrap();
     };
@@ -205,8 +211,10 @@ fn nothing_is_sampled_while_the_rate_is_zero_and_a_new_rate_begins_anew() {
 fn waits_of_many_goroutines_are_sampled_while_profiles_are_taken() {
     let (_turn, _watchdog) = (turn(), watchdog());
     runtime(4).run(|| {
-        profile::set_block_rate(EVERY).unwrap();
-        profile::set_mutex_rate(EVERY).unwrap();
+        // Not every wait: without optimization it takes long to unwind thousands of them.
+        let rate = Duration::from_millis(1);
+        profile::set_block_rate(rate).unwrap();
+        profile::set_mutex_rate(rate).unwrap();
         let stop = common::flag();
         let lock = Arc::new((trefoil::sync::Mutex::new(0u64), Mutex::new(0u64)));
         let workers: Vec<_> = (0..16)
@@ -222,14 +230,14 @@ fn waits_of_many_goroutines_are_sampled_while_profiles_are_taken() {
                 })
             })
             .collect();
-        for _ in 0..4 {
-            sleep(Duration::from_millis(20));
-            black_box((profile::block().folded(), profile::mutex().folded()));
-        }
+        let is_seen = || {
+            black_box(profile::mutex().folded());
+            profile::block().by_label("worker").len() > 1
+        };
+        yield_until("waits to be sampled", is_seen);
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         common::join_all(workers);
         profile::set_block_rate(Duration::ZERO).unwrap();
         profile::set_mutex_rate(Duration::ZERO).unwrap();
-        assert!(profile::block().by_label("worker").len() > 1);
     });
 }

@@ -22,6 +22,8 @@ use std::time::{Duration, SystemTime};
 
 /// The time between two visits of the ring.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Samples that are taken while the lock is held.
+const BATCH: u32 = 100;
 /// The stack of the collector's thread.
 const STACK_BYTES: usize = 512 << 10;
 /// Different stacks that a profile counts at most. The samples of further ones are lost.
@@ -123,20 +125,22 @@ impl Collected {
         Ok(())
     }
 
-    /// Takes the samples that are complete now. Those that come meanwhile are left: they may come
-    /// faster than they are unwound.
-    fn drain(&mut self) {
+    /// Takes samples that were begun before `end`, but not more than [`BATCH`]. Returns whether all
+    /// of those that are complete were taken.
+    fn drain_batch(&mut self, end: u64) -> bool {
         let mut is_checked = false;
-        let end = sample::written();
-        while sample::taken() < end
-            && let Some(sample) = sample::take()
-        {
+        for _ in 0..BATCH {
+            if sample::taken() >= end {
+                return true;
+            }
+            let Some(sample) = sample::take() else { return true };
             if !is_checked && self.tables.as_ref().is_none_or(|tables| !tables.are_current()) {
                 self.tables = Some(Tables::load());
             }
             is_checked = true;
             self.add(sample);
         }
+        false
     }
 
     fn add(&mut self, sample: Sample) {
@@ -189,12 +193,23 @@ fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
     })
 }
 
+/// Takes the samples that are complete now. Those that come meanwhile are left: they may come faster
+/// than they are unwound. The lock is released now and then.
+fn drain() -> MutexGuard<'static, Collected> {
+    let end = sample::written();
+    loop {
+        let mut collected = collected();
+        if collected.drain_batch(end) {
+            return collected;
+        }
+    }
+}
+
 /// The collector's thread.
 fn collect() {
     loop {
         std::thread::sleep(PAUSE);
-        let mut collected = collected();
-        collected.drain();
+        let mut collected = drain();
         if !collected.is_sampling() {
             collected.has_thread = false;
             collected.tables = None;
@@ -217,7 +232,7 @@ pub(super) fn end_cpu() -> Option<Profile> {
     let late_until = std::time::Instant::now() + LATE_MAX;
     let end = sample::written();
     loop {
-        collected().drain();
+        drop(drain());
         // A handler may be writing a sample.
         if sample::taken() >= end || std::time::Instant::now() > late_until {
             break;
@@ -232,8 +247,7 @@ pub(super) fn end_cpu() -> Option<Profile> {
 /// Sets the rate at which waits are sampled; 0 ends it. If they were not sampled before, forgets
 /// what was gathered earlier.
 pub(crate) fn set_wait_rate(kind: SampleKind, rate: Nanos) -> io::Result<()> {
-    let mut collected = collected();
-    collected.drain();
+    let mut collected = drain();
     if rate != 0 {
         collected.start_thread()?;
         if sample::wait_rate(kind) == 0 {
@@ -249,8 +263,7 @@ pub(crate) fn waits(kind: SampleKind) -> Profile {
         SampleKind::Unlock => ProfileKind::Mutex,
         SampleKind::Cpu | SampleKind::Wait => ProfileKind::Block,
     };
-    let mut collected = collected();
-    collected.drain();
+    let mut collected = drain();
     // Copied, because it takes long to find the names, and the ring must be emptied meanwhile.
     let (lost, began, counts) = match collected.run(kind) {
         Some(run) => (run.lost(kind), run.began, run.counts.clone()),
