@@ -52,7 +52,7 @@ const RING_WORDS: u64 = 1 << 20;
 /// Words of a stack that are copied at most. Frames further out are missing in the profile.
 const STACK_WORDS_MAX: usize = 8 << 10;
 /// Words before the stack.
-const HEAD_WORDS: usize = 10;
+const HEAD_WORDS: usize = 11;
 /// Bytes of an M's own stack above the frame of [`attach`] that are copied too.
 const OUTER_BYTES: usize = 1024;
 /// Bytes below the frame of `M::on_own_context` that are copied too: the frame of the call.
@@ -93,6 +93,8 @@ pub(crate) struct Sample {
     /// For a CPU sample: the number of the profile that it belongs to.
     pub(crate) session: u8,
     pub(crate) value: u64,
+    /// For a wait: the rate at which waits were sampled.
+    pub(crate) rate: Nanos,
     pub(crate) reason: WaitReason,
     /// The id of the goroutine or task; 0 if none ran.
     pub(crate) id: u64,
@@ -210,6 +212,8 @@ struct Event {
     session: u8,
     reason: u8,
     value: u64,
+    /// For a wait: the rate of sampling.
+    rate: Nanos,
 }
 
 /// Writes a sample. `labels` is called only if there is room. Async-signal-safe.
@@ -239,6 +243,7 @@ unsafe fn write(
         stack[0].start as u64,
         stack[1].start as u64,
         stack[0].words as u64 | (stack[1].words as u64) << 32,
+        event.rate,
     ];
     let mut at = start + 1;
     for word in head {
@@ -283,6 +288,7 @@ pub(crate) fn take() -> Option<Sample> {
         session: (first >> 48) as u8,
         is_cut: first & CUT != 0,
         value: head(1),
+        rate: head(10),
         id: head(2),
         // SAFETY: the writer stored it, and the word is taken from the ring once.
         labels: unsafe { LabelRef::from_word(head(3)) },
@@ -572,6 +578,7 @@ pub(crate) unsafe extern "C" fn on_cpu_signal(
         session,
         reason: 0,
         value: 1 + u64::try_from(info.overrun).unwrap_or(0),
+        rate: 0,
     };
     let gregs = &context.uc_mcontext.gregs;
     let register = |which: c_int| gregs[which as usize] as u64;
@@ -724,7 +731,7 @@ fn sample_wait(rt: Rt, g: &'static G, kind: SampleKind, reason: WaitReason, nano
     }
     let registers = arch::registers_here();
     let registers = Registers { pc: registers[0], sp: registers[1], bp: registers[2] };
-    let event = Event { kind, session: 0, reason: reason as u8, value: nanos };
+    let event = Event { kind, session: 0, reason: reason as u8, value: nanos, rate };
     let (stack, is_cut) = stack_of(rt.m(), Some(g), registers.sp as usize);
     // SAFETY: this thread's own stack, from its stack pointer upwards.
     unsafe { write(&event, id_of(Some(g)), registers, stack, is_cut, || labels_of(Some(g))) };

@@ -14,6 +14,13 @@ pub(crate) struct Realtime {
     priority: i32,
 }
 
+/// Gives the calling thread the policy of most threads: what it does must not keep others waiting.
+pub(crate) fn leave() {
+    if Realtime::of_this_thread().is_some() {
+        Realtime { policy: libc::SCHED_OTHER, priority: 0 }.apply();
+    }
+}
+
 impl Realtime {
     /// Returns policy and priority of the calling thread; None if it is not a real-time thread.
     pub(crate) fn of_this_thread() -> Option<Realtime> {

@@ -7,6 +7,7 @@
 //! The thread does not belong to a runtime, and takes no part in scheduling: it also works while
 //! every P computes.
 
+use super::{ProcessGuard, ProcessLock};
 use crate::observe::pprof::{Group, Profile, ProfileKind, SampleKey, Values};
 use crate::observe::symbols::{Frame, SymbolCache};
 use crate::observe::unwind::Tables;
@@ -15,9 +16,10 @@ use crate::sched::monitor::helper;
 use crate::sched::sample::{self, Sample, SampleKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::Nanos;
+use crate::sys::realtime;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The time between two visits of the ring.
@@ -71,7 +73,7 @@ impl Run {
             return;
         }
         let sum = self.counts.entry(key).or_default();
-        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.saturating_add(value));
     }
 }
 
@@ -93,7 +95,7 @@ struct Collected {
     unlocks: Option<Run>,
 }
 
-static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
+static COLLECTED: ProcessLock<Collected> = ProcessLock::new(Collected {
     has_thread: false,
     tables: None,
     cpu: None,
@@ -101,8 +103,8 @@ static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
     unlocks: None,
 });
 
-fn collected() -> MutexGuard<'static, Collected> {
-    COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
+fn collected() -> ProcessGuard<'static, Collected> {
+    COLLECTED.lock()
 }
 
 impl Collected {
@@ -153,9 +155,7 @@ impl Collected {
                 // A signal that came after the end of its profile.
                 _ => return,
             },
-            SampleKind::Wait | SampleKind::Unlock => {
-                (estimate(sample.value, sample::wait_rate(sample.kind)), false)
-            }
+            SampleKind::Wait | SampleKind::Unlock => (estimate(sample.value, sample.rate), false),
         };
         let key = RawKey {
             addresses: unwind(tables, &sample),
@@ -169,7 +169,7 @@ impl Collected {
             kind => self.run(kind).as_mut(),
         };
         if let Some(run) = run {
-            run.add(key, values, values[1]);
+            run.add(key, values, sample.value);
         }
     }
 }
@@ -177,7 +177,11 @@ impl Collected {
 /// Returns how many waits, and how much time, the sample of a wait stands for: a wait that is
 /// shorter than the rate was sampled with the probability `nanos / rate`.
 fn estimate(nanos: Nanos, rate: Nanos) -> Values {
-    if nanos >= rate { [1, nanos, 0] } else { [(rate + nanos / 2) / nanos.max(1), rate, 0] }
+    if nanos >= rate {
+        [1, nanos, 0]
+    } else {
+        [rate.saturating_add(nanos / 2) / nanos.max(1), rate, 0]
+    }
 }
 
 fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
@@ -195,7 +199,7 @@ fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
 
 /// Takes the samples that are complete now. Those that come meanwhile are left: they may come faster
 /// than they are unwound. The lock is released now and then.
-fn drain() -> MutexGuard<'static, Collected> {
+fn drain() -> ProcessGuard<'static, Collected> {
     let end = sample::written();
     loop {
         let mut collected = collected();
@@ -207,6 +211,7 @@ fn drain() -> MutexGuard<'static, Collected> {
 
 /// The collector's thread.
 fn collect() {
+    realtime::leave();
     loop {
         std::thread::sleep(PAUSE);
         let mut collected = drain();
@@ -237,7 +242,10 @@ pub(super) fn end_cpu() -> Option<Profile> {
         if sample::taken() >= end || std::time::Instant::now() > late_until {
             break;
         }
-        std::thread::sleep(Duration::from_micros(100));
+        // Not by std: a goroutine that waits when its runtime ends never goes on, and the caller has
+        // a lock.
+        let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000 };
+        let _ = rustix::thread::nanosleep(&pause);
     }
     let (settings, run) = collected().cpu.take()?;
     let lost = run.lost(SampleKind::Cpu) * settings.period;

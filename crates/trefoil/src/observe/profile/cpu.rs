@@ -1,5 +1,6 @@
 //! Runs a CPU profile: the signal handler, the timers, the collector.
 
+use super::ProcessLock;
 use super::collector::{self, CpuSettings};
 use crate::observe::pprof::Profile;
 use crate::sched::sample::{self, CPU_SIGNAL, TimerError};
@@ -7,7 +8,6 @@ use crate::sys::clock::Nanos;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
 
 /// Why no CPU profile was started.
 pub(crate) enum CpuError {
@@ -18,11 +18,11 @@ pub(crate) enum CpuError {
 }
 
 /// While a CPU profile runs: the action of the signal before it.
-static RUNNING: Mutex<Option<libc::sigaction>> = Mutex::new(None);
+static RUNNING: ProcessLock<Option<libc::sigaction>> = ProcessLock::new(None);
 
 /// Starts a CPU profile of the process.
 pub(crate) fn start(hz: u32, by_id: bool) -> Result<(), CpuError> {
-    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut running = RUNNING.lock();
     if running.is_some() {
         return Err(CpuError::AlreadyRunning);
     }
@@ -47,7 +47,7 @@ pub(crate) fn start(hz: u32, by_id: bool) -> Result<(), CpuError> {
 
 /// Ends the CPU profile. Returns None if none runs.
 pub(crate) fn stop() -> Option<Profile> {
-    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut running = RUNNING.lock();
     let before = running.take()?;
     sample::stop_timers();
     uninstall(&before);
