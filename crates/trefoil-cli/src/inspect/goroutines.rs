@@ -18,8 +18,11 @@ const MS_MAX: usize = 1 << 16;
 const PS_MAX: u64 = 1 << 12;
 /// How many times a goroutine that changes while it is read is read again.
 const TRIES: u32 = 4;
-/// Bytes of a stack that are read at first; deeper frames are read when they are needed.
-const STACK_BYTES: u64 = 16 << 10;
+/// Bytes of a stack that are read at once; deeper frames are read when they are needed. Most stacks
+/// need one read, and a million goroutines are a million reads.
+const STACK_BYTES: u64 = 2 << 10;
+/// Bytes of the header of a stack.
+const STACK_TOP_BYTES: usize = 64;
 
 /// What a command shows of one runtime.
 pub(super) struct Runtime {
@@ -577,8 +580,13 @@ impl<'a> Reader<'a> {
         }
         let top = word(at.g_stack);
         let bounds = || {
-            let base = self.process.u64(top + at.stack_base).ok()?;
-            let below = u64::from(self.process.u32(top + at.stack_sp_below).ok()?);
+            let mut header = [0; STACK_TOP_BYTES];
+            self.process.read(top, &mut header).ok()?;
+            let field = |offset: u64, bytes: usize| {
+                (offset as usize + bytes <= STACK_TOP_BYTES).then_some(offset as usize)
+            };
+            let base = u64_at(&header, field(at.stack_base, 8)?);
+            let below = u64::from(u32_at(&header, field(at.stack_sp_below, 4)?));
             Some((base.checked_add(at.guard_bytes)?, top.checked_sub(below)?))
         };
         let unreadable = match self.process.is_live() {
@@ -587,13 +595,15 @@ impl<'a> Reader<'a> {
         };
         let Some((low, high)) = bounds() else { return unreadable };
         let on_stack = |sp: u64| sp.is_multiple_of(8) && sp >= low && sp < high;
+        let mut memory;
         let registers = if suspended {
             let sp = word(at.g_sp);
             if !on_stack(sp) {
                 return unreadable;
             }
-            let saved = |offset| self.process.u64(sp + offset).ok();
-            let Some((rip, rbp)) = saved(at.saved_rip).zip(saved(at.saved_rbp)) else {
+            memory = StackMemory::new(self.process, sp, high);
+            let mut saved = |offset| memory.word(sp + offset);
+            let (Some(rip), Some(rbp)) = (saved(at.saved_rip), saved(at.saved_rbp)) else {
                 return unreadable;
             };
             if rip == at.entry_stub {
@@ -602,11 +612,13 @@ impl<'a> Reader<'a> {
             Registers { rip, rsp: sp + at.saved_bytes, rbp }
         } else {
             match running.and_then(|m| m.thread.registers) {
-                Some(registers) if on_stack(registers.rsp) => registers,
+                Some(registers) if on_stack(registers.rsp) => {
+                    memory = StackMemory::new(self.process, registers.rsp, high);
+                    registers
+                }
                 _ => return Stack::Running,
             }
         };
-        let mut memory = StackMemory::new(self.process, registers.rsp, high);
         let innermost = if suspended { Innermost::Call } else { Innermost::Instruction };
         let trampoline = at.trampoline..at.trampoline_end;
         let addresses =
