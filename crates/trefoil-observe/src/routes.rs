@@ -227,14 +227,14 @@ fn snapshot(asked: &Asked<'_>) -> Result<Response, Response> {
     let snapshot = recorded(asked)?;
     let mut file = Vec::new();
     snapshot.write_perfetto(&mut file).map_err(|e| Response::error(500, e))?;
-    Ok(Response::new(BYTES, file).as_file("trefoil.perfetto-trace"))
+    Ok(Response::new(BYTES, file).saved_as("trefoil.perfetto-trace"))
 }
 
 fn trace(asked: &Asked<'_>) -> Result<Response, Response> {
     let snapshot = recorded(asked)?;
     let mut file = Vec::new();
     snapshot.write(&mut file).map_err(|e| Response::error(500, e))?;
-    Ok(Response::new(BYTES, file).as_file("trefoil.trace"))
+    Ok(Response::new(BYTES, file).saved_as("trefoil.trace"))
 }
 
 fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
@@ -244,7 +244,7 @@ fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
             let mut file = Vec::new();
             let profile = runtime.observe(debug::profile);
             profile.write_pprof(&mut file).map_err(|e| Response::error(500, e))?;
-            Ok(Response::new(BYTES, file).as_file("goroutine.pb"))
+            Ok(Response::new(BYTES, file).saved_as("goroutine.pb"))
         }
         1 => {
             let profile = runtime.observe(debug::profile);

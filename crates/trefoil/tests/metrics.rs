@@ -32,7 +32,8 @@ fn a_timer_is_counted_when_it_fires() {
         sleep(Duration::from_micros(200));
     }
     let late = metrics().timers.since(&before);
-    assert_eq!(late.count(), 20);
+    // A sleep whose time is over before it begins needs no timer.
+    assert!((1..=20).contains(&late.count()), "{}", late.count());
     assert!(late.sum() > Duration::ZERO);
 }
 
@@ -89,13 +90,17 @@ fn a_goroutine_that_waits_behind_one_that_computes_counts_as_late() {
 fn goroutines_that_other_threads_wake_are_timed() {
     on_one_p(|| {
         let before = metrics().scheduling;
-        let (tx, rx) = trefoil::chan::bounded(0);
-        let thread = std::thread::spawn(move || (0..200).for_each(|n| tx.send(n).unwrap()));
-        assert_eq!(rx.iter().sum::<u32>(), 199 * 100);
+        let (tx, rx) = trefoil::chan::bounded::<()>(1);
+        let thread = std::thread::spawn(move || {
+            // Mostly the receiver waits already.
+            while tx.send(()).is_ok() {
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        let timed = |m: &trefoil::debug::Metrics| m.scheduling.since(&before).count() >= 20;
+        until(|| rx.recv().unwrap(), timed);
+        drop(rx);
         trefoil::blocking(|| thread.join()).unwrap();
-        let timed = metrics().scheduling.since(&before).count();
-        // Some receives find a value, and do not wait.
-        assert!(timed >= 10, "{timed}");
     });
 }
 

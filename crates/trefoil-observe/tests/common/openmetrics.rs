@@ -4,13 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+type Labels = Vec<(String, String)>;
+
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     pub(crate) kind: String,
     pub(crate) unit: String,
     pub(crate) help: String,
     /// Name with its suffix, labels in their order, value.
-    pub(crate) samples: Vec<(String, Vec<(String, String)>, f64)>,
+    pub(crate) samples: Vec<(String, Labels, f64)>,
 }
 
 /// Returns the metrics by name. Panics if the text breaks a rule.
@@ -86,7 +88,7 @@ fn check_name(name: &str) {
     assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'), "{name}");
 }
 
-fn parse_sample(line: &str) -> (String, Vec<(String, String)>, f64) {
+fn parse_sample(line: &str) -> (String, Labels, f64) {
     let (series, value) = line.rsplit_once(' ').unwrap();
     let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
     let Some((name, rest)) = series.split_once('{') else {
@@ -95,7 +97,7 @@ fn parse_sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     };
     check_name(name);
     let rest = rest.strip_suffix('}').unwrap();
-    let mut labels: Vec<(String, String)> = Vec::new();
+    let mut labels: Labels = Vec::new();
     for pair in rest.split("\",") {
         let (label, value) = pair.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
         let value = value.strip_suffix('"').unwrap_or(value);
@@ -109,7 +111,7 @@ fn parse_sample(line: &str) -> (String, Vec<(String, String)>, f64) {
 
 fn check_histogram(name: &str, family: &Family) {
     // By all labels but `le`.
-    let mut groups: BTreeMap<Vec<(String, String)>, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Labels, Vec<(f64, f64)>> = BTreeMap::new();
     for (sample, labels, value) in &family.samples {
         if sample.ends_with("_bucket") {
             let (le, others): (Vec<_>, Vec<_>) =

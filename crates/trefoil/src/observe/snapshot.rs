@@ -167,8 +167,13 @@ pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
 
 /// Returns a snapshot of the goroutine or task of `sched` with this id.
 pub(super) fn one(sched: &Sched, id: u64) -> Option<Snapshot> {
-    let (_, subject) = subjects(sched).into_iter().find(|(other, _)| *other == id)?;
-    take(sched, id, subject, &mut Tables::load())
+    let mut found = None;
+    for_each_subject(sched, |other, subject| {
+        if other == id {
+            found = Some(subject);
+        }
+    });
+    take(sched, id, found?, &mut Tables::load())
 }
 
 /// Takes the snapshot of `subject`. None if it has ended since it was listed.

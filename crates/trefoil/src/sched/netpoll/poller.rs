@@ -412,7 +412,7 @@ impl ReadyBatch {
     }
 
     fn len(&self) -> usize {
-        self.0.len() as usize + self.1.len()
+        self.0.len() + self.1.len()
     }
 
     /// Wakes them. `here` is the result of the caller's `Rt::enter()`.
