@@ -52,7 +52,7 @@ use super::cells::{AtomicBool, AtomicU32, CacheHint, Ordering};
 use super::lock::ChanLock;
 use super::queue::{Sudog, SudogState, WaitQueue};
 use crate::sched::Rt;
-use crate::sched::wait::holder::{self, CHAN_RECEIVERS_OFFSET, CHAN_SENDERS_OFFSET};
+use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
@@ -79,9 +79,6 @@ pub(crate) struct Core {
     /// Bytes between the beginning of the allocation and the `Core` (handle.rs).
     pub(super) alloc_offset: u32,
 }
-
-const _: () = assert!(std::mem::offset_of!(Core, sender_count) == CHAN_SENDERS_OFFSET);
-const _: () = assert!(std::mem::offset_of!(Core, receiver_count) == CHAN_RECEIVERS_OFFSET);
 
 // SAFETY: invariant 1; the sudogs in the queues are shared by the rules of queue.rs. `Sender` and
 // `Receiver` decide whether the values may cross threads.
@@ -434,7 +431,7 @@ impl Core {
             ChanSide::Recv => WaitReason::ChanReceive,
         };
         if let Some(rt) = here {
-            holder::note_chan(rt.g(), std::ptr::from_ref(self) as usize, deadline);
+            holder::note_chan(rt, std::ptr::from_ref(self) as usize, deadline);
         }
         let register = |waiter| {
             node.waiter.set(waiter);

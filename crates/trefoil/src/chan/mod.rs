@@ -87,6 +87,16 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
+// A dump reads them by address (`sched/wait/holder.rs`).
+const _: () = assert!(
+    std::mem::offset_of!(core::Core, sender_count)
+        == crate::sched::wait::holder::CHAN_SENDERS_OFFSET
+);
+const _: () = assert!(
+    std::mem::offset_of!(core::Core, receiver_count)
+        == crate::sched::wait::holder::CHAN_RECEIVERS_OFFSET
+);
+
 // Two cache lines (core.rs).
 const _: () = assert!(size_of::<Core>() == 128);
 

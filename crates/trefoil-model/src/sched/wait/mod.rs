@@ -1,6 +1,7 @@
 //! Restates trefoil's `sched/wait/mod.rs`, with its claim word and its orderings: waits that
 //! several wakers may end, each wait with a number.
 
+pub(crate) mod holder;
 #[path = "../../../../trefoil/src/sched/wait/reason.rs"]
 pub(crate) mod reason;
 pub(crate) mod timers;

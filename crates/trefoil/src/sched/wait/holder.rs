@@ -17,7 +17,7 @@
 //! Rejected: the holder inside the lock word (5 ns per lock); its G's address (a G is reused, so a
 //! leaked guard would name a stranger).
 
-use crate::sched::g::G;
+use crate::sched::Rt;
 use crate::sched::monitor::helper::Helper;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
@@ -131,10 +131,11 @@ pub(crate) fn note_object(object: usize, deadline: Nanos) {
     }
 }
 
-/// As [`note_object`], for `g`, which waits for a channel: a wait that is never part of a certain
+/// As [`note_object`], inside the runtime, for a channel: a wait that is never part of a certain
 /// cycle, and frequent, is not counted.
 #[inline(always)]
-pub(crate) fn note_chan(g: &G, object: usize, deadline: Nanos) {
+pub(crate) fn note_chan(rt: Rt, object: usize, deadline: Nanos) {
+    let g = rt.g();
     let limited = if deadline == NEVER { 0 } else { HAS_DEADLINE };
     let count = g.waits_for.load(Ordering::Relaxed) & !((1 << COUNT_SHIFT) - 1);
     g.waits_for.store(count | object | limited, Ordering::Relaxed);
