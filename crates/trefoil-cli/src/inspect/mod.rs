@@ -93,7 +93,9 @@ fn inspect(
     let mut unwinder = Unwinder::new(&process);
     let runtimes = goroutines::read(&process, &mut unwinder).map_err(named)?;
     if runtimes.is_empty() {
-        return Err(named("it uses trefoil, but no runtime has started".to_owned()));
+        return Err(named(
+            "no runtime is in it: none has started, or the process ended meanwhile".to_owned(),
+        ));
     }
     print_line(show(&runtimes, &mut unwinder).map_err(named)?.trim_end());
     Ok(())
