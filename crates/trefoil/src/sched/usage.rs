@@ -161,7 +161,7 @@ mod tests {
         }
         assert_eq!(usage.of(same_set(0)), Used { running: 1000, runnable: 0 });
         assert_eq!(usage.of(same_set(999)), Used { running: 1, runnable: 2 });
-        assert_eq!(usage.of(same_set(2)), Used::default());
+        assert_eq!(usage.of(same_set(500)), Used::default());
         assert_eq!(usage.of(12345), Used::default());
     }
 }
