@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use trefoil::chan::bounded;
 use trefoil::debug::{self, Deadlock};
-use trefoil::sync::{Mutex, MutexExt as _, Once, OnceLock, RwLock};
+use trefoil::sync::{Condvar, Mutex, MutexExt as _, Once, OnceLock, RwLock};
 use trefoil::time::sleep;
 use trefoil::{Builder, JoinHandle, go, scope, task};
 
@@ -459,6 +459,51 @@ fn a_lock_whose_guard_was_sent_is_not_certain() {
         let unlocker = go(move || {
             yield_until("a waiter", || !debug::deadlocks().is_empty());
             drop(guard);
+        });
+        drop(M.lock());
+        unlocker.join().unwrap();
+        named("twice", || {
+            let _first = M.lock();
+            drop(M.lock());
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+    });
+}
+
+/// As above. A writer that unlocks wakes readers without its mutex.
+#[test]
+fn a_write_guard_that_was_sent_is_noticed_if_only_readers_wait() {
+    child_test!();
+    static RW: RwLock<()> = RwLock::new(());
+    on_own_runtime(|| {
+        let guard = RW.write();
+        let unlocker = go(move || {
+            yield_until("a reader", || !debug::deadlocks().is_empty());
+            drop(guard);
+        });
+        drop(RW.read());
+        unlocker.join().unwrap();
+        named("twice", || {
+            let _first = RW.write();
+            drop(RW.write());
+        });
+        let deadlock = deadlock();
+        assert!(!deadlock.certain, "{deadlock}");
+    });
+}
+
+/// As above. A wait on a condition variable unlocks, too.
+#[test]
+fn a_guard_that_was_sent_is_noticed_if_a_wait_on_a_condvar_unlocks_it() {
+    child_test!();
+    static M: Mutex<()> = Mutex::new(());
+    static CHANGED: Condvar = Condvar::new();
+    on_own_runtime(|| {
+        let mut guard = M.lock();
+        let unlocker = go(move || {
+            yield_until("a waiter", || !debug::deadlocks().is_empty());
+            CHANGED.wait_for(&mut guard, ms(1));
         });
         drop(M.lock());
         unlocker.join().unwrap();

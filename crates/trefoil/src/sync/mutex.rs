@@ -263,12 +263,19 @@ impl RawMutex {
     /// Unlocks the mutex inside the runtime or on a plain thread. Unlike [`RawMutex::unlock_slow`],
     /// it does not yield to the next holder.
     pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
-        self.holder.clear();
-        if self.word.unlock() == Unlocked::CallNext
-            && let Some((next, word)) = self.take_next()
-        {
-            next.wake(rt, word);
+        let holder = self.holder.clear();
+        if self.word.unlock() == Unlocked::CallNext {
+            holder::note_unlock(holder);
+            if let Some((next, word)) = self.take_next() {
+                next.wake(rt, word);
+            }
         }
+    }
+
+    /// Notes that the caller is about to unlock, for a holder that others wait for elsewhere than
+    /// in the queue of the mutex.
+    pub(crate) fn note_unlock(&self) {
+        holder::note_unlock(self.holder.get());
     }
 
     #[cold]

@@ -296,6 +296,7 @@ impl RawRwLock {
     /// Unlocks for a writer. Then the next writer may lock.
     fn unlock_write(&self, becomes: WriterBecomes) {
         if !self.word.try_write_unlock(becomes as u32) {
+            self.writers.note_unlock();
             self.admit_readers_slow(becomes);
         }
         self.writers.unlock_held();

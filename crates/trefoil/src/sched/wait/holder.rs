@@ -79,6 +79,11 @@ impl Holder {
         self.0.store(caller(), Ordering::Relaxed);
     }
 
+    /// Returns the number that is stored. For the owner of the lock.
+    pub(crate) fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Forgets the holder, which is about to unlock. Returns the number that was stored.
     #[inline(always)]
     pub(crate) fn clear(&self) -> u32 {
