@@ -227,6 +227,42 @@ fn a_scope_whose_goroutine_needs_a_lock_of_its_owner_is_certain() {
     });
 }
 
+/// Returns how many goroutines of the runtime are in this state.
+fn count_in_state(state: &str) -> usize {
+    debug::goroutines().filter(|g| g.state == state).count()
+}
+
+/// Every goroutine of the scope that needs the lock makes a cycle of its own.
+#[test]
+fn a_deadlock_of_a_scope_with_many_goroutines_is_listed_once_and_certain() {
+    let _w = watchdog();
+    const COUNT: usize = 50;
+    on_own_runtime(|| {
+        named("owner", || {
+            let m = Mutex::new(());
+            let _guard = m.lock();
+            scope(|s| {
+                for i in 0..COUNT {
+                    let m = &m;
+                    s.go(move || match i % 2 {
+                        // Not certain, by itself.
+                        0 => drop(m.try_lock_for(Duration::from_secs(3600))),
+                        _ => drop(m.lock()),
+                    });
+                }
+            });
+        });
+        yield_until("all to wait", || count_in_state("sync.Mutex.Lock") == COUNT);
+        yield_until("the owner to wait", || !debug::deadlocks().is_empty());
+        let found = debug::deadlocks();
+        assert_eq!(found.len(), 1, "{}", found[1]);
+        assert!(found[0].certain, "{}", found[0]);
+        assert!(names(&found[0]).contains(&"owner".to_string()), "{}", found[0]);
+        let dump = debug::dump();
+        assert_eq!(dump.matches("deadlock (").count(), 1, "{dump}");
+    });
+}
+
 #[test]
 // The guard may be held across an await: it is `Send`, and waiters park.
 #[allow(clippy::await_holding_lock)]

@@ -194,7 +194,9 @@ impl Graph {
         self.by_party.get(&(runtime, id)).map(|&i| &self.waits[i])
     }
 
-    /// Returns the cycles, at least one of those that have members in common.
+    /// Returns the confirmed cycles. Of cycles that have members in common it returns one, if
+    /// possible a certain one: they are one deadlock. (Every goroutine of a scope that waits for a
+    /// lock of the scope's owner makes a cycle.)
     pub(super) fn cycles(&self) -> Vec<Cycle> {
         #[derive(Clone, Copy, PartialEq)]
         enum Visit {
@@ -203,7 +205,7 @@ impl Graph {
             Done,
         }
         let mut visits = vec![Visit::New; self.waits.len()];
-        let mut cycles = Vec::new();
+        let mut cycles: Vec<Cycle> = Vec::new();
         for root in 0..self.waits.len() {
             if visits[root] != Visit::New {
                 continue;
@@ -231,7 +233,15 @@ impl Graph {
                 }
             }
         }
-        cycles.retain(|cycle| self.is_confirmed(cycle));
+        cycles.sort_by_key(|cycle| !self.is_certain(cycle));
+        let mut is_member = vec![false; self.waits.len()];
+        cycles.retain(|cycle| {
+            let is_new = !cycle.iter().any(|&i| is_member[i]) && self.is_confirmed(cycle);
+            if is_new {
+                cycle.iter().for_each(|&i| is_member[i] = true);
+            }
+            is_new
+        });
         cycles
     }
 
@@ -273,7 +283,7 @@ impl Graph {
         same_holders && cycle.iter().all(waits_still)
     }
 
-    /// Returns whether nothing can end a confirmed cycle. See the head of the file.
+    /// Returns whether nothing can end a cycle, if it is confirmed. See the head of the file.
     pub(super) fn is_certain(&self, cycle: &Cycle) -> bool {
         let mut members = cycle.iter().map(|&i| &self.waits[i]);
         let over_locks = members.clone().any(Wait::is_for_lock);
