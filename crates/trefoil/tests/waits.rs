@@ -793,6 +793,11 @@ fn no_cycle_is_found_where_there_is_none() {
                         if next(8) == 0 {
                             go(trefoil::yield_now).join().unwrap();
                         }
+                        if next(8) == 0 {
+                            // Blocks its carrier, which polls another task later.
+                            let mutexes = mutexes.clone();
+                            task::spawn(async move { *mutexes[5].lock() += 1 }).join().unwrap();
+                        }
                     }
                 })
             })

@@ -141,6 +141,17 @@ impl Subject {
         self.id() == id && std::ptr::eq(of, sched)
     }
 
+    /// Returns whether the state and the stack of the goroutine that [`Subject::g`] returns are
+    /// still its own. A carrier polls one task after the other.
+    pub(super) fn has_still_carrier(self) -> bool {
+        match self {
+            Subject::Task { task, carrier: Some(g), .. } => {
+                g.task_hint().is_some_and(|polled| std::ptr::eq(polled, task))
+            }
+            _ => true,
+        }
+    }
+
     pub(super) fn status(self) -> Status {
         match self {
             Subject::Goroutine(g) => g.status(),
@@ -186,6 +197,13 @@ fn take(sched: &Sched, id: u64, subject: Subject, tables: &mut Tables) -> Option
         (Status::Running, _) => StackSnapshot::Running,
         (_, Some(g)) => tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses),
     };
+    if let Subject::Task { task, generation, .. } = subject
+        && !subject.has_still_carrier()
+    {
+        // What was read is of the task that the carrier polls now.
+        let subject = Subject::Task { task, generation, carrier: None };
+        return take(sched, id, subject, tables);
+    }
     // The memory may have been reused for another goroutine or task.
     subject.is_still(id, sched).then_some(Snapshot { subject, status, stack })
 }

@@ -253,6 +253,7 @@ impl Graph {
             let Party { subject, id, .. } = wait.party;
             let Some(g) = subject.g() else { return false };
             subject.is_still(id, self.sched(wait.party))
+                && subject.has_still_carrier()
                 && g.status() == Status::Waiting(wait.reason)
                 && g.waits_for.load(Ordering::Relaxed) == wait.word
         };
@@ -324,7 +325,9 @@ fn read_waits(runtimes: &[Arc<Sched>]) -> Vec<Wait> {
             }
             let word = g.waits_for.load(Ordering::Relaxed);
             // The word is of this wait if the goroutine has not run in between.
-            if g.status() == status && holder::parts(word).0 != 0 && subject.is_still(id, sched) {
+            let is_same =
+                g.status() == status && subject.is_still(id, sched) && subject.has_still_carrier();
+            if is_same && holder::parts(word).0 != 0 {
                 let waited = Duration::from_millis(sched.millis_waited(&g.head).into());
                 let party = Party { subject, id, runtime };
                 waits.push(Wait { party, reason, word, waited, holders: Vec::new() });

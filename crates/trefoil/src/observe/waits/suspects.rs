@@ -202,6 +202,7 @@ fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
     let Party { subject, id, .. } = suspect.party;
     let Some(g) = subject.g() else { return false };
     subject.is_still(id, graph.sched(suspect.party))
+        && subject.has_still_carrier()
         && g.status() == Status::Waiting(suspect.reason)
         && g.waits_for.load(Ordering::Relaxed) == suspect.word
         && since(suspect.party) == suspect.since_ms
