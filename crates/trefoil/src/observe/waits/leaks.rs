@@ -37,8 +37,10 @@ pub(crate) fn find(sched: &Sched) -> Option<String> {
             last = left;
         }
         let all_wait = last.iter().all(|&(_, waits, _)| waits);
-        if all_wait && unchanged_since.elapsed() >= WAIT_MAX || started.elapsed() >= RUN_MAX {
-            return Some(describe(sched));
+        let is_over =
+            all_wait && unchanged_since.elapsed() >= WAIT_MAX || started.elapsed() >= RUN_MAX;
+        if is_over && let Some(message) = describe(sched) {
+            return Some(message);
         }
         calls::sleep_until(clock::after(PAUSE));
     }
@@ -58,7 +60,9 @@ fn left(sched: &Sched) -> Vec<(u64, bool, u32)> {
     left
 }
 
-fn describe(sched: &Sched) -> String {
+/// Returns a message about the goroutines and tasks that are left, or None if there are none any
+/// more.
+fn describe(sched: &Sched) -> Option<String> {
     let graph = Graph::read();
     let mut places = Places::new();
     let mut text = String::new();
@@ -91,5 +95,5 @@ fn describe(sched: &Sched) -> String {
     if count > DESCRIBED_MAX {
         let _ = write!(text, "\n  and {} more", count - DESCRIBED_MAX);
     }
-    format!("the test has left {count} goroutines or tasks:{text}")
+    (count > 0).then(|| format!("the test has left {count} goroutines or tasks:{text}"))
 }
