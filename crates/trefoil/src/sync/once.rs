@@ -1,11 +1,12 @@
 //! `Once` and `OnceLock`: those of std, parking goroutines; and an initializer for async code.
 //!
 //! The state is in one word (`once_word.rs`). Goroutines, threads and tasks that wait for an
-//! initializer are in the queue of the word's address (`wait/table.rs`), and are woken all at once.
+//! initializer are in a queue that is found by the address (`wait/table.rs`), and are woken all at
+//! once.
 
 use super::once_word::{Begin, InitResult, OnceWord};
 use crate::runtime::task_waiter;
-use crate::sched::wait::holder::{self, Holder, ONCE_WORD_OFFSET};
+use crate::sched::wait::holder::{self, Holder, ONCE_TAG};
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -47,7 +48,7 @@ pub struct Once {
     word: OnceWord,
 }
 
-const _: () = assert!(std::mem::offset_of!(Once, word) == ONCE_WORD_OFFSET);
+const _: () = assert!(std::mem::offset_of!(Once, runner) == 0);
 
 impl Once {
     /// Creates a `Once` whose closure has not run yet.
@@ -128,7 +129,7 @@ impl Once {
 
     /// The key of the queue.
     fn key(&self) -> usize {
-        (&raw const self.word).addr()
+        holder::tagged_key(self, ONCE_TAG)
     }
 
     /// Puts a waiter into the queue. Returns false if no initializer runs.

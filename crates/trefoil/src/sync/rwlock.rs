@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. Only the holder of `writers` keeps readers out and admits them again. So one writer at a time
 //!    waits for readers.
-//! 2. The readers' queue has the word's address as its key, the writer's queue that address + 1.
+//! 2. The keys of the readers' queue and of the writer's queue are the lock's address with a tag
+//!    (`sched/wait/holder.rs`). The queue of `writers` has the address itself.
 //! 3. Readers that come while a writer waits are served after it, and before the next writer:
 //!    neither side starves the other.
 //!
@@ -18,7 +19,7 @@ use super::mutex::{LockOp, RawMutex};
 use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
-use crate::sched::wait::holder::{self, FOR_READERS, RWLOCK_WORD_OFFSET};
+use crate::sched::wait::holder::{self, FOR_READERS, READERS_TAG, WRITER_TAG};
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -138,7 +139,7 @@ pub struct RawRwLock {
     word: RwLockWord,
 }
 
-const _: () = assert!(std::mem::offset_of!(RawRwLock, word) == RWLOCK_WORD_OFFSET);
+const _: () = assert!(std::mem::offset_of!(RawRwLock, writers) == 0);
 
 /// What a writer becomes when it unlocks or gives up. The value is the number of readers that it
 /// adds.
@@ -150,11 +151,11 @@ enum WriterBecomes {
 
 impl RawRwLock {
     fn readers_key(&self) -> usize {
-        std::ptr::from_ref(&self.word) as usize
+        holder::tagged_key(self, READERS_TAG)
     }
 
     fn writer_key(&self) -> usize {
-        self.readers_key() + 1
+        holder::tagged_key(self, WRITER_TAG)
     }
 
     fn address(&self) -> usize {

@@ -51,10 +51,19 @@ const TAGS: usize = HAS_DEADLINE | FOR_READERS;
 const COUNT_SHIFT: u32 = 48;
 const ADDRESS_MASK: usize = ((1 << COUNT_SHIFT) - 1) & !TAGS;
 
-/// Offsets of the words that are the keys of queues (`table.rs`). The [`Holder`] is at the lock's
-/// address.
-pub(crate) const RWLOCK_WORD_OFFSET: usize = 8;
-pub(crate) const ONCE_WORD_OFFSET: usize = 4;
+/// The keys of the queues of a lock (`table.rs`) are its address, where its [`Holder`] is, and a
+/// tag. A mutex has none. No two types of locks have the same tag, so a sleeper in a queue of a key
+/// borrows a lock of this type at the address.
+pub(crate) const READERS_TAG: usize = 1;
+pub(crate) const WRITER_TAG: usize = 2;
+pub(crate) const ONCE_TAG: usize = 3;
+
+/// Returns the key of a queue of `lock`. Its [`Holder`], the first field, is at its address.
+pub(crate) fn tagged_key<T>(lock: *const T, tag: usize) -> usize {
+    // Else a key could be that of a neighbour.
+    const { assert!(align_of::<T>() > ONCE_TAG) };
+    lock.addr() + tag
+}
 
 /// The offsets of the numbers of handles in a channel.
 pub(crate) const CHAN_SENDERS_OFFSET: usize = 116;
@@ -168,15 +177,17 @@ pub(crate) fn parts(object: usize) -> (usize, bool, bool) {
 pub(crate) fn holder_of(reason: WaitReason, address: usize) -> u32 {
     let key = match reason {
         WaitReason::MutexLock | WaitReason::RwLockWrite => address,
-        WaitReason::RwLockRead => address + RWLOCK_WORD_OFFSET,
-        WaitReason::Once => address + ONCE_WORD_OFFSET,
+        WaitReason::RwLockRead => address + READERS_TAG,
+        WaitReason::Once => address + ONCE_TAG,
         _ => return 0,
     };
     super::table::with_queue(key, |queue| {
         if queue.is_empty() {
             return 0;
         }
-        // SAFETY: invariant 3: a sleeper is in the queue, and the queue's lock keeps it there.
+        // SAFETY: invariant 3: a sleeper is in the queue, and the queue's lock keeps it there. It
+        // borrows a lock at `address`, whichever of the key's type it is, and that begins with its
+        // holder.
         unsafe { &*(address as *const Holder) }.0.load(Ordering::Relaxed)
     })
 }
