@@ -279,7 +279,7 @@ impl Graph {
         };
         let next = |at: usize| cycle[(at + 1) % cycle.len()];
         let same_holders = (0..cycle.len()).all(|at| same_holder(cycle[at], next(at)));
-        // The waits are read again after the holders.
+        // The waits are read again after the holders: among other things it is an Acquire fence.
         fence(Ordering::SeqCst);
         same_holders && cycle.iter().all(waits_still)
     }

@@ -80,7 +80,9 @@ impl GoroutineState {
 
     /// Returns the state, for traces. It may have changed when the caller uses it.
     pub(crate) fn snapshot(&self) -> StateSnapshot {
-        match self.0.load(Ordering::Relaxed) {
+        // Acquire: pairs with `commit_park`. What a goroutine stored before it parked is visible to
+        // a reader that sees it wait, and later reads are not made earlier.
+        match self.0.load(Ordering::Acquire) {
             DEAD => StateSnapshot::Dead,
             RUNNABLE => StateSnapshot::Runnable,
             WAITING => StateSnapshot::Waiting,
