@@ -1,10 +1,11 @@
 //! Reports certain deadlocks of a part of the program, without being asked.
 //!
 //! A cycle is complete when its last member begins to wait. Every such wait is noted in its runtime
-//! (`sched/wait/holder.rs`), and the helper thread checks a few seconds after the first wait that
-//! was noted since the last check. So a program in which nothing waits for locks is never checked,
-//! and there is at most one check in [`DELAY_NANOS`]. A cycle that is found is checked again after
-//! [`CONFIRM_NANOS`], and then reported once.
+//! (`sched/wait/holder.rs`). When the helper thread sees the note, it takes it, and checks a few
+//! seconds later, when the goroutine has parked. Waits that are noted meanwhile are checked then,
+//! and once more the same time later. So a program in which nothing waits for locks is never
+//! checked, and a program in which goroutines do is checked every few seconds. A cycle that is found
+//! is checked again after [`CONFIRM_NANOS`], and then reported once.
 
 use super::report::Places;
 use super::{Cycle, Graph};
@@ -29,8 +30,6 @@ const STACK_BYTES: usize = 1 << 20;
 /// `NEVER`. The helper thread calls it.
 pub(crate) fn check(sched: &Sched) -> Nanos {
     let check = &sched.wait_check;
-    // Before the graph is read: a wait that begins meanwhile is noted for the next check.
-    check.clear();
     let graph = Graph::read();
     let mut memory = check.memory.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Vec::new();

@@ -241,8 +241,8 @@ fn helper_main(sched: &Arc<Sched>) {
                 next_wait_check = check_waits(sched);
                 wait_check_delay = WAIT_CHECK_NANOS.max(WAIT_CHECK_SHARE * (now() - begun));
             }
-            if sched.wait_check.is_noted() {
-                next_wait_check = next_wait_check.min(begun + wait_check_delay);
+            if next_wait_check == NEVER && sched.wait_check.take_note() {
+                next_wait_check = begun + wait_check_delay;
             }
         }
         let next_scavenge = scavenger.run_due(now);

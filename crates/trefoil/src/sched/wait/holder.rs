@@ -194,7 +194,7 @@ pub(crate) fn holder_of(reason: WaitReason, address: usize) -> u32 {
 
 /// The part of a runtime that has its helper thread check for cycles.
 pub(crate) struct WaitCheck {
-    /// Goroutines have begun to wait for locks since the last check.
+    /// Goroutines have begun to wait for locks since [`WaitCheck::take_note`].
     noted: AtomicBool,
     helper: &'static Helper,
     /// The results of the checks. Only the helper thread uses it.
@@ -214,7 +214,8 @@ impl WaitCheck {
         WaitCheck { noted: AtomicBool::new(false), helper, memory: Mutex::default() }
     }
 
-    /// Notes a wait, and wakes the helper thread if it is the first since the last check.
+    /// Notes a wait, and wakes the helper thread if it is the first since
+    /// [`WaitCheck::take_note`].
     #[inline]
     fn note_wait(&self) {
         if !self.noted.load(Ordering::Relaxed) && !self.noted.swap(true, Ordering::Relaxed) {
@@ -222,12 +223,9 @@ impl WaitCheck {
         }
     }
 
-    pub(crate) fn is_noted(&self) -> bool {
-        self.noted.load(Ordering::Relaxed)
-    }
-
-    /// Begins a check: waits that begin from now on are noted again.
-    pub(crate) fn clear(&self) {
-        self.noted.store(false, Ordering::Relaxed);
+    /// Returns whether a wait was noted since the last call. The caller checks later: a goroutine
+    /// notes its wait before it parks, and a wait that is noted meanwhile needs another check.
+    pub(crate) fn take_note(&self) -> bool {
+        self.noted.load(Ordering::Relaxed) && self.noted.swap(false, Ordering::Relaxed)
     }
 }
