@@ -16,7 +16,7 @@ use trefoil::chan::bounded;
 use trefoil::debug::{self, Deadlock};
 use trefoil::sync::{Condvar, Mutex, MutexExt as _, Once, OnceLock, RwLock};
 use trefoil::time::sleep;
-use trefoil::{Builder, JoinHandle, go, scope, task};
+use trefoil::{Builder, JoinHandle, Runtime, go, scope, task};
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -745,6 +745,77 @@ fn the_report_can_be_turned_off() {
         assert!(!stderr.contains("deadlock"), "{stderr}");
     });
     circle_beside_others();
+}
+
+/// Makes a deadlock of a goroutine of each runtime.
+fn circle_of_two_runtimes(first: &Runtime, second: &Runtime) {
+    static A: Mutex<()> = Mutex::new(());
+    static B: Mutex<()> = Mutex::new(());
+    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    let lock_both = |own: &'static Mutex<()>, other: &'static Mutex<()>| {
+        go(move || {
+            let _own = own.lock();
+            LOCKED.fetch_add(1, Ordering::SeqCst);
+            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+            drop(other.lock());
+        });
+        sleep(common::TOO_LONG / 2);
+    };
+    std::thread::scope(|s| {
+        s.spawn(|| first.run(|| lock_both(&A, &B)));
+        second.run(|| lock_both(&B, &A));
+    });
+}
+
+/// Returns how many certain deadlocks the child reports.
+fn reports_of(child: &common::Child) -> (usize, String) {
+    let is_reported = |text: &str| text.contains("turns this report off");
+    let stderr = stderr_of(child, is_reported, Duration::from_secs(7));
+    (stderr.matches("trefoil: deadlock (certain)").count(), stderr)
+}
+
+#[test]
+fn a_deadlock_of_two_runtimes_is_reported_once() {
+    child_test!(|child| {
+        let (reports, stderr) = reports_of(child);
+        assert_eq!(reports, 1, "{stderr}");
+    });
+    circle_of_two_runtimes(&runtime(1), &runtime(1));
+}
+
+#[test]
+fn a_deadlock_of_two_runtimes_is_reported_if_the_older_one_reports_none() {
+    child_test!(|child| {
+        let (reports, stderr) = reports_of(child);
+        assert_eq!(reports, 1, "{stderr}");
+    });
+    let silent = Runtime::builder().procs(1).report_deadlocks(false).build().unwrap();
+    circle_of_two_runtimes(&silent, &runtime(1));
+}
+
+/// Goroutines that join the deadlock later do not make it another one.
+#[test]
+fn a_deadlock_of_a_scope_is_reported_once() {
+    child_test!(|child| {
+        let (reports, stderr) = reports_of(child);
+        assert_eq!(reports, 1, "{stderr}");
+    });
+    on_own_runtime(|| {
+        named("owner", || {
+            let m = Mutex::new(());
+            let _guard = m.lock();
+            scope(|s| {
+                for i in 0..20 {
+                    let m = &m;
+                    s.go(move || {
+                        sleep(if i < 10 { Duration::from_secs(6) } else { Duration::ZERO });
+                        drop(m.lock());
+                    });
+                }
+            });
+        });
+        sleep(common::TOO_LONG / 2);
+    });
 }
 
 /// Many goroutines lock in the right order, for a time and with sleeps at random: no cycle is ever

@@ -13,21 +13,35 @@ use crate::sched::Sched;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::stderr::write_all_stderr;
 use crate::sys::thread;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The time between the first check of a cycle and the second.
 const CONFIRM_NANOS: Nanos = 1_000_000_000;
 
-/// Cycles that are remembered at most. When so many were reported, no more are.
+/// Cycles that are reported at most.
 const REPORTED_MAX: usize = 256;
 
 /// Symbols are found on it.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Checks for cycles in which a goroutine of `sched` is the first. Returns when to check again, or
-/// `NEVER`. The helper thread calls it.
+/// What the runtimes of the process have reported.
+struct Reported {
+    cycles: usize,
+    /// The waits of all members.
+    waits: BTreeSet<WaitMark>,
+}
+
+static REPORTED: Mutex<Reported> = Mutex::new(Reported { cycles: 0, waits: BTreeSet::new() });
+
+/// Stands for one wait of a goroutine: the number of its runtime and its id, and its object with the
+/// count of its waits.
+type WaitMark = (u32, u64, usize);
+
+/// Checks for cycles in which a goroutine of `sched` is. Returns when to check again, or `NEVER`.
+/// The helper thread calls it.
 pub(crate) fn check(sched: &Sched) -> Nanos {
     let check = &sched.wait_check;
     let graph = Graph::read();
@@ -35,15 +49,22 @@ pub(crate) fn check(sched: &Sched) -> Nanos {
     let mut found = Vec::new();
     let mut confirmed = Vec::new();
     for cycle in graph.cycles() {
-        if !is_of(&graph, &cycle, sched) || !graph.is_certain(&cycle) {
+        if !graph.has_member_of(&cycle, sched) || !graph.is_certain(&cycle) {
             continue;
         }
-        let mark = graph.mark(&cycle);
-        if memory.reported.contains(&mark) || memory.reported.len() >= REPORTED_MAX {
+        let marks = graph.marks(&cycle);
+        let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        // A cycle that shares a wait with one that was reported is the same deadlock.
+        let is_known = marks.iter().any(|mark| reported.waits.contains(mark));
+        if is_known || reported.cycles >= REPORTED_MAX {
             continue;
         }
+        let mut hasher = DefaultHasher::new();
+        marks.hash(&mut hasher);
+        let mark = hasher.finish();
         if memory.found.contains(&mark) {
-            memory.reported.push(mark);
+            reported.cycles += 1;
+            reported.waits.extend(marks);
             confirmed.push(cycle);
         } else {
             found.push(mark);
@@ -55,29 +76,26 @@ pub(crate) fn check(sched: &Sched) -> Nanos {
     if !confirmed.is_empty() {
         // On a thread of its own: to read the debug information may take seconds, and the helper
         // thread is needed.
-        let report = move || report(&graph, &confirmed);
-        let _ =
-            thread::spawn(thread::Name::new(format_args!("trefoil-report")), STACK_BYTES, report);
+        let found = Arc::new((graph, confirmed));
+        let shared = found.clone();
+        let name = thread::Name::new(format_args!("trefoil-report"));
+        if thread::spawn(name, STACK_BYTES, move || report(&shared.0, &shared.1)).is_err() {
+            report(&found.0, &found.1);
+        }
     }
     next
 }
 
-/// Returns whether the check of `sched` is to report the cycle, which may have members of several
-/// runtimes.
-fn is_of(graph: &Graph, cycle: &Cycle, sched: &Sched) -> bool {
-    let first = cycle.iter().map(|&i| graph.waits[i].party.runtime).min();
-    first.is_some_and(|runtime| std::ptr::eq(&raw const *graph.runtimes[runtime], sched))
-}
-
 impl Graph {
-    /// Returns a number that stands for these waits of these goroutines.
-    fn mark(&self, cycle: &Cycle) -> u64 {
-        let mut members: Vec<_> =
-            cycle.iter().map(|&i| (self.waits[i].party.id, self.waits[i].word)).collect();
-        members.sort_unstable();
-        let mut hasher = DefaultHasher::new();
-        members.hash(&mut hasher);
-        hasher.finish()
+    /// Returns the marks of the members of a cycle, in ascending order.
+    fn marks(&self, cycle: &Cycle) -> Vec<WaitMark> {
+        let mark = |&i: &usize| {
+            let wait = &self.waits[i];
+            (self.sched(wait.party).holder_salt(), wait.party.id, wait.word)
+        };
+        let mut marks: Vec<_> = cycle.iter().map(mark).collect();
+        marks.sort_unstable();
+        marks
     }
 }
 

@@ -206,7 +206,6 @@ pub(crate) struct WaitCheck {
 pub(crate) struct CheckMemory {
     /// Found by the last check, and not reported.
     pub(crate) found: Vec<u64>,
-    pub(crate) reported: Vec<u64>,
 }
 
 impl WaitCheck {
