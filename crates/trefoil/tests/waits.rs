@@ -263,6 +263,31 @@ fn a_deadlock_of_a_scope_with_many_goroutines_is_listed_once_and_certain() {
     });
 }
 
+/// `notify_all` moves waiters to the queue of a mutex that is locked.
+#[test]
+fn a_waiter_that_was_moved_to_the_queue_of_a_mutex_may_be_a_member() {
+    let _w = watchdog();
+    static M: Mutex<()> = Mutex::new(());
+    static CHANGED: Condvar = Condvar::new();
+    on_own_runtime(|| {
+        let wait = || CHANGED.wait(&mut M.lock());
+        let waiters = [named("waiter 0", wait), named("waiter 1", wait)];
+        yield_until("both to wait", || count_in_state("sync.Cond.Wait") == 2);
+        assert!(debug::goroutines().all(|g| g.waits_for.is_none()));
+        named("notifier", move || {
+            let _guard = M.lock();
+            CHANGED.notify_all();
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        });
+        let deadlock = deadlock();
+        assert!(deadlock.certain, "{deadlock}");
+        assert_eq!(names(&deadlock), ["notifier", "waiter 0"]);
+        assert!(deadlock.to_string().contains("\"waiter 0\" waits for Mutex 0x"), "{deadlock}");
+        let dump = debug::dump();
+        assert!(dump.contains("[sync.Cond.Wait]:\n\twaits for Mutex 0x"), "{dump}");
+    });
+}
+
 #[test]
 // The guard may be held across an await: it is `Send`, and waiters park.
 #[allow(clippy::await_holding_lock)]

@@ -81,7 +81,7 @@ fn write_snapshot(
     writeln!(out, "]:")?;
     if let Status::Waiting(reason) = snapshot.status
         && let Some(wait) = graph.wait_of_id(sched, subject.id())
-        && wait.reason == reason
+        && wait.parked_for == reason
     {
         writeln!(out, "\t{}, for {:.1} s", waits_for(wait), wait.waited.as_secs_f64())?;
     }

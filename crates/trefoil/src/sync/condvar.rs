@@ -16,6 +16,7 @@
 //! Ps, and 4 on one. A single waiter, and a waiter with a deadline, is woken at once.
 
 use super::mutex::RawMutex;
+use crate::sched::wait::holder;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
@@ -86,6 +87,8 @@ impl RawCondvar {
     /// Waits with the mutex `raw` held. Returns false if the deadline passed before a notification.
     fn wait_nanos(&self, raw: &RawMutex, deadline: Nanos) -> bool {
         let node = Node::new(std::ptr::from_ref(raw).expose_provenance());
+        // Until `requeue` stores the mutex.
+        holder::note_object(0, deadline);
         let result = node.sleep(
             WaitReason::CondWait,
             deadline,

@@ -162,10 +162,15 @@ impl RawMutex {
     pub(crate) fn requeue(&self, batch: &mut Batch) {
         let now = now();
         let mut rest = Batch::new();
+        let mut moved = false;
         table::with_queue(self.key(), |queue| {
             while let Some(sleeper) = batch.pop() {
                 if sleeper.may_move() && self.word.join_queue(Contender::default()) {
                     sleeper.node().since.set(now);
+                    if let Some(g) = sleeper.goroutine() {
+                        holder::note_moved(g, self.key());
+                        moved = true;
+                    }
                     sleeper.move_to(queue);
                 } else {
                     rest.push(sleeper);
@@ -173,6 +178,9 @@ impl RawMutex {
             }
         });
         *batch = rest;
+        if moved {
+            holder::note_wait();
+        }
     }
 
     /// Locks the mutex, and waits for it. Returns false if the deadline has passed. `word` is

@@ -53,6 +53,9 @@ impl Party {
 pub(super) struct Wait {
     pub(super) party: Party,
     pub(super) reason: WaitReason,
+    /// The reason as the goroutine has stored it. It differs from `reason` if the goroutine waited
+    /// for a condition variable, and was moved to the queue of the mutex.
+    pub(super) parked_for: WaitReason,
     /// The object as the goroutine has stored it.
     word: usize,
     pub(super) waited: Duration,
@@ -254,7 +257,7 @@ impl Graph {
             let Some(g) = subject.g() else { return false };
             subject.is_still(id, self.sched(wait.party))
                 && subject.has_still_carrier()
-                && g.status() == Status::Waiting(wait.reason)
+                && g.status() == Status::Waiting(wait.parked_for)
                 && g.waits_for.load(Ordering::Relaxed) == wait.word
         };
         let same_holder = |i: usize, next: usize| {
@@ -319,10 +322,13 @@ fn read_waits(runtimes: &[Arc<Sched>]) -> Vec<Wait> {
         snapshot::for_each_subject(sched, |id, subject| {
             let Some(g) = subject.g() else { return };
             let status = g.status();
-            let Status::Waiting(reason) = status else { return };
-            if !HELD_REASONS.contains(&reason) {
-                return;
-            }
+            let Status::Waiting(parked_for) = status else { return };
+            let reason = match parked_for {
+                // Only if the object, the mutex, is stored.
+                WaitReason::CondWait => WaitReason::MutexLock,
+                reason if HELD_REASONS.contains(&reason) => reason,
+                _ => return,
+            };
             let word = g.waits_for.load(Ordering::Relaxed);
             // The word is of this wait if the goroutine has not run in between.
             let is_same =
@@ -330,7 +336,7 @@ fn read_waits(runtimes: &[Arc<Sched>]) -> Vec<Wait> {
             if is_same && holder::parts(word).0 != 0 {
                 let waited = Duration::from_millis(sched.millis_waited(&g.head).into());
                 let party = Party { subject, id, runtime };
-                waits.push(Wait { party, reason, word, waited, holders: Vec::new() });
+                waits.push(Wait { party, reason, parked_for, word, waited, holders: Vec::new() });
             }
         });
     }

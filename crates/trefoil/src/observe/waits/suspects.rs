@@ -87,7 +87,7 @@ fn read(graph: &Graph) -> Suspects {
     for wait in graph.waits.iter().filter(|w| w.waited >= WAITED_MIN && !w.has_deadline()) {
         let guessed = wait.is_for_readers().then(|| wait.address());
         let since_ms = since(wait.party);
-        let Wait { party, reason, word, ref holders, .. } = *wait;
+        let Wait { party, parked_for: reason, word, ref holders, .. } = *wait;
         add(Suspect { party, reason, word, since_ms, wakers: holders.clone(), guessed });
     }
     for (runtime, sched) in graph.runtimes.iter().enumerate() {

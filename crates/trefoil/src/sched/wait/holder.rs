@@ -10,7 +10,9 @@
 //! 1. Only the owner of a lock writes its [`Holder`]: after it has locked, and, to clear it, before
 //!    it unlocks. So the word is 0 or names the present owner, never a former one.
 //! 2. A goroutine that waits for one of [`HELD_REASONS`] or [`GUESSED_REASONS`] has stored the object
-//!    before it parks. For other reasons the object is that of an earlier wait, and means nothing.
+//!    before it parks. So has one that waits for a condition variable: 0, or the mutex to whose
+//!    queue a waker has moved it. For other reasons the object is that of an earlier wait, and means
+//!    nothing.
 //! 3. A lock is read by address only while a sleeper is in its queue (`table.rs`): the sleeper
 //!    borrows the lock, so the memory is valid.
 //!
@@ -145,6 +147,14 @@ pub(crate) fn note_object(object: usize, deadline: Nanos) {
     }
 }
 
+/// Stores that the sleeping goroutine `g`, which a waker has taken, waits for the mutex at `object`
+/// from now on instead of a condition variable. [`note_wait`] follows.
+pub(crate) fn note_moved(g: &G, object: usize) {
+    // Not lost: `g` stores nothing until its waker wakes it.
+    let count = (g.waits_for.load(Ordering::Relaxed) >> COUNT_SHIFT).wrapping_add(1);
+    g.waits_for.store(count << COUNT_SHIFT | object, Ordering::Relaxed);
+}
+
 /// As [`note_object`], inside the runtime, for a channel: a wait that is never part of a certain
 /// cycle, and frequent, is not counted.
 #[inline(always)]
@@ -159,9 +169,14 @@ pub(crate) fn note_chan(rt: Rt, object: usize, deadline: Nanos) {
 /// cycles after a while.
 pub(crate) fn note_held_object(object: usize, deadline: Nanos) {
     note_object(object, deadline);
-    if deadline == NEVER
-        && let Some(g) = current_g()
-    {
+    if deadline == NEVER {
+        note_wait();
+    }
+}
+
+/// Has the helper thread of the running goroutine's runtime check for cycles after a while.
+pub(crate) fn note_wait() {
+    if let Some(g) = current_g() {
         // SAFETY: a goroutine that runs keeps its runtime.
         unsafe { &*g.sched.get() }.wait_check.note_wait();
     }

@@ -30,6 +30,7 @@
 //!    allocate, free, or wake. A taken sleeper is woken after the lock is released.
 
 use crate::sched::Rt;
+use crate::sched::g::G;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos};
@@ -471,6 +472,11 @@ impl Taken {
     /// Returns whether the sleeper may be moved to another list: only a taker can end its sleep.
     pub(crate) fn may_move(&self) -> bool {
         self.node().waiter.get().is_sole()
+    }
+
+    /// Returns the sleeper, if it is a goroutine.
+    pub(crate) fn goroutine(&self) -> Option<&'static G> {
+        self.node().waiter.get().goroutine()
     }
 
     /// Moves the sleeper to another list, whose lock the caller holds. Only if [`Taken::may_move`].

@@ -236,6 +236,14 @@ impl Waiter {
         self.sleeper
     }
 
+    /// Returns the sleeper, if it is a goroutine.
+    pub(crate) fn goroutine(self) -> Option<&'static G> {
+        match decode(self.sleeper) {
+            Sleeper::Goroutine(g) => Some(g),
+            _ => None,
+        }
+    }
+
     /// Returns the claim word.
     #[inline]
     fn word(self) -> &'static AtomicU64 {
