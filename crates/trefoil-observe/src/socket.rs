@@ -1,34 +1,35 @@
 //! The Unix socket of `TREFOIL_OBSERVE=unix`: its folder, and who may open it.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use trefoil::net::{UnixListener, UnixStream};
-use trefoil::observer::{own_uid, peer_uid};
+use trefoil::observer::{has_no_listener, listen_privately, own_uid, peer_uid};
 
 /// Makes the folder if needed, and listens in it. Returns the path too.
 pub(crate) fn bind() -> io::Result<(UnixListener, PathBuf)> {
-    let folder = folder();
+    let folder = folder(std::env::var_os("XDG_RUNTIME_DIR"));
     prepare_folder(&folder)?;
-    remove_sockets_of_ended_processes(&folder);
     let path = folder.join(format!("{}.sock", std::process::id()));
-    if UnixStream::connect(&path).is_ok() {
-        let text = format!("{} is in use", path.display());
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
-    }
-    // An earlier process had the same id.
-    _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    // The folder's mode has kept others out meanwhile.
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-    Ok((listener, path))
+    remove_sockets_of_ended_processes(&folder);
+    let listener = listen_privately(&path).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            io::Error::new(e.kind(), format!("{} is in use", path.display()))
+        }
+        kind => io::Error::new(kind, format!("{}: {e}", path.display())),
+    })?;
+    Ok((UnixListener::from_std(listener)?, path))
 }
 
-/// Returns `$XDG_RUNTIME_DIR/trefoil`, or else `/tmp/trefoil-UID`.
-fn folder() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(dir) if dir.is_absolute() => dir.join("trefoil"),
+/// Returns `$XDG_RUNTIME_DIR/trefoil`, or else `/tmp/trefoil-UID`. The variable may be of another
+/// user: `sudo` can keep it.
+fn folder(runtime_dir: Option<OsString>) -> PathBuf {
+    let is_own =
+        |dir: &PathBuf| fs::metadata(dir).is_ok_and(|it| it.is_dir() && it.uid() == own_uid());
+    match runtime_dir.map(PathBuf::from) {
+        Some(dir) if dir.is_absolute() && is_own(&dir) => dir.join("trefoil"),
         _ => PathBuf::from(format!("/tmp/trefoil-{}", own_uid())),
     }
 }
@@ -51,14 +52,18 @@ fn prepare_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A process that is killed leaves its socket behind.
+/// A process that is killed leaves its socket behind, and this process may get the same id. A process
+/// that cannot be seen in `/proc` may be alive: in another container that shares the folder, or if
+/// `/proc` hides it. So a socket is removed only if nothing listens there.
 fn remove_sockets_of_ended_processes(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
+    let own = std::process::id();
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let pid = path
             .file_name()
             .and_then(|name| name.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+        let may_have_ended = |pid: u32| pid == own || !Path::new(&format!("/proc/{pid}")).exists();
+        if pid.is_some_and(may_have_ended) && has_no_listener(&path) {
             _ = fs::remove_file(path);
         }
     }
@@ -76,6 +81,8 @@ fn is_allowed_uid(peer: u32, own: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn another_user_is_refused() {
@@ -83,6 +90,47 @@ mod tests {
         assert!(is_allowed_uid(0, 1000));
         assert!(!is_allowed_uid(1001, 1000));
         assert!(!is_allowed_uid(1000, 0));
+    }
+
+    #[test]
+    fn the_runtime_folder_of_another_user_is_not_used() {
+        let fallback = PathBuf::from(format!("/tmp/trefoil-{}", own_uid()));
+        assert_eq!(folder(None), fallback);
+        assert_eq!(folder(Some("relative".into())), fallback);
+        assert_eq!(folder(Some("/nowhere/at/all".into())), fallback);
+        let own = std::env::temp_dir().join(format!("trefoil-runtime-{}", std::process::id()));
+        fs::create_dir_all(&own).unwrap();
+        assert_eq!(folder(Some(own.clone().into())), own.join("trefoil"));
+        fs::remove_dir(&own).unwrap();
+        if own_uid() != 0 {
+            assert_eq!(folder(Some("/".into())), fallback);
+            return;
+        }
+        let name = format!("trefoil-foreign-{}", std::process::id());
+        let foreign = std::env::temp_dir().join(name);
+        fs::create_dir_all(&foreign).unwrap();
+        if std::os::unix::fs::chown(&foreign, Some(12345), None).is_ok() {
+            assert_eq!(folder(Some(foreign.clone().into())), fallback);
+        }
+        fs::remove_dir(&foreign).unwrap();
+    }
+
+    #[test]
+    fn a_socket_is_removed_only_if_nothing_listens_there() {
+        let folder = std::env::temp_dir().join(format!("trefoil-sockets-{}", std::process::id()));
+        prepare_folder(&folder).unwrap();
+        // Above the largest id that Linux gives: neither process is seen in /proc.
+        let (live, ended) = (folder.join("99999991.sock"), folder.join("99999992.sock"));
+        let no_socket = folder.join("99999993.sock");
+        let listener = listen_privately(&live).unwrap();
+        assert_eq!(fs::metadata(&live).unwrap().mode() & 0o777, 0o600);
+        drop(listen_privately(&ended).unwrap());
+        fs::write(&no_socket, "").unwrap();
+        remove_sockets_of_ended_processes(&folder);
+        assert!(live.exists(), "a process listens there");
+        assert!(!ended.exists(), "no process listens there");
+        drop(listener);
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

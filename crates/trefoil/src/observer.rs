@@ -10,12 +10,21 @@
 use crate::observe::{deadlock, metrics};
 use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
 use crate::sched::Sched;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use crate::observe::metrics::Group;
+
+/// How many connections may wait until the server accepts them.
+const LISTEN_BACKLOG: i32 = 128;
 
 /// Calls `hook` once, after the first runtime of the process has started. It may be called before
 /// `main`. The first call counts. If `hook` fails, the start of that runtime fails.
@@ -84,6 +93,33 @@ pub fn is_recording() -> bool {
 /// The kernel's, for a descriptor that is no Unix socket.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+}
+
+/// Listens at a path that does not exist. The socket has the mode 0600 from the start.
+///
+/// # Errors
+/// The kernel's, for example [`AddrInUse`](io::ErrorKind::AddrInUse) if the path exists.
+pub fn listen_privately(path: &Path) -> io::Result<UnixListener> {
+    let socket = unix_socket()?;
+    // Linux gives the file of a socket the mode of the descriptor, without the bits of the umask.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, LISTEN_BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Returns whether a path is a Unix socket at which nothing listens. Does not wait.
+pub fn has_no_listener(path: &Path) -> bool {
+    let connect = || rustix::net::connect(unix_socket()?, &SocketAddrUnix::new(path)?);
+    let is_socket = || std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+    // A file that is no socket refuses connections too.
+    connect() == Err(Errno::CONNREFUSED) && is_socket()
+}
+
+/// Returns a Unix socket that does not block.
+fn unix_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
 /// Returns the effective user id of this process.
