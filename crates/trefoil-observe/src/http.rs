@@ -3,9 +3,12 @@
 //!
 //! A request has limits on its size and time ([`Limits`]), so that a client that sends garbage,
 //! sends slowly or does not read costs the goroutine of its connection, for a bounded time, and
-//! nothing else.
+//! nothing else. Answers that may be large are made only a few at a time
+//! ([`Request::allow_large_answer`]).
 
+use std::cell::OnceCell;
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The bounds of a connection.
@@ -35,6 +38,33 @@ impl Limits {
 
 /// Headers of a request that are accepted at most.
 const HEADERS_MAX: usize = 64;
+/// A body up to this size is copied behind its head, and sent together with it.
+const SMALL_BODY_BYTES: usize = 16 << 10;
+/// Large answers that exist in the process at the same time. A client that does not read keeps one
+/// for [`Limits::response_time`].
+const LARGE_ANSWERS_MAX: usize = 2;
+
+/// How many large answers exist.
+static LARGE_ANSWERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Permission to make a large answer: one with all goroutines, or with a recording. It is in the
+/// request, which is kept until its answer was sent.
+#[derive(PartialEq, Eq, Debug)]
+struct LargeAnswer(());
+
+impl LargeAnswer {
+    fn new() -> Option<LargeAnswer> {
+        let one_more = |n| (n < LARGE_ANSWERS_MAX).then_some(n + 1);
+        LARGE_ANSWERS.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(LargeAnswer(()))
+    }
+}
+
+impl Drop for LargeAnswer {
+    fn drop(&mut self) {
+        LARGE_ANSWERS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// What a server needs of a connection.
 pub(crate) trait Stream {
@@ -77,7 +107,7 @@ pub(crate) enum Method {
 }
 
 /// A request, without a body.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Request {
     pub(crate) method: Method,
     /// Decoded, without the query.
@@ -88,9 +118,29 @@ pub(crate) struct Request {
     headers: Vec<(String, String)>,
     /// The client wants another request on this connection.
     pub(crate) keep_alive: bool,
+    /// Set by [`Request::allow_large_answer`].
+    large_answer: OnceCell<LargeAnswer>,
 }
 
 impl Request {
+    /// Must be called before a large answer is made. Fails with the answer to send instead if too
+    /// many exist already.
+    pub(crate) fn allow_large_answer(&self) -> Result<(), Response> {
+        if self.large_answer.get().is_some() {
+            return Ok(());
+        }
+        match LargeAnswer::new() {
+            Some(permit) => {
+                _ = self.large_answer.set(permit);
+                Ok(())
+            }
+            None => {
+                let text = "other large answers are being sent: ask again later";
+                Err(Response::error(503, text).with("Retry-After", "1"))
+            }
+        }
+    }
+
     /// Returns the value of a header. None if it is absent, or present more than once.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(other, _)| other == name);
@@ -268,7 +318,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     let (Some(path), Some(query)) = (decode(path, Plus::IsPlus), parse_query(query)) else {
         return Err(Refusal { status: 400, why: "the URL is not well encoded" });
     };
-    let mut request = Request { method, path, query, headers: all, keep_alive: false };
+    let mut request = Request {
+        method,
+        path,
+        query,
+        headers: all,
+        keep_alive: false,
+        large_answer: OnceCell::new(),
+    };
     let no_body = request.count("transfer-encoding") == 0
         && request.headers.iter().all(|(name, value)| name != "content-length" || value == "0");
     if !no_body {
@@ -340,11 +397,16 @@ fn send(
     }
     head.push_str(if keep_alive { "\r\n" } else { "Connection: close\r\n\r\n" });
     stream.set_send_deadline(Instant::now() + limits.response_time)?;
-    let mut bytes = head.into_bytes();
-    if body == Body::Send {
-        bytes.extend_from_slice(&response.body);
+    let mut head = head.into_bytes();
+    if body == Body::Omit {
+        return stream.send(&head);
     }
-    stream.send(&bytes)
+    if response.body.len() <= SMALL_BODY_BYTES {
+        head.extend_from_slice(&response.body);
+        return stream.send(&head);
+    }
+    stream.send(&head)?;
+    stream.send(&response.body)
 }
 
 #[cfg(test)]

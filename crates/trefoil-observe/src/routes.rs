@@ -212,6 +212,7 @@ fn recorded(asked: &Asked<'_>) -> Result<trace::Snapshot, Response> {
     // Fails if the program records already; then that recording is used.
     let recorder = seconds.and_then(|_| runtime.observe(Recorder::start).ok());
     asked.collect_for(seconds.unwrap_or_default());
+    asked.request.allow_large_answer()?;
     let snapshot = runtime.observe(trace::snapshot);
     drop(recorder);
     snapshot.ok_or_else(|| {
@@ -239,6 +240,7 @@ fn trace(asked: &Asked<'_>) -> Result<Response, Response> {
 
 fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
     let runtime = asked.runtime()?;
+    asked.request.allow_large_answer()?;
     match asked.number("debug")?.unwrap_or(0) {
         0 => {
             let mut file = Vec::new();
