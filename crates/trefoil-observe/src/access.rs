@@ -8,16 +8,30 @@
 //!
 //! A page of another site, opened in a browser on this machine, must not read anything either. Its
 //! requests carry an `Origin`, or say `Sec-Fetch-Site: cross-site`. And if its name was made to
-//! point to this machine (DNS rebinding), their `Host` is that name: without a token only the
-//! address itself and `localhost` are valid there.
+//! point to this machine (DNS rebinding), their `Host` is that name: where no token is needed, only
+//! loopback addresses, the server's own address and `localhost` are valid there. A Unix socket may
+//! be reached by a browser too, through a program that forwards a port to it.
 
 use crate::http::{Method, Request, Response};
+use std::fmt;
 use std::net::IpAddr;
 
 /// What a server accepts.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
-    pub(crate) token: Option<String>,
+    pub(crate) token: Option<Token>,
+    /// The server's own address, once it is bound.
+    pub(crate) address: Option<IpAddr>,
+}
+
+/// A token. It is not printed.
+#[derive(Clone)]
+pub(crate) struct Token(pub(crate) String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(not shown)")
+    }
 }
 
 /// How a request came in.
@@ -36,11 +50,16 @@ impl Access {
             return refuse(400, "a header is there twice");
         }
         let host = request.header("host").unwrap_or_default();
-        if transport == Transport::Tcp && self.token.is_none() && !is_local_name(host) {
+        let is_host_checked = match transport {
+            Transport::Tcp => self.token.is_none(),
+            // Few clients of a Unix socket have a name for it.
+            Transport::Unix => !host.is_empty(),
+        };
+        if is_host_checked && !self.is_local_name(host) {
             return refuse(
                 421,
-                "the Host must be an address or localhost: other names could be made to point here \
-                 by another site (with a token, every name is valid)",
+                "the Host must be a loopback address or localhost: other names could be made to \
+                 point here by another site (over TCP with a token, every name is valid)",
             );
         }
         if let Some(origin) = request.header("origin")
@@ -62,28 +81,33 @@ impl Access {
             None => {
                 refuse(403, "this changes something, and needs a token (TREFOIL_OBSERVE_TOKEN)")
             }
-            Some(token) if is_token_of(request, token) => Ok(()),
+            Some(Token(token)) if is_token_of(request, token) => Ok(()),
             Some(_) => Err(Response::error(401, "the token is missing or wrong")
                 .with("WWW-Authenticate", "Basic realm=\"trefoil\", charset=\"UTF-8\"")),
         }
     }
-}
 
-/// Returns whether a `Host` names this machine in a way that no other site can imitate.
-fn is_local_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        // An IPv6 address: `[::1]:6060`.
-        Some(rest) => match rest.split_once(']') {
-            Some((address, port)) if is_port(port) => address,
-            _ => return false,
-        },
-        None => match host.split_once(':') {
-            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
-            Some(_) => return false,
-            None => host,
-        },
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+    /// Returns whether a `Host` names this machine in a way that no other site can imitate.
+    fn is_local_name(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            // An IPv6 address: `[::1]:6060`.
+            Some(rest) => match rest.split_once(']') {
+                Some((address, port)) if is_port(port) => address,
+                _ => return false,
+            },
+            None => match host.split_once(':') {
+                Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+                Some(_) => return false,
+                None => host,
+            },
+        };
+        // Not `to_canonical`: no client has a reason to write a loopback address in another form.
+        // Nor any other address: browsers connect to this machine for 0.0.0.0, and did not protect it
+        // as they protect loopback addresses.
+        let is_address =
+            |ip: IpAddr| ip.is_loopback() || Some(ip) == self.address && !ip.is_unspecified();
+        name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_address)
+    }
 }
 
 /// Returns whether `text` is empty or `:` and digits.
@@ -149,7 +173,8 @@ mod tests {
     fn status(token: Option<&str>, transport: Transport, start: &str, headers: &str) -> u16 {
         let text = format!("{start} HTTP/1.1\r\n{headers}\r\n");
         let (request, _) = parse(text.as_bytes()).unwrap().unwrap();
-        let access = Access { token: token.map(str::to_owned) };
+        let token = token.map(|token| Token(token.to_owned()));
+        let access = Access { token, address: None };
         access.check(&request, transport).map_or_else(|refusal| refusal.status, |()| 200)
     }
 
@@ -171,6 +196,10 @@ mod tests {
             "a:b:c",
             "127.0.0.1:6060@evil.example",
             "localhost:x",
+            "0.0.0.0:6060",
+            "[::]:6060",
+            "[::ffff:127.0.0.1]:6060",
+            "192.0.2.1:6060",
         ] {
             let headers = format!("Host: {host}\r\n");
             assert_eq!(status(None, Transport::Tcp, "GET /", &headers), 421, "{host}");
@@ -178,7 +207,34 @@ mod tests {
         let twice = "Host: localhost\r\nHost: localhost\r\n";
         assert_eq!(status(None, Transport::Tcp, "GET /", twice), 400);
         assert_eq!(status(None, Transport::Tcp, "GET /", ""), 421);
-        assert_eq!(status(None, Transport::Unix, "GET /", ""), 200);
+    }
+
+    #[test]
+    fn the_address_of_the_server_itself_is_valid() {
+        let address: IpAddr = "::ffff:127.0.0.1".parse().unwrap();
+        let access = Access { token: None, address: Some(address) };
+        assert!(access.is_local_name("[::ffff:127.0.0.1]:6060"));
+        assert!(!access.is_local_name("[::ffff:127.0.0.2]:6060"));
+        let everywhere = Access { token: None, address: Some("0.0.0.0".parse().unwrap()) };
+        assert!(!everywhere.is_local_name("0.0.0.0:6060"));
+    }
+
+    #[test]
+    fn the_host_of_a_unix_socket_is_checked_if_it_is_there() {
+        for token in [None, Some("s3cret")] {
+            let get = |headers| status(token, Transport::Unix, "GET /", headers);
+            assert_eq!(get(""), 200);
+            assert_eq!(get("Host: \r\n"), 200);
+            assert_eq!(get("Host: localhost\r\n"), 200);
+            assert_eq!(get("Host: rebound.example:6060\r\n"), 421);
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let access = Access { token: Some(Token("s3cret".to_owned())), address: None };
+        let text = format!("{access:?}");
+        assert!(!text.contains("s3cret") && text.contains("not shown"), "{text}");
     }
 
     #[test]
@@ -199,15 +255,15 @@ mod tests {
 
     #[test]
     fn a_token_is_needed_for_writes_and_for_all_of_tcp_once_it_is_set() {
-        let host = "Host: example.org\r\n";
         let ask = |transport, start, more: &str| {
+            let host = if transport == Transport::Tcp { "Host: example.org\r\n" } else { "" };
             status(Some("s3cret"), transport, start, &format!("{host}{more}"))
         };
         let (tcp, unix) = (Transport::Tcp, Transport::Unix);
         assert_eq!(ask(tcp, "GET /", ""), 401);
         assert_eq!(ask(unix, "GET /", ""), 200);
         assert_eq!(ask(unix, "POST /", ""), 401);
-        assert_eq!(status(None, unix, "POST /", host), 403);
+        assert_eq!(status(None, unix, "POST /", ""), 403);
         assert_eq!(status(None, tcp, "POST /", "Host: localhost\r\n"), 403);
         for transport in [tcp, unix] {
             for start in ["GET /", "POST /"] {

@@ -1,9 +1,10 @@
 //! The server: a listener, a goroutine for each connection, and their end.
 
-use crate::access::{Access, Transport};
+use crate::access::{Access, Token, Transport};
 use crate::http::{self, Limits, Request, Response, Stream};
 use crate::{TOKEN_VARIABLE, routes, socket};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -70,6 +71,8 @@ pub struct ServerBuilder {
     address: String,
     access: Access,
     limits: Limits,
+    /// The variable has a token that is not UTF-8, so that no request can carry it.
+    is_token_invalid: bool,
 }
 
 /// What the goroutines of a server share.
@@ -95,11 +98,17 @@ impl Server {
     /// Returns the default settings: the address `127.0.0.1:6060`, and the token of
     /// `TREFOIL_OBSERVE_TOKEN` if that is set.
     pub fn builder() -> ServerBuilder {
-        let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+        let token = std::env::var_os(TOKEN_VARIABLE).filter(|token| !token.is_empty());
+        let (token, is_token_invalid) = match token.map(OsString::into_string) {
+            None => (None, false),
+            Some(Ok(token)) => (Some(Token(token)), false),
+            Some(Err(_)) => (None, true),
+        };
         ServerBuilder {
             address: DEFAULT_ADDRESS.to_owned(),
-            access: Access { token },
+            access: Access { token, address: None },
             limits: Limits::DEFAULT,
+            is_token_invalid,
         }
     }
 
@@ -166,7 +175,8 @@ impl ServerBuilder {
     /// Sets the token that every request over TCP, and every request that changes something, must
     /// carry. With a token the address need not be a loopback address.
     pub fn token(mut self, token: &str) -> ServerBuilder {
-        self.access.token = Some(token.to_owned());
+        self.access.token = Some(Token(token.to_owned()));
+        self.is_token_invalid = false;
         self
     }
 
@@ -192,9 +202,12 @@ impl ServerBuilder {
     ///
     /// # Errors
     /// As [`start`](crate::start).
-    pub fn start(self) -> io::Result<Server> {
+    pub fn start(mut self) -> io::Result<Server> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
-        if self.access.token.as_ref().is_some_and(|token| token.is_empty()) {
+        if self.is_token_invalid {
+            return Err(invalid(format!("{TOKEN_VARIABLE} is not UTF-8")));
+        }
+        if self.access.token.as_ref().is_some_and(|Token(token)| token.is_empty()) {
             return Err(invalid("the token is empty".to_owned()));
         }
         let addresses = if self.address == "unix" { None } else { Some(self.tcp_addresses()?) };
@@ -210,6 +223,9 @@ impl ServerBuilder {
                 Ok((Listener::Tcp(listener), Place::Tcp(address)))
             }
         })?;
+        if let Place::Tcp(address) = place {
+            self.access.address = Some(address.ip());
+        }
         let shared = Arc::new(Shared {
             access: self.access,
             limits: self.limits,
@@ -226,8 +242,12 @@ impl ServerBuilder {
     fn tcp_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let expected = "expected unix, or an address with a port such as 127.0.0.1:6060";
-        let found = self.address.to_socket_addrs();
-        let found: Vec<SocketAddr> = found.map_err(|_| invalid(expected.to_owned()))?.collect();
+        let found = self.address.to_socket_addrs().map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput => invalid(expected.to_owned()),
+            // The name server may know the name at another time.
+            _ => e,
+        });
+        let found: Vec<SocketAddr> = found?.collect();
         if found.is_empty() {
             return Err(invalid(expected.to_owned()));
         }

@@ -8,6 +8,8 @@ use common::{
 };
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use trefoil::chan::bounded;
 use trefoil::time::sleep;
@@ -145,6 +147,30 @@ fn metrics_are_openmetrics() {
     });
 }
 
+/// Returns the numbers of the fields of a message.
+fn protobuf_fields(mut bytes: &[u8]) -> Vec<u64> {
+    fn varint(bytes: &mut &[u8]) -> u64 {
+        let len = 1 + bytes.iter().position(|byte| byte & 0x80 == 0).expect("the last byte");
+        let (number, rest) = bytes.split_at(len);
+        *bytes = rest;
+        number.iter().rev().fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f))
+    }
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes);
+        match key & 7 {
+            0 => _ = varint(&mut bytes),
+            2 => {
+                let len = varint(&mut bytes) as usize;
+                bytes = &bytes[len..];
+            }
+            other => panic!("wire type {other}"),
+        }
+        fields.push(key >> 3);
+    }
+    fields
+}
+
 #[test]
 fn goroutine_profiles_have_the_forms_of_go() {
     with_server(settings(), |address| {
@@ -152,9 +178,11 @@ fn goroutine_profiles_have_the_forms_of_go() {
         waiting_group(address, 9);
         let profile = get(address, "/debug/pprof/goroutine?debug=0");
         assert_eq!(profile.header("content-type"), Some("application/octet-stream"));
-        // The first field is a message: sample_type.
-        assert_eq!(profile.body[0], 1 << 3 | 2);
-        assert_eq!(get(address, "/debug/pprof/goroutine").body[0], 1 << 3 | 2);
+        for body in [profile.body, get(address, "/debug/pprof/goroutine").body] {
+            // sample_type, sample, location, function, string_table
+            let fields = protobuf_fields(&body);
+            assert!([1, 2, 4, 5, 6].iter().all(|field| fields.contains(field)), "{fields:?}");
+        }
         let text = get(address, "/debug/pprof/goroutine?debug=1");
         assert!(
             text.text().starts_with("goroutine profile: total 10\n9 @\n#\t"),
@@ -177,7 +205,13 @@ fn a_snapshot_needs_a_recording_or_a_time() {
         assert_eq!(get(address, "/snapshot").status, 404);
         assert_eq!(get(address, "/debug/pprof/trace").status, 404);
         assert_eq!(get(address, "/snapshot?seconds=601").status, 400);
-        let working = trefoil::go(|| (0..200).for_each(|_| sleep(Duration::from_millis(1))));
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let flag = has_ended.clone();
+        let working = trefoil::go(move || {
+            while !flag.load(Ordering::Relaxed) {
+                sleep(Duration::from_millis(1));
+            }
+        });
         let perfetto = get(address, "/snapshot?seconds=0");
         assert_eq!(perfetto.status, 200);
         assert!(perfetto.header("content-disposition").unwrap().contains(".perfetto-trace"));
@@ -185,6 +219,7 @@ fn a_snapshot_needs_a_recording_or_a_time() {
         assert_eq!(file.status, 200);
         let snapshot = trefoil::trace::Snapshot::read(&file.body[..]).unwrap();
         let id = working.id();
+        has_ended.store(true, Ordering::Relaxed);
         working.join().unwrap();
         assert!(snapshot.goroutines().contains(&id), "{:?}", snapshot.goroutines());
         assert_eq!(*state(address).get("recording"), Json::Bool(false));

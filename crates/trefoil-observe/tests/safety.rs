@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::json::Json;
 use common::{WithBody, alone, ask, connect, get, read_answer, settings, until, with_server};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -31,6 +32,8 @@ fn host_and_origin_are_checked() {
         assert_eq!(status_with(address, &format!("Host: {address}\r\n")), 200);
         assert_eq!(status_with(address, "Host: localhost\r\n"), 200);
         assert_eq!(status_with(address, "Host: rebound.example:6060\r\n"), 421);
+        assert_eq!(status_with(address, "Host: 0.0.0.0:6060\r\n"), 421);
+        assert_eq!(status_with(address, "Host: [::ffff:127.0.0.1]:6060\r\n"), 421);
         assert_eq!(status_with(address, ""), 421);
         let foreign = format!("Host: {address}\r\nOrigin: http://evil.example\r\n");
         assert_eq!(status_with(address, &foreign), 403);
@@ -249,6 +252,93 @@ fn garbage_is_answered_or_dropped() {
     });
 }
 
+/// Returns whether this process listens at an address. Another process may take the port as soon as
+/// this one has closed it.
+fn is_listening(address: SocketAddr) -> bool {
+    let [a, b, c, d] = match address.ip() {
+        std::net::IpAddr::V4(ip) => ip.octets(),
+        std::net::IpAddr::V6(_) => panic!("not needed here"),
+    };
+    // As the kernel writes it: the address in the order of the machine, and the state 0A: listening.
+    let wanted = format!("{:08X}:{:04X}", u32::from_le_bytes([a, b, c, d]), address.port());
+    let inodes: Vec<String> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok())
+        .filter_map(|path| Some(path.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.into()))
+        .collect();
+    std::fs::read_to_string("/proc/self/net/tcp").unwrap().lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(1) == Some(&&wanted[..])
+            && fields[3] == "0A"
+            && inodes.iter().any(|inode| inode == fields[9])
+    })
+}
+
+#[test]
+fn only_few_large_answers_exist_at_the_same_time() {
+    // With many goroutines, each in many calls, a dump is larger than what the kernel keeps for a
+    // client.
+    #[inline(never)]
+    fn wait_deep_in_calls(depth: u32, rx: &trefoil::chan::Receiver<()>) {
+        match depth {
+            0 => _ = rx.recv(),
+            _ => wait_deep_in_calls(std::hint::black_box(depth - 1), rx),
+        }
+        std::hint::black_box(());
+    }
+    with_server(settings().response_time(Duration::from_secs(600)), |address| {
+        let (_keep, rx) = trefoil::chan::bounded::<()>(0);
+        for _ in 0..3000 {
+            let rx = rx.clone();
+            trefoil::go(move || wait_deep_in_calls(60, &rx));
+        }
+        let dump = |address| {
+            let mut stream = connect(address);
+            write!(
+                stream,
+                "GET /debug/pprof/goroutine?debug=2 HTTP/1.1\r\nHost: {address}\r\n\r\n"
+            )
+            .unwrap();
+            let mut head = [0; 12];
+            stream.read_exact(&mut head).unwrap();
+            (stream, String::from_utf8_lossy(&head)[9..].parse::<u16>().unwrap())
+        };
+        // Clients that read the beginning only.
+        let (first, status) = dump(address);
+        assert_eq!(status, 200);
+        let (mut second, status) = dump(address);
+        assert_eq!(status, 200);
+        for _ in 0..3 {
+            let answer = get(address, "/debug/pprof/goroutine?debug=2");
+            assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+        }
+        assert_eq!(get(address, "/api/state").status, 200, "a small answer");
+        // One has read its answer, one has gone: both places are free.
+        drop(first);
+        let rest = std::io::copy(&mut (&mut second).take(1 << 20), &mut std::io::sink());
+        assert_eq!(rest.unwrap(), 1 << 20, "the dump was not large");
+        drop(second);
+        let streams = [(); 2].map(|()| {
+            until("no place is free", || Some(dump(address)).filter(|(_, status)| *status == 200))
+        });
+        drop(streams);
+    });
+}
+
+#[test]
+fn a_name_that_is_not_known_is_no_wrong_value() {
+    let _alone = alone();
+    // The domain `invalid` never exists.
+    let error = start("no-such-name.invalid:0").unwrap_err();
+    assert_ne!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
+
+#[test]
+fn a_builder_does_not_print_its_token() {
+    let text = format!("{:?}", Server::builder().token("s3cret"));
+    assert!(!text.contains("s3cret"), "{text}");
+}
+
 #[test]
 fn stop_ends_connections_and_closes_descriptors() {
     // Sockets, epoll instances and eventfds. sysmon also opens files in /proc, when it wants.
@@ -268,9 +358,14 @@ fn stop_ends_connections_and_closes_descriptors() {
             // It would take ten minutes.
             let mut busy = connect(address);
             write!(busy, "GET /snapshot?seconds=600 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+            until("nothing is being recorded", || {
+                let answer = get(address, "/api/state");
+                let state = Json::parse(answer.text());
+                (*state.get("recording") == Json::Bool(true)).then_some(())
+            });
             server.stop();
             assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "the connection was closed");
-            assert!(TcpStream::connect(address).is_err(), "the listener was closed");
+            assert!(!is_listening(address), "the listener was closed");
         };
         once(); // Opens what stays open, such as the socket that `trefoil::net` keeps.
         let before = descriptors();
