@@ -24,6 +24,8 @@ const ROLES: &[(&str, fn())] = &[
     ("return", || trefoil::run(|| ())),
     ("deadlock", || trefoil::run(|| _ = bounded::<()>(0).1.recv())),
     ("stuck", stuck),
+    ("stop", stop),
+    ("stop on a thread", stop_on_a_thread),
 ];
 
 const TESTS: &[(&str, fn())] = &[
@@ -31,8 +33,10 @@ const TESTS: &[(&str, fn())] = &[
     ("the_variable_starts_a_server", the_variable_starts_a_server),
     ("a_server_does_not_keep_the_program_alive", a_server_does_not_keep_the_program_alive),
     ("a_server_does_not_hide_a_deadlock", a_server_does_not_hide_a_deadlock),
+    ("stop_with_a_request_in_flight_is_no_deadlock", stop_with_a_request_in_flight_is_no_deadlock),
     ("a_server_answers_while_every_p_is_stuck", a_server_answers_while_every_p_is_stuck),
     ("a_wrong_value_is_an_error", a_wrong_value_is_an_error),
+    ("a_token_that_is_not_utf8_is_an_error", a_token_that_is_not_utf8_is_an_error),
     ("an_address_in_use_is_no_error", an_address_in_use_is_no_error),
     ("a_unix_socket_by_the_variable", a_unix_socket_by_the_variable),
 ];
@@ -153,6 +157,40 @@ fn stuck() {
     });
 }
 
+/// Stops a server while it answers a request for a recording, and prints a line.
+fn stop() {
+    trefoil::run(|| {
+        let server = server();
+        while !trefoil::observer::is_recording() {
+            trefoil::time::sleep(Duration::from_millis(10));
+        }
+        server.stop();
+        println!("stopped");
+    });
+}
+
+/// As [`stop`], on the main thread, while the only goroutine waits.
+fn stop_on_a_thread() {
+    let runtime = trefoil::Runtime::builder().build().unwrap();
+    let (keep, rx) = bounded::<()>(0);
+    let waiting = runtime.go(move || rx.recv()).unwrap();
+    let server = server();
+    while !runtime.run(trefoil::observer::is_recording) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.stop();
+    println!("stopped");
+    drop(keep);
+    _ = waiting.join();
+}
+
+/// Starts a server, and says where it is.
+fn server() -> trefoil_observe::Server {
+    let server = trefoil_observe::start("127.0.0.1:0").unwrap();
+    eprintln!("trefoil: observe at {}", server.url());
+    server
+}
+
 fn without_the_variable_there_is_no_server() {
     let (code, out, err) = end(child("count", None));
     assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "1 0 1\n", ""));
@@ -189,6 +227,19 @@ fn a_server_does_not_hide_a_deadlock() {
     assert!(!err.contains("trefoil_observe"), "{err}");
 }
 
+fn stop_with_a_request_in_flight_is_no_deadlock() {
+    for role in ["stop", "stop on a thread"] {
+        let mut child = child(role, None);
+        let address = address(&url(&mut child));
+        // It ends within a tenth of a second after `stop` has begun, in which there is nothing else
+        // that could wake the program.
+        let mut busy = common::connect(address);
+        write!(busy, "GET /snapshot?seconds=60 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        let (code, out, err) = end(child);
+        assert_eq!((code, out.as_str()), (Some(0), "stopped\n"), "{role}: {err}");
+    }
+}
+
 fn a_server_answers_while_every_p_is_stuck() {
     let mut child = Killed(child("stuck", Some("127.0.0.1:0")));
     let address = address(&url(&mut child.0));
@@ -207,6 +258,17 @@ fn a_wrong_value_is_an_error() {
         assert_eq!(code, Some(101), "{err}");
         assert!(err.contains(&format!("TREFOIL_OBSERVE={value}: ")), "{err}");
     }
+}
+
+fn a_token_that_is_not_utf8_is_an_error() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(ROLE, "return").env(OBSERVE, "127.0.0.1:0").stdin(Stdio::null());
+    command.env("TREFOIL_OBSERVE_TOKEN", std::ffi::OsStr::from_bytes(b"abc\xff"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (code, _, err) = end(command.spawn().unwrap());
+    assert_eq!(code, Some(101), "{err}");
+    assert!(err.contains("TREFOIL_OBSERVE_TOKEN is not UTF-8"), "{err}");
 }
 
 fn an_address_in_use_is_no_error() {

@@ -9,7 +9,7 @@ use crate::sys::{cpus, env};
 use crate::{arch, interpose, mem, observe};
 use std::cell::Cell;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Once, OnceLock};
@@ -146,6 +146,7 @@ impl Runtime {
             stack_size: Some(MAIN_STACK_BYTES),
             ..SpawnOptions::plain()
         };
+        let _call = self.sched.config.is_system.then(observe::deadlock::SystemCall::new);
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
         let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };
@@ -409,10 +410,12 @@ impl RuntimeBuilder {
         observe::layout::keep_in_program();
         observe::deadlock::register(&sched);
         observe::quit::install();
+        // Dropped if the hook fails.
+        let runtime = Runtime { sched };
         if !self.is_system {
             call_start_hook()?;
         }
-        Ok(Runtime { sched })
+        Ok(runtime)
     }
 
     /// Returns the number of Ps that the program has set, if it is valid.
@@ -485,19 +488,23 @@ fn process_init(env: &env::Env) -> io::Result<bool> {
         }
     });
     let layout = mem::tls::init()?;
+    // Not `eprintln!`, which panics if nobody reads standard error.
     if let Some(why) = &layout.fallback_reason
         && !env.tls_pthread
     {
         static WARN_ONCE: Once = Once::new();
         WARN_ONCE.call_once(|| {
-            eprintln!(
+            _ = writeln!(
+                io::stderr(),
                 "trefoil: new goroutines are slow here (their TLS needs a thread each): {why}"
             );
         });
     }
     if let Some(why) = &layout.reserve_reason {
         static WARN_ONCE: Once = Once::new();
-        WARN_ONCE.call_once(|| eprintln!("trefoil: goroutines take two pages each here: {why}"));
+        WARN_ONCE.call_once(|| {
+            _ = writeln!(io::stderr(), "trefoil: goroutines take two pages each here: {why}");
+        });
     }
     // After `mem::tls::init`: it has made a thread, so glibc has installed the handler to wrap.
     interpose::setxid::install();
@@ -522,7 +529,8 @@ fn call_start_hook() -> io::Result<()> {
         Some(hook) => hook(),
         None => {
             if std::env::var_os("TREFOIL_OBSERVE").is_some_and(|value| !value.is_empty()) {
-                eprintln!(
+                _ = writeln!(
+                    io::stderr(),
                     "trefoil: TREFOIL_OBSERVE has no effect, because the program is built without \
                      the crate trefoil-observe (`use trefoil_observe as _;`)"
                 );
