@@ -1,10 +1,12 @@
 //! The goroutines, tasks, threads and Ps of a process, read from outside.
 //!
-//! The process may run meanwhile. Every pointer is read through [`Process`], which fails for an
-//! address that is not mapped; every list has a bound; a goroutine whose words do not fit together
-//! is read again.
+//! The process may run meanwhile, and its memory or its core file may be damaged. Every pointer is
+//! read through [`Process`], which fails for an address that is not mapped; every list has a bound,
+//! and ends where it comes back to an entry; sums of addresses wrap; a goroutine whose words do not
+//! fit together is read again.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 
 use super::layout::Layout;
 use super::memory::{Process, Registers, Thread, u32_at, u64_at};
@@ -14,6 +16,11 @@ use super::stacks::{Innermost, Unwinder};
 /// damaged.
 const SLABS_MAX: usize = 1 << 20;
 const CHUNKS_MAX: usize = 1 << 20;
+/// The largest number of Gs, and of blocks of tasks.
+const SUBJECTS_MAX: usize = 1 << 24;
+/// The largest sizes of a G or a task without its contents, and of a slab or chunk.
+const SUBJECT_BYTES_MAX: u64 = 1 << 16;
+const SLAB_BYTES_MAX: u64 = 64 << 20;
 const MS_MAX: usize = 1 << 16;
 const PS_MAX: u64 = 1 << 12;
 /// How many times a goroutine that changes while it is read is read again.
@@ -23,6 +30,8 @@ const TRIES: u32 = 4;
 const STACK_BYTES: u64 = 2 << 10;
 /// Bytes of the header of a stack.
 const STACK_TOP_BYTES: usize = 64;
+/// How much of that is below the word that is needed: a caller's registers are near its frame.
+const STACK_BYTES_BELOW: u64 = 256;
 
 /// What a command shows of one runtime.
 pub(super) struct Runtime {
@@ -126,7 +135,9 @@ macro_rules! offsets {
         struct Offsets { $($field: u64,)+ }
         impl Offsets {
             fn new(layout: &Layout) -> Result<Offsets, String> {
-                Ok(Offsets { $($field: layout.get($name)?,)+ })
+                let offsets = Offsets { $($field: layout.get($name)?,)+ };
+                offsets.check()?;
+                Ok(offsets)
             }
         }
     };
@@ -210,6 +221,54 @@ offsets! {
     trampoline_end = "trampoline_end",
 }
 
+impl Offsets {
+    /// Fails if a field is not inside the bytes that are read of its G, task or chunk, or if these
+    /// are too many.
+    fn check(&self) -> Result<(), String> {
+        let fits = |end: u64, fields: &[(u64, u64)]| {
+            fields.iter().all(|(at, bytes)| at.checked_add(*bytes).is_some_and(|at| at <= end))
+        };
+        let head = |at: u64| {
+            let field = |offset: u64| at.saturating_add(offset);
+            [(field(self.head_since), 4), (field(self.head_reason), 1), (field(self.head_kind), 1)]
+        };
+        let words = |fields: &[u64]| fields.iter().map(|&at| (at, 8)).collect::<Vec<_>>();
+        let g_words = words(&[
+            self.g_sp,
+            self.g_tp,
+            self.g_stack,
+            self.g_sched,
+            self.g_body,
+            self.g_task,
+            self.g_id,
+            self.g_parent,
+            self.g_created_at,
+            self.g_join,
+        ]);
+        let task_words = words(&[
+            self.task_state,
+            self.task_body,
+            self.task_join,
+            self.task_sched,
+            self.task_id,
+            self.task_origin,
+        ]);
+        let (g, task, chunk) = (self.g_size, self.task_contents, self.chunk_bytes);
+        let slab = g.checked_mul(self.slab_count);
+        let is_whole = (64..=SUBJECT_BYTES_MAX).contains(&g)
+            && slab.is_some_and(|bytes| (1..=SLAB_BYTES_MAX).contains(&bytes))
+            && fits(g, &g_words)
+            && fits(g, &[(self.g_state, 4), (self.g_stopped, 1), (self.g_name, 16)])
+            && fits(g, &head(self.g_head))
+            && (1..=SUBJECT_BYTES_MAX).contains(&task)
+            && fits(task, &task_words)
+            && fits(task, &head(self.task_head))
+            && chunk <= SLAB_BYTES_MAX
+            && fits(chunk, &words(&[self.chunk_block_bytes, self.chunk_next]));
+        if is_whole { Ok(()) } else { Err("the table of trefoil is damaged".to_owned()) }
+    }
+}
+
 struct Reader<'a> {
     process: &'a Process,
     at: Offsets,
@@ -268,8 +327,8 @@ impl<'a> Reader<'a> {
         let count = layout.get("reasons.count")?.min(256);
         let table = layout.get("reasons")?;
         let reason = |i: u64| {
-            let entry = process.u64(table).ok()? + 16 * i;
-            process.text(process.u64(entry).ok()?, process.u64(entry + 8).ok()?)
+            let entry = process.u64(table).ok()?.wrapping_add(16 * i);
+            process.text(process.u64(entry).ok()?, process.u64(entry.wrapping_add(8)).ok()?)
         };
         let reasons = (0..count).map(|i| reason(i).unwrap_or_else(|| "waiting".into())).collect();
         Ok(Reader {
@@ -314,7 +373,7 @@ impl<'a> Reader<'a> {
         let mut runtimes: Vec<Runtime> = scheds
             .into_iter()
             .filter_map(|sched| {
-                let id = self.process.u64(sched + self.at.sched_id).ok()?;
+                let id = self.word(sched, self.at.sched_id).ok()?;
                 Some(Runtime {
                     id,
                     ps: self.ps(sched, &ms),
@@ -330,13 +389,11 @@ impl<'a> Reader<'a> {
     /// Returns the Ms that have a thread.
     fn ms(&self) -> Vec<M> {
         let mut ms = Vec::new();
+        let mut seen = HashSet::new();
         let mut next = self.process.u64(self.at.ms).unwrap_or(0);
-        for _ in 0..MS_MAX {
-            if next == 0 {
-                break;
-            }
+        while next != 0 && seen.len() < MS_MAX && seen.insert(next) {
             ms.extend(self.m(next));
-            next = self.process.u64(next + self.at.m_next).unwrap_or(0);
+            next = self.word(next, self.at.m_next).unwrap_or(0);
         }
         ms.sort_by_key(|m| (m.sched, m.id));
         ms
@@ -344,36 +401,35 @@ impl<'a> Reader<'a> {
 
     /// Returns an M, or None if no thread uses it.
     fn m(&self, address: u64) -> Option<M> {
-        let tid = self.process.u32(address + self.at.m_tid).ok().filter(|&tid| tid != 0)?;
+        let tid = self.half_word(address, self.at.m_tid).ok().filter(|&tid| tid != 0)?;
         let thread = self.process.thread(tid)?;
-        let mut hold = [0];
-        self.process.read(address + self.at.m_hold, &mut hold).ok()?;
-        let p = self.process.u64(address + self.at.m_p).ok()?;
-        let owns_p = p != 0 && u64::from(hold[0]) != self.at.hold_retaken;
-        let p = owns_p.then(|| self.process.u32(p + self.at.p_id).ok()).flatten();
+        let hold = self.byte(address, self.at.m_hold).ok()?;
+        let p = self.word(address, self.at.m_p).ok()?;
+        let owns_p = p != 0 && u64::from(hold) != self.at.hold_retaken;
+        let p = owns_p.then(|| self.half_word(p, self.at.p_id).ok()).flatten();
         Some(M {
             address,
-            id: self.process.u32(address + self.at.m_id).ok()?,
+            id: self.half_word(address, self.at.m_id).ok()?,
             thread,
-            current: self.process.u64(address + self.at.m_current).ok()?,
+            current: self.word(address, self.at.m_current).ok()?,
             p,
-            sched: self.process.u64(address + self.at.m_sched).ok()?,
+            sched: self.word(address, self.at.m_sched).ok()?,
         })
     }
 
     fn ps(&self, sched: u64, ms: &[M]) -> Vec<P> {
         let read = || {
-            let table = self.process.u64(sched + self.at.sched_ps).ok()?;
-            let made = self.process.u32(sched + self.at.sched_ps_made).ok()?;
+            let table = self.word(sched, self.at.sched_ps).ok()?;
+            let made = self.half_word(sched, self.at.sched_ps_made).ok()?;
             Some((table, u64::from(made).min(PS_MAX)))
         };
         let Some((table, made)) = read() else { return Vec::new() };
         let p = |i: u64| {
-            let p = self.process.u64(table + 8 * i).ok()?;
-            let status = u64::from(self.process.u32(p + self.at.p_status).ok()?);
-            let holder = self.process.u64(p + self.at.p_holder).ok()?;
+            let p = self.word(table, 8 * i).ok()?;
+            let status = u64::from(self.half_word(p, self.at.p_status).ok()?);
+            let holder = self.word(p, self.at.p_holder).ok()?;
             Some(P {
-                id: self.process.u32(p + self.at.p_id).ok()?,
+                id: self.half_word(p, self.at.p_id).ok()?,
                 status: match status {
                     s if s == self.at.p_idle => "idle",
                     s if s == self.at.p_running => "running",
@@ -388,24 +444,19 @@ impl<'a> Reader<'a> {
     /// Calls `f` with the address and the bytes of every G, dead ones included.
     fn for_each_g(&self, mut f: impl FnMut(u64, &[u8])) {
         let size = self.at.g_size as usize;
-        // The sizes come from the process: a wrong one must not exhaust memory.
-        if !(64..=1 << 16).contains(&size) || self.at.slab_count > 1 << 16 {
-            return;
-        }
         let mut gs = vec![0; size * self.at.slab_count as usize];
+        let mut seen = HashSet::new();
         let mut slab = self.process.u64(self.at.slabs).unwrap_or(0);
-        for _ in 0..SLABS_MAX {
-            if slab == 0 {
-                return;
-            }
-            let first = slab + self.at.slab_gs;
+        let slabs_max = SLABS_MAX.min(SUBJECTS_MAX / self.at.slab_count as usize);
+        while slab != 0 && seen.len() < slabs_max && seen.insert(slab) {
+            let first = slab.wrapping_add(self.at.slab_gs);
             if self.process.read(first, &mut gs).is_err() {
                 return;
             }
             for (i, bytes) in gs.chunks_exact(size).enumerate() {
-                f(first + (i * size) as u64, bytes);
+                f(first.wrapping_add((i * size) as u64), bytes);
             }
-            slab = self.process.u64(slab + self.at.slab_next).unwrap_or(0);
+            slab = self.word(slab, self.at.slab_next).unwrap_or(0);
         }
     }
 
@@ -413,24 +464,42 @@ impl<'a> Reader<'a> {
     fn for_each_task(&self, mut f: impl FnMut(u64, &[u8])) {
         let size = self.at.chunk_bytes as usize;
         let (first, head) = (self.at.chunk_first_block as usize, self.at.task_contents as usize);
-        if size > 1 << 24 || head > size {
-            return;
-        }
         let mut bytes = vec![0; size];
+        let mut seen = HashSet::new();
+        let mut blocks = 0;
         let mut chunk = self.process.u64(self.at.chunks).unwrap_or(0);
-        for _ in 0..CHUNKS_MAX {
-            if chunk == 0 || self.process.read(chunk, &mut bytes).is_err() {
+        while chunk != 0 && seen.len() < CHUNKS_MAX && seen.insert(chunk) {
+            if self.process.read(chunk, &mut bytes).is_err() {
                 return;
             }
             let block = u64_at(&bytes, self.at.chunk_block_bytes as usize) as usize;
-            if block < head {
+            if block < head || block > size {
                 return;
             }
             for at in (first..=size - block).step_by(block) {
-                f(chunk + at as u64, &bytes[at..at + head]);
+                blocks += 1;
+                if blocks > SUBJECTS_MAX {
+                    return;
+                }
+                f(chunk.wrapping_add(at as u64), &bytes[at..at + head]);
             }
             chunk = u64_at(&bytes, self.at.chunk_next as usize);
         }
+    }
+
+    /// Reads the word at an offset from an address.
+    fn word(&self, address: u64, offset: u64) -> io::Result<u64> {
+        self.process.u64(address.wrapping_add(offset))
+    }
+
+    fn half_word(&self, address: u64, offset: u64) -> io::Result<u32> {
+        self.process.u32(address.wrapping_add(offset))
+    }
+
+    fn byte(&self, address: u64, offset: u64) -> io::Result<u8> {
+        let mut byte = [0];
+        self.process.read(address.wrapping_add(offset), &mut byte)?;
+        Ok(byte[0])
     }
 
     fn state(&self, g: &[u8]) -> u64 {
@@ -522,8 +591,8 @@ impl<'a> Reader<'a> {
     /// Returns how long a goroutine or task has waited.
     fn waited(&self, sched: u64, since: u32, cache: &mut Cache) -> Option<u64> {
         let clock = cache.clocks.entry(sched).or_insert_with(|| {
-            let coarse = u64::from(self.process.u32(sched + self.at.sched_coarse_ms).ok()?);
-            let started = self.process.u64(sched + self.at.sched_started_at).ok()?;
+            let coarse = u64::from(self.half_word(sched, self.at.sched_coarse_ms).ok()?);
+            let started = self.word(sched, self.at.sched_started_at).ok()?;
             // A core file does not say when it was written: the runtime's coarse clock does, about.
             let now_ms = match self.process.is_live() {
                 true => monotonic_nanos().saturating_sub(started) / 1_000_000,
@@ -541,15 +610,15 @@ impl<'a> Reader<'a> {
     fn task_place(&self, origin: u64) -> u64 {
         match origin & 1 {
             0 => origin,
-            _ => self.process.u64((origin & !1) + self.at.labels_created_at).unwrap_or(0),
+            _ => self.word(origin & !1, self.at.labels_created_at).unwrap_or(0),
         }
     }
 
     fn place(&self, address: u64, cache: &mut Cache) -> Option<Place> {
         let read = || {
-            let file = self.process.u64(address + self.location.file).ok()?;
-            let len = self.process.u64(address + self.location.file + 8).ok()?;
-            let line = self.process.u32(address + self.location.line).ok()?;
+            let file = self.word(address, self.location.file).ok()?;
+            let len = self.word(address, self.location.file + 8).ok()?;
+            let line = self.half_word(address, self.location.line).ok()?;
             Some(Place { file: self.process.text(file, len)?, line })
         };
         cache.places.entry(address).or_insert_with(read).clone()
@@ -559,7 +628,7 @@ impl<'a> Reader<'a> {
     /// has neither, None if the name cannot be read.
     fn function(&self, body: u64, type_name: u64, cache: &mut Cache) -> Option<String> {
         let read = || {
-            let function = self.process.u64(body + type_name).ok()?;
+            let function = self.word(body, type_name).ok()?;
             let mut code = [0; 24];
             self.process.read(function, &mut code).ok()?;
             let (address, len) = returned_text(function, &code)?;
@@ -582,8 +651,9 @@ impl<'a> Reader<'a> {
         let bounds = || {
             let mut header = [0; STACK_TOP_BYTES];
             self.process.read(top, &mut header).ok()?;
-            let field = |offset: u64, bytes: usize| {
-                (offset as usize + bytes <= STACK_TOP_BYTES).then_some(offset as usize)
+            let field = |offset: u64, bytes: u64| {
+                let end = offset.checked_add(bytes)?;
+                (end <= STACK_TOP_BYTES as u64).then_some(offset as usize)
             };
             let base = u64_at(&header, field(at.stack_base, 8)?);
             let below = u64::from(u32_at(&header, field(at.stack_sp_below, 4)?));
@@ -602,14 +672,14 @@ impl<'a> Reader<'a> {
                 return unreadable;
             }
             memory = StackMemory::new(self.process, sp, high);
-            let mut saved = |offset| memory.word(sp + offset);
+            let mut saved = |offset| memory.word(sp.checked_add(offset)?);
             let (Some(rip), Some(rbp)) = (saved(at.saved_rip), saved(at.saved_rbp)) else {
                 return unreadable;
             };
             if rip == at.entry_stub {
                 return Stack::NotStarted;
             }
-            Registers { rip, rsp: sp + at.saved_bytes, rbp }
+            Registers { rip, rsp: sp.wrapping_add(at.saved_bytes), rbp }
         } else {
             match running.and_then(|m| m.thread.registers) {
                 Some(registers) if on_stack(registers.rsp) => {
@@ -684,18 +754,16 @@ impl<'a> Reader<'a> {
     }
 
     fn task_name(&self, task: u64, body: u64) -> Option<String> {
-        let offset = self.process.u64(body + self.at.task_name_at).ok()?;
+        let offset = self.word(body, self.at.task_name_at).ok()?;
         if offset > 1 << 30 {
             return None;
         }
-        let mut boxed = [0];
-        self.process.read(body + self.at.task_boxed, &mut boxed).ok()?;
-        let mut contents = task + self.at.task_contents;
-        if boxed[0] != 0 {
+        let mut contents = task.wrapping_add(self.at.task_contents);
+        if self.byte(body, self.at.task_boxed).ok()? != 0 {
             contents = self.process.u64(contents).ok()?;
         }
         let name = contents.checked_add(offset)?;
-        self.name(self.process.u64(name).ok()?, self.process.u64(name + 8).ok()?)
+        self.name(self.process.u64(name).ok()?, self.word(name, 8).ok()?)
     }
 }
 
@@ -710,17 +778,19 @@ impl M {
     }
 }
 
-/// A copy of a part of a stack.
+/// A stack, of which a part was copied.
 struct StackMemory<'a> {
     process: &'a Process,
     start: u64,
     end: u64,
+    /// Where the copy begins.
+    copied_from: u64,
     bytes: Vec<u8>,
 }
 
 impl<'a> StackMemory<'a> {
     fn new(process: &'a Process, start: u64, end: u64) -> StackMemory<'a> {
-        StackMemory { process, start, end, bytes: Vec::new() }
+        StackMemory { process, start, end, copied_from: start, bytes: Vec::new() }
     }
 
     /// Returns the word at an address, or None if it is not on the stack.
@@ -729,18 +799,18 @@ impl<'a> StackMemory<'a> {
         if !inside || !address.is_multiple_of(8) {
             return None;
         }
-        let at = (address - self.start) as usize;
-        if at + 8 > self.bytes.len() {
-            let wanted = (at as u64 + 8).next_multiple_of(STACK_BYTES);
-            let bytes = wanted.min(self.end - self.start) as usize;
-            let have = self.bytes.len();
-            self.bytes.resize(bytes, 0);
-            if self.process.read(self.start + have as u64, &mut self.bytes[have..]).is_err() {
-                self.bytes.truncate(have);
-                return None;
+        let is_copied = address >= self.copied_from
+            && address + 8 - self.copied_from <= self.bytes.len() as u64;
+        if !is_copied {
+            self.copied_from = address.saturating_sub(STACK_BYTES_BELOW).max(self.start);
+            self.bytes.resize(STACK_BYTES.min(self.end - self.copied_from) as usize, 0);
+            if self.process.read(self.copied_from, &mut self.bytes).is_err() {
+                // The core file may have a part of it.
+                self.bytes.clear();
+                return self.process.u64(address).ok();
             }
         }
-        Some(u64_at(&self.bytes, at))
+        Some(u64_at(&self.bytes, (address - self.copied_from) as usize))
     }
 }
 
@@ -785,7 +855,55 @@ fn monotonic_nanos() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::tests::random;
     use super::*;
+
+    #[test]
+    fn damaged_memory_is_read_in_bounded_time() {
+        let runtime = trefoil::Runtime::builder().procs(2).build().unwrap();
+        let (keep, rx) = trefoil::chan::bounded::<()>(0);
+        let of_tasks = rx.clone();
+        for i in 0..20 {
+            let (rx, builder) = (rx.clone(), trefoil::Builder::new().name(format!("g {i}")));
+            runtime.run(|| builder.go(move || rx.recv()).map(drop)).unwrap();
+            let rx = of_tasks.clone();
+            runtime.run(|| drop(trefoil::task::spawn(async move { rx.recv_async().await })));
+        }
+        let mut process = Process::open(&std::process::id().to_string()).unwrap();
+        let mut unwinder = Unwinder::new(&process);
+        let layouts = || Layout::find_all(&Process::open(&std::process::id().to_string()).unwrap());
+        let whole = Reader::new(&process, &layouts().unwrap()[0]).unwrap();
+        let found = whole.runtimes(&mut unwinder).unwrap();
+        assert!(found.iter().map(|r| r.goroutines.len()).sum::<usize>() >= 40);
+        let mut layout = layouts().unwrap().remove(0);
+        let state = std::cell::Cell::new(0x1234_5678_9abc_def1);
+        let mut read = 0;
+        for round in 0..2000 {
+            let rarity = [1, 10, 100, 1000][round % 4];
+            process.damaged(random(&state), rarity);
+            if let Ok(reader) = Reader::new(&process, &layout) {
+                let _ = reader.runtimes(&mut unwinder);
+                read += 1;
+            }
+        }
+        assert!(read > 500, "only {read} were read");
+        // A table with wrong numbers.
+        for _ in 0..300 {
+            process.damaged(random(&state), u64::MAX);
+            let before = layout.clone();
+            layout.change(|value| match random(&state) % 200 {
+                0 => *value ^= 1 << (random(&state) % 64),
+                1 => *value = random(&state) % 4096,
+                2 => *value = u64::MAX,
+                _ => {}
+            });
+            if let Ok(reader) = Reader::new(&process, &layout) {
+                let _ = reader.runtimes(&mut unwinder);
+            }
+            layout = before;
+        }
+        drop(keep);
+    }
 
     #[test]
     fn the_text_that_a_function_returns_is_found_by_its_code() {

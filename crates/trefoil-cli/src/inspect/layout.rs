@@ -19,6 +19,7 @@ const NAME_BYTES: usize = 32;
 const ENTRIES_MAX: u32 = 10_000;
 
 /// The entries by name.
+#[derive(Clone)]
 pub(super) struct Layout(HashMap<String, u64>);
 
 impl Layout {
@@ -60,12 +61,18 @@ impl Layout {
             ));
         }
         let mut entries = vec![0; count as usize * ENTRY_BYTES];
-        process.read(address + HEADER_BYTES as u64, &mut entries).map_err(damaged)?;
+        process.read(address.wrapping_add(HEADER_BYTES as u64), &mut entries).map_err(damaged)?;
         let entry = |bytes: &[u8]| {
             let name = bytes[..NAME_BYTES].split(|&b| b == 0).next().unwrap_or_default();
             (String::from_utf8_lossy(name).into_owned(), u64_at(bytes, NAME_BYTES))
         };
         Ok(Layout(entries.chunks_exact(ENTRY_BYTES).map(entry).collect()))
+    }
+
+    /// Changes the values of some entries.
+    #[cfg(test)]
+    pub(super) fn change(&mut self, mut f: impl FnMut(&mut u64)) {
+        self.0.values_mut().for_each(&mut f);
     }
 
     /// Returns an entry that this command needs.
@@ -98,6 +105,6 @@ fn find_in(process: &Process, file: &[u8], base: u64) -> Option<u64> {
         let at = (aligned..bytes.len().saturating_sub(MAGIC.len()))
             .step_by(8)
             .filter(|&at| bytes[at..].starts_with(MAGIC));
-        at.map(|at| loaded(segment.address() + at as u64)).find(|&a| has_magic(a))
+        at.map(|at| loaded(segment.address().wrapping_add(at as u64))).find(|&a| has_magic(a))
     })
 }

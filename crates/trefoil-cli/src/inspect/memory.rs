@@ -4,24 +4,42 @@
 //! In a core file, the kernel leaves out what is unchanged since it was mapped from a file: that is
 //! read from the file.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a text that are read at most.
 const TEXT_BYTES_MAX: usize = 4096;
+/// Bytes of notes in a core file that are read at most: they have the registers of each thread.
+const NOTE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of a program or library that are read at most.
+const ELF_BYTES_MAX: u64 = 8 << 30;
 
 /// The process that a command inspects.
 pub(super) struct Process {
     source: Source,
-    /// What is mapped from files, by address.
+    /// What is mapped from files, in the order of addresses.
     pub(super) mappings: Vec<Mapping>,
 }
 
 enum Source {
-    Live { pid: i32 },
-    Core { file: File, segments: Vec<Segment>, threads: Vec<Thread> },
+    Live {
+        pid: i32,
+    },
+    /// The segments are in the order of addresses.
+    Core {
+        file: File,
+        segments: Vec<Segment>,
+        threads: Vec<Thread>,
+    },
+    /// This process, with some bits of each read changed.
+    #[cfg(test)]
+    Damaged {
+        pid: i32,
+        random: std::cell::Cell<u64>,
+        rarity: u64,
+    },
 }
 
 /// A part of a file in the memory of the process.
@@ -99,6 +117,12 @@ impl Process {
         match &self.source {
             Source::Live { pid } => self.read_live(*pid, address, into),
             Source::Core { file, segments, .. } => self.read_core(file, segments, address, into),
+            #[cfg(test)]
+            Source::Damaged { pid, random, rarity } => {
+                self.read_live(*pid, address, into)?;
+                tests::damage(random, *rarity, into);
+                Ok(())
+            }
         }
     }
 
@@ -138,27 +162,21 @@ impl Process {
         while done < into.len() {
             let at = address.checked_add(done as u64).ok_or(io::ErrorKind::InvalidInput)?;
             let left = (into.len() - done) as u64;
-            let inside = |start: u64, bytes: u64| at.checked_sub(start).filter(|&o| o < bytes);
-            let in_core = segments
-                .iter()
-                .find_map(|s| inside(s.address, s.file_bytes).map(|offset| (s, offset)));
-            if let Some((segment, offset)) = in_core {
+            if let Some((segment, offset)) = find(segments, at) {
                 let n = left.min(segment.file_bytes - offset) as usize;
-                file.read_exact_at(&mut into[done..done + n], segment.file_offset + offset)?;
+                let from = segment.file_offset.checked_add(offset);
+                let from = from.ok_or(io::ErrorKind::InvalidData)?;
+                file.read_exact_at(&mut into[done..done + n], from)?;
                 done += n;
                 continue;
             }
-            let mapped = self
-                .mappings
-                .iter()
-                .find_map(|m| inside(m.start, m.end - m.start).map(|offset| (m, offset)));
-            let Some((mapping, offset)) = mapped else {
+            let Some((mapping, offset)) = find(&self.mappings, at) else {
                 return Err(io::ErrorKind::NotFound.into());
             };
             // To the end of the page: the next one may be in the core file.
             let n = left.min(4096 - at % 4096) as usize;
-            let file = File::open(&mapping.path)?;
-            file.read_exact_at(&mut into[done..done + n], mapping.offset + offset)?;
+            let from = mapping.offset.checked_add(offset).ok_or(io::ErrorKind::InvalidData)?;
+            open_file(&mapping.path)?.read_exact_at(&mut into[done..done + n], from)?;
             done += n;
         }
         Ok(())
@@ -194,11 +212,13 @@ impl Process {
                 Some(live_thread(tid, text.trim()))
             }
             Source::Core { threads, .. } => threads.iter().find(|t| t.tid == tid).cloned(),
+            #[cfg(test)]
+            Source::Damaged { .. } => Some(live_thread(tid, "0 0x1 0x7ffc10 0x7f20")),
         }
     }
 
     fn core(path: &Path) -> io::Result<Process> {
-        let file = File::open(path)?;
+        let file = open_file(path)?;
         let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
         let mut header = [0; 64];
         let whole = file.read_exact_at(&mut header, 0);
@@ -224,9 +244,11 @@ impl Process {
         };
         let mut segments = Vec::new();
         let mut notes = Vec::new();
+        let mut note_bytes = 0;
         for i in 0..count {
             let mut entry = [0; 56];
-            file.read_exact_at(&mut entry, table + 56 * i)?;
+            let at = table.checked_add(56 * i).ok_or(io::ErrorKind::InvalidData)?;
+            file.read_exact_at(&mut entry, at)?;
             let (kind, offset, bytes) = (u32_at(&entry, 0), u64_at(&entry, 8), u64_at(&entry, 32));
             match kind {
                 libc::PT_LOAD => segments.push(Segment {
@@ -237,8 +259,9 @@ impl Process {
                 libc::PT_NOTE => {
                     let size = file.metadata()?.len();
                     let end = offset.checked_add(bytes).filter(|&end| end <= size);
-                    if end.is_none() {
-                        return Err(invalid("the core file is not complete"));
+                    note_bytes += bytes.min(size);
+                    if end.is_none() || note_bytes > NOTE_BYTES_MAX {
+                        return Err(invalid("the core file is not complete, or damaged"));
                     }
                     let mut note = vec![0; bytes as usize];
                     file.read_exact_at(&mut note, offset)?;
@@ -251,14 +274,17 @@ impl Process {
         for note in &notes {
             parse_notes(note, &mut threads, &mut mappings);
         }
+        segments.sort_by_key(|segment| segment.address);
+        mappings.sort_by_key(|mapping| mapping.start);
         if mappings.is_empty() {
             return Err(invalid("the core file has no list of mapped files"));
         }
         let process = Process { source: Source::Core { file, segments, threads }, mappings };
         process.changed_files().iter().for_each(|path| {
-            let path = path.display();
+            let path = path.display().to_string();
             crate::print_error(format_args!(
-                "{path} is not the file that the process used: names and lines may be wrong"
+                "{} is not the file that the process used: names and lines may be wrong",
+                printable(&path)
             ));
         });
         Ok(process)
@@ -269,11 +295,11 @@ impl Process {
     fn changed_files(&self) -> Vec<&Path> {
         let Source::Core { file, segments, .. } = &self.source else { return Vec::new() };
         let has_changed = |mapping: &&Mapping| {
-            let segment =
-                segments.iter().find(|s| s.address == mapping.start && s.file_bytes >= 1024);
-            let Some(segment) = segment.filter(|_| mapping.offset == 0) else { return false };
+            let segment = find(segments, mapping.start)
+                .filter(|(segment, offset)| *offset == 0 && segment.file_bytes >= 1024);
+            let Some((segment, _)) = segment.filter(|_| mapping.offset == 0) else { return false };
             let (mut then, mut now) = ([0; 1024], [0; 1024]);
-            let read = File::open(&mapping.path).and_then(|file| file.read_exact_at(&mut now, 0));
+            let read = open_file(&mapping.path).and_then(|file| file.read_exact_at(&mut now, 0));
             let is_elf = file.read_exact_at(&mut then, segment.file_offset).is_ok()
                 && then.starts_with(b"\x7fELF");
             is_elf && (read.is_err() || then != now)
@@ -282,14 +308,69 @@ impl Process {
     }
 }
 
+/// A part of the memory, with its first address and its size.
+trait Part {
+    fn range(&self) -> (u64, u64);
+}
+
+impl Part for Segment {
+    fn range(&self) -> (u64, u64) {
+        (self.address, self.file_bytes)
+    }
+}
+
+impl Part for Mapping {
+    fn range(&self) -> (u64, u64) {
+        (self.start, self.end.saturating_sub(self.start))
+    }
+}
+
+/// Returns the part that contains an address, and the offset in it. The parts are in the order of
+/// addresses.
+fn find<T: Part>(parts: &[T], address: u64) -> Option<(&T, u64)> {
+    let after = parts.partition_point(|part| part.range().0 <= address);
+    let (part, offset) = parts[..after].last().map(|part| (part, address - part.range().0))?;
+    (offset < part.range().1).then_some((part, offset))
+}
+
+/// Opens a file of which the process or the core file has the name. It may be something else by now:
+/// a pipe, for which `open` would wait, or a device.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+    }
+}
+
 /// Reads a file if it is a program or a library. Other files may be mapped too: large ones, devices.
 pub(super) fn read_elf(path: &Path) -> Option<Vec<u8>> {
-    if !std::fs::metadata(path).ok()?.is_file() {
+    let file = open_file(path).ok()?;
+    let mut magic = [0; 4];
+    file.read_exact_at(&mut magic, 0).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    if magic != *b"\x7fELF" || bytes > ELF_BYTES_MAX {
         return None;
     }
-    let mut magic = [0; 4];
-    File::open(path).ok()?.read_exact_at(&mut magic, 0).ok()?;
-    if magic == *b"\x7fELF" { std::fs::read(path).ok() } else { None }
+    let mut contents = vec![0; usize::try_from(bytes).ok()?];
+    file.read_exact_at(&mut contents, 0).ok()?;
+    Some(contents)
+}
+
+/// Returns a text from the process or its files with control characters replaced: a terminal would
+/// obey them.
+pub(super) fn printable(text: &str) -> String {
+    let is_harmless = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            c if is_harmless(&c) => out.push(c),
+            c => out.extend(c.escape_default()),
+        }
+    }
+    out
 }
 
 /// Says why a process cannot be read.
@@ -378,9 +459,8 @@ fn parse_files(contents: &[u8], mappings: &mut Vec<Mapping>) {
         return;
     }
     let (count, page) = (u64_at(contents, 0) as usize, u64_at(contents, 8));
-    let Some(paths) = count.checked_mul(24).and_then(|bytes| contents.get(16 + bytes..)) else {
-        return;
-    };
+    let table = count.checked_mul(24).and_then(|bytes| bytes.checked_add(16));
+    let Some(paths) = table.and_then(|bytes| contents.get(bytes..)) else { return };
     for (i, path) in paths.split(|&byte| byte == 0).take(count).enumerate() {
         let at = 16 + 24 * i;
         mappings.push(Mapping {
@@ -405,8 +485,135 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    pub(in super::super) fn random(state: &Cell<u64>) -> u64 {
+        let mut x = state.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        state.set(x);
+        x >> 8
+    }
+
+    /// Changes a bit, or a whole word, of one read in `rarity`.
+    pub(super) fn damage(state: &Cell<u64>, rarity: u64, bytes: &mut [u8]) {
+        if bytes.is_empty() || !random(state).is_multiple_of(rarity) {
+            return;
+        }
+        let at = random(state) as usize % bytes.len();
+        match random(state) % 4 {
+            0 => bytes[at] ^= 1 << (random(state) % 8),
+            1 => bytes[at] = random(state) as u8,
+            2 => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = 0xff),
+            _ => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = random(state) as u8),
+        }
+    }
+
+    impl Process {
+        /// Returns this process, as if its memory were damaged.
+        pub(in super::super) fn damaged(&mut self, seed: u64, rarity: u64) {
+            let pid = std::process::id() as i32;
+            self.source = Source::Damaged { pid, random: Cell::new(seed | 1), rarity };
+        }
+    }
+
+    /// Returns a core file of one thread with a page of memory, and a mapped file.
+    fn core_file() -> Vec<u8> {
+        let mut notes = Vec::new();
+        let mut note = |kind: u32, contents: &[u8]| {
+            for word in [5, contents.len() as u32, kind] {
+                notes.extend(word.to_le_bytes());
+            }
+            notes.extend(b"CORE\0\0\0\0");
+            notes.extend(contents);
+            notes.resize(notes.len().next_multiple_of(4), 0);
+        };
+        note(1, &[7; 336]);
+        let mut files = Vec::new();
+        for word in [1u64, 4096, 0x1000, 0x3000, 0] {
+            files.extend(word.to_le_bytes());
+        }
+        files.extend(b"/proc/self/exe\0");
+        note(0x4649_4c45, &files);
+        let mut out = vec![0; 64];
+        out[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        out[16..20].copy_from_slice(&[4, 0, 62, 0]);
+        out[32..40].copy_from_slice(&64u64.to_le_bytes());
+        out[56] = 2;
+        let first = 64 + 2 * 56;
+        let mut segment = |kind: u32, offset: usize, address: u64, bytes: usize| {
+            let start = out.len();
+            out.resize(start + 56, 0);
+            out[start..start + 4].copy_from_slice(&kind.to_le_bytes());
+            out[start + 8..start + 16].copy_from_slice(&(offset as u64).to_le_bytes());
+            out[start + 16..start + 24].copy_from_slice(&address.to_le_bytes());
+            out[start + 32..start + 40].copy_from_slice(&(bytes as u64).to_le_bytes());
+        };
+        segment(libc::PT_NOTE, first, 0, notes.len());
+        segment(libc::PT_LOAD, first + notes.len(), 0x10_0000, 4096);
+        out.extend(notes);
+        out.extend([0x5a; 4096]);
+        out
+    }
+
+    /// Opens `bytes` as a core file.
+    fn open_core(bytes: &[u8]) -> io::Result<Process> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        // SAFETY: a new descriptor that nothing else owns.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"core".as_ptr(), 0)) };
+        file.write_all_at(bytes, 0)?;
+        Process::core(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))
+    }
+
+    #[test]
+    fn a_damaged_core_file_is_read_or_refused() {
+        let whole = core_file();
+        let core = open_core(&whole).unwrap();
+        assert_eq!(core.u64(0x10_0ff8).unwrap(), 0x5a5a_5a5a_5a5a_5a5a);
+        assert_eq!(&core.u32(0x1000).unwrap().to_le_bytes(), b"\x7fELF");
+        assert!(core.u64(0x10_0ffc).is_err() && core.u64(0x3000).is_err());
+        assert!(core.thread(0x0707_0707).is_some() && core.thread(1).is_none());
+        for len in 0..whole.len() - 4096 {
+            assert!(open_core(&whole[..len]).is_err(), "{len}");
+        }
+        let state = Cell::new(0x9e37_79b9_7f4a_7c15);
+        let headers = whole.len() - 4096;
+        let mut opened = 0;
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..1 + random(&state) % 4 {
+                damage(&state, 1, &mut bytes[..headers]);
+            }
+            let Ok(core) = open_core(&bytes) else { continue };
+            opened += 1;
+            for address in [0, 0x1000, 0x2ffc, 0x10_0000, 0x10_0ffc, u64::MAX - 7, u64::MAX] {
+                let _ = core.u64(address);
+            }
+            let _ = core.text(0x10_0000, random(&state));
+        }
+        assert!(opened > 1000, "only {opened} were read");
+    }
+
+    #[test]
+    fn a_file_that_is_a_pipe_or_a_device_is_not_opened() {
+        let path = std::env::temp_dir().join(format!("trefoil-pipe-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the name ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(open_file(&path).is_err() && read_elf(&path).is_none());
+        assert!(Process::open(path.to_str().unwrap()).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert!(open_file(Path::new("/dev/zero")).is_err());
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_characters() {
+        let text = "a\u{1b}]0;x\u{7}\u{9b}b\tä\n";
+        assert_eq!(printable(text), "a\\u{1b}]0;x\\u{7}\\u{9b}b\tä\n");
+    }
 
     #[test]
     fn a_thread_in_a_system_call_has_its_number_and_registers() {

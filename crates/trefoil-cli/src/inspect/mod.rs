@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use crate::print_error;
 use crate::report::print_line;
 use goroutines::Runtime;
-use memory::Process;
+use memory::{Process, printable};
 use stacks::Unwinder;
 
 #[derive(Args)]
@@ -76,7 +76,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            print_error(error);
+            print_error(printable(&error));
             ExitCode::FAILURE
         }
     }
@@ -97,6 +97,6 @@ fn inspect(
             "no runtime is in it: none has started, or the process ended meanwhile".to_owned(),
         ));
     }
-    print_line(show(&runtimes, &mut unwinder).map_err(named)?.trim_end());
+    print_line(printable(show(&runtimes, &mut unwinder).map_err(named)?.trim_end()));
     Ok(())
 }

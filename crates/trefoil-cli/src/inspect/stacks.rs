@@ -119,7 +119,7 @@ impl Unwinder {
         let bias = start.wrapping_sub(first);
         let section = |name: &str| {
             let section = elf.section_by_name(name)?;
-            let range = section.address()..section.address() + section.size();
+            let range = section.address()..section.address().saturating_add(section.size());
             Some((range, section.data().ok()?))
         };
         let (eh_frame_svma, eh_frame) = section(".eh_frame").unzip();
@@ -270,7 +270,7 @@ impl Symbols {
         let after = self.functions.partition_point(|&(start, ..)| start <= probe);
         let (start, size, name) = *self.functions[..after].last()?;
         // Hand-written code has no size.
-        (size == 0 || probe < start + size).then_some(name)
+        (size == 0 || probe - start < size).then_some(name)
     }
 }
 

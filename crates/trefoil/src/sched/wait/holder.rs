@@ -20,6 +20,7 @@
 //! leaked guard would name a stranger).
 
 use crate::sched::Rt;
+use crate::sched::g::G;
 use crate::sched::monitor::helper::Helper;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
