@@ -551,6 +551,64 @@ fn a_core_file_has_the_goroutines() {
     drop(program);
 }
 
+/// Damages a copy of a core file: cuts it off, or changes bytes in its headers and everywhere.
+fn damaged(core: &[u8], round: u64) -> Vec<u8> {
+    let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 8) as usize
+    };
+    let mut bytes = core.to_vec();
+    if round % 3 == 0 {
+        bytes.truncate(random() % core.len());
+        return bytes;
+    }
+    for _ in 0..random() % 4 {
+        let at = random() % 2000.min(bytes.len());
+        bytes[at] = random() as u8;
+    }
+    for _ in 0..core.len() / [200, 20_000][round as usize % 2] {
+        let at = random() % bytes.len();
+        bytes[at] ^= 1 << (random() % 8);
+    }
+    bytes
+}
+
+#[test]
+fn a_damaged_core_file_is_read_or_refused() {
+    let Some((program, core)) = Program::start("waits").into_core() else { return };
+    let whole = std::fs::read(core).unwrap();
+    let path = program.folder.join("damaged");
+    let printed = program.folder.join("stderr");
+    for round in 0..15 {
+        std::fs::write(&path, damaged(&whole, round)).unwrap();
+        let command = ["ps", "dump", "why"][round as usize % 3];
+        let mut child = Command::new(env!("CARGO_BIN_EXE_trefoil"))
+            .args([command, path.to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&printed).unwrap())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed() > LIMIT {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("round {round}: {command} does not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let error = std::fs::read_to_string(&printed).unwrap();
+        let has_ended = matches!(status.code(), Some(0 | 1));
+        assert!(has_ended, "round {round}: {command} ended with {status}: {error}");
+    }
+}
+
 // -------------------------------------------------------------------------------------------------
 // perf.
 
