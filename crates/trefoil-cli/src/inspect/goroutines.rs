@@ -906,6 +906,61 @@ mod tests {
     }
 
     #[test]
+    fn a_list_that_leads_back_to_itself_ends() {
+        let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+        let process = Process::open(&std::process::id().to_string()).unwrap();
+        let layout = Layout::find_all(&process).unwrap().remove(0);
+        let mut reader = Reader::new(&process, &layout).unwrap();
+        let at = &reader.at;
+        let bytes = [
+            at.slab_gs + at.g_size * at.slab_count,
+            at.slab_next + 8,
+            at.chunk_bytes,
+            at.m_next + 8,
+        ];
+        let mut memory = vec![0u64; (bytes.into_iter().max().unwrap() / 8 + 1) as usize];
+        let start = memory.as_ptr() as u64;
+        let first = [start];
+        let list = first.as_ptr() as u64;
+        (reader.at.slabs, reader.at.chunks, reader.at.ms) = (list, list, list);
+        memory[(reader.at.slab_next / 8) as usize] = start;
+        let mut gs = 0;
+        reader.for_each_g(|_, _| gs += 1);
+        assert_eq!(gs, reader.at.slab_count);
+        memory[(reader.at.m_next / 8) as usize] = start;
+        assert_eq!(reader.ms().len(), 0);
+        memory[(reader.at.chunk_next / 8) as usize] = start;
+        let block = reader.at.chunk_bytes - reader.at.chunk_first_block;
+        memory[(reader.at.chunk_block_bytes / 8) as usize] = block;
+        let mut blocks = 0;
+        reader.for_each_task(|_, _| blocks += 1);
+        assert_eq!(blocks, 1);
+        // A block that is larger than its chunk.
+        memory[(reader.at.chunk_block_bytes / 8) as usize] = reader.at.chunk_bytes + 1;
+        reader.for_each_task(|_, _| panic!("there is none"));
+        drop(runtime);
+    }
+
+    #[test]
+    fn a_stack_is_read_in_parts() {
+        let process = Process::open(&std::process::id().to_string()).unwrap();
+        let words: Vec<u64> = (0..100_000).collect();
+        let start = words.as_ptr() as u64;
+        let address = |i: u64| start + 8 * i;
+        // As if the stack were as large as the address space.
+        let mut stack = StackMemory::new(&process, start, u64::MAX & !7);
+        for i in [0, 1, 2047, 2048, 2040, 99_000, 5, 60_000, 59_990] {
+            assert_eq!(stack.word(address(i)), Some(i));
+            assert!(stack.bytes.len() as u64 <= STACK_BYTES);
+        }
+        assert_eq!(stack.word(address(1) + 4), None);
+        assert_eq!(stack.word(start - 8), None);
+        assert_eq!(stack.word(u64::MAX & !7), None);
+        assert_eq!(stack.word((u64::MAX & !7) - 8), None);
+        assert!(stack.bytes.len() as u64 <= STACK_BYTES);
+    }
+
+    #[test]
     fn the_text_that_a_function_returns_is_found_by_its_code() {
         let named: fn() -> &'static str = std::any::type_name::<Goroutine>;
         // SAFETY: the code of a function; the page after it may end, but not within a program.

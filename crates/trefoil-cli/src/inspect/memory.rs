@@ -598,6 +598,22 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn the_part_that_contains_an_address_is_found() {
+        let segment = |address, file_bytes| Segment { address, file_bytes, file_offset: 0 };
+        let parts = [segment(0x1000, 0x1000), segment(0x2000, 0), segment(0x5000, 1)];
+        let found = |address| find(&parts, address).map(|(part, at)| (part.address, at));
+        assert_eq!(found(0xfff), None);
+        assert_eq!(found(0x1000), Some((0x1000, 0)));
+        assert_eq!(found(0x1fff), Some((0x1000, 0xfff)));
+        assert_eq!(found(0x2000), None);
+        assert_eq!(found(0x5000), Some((0x5000, 0)));
+        assert_eq!(found(u64::MAX), None);
+        // The end is before the start.
+        let (start, end, path) = (0x2000, 0x1000, PathBuf::new());
+        assert!(find(&[Mapping { start, end, offset: 0, path }], 0x2000).is_none());
+    }
+
+    #[test]
     fn a_file_that_is_a_pipe_or_a_device_is_not_opened() {
         let path = std::env::temp_dir().join(format!("trefoil-pipe-{}", std::process::id()));
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
@@ -639,7 +655,9 @@ pub(super) mod tests {
             note.extend(word.to_le_bytes());
         }
         parse_notes(&note, &mut threads, &mut mappings);
-        parse_files(&u64::MAX.to_le_bytes().repeat(2), &mut mappings);
+        for count in [u64::MAX, u64::MAX / 24, 1] {
+            parse_files(&count.to_le_bytes().repeat(2), &mut mappings);
+        }
         assert!(threads.is_empty() && mappings.is_empty());
     }
 }
