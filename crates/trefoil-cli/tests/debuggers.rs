@@ -561,7 +561,7 @@ fn damaged(core: &[u8], round: u64) -> Vec<u8> {
         (state >> 8) as usize
     };
     let mut bytes = core.to_vec();
-    if round % 3 == 0 {
+    if round.is_multiple_of(3) {
         bytes.truncate(random() % core.len());
         return bytes;
     }

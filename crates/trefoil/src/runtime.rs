@@ -146,7 +146,7 @@ impl Runtime {
             stack_size: Some(MAIN_STACK_BYTES),
             ..SpawnOptions::plain()
         };
-        let _call = self.sched.config.is_system.then(observe::deadlock::SystemCall::new);
+        let _wait = self.sched.config.is_system.then(observe::deadlock::SystemRuntimeWait::new);
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
         let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };

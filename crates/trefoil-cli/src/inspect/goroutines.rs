@@ -948,15 +948,16 @@ mod tests {
         let start = words.as_ptr() as u64;
         let address = |i: u64| start + 8 * i;
         // As if the stack were as large as the address space.
-        let mut stack = StackMemory::new(&process, start, u64::MAX & !7);
+        let end = !7;
+        let mut stack = StackMemory::new(&process, start, end);
         for i in [0, 1, 2047, 2048, 2040, 99_000, 5, 60_000, 59_990] {
             assert_eq!(stack.word(address(i)), Some(i));
             assert!(stack.bytes.len() as u64 <= STACK_BYTES);
         }
         assert_eq!(stack.word(address(1) + 4), None);
         assert_eq!(stack.word(start - 8), None);
-        assert_eq!(stack.word(u64::MAX & !7), None);
-        assert_eq!(stack.word((u64::MAX & !7) - 8), None);
+        assert_eq!(stack.word(end), None);
+        assert_eq!(stack.word(end - 8), None);
         assert!(stack.bytes.len() as u64 <= STACK_BYTES);
     }
 

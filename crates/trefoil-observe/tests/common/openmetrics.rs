@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Names and values, in their order.
 type Labels = Vec<(String, String)>;
 
 #[derive(Debug, Default)]
@@ -97,7 +98,7 @@ fn parse_sample(line: &str) -> (String, Labels, f64) {
     };
     check_name(name);
     let rest = rest.strip_suffix('}').unwrap();
-    let mut labels: Labels = Vec::new();
+    let mut labels = Labels::new();
     for pair in rest.split("\",") {
         let (label, value) = pair.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
         let value = value.strip_suffix('"').unwrap_or(value);

@@ -13,26 +13,26 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Every runtime of the process.
 static RUNTIMES: Mutex<Vec<Weak<Sched>>> = Mutex::new(Vec::new());
 
-/// How many callers wait for a goroutine of a system runtime ([`SystemCall`]).
-static SYSTEM_CALLS: AtomicUsize = AtomicUsize::new(0);
+/// How many callers wait for a goroutine of a system runtime ([`SystemRuntimeWait`]).
+static SYSTEM_RUNTIME_WAITS: AtomicUsize = AtomicUsize::new(0);
 
 /// Held by a goroutine or thread of the program while it waits for a goroutine of a system runtime:
 /// that goroutine will wake it, so there is no deadlock meanwhile.
 ///
 /// If the caller's own runtime is dropped while it waits, this is never dropped. Then no deadlock is
 /// reported any more.
-pub(crate) struct SystemCall(());
+pub(crate) struct SystemRuntimeWait(());
 
-impl SystemCall {
-    pub(crate) fn new() -> SystemCall {
-        SYSTEM_CALLS.fetch_add(1, Ordering::SeqCst);
-        SystemCall(())
+impl SystemRuntimeWait {
+    pub(crate) fn new() -> SystemRuntimeWait {
+        SYSTEM_RUNTIME_WAITS.fetch_add(1, Ordering::SeqCst);
+        SystemRuntimeWait(())
     }
 }
 
-impl Drop for SystemCall {
+impl Drop for SystemRuntimeWait {
     fn drop(&mut self) {
-        SYSTEM_CALLS.fetch_sub(1, Ordering::SeqCst);
+        SYSTEM_RUNTIME_WAITS.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -60,15 +60,16 @@ fn all_runtimes() -> Vec<Arc<Sched>> {
 /// are checked.
 ///
 /// The parts are read one after the other while they may change. So all of them except the number
-/// of threads and of system calls are read twice. If both readings are equal, every part had that
-/// value at the moment when the threads were counted. A caller counts as a system call from before
-/// it waits until after it was woken, so it counts between two equal readings if it waits at all.
+/// of threads and of waits for a system runtime are read twice. If both readings are equal, every
+/// part had that value at the moment when the threads were counted. A wait for a system runtime
+/// counts from before the caller parks until after it was woken, so it counts between two equal
+/// readings if the caller is parked there.
 pub(crate) fn check(_: &Sched) {
     let every = all_runtimes();
     let threads_of_all = || every.iter().map(|sched| sched.threads() as usize).sum::<usize>();
     // A dropped runtime counts only until its threads have ended. The goroutines of a system
     // runtime wait for requests from outside the process, and wake no goroutine of the program
-    // except the callers that `SYSTEM_CALLS` counts.
+    // except the callers that `SYSTEM_RUNTIME_WAITS` counts.
     let counts = |sched: &&Arc<Sched>| {
         let has_ended = sched.stopping.load(Ordering::Relaxed) && sched.threads() == 0;
         !has_ended && !sched.config.is_system
@@ -81,8 +82,8 @@ pub(crate) fn check(_: &Sched) {
     let blocked = wait::thread_waiter::blocked_threads();
     let ms = threads_of_all();
     let threads = crate::sys::cpus::num_threads();
-    let system_calls = SYSTEM_CALLS.load(Ordering::SeqCst);
-    if system_calls > 0
+    let system_runtime_waits = SYSTEM_RUNTIME_WAITS.load(Ordering::SeqCst);
+    if system_runtime_waits > 0
         || threads > ms + helper::service_threads() + blocked.count
         || threads_of_all() != ms
         || wait::thread_waiter::blocked_threads() != blocked
