@@ -327,9 +327,9 @@ pub fn goroutines() -> impl Iterator<Item = Goroutine> {
     with_sched(crate::observe::waits::list::goroutines).into_iter()
 }
 
-/// Returns the goroutines and tasks of the caller's runtime in groups of those that were created at
-/// the same place, are in the same state and wait at the same place; the largest group first. On a
-/// plain thread it is the default runtime.
+/// Returns the goroutines and tasks of the caller's runtime in groups of those that run the same
+/// closure, were created at the same place, are in the same state and wait at the same place; the
+/// largest group first. On a plain thread it is the default runtime.
 ///
 /// A group that only grows from call to call is a suspect: its goroutines probably never end. One
 /// stack is read per group, not per goroutine, so a million goroutines take a tenth of a second.

@@ -7,12 +7,15 @@
 //! although the server waits for connections. It reads another runtime's state through
 //! [`RuntimeRef::observe`].
 
+use crate::observe::waits::list;
+use crate::observe::waits::report::Goroutine;
 use crate::observe::{deadlock, metrics};
 use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
 use crate::sched::Sched;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -20,8 +23,6 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-pub use crate::observe::metrics::Group;
 
 /// How many connections may wait until the server accepts them.
 const LISTEN_BACKLOG: i32 = 128;
@@ -66,9 +67,16 @@ impl RuntimeRef {
     }
 }
 
-/// Returns the goroutines and tasks of the observed runtime by place and state.
-pub fn groups() -> Vec<Group> {
-    with_sched(metrics::groups)
+/// Returns the goroutines and tasks of the observed runtime with these ids, without what they wait
+/// for.
+pub fn with_ids(ids: &HashSet<u64>) -> Vec<Goroutine> {
+    with_sched(|sched| list::with_ids(sched, ids))
+}
+
+/// Returns the goroutines of the observed runtime that wait for a lock, a goroutine or a scope, the
+/// longest waits first, and at most `max`; and how many there are.
+pub fn waiting(max: usize) -> (Vec<Goroutine>, usize) {
+    with_sched(|sched| list::waiting(sched, max))
 }
 
 /// Returns the stack of a goroutine of the observed runtime as text. None if there is none with

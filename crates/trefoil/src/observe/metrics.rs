@@ -1,22 +1,10 @@
-//! Numbers about a runtime that are cheap enough to ask for every second: latency histograms, and
-//! goroutines counted by place and state.
-//!
-//! Goroutines are not grouped by stack here: to read a million stacks takes more than a second. A
-//! group is what was started at the same place with the same closure and is in the same state. To
-//! count a million goroutines like that takes some tens of nanoseconds for each, and no memory. The
-//! stack of a single goroutine of a group ([`stack`]) says where the group waits.
+//! Latency histograms, cheap enough to ask for every second, and the stack of one goroutine.
 
 use super::snapshot::{self, StackSnapshot};
 use super::symbols::SymbolCache;
 use crate::sched::Sched;
-use crate::sched::g::{self, Status};
 use crate::sched::latency::{BUCKETS, LatencyCounts};
-use crate::sched::runnable::RunHead;
-use crate::sched::task::block;
-use crate::sched::task::state::TaskSnapshot;
-use std::collections::HashMap;
 use std::fmt::Write;
-use std::panic::Location;
 use std::time::Duration;
 
 /// How often which latency has occurred, in buckets whose bounds are powers of two.
@@ -116,123 +104,6 @@ pub(crate) fn latencies(sched: &Sched) -> Latencies {
         timers: Histogram(sched.latencies_of_ps(|p| &p.timers)),
         poll: Histogram(sched.poller.delays.read()),
         kernel: Histogram(sched.time_without_p.read()),
-    }
-}
-
-/// Goroutines or tasks that were started at the same place and are in the same state.
-#[derive(Clone, Debug)]
-pub struct Group {
-    /// They are tasks.
-    pub is_task: bool,
-    /// The type of their closure or future.
-    pub function: &'static str,
-    /// Where they were started.
-    pub created_at: &'static Location<'static>,
-    /// The words of a dump.
-    pub state: &'static str,
-    /// How many there are.
-    pub count: u64,
-    /// The id of one of them: the one that has waited longest.
-    pub example: u64,
-    /// For how long that one has waited; None if they do not wait.
-    pub oldest: Option<Duration>,
-    /// The sum over all of them, for the mean.
-    pub waited: Duration,
-}
-
-/// By the addresses of the type's name and of the place.
-type GroupKey = (bool, &'static str, *const Location<'static>, &'static str);
-
-/// Counts the goroutines and tasks of `sched`, largest group first.
-pub(crate) fn groups(sched: &Sched) -> Vec<Group> {
-    let now_ms = sched.started.elapsed().as_millis() as u32;
-    let mut groups = Groups { now_ms, all: Vec::new(), index: HashMap::new(), last: None };
-    g::for_each(&mut |g| {
-        let status = g.status();
-        // A carrier counts with its task.
-        if status != Status::Dead && std::ptr::eq(g.sched_hint(), sched) && !g.is_carrier_hint() {
-            groups.add(false, g.origin(), status, g.id(), &g.head);
-        }
-    });
-    block::for_each(&mut |task| {
-        let status = match task.state.snapshot().0 {
-            TaskSnapshot::Free => return,
-            TaskSnapshot::Idle => Status::Waiting(task.head.reason()),
-            TaskSnapshot::Scheduled => Status::Runnable,
-            TaskSnapshot::Running => Status::Running,
-        };
-        if std::ptr::eq(task.sched_hint(), sched) {
-            groups.add(true, task.origin(), status, task.id(), &task.head);
-        }
-    });
-    let mut all = groups.all;
-    all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.example.cmp(&b.example)));
-    all
-}
-
-struct Groups {
-    /// The runtime's age, in the unit of `RunHead::waiting_since_ms`.
-    now_ms: u32,
-    all: Vec<Group>,
-    index: HashMap<GroupKey, usize>,
-    /// The group of the last one: the next one is often of the same.
-    last: Option<(GroupKey, usize)>,
-}
-
-impl Groups {
-    fn add(
-        &mut self,
-        is_task: bool,
-        (function, created_at): (&'static str, &'static Location<'static>),
-        status: Status,
-        id: u64,
-        head: &RunHead,
-    ) {
-        let (state, waits) = match status {
-            Status::Dead => return,
-            Status::Runnable => ("runnable", false),
-            Status::Running => ("running", false),
-            Status::Waiting(reason) => (reason.text(), true),
-        };
-        let key: GroupKey = (is_task, function, created_at, state);
-        let i = match self.last {
-            // The texts are static, so equal addresses are enough here.
-            Some((last, i))
-                if std::ptr::eq(last.1, function)
-                    && (last.0, last.2) == (is_task, key.2)
-                    && std::ptr::eq(last.3, state) =>
-            {
-                i
-            }
-            _ => *self.index.entry(key).or_insert_with(|| {
-                let (count, oldest, waited) = (0, None, Duration::ZERO);
-                self.all.push(Group {
-                    is_task,
-                    function,
-                    created_at,
-                    state,
-                    count,
-                    example: id,
-                    oldest,
-                    waited,
-                });
-                self.all.len() - 1
-            }),
-        };
-        self.last = Some((key, i));
-        let group = &mut self.all[i];
-        group.count += 1;
-        if waits {
-            let since = head.waiting_since_ms.load(std::sync::atomic::Ordering::Relaxed);
-            let waited = self.now_ms.wrapping_sub(since);
-            // The coarse clock of `since` may be a little ahead.
-            let waited = if waited > u32::MAX / 2 { 0 } else { waited };
-            let waited = Duration::from_millis(waited.into());
-            group.waited += waited;
-            if group.oldest.is_none_or(|oldest| waited > oldest) {
-                (group.oldest, group.example) = (Some(waited), id);
-            }
-        }
     }
 }
 

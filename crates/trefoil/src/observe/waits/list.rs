@@ -6,11 +6,11 @@
 //! one stack is read per such set, and sets that wait at the same place are merged.
 
 use super::super::snapshot::{self, Subject};
-use super::Graph;
-use super::report::{Goroutine, Place, Places};
+use super::report::{Goroutine, Kind, Place, Places};
+use super::{Graph, Wait};
 use crate::sched::Sched;
 use crate::sched::g::Status;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
@@ -23,6 +23,32 @@ pub(crate) fn goroutines(sched: &Sched) -> Vec<Goroutine> {
     let graph = Graph::read();
     let read = |(id, subject)| Goroutine::read(&graph, sched, id, subject);
     snapshot::subjects(sched).into_iter().filter_map(read).collect()
+}
+
+/// Returns the goroutines and tasks of `sched` with these ids, in no order, without what they wait
+/// for. Those that have ended are left out.
+pub(crate) fn with_ids(sched: &Sched, ids: &HashSet<u64>) -> Vec<Goroutine> {
+    let mut found = Vec::new();
+    snapshot::for_each_subject(sched, |id, subject| {
+        if ids.contains(&id) {
+            found.push((id, subject));
+        }
+    });
+    let graph = Graph::empty();
+    let read = |(id, subject)| Goroutine::read(&graph, sched, id, subject);
+    found.into_iter().filter_map(read).collect()
+}
+
+/// Returns the goroutines of `sched` that wait for a lock, a goroutine or a scope, the longest waits
+/// first, and at most `max`; and how many there are.
+pub(crate) fn waiting(sched: &Sched, max: usize) -> (Vec<Goroutine>, usize) {
+    let graph = Graph::read();
+    let is_own = |wait: &&Wait| std::ptr::eq(graph.sched(wait.party), sched);
+    let mut waits: Vec<&Wait> = graph.waits.iter().filter(is_own).collect();
+    waits.sort_by_key(|wait| (std::cmp::Reverse(wait.waited), wait.party.id));
+    let read = |wait: &&Wait| Goroutine::read(&graph, sched, wait.party.id, wait.party.subject);
+    let listed = waits.iter().take(max).filter_map(read).collect();
+    (listed, waits.len())
 }
 
 /// Goroutines that were created at the same place and wait at the same place, returned by
@@ -44,6 +70,8 @@ pub(crate) fn goroutines(sched: &Sched) -> Vec<Goroutine> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GoroutineGroup {
+    /// Goroutines or tasks.
+    pub kind: Kind,
     /// `running`, `runnable`, or why they wait, in Go's words.
     pub state: &'static str,
     /// How many there are.
@@ -57,6 +85,10 @@ pub struct GoroutineGroup {
     pub waits_at: Option<Place>,
     /// How long the one that has waited longest has waited. Zero if they do not wait.
     pub oldest: Duration,
+    /// The id of that one, or of any if they do not wait.
+    pub oldest_id: u64,
+    /// How long they have waited on average. Zero if they do not wait.
+    pub mean: Duration,
     /// The ids of a few of them, the smallest first.
     pub examples: Vec<u64>,
 }
@@ -64,7 +96,8 @@ pub struct GoroutineGroup {
 impl fmt::Display for GoroutineGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, state, place) = (self.count, self.state, self.created_at);
-        write!(f, "{count} [{state}] created at {}:{}", place.file(), place.line())?;
+        let tasks = if self.kind == Kind::Task { "tasks " } else { "" };
+        write!(f, "{count} {tasks}[{state}] created at {}:{}", place.file(), place.line())?;
         if let Some(waits_at) = &self.waits_at {
             write!(f, ", waiting at {waits_at}")?;
         }
@@ -77,17 +110,30 @@ impl fmt::Display for GoroutineGroup {
 
 /// A set of goroutines that are alike as far as their Gs tell.
 struct Alike {
+    kind: Kind,
+    status: Status,
+    created_at: &'static Location<'static>,
+    function: &'static str,
     count: usize,
+    /// The longest wait, and whose it is.
     oldest_millis: u32,
+    oldest_id: u64,
+    /// The sum of all waits.
+    millis: u64,
     /// The first ones that were found, with their ids.
     examples: Vec<(u64, Subject)>,
-    function: &'static str,
 }
+
+/// What goroutines of one set have in common: kind, state, the addresses of the place and of the
+/// type's name, and the size of the stack. The texts are static, so that addresses tell them apart.
+type AlikeKey = (bool, *const u8, *const Location<'static>, *const u8, usize);
 
 /// Returns the goroutines and tasks of `sched` in groups, the largest first.
 pub(crate) fn groups(sched: &Sched) -> Vec<GoroutineGroup> {
-    type Key = (&'static str, usize, usize);
-    let mut sets: HashMap<Key, (Alike, &'static Location<'static>)> = HashMap::new();
+    let mut sets: Vec<Alike> = Vec::new();
+    let mut index: HashMap<AlikeKey, usize> = HashMap::new();
+    // The set of the last one: the next one is often of the same.
+    let mut last: Option<(AlikeKey, usize)> = None;
     let now = sched.millis();
     snapshot::for_each_subject(sched, |id, subject| {
         let status = subject.status();
@@ -101,52 +147,86 @@ pub(crate) fn groups(sched: &Sched) -> Vec<GoroutineGroup> {
             _ => 0,
         };
         let millis = if waits { Sched::millis_waited_at(now, subject.head()) } else { 0 };
-        let place = std::ptr::from_ref(created_at) as usize;
-        let key = (snapshot::text_of(status), place, depth);
-        let new = || {
-            let alike = Alike { count: 0, oldest_millis: 0, examples: Vec::new(), function };
-            (alike, created_at)
+        let kind = match subject {
+            Subject::Goroutine(_) => Kind::Goroutine,
+            Subject::Task { .. } => Kind::Task,
         };
-        let (set, _) = sets.entry(key).or_insert_with(new);
+        let text = snapshot::text_of(status).as_ptr();
+        let key = (kind == Kind::Task, text, created_at as *const _, function.as_ptr(), depth);
+        let i = match last {
+            Some((same, i)) if same == key => i,
+            _ => *index.entry(key).or_insert_with(|| {
+                sets.push(Alike {
+                    kind,
+                    status,
+                    created_at,
+                    function,
+                    count: 0,
+                    oldest_millis: 0,
+                    oldest_id: id,
+                    millis: 0,
+                    examples: Vec::new(),
+                });
+                sets.len() - 1
+            }),
+        };
+        last = Some((key, i));
+        let set = &mut sets[i];
         set.count += 1;
-        set.oldest_millis = set.oldest_millis.max(millis);
+        set.millis += u64::from(millis);
+        if millis > set.oldest_millis {
+            (set.oldest_millis, set.oldest_id) = (millis, id);
+        }
         if set.examples.len() < EXAMPLES_MAX {
             set.examples.push((id, subject));
         }
     });
-    merge(sets.into_iter().map(|((state, ..), (set, created_at))| (state, set, created_at)))
+    merge(sets)
 }
 
 /// Makes groups of sets: finds where each set waits, and merges the sets that do so at one place.
-fn merge(
-    sets: impl Iterator<Item = (&'static str, Alike, &'static Location<'static>)>,
-) -> Vec<GoroutineGroup> {
+fn merge(sets: Vec<Alike>) -> Vec<GoroutineGroup> {
     let mut places = Places::new();
-    type Key = (&'static str, usize, Option<Place>);
-    let mut groups: HashMap<Key, GoroutineGroup> = HashMap::new();
-    for (state, set, created_at) in sets {
-        let waits = !matches!(state, "running" | "runnable");
+    type Key = (Kind, &'static str, &'static Location<'static>, &'static str, Option<Place>);
+    // With the sum of all waits.
+    let mut groups: HashMap<Key, (GoroutineGroup, u64)> = HashMap::new();
+    for set in sets {
+        let Alike { kind, status, created_at, function, .. } = set;
+        let state = snapshot::text_of(status);
+        let waits = matches!(status, Status::Waiting(_));
         let find = |&(_, subject): &(u64, Subject)| places.of(subject);
         let waits_at = if waits { set.examples.iter().find_map(find) } else { None };
-        let key = (state, std::ptr::from_ref(created_at) as usize, waits_at.clone());
-        let group = groups.entry(key).or_insert_with(|| GoroutineGroup {
-            state,
-            count: 0,
-            created_at,
-            function: set.function,
-            waits_at,
-            oldest: Duration::ZERO,
-            examples: Vec::new(),
+        let key = (kind, state, created_at, function, waits_at.clone());
+        let (group, millis) = groups.entry(key).or_insert_with(|| {
+            let group = GoroutineGroup {
+                kind,
+                state,
+                count: 0,
+                created_at,
+                function,
+                waits_at,
+                oldest: Duration::ZERO,
+                oldest_id: set.oldest_id,
+                mean: Duration::ZERO,
+                examples: Vec::new(),
+            };
+            (group, 0)
         });
         group.count += set.count;
-        group.oldest = group.oldest.max(Duration::from_millis(set.oldest_millis.into()));
+        *millis += set.millis;
+        let oldest = Duration::from_millis(set.oldest_millis.into());
+        if oldest > group.oldest {
+            (group.oldest, group.oldest_id) = (oldest, set.oldest_id);
+        }
         group.examples.extend(set.examples.iter().map(|&(id, _)| id));
     }
-    let mut groups: Vec<_> = groups.into_values().collect();
-    for group in &mut groups {
+    let finish = |(mut group, millis): (GoroutineGroup, u64)| {
+        group.mean = Duration::from_millis(millis / group.count as u64);
         group.examples.sort_unstable();
         group.examples.truncate(EXAMPLES_MAX);
-    }
+        group
+    };
+    let mut groups: Vec<_> = groups.into_values().map(finish).collect();
     groups.sort_by(|a, b| (b.count, &a.examples).cmp(&(a.count, &b.examples)));
     groups
 }

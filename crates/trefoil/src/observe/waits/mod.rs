@@ -126,6 +126,11 @@ pub(super) struct Graph {
 pub(super) type Cycle = Vec<usize>;
 
 impl Graph {
+    /// Returns a graph that knows of no wait.
+    fn empty() -> Graph {
+        Graph { runtimes: Vec::new(), waits: Vec::new(), by_party: HashMap::new() }
+    }
+
     /// Reads the graph of all runtimes of the process.
     pub(super) fn read() -> Graph {
         let runtimes = super::deadlock::runtimes();

@@ -177,6 +177,12 @@ pub struct Goroutine {
     pub created_by: Option<u64>,
     /// The name of the type of its closure or future.
     pub function: &'static str,
+    /// The time for which it ran on a P: an estimate, as that of [`usage`](crate::debug::usage).
+    pub running: Duration,
+    /// The time for which it was in a run queue: an estimate.
+    pub runnable: Duration,
+    /// Its [labels](mod@crate::labels), sorted by key.
+    pub labels: Vec<(String, String)>,
 }
 
 impl Goroutine {
@@ -198,12 +204,28 @@ impl Goroutine {
         let waited =
             waits.then(|| Duration::from_millis(sched.millis_waited(subject.head()).into()));
         let waits_for = graph.wait_of_id(sched, id).filter(|_| waits).map(waits_for);
+        let labels = subject.labels();
+        let labels = labels.as_deref().unwrap_or_default().iter();
+        let labels = labels.map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let used = sched.usage.of(id);
         if status == Status::Dead || !subject.is_still(id, sched) {
             return None;
         }
         let state = snapshot::text_of(status);
         let kind = who.kind;
-        Some(Goroutine { kind, who, state, waited, waits_for, created_at, created_by, function })
+        Some(Goroutine {
+            kind,
+            who,
+            state,
+            waited,
+            waits_for,
+            created_at,
+            created_by,
+            function,
+            running: Duration::from_nanos(used.running),
+            runnable: Duration::from_nanos(used.runnable),
+            labels,
+        })
     }
 }
 
