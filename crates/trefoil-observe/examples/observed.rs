@@ -1,4 +1,5 @@
-//! A program to look at: workers that wait for jobs, a leak, timers, and goroutines that compute.
+//! A program to look at: workers that wait for jobs, a leak, timers, goroutines that compute, and two
+//! that wait for each other.
 //!
 //! ```text
 //! cargo run -p trefoil-observe --example observed            # http://127.0.0.1:6060/
@@ -15,6 +16,8 @@ use trefoil::sync::Mutex;
 use trefoil::time::sleep;
 
 static TOTAL: Mutex<u64> = Mutex::new(0);
+static ONE: Mutex<()> = Mutex::new(());
+static OTHER: Mutex<()> = Mutex::new(());
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -37,6 +40,8 @@ fn main() {
             trefoil::go(move || never.recv());
         }
         trefoil::go(leak);
+        trefoil::go(|| lock_both(&ONE, &OTHER));
+        trefoil::go(|| lock_both(&OTHER, &ONE));
         let start = Instant::now();
         for job in 0.. {
             if seconds.is_some_and(|seconds| start.elapsed() > Duration::from_secs(seconds)) {
@@ -70,4 +75,11 @@ fn leak() {
         std::mem::forget(tx);
         sleep(Duration::from_millis(100));
     }
+}
+
+/// Two goroutines that do it in a different order wait for each other.
+fn lock_both(first: &Mutex<()>, second: &Mutex<()>) {
+    let _first = first.lock();
+    sleep(Duration::from_millis(100));
+    let _second = second.lock();
 }

@@ -82,6 +82,14 @@ impl Json {
         self.text.push_str("null");
     }
 
+    /// Writes a text, or null.
+    pub(crate) fn optional_string(&mut self, value: Option<&str>) {
+        match value {
+            Some(value) => self.string(value),
+            None => self.null(),
+        }
+    }
+
     /// Writes a number, or null.
     pub(crate) fn optional(&mut self, value: Option<impl Into<u64>>) {
         match value {

@@ -3,11 +3,11 @@
 //!
 //! Every sample has the label `runtime`: a program may have several.
 
-use crate::state::histograms;
+use crate::state::{histograms, kind_text};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use trefoil::debug::{self, Histogram, Metrics, ProcStats};
-use trefoil::observer::{self, RuntimeRef};
+use trefoil::observer::RuntimeRef;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -148,9 +148,8 @@ pub(crate) fn text(runtimes: &[RuntimeRef]) -> String {
 fn sample(runtime: &RuntimeRef) -> Sample {
     runtime.observe(|| {
         let mut states = BTreeMap::new();
-        for group in observer::groups() {
-            let kind = if group.is_task { "task" } else { "goroutine" };
-            *states.entry((kind, group.state)).or_default() += group.count;
+        for group in debug::groups() {
+            *states.entry((kind_text(group.kind), group.state)).or_default() += group.count as u64;
         }
         Sample { runtime: runtime.number(), metrics: debug::metrics(), states }
     })

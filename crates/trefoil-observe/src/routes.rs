@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use trefoil::debug;
 use trefoil::observer::{self, RuntimeRef};
+use trefoil::profile::{self, Cpu, Profile};
 use trefoil::trace::{self, Recorder};
 
 /// A path.
@@ -47,9 +48,10 @@ const ROUTES: &[Route] = &[
         "what the flight recorder has, for Perfetto; seconds=N records so long",
         snapshot,
     ),
-    get("/api/state", "what the page shows, as JSON", api_state),
+    get("/api/state", "what the page shows, as JSON; waits=1: with who waits for whom", api_state),
     get("/api/stack", "the stack of the goroutine id=N", api_stack),
     post("/api/recorder", "begins (on=1) or ends (on=0) a recording", api_recorder),
+    post("/api/rate", "samples waits for profile=block or mutex; nanos=0 ends it", api_rate),
     get(PPROF, "the list of profiles", pprof_index),
     get("/debug/pprof/cmdline", "the command line", cmdline),
     get(
@@ -57,6 +59,18 @@ const ROUTES: &[Route] = &[
         "all goroutines; debug=1: as text, debug=2: as a dump",
         goroutine,
     ),
+    get(
+        "/debug/pprof/profile",
+        "CPU time for seconds=N, or 30; hz=N samples per second, or 100; debug=1: as text",
+        cpu,
+    ),
+    get(
+        "/debug/pprof/waits",
+        "what goroutines wait for now, and how long; debug=1: as text",
+        waits,
+    ),
+    get("/debug/pprof/block", "where goroutines have waited; debug=1: as text", block),
+    get("/debug/pprof/mutex", "who held locks that others waited for; debug=1: as text", mutex),
     get(
         "/debug/pprof/trace",
         "what the flight recorder has, for `trefoil trace`; seconds=N",
@@ -66,6 +80,9 @@ const ROUTES: &[Route] = &[
 
 /// The longest time for which a request may collect.
 const SECONDS_MAX: u64 = 600;
+/// For how long a CPU profile is taken, and how many samples per second, as Go's.
+const CPU_TIME: Duration = Duration::from_secs(30);
+const CPU_HZ: u64 = 100;
 /// How often such a request checks whether the server stops.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -142,6 +159,14 @@ impl Asked<'_> {
         }
     }
 
+    /// Refuses `seconds` for a profile that does not collect.
+    fn refuse_seconds(&self, why: &str) -> Result<(), Response> {
+        match self.request.query("seconds") {
+            Some(_) => Err(Response::error(400, format_args!("seconds is not for this: {why}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Returns for how long the request collects.
     fn seconds(&self) -> Result<Option<Duration>, Response> {
         match self.number("seconds")? {
@@ -172,7 +197,8 @@ fn metrics(_: &Asked<'_>) -> Result<Response, Response> {
 fn api_state(asked: &Asked<'_>) -> Result<Response, Response> {
     let runtime = asked.runtime()?;
     let groups = asked.number("groups")?.map_or(state::GROUPS_MAX, |n| n as usize);
-    Ok(Response::new("application/json", state::state(&runtime, groups, profiles())))
+    let waits = asked.number("waits")? == Some(1);
+    Ok(Response::new("application/json", state::state(&runtime, groups, waits, profiles())))
 }
 
 fn api_stack(asked: &Asked<'_>) -> Result<Response, Response> {
@@ -203,6 +229,19 @@ fn api_recorder(asked: &Asked<'_>) -> Result<Response, Response> {
         },
         _ => Err(Response::error(400, "on: expected 0 or 1")),
     }
+}
+
+/// Sets how many waits the profiles `block` and `mutex` sample.
+fn api_rate(asked: &Asked<'_>) -> Result<Response, Response> {
+    let nanos = asked.number("nanos")?.ok_or_else(|| Response::error(400, "nanos is missing"))?;
+    let rate = Duration::from_nanos(nanos);
+    let set = match asked.request.query("profile") {
+        Some("block") => profile::set_block_rate(rate),
+        Some("mutex") => profile::set_mutex_rate(rate),
+        _ => return Err(Response::error(400, "profile: expected block or mutex")),
+    };
+    set.map_err(|e| Response::error(500, e))?;
+    Ok(Response::new(TEXT, if nanos == 0 { "stopped\n" } else { "sampling\n" }))
 }
 
 /// Returns what the flight recorder has. With `seconds`, waits so long before; if nothing is being
@@ -238,16 +277,71 @@ fn trace(asked: &Asked<'_>) -> Result<Response, Response> {
     Ok(Response::new(BYTES, file).saved_as("trefoil.trace"))
 }
 
+/// Returns a profile in pprof's format, or with `debug` as text that begins with `about`.
+fn profile_response(
+    asked: &Asked<'_>,
+    name: &str,
+    about: &str,
+    profile: &Profile,
+) -> Result<Response, Response> {
+    if asked.number("debug")?.unwrap_or(0) != 0 {
+        return Ok(Response::new(TEXT, format!("{about}{}", profile.text())));
+    }
+    let mut file = Vec::new();
+    profile.write_pprof(&mut file).map_err(|e| Response::error(500, e))?;
+    Ok(Response::new(BYTES, file).saved_as(&format!("{name}.pb")))
+}
+
+/// Profiles CPU time. The profile is of the whole process: the server's own runtime is in it too.
+fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
+    let time = asked.seconds()?.unwrap_or(CPU_TIME);
+    let hz = asked.number("hz")?.unwrap_or(CPU_HZ);
+    let hz = u32::try_from(hz).unwrap_or(u32::MAX);
+    // Checked before the time passes.
+    asked.number("debug")?;
+    let profiling = Cpu::start(hz).map_err(|e| match e {
+        profile::Error::InvalidRate => Response::error(400, e),
+        profile::Error::Os(_) => Response::error(500, e),
+        _ => Response::error(409, e),
+    })?;
+    asked.collect_for(time);
+    profile_response(asked, "profile", "", &profiling.stop())
+}
+
+fn waits(asked: &Asked<'_>) -> Result<Response, Response> {
+    asked.refuse_seconds("it is about the present moment")?;
+    let profile = asked.runtime()?.observe(profile::waits);
+    profile_response(asked, "waits", "", &profile)
+}
+
+fn block(asked: &Asked<'_>) -> Result<Response, Response> {
+    sampled(asked, "block", &profile::block)
+}
+
+fn mutex(asked: &Asked<'_>) -> Result<Response, Response> {
+    sampled(asked, "mutex", &profile::mutex)
+}
+
+/// Returns a profile that counts only after the program, or a request, has asked for it.
+fn sampled(
+    asked: &Asked<'_>,
+    name: &str,
+    take: &dyn Fn() -> Profile,
+) -> Result<Response, Response> {
+    asked.refuse_seconds("it counts since its rate was set")?;
+    let about = format!(
+        "# Waits are counted after the program has called profile::set_{name}_rate, or a request \
+         has set\n# the rate: POST /api/rate?profile={name}&nanos=10000, with the token. A rate of \
+         0 ends it.\n"
+    );
+    profile_response(asked, name, &about, &take())
+}
+
 fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
     let runtime = asked.runtime()?;
     asked.request.allow_large_answer()?;
     match asked.number("debug")?.unwrap_or(0) {
-        0 => {
-            let mut file = Vec::new();
-            let profile = runtime.observe(debug::profile);
-            profile.write_pprof(&mut file).map_err(|e| Response::error(500, e))?;
-            Ok(Response::new(BYTES, file).saved_as("goroutine.pb"))
-        }
+        0 => profile_response(asked, "goroutine", "", &runtime.observe(debug::profile)),
         1 => {
             let profile = runtime.observe(debug::profile);
             let mut text = format!("goroutine profile: total {}\n", profile.goroutines());

@@ -3,20 +3,27 @@
 //! Goroutines are in it as groups, so its size does not depend on their number.
 
 use crate::json::Json;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
-use trefoil::debug::{self, Histogram, Metrics};
-use trefoil::observer::{self, Group, RuntimeRef};
+use trefoil::debug::{self, Deadlock, Goroutine, GoroutineGroup, Histogram, Kind, Metrics, Usage};
+use trefoil::observer::{self, RuntimeRef};
 
 /// The version of the format. It changes when a member changes its meaning or is removed.
 const VERSION: u64 = 1;
 /// Groups that are sent at most, unless the client asks for another number.
 pub(crate) const GROUPS_MAX: usize = 500;
 
-/// Returns the state of `runtime`, with at most `groups_max` groups. `profiles` are the names that
-/// the client may ask for.
+/// Goroutines that are sent at most: those that use the CPUs, and those that wait for others.
+const USERS_MAX: usize = 20;
+const WAITS_MAX: usize = 200;
+
+/// Returns the state of `runtime`, with at most `groups_max` groups, and who waits for whom if
+/// `with_waits`: that reads stacks, and takes longer. `profiles` are the names that the client may
+/// ask for.
 pub(crate) fn state(
     runtime: &RuntimeRef,
     groups_max: usize,
+    with_waits: bool,
     profiles: impl Iterator<Item = &'static str>,
 ) -> String {
     let start = Instant::now();
@@ -33,8 +40,9 @@ pub(crate) fn state(
         runtime.observe(|| {
             write_metrics(json, &debug::metrics());
             json.name("recording").bool(observer::is_recording());
-            write_groups(json, &observer::groups(), groups_max);
-            write_waits(json);
+            write_groups(json, &debug::groups(), groups_max);
+            write_usage(json, &debug::usage());
+            write_waits(json, with_waits);
         });
         json.name("took_us").number(start.elapsed().as_micros() as u64);
     });
@@ -113,32 +121,105 @@ pub(crate) fn histograms(metrics: &Metrics) -> [(&'static str, &Histogram); 4] {
     ]
 }
 
-fn write_groups(json: &mut Json, groups: &[Group], groups_max: usize) {
+fn write_groups(json: &mut Json, groups: &[GoroutineGroup], groups_max: usize) {
     json.name("groups_total").number(groups.len() as u64);
     json.name("groups").list(|json| {
         for group in groups.iter().take(groups_max) {
+            let waits = !matches!(group.state, "running" | "runnable");
             json.object(|json| {
-                json.name("kind").string(if group.is_task { "task" } else { "goroutine" });
-                let function = group.function;
-                let function = function.strip_suffix("::{{closure}}").unwrap_or(function);
-                json.name("function").string(function);
+                json.name("kind").string(kind_text(group.kind));
+                json.name("function").string(function_name(group.function));
                 let place = group.created_at;
                 json.name("place").string(&format!("{}:{}", place.file(), place.line()));
                 json.name("state").string(group.state);
-                json.name("count").number(group.count);
-                json.name("oldest_ms").optional(group.oldest.map(millis));
-                let mean = group.oldest.map(|_| millis(group.waited) / group.count.max(1));
-                json.name("mean_ms").optional(mean);
-                json.name("example").number(group.example);
+                json.name("count").number(group.count as u64);
+                let waits_at = group.waits_at.as_ref().map(ToString::to_string);
+                json.name("waits_at").optional_string(waits_at.as_deref());
+                json.name("oldest_ms").optional(waits.then(|| millis(group.oldest)));
+                json.name("mean_ms").optional(waits.then(|| millis(group.mean)));
+                json.name("example").number(group.oldest_id);
             });
         }
     });
 }
 
-/// Writes the wait-for graph: a list of `{from, to, what, where, certainty}`; or null if this
-/// version does not know it.
-fn write_waits(json: &mut Json) {
-    json.name("waits").null();
+pub(crate) fn kind_text(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Goroutine => "goroutine",
+        Kind::Task => "task",
+    }
+}
+
+/// Returns the function that contains a closure or future.
+fn function_name(type_name: &str) -> &str {
+    type_name.strip_suffix("::{{closure}}").unwrap_or(type_name)
+}
+
+/// Writes who uses the CPUs most. Of those that have ended, only the id is known.
+fn write_usage(json: &mut Json, usage: &[Usage]) {
+    let most = &usage[..usage.len().min(USERS_MAX)];
+    let ids: HashSet<u64> = most.iter().map(|used| used.id).collect();
+    let alive: HashMap<u64, Goroutine> =
+        observer::with_ids(&ids).into_iter().map(|g| (g.who.id, g)).collect();
+    json.name("usage").list(|json| {
+        for used in most {
+            json.object(|json| {
+                json.name("id").number(used.id);
+                json.name("running_us").number(used.running.as_micros() as u64);
+                json.name("runnable_us").number(used.runnable.as_micros() as u64);
+                let g = alive.get(&used.id);
+                json.name("who").optional_string(g.map(|g| g.who.to_string()).as_deref());
+                json.name("state").optional_string(g.map(|g| g.state));
+                json.name("function").optional_string(g.map(|g| function_name(g.function)));
+                json.name("labels").list(|json| {
+                    for (key, value) in g.map_or(&[][..], |g| &g.labels) {
+                        json.string(&format!("{key}={value}"));
+                    }
+                });
+            });
+        }
+    });
+}
+
+/// Writes who waits for whom, and who waits for each other; null if it was not asked for.
+fn write_waits(json: &mut Json, with_waits: bool) {
+    if !with_waits {
+        for name in ["waits", "waits_total", "deadlocks", "waits_took_us"] {
+            json.name(name).null();
+        }
+        return;
+    }
+    let start = Instant::now();
+    let (waiting, total) = observer::waiting(WAITS_MAX);
+    let deadlocks = debug::deadlocks();
+    json.name("waits").list(|json| waiting.iter().for_each(|g| write_wait(json, g)));
+    json.name("waits_total").number(total as u64);
+    json.name("deadlocks").list(|json| deadlocks.iter().for_each(|d| write_deadlock(json, d)));
+    json.name("waits_took_us").number(start.elapsed().as_micros() as u64);
+}
+
+fn write_wait(json: &mut Json, g: &Goroutine) {
+    json.object(|json| {
+        json.name("id").number(g.who.id);
+        json.name("who").string(&g.who.to_string());
+        let text = g.waits_for.as_ref().map_or_else(|| g.state.to_owned(), ToString::to_string);
+        json.name("text").string(&text);
+        json.name("holders").list(|json| {
+            let holders = g.waits_for.iter().flat_map(|waits_for| &waits_for.holders);
+            holders.take(WAITS_MAX).for_each(|holder| json.number(holder.id));
+        });
+        json.name("waited_ms").optional(g.waited.map(millis));
+    });
+}
+
+fn write_deadlock(json: &mut Json, deadlock: &Deadlock) {
+    json.object(|json| {
+        json.name("certain").bool(deadlock.certain);
+        json.name("text").string(&deadlock.to_string());
+        json.name("members").list(|json| {
+            deadlock.members.iter().for_each(|member| json.number(member.goroutine.who.id));
+        });
+    });
 }
 
 fn millis(time: Duration) -> u64 {

@@ -161,12 +161,24 @@ def use_the_page(browser, url):
                   "document.querySelector('#groups pre')?.innerText.includes('recv')")
     check(True, "a click on a group shows a stack")
 
+    deadlock = browser.evaluate("document.querySelector('#deadlocks .certain')?.innerText ?? ''")
+    check("2 goroutines wait for each other" in deadlock and "observed::lock_both" in deadlock,
+          f"a certain deadlock is told in words: {deadlock!r}")
+    waits = browser.evaluate("document.getElementById('waits').innerText")
+    check(waits.count("waits for Mutex") >= 2, "who waits for whom is shown")
+    check(browser.evaluate("document.querySelectorAll('#usage tr').length") >= 1,
+          "who uses the CPUs is shown")
+
     browser.evaluate("document.getElementById('profile-goroutine').click()")
     browser.until("no profile", "/goroutine.pb: [0-9,]{3,} bytes/"
                   ".test(document.getElementById('taken').innerText)")
     check(True, "the profile button fetches a profile")
     browser.evaluate("document.getElementById('seconds').value = '1';"
-                     "document.getElementById('snapshot').click()")
+                     "document.getElementById('profile-profile').click()")
+    browser.until("no CPU profile", "/profile.pb: [0-9,]{3,} bytes/"
+                  ".test(document.getElementById('taken').innerText)")
+    check(True, "the button for a CPU profile fetches one")
+    browser.evaluate("document.getElementById('snapshot').click()")
     browser.until("no snapshot", "/perfetto-trace: [0-9,]{5,} bytes/"
                   ".test(document.getElementById('taken').innerText)")
     check(True, "the snapshot button records and fetches a snapshot")

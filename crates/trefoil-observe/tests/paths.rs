@@ -4,7 +4,8 @@ mod common;
 
 use common::json::Json;
 use common::{
-    WithBody, alone, ask, connect, get, openmetrics, read_answer, settings, until, with_server,
+    WithBody, alone, ask, connect, get, openmetrics, pprof, read_answer, settings, until,
+    with_server,
 };
 use std::io::Write;
 use std::net::SocketAddr;
@@ -178,11 +179,8 @@ fn goroutine_profiles_have_the_forms_of_go() {
         waiting_group(address, 9);
         let profile = get(address, "/debug/pprof/goroutine?debug=0");
         assert_eq!(profile.header("content-type"), Some("application/octet-stream"));
-        for body in [profile.body, get(address, "/debug/pprof/goroutine").body] {
-            // sample_type, sample, location, function, string_table
-            let fields = protobuf_fields(&body);
-            assert!([1, 2, 4, 5, 6].iter().all(|field| fields.contains(field)), "{fields:?}");
-        }
+        pprof::check(&profile.body);
+        pprof::check(&get(address, "/debug/pprof/goroutine").body);
         let text = get(address, "/debug/pprof/goroutine?debug=1");
         assert!(
             text.text().starts_with("goroutine profile: total 10\n9 @\n#\t"),

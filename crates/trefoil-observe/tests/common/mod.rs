@@ -5,6 +5,7 @@
 
 pub(crate) mod json;
 pub(crate) mod openmetrics;
+pub(crate) mod pprof;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
