@@ -1,7 +1,7 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! `trefoil trace` explains recordings; `trefoil ps`, `dump` and `why` show the goroutines of another
-//! process. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
+//! `trefoil trace` explains recordings; `trefoil ps`, `dump`, `why` and `top` show the goroutines of
+//! another process. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
 //! measurements beside what is promised.
 //!
 //! | exit code | meaning |
@@ -17,6 +17,7 @@ mod proc;
 mod report;
 mod results;
 mod scenes;
+mod top;
 mod trace;
 
 use std::io::{self, IsTerminal, Write};
@@ -84,6 +85,8 @@ enum Command {
     Trace(trace::Command),
     #[command(flatten)]
     Inspect(inspect::Command),
+    /// Watch a process: its goroutines, Ps, CPUs and waits, refreshed every second.
+    Top(top::Top),
 }
 
 fn goroutines(text: &str) -> Result<u64, String> {
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
         Some(Command::Tour { scene, list }) => (scene, list),
         Some(Command::Trace(command)) => return trace::run(command),
         Some(Command::Inspect(command)) => return inspect::run(command),
+        Some(Command::Top(top)) => return top::run(&top),
     };
     if let Some(name) = &chosen
         && !SCENES.iter().any(|scene| scene.name == name)

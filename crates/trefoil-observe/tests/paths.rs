@@ -148,30 +148,6 @@ fn metrics_are_openmetrics() {
     });
 }
 
-/// Returns the numbers of the fields of a message.
-fn protobuf_fields(mut bytes: &[u8]) -> Vec<u64> {
-    fn varint(bytes: &mut &[u8]) -> u64 {
-        let len = 1 + bytes.iter().position(|byte| byte & 0x80 == 0).expect("the last byte");
-        let (number, rest) = bytes.split_at(len);
-        *bytes = rest;
-        number.iter().rev().fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f))
-    }
-    let mut fields = Vec::new();
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes);
-        match key & 7 {
-            0 => _ = varint(&mut bytes),
-            2 => {
-                let len = varint(&mut bytes) as usize;
-                bytes = &bytes[len..];
-            }
-            other => panic!("wire type {other}"),
-        }
-        fields.push(key >> 3);
-    }
-    fields
-}
-
 #[test]
 fn goroutine_profiles_have_the_forms_of_go() {
     with_server(settings(), |address| {

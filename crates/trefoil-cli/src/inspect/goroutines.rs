@@ -121,9 +121,18 @@ pub(super) enum Stack {
 
 /// Reads the goroutines of all runtimes.
 pub(super) fn read(process: &Process, unwinder: &mut Unwinder) -> Result<Vec<Runtime>, String> {
+    read_at(process, &Layout::find_all(process)?, unwinder)
+}
+
+/// As [`read`], with the tables of the process.
+pub(super) fn read_at(
+    process: &Process,
+    layouts: &[Layout],
+    unwinder: &mut Unwinder,
+) -> Result<Vec<Runtime>, String> {
     let mut runtimes = Vec::new();
-    for layout in Layout::find_all(process)? {
-        let reader = Reader::new(process, &layout)?;
+    for layout in layouts {
+        let reader = Reader::new(process, layout)?;
         runtimes.extend(reader.runtimes(unwinder)?);
     }
     Ok(runtimes)

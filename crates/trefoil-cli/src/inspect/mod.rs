@@ -8,6 +8,7 @@
 mod goroutines;
 mod layout;
 mod memory;
+mod outside;
 mod show;
 mod stacks;
 
@@ -20,6 +21,8 @@ use crate::report::print_line;
 use goroutines::Runtime;
 use memory::{Process, printable};
 use stacks::Unwinder;
+
+pub(crate) use outside::Outside;
 
 #[derive(Args)]
 pub(crate) struct Ps {

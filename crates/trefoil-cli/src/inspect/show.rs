@@ -25,15 +25,15 @@ pub(super) struct Listing<'a> {
 }
 
 /// A line of `ps`: goroutines that `--all` or the groups put together.
-struct Row {
+pub(super) struct Row {
     count: usize,
     /// Of one goroutine: its id and name.
     title: String,
-    state: String,
+    pub(super) state: String,
     /// The longest and the shortest wait.
     waited_ms: Option<(u64, u64)>,
-    at: String,
-    created_at: String,
+    pub(super) at: String,
+    pub(super) created_at: String,
 }
 
 /// Returns the goroutines as a table.
@@ -117,7 +117,7 @@ impl Row {
     }
 }
 
-fn row(g: &Goroutine, unwinder: &mut Unwinder) -> Row {
+pub(super) fn row(g: &Goroutine, unwinder: &mut Unwinder) -> Row {
     let at = match &g.stack {
         Stack::Addresses(addresses) => {
             let frames = unwinder.frames(addresses);
@@ -138,7 +138,7 @@ fn row(g: &Goroutine, unwinder: &mut Unwinder) -> Row {
 }
 
 /// Returns its kind, id and name.
-fn title(g: &Goroutine) -> String {
+pub(super) fn title(g: &Goroutine) -> String {
     let kind = match g.kind {
         Kind::Goroutine => "goroutine",
         Kind::Task => "task",
@@ -189,7 +189,11 @@ pub(super) fn dump(runtimes: &[Runtime], unwinder: &mut Unwinder) -> String {
     out
 }
 
-fn write_goroutine(out: &mut String, unwinder: &mut Unwinder, g: &Goroutine) -> std::fmt::Result {
+pub(super) fn write_goroutine(
+    out: &mut String,
+    unwinder: &mut Unwinder,
+    g: &Goroutine,
+) -> std::fmt::Result {
     write!(out, "{} [{}", title(g), g.state)?;
     if let Some(carrier) = g.polled_by {
         write!(out, ", polled by goroutine {carrier}")?;

@@ -1,0 +1,144 @@
+//! `trefoil top`: what the page of `trefoil-observe` shows, in a terminal.
+//!
+//! It asks the server of the process if it has one. Otherwise, and if the server does not answer, it
+//! reads the process from outside ([`Outside`]), which needs nothing from it: then there are groups,
+//! states, stacks and Ps, but no latencies, no use of CPUs and no graph of waits.
+
+mod plain;
+mod processes;
+mod screen;
+mod server;
+pub(crate) mod view;
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::inspect::Outside;
+use crate::print_error;
+use crate::report::print_line;
+use server::Address;
+use view::View;
+
+#[derive(Args)]
+pub(crate) struct Top {
+    /// The number of a process, or the address of its server, such as http://127.0.0.1:6060.
+    /// Defaults to the only process of this user that uses trefoil; if there are several, they are
+    /// listed.
+    #[arg(value_name = "PID|URL")]
+    target: Option<String>,
+    /// Print one page and exit. Default if the input or the output is not a terminal.
+    #[arg(long)]
+    once: bool,
+}
+
+pub(crate) fn run(top: &Top) -> ExitCode {
+    let source = match &top.target {
+        Some(target) => Source::parse(target),
+        None => match choose() {
+            Ok(Some(pid)) => Ok(Source::of_process(pid)),
+            Ok(None) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+    };
+    let shown = source.and_then(|mut source| {
+        if top.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+            print_line(plain::page(&source.view(None)?).trim_end());
+            return Ok(ExitCode::SUCCESS);
+        }
+        // What can never be shown is told before the screen is taken.
+        let first = source.view(None)?;
+        screen::watch(source, first).map_err(|e| format!("the terminal cannot be used: {e}"))
+    });
+    shown.unwrap_or_else(|error| {
+        print_error(error);
+        ExitCode::FAILURE
+    })
+}
+
+/// Returns the only process; lists them if there are several.
+fn choose() -> Result<Option<u32>, String> {
+    let processes = processes::list();
+    match &processes[..] {
+        [] => Err("no other process of this user uses trefoil".into()),
+        [one] => Ok(Some(one.pid)),
+        several => {
+            print_line("     PID  SERVER  PROGRAM");
+            for process in several {
+                let server = if process.has_server { "socket" } else { "–" };
+                print_line(format_args!("{:>8}  {server:<6}  {}", process.pid, process.program));
+            }
+            print_line("Name one of them: trefoil top PID");
+            Ok(None)
+        }
+    }
+}
+
+/// Where views come from.
+enum Source {
+    Server(Address),
+    Process {
+        pid: u32,
+        outside: Option<Outside>,
+        /// The server that has answered last.
+        server: Option<Address>,
+    },
+}
+
+impl Source {
+    fn parse(target: &str) -> Result<Source, String> {
+        if let Ok(pid) = target.parse() {
+            return Ok(Source::of_process(pid));
+        }
+        let address = Address::parse(target);
+        address.map(Source::Server).ok_or_else(|| {
+            format!("{target}: expected the number of a process, or http://ADDRESS:PORT")
+        })
+    }
+
+    fn of_process(pid: u32) -> Source {
+        Source::Process { pid, outside: None, server: None }
+    }
+
+    /// Returns the runtime with this number, or the first one.
+    fn view(&mut self, runtime: Option<u64>) -> Result<View, String> {
+        let (pid, outside, server) = match self {
+            Source::Server(address) => return address.view(runtime),
+            Source::Process { pid, outside, server } => (*pid, outside, server),
+        };
+        let mut why = String::new();
+        // The process may start its server later, and it may be stopped.
+        let found = Address::of_process(pid);
+        if let Some(address) = &found {
+            let runtime = runtime.filter(|_| server.is_some());
+            match address.view(runtime) {
+                Ok(view) => {
+                    *server = found;
+                    return Ok(view);
+                }
+                Err(error) => why = format!(" ({error})"),
+            }
+        }
+        let runtime = runtime.filter(|_| server.is_none());
+        *server = None;
+        let outside = match outside {
+            Some(outside) => outside,
+            None => outside.insert(Outside::open(pid)?),
+        };
+        let mut view = outside.view(runtime)?;
+        view.source.push_str(&why);
+        Ok(view)
+    }
+
+    /// Returns the stack of a goroutine of a runtime of the last view.
+    fn stack(&mut self, runtime: u64, id: u64) -> Result<String, String> {
+        match self {
+            Source::Server(address) | Source::Process { server: Some(address), .. } => {
+                address.stack(runtime, id)
+            }
+            Source::Process { outside: Some(outside), .. } => outside.stack(runtime, id),
+            Source::Process { .. } => Err("the process was not read yet".into()),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The server of a process (`trefoil-observe`): a view from `/api/state`, a stack from `/api/stack`.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::view::{Group, P, User, View};
+
+/// How long a server may take for an answer.
+const TIME: Duration = Duration::from_secs(5);
+/// Bytes of an answer that are read at most.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// The version of the format that this command understands.
+const VERSION: u64 = 1;
+
+/// Where a server listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Address {
+    Socket(PathBuf),
+    /// A name or address, with the port.
+    Tcp(String),
+}
+
+impl Address {
+    /// Parses `http://HOST:PORT/`. None if it is something else.
+    pub(super) fn parse(text: &str) -> Option<Address> {
+        let host = text.strip_prefix("http://")?;
+        let host = host.split('/').next().filter(|host| !host.is_empty())?;
+        let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        Some(Address::Tcp(if has_port { host.to_owned() } else { format!("{host}:80") }))
+    }
+
+    /// Returns the socket of a process, if it has one.
+    pub(super) fn of_process(pid: u32) -> Option<Address> {
+        let uid = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        let runtime_dir =
+            std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("trefoil"));
+        let folders = [
+            runtime_dir,
+            Some(format!("/run/user/{uid}/trefoil").into()),
+            Some(format!("/tmp/trefoil-{uid}").into()),
+        ];
+        // Another user may have made the folder in /tmp.
+        let is_own =
+            |folder: &PathBuf| fs::symlink_metadata(folder).is_ok_and(|found| found.uid() == uid);
+        let paths = folders.into_iter().flatten().filter(is_own);
+        let mut sockets = paths.map(|folder| folder.join(format!("{pid}.sock")));
+        sockets.find(|path| path.exists()).map(Address::Socket)
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Address::Socket(path) => path.display().to_string(),
+            Address::Tcp(host) => format!("http://{host}"),
+        }
+    }
+
+    /// Returns the state of a runtime, or of the first one.
+    pub(super) fn view(&self, runtime: Option<u64>) -> Result<View, String> {
+        let runtime = runtime.map(|n| format!("&runtime={n}")).unwrap_or_default();
+        let text = self.get(&format!("/api/state?waits=1{runtime}"))?;
+        let state: Value = serde_json::from_str(&text)
+            .map_err(|e| format!("{}: not the answer of a trefoil server: {e}", self.text()))?;
+        if state["version"].as_u64() != Some(VERSION) {
+            return Err(format!("{}: its trefoil-observe is of another version", self.text()));
+        }
+        Ok(parse(&state, self.text()))
+    }
+
+    /// Returns the stack of a goroutine as text.
+    pub(super) fn stack(&self, runtime: u64, id: u64) -> Result<String, String> {
+        self.get(&format!("/api/stack?id={id}&runtime={runtime}"))
+    }
+
+    fn get(&self, target: &str) -> Result<String, String> {
+        let named = |e: io::Error| format!("{}: {e}", self.text());
+        let (status, body) = match self {
+            Address::Socket(path) => {
+                let stream = UnixStream::connect(path).map_err(named)?;
+                stream.set_read_timeout(Some(TIME)).map_err(named)?;
+                stream.set_write_timeout(Some(TIME)).map_err(named)?;
+                exchange(stream, "localhost", target)
+            }
+            Address::Tcp(host) => {
+                let found: Vec<SocketAddr> = host.to_socket_addrs().map_err(named)?.collect();
+                let address = found.first().ok_or_else(|| format!("{host}: no such host"))?;
+                let stream = TcpStream::connect_timeout(address, TIME).map_err(named)?;
+                stream.set_read_timeout(Some(TIME)).map_err(named)?;
+                stream.set_write_timeout(Some(TIME)).map_err(named)?;
+                exchange(stream, host, target)
+            }
+        }
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!("{}: no answer within {} s", self.text(), TIME.as_secs())
+            }
+            _ => named(e),
+        })?;
+        match status {
+            200 => Ok(body),
+            401 => Err(format!("{}: it needs a token: set TREFOIL_OBSERVE_TOKEN", self.text())),
+            _ => Err(format!("{}: {}", self.text(), body.trim())),
+        }
+    }
+}
+
+/// Sends a request, and returns the status and the body.
+fn exchange(mut stream: impl Read + Write, host: &str, target: &str) -> io::Result<(u16, String)> {
+    let token = std::env::var("TREFOIL_OBSERVE_TOKEN").ok().filter(|token| !token.is_empty());
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    write!(stream, "GET {target} HTTP/1.1\r\nHost: {host}\r\n{token}Connection: close\r\n\r\n")?;
+    let mut bytes = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
+    let answer = String::from_utf8_lossy(&bytes);
+    let not_http = || io::Error::new(io::ErrorKind::InvalidData, "no HTTP answer");
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(not_http)?;
+    let status = head.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
+    Ok((status.ok_or_else(not_http)?, body.to_owned()))
+}
+
+fn parse(state: &Value, source: String) -> View {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let list = |name: &str| state[name].as_array().map(Vec::as_slice);
+    let all = |name: &str| list(name).unwrap_or_default();
+    let ps: Vec<P> = all("ps")
+        .iter()
+        .map(|p| P {
+            id: number(&p["id"]),
+            status: text(&p["status"]),
+            m: p["m"].as_u64(),
+            thread: p["tid"].as_u64(),
+            queue: p["queue"].as_u64(),
+            slices: p["ticks"].as_u64(),
+            runs: None,
+        })
+        .collect();
+    let group = |g: &Value| Group {
+        is_task: g["kind"] == "task",
+        count: number(&g["count"]),
+        state: text(&g["state"]),
+        function: text(&g["function"]),
+        created_at: text(&g["place"]),
+        waits_at: text(&g["waits_at"]),
+        oldest_ms: g["oldest_ms"].as_u64(),
+        mean_ms: g["mean_ms"].as_u64(),
+        example: number(&g["example"]),
+    };
+    let user = |u: &Value| {
+        let labels = u["labels"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let words = std::iter::once(&u["function"]).chain(labels).map(text);
+        User {
+            id: number(&u["id"]),
+            who: u["who"].as_str().map(str::to_owned),
+            what: words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "),
+            running_us: number(&u["running_us"]),
+            runnable_us: number(&u["runnable_us"]),
+        }
+    };
+    let wait = |w: &Value| {
+        let waited = w["waited_ms"].as_u64().map(|ms| format!(", for {}", super::view::age(ms)));
+        format!("{} {}{}", text(&w["who"]), text(&w["text"]), waited.unwrap_or_default())
+    };
+    View {
+        program: text(&state["program"]),
+        pid: number(&state["pid"]),
+        source,
+        runtime: number(&state["runtime"]),
+        runtimes: all("runtimes").iter().map(number).collect(),
+        uptime_ms: state["uptime_ms"].as_u64(),
+        goroutines: number(&state["goroutines"]),
+        tasks: number(&state["tasks"]),
+        runnable: number(&state["global_queue"]) + ps.iter().filter_map(|p| p.queue).sum::<u64>(),
+        threads: number(&state["threads"]["total"]),
+        threads_blocked: state["threads"]["without_p"].as_u64(),
+        ps,
+        latencies: ["scheduling", "timers", "poll", "kernel"]
+            .iter()
+            .filter_map(|name| {
+                let buckets = state["latency"][*name]["buckets"].as_array()?;
+                let buckets: Vec<u64> = buckets.iter().map(number).collect();
+                let total: u64 = buckets.iter().sum();
+                (total > 0)
+                    .then(|| ((*name).to_owned(), quantile(&buckets, 50), quantile(&buckets, 99)))
+            })
+            .collect(),
+        groups: all("groups").iter().map(group).collect(),
+        groups_total: number(&state["groups_total"]) as usize,
+        users: list("usage").map(|users| users.iter().map(user).collect()),
+        waits: list("waits").map(|waits| waits.iter().map(wait).collect()),
+        waits_total: number(&state["waits_total"]),
+        deadlocks: list("deadlocks").map(|all| all.iter().map(|d| text(&d["text"])).collect()),
+    }
+}
+
+/// Returns the bound of the bucket in which a percentile is; `u64::MAX` for the last bucket.
+fn quantile(buckets: &[u64], percent: u64) -> u64 {
+    let total: u64 = buckets.iter().sum();
+    let wanted = (total * percent).div_ceil(100).max(1);
+    let mut seen = 0;
+    let bucket = buckets.iter().position(|n| {
+        seen += n;
+        seen >= wanted
+    });
+    match bucket {
+        Some(i) if i + 1 < buckets.len() => 1 << i,
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_servers_are_known_by_their_scheme() {
+        let tcp = |text: &str| Some(Address::Tcp(text.to_owned()));
+        assert_eq!(Address::parse("http://127.0.0.1:6060"), tcp("127.0.0.1:6060"));
+        assert_eq!(Address::parse("http://127.0.0.1:6060/debug/pprof/"), tcp("127.0.0.1:6060"));
+        assert_eq!(Address::parse("http://[::1]:6060/"), tcp("[::1]:6060"));
+        assert_eq!(Address::parse("http://localhost"), tcp("localhost:80"));
+        assert_eq!(Address::parse("http:///"), None);
+        assert_eq!(Address::parse("1234"), None);
+    }
+
+    #[test]
+    fn an_answer_has_a_status_and_a_body() {
+        struct Both(io::Cursor<Vec<u8>>, Vec<u8>);
+        impl Read for Both {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                self.0.read(into)
+            }
+        }
+        impl Write for Both {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.1.write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let ask =
+            |answer: &str| exchange(Both(io::Cursor::new(answer.into()), Vec::new()), "h", "/");
+        let (status, body) = ask("HTTP/1.1 404 Not Found\r\nA: b\r\n\r\ngone\n").unwrap();
+        assert_eq!((status, &body[..]), (404, "gone\n"));
+        assert!(ask("SSH-2.0\r\n").is_err());
+        assert!(ask("HTTP/1.1 x\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn a_percentile_is_the_bound_of_its_bucket() {
+        assert_eq!(quantile(&[0, 0, 98, 2, 0], 50), 4);
+        assert_eq!(quantile(&[0, 0, 98, 2, 0], 99), 8);
+        assert_eq!(quantile(&[0, 0, 0, 0, 1], 50), u64::MAX);
+    }
+
+    #[test]
+    fn a_state_with_missing_members_is_read_as_far_as_it_goes() {
+        let state: Value = serde_json::from_str(
+            r#"{"pid": 7, "groups": [{"kind": "task", "count": 3, "waits_at": null}], "ps": 5,
+                "usage": [{"id": 1, "labels": ["a=b"]}], "deadlocks": [{"text": "d"}]}"#,
+        )
+        .unwrap();
+        let view = parse(&state, String::new());
+        assert_eq!((view.pid, view.groups[0].count, view.groups[0].is_task), (7, 3, true));
+        assert_eq!(view.users.unwrap()[0].what, "a=b");
+        assert_eq!((view.waits.is_none(), view.deadlocks.unwrap()), (true, vec!["d".to_owned()]));
+        assert!(view.ps.is_empty());
+    }
+}
