@@ -155,9 +155,13 @@ fn the_socket_of_a_process_is_preferred() {
     let listener = UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut request = [0; 1024];
-        let n = stream.read(&mut request).unwrap();
-        assert!(request[..n].starts_with(b"GET /api/state?waits=1 HTTP/1.1\r\n"));
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            assert_eq!(stream.read(&mut byte).unwrap(), 1);
+            request.push(byte[0]);
+        }
+        assert!(request.starts_with(b"GET /api/state?waits=1 HTTP/1.1\r\n"));
         let body = r#"{"version":1,"program":"told","pid":7,"goroutines":55,"groups":[],
             "deadlocks":[{"certain":true,"text":"deadlock (certain): so it is\n"}],
             "usage":[{"id":3,"who":"goroutine 3","function":"f","labels":["user=ann"],
@@ -267,6 +271,7 @@ fn in_a_terminal_keys_work_and_the_terminal_is_restored() {
         screen.contains("waits_in_here") && screen.contains("created by")
     });
     tmux.keys(&["Escape"]);
+    tmux.until("the stack does not go away", |screen| !screen.contains("created by"));
     tmux.keys(&["4"]);
     tmux.until("the Ps are not shown", |screen| screen.contains("STATUS"));
     tmux.keys(&["Space"]);

@@ -279,6 +279,11 @@ impl Screen {
     }
 
     fn on_key(&mut self, key: KeyEvent) -> Action {
+        // A terminal sends Esc and a key soon after it as the key with Alt, which means nothing here.
+        if key.modifiers.contains(KeyModifiers::ALT) {
+            self.on_key(KeyCode::Esc.into());
+            return self.on_key(KeyEvent { modifiers: key.modifiers - KeyModifiers::ALT, ..key });
+        }
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && key.code == KeyCode::Char('c') {
             return Action::End(130);
@@ -652,6 +657,10 @@ mod tests {
         screen.show_stack(1000, "main::wait\n\tmain.rs:7\n".into());
         assert!(shown(&mut screen).contains("main::wait"));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Action::None, "leaves the stack");
+        press(&mut screen, KeyCode::Enter);
+        screen.on_key(KeyEvent::new(KeyCode::Char('4'), KeyModifiers::ALT));
+        assert!(screen.detail.is_none() && screen.part == Part::Ps, "Esc and 4");
+        press(&mut screen, KeyCode::Char('1'));
         for key in "/sleep".chars() {
             press(&mut screen, KeyCode::Char(key));
         }

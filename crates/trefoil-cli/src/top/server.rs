@@ -114,7 +114,9 @@ impl Address {
 fn exchange(mut stream: impl Read + Write, host: &str, target: &str) -> io::Result<(u16, String)> {
     let token = std::env::var("TREFOIL_OBSERVE_TOKEN").ok().filter(|token| !token.is_empty());
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-    write!(stream, "GET {target} HTTP/1.1\r\nHost: {host}\r\n{token}Connection: close\r\n\r\n")?;
+    let request =
+        format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{token}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
     let answer = String::from_utf8_lossy(&bytes);
