@@ -4,7 +4,9 @@
 mod common;
 
 use common::{watchdog, yield_until};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use trefoil::debug::{self, Kind};
 use trefoil::time::sleep;
 use trefoil::{Runtime, go};
@@ -56,8 +58,7 @@ fn closures_and_kinds_are_groups_of_their_own() {
         let mut groups = Vec::new();
         yield_until("all to wait", || {
             groups = debug::groups();
-            groups.iter().filter(|group| !matches!(group.state, "runnable" | "running")).count()
-                == 3
+            groups.len() == 4 && groups.iter().all(|group| group.state != "runnable")
         });
         let counts = |kind| {
             let of_kind =
@@ -75,11 +76,15 @@ fn closures_and_kinds_are_groups_of_their_own() {
 fn goroutines_have_labels_and_times() {
     let _w = watchdog();
     own_runtime().run(|| {
-        let spinner = trefoil::labels!("user" => "ann", "job" => 7; || go(|| {
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(2) {}
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let spin = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
             sleep_long();
-        }));
+        };
+        let spinner = trefoil::labels!("user" => "ann", "job" => 7; || go(spin));
         let find = |id| debug::goroutines().find(|g| g.who.id == id).unwrap();
         let pairs = |pairs: &[(&str, &str)]| {
             let owned = pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned()));
@@ -93,5 +98,6 @@ fn goroutines_have_labels_and_times() {
         });
         let used = debug::usage().into_iter().find(|used| used.id == spinner.id()).unwrap();
         assert!(find(spinner.id()).running >= used.running);
+        stop.store(true, Ordering::Relaxed);
     });
 }
