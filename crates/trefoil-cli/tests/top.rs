@@ -186,6 +186,27 @@ fn the_socket_of_a_process_is_preferred() {
     }
 }
 
+#[test]
+fn a_server_that_does_not_answer_is_no_obstacle() {
+    let watched = Watched::start();
+    if once(&watched.pid()).is_none() {
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("trefoil-top-silent-{}", std::process::id()));
+    let folder = dir.join("trefoil");
+    std::fs::create_dir_all(&folder).unwrap();
+    let listener = UnixListener::bind(folder.join(format!("{}.sock", watched.pid()))).unwrap();
+    // It closes the connection at once.
+    let server = std::thread::spawn(move || drop(listener.accept()));
+    let output =
+        trefoil().args(["top", &watched.pid()]).env("XDG_RUNTIME_DIR", &dir).output().unwrap();
+    server.join().unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("read from outside (/") && out.contains("goroutines 1,235"), "{out}");
+}
+
 /// A session of tmux with a server of its own, which ends with it.
 struct Tmux {
     socket: PathBuf,

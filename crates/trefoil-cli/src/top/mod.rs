@@ -12,6 +12,7 @@ pub(crate) mod view;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -20,6 +21,9 @@ use crate::print_error;
 use crate::report::print_line;
 use server::Address;
 use view::View;
+
+/// How long a server that has failed is not asked again: it may be that of a process that is stopped.
+const SERVER_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 pub(crate) struct Top {
@@ -83,6 +87,8 @@ enum Source {
         outside: Option<Outside>,
         /// The server that has answered last.
         server: Option<Address>,
+        /// Until when the server is not asked again because it has failed, and how.
+        failed: Option<(Instant, String)>,
     },
 }
 
@@ -98,26 +104,27 @@ impl Source {
     }
 
     fn of_process(pid: u32) -> Source {
-        Source::Process { pid, outside: None, server: None }
+        Source::Process { pid, outside: None, server: None, failed: None }
     }
 
     /// Returns the runtime with this number, or the first one.
     fn view(&mut self, runtime: Option<u64>) -> Result<View, String> {
-        let (pid, outside, server) = match self {
+        let (pid, outside, server, failed) = match self {
             Source::Server(address) => return address.view(runtime),
-            Source::Process { pid, outside, server } => (*pid, outside, server),
+            Source::Process { pid, outside, server, failed } => (*pid, outside, server, failed),
         };
-        let mut why = String::new();
-        // The process may start its server later, and it may be stopped.
-        let found = Address::of_process(pid);
-        if let Some(address) = &found {
+        failed.take_if(|(until, _)| Instant::now() >= *until);
+        // The process may start its server later.
+        if failed.is_none()
+            && let Some(address) = Address::of_process(pid)
+        {
             let runtime = runtime.filter(|_| server.is_some());
             match address.view(runtime) {
                 Ok(view) => {
-                    *server = found;
+                    *server = Some(address);
                     return Ok(view);
                 }
-                Err(error) => why = format!(" ({error})"),
+                Err(error) => *failed = Some((Instant::now() + SERVER_PAUSE, error)),
             }
         }
         let runtime = runtime.filter(|_| server.is_none());
@@ -127,7 +134,9 @@ impl Source {
             None => outside.insert(Outside::open(pid)?),
         };
         let mut view = outside.view(runtime)?;
-        view.source.push_str(&why);
+        if let Some((_, error)) = failed {
+            view.source.push_str(&format!(" ({error})"));
+        }
         Ok(view)
     }
 
