@@ -43,6 +43,11 @@ const SMALL_BODY_BYTES: usize = 16 << 10;
 /// Large answers that exist in the process at the same time. A client that does not read keeps one
 /// for [`Limits::response_time`].
 const LARGE_ANSWERS_MAX: usize = 2;
+/// How long a request waits for others to be sent. A client that has just read a large answer may ask
+/// for another before the server has noticed that the first one was sent.
+const LARGE_ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// The pause between two attempts.
+const LARGE_ANSWER_PAUSE: Duration = Duration::from_millis(5);
 
 /// How many large answers exist.
 static LARGE_ANSWERS: AtomicUsize = AtomicUsize::new(0);
@@ -123,21 +128,23 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Must be called before a large answer is made. Fails with the answer to send instead if too
-    /// many exist already.
+    /// Must be called before a large answer is made. Waits a little if too many exist already, and
+    /// then fails with the answer to send instead.
     pub(crate) fn allow_large_answer(&self) -> Result<(), Response> {
         if self.large_answer.get().is_some() {
             return Ok(());
         }
-        match LargeAnswer::new() {
-            Some(permit) => {
+        let end = Instant::now() + LARGE_ANSWER_WAIT;
+        loop {
+            if let Some(permit) = LargeAnswer::new() {
                 _ = self.large_answer.set(permit);
-                Ok(())
+                return Ok(());
             }
-            None => {
+            if Instant::now() >= end {
                 let text = "other large answers are being sent: ask again later";
-                Err(Response::error(503, text).with("Retry-After", "1"))
+                return Err(Response::error(503, text).with("Retry-After", "1"));
             }
+            trefoil::time::sleep(LARGE_ANSWER_PAUSE);
         }
     }
 
