@@ -107,7 +107,8 @@ fn block_and_mutex_count_after_their_rate_was_set() {
         let holder = trefoil::go(unlocks_in_here);
         sleep(Duration::from_millis(10));
         let waiter = trefoil::go(locks_in_here);
-        (holder.join().unwrap(), waiter.join().unwrap());
+        holder.join().unwrap();
+        waiter.join().unwrap();
     }
     with_server(settings(), |address| {
         for name in ["block", "mutex"] {

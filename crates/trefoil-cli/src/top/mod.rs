@@ -84,7 +84,7 @@ enum Source {
     Server(Address),
     Process {
         pid: u32,
-        outside: Option<Outside>,
+        outside: Option<Box<Outside>>,
         /// The server that has answered last.
         server: Option<Address>,
         /// Until when the server is not asked again because it has failed, and how.
@@ -131,7 +131,7 @@ impl Source {
         *server = None;
         let outside = match outside {
             Some(outside) => outside,
-            None => outside.insert(Outside::open(pid)?),
+            None => outside.insert(Box::new(Outside::open(pid)?)),
         };
         let mut view = outside.view(runtime)?;
         if let Some((_, error)) = failed {

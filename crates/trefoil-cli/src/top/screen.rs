@@ -59,7 +59,7 @@ enum Request {
 }
 
 enum Answer {
-    View(Result<View, String>),
+    View(Result<Box<View>, String>),
     Stack { id: u64, text: String },
 }
 
@@ -67,7 +67,7 @@ enum Answer {
 fn serve(mut source: Source, requests: &Receiver<Request>, answers: &Sender<Answer>) {
     for request in requests {
         let answer = match request {
-            Request::View(runtime) => Answer::View(source.view(runtime)),
+            Request::View(runtime) => Answer::View(source.view(runtime).map(Box::new)),
             Request::Stack { runtime, id } => {
                 let text = source.stack(runtime, id).unwrap_or_else(|error| error);
                 Answer::Stack { id, text }
@@ -114,7 +114,7 @@ pub(super) fn watch(source: Source, first: View) -> io::Result<ExitCode> {
                     // A view that takes long is asked for less often.
                     let pause = INTERVAL.max(asked.elapsed());
                     asked = Instant::now() + pause - INTERVAL;
-                    screen.add(view);
+                    screen.add(view.map(|view| *view));
                 }
                 Ok(Answer::Stack { id, text }) => screen.show_stack(id, text),
                 Err(TryRecvError::Empty) => break,
