@@ -16,6 +16,9 @@ pub(crate) const GROUPS_MAX: usize = 500;
 /// Goroutines that are sent at most: those that use the CPUs, and those that wait for others.
 const USERS_MAX: usize = 20;
 const WAITS_MAX: usize = 200;
+/// With more goroutines, probable deadlocks are not searched for: with a million it takes more than
+/// twenty seconds.
+const GUESSES_MAX: usize = 10_000;
 
 /// Returns the state of `runtime`, with at most `groups_max` groups, and who waits for whom if
 /// `with_waits`: that reads stacks, and takes longer. `profiles` are the names that the client may
@@ -191,7 +194,11 @@ fn write_waits(json: &mut Json, with_waits: bool) {
     }
     let start = Instant::now();
     let (waiting, total) = observer::waiting(WAITS_MAX);
-    let deadlocks = debug::deadlocks();
+    // A search for probable ones reads the stack of each goroutine.
+    let deadlocks = match debug::stats().goroutines {
+        ..=GUESSES_MAX => debug::deadlocks(),
+        _ => observer::deadlocks_without_guesses(),
+    };
     json.name("waits").list(|json| waiting.iter().for_each(|g| write_wait(json, g)));
     json.name("waits_total").number(total as u64);
     json.name("deadlocks").list(|json| deadlocks.iter().for_each(|d| write_deadlock(json, d)));

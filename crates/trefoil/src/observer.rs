@@ -8,8 +8,8 @@
 //! [`RuntimeRef::observe`].
 
 use crate::observe::waits::list;
-use crate::observe::waits::report::Goroutine;
-use crate::observe::{deadlock, metrics};
+use crate::observe::waits::report::{Deadlock, Goroutine};
+use crate::observe::{deadlock, metrics, waits};
 use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
 use crate::sched::Sched;
 use rustix::fs::Mode;
@@ -77,6 +77,12 @@ pub fn with_ids(ids: &HashSet<u64>) -> Vec<Goroutine> {
 /// longest waits first, and at most `max`; and how many there are.
 pub fn waiting(max: usize) -> (Vec<Goroutine>, usize) {
     with_sched(|sched| list::waiting(sched, max))
+}
+
+/// As [`deadlocks`](crate::debug::deadlocks), without those that are found by a scan of stacks, which
+/// takes long if there are many goroutines.
+pub fn deadlocks_without_guesses() -> Vec<Deadlock> {
+    with_sched(waits::deadlocks_without_guesses)
 }
 
 /// Returns the stack of a goroutine of the observed runtime as text. None if there is none with

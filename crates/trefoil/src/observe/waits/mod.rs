@@ -320,6 +320,15 @@ pub(crate) fn deadlocks(sched: &Sched) -> Vec<report::Deadlock> {
     found
 }
 
+/// As [`deadlocks`], without those that are found by a scan of stacks.
+pub(crate) fn deadlocks_without_guesses(sched: &Sched) -> Vec<report::Deadlock> {
+    let graph = Graph::read();
+    let mut places = report::Places::new();
+    let cycles = graph.cycles();
+    let own = cycles.iter().filter(|cycle| graph.has_member_of(cycle, sched));
+    own.filter_map(|cycle| graph.deadlock(cycle, &mut places)).collect()
+}
+
 /// Returns the waits, their holders not yet known.
 fn read_waits(runtimes: &[Arc<Sched>]) -> Vec<Wait> {
     let mut waits = Vec::new();
