@@ -71,7 +71,7 @@ mod state;
 
 pub use server::{Server, ServerBuilder};
 
-use std::io;
+use std::io::{self, Write};
 
 /// Starts a server at an address, such as `127.0.0.1:6060`, or `unix` for a Unix socket.
 ///
@@ -117,7 +117,7 @@ fn start_by_environment() -> io::Result<()> {
     };
     match Server::builder().address(&address.to_string_lossy()).start() {
         Ok(server) => {
-            eprintln!("trefoil: observe at {}", server.url());
+            _ = writeln!(std::io::stderr(), "trefoil: observe at {}", server.url());
             Ok(())
         }
         Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
@@ -125,7 +125,11 @@ fn start_by_environment() -> io::Result<()> {
             Err(io::Error::new(io::ErrorKind::InvalidInput, text))
         }
         Err(e) => {
-            eprintln!("trefoil: {VARIABLE}={}: {e}", address.to_string_lossy().escape_debug());
+            _ = writeln!(
+                std::io::stderr(),
+                "trefoil: {VARIABLE}={}: {e}",
+                address.to_string_lossy().escape_debug()
+            );
             Ok(())
         }
     }

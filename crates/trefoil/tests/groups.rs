@@ -53,6 +53,7 @@ fn closures_and_kinds_are_groups_of_their_own() {
         }
         begin(sleep_long);
         begin(sleep_long);
+        #[allow(clippy::redundant_closure)] // Another function.
         begin(|| sleep_long());
         trefoil::task::spawn(std::future::pending::<()>());
         let mut groups = Vec::new();

@@ -9,6 +9,7 @@ mod pprof;
 use common::{runtime, watchdog, yield_until};
 use pprof::{Decoded, decode};
 use std::hint::black_box;
+#[cfg(feature = "std")]
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -85,6 +86,7 @@ fn the_block_profile_has_the_time_of_each_wait_and_its_labels() {
     assert!(states.clone().count() > 0 && states.clone().all(|(_, state)| state != "sleep"));
 }
 
+#[cfg(feature = "std")]
 #[inline(never)]
 fn reads_in_here(mut socket: std::os::unix::net::UnixStream) {
     let mut buffer = [0];

@@ -585,7 +585,8 @@ fn goroutines_that_wait_or_run_are_not_noticed() {
         let (watch, incidents) = watch(on);
         let sleeps = go(|| sleep(12 * LONG));
         let computes = go(|| spin(12 * LONG));
-        (sleeps.join().unwrap(), computes.join().unwrap());
+        sleeps.join().unwrap();
+        computes.join().unwrap();
         drop(watch);
         assert!(incidents.recv().is_err());
     });

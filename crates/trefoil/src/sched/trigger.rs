@@ -54,6 +54,9 @@ pub(crate) struct Noticed {
     pub(crate) nanos: Nanos,
 }
 
+/// Tells of an incident.
+type Tell = Box<dyn Fn(&Sched, Noticed) + Send + Sync>;
+
 /// Somebody who wants to know of an incident.
 pub(crate) struct Watch {
     pub(crate) incident: Incident,
@@ -67,7 +70,7 @@ pub(crate) struct Watch {
     pub(crate) quiet_until: AtomicU64,
     /// Called with each incident, outside the runtime, on any thread. It must not block, nor may its
     /// destructor: the helper thread may be the last to drop it.
-    pub(crate) tell: Box<dyn Fn(&Sched, Noticed) + Send + Sync>,
+    pub(crate) tell: Tell,
 }
 
 /// The state of one kind of incident.
