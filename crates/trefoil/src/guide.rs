@@ -1,10 +1,14 @@
-//! Guides: first steps, async code, trefoil for Go and tokio programmers, why it is sound, and its limits.
+//! Guides: first steps, async code, what to do with a program that is slow or stuck, trefoil for Go
+//! and tokio programmers, why it is sound, and its limits.
 
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}
 
 #[doc = include_str!("../docs/async.md")]
 pub mod async_on_trefoil {}
+
+#[doc = include_str!("../docs/find_out_why.md")]
+pub mod find_out_why {}
 
 #[doc = include_str!("../docs/for_go.md")]
 pub mod for_go_programmers {}

@@ -27,6 +27,7 @@
 //! # Guides
 //!
 //! - [From the first goroutine to a tuned server](guide::start)
+//! - [A program is slow, stuck, or grows](guide::find_out_why): which tool shows why
 //! - [For Go programmers](guide::for_go_programmers) and
 //!   [for tokio programmers](guide::for_tokio_programmers)
 //! - [Why it is sound](guide::is_it_sound) to move a goroutine from thread to thread
