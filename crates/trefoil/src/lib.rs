@@ -43,7 +43,8 @@
 //! | wait for time, sockets, processes, signals | [`time`], [`net`], [`process`], [`signal`] |
 //! | control the thread of a goroutine | [`blocking()`], [`lock_os_thread`], [`no_preempt`] |
 //! | run futures | [`block_on`], [`go_async`], the module `tokio` (with the feature) |
-//! | inspect and tune the scheduler | [`debug`], [`profile`], [`labels!`], [`procs`], [`set_procs`], [`alloc`] |
+//! | find out what happens | [`debug`], [`trace`], [`profile`], [`labels!`] |
+//! | tune the scheduler | [`procs`], [`set_procs`], [`alloc`] |
 //!
 //! [`run`] starts a runtime whose main goroutine is the closure, and [`main`](macro@main) does that
 //! for a whole program. [`Runtime`] is for several runtimes in one process. If a plain thread calls
