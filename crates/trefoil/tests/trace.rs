@@ -716,8 +716,9 @@ fn an_exact_clock_gives_exact_times() {
         recorder.stop();
         (times, lasted)
     });
-    assert!(times.running >= 2 * LONG, "{times:?}");
-    assert!(times.waiting >= 2 * LONG, "{times:?}");
+    // A sleep begins a little before the goroutine stops.
+    let nearly = 2 * LONG - LONG / 10;
+    assert!(times.running >= nearly && times.waiting >= nearly, "{times:?}");
     // Each moment belongs to one state. Its end is recorded a little after main was woken.
     let sum = times.running + times.waiting + times.runnable + times.without_p;
     assert!(sum <= lasted + LONG, "{times:?} in {lasted:?}");
