@@ -21,7 +21,7 @@
 //! | `latency.rs` | histograms: how long goroutines are runnable, how late timers are |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
 //! | `record.rs` | the flight recorder: what the Ps did last |
-//! | `usage.rs` | who uses the CPUs and who waits for them: sysmon's estimate |
+//! | `usage.rs` | CPU time and time runnable of goroutines: sysmon's estimate |
 //! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |
 //! | `sample.rs` | samples for profiles: CPU timers, waits, copies of stacks in a ring |

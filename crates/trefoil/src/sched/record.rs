@@ -209,7 +209,7 @@ pub(crate) struct Ring {
     until_clock: AtomicU32,
     /// The writer's: the M of the last `OnM`, plus one.
     last_m: AtomicU32,
-    /// Who is runnable since when, or null (`trigger.rs`).
+    /// Which goroutines are runnable since when, or null (`trigger.rs`).
     runnable: AtomicPtr<RunnableTable>,
     /// A smaller ring of the same P from an earlier recording.
     older: AtomicPtr<Ring>,
@@ -277,7 +277,7 @@ impl Ring {
         self.push(Word::new(kind, detail, payload));
     }
 
-    /// Returns the table of who is runnable, if a watch asks for it.
+    /// Returns the table of runnable goroutines, if a watch asks for it.
     #[inline]
     fn runnable(&self) -> Option<&'static RunnableTable> {
         // Acquire: pairs with the Release in `watch_runnable`.
@@ -560,7 +560,7 @@ impl Sched {
         }
     }
 
-    /// Makes the rings keep the table of who is runnable up to date, or not any more. Called when
+    /// Makes the rings keep the table of runnable goroutines up to date, or not any more. Called when
     /// the watches have changed.
     pub(crate) fn watch_runnable(&self) {
         let _control = Control::take(&self.record);

@@ -1,14 +1,14 @@
 //! Triggers: incidents that the scheduler notices by itself while it is recorded.
 //!
-//! | [`Incident`] | who notices it |
+//! | [`Incident`] | noticed by |
 //! |---|---|
 //! | `Runnable`: a goroutine is runnable for too long | sysmon, by [`RunnableTable`] |
 //! | `TimerLate`: a timer runs too late | the M that runs it |
 //! | `Blocked`: a thread is blocked in the kernel for too long | sysmon; or the M, when it is back |
 //! | `Panic`: a goroutine panics | the panic hook |
 //!
-//! Who notices an incident stores it in the one place for its kind ([`Triggers::notice`]) and asks
-//! the helper thread for the rest, which allocates. Further incidents of that kind are dropped until
+//! The thread that notices an incident stores it in the one place for its kind ([`Sched::notice`])
+//! and asks the helper thread for the rest, which allocates. Further incidents of that kind are dropped until
 //! the place is free again and the pause that a [`Watch`] asks for is over.
 //!
 //! Rejected: to read the clock for every goroutine that becomes runnable (a switch takes half as
@@ -57,7 +57,7 @@ pub(crate) struct Noticed {
 /// Tells of an incident.
 type Tell = Box<dyn Fn(&Sched, Noticed) + Send + Sync>;
 
-/// Somebody who wants to know of an incident.
+/// A request to be told of incidents of one kind.
 pub(crate) struct Watch {
     pub(crate) incident: Incident,
     /// Shorter ones do not count.
@@ -172,7 +172,7 @@ impl Triggers {
 
     /// Computes the limit and the end of the pause again.
     fn update(&self, incident: Incident) {
-        // Nobody stores what he has computed from older watches later.
+        // Otherwise a thread could store later what it has computed from older watches.
         let _updating = self.updating.lock();
         let (mut limit, mut quiet_until) = (NEVER, NEVER);
         for place in &self.watches {
@@ -285,8 +285,8 @@ impl Sched {
 
 /// Since which of sysmon's scans goroutines and tasks are runnable: by the lower bits of their ids.
 ///
-/// An entry is `id 48 | number of the last scan 16`, or 0. Who makes a goroutine runnable writes its
-/// entry, and who runs it clears it. If two share an entry, the earlier one is not noticed. No clock
+/// An entry is `id 48 | number of the last scan 16`, or 0. The spawner or waker of a goroutine writes
+/// its entry, and the M that runs it clears it. If two share an entry, the earlier one is not noticed. No clock
 /// is needed: what became runnable after a scan has been runnable since the next one, at least.
 pub(crate) struct RunnableTable {
     entries: Box<[AtomicU64]>,
@@ -342,8 +342,8 @@ impl RunnableTable {
         }
     }
 
-    /// sysmon: returns who has been runnable longest, if that is at least `limit`, and clears the
-    /// entries of all that have been for so long: each is noticed once.
+    /// sysmon: returns the goroutine that has been runnable longest, if that is at least `limit`, and
+    /// clears the entries of all that have been runnable for so long: each is noticed once.
     fn scan(&self, now: Nanos, limit: Nanos) -> Option<Noticed> {
         let mut longest: Option<Noticed> = None;
         let scan = self.scan.load(Ordering::Relaxed);

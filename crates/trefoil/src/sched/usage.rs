@@ -1,4 +1,5 @@
-//! Who uses the CPUs, and who waits for them: an estimate that sysmon makes.
+//! The CPU time of goroutines and tasks, and the time for which they are runnable: an estimate that
+//! sysmon makes.
 //!
 //! About every [`SAMPLE_NANOS`] sysmon looks at each P. The goroutine or task that runs there has
 //! probably run since the last look. The first one of each queue is credited with the time of all

@@ -26,8 +26,8 @@ pub(crate) struct Settings {
     pub(crate) at_most: u32,
 }
 
-/// A watch and the program's function. Who owns this drops the function, or a goroutine that calls it
-/// does: not the helper thread, because a destructor may block.
+/// A watch and the program's function. The owner of this drops the function, or a goroutine that calls
+/// it does: not the helper thread, because a destructor may block.
 pub(crate) struct Watching {
     watch: Arc<Watch>,
     _function: Arc<dyn Any + Send + Sync>,
