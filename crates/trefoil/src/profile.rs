@@ -2,7 +2,7 @@
 //!
 //! | function | answers | cost |
 //! |---|---|---|
-//! | [`cpu`], [`Cpu`] | Which functions use CPU time, for which labels? | at 100 Hz less than 1 % |
+//! | [`cpu`], [`Cpu`] | Which functions use CPU time, for which labels? | at 100 Hz a signal per 10 ms of CPU time |
 //! | [`waits`] | What does each goroutine wait for now, and since when? | reads every stack |
 //! | [`block`] | Where did goroutines wait, and how long? | while it is on, two clocks per wait |
 //! | [`mutex`] | Who held the locks that goroutines waited for? | as `block` |
