@@ -1,4 +1,4 @@
-//! Who may ask for what.
+//! Which clients may ask for what.
 //!
 //! | connection | reads | writes (`POST`) |
 //! |---|---|---|

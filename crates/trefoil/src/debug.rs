@@ -421,8 +421,8 @@ pub struct Usage {
     pub runnable: Duration,
 }
 
-/// Returns who has used the CPUs of the caller's runtime most, or of the default runtime on a plain
-/// thread, in descending order.
+/// Returns the goroutines and tasks that used the CPUs of the caller's runtime most, or of the default
+/// runtime on a plain thread, in descending order.
 ///
 /// The times are an estimate, from samples that are taken about every millisecond while goroutines
 /// run: good for goroutines that use much, zero or nothing for those that use little. The table has

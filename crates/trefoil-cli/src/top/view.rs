@@ -27,7 +27,7 @@ pub(crate) struct View {
     pub(crate) groups: Vec<Group>,
     pub(crate) groups_total: usize,
     pub(crate) users: Option<Vec<User>>,
-    /// Who waits for what, in words.
+    /// What each goroutine waits for, in words.
     pub(crate) waits: Option<Vec<String>>,
     pub(crate) waits_total: u64,
     /// Goroutines that wait for each other, in words.
@@ -61,7 +61,7 @@ pub(crate) struct Group {
     pub(crate) example: u64,
 }
 
-/// Who uses the CPUs: an estimate.
+/// The CPU time of a goroutine or task: an estimate.
 #[derive(Clone)]
 pub(crate) struct User {
     pub(crate) id: u64,
@@ -187,8 +187,8 @@ pub(crate) fn rows<'a>(
     rows
 }
 
-/// Returns who uses the CPUs since `before`, `seconds` ago: with the percentages of one P's time that
-/// each ran and was in a queue. Without `before` they are zero.
+/// Returns the goroutines that use the CPUs since `before`, `seconds` ago: with the percentages of
+/// one P's time that each ran and was in a queue. Without `before` they are zero.
 pub(crate) fn users(view: &View, before: Option<&View>, seconds: f64) -> Vec<(User, f64, f64)> {
     let old = before.and_then(|before| before.users.as_deref());
     let share = |user: &User, of: fn(&User) -> u64| {

@@ -1,4 +1,4 @@
-//! Who holds what a goroutine waits for: the two words from which the wait-for graph is made.
+//! The holder of what a goroutine waits for: the two words from which the wait-for graph is made.
 //!
 //! - A lock has a [`Holder`], the number of the goroutine or task that holds it.
 //! - A goroutine has the *object* that it waits for ([`note_object`]), the address of a lock, a
