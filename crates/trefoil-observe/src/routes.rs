@@ -78,8 +78,10 @@ const ROUTES: &[Route] = &[
     ),
 ];
 
-/// The longest time for which a request may collect.
-const SECONDS_MAX: u64 = 600;
+/// The longest time for which a request may collect. Such requests need no token, so that
+/// `go tool pprof URL` works: what a stranger on this machine can cost the program is bounded by
+/// this time and by [`Kept::is_recording`].
+const SECONDS_MAX: u64 = 120;
 /// For how long a CPU profile is taken, and how many samples per second, as Go's.
 const CPU_TIME: Duration = Duration::from_secs(30);
 const CPU_HZ: u64 = 100;
@@ -95,6 +97,8 @@ const PAGE: &str = include_str!("page.html");
 pub(crate) struct Kept {
     /// Recordings that were begun by request, by the number of their runtime.
     recorders: Mutex<HashMap<u64, Recorder>>,
+    /// A request with `seconds` records. Others that ask for the same are refused meanwhile.
+    is_recording: AtomicBool,
     /// The server stops: no request takes longer than it must.
     pub(crate) is_stopping: AtomicBool,
 }
@@ -145,6 +149,14 @@ impl Asked<'_> {
     fn number(&self, name: &str) -> Result<Option<u64>, Response> {
         let bad = |_| Response::error(400, format_args!("{name}: expected a number"));
         self.request.query(name).map(|value| value.parse().map_err(bad)).transpose()
+    }
+
+    /// Refuses `HEAD` for what takes time to collect: its answer would have no body.
+    fn refuse_head(&self) -> Result<(), Response> {
+        match self.request.method {
+            Method::Head => Err(Response::error(405, "this collects for a time: use GET")),
+            _ => Ok(()),
+        }
     }
 
     /// Waits while something is collected, less long if the server stops.
@@ -244,16 +256,44 @@ fn api_rate(asked: &Asked<'_>) -> Result<Response, Response> {
     Ok(Response::new(TEXT, if nanos == 0 { "stopped\n" } else { "sampling\n" }))
 }
 
+/// The right to record for a request: only one at a time has it.
+struct Turn<'a>(&'a AtomicBool);
+
+impl<'a> Turn<'a> {
+    fn take(is_recording: &'a AtomicBool) -> Result<Self, Response> {
+        if is_recording.swap(true, Ordering::Acquire) {
+            let text = "another request records at the moment: ask again later";
+            return Err(Response::error(409, text).with("Retry-After", "1"));
+        }
+        Ok(Self(is_recording))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// Returns what the flight recorder has. With `seconds`, waits so long before; if nothing is being
 /// recorded, it is recorded for that time.
 fn recorded(asked: &Asked<'_>) -> Result<trace::Snapshot, Response> {
     let (runtime, seconds) = (asked.runtime()?, asked.seconds()?);
-    // Fails if the program records already; then that recording is used.
-    let recorder = seconds.and_then(|_| runtime.observe(Recorder::start).ok());
-    asked.collect_for(seconds.unwrap_or_default());
-    asked.request.allow_large_answer()?;
-    let snapshot = runtime.observe(trace::snapshot);
-    drop(recorder);
+    let snapshot = match seconds {
+        None => {
+            asked.request.allow_large_answer()?;
+            runtime.observe(trace::snapshot)
+        }
+        Some(time) => {
+            asked.refuse_head()?;
+            let _turn = Turn::take(&asked.kept.is_recording)?;
+            // Fails if the program records already; then that recording is used.
+            let _recorder = runtime.observe(Recorder::start).ok();
+            asked.collect_for(time);
+            asked.request.allow_large_answer()?;
+            runtime.observe(trace::snapshot)
+        }
+    };
     snapshot.ok_or_else(|| {
         let text = "nothing was recorded: ask for ?seconds=N, or start the program with \
                     TREFOIL_TRACE=on";
@@ -294,6 +334,7 @@ fn profile_response(
 
 /// Profiles CPU time. The profile is of the whole process: the server's own runtime is in it too.
 fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
+    asked.refuse_head()?;
     let time = asked.seconds()?.unwrap_or(CPU_TIME);
     let hz = asked.number("hz")?.unwrap_or(CPU_HZ);
     let hz = u32::try_from(hz).unwrap_or(u32::MAX);
@@ -310,6 +351,7 @@ fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
 
 fn waits(asked: &Asked<'_>) -> Result<Response, Response> {
     asked.refuse_seconds("it is about the present moment")?;
+    asked.request.allow_large_answer()?;
     let profile = asked.runtime()?.observe(profile::waits);
     profile_response(asked, "waits", "", &profile)
 }
@@ -329,6 +371,7 @@ fn sampled(
     take: &dyn Fn() -> Profile,
 ) -> Result<Response, Response> {
     asked.refuse_seconds("it counts since its rate was set")?;
+    asked.request.allow_large_answer()?;
     let about = format!(
         "# Waits are counted after the program has called profile::set_{name}_rate, or a request \
          has set\n# the rate: POST /api/rate?profile={name}&nanos=10000, with the token. A rate of \

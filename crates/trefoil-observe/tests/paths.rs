@@ -178,7 +178,7 @@ fn a_snapshot_needs_a_recording_or_a_time() {
     with_server(settings(), |address| {
         assert_eq!(get(address, "/snapshot").status, 404);
         assert_eq!(get(address, "/debug/pprof/trace").status, 404);
-        assert_eq!(get(address, "/snapshot?seconds=601").status, 400);
+        assert_eq!(get(address, "/snapshot?seconds=121").status, 400);
         let has_ended = Arc::new(AtomicBool::new(false));
         let flag = has_ended.clone();
         let working = trefoil::go(move || {
@@ -199,6 +199,24 @@ fn a_snapshot_needs_a_recording_or_a_time() {
         assert_eq!(*state(address).get("recording"), Json::Bool(false));
         // What was recorded stays.
         assert_eq!(get(address, "/snapshot").status, 200);
+    });
+}
+
+#[test]
+fn one_request_records_at_a_time() {
+    with_server(settings(), |address| {
+        for target in ["/snapshot?seconds=100", "/debug/pprof/profile"] {
+            let head = ask(address, &format!("HEAD {target} HTTP/1.1\r\nHost: {address}\r\n\r\n"));
+            assert_eq!(head.status, 405, "{target}");
+        }
+        assert_eq!(*state(address).get("recording"), Json::Bool(false));
+        let first = trefoil::go(move || get(address, "/debug/pprof/trace?seconds=1").status);
+        until("nothing is being recorded", || {
+            (*state(address).get("recording") == Json::Bool(true)).then_some(())
+        });
+        assert_eq!(get(address, "/snapshot?seconds=100").status, 409);
+        assert_eq!(first.join().unwrap(), 200, "the first request was not disturbed");
+        assert_eq!(get(address, "/snapshot?seconds=0").status, 200);
     });
 }
 

@@ -353,9 +353,9 @@ fn stop_ends_connections_and_closes_descriptors() {
             let address = server.local_addr().unwrap();
             let mut idle = connect(address);
             assert_eq!(get(address, "/api/state").status, 200);
-            // It would take ten minutes.
+            // It would take two minutes.
             let mut busy = connect(address);
-            write!(busy, "GET /snapshot?seconds=600 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+            write!(busy, "GET /snapshot?seconds=120 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
             until("nothing is being recorded", || {
                 let answer = get(address, "/api/state");
                 let state = Json::parse(answer.text());
