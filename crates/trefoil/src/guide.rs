@@ -1,5 +1,6 @@
-//! Guides: first steps, async code, what to do with a program that is slow or stuck, trefoil for Go
-//! and tokio programmers, why it is sound, and its limits.
+//! Guides: first steps, async code, what to do with a program that is slow or stuck, several
+//! processes, trefoil for Go and tokio programmers, trefoil beside other runtimes, why it is sound,
+//! and its limits.
 
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}
@@ -10,11 +11,17 @@ pub mod async_on_trefoil {}
 #[doc = include_str!("../docs/find_out_why.md")]
 pub mod find_out_why {}
 
+#[doc = include_str!("../docs/beyond_one_machine.md")]
+pub mod beyond_one_machine {}
+
 #[doc = include_str!("../docs/for_go.md")]
 pub mod for_go_programmers {}
 
 #[doc = include_str!("../docs/for_tokio.md")]
 pub mod for_tokio_programmers {}
+
+#[doc = include_str!("../docs/beside_others.md")]
+pub mod beside_others {}
 
 #[doc = include_str!("../docs/soundness.md")]
 pub mod is_it_sound {}
