@@ -44,8 +44,6 @@ const POLL: Duration = Duration::from_millis(200);
 /// How often a job is tried before it counts as dead.
 const MAX_ATTEMPTS: i32 = 3;
 
-/// The advisory lock that is held while tables are created.
-const SETUP_LOCK: i64 = 1;
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS jobs (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -126,13 +124,16 @@ fn main() -> Result<(), AnyError> {
     }
 }
 
-/// Connects, and creates the tables if they are missing.
 fn connect(url: &str) -> Result<Client, postgres::Error> {
-    let mut client = Client::connect(url, NoTls)?;
-    let mut transaction = client.transaction()?;
-    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&SETUP_LOCK])?;
-    transaction.batch_execute(TABLES)?;
-    transaction.commit()?;
+    Client::connect(url, NoTls)
+}
+
+/// Connects, and creates the tables if they are missing.
+fn connect_and_set_up(url: &str) -> Result<Client, postgres::Error> {
+    let mut client = connect(url)?;
+    // The lock keeps two processes from creating the same table. One message is one transaction: a
+    // process that is stopped here does not keep the lock.
+    client.batch_execute(&format!("SELECT pg_advisory_xact_lock(1); {TABLES}"))?;
     Ok(client)
 }
 
@@ -148,7 +149,7 @@ fn until_signal(parent: &Context) -> std::io::Result<Context> {
 }
 
 fn submit(url: &str, count: i64, millis: i64) -> Result<(), AnyError> {
-    let mut client = connect(url)?;
+    let mut client = connect_and_set_up(url)?;
     let mut transaction = client.transaction()?;
     transaction.execute(
         "INSERT INTO jobs (key, account, amount, millis)
@@ -189,7 +190,7 @@ fn watch(url: &str, after: i64) -> Result<(), AnyError> {
     let ctx = until_signal(&Context::background())?;
     // A program that must not print a result twice stores the position with what it does.
     let mut position = after;
-    listen(&mut connect(url)?, "results", &ctx, |client| {
+    listen(&mut connect_and_set_up(url)?, "results", &ctx, |client| {
         let rows = "SELECT number, key, attempt FROM results WHERE number > $1 ORDER BY number";
         for row in client.query(rows, &[&position])? {
             position = row.get(0);
@@ -232,7 +233,7 @@ struct Process {
     lease_millis: i64,
     /// The connections that no goroutine uses.
     pool: (Sender<Client>, Receiver<Client>),
-    /// A value for a goroutine that should look for a job.
+    /// A value for a worker that should try to claim a job.
     wake_ups: (Sender<()>, Receiver<()>),
     held: Arc<Mutex<HashSet<i64>>>,
 }
@@ -247,6 +248,8 @@ fn work(url: &str, name: &str, goroutines: usize, lease_millis: i64) -> Result<(
         wake_ups: chan::bounded(1),
         held: Arc::default(),
     };
+    // These two have connections of their own: they must not wait behind the workers.
+    let (mut listener, mut extender) = (connect_and_set_up(url)?, connect(url)?);
     for _ in 0..CONNECTIONS {
         process.give_back(connect(url)?);
     }
@@ -260,8 +263,6 @@ fn work(url: &str, name: &str, goroutines: usize, lease_millis: i64) -> Result<(
         });
     }
     drop(alive);
-    // These two have connections of their own: they must not wait behind the workers.
-    let (mut listener, mut extender) = (connect(url)?, connect(url)?);
     group.go({
         let process = process.clone();
         move || process.extend_leases(&mut extender, all_ended)
@@ -297,7 +298,7 @@ impl Process {
         Ok(result?)
     }
 
-    /// Wakes a worker, unless one is about to look for a job already.
+    /// Wakes a worker, unless a woken worker has not run yet.
     fn wake_one(&self) {
         let _ = self.wake_ups.0.try_send(());
     }
@@ -314,7 +315,7 @@ impl Process {
                 }
                 continue;
             };
-            // Where one job was, there may be more: workers wake each other until none is left.
+            // There may be more jobs: workers wake each other until a claim finds none.
             self.wake_one();
             let job = Job::from(row);
             self.held.lock().insert(job.id);

@@ -6,8 +6,9 @@ use std::collections::{HashMap, HashSet};
 use trefoil_examples_distributed::{Output, Program, Server, wait_until};
 
 const EXAMPLE: &str = "postgres_queue";
-/// Short, so that the tests do not wait long for the jobs of a process that was killed.
-const SHORT_LEASE_MILLIS: &str = "500";
+/// Short, so that the tests do not wait long for the jobs of a process that was killed. Long enough
+/// for a busy machine: a process that does not run for this long loses its jobs.
+const SHORT_LEASE_MILLIS: &str = "2000";
 /// Longer than any test.
 const LONG_LEASE_MILLIS: &str = "600000";
 

@@ -28,6 +28,8 @@
 //!
 //! - [From the first goroutine to a tuned server](guide::start)
 //! - [A program is slow, stuck, or grows](guide::find_out_why): which tool shows why
+//! - [Beyond one machine](guide::beyond_one_machine): several processes that share work
+//! - [Beside other runtimes](guide::beside_others): a comparison, and when not to use trefoil
 //! - [For Go programmers](guide::for_go_programmers) and
 //!   [for tokio programmers](guide::for_tokio_programmers)
 //! - [Why it is sound](guide::is_it_sound) to move a goroutine from thread to thread
