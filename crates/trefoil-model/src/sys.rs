@@ -27,7 +27,7 @@ pub(crate) mod futex {
 }
 
 pub(crate) mod clock {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     pub(crate) type Nanos = u64;
     pub(crate) const NEVER: Nanos = u64::MAX;
@@ -40,5 +40,10 @@ pub(crate) mod clock {
     /// Returns the time `d` from now.
     pub(crate) fn after(d: Duration) -> Nanos {
         d.as_nanos() as Nanos
+    }
+
+    /// Returns the current time: the models use no `Instant`.
+    pub(crate) fn at(_: Instant) -> Nanos {
+        now()
     }
 }

@@ -7,7 +7,7 @@ use crate::sched::Order::AsWritten;
 use crate::sched::wait::timers::{Sweep, fire, sweep, take_entries};
 use crate::sched::{go, i_am};
 use crate::shim::{AtomicU32, Mutation, Ordering};
-use crate::time::{DrainsFirst, Ticker, Timer, after_func};
+use crate::time::{DrainsFirst, Ticker, Timer, after_func, tick};
 use loom::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,6 +159,57 @@ pub fn function_against_stop() {
         clock.join().unwrap();
         fire(take_entries(), 0);
         assert_eq!(calls.load(Ordering::Relaxed), u32::from(!in_time));
+    });
+}
+
+/// A function is called for each setting that `reset` has not put off.
+pub fn function_against_reset() {
+    for second in [SOON, LATER] {
+        explore(Bound::All, move || {
+            i_am(0, AsWritten);
+            let calls = Arc::new(AtomicU32::new(0));
+            let called = calls.clone();
+            let timer = Timer::with_func(SOON, move || {
+                called.fetch_add(1, Ordering::Relaxed);
+            });
+            let clock = clock(1);
+            let put_off = timer.reset(second);
+            clock.join().unwrap();
+            // The first may fire the entry of the first setting, which sets the entry again.
+            fire(take_entries(), 0);
+            fire(take_entries(), 0);
+            assert_eq!(calls.load(Ordering::Relaxed), 1 + u32::from(!put_off));
+            assert!(!timer.stop(), "the second setting was lost");
+        });
+    }
+}
+
+/// The timer of a dropped function timer is set: its function is called once, or was called before.
+pub fn function_against_drop() {
+    explore(Bound::All, || {
+        i_am(0, AsWritten);
+        let calls = Arc::new(AtomicU32::new(0));
+        let called = calls.clone();
+        let timer = Timer::with_func(SOON, move || {
+            called.fetch_add(1, Ordering::Relaxed);
+        });
+        let clock = clock(1);
+        drop(timer);
+        clock.join().unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// A ticker without a handle ends at the first tick after its receiver was dropped.
+pub fn tick_against_drop() {
+    explore(Bound::All, || {
+        i_am(0, AsWritten);
+        let ticks = tick(SOON);
+        let clock = clock(1);
+        drop(ticks);
+        clock.join().unwrap();
+        fire(take_entries(), 0);
+        assert!(take_entries().is_empty(), "it still ticks");
     });
 }
 

@@ -204,6 +204,9 @@ checks! { timer:
     two_stops
     ticker_stop_against_fire
     function_against_stop
+    function_against_reset
+    function_against_drop
+    tick_against_drop
     detects_drain_before_stop
     detects_firing_without_time_check
     detects_unreported_sweep

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{child_test, cpu_time, once_in_five, rss, same, watchdog};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use trefoil::chan::{Receiver, RecvTimeoutError, TryRecvError, bounded, unbounded};
-use trefoil::time::{Ticker, Timer, after, after_func, sleep, sleep_until, timeout};
+use trefoil::time::{Ticker, Timer, after, after_func, at, sleep, sleep_until, tick, timeout};
 use trefoil::{Runtime, go, yield_now};
 
 fn ms(n: u64) -> Duration {
@@ -400,4 +400,178 @@ fn the_time_that_a_timer_sends_is_past_when_it_is_received() {
             }
         });
     }
+}
+
+#[test]
+fn a_timer_with_a_function_calls_it_after_every_reset() {
+    at_all_sizes(|| {
+        let (tx, rx) = unbounded();
+        let timer = Timer::with_func(Duration::ZERO, move || tx.send(()).unwrap());
+        for _ in 0..20 {
+            rx.recv().unwrap();
+            assert!(!timer.reset(Duration::from_micros(10)), "it had fired");
+        }
+        rx.recv().unwrap();
+        assert!(!timer.stop(), "it had fired");
+        assert!(!timer.reset(Duration::from_secs(60)), "it was stopped");
+        assert!(timer.reset(Duration::from_secs(60)), "it was set");
+        assert!(timer.stop() && !timer.stop());
+        assert!(rx.try_recv().unwrap_err().is_empty());
+    });
+}
+
+/// Exactly the settings that `reset` and `stop` do not report as put off are called.
+#[test]
+fn reset_beside_firing_neither_loses_nor_doubles_a_call() {
+    at_all_sizes(|| {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counter = calls.clone();
+        let timer = Timer::with_func(Duration::ZERO, move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        let rounds = if cfg!(debug_assertions) { 2_000 } else { 20_000 };
+        let mut expected = 0;
+        for round in 0..rounds {
+            // The setting of the last round fires at about this moment.
+            let put_off = match round % 3 {
+                0 => timer.reset(Duration::from_micros(round % 5)),
+                1 => timer.reset(Duration::ZERO),
+                _ => {
+                    let stopped = timer.stop();
+                    assert!(!timer.reset(Duration::ZERO), "neither set nor fired after `stop`");
+                    stopped
+                }
+            };
+            expected += usize::from(!put_off);
+            if round % 4 == 0 {
+                yield_now();
+            }
+        }
+        // The last setting is called, or was stopped.
+        expected += usize::from(!timer.stop());
+        let start = Instant::now();
+        while calls.load(Ordering::Relaxed) < expected {
+            sleep(ms(1));
+            assert!(start.elapsed() < Duration::from_secs(30), "{calls:?} of {expected}");
+        }
+        sleep(ms(2));
+        assert_eq!(calls.load(Ordering::Relaxed), expected);
+    });
+}
+
+#[test]
+fn a_function_may_reset_and_stop_its_own_timer() {
+    at_all_sizes(|| {
+        let (tx, rx) = unbounded();
+        let own = Arc::new(OnceLock::<Timer>::new());
+        let (weak, calls) = (Arc::downgrade(&own), AtomicUsize::new(0));
+        let timer = Timer::with_func(Duration::from_secs(60), move || {
+            let Some(own) = weak.upgrade() else { return };
+            let timer = own.wait();
+            let call = calls.fetch_add(1, Ordering::Relaxed);
+            tx.send((call, timer.stop(), call < 10 && timer.reset(Duration::ZERO))).unwrap();
+        });
+        own.set(timer).unwrap();
+        assert!(own.wait().reset(Duration::ZERO));
+        for call in 0..=10 {
+            assert_eq!(rx.recv(), Ok((call, false, false)), "it had fired when it was called");
+        }
+        sleep(ms(2));
+        assert!(rx.try_recv().is_err(), "the last call did not reset the timer");
+    });
+}
+
+/// What a function owns is dropped when it can be called no more.
+#[test]
+fn the_function_of_a_dropped_timer_is_dropped_after_its_last_call() {
+    at_all_sizes(|| {
+        let (tx, rx) = bounded(1);
+        let timer = Timer::with_func(ms(1), move || tx.send(()).unwrap());
+        drop(timer);
+        assert_eq!(rx.iter().count(), 1, "the call comes, and then the sender is dropped");
+
+        let (tx, rx) = bounded::<()>(1);
+        let timer = Timer::with_func(Duration::from_secs(60), move || tx.send(()).unwrap());
+        timer.stop();
+        drop(timer);
+        assert!(rx.recv().is_err(), "a stopped timer drops its function at once");
+    });
+}
+
+#[test]
+fn at_fires_at_its_time_and_at_once_if_that_is_past() {
+    at_all_sizes(|| {
+        let when = Instant::now() + ms(5);
+        let fired = at(when).recv().unwrap();
+        assert!(fired >= when && Instant::now() >= when);
+        at(Instant::now().checked_sub(ms(1)).unwrap()).recv().unwrap();
+        let chan = trefoil::chan::at(Instant::now());
+        chan.recv().unwrap();
+        assert_open_and_empty(&chan);
+    });
+}
+
+#[test]
+fn tick_delivers_in_order_and_leaves_out_ticks_that_are_not_received() {
+    at_all_sizes(|| {
+        let ticks = tick(ms(1));
+        let start = Instant::now();
+        let times: Vec<_> = ticks.iter().take(3).collect();
+        assert!(times.is_sorted() && start.elapsed() >= ms(3) - ms(1));
+        sleep(ms(20));
+        assert!(ticks.len() <= 1, "ticks have piled up");
+        let clone = ticks.clone();
+        drop(ticks);
+        clone.recv().unwrap();
+        clone.recv().unwrap();
+        assert!(!clone.is_closed());
+        assert!(tick(Duration::MAX).recv_timeout(ms(2)).is_err());
+    });
+}
+
+#[test]
+#[should_panic(expected = "non-positive interval")]
+fn tick_with_an_interval_of_zero_panics() {
+    tick(Duration::ZERO);
+}
+
+/// Receivers are dropped at about the moment of a tick. The slots of the timers are reused.
+#[test]
+fn tick_stops_when_its_receivers_are_dropped() {
+    // The memory of the process is measured.
+    child_test!();
+    at_all_sizes(|| {
+        let rounds = |n: u64| {
+            let workers = (0..4).map(|worker| {
+                go(move || {
+                    for i in 0..n / 4 {
+                        let ticks = tick(Duration::from_micros(1 + (i + worker) % 50));
+                        let other = ticks.clone();
+                        match i % 3 {
+                            0 => drop(ticks.recv().unwrap()),
+                            1 => drop(ticks.recv_timeout(Duration::from_micros(i % 7))),
+                            _ => {}
+                        }
+                        drop(ticks);
+                        drop(other);
+                    }
+                })
+            });
+            let workers: Vec<_> = workers.collect();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            // The last ones fire and end.
+            sleep(ms(1));
+        };
+        rounds(4_000);
+        let before = rss();
+        rounds(20_000);
+        let grown = rss().saturating_sub(before);
+        assert!(grown < 4 << 20, "{grown} bytes more are resident");
+        once_in_five(|| {
+            let before = cpu_time();
+            sleep(ms(100));
+            let used = cpu_time() - before;
+            if used < ms(20) { Ok(()) } else { Err(format!("{used:?} of CPU time in 100 ms")) }
+        });
+    });
 }

@@ -152,6 +152,10 @@ impl<T> Sender<T> {
     pub(crate) fn close(&self) {
         self.core().close();
     }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.core().is_closed()
+    }
 }
 
 impl<T> Receiver<T> {

@@ -85,7 +85,7 @@ pub(crate) mod goroutine {
         use std::panic::Location;
 
         /// Calls `f` here, which a goroutine of its own could do as well.
-        pub(crate) fn spawn_in(_: Rt, f: Box<dyn FnOnce() + Send>, _: &'static Location<'static>) {
+        pub(crate) fn spawn_in(_: Rt, f: impl FnOnce() + Send, _: &'static Location<'static>) {
             f();
         }
     }

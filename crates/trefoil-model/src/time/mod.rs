@@ -7,7 +7,7 @@ mod slot;
 #[path = "../../../trefoil/src/time/timer.rs"]
 mod timer;
 
-pub(crate) use timer::{Ticker, Timer, after_func};
+pub(crate) use timer::{Ticker, Timer, after_func, tick};
 
 use crate::chan::{Receiver, bounded};
 use slot::{Job, Owner, TimerSlot};

@@ -21,6 +21,7 @@
 //! |---|---|
 //! | [`bounded`], [`unbounded`] | create a channel and return its two ends |
 //! | [`never()`](never()) | creates a receiver that never receives a value: Go's nil channel |
+//! | [`after`], [`at`], [`tick`] | create a receiver that gets the time once, or again and again |
 //! | [`Sender`], [`Receiver`] | the two ends of a channel; both can be cloned |
 //! | [`select!`](crate::select) | waits for the first of several operations |
 //! | [`Select`], [`SelectedOperation`] | the same, for a set of operations known only at run time |
@@ -67,6 +68,7 @@ mod lock;
 mod queue;
 #[doc(hidden)]
 pub mod select;
+mod timers;
 
 pub use self::error::{
     RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
@@ -74,6 +76,7 @@ pub use self::error::{
 pub use self::future::{RecvFuture, RecvStream, SendFuture, SendSink};
 pub use self::iter::{IntoIter, Iter, TryIter};
 pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
+pub use self::timers::{after, at, tick};
 
 use self::buffer::{TypedElem, UNBOUNDED};
 use self::core::{ChanSide, Core, OpResult};

@@ -24,9 +24,10 @@
 //! |---|---|
 //! | [`sleep`], [`sleep_until`] | park the goroutine for a time |
 //! | [`timeout`], [`TimedOut`] | limit how long the caller waits for a closure |
-//! | [`after`] | returns a channel that receives the time once |
+//! | [`after`], [`at`] | return a channel that receives the time once |
+//! | [`tick`] | returns a channel that receives the time again and again |
 //! | [`after_func`] | calls a function later, in a goroutine of its own |
-//! | [`Timer`] | sends the time once; can be stopped and reset |
+//! | [`Timer`] | sends the time or calls a function; can be stopped and reset |
 //! | [`Ticker`] | sends the time again and again; can be stopped and reset |
 //! | [`sleep_async`], [`sleep_until_async`], [`Sleep`] | a future that is ready later; can be reset |
 //! | [`timeout_async`], [`timeout_at_async`], [`Timeout`] | limit how long a future is awaited |
@@ -47,7 +48,7 @@ mod timer;
 pub use interval::{Interval, MissedTickBehavior, interval, interval_at};
 pub use sleep::timeout_at_async;
 pub use sleep::{Elapsed, Sleep, Timeout, sleep_async, sleep_until_async, timeout_async};
-pub use timer::{Ticker, Timer, after, after_func};
+pub use timer::{Ticker, Timer, after, after_func, at, tick};
 
 use crate::chan::{RecvTimeoutError, bounded};
 use crate::goroutine::go;

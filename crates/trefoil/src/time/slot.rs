@@ -10,9 +10,9 @@
 //! 1. A timer does its job under the slot's lock, after it has compared its time with the clock. So
 //!    when `stop` or `set` has returned, the old setting has done its job or never will.
 //! 2. A goroutine that holds the lock is inside the runtime, and does not allocate or free.
-//! 3. A slot belongs to a `Timer` or `Ticker`; or, after `detach` and for `after`, to its
-//!    *setting*, that is, to the one firing that it is set for. Then the pool takes the slot back
-//!    when it has fired.
+//! 3. A slot belongs to a `Timer` or `Ticker`; or, after `detach` and for `after` and `tick`, to its
+//!    *setting*. Then the pool takes the slot back when it has fired for the last time: once, or
+//!    for `tick` when it finds that all receivers are dropped.
 //! 4. If the timer is set, the entry numbered `number` is in a heap, for that time or an earlier
 //!    one, or an M has taken it out and is about to call `fire`. `queued` is the runtime of that
 //!    heap and the time of the entry; None means that there is no such entry.
@@ -29,6 +29,7 @@ use crate::sys::free_list::{FreeLink, Reusable};
 use crate::sys::lock::Lock;
 use std::ops::DerefMut;
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What a timer does when its time comes.
@@ -37,7 +38,9 @@ pub(super) enum Job {
     /// Sends the time, if there is room.
     Send(TimerSender),
     /// Calls the function in a new goroutine.
-    Call(Box<dyn FnOnce() + Send>, &'static Location<'static>),
+    CallOnce(Box<dyn FnOnce() + Send>, &'static Location<'static>),
+    /// The same, each time that the timer fires.
+    Call(Arc<dyn Fn() + Send + Sync>, &'static Location<'static>),
     /// Wakes a task that polls a [`Sleep`](super::Sleep). It is the sleeper word of the task.
     Wake(usize),
 }
@@ -190,7 +193,7 @@ impl TimerSlot {
         }
     }
 
-    /// Sets the timer again, unless its function was called. Under the lock, between the old
+    /// Sets the timer again, unless its function can be called only once, and was. Under the lock, between the old
     /// setting and the new one, `drain` removes the value that the old one sent. Returns whether
     /// the old setting had not fired yet, or its value was still there.
     pub(super) fn set(
@@ -203,7 +206,7 @@ impl TimerSlot {
             let state = self.state.lock();
             let was_set = state.when != NEVER;
             let drained = drain(here);
-            // A function is called once: without a job the timer stays unset.
+            // Without a job the timer stays unset: its function was called, and is gone.
             let when = if matches!(state.job, Job::Nothing) { NEVER } else { when };
             self.arm(here, sched, state, when, period);
             was_set || drained
@@ -262,12 +265,24 @@ impl TimerSlot {
         match &state.job {
             Job::Nothing | Job::Send(TimerSender(None)) => {}
             Job::Send(TimerSender(Some(sender))) => {
-                sender.try_send_in(rt, rt.sched().instant(now));
+                if sender.is_closed() {
+                    // The last receiver is dropped, so a ticker without a handle ends.
+                    state.period = 0;
+                } else {
+                    sender.try_send_in(rt, rt.sched().instant(now));
+                }
             }
             Job::Wake(sleeper) => wake_in(rt, *sleeper),
-            Job::Call(..) => {
-                if let Job::Call(f, place) = std::mem::replace(&mut state.job, Job::Nothing) {
-                    spawn::spawn_in(rt, f, place);
+            Job::Call(f, place) if state.owner == Owner::Handle => {
+                let (f, place) = (f.clone(), *place);
+                spawn::spawn_in(rt, move || f(), place);
+            }
+            // The last call takes the function along: its goroutine drops it.
+            Job::CallOnce(..) | Job::Call(..) => {
+                match std::mem::replace(&mut state.job, Job::Nothing) {
+                    Job::CallOnce(f, place) => spawn::spawn_in(rt, f, place),
+                    Job::Call(f, place) => spawn::spawn_in(rt, move || f(), place),
+                    _ => {}
                 }
             }
         }

@@ -7,12 +7,18 @@ use crate::sched::Rt;
 use crate::sys::clock::{self, LATEST, Nanos};
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Sends the time on a channel, or calls a function, once.
+/// Sends the time on a channel, or calls a function, once for each time that it is set.
 ///
-/// [`Timer::new`] makes a timer that sends, [`after_func`] a timer that calls a function. For a
-/// single wait with a time limit the `after` arm of [`select!`](crate::select) is shorter. Use a
+/// | made by | when it fires |
+/// |---|---|
+/// | [`Timer::new`] | it sends the time on its channel |
+/// | [`Timer::with_func`] | it calls a function, also after each [`reset`](Timer::reset) |
+/// | [`after_func`] | it calls a function that can be called only once |
+///
+/// For a single wait with a time limit the `after` arm of [`select!`](crate::select) is shorter. Use a
 /// `Timer` if it must be stopped or reset.
 ///
 /// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned, the channel contains no
@@ -21,7 +27,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Drop
 /// Dropping a timer of [`Timer::new`] stops it. A clone of its channel keeps a value that was sent
-/// already. Dropping a timer of [`after_func`] does not stop it.
+/// already. Dropping a timer that calls a function does not stop it.
 ///
 /// # Examples
 /// ```
@@ -64,9 +70,50 @@ impl Timer {
         Timer { slot, receiver: Some(receiver), never: never() }
     }
 
+    /// Creates a timer that calls `f` in a goroutine of its own after `d`, and again after each
+    /// [`reset`](Timer::reset).
+    ///
+    /// It is Go's `AfterFunc`. Use it for an action that is put off again and again: a flush some
+    /// time after the last write, a lease that is renewed. If the timer is reset while `f` runs, the
+    /// next call may begin before this one has ended, so `f` must be [`Sync`]. `f` itself may reset
+    /// the timer. For a function that can be called only once there is [`after_func`].
+    ///
+    /// # Drop
+    /// Dropping the timer does not stop it: `f` is still called if the timer is set.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use trefoil::chan::unbounded;
+    /// use trefoil::time::Timer;
+    ///
+    /// trefoil::run(|| {
+    ///     let (tx, rx) = unbounded();
+    ///     let timer = Timer::with_func(Duration::from_millis(1), move || tx.send("flush").unwrap());
+    ///     rx.recv().unwrap();
+    ///     assert!(!timer.reset(Duration::from_secs(60))); // it had fired, and is set again
+    ///     assert!(timer.reset(Duration::from_millis(1))); // it was set, and is put off
+    ///     assert_eq!(rx.recv(), Ok("flush"));
+    /// });
+    /// ```
+    #[track_caller]
+    pub fn with_func<F>(d: Duration, f: F) -> Timer
+    where
+        F: Fn() + Send + Sync + 'static,
+    {
+        Timer::calling(Job::Call(Arc::new(f), Location::caller()), d)
+    }
+
+    /// Creates a timer that calls a function.
+    fn calling(job: Job, d: Duration) -> Timer {
+        let slot = pool::take();
+        slot.start(job, clock::after(d), 0, Owner::Handle);
+        Timer { slot, receiver: None, never: never() }
+    }
+
     /// Returns the channel on which the timer sends the time.
     ///
-    /// The channel of a timer of [`after_func`] never receives a value.
+    /// The channel of a timer that calls a function never receives a value.
     ///
     /// # Examples
     /// ```
@@ -115,8 +162,10 @@ impl Timer {
     /// Sets the timer to fire `d` from now, whether it has fired, was stopped, or neither.
     ///
     /// Returns true if the earlier setting was still to come, or if its value was not received yet.
-    /// That value is removed. Does nothing and returns false for a timer of [`after_func`] whose
-    /// function was called.
+    /// That value is removed. Returns false if the timer had fired or was stopped: a function that
+    /// was called does not count as put off, even if it has not begun to run.
+    ///
+    /// Does nothing for a timer of [`after_func`] whose function was called, and returns false.
     ///
     /// # Examples
     /// ```
@@ -304,14 +353,80 @@ fn interval(d: Duration) -> Nanos {
 /// });
 /// ```
 pub fn after(d: Duration) -> Receiver<Instant> {
+    without_handle(clock::after(d), 0)
+}
+
+/// Returns a channel that receives the time once, at `when`, or at once if that has passed.
+///
+/// It is [`after`] with an instant, as crossbeam's `at`. Several waits may share one end.
+///
+/// # Drop
+/// As for [`after`].
+///
+/// # Examples
+/// ```
+/// use std::time::{Duration, Instant};
+/// use trefoil::chan::bounded;
+/// use trefoil::select;
+/// use trefoil::time::at;
+///
+/// trefoil::run(|| {
+///     let (tx, rx) = bounded(1);
+///     tx.send("value").unwrap();
+///     let end = at(Instant::now() + Duration::from_millis(5));
+///     let mut received = 0;
+///     loop {
+///         select! {
+///             recv(rx) -> _ => received += 1,
+///             recv(end) -> _ => break,
+///         }
+///     }
+///     assert_eq!(received, 1);
+/// });
+/// ```
+pub fn at(when: Instant) -> Receiver<Instant> {
+    without_handle(clock::at(when), 0)
+}
+
+/// Returns a channel that receives the time every `d`, for the first time after `d`.
+///
+/// It is a [`Ticker`] that needs no handle, as Go's `time.Tick` and crossbeam's `tick`. A tick for
+/// which there is no room is left out: the channel holds one. It is never closed.
+///
+/// # Panics
+/// Panics if `d` is zero.
+///
+/// # Drop
+/// The ticks stop when all clones of the receiver are dropped. The memory is freed at the time of
+/// the next tick.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use trefoil::time::tick;
+/// trefoil::run(|| {
+///     let ticks = tick(Duration::from_millis(1));
+///     let times: Vec<_> = ticks.iter().take(3).collect();
+///     assert!(times.is_sorted());
+/// });
+/// ```
+#[track_caller]
+pub fn tick(d: Duration) -> Receiver<Instant> {
+    without_handle(clock::after(d), interval(d))
+}
+
+/// Sets a timer that only its channel refers to.
+fn without_handle(when: Nanos, period: Nanos) -> Receiver<Instant> {
     let (sender, receiver) = bounded(1);
-    pool::take().start(Job::send(sender), clock::after(d), 0, Owner::Setting);
+    pool::take().start(Job::send(sender), when, period, Owner::Setting);
     receiver
 }
 
 /// Calls `f` in a goroutine of its own after `d`.
 ///
-/// [`Timer::stop`] on the returned timer prevents the call, if it comes before the time.
+/// [`Timer::stop`] on the returned timer prevents the call, if it comes before the time, and
+/// [`Timer::reset`] puts it off. Both return what Go's do. `f` is called at most once; a timer that
+/// can be reset after its call is a [`Timer::with_func`].
 ///
 /// # Drop
 /// Dropping the returned timer does not stop it: `f` is still called.
@@ -330,9 +445,7 @@ pub fn after_func<F>(d: Duration, f: F) -> Timer
 where
     F: FnOnce() + Send + 'static,
 {
-    let slot = pool::take();
-    slot.start(Job::Call(Box::new(f), Location::caller()), clock::after(d), 0, Owner::Handle);
-    Timer { slot, receiver: None, never: never() }
+    Timer::calling(Job::CallOnce(Box::new(f), Location::caller()), d)
 }
 
 /// Discards the times that are in the channel: one, or two if an async receive that was dropped has

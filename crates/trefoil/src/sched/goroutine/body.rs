@@ -78,7 +78,8 @@ pub(crate) struct TypedBody<F, T>(PhantomData<(F, T)>);
 
 impl<F: FnOnce() -> T, T> TypedBody<F, T> {
     const LAYOUT: Layout = Layout::new::<ClosureOrResult<F, T>>();
-    const BOXED: bool = Self::LAYOUT.size() > INLINE_BYTES || Self::LAYOUT.align() > 16;
+    /// Whether the body is too large for the G.
+    pub(crate) const BOXED: bool = Self::LAYOUT.size() > INLINE_BYTES || Self::LAYOUT.align() > 16;
     const BODY: Body = Body {
         run: Self::run,
         drop_result: Self::drop_result,

@@ -125,13 +125,14 @@ pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
     Ok(g)
 }
 
-/// Starts a detached goroutine from inside the runtime, for the function of a timer that fires.
-pub(crate) fn spawn_in(
+/// Starts a detached goroutine from inside the runtime, for the function of a timer that fires. The
+/// closure must fit into the G: a box or a counted reference does.
+pub(crate) fn spawn_in<F: FnOnce() + Send + 'static>(
     rt: Rt,
-    f: Box<dyn FnOnce() + Send>,
+    f: F,
     created_at: &'static Location<'static>,
 ) {
-    type Boxed = TypedBody<Box<dyn FnOnce() + Send>, ()>;
+    const { assert!(!TypedBody::<F, ()>::BOXED, "no memory can be reserved inside the runtime") };
     let (g, id, sched) = match take_g(rt, StackKind::Default) {
         Ok(taken) => taken,
         Err(e) => crate::sched::fatal(format_args!(
@@ -141,7 +142,7 @@ pub(crate) fn spawn_in(
     };
     // SAFETY: this function owns the G. The closure is Send and 'static, and fits into the G, so no
     // memory was reserved.
-    unsafe { Boxed::put(g, f, std::ptr::null_mut()) };
+    unsafe { TypedBody::<F, ()>::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None, None);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
