@@ -164,7 +164,20 @@ impl Builder {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        start(self.into_options(Location::caller()), f)
+        self.go_at(Location::caller(), f)
+    }
+
+    /// As [`Builder::go`], with the place that dumps say it was created at.
+    pub(crate) fn go_at<F, T>(
+        self,
+        created_at: &'static Location<'static>,
+        f: F,
+    ) -> io::Result<JoinHandle<T>>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        start(self.into_options(created_at), f)
     }
 }
 

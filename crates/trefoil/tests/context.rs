@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{MS, join_all, once_in_five, same, watchdog};
-use std::sync::Arc;
+use common::{MS, join_all, once_in_five, same, watchdog, yield_until};
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+use trefoil::chan::unbounded;
 use trefoil::context::{Context, ContextError};
 use trefoil::time::sleep;
 use trefoil::{Runtime, go, select, yield_now};
@@ -217,6 +218,141 @@ fn a_child_is_done_for_the_same_reason_as_its_parent() {
     });
 }
 
+/// Go: TestCause.
+#[test]
+fn a_cause_is_that_of_the_context_through_which_it_was_cancelled() {
+    let _w = watchdog();
+    let cause = |ctx: &Context| ctx.cause().map(|cause| cause.to_string());
+    on_every(|| {
+        let (top, cancel_top) = Context::background().with_cancel_cause();
+        let (mid, cancel_mid) = top.with_cancel_cause();
+        let below = mid.with_timeout_cause(LONG, "too slow").0.with_value(1);
+        assert_eq!((cause(&top), cause(&below)), (None, None));
+        cancel_mid.cancel("first");
+        cancel_mid.cancel("second");
+        cancel_top.clone().cancel(std::io::Error::other("third"));
+        assert_eq!(cause(&top).as_deref(), Some("third"));
+        assert_eq!(cause(&mid).as_deref(), Some("first"));
+        assert_eq!(cause(&below).as_deref(), Some("first"));
+        assert_eq!(below.err(), Some(ContextError::Canceled));
+        let late = below.with_deadline_cause(Instant::now(), "late").0;
+        assert_eq!(cause(&late).as_deref(), Some("first"), "it was cancelled first");
+
+        let (ctx, cancel) = Context::background().with_timeout_cause(MS, "too slow");
+        let below = ctx.with_cancel().0;
+        assert!(below.done().recv().is_err());
+        cancel.cancel();
+        assert_eq!(cause(&below).as_deref(), Some("too slow"));
+        assert_eq!(ctx.err(), Some(ContextError::DeadlineExceeded));
+        // A cancel without a cause, and a deadline without one.
+        let (ctx, cancel) = Context::background().with_timeout_cause(LONG, "too slow");
+        cancel.cancel();
+        assert_eq!(cause(&ctx).as_deref(), Some("context canceled"));
+        let ctx = Context::background().with_deadline(Instant::now()).0;
+        assert_eq!(cause(&ctx).as_deref(), Some("context deadline exceeded"));
+        assert_eq!(cause(&Context::background()), None);
+    });
+}
+
+#[test]
+fn a_context_without_cancel_keeps_only_the_values() {
+    let _w = watchdog();
+    on_every(|| {
+        let (ctx, cancel) = Context::background().with_value(7).with_timeout(LONG);
+        let free = ctx.without_cancel();
+        cancel.cancel();
+        assert_eq!((free.err(), free.deadline(), free.value()), (None, None, Some(&7)));
+        assert!(free.cause().is_none() && is_open(&free));
+        let (below, cancel) = free.with_cancel();
+        assert!(is_open(&below));
+        cancel.cancel();
+        assert!(!is_open(&below));
+    });
+}
+
+/// Go: TestAfterFuncCalledAfterCancel, TestAfterFuncCalledAfterTimeout,
+/// TestAfterFuncCalledImmediately, TestAfterFuncNotCalledAfterStop.
+#[test]
+fn after_func_is_called_when_the_context_is_done_unless_it_was_stopped() {
+    let _w = watchdog();
+    on_every(|| {
+        let (tx, rx) = unbounded();
+        let tell = |what: &'static str| {
+            let tx = tx.clone();
+            move || tx.send(what).unwrap()
+        };
+        let (ctx, cancel) = Context::background().with_cancel();
+        let called = ctx.after_func({
+            let (ctx, tell) = (ctx.clone(), tell("called"));
+            move || {
+                assert!(ctx.err().is_some(), "the context is done when its function runs");
+                tell();
+            }
+        });
+        let stopped = ctx.with_cancel().0.with_value(1).after_func(tell("stopped"));
+        assert!(stopped.stop() && !stopped.stop());
+        cancel.cancel();
+        assert_eq!(rx.recv(), Ok("called"));
+        assert!(!called.stop() && !stopped.stop());
+        let at_once = ctx.after_func(tell("at once"));
+        assert_eq!(rx.recv(), Ok("at once"));
+        assert!(!at_once.stop());
+        drop(Context::background().with_timeout(MS).0.after_func(tell("timed out")));
+        assert_eq!(rx.recv(), Ok("timed out"));
+        let never = Context::background().after_func(tell("never"));
+        assert!(never.stop() && !never.stop());
+        sleep(MS);
+        assert!(rx.try_recv().unwrap_err().is_empty());
+    });
+}
+
+#[test]
+fn after_func_outlives_its_handle_and_its_context() {
+    let _w = watchdog();
+    on_every(|| {
+        let (tx, rx) = unbounded();
+        let tell = |what: &'static str| {
+            let tx = tx.clone();
+            move || tx.send(what).unwrap()
+        };
+        // Through two contexts that are gone, to the one that is cancelled.
+        let (top, cancel) = Context::background().with_cancel();
+        drop(top.with_cancel().0.with_cancel().0.after_func(tell("above")));
+        // A context with a deadline that is gone: its deadline counts, and the context above it.
+        let stop = top.with_timeout(LONG).0.after_func(tell("above the deadline"));
+        let stopped = top.with_timeout(LONG).0.after_func(tell("stopped"));
+        drop(top.with_timeout(5 * MS).0.after_func(tell("deadline")));
+        assert_eq!(rx.recv(), Ok("deadline"));
+        assert!(stopped.stop());
+        cancel.cancel();
+        let mut called = [rx.recv().unwrap(), rx.recv().unwrap()];
+        called.sort_unstable();
+        assert_eq!(called, ["above", "above the deadline"]);
+        assert!(!stop.stop());
+        // No context is left that could call them: they are dropped.
+        let (ctx, cancel) = Context::background().with_cancel();
+        let handle = ctx.with_cancel().0.after_func(tell("never"));
+        drop((ctx, cancel, handle));
+        drop(tx);
+        assert!(rx.recv().is_err(), "a function was kept or called");
+    });
+}
+
+/// Functions that are registered and stopped leave nothing in a context that lives on.
+#[test]
+fn stopped_functions_are_dropped_at_once() {
+    let _w = watchdog();
+    on_every(|| {
+        let owned = Arc::new(());
+        let (ctx, _cancel) = Context::background().with_cancel();
+        for _ in 0..100 {
+            let owned = owned.clone();
+            assert!(ctx.after_func(move || drop(owned)).stop());
+        }
+        assert_eq!(Arc::strong_count(&owned), 1);
+    });
+}
+
 /// Calls `f(round, 0)` and `f(round, 1)` for each round, at the same time if there are two Ps.
 /// Returns the number of calls that return false.
 fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> usize {
@@ -319,4 +455,42 @@ fn a_child_is_not_done_before_its_parent() {
             yield_now();
         }
     });
+}
+
+/// `stop` is in time, or the function is called: never both, never neither. The context is
+/// cancelled, or its last handle is dropped meanwhile.
+#[test]
+fn after_func_beside_cancel_is_called_exactly_if_stop_is_late() {
+    let _w = watchdog();
+    for procs in [1, 2] {
+        Runtime::builder().procs(procs).build().unwrap().run(|| {
+            let calls = Arc::new(AtomicUsize::new(0));
+            let late = Arc::new(AtomicUsize::new(0));
+            let races: Vec<_> = (0..rounds())
+                .map(|round| {
+                    let (top, cancel) = Context::background().with_cancel();
+                    let ctx = if round % 2 == 0 { top } else { top.with_timeout(LONG).0 };
+                    let calls = calls.clone();
+                    let func = ctx.after_func(move || _ = calls.fetch_add(1, SeqCst));
+                    (Mutex::new(Some(ctx)), cancel, func)
+                })
+                .collect();
+            let stops = late.clone();
+            let rounds = races.len();
+            rounds_of_two(rounds, move |round, which| {
+                let (ctx, cancel, func) = &races[round];
+                match which {
+                    0 => cancel.cancel(),
+                    _ if round % 3 == 0 => drop(ctx.lock().unwrap().take()),
+                    _ => _ = stops.fetch_add(usize::from(func.stop()), SeqCst),
+                }
+                true
+            });
+            let stopped = late.load(SeqCst);
+            let called = || calls.load(SeqCst) + stopped == rounds;
+            yield_until("the functions that were not stopped", called);
+            sleep(MS);
+            assert!(called(), "{calls:?} calls, {stopped} stopped of {rounds}");
+        });
+    }
 }
