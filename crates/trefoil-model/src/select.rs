@@ -1,7 +1,7 @@
 //! Checks of a select (`chan/select/passes.rs`): the claims by which exactly one arm wins.
 
 use crate::chan::select::futures::Event;
-use crate::chan::select::{Case, Chose, Wait, run};
+use crate::chan::select::{Case, Chose, Wait, run, run_ready};
 use crate::chan::{Receiver, Sender, bounded};
 use crate::explore::{Bound, explore, must_fail};
 use crate::sched::Order::{AsWritten, LastFirst};
@@ -260,6 +260,95 @@ pub fn detects_lost_wakeup_during_poll() {
 /// Mutation check: a waker that lost the claim reads a block that is used again.
 pub fn detects_waker_not_waited_for() {
     must_fail(Mutation::Broken(Part::RefusedWaker), spurious_wakeups_against_send);
+}
+
+/// Two watchers of one channel are both woken, although neither of them receives.
+fn watchers_against(cap: usize, change: impl Fn(&Two) + Send + Sync + 'static) {
+    let change = Arc::new(change);
+    explore(Bound::Preemptions(3), move || {
+        let two = two(cap);
+        let watches = |number| {
+            let two = two.clone();
+            go(number, AsWritten, move || {
+                run_ready([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::ForEver)
+            })
+        };
+        let watchers = [watches(1), watches(2)];
+        change(&two);
+        for watcher in watchers {
+            assert_eq!(watcher.join().unwrap(), Some(1));
+        }
+    });
+}
+
+/// A value comes into the buffer of a channel with two watchers.
+pub fn watchers_against_send() {
+    watchers_against(1, |two| two.a.0.try_send(1).unwrap());
+}
+
+/// A channel with two watchers is closed.
+pub fn watchers_against_close() {
+    watchers_against(0, |two| two.a.0.close());
+}
+
+/// A sender begins to wait at a channel with a watcher, which then receives.
+pub fn watcher_against_waiting_sender() {
+    explore(Bound::All, || {
+        let two = two(0);
+        let watcher = go(1, AsWritten, {
+            let two = two.clone();
+            move || {
+                let ready = run_ready([Case::Recv(&two.b.1), Case::Recv(&two.a.1)], Wait::ForEver);
+                assert_eq!(ready, Some(1));
+                two.a.1.try_recv()
+            }
+        });
+        two.a.0.send(7, NEVER).unwrap();
+        assert_eq!(watcher.join().unwrap(), Ok(7));
+        two.assert_no_waiters();
+    });
+}
+
+/// A watcher of a send meets a receive that makes room, and one whose receiver begins to wait.
+pub fn watcher_of_send_against_receive() {
+    for cap in [0, 1] {
+        explore(Bound::All, move || {
+            let two = two(cap);
+            if cap == 1 {
+                two.a.0.try_send(1).unwrap();
+            }
+            let watcher = go(1, AsWritten, {
+                let two = two.clone();
+                move || {
+                    let ready = run_ready([Case::Send(&two.a.0, 2)], Wait::ForEver);
+                    assert_eq!(ready, Some(0));
+                    two.a.0.try_send(2)
+                }
+            });
+            assert_eq!(two.a.1.recv(NEVER), Ok(if cap == 1 { 1 } else { 2 }));
+            assert_eq!(watcher.join().unwrap(), Ok(()));
+            two.assert_no_waiters();
+        });
+    }
+}
+
+/// The deadline of a watcher passes while a value comes: another watcher must not miss it.
+pub fn watcher_that_times_out_takes_no_wakeup_along() {
+    explore(Bound::Preemptions(3), || {
+        let two = two(1);
+        let late = go(1, AsWritten, {
+            let two = two.clone();
+            move || run_ready([Case::Recv(&two.a.1)], Wait::ForATime)
+        });
+        let other = go(2, AsWritten, {
+            let two = two.clone();
+            move || run_ready([Case::Recv(&two.a.1)], Wait::ForEver)
+        });
+        two.a.0.try_send(1).unwrap();
+        time_passes();
+        assert_eq!(other.join().unwrap(), Some(0));
+        let _ = late.join().unwrap();
+    });
 }
 
 /// How the arms of a select with `default` are checked.

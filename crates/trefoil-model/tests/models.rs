@@ -193,6 +193,11 @@ checks! { select:
     future_alone
     detects_lost_wakeup_during_poll
     detects_waker_not_waited_for
+    watchers_against_send
+    watchers_against_close
+    watcher_against_waiting_sender
+    watcher_of_send_against_receive
+    watcher_that_times_out_takes_no_wakeup_along
 }
 
 checks! { timer:

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{MS, join_all, once_in_five, same, watchdog, yield_until};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::chan::unbounded;
 use trefoil::context::{Context, ContextError};

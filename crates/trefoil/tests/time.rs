@@ -3,8 +3,8 @@
 mod common;
 
 use common::{child_test, cpu_time, once_in_five, rss, same, watchdog};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use trefoil::chan::{Receiver, RecvTimeoutError, TryRecvError, bounded, unbounded};
 use trefoil::time::{Ticker, Timer, after, after_func, at, sleep, sleep_until, tick, timeout};

@@ -4,13 +4,16 @@
 #[path = "../../../trefoil/src/chan/select/passes.rs"]
 mod passes;
 
+#[path = "../../../trefoil/src/chan/select/ready.rs"]
+mod ready;
+
 pub(crate) mod futures;
 
 use super::core::ChanSide;
 use super::{Receiver, Sender};
 use crate::sys::clock::NEVER;
 use futures::{Event, EventArm};
-use passes::{Arm, ArmTarget, Outcome, poll, select};
+use passes::{Arm, ArmTarget, Outcome, Preference, poll, select};
 use std::pin::Pin;
 
 /// One operation of a select.
@@ -78,9 +81,9 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
         }
     });
     let chosen = match wait {
-        Wait::No => poll(&mut arms),
-        Wait::ForATime => select(&mut arms, 1),
-        Wait::ForEver => select(&mut arms, NEVER),
+        Wait::No => poll(&mut arms, Preference::None),
+        Wait::ForATime => select(&mut arms, 1, Preference::None),
+        Wait::ForEver => select(&mut arms, NEVER, Preference::None),
     };
     match chosen {
         None => Chose::Nothing,
@@ -90,6 +93,28 @@ pub(crate) fn run<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Chose {
             Case::Recv(_) => Chose::Received(chosen.index, values[chosen.index]),
             Case::Future(_) => Chose::Output(chosen.index),
         },
+    }
+}
+
+/// Waits until one of the operations is ready, and returns its number. None means that none is, or
+/// that the deadline has passed.
+pub(crate) fn run_ready<const N: usize>(cases: [Case<'_>; N], wait: Wait) -> Option<usize> {
+    let mut arms = cases.each_ref().map(|case| {
+        // SAFETY: `ready` does no operation, so it needs no slot.
+        unsafe {
+            match case {
+                Case::Send(tx, _) => {
+                    Arm::channel(Some(tx.core()), ChanSide::Send, std::ptr::null_mut())
+                }
+                Case::Recv(rx) => Arm::channel(rx.core(), ChanSide::Recv, std::ptr::null_mut()),
+                Case::Future(_) => Arm::new(ArmTarget::Nothing, std::ptr::null_mut()),
+            }
+        }
+    });
+    match wait {
+        Wait::No => ready::try_ready(&mut arms, Preference::First),
+        Wait::ForATime => ready::ready(&mut arms, 1, Preference::First),
+        Wait::ForEver => ready::ready(&mut arms, NEVER, Preference::First),
     }
 }
 

@@ -173,7 +173,7 @@ impl Core {
     }
 
     /// Returns, without the lock, whether an operation of this side may be ready. False is exact
-    /// for one moment (invariant 4).
+    /// for one moment (invariant 4). Stale sudogs and watchers make it return true.
     #[inline]
     pub(super) fn probe_ready(&self, side: ChanSide) -> bool {
         let waiting = match side {
@@ -227,7 +227,7 @@ impl Core {
                     }
                     None => {
                         self.buffer.pop(elem, to);
-                        Step::Done(NO_SLEEPER)
+                        Step::Done(self.take_watcher(ChanSide::Send))
                     }
                 };
             }
@@ -262,7 +262,65 @@ impl Core {
             if self.buffer.len() >= self.buffer.cap() {
                 return Step::Wait;
             }
-            if self.buffer.push(elem, from) { Step::Done(NO_SLEEPER) } else { Step::NoBlock }
+            if self.buffer.push(elem, from) {
+                Step::Done(self.take_watcher(ChanSide::Recv))
+            } else {
+                Step::NoBlock
+            }
+        }
+    }
+
+    /// Takes a watcher of this side, whose operation has become ready. The caller wakes the returned
+    /// sleeper, unless it is [`NO_SLEEPER`], after it has released the lock.
+    ///
+    /// # Safety
+    /// The lock is held.
+    #[inline]
+    unsafe fn take_watcher(&self, side: ChanSide) -> usize {
+        let queue = self.queue(side);
+        if queue.first().is_null() {
+            return NO_SLEEPER;
+        }
+        // SAFETY: the lock is held; the caller wakes the sleeper.
+        unsafe { queue.take_watcher() }.map_or(NO_SLEEPER, Sudog::complete)
+    }
+
+    /// Returns whether an operation of this side need not wait at this moment.
+    ///
+    /// # Safety
+    /// The lock is held.
+    pub(super) unsafe fn is_ready_now(&self, side: ChanSide) -> bool {
+        // SAFETY: the lock is held.
+        unsafe {
+            self.is_closed()
+                || match side {
+                    ChanSide::Send => {
+                        self.buffer.len() < self.buffer.cap() || self.receivers.has_open()
+                    }
+                    ChanSide::Recv => self.buffer.len() > 0 || self.senders.has_open(),
+                }
+        }
+    }
+
+    /// Appends a watcher to its queue.
+    ///
+    /// # Safety
+    /// The lock is held, and the sudog stays alive until it was taken or withdrawn.
+    pub(super) unsafe fn watch(&self, side: ChanSide, node: &Sudog) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.queue(side).push(node) };
+    }
+
+    /// Wakes the next watcher of this side if the operation is still ready. A watcher that was woken
+    /// calls it (`select/ready.rs`). Called inside the runtime or on a plain thread.
+    pub(super) fn pass_on(&self, here: Option<Rt>, side: ChanSide) {
+        self.lock();
+        // SAFETY: the lock is held.
+        let next =
+            unsafe { if self.is_ready_now(side) { self.take_watcher(side) } else { NO_SLEEPER } };
+        self.unlock();
+        if next != NO_SLEEPER {
+            wait::wake_here(here, next);
         }
     }
 
@@ -437,8 +495,11 @@ impl Core {
             node.waiter.set(waiter);
             // SAFETY: the lock is held; the sudog stays in this frame until it was taken or
             // withdrawn.
-            unsafe { self.enlist(side, &node) };
+            let watcher = unsafe { self.enlist(side, &node) };
             self.unlock();
+            if watcher != NO_SLEEPER {
+                wait::wake_here(here, watcher);
+            }
             true
         };
         let here = if deadline == NEVER {
@@ -508,8 +569,11 @@ impl Core {
                 Step::Wait => {
                     node.set_sleeper(sleeper);
                     // SAFETY: the lock is held; the node stays alive by the caller's guarantee.
-                    unsafe { self.enlist(side, node) };
+                    let watcher = unsafe { self.enlist(side, node) };
                     self.unlock();
+                    if watcher != NO_SLEEPER {
+                        wait::wake_here(here, watcher);
+                    }
                     wait::leave(here);
                     return None;
                 }
@@ -559,7 +623,10 @@ impl Core {
                         elem.copy(from, receiver.slot.get());
                         (true, receiver.complete())
                     }
-                    None => (self.buffer.push_front(elem, from, &mut block), NO_SLEEPER),
+                    None if self.buffer.push_front(elem, from, &mut block) => {
+                        (true, self.take_watcher(ChanSide::Recv))
+                    }
+                    None => (false, NO_SLEEPER),
                 }
             };
             self.unlock();
@@ -574,18 +641,26 @@ impl Core {
         }
     }
 
-    /// Appends a sudog to its queue.
+    /// Appends a waiter to its queue. Returns a watcher of the other side, whose operation is ready
+    /// by that: the caller wakes it, unless it is [`NO_SLEEPER`], after it has released the lock.
     ///
     /// # Safety
     /// The lock is held, and the sudog stays alive until it was taken or withdrawn.
     #[inline]
-    pub(super) unsafe fn enlist(&self, side: ChanSide, node: &Sudog) {
+    #[must_use]
+    pub(super) unsafe fn enlist(&self, side: ChanSide, node: &Sudog) -> usize {
         let queue = self.queue(side);
         if queue.first().is_null() {
             self.first_waiter.set(node.waiter.get().sleeper());
         }
         // SAFETY: the caller's guarantee.
-        unsafe { queue.push(node) };
+        unsafe {
+            queue.push(node);
+            self.take_watcher(match side {
+                ChanSide::Send => ChanSide::Recv,
+                ChanSide::Recv => ChanSide::Send,
+            })
+        }
     }
 
     /// Loads what an operation of this side touches if a partner waits, before it takes the lock.

@@ -208,8 +208,12 @@ impl<T> SendOp<T> {
         sender: &Sender<T>,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), SendError<T>>> {
+        let Some(core) = sender.core() else {
+            note_reason(WaitReason::ChanSendNil);
+            return Poll::Pending;
+        };
         // SAFETY: the caller's guarantee.
-        match unsafe { self.0.poll(sender.core(), ChanSide::Send, context) } {
+        match unsafe { self.0.poll(core, ChanSide::Send, context) } {
             Poll::Ready(true) => Poll::Ready(Ok(())),
             // SAFETY: the value has not moved.
             Poll::Ready(false) => Poll::Ready(Err(SendError(unsafe { self.0.take_value() }))),
@@ -224,9 +228,9 @@ impl<T> SendOp<T> {
             Phase::Ready => true,
             Phase::Ended => false,
             // SAFETY: the send waits.
-            Phase::Waiting => unsafe {
-                sender.core().cancel_wait(ChanSide::Send, &self.0.node) != SudogState::Moved
-            },
+            Phase::Waiting => sender.core().is_none_or(|core| unsafe {
+                core.cancel_wait(ChanSide::Send, &self.0.node) != SudogState::Moved
+            }),
         };
         self.0.phase = Phase::Ended;
         if has_value {

@@ -20,17 +20,18 @@
 //! | item | purpose |
 //! |---|---|
 //! | [`bounded`], [`unbounded`] | create a channel and return its two ends |
-//! | [`never()`](never()) | creates a receiver that never receives a value: Go's nil channel |
+//! | [`nil`], [`never()`](never()) | create both ends, or the receiver, of Go's nil channel: its operations wait forever |
 //! | [`after`], [`at`], [`tick`] | create a receiver that gets the time once, or again and again |
 //! | [`Sender`], [`Receiver`] | the two ends of a channel; both can be cloned |
 //! | [`select!`](crate::select) | waits for the first of several operations |
+//! | [`select_biased!`](crate::select_biased) | the same; prefers the arms that are written first |
 //! | [`Select`], [`SelectedOperation`] | the same, for a set of operations known only at run time |
 //! | [`Iter`], [`TryIter`], [`IntoIter`] | iterators over received values |
 //! | [`SendFuture`], [`RecvFuture`] | what [`Sender::send_async`] and [`Receiver::recv_async`] return |
 //! | [`SendSink`], [`RecvStream`] | a sender and a receiver as a sink and a stream of async code |
 //! | [`SendError`], [`TrySendError`], [`SendTimeoutError`] | errors of sends, with the value |
 //! | [`RecvError`], [`TryRecvError`], [`RecvTimeoutError`] | errors of receives |
-//! | [`TrySelectError`], [`SelectTimeoutError`] | errors of [`Select`] |
+//! | [`TrySelectError`], [`SelectTimeoutError`], [`TryReadyError`], [`ReadyTimeoutError`] | errors of [`Select`] |
 //!
 //! # Which channel to use
 //! | constructor | capacity | a send waits | a receive waits |
@@ -38,7 +39,7 @@
 //! | [`bounded(0)`](bounded) | none: a *rendezvous* | for a receiver | for a sender |
 //! | [`bounded(n)`](bounded) | n values | while n values are in the channel | while it is empty |
 //! | [`unbounded()`](unbounded) | limited by memory only | never | while it is empty |
-//! | [`never()`](never()) | none | there is no sender | forever |
+//! | [`nil()`](nil), [`never()`](never()) | none | forever | forever |
 //!
 //! # Rules
 //! - **Order.** Values are received in the order in which they were sent. Waiting senders and
@@ -75,7 +76,9 @@ pub use self::error::{
 };
 pub use self::future::{RecvFuture, RecvStream, SendFuture, SendSink};
 pub use self::iter::{IntoIter, Iter, TryIter};
-pub use self::select::{Select, SelectTimeoutError, SelectedOperation, TrySelectError};
+pub use self::select::{
+    ReadyTimeoutError, Select, SelectTimeoutError, SelectedOperation, TryReadyError, TrySelectError,
+};
 pub use self::timers::{after, at, tick};
 
 use self::buffer::{TypedElem, UNBOUNDED};
@@ -145,7 +148,7 @@ pub fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
 
 fn pair<T>(cap: usize) -> (Sender<T>, Receiver<T>) {
     let (sender, receiver) = handle::new(cap);
-    (Sender { handle: sender }, Receiver { handle: Some(receiver) })
+    (Sender { handle: Some(sender) }, Receiver { handle: Some(receiver) })
 }
 
 /// Creates a receiver that never receives a value and is never closed: Go's nil channel.
@@ -176,7 +179,44 @@ pub fn never<T>() -> Receiver<T> {
     Receiver { handle: None }
 }
 
-/// The sending end of a channel, created by [`bounded`] or [`unbounded`].
+/// Creates both ends of Go's nil channel: a send and a receive wait forever, and it is never closed.
+///
+/// Assign its sender to a variable to turn off a `send` arm of a [`select!`](crate::select) in a
+/// loop. Its receiver is that of [`never()`]. Without waiting, a send finds the channel full and a
+/// receive finds it empty.
+///
+/// # Examples
+/// A goroutine that forwards values one by one sends only if it has one, and receives only if it has
+/// none:
+/// ```
+/// use trefoil::chan::{bounded, nil, never};
+/// use trefoil::select;
+///
+/// trefoil::run(|| {
+///     let (tx, input) = bounded(4);
+///     let (output, rx) = bounded(0);
+///     (1..=3).for_each(|n| tx.send(n).unwrap());
+///     drop(tx);
+///     trefoil::go(move || {
+///         let (mut from, mut to, mut value) = (input.clone(), nil().0, 0);
+///         loop {
+///             select! {
+///                 recv(from) -> v => match v {
+///                     Ok(v) => (from, to, value) = (never(), output.clone(), v),
+///                     Err(_) => break,
+///                 },
+///                 send(to, value) -> _ => (from, to) = (input.clone(), nil().0),
+///             }
+///         }
+///     });
+///     assert_eq!(rx.iter().collect::<Vec<_>>(), [1, 2, 3]);
+/// });
+/// ```
+pub fn nil<T>() -> (Sender<T>, Receiver<T>) {
+    (Sender { handle: None }, never())
+}
+
+/// The sending end of a channel, created by [`bounded`], [`unbounded`] or [`nil`].
 ///
 /// All clones send to the same channel. A sender may be shared by reference, or cloned and moved
 /// into other goroutines and threads.
@@ -200,10 +240,11 @@ pub fn never<T>() -> Receiver<T> {
 /// });
 /// ```
 pub struct Sender<T> {
-    handle: SenderHandle<T>,
+    /// None for [`nil`].
+    handle: Option<SenderHandle<T>>,
 }
 
-/// The receiving end of a channel, created by [`bounded`], [`unbounded`] or [`never()`].
+/// The receiving end of a channel, created by [`bounded`], [`unbounded`], [`nil`] or [`never()`].
 ///
 /// All clones receive from the same channel. Each value is received by exactly one of them, so
 /// clones share work; they do not broadcast.
@@ -254,8 +295,8 @@ impl<T> RefUnwindSafe for Receiver<T> {}
 
 impl<T> Sender<T> {
     #[inline(always)]
-    fn core(&self) -> &Core {
-        self.handle.core()
+    fn core(&self) -> Option<&Core> {
+        self.handle.as_ref().map(Handle::core)
     }
 
     /// Sends a value, and waits while the channel is full.
@@ -307,10 +348,14 @@ impl<T> Sender<T> {
     /// ```
     #[inline]
     pub fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
+        let Some(core) = self.core() else {
+            wait::leave(Rt::enter()); // as in `Core::try_op`
+            return Err(TrySendError::Full(value));
+        };
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and moves if the result is `Done`.
-        match unsafe { self.core().try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
+        match unsafe { core.try_op(ChanSide::Send, TypedElem::<T>::ELEM, slot) } {
             Some(OpResult::Done) => Ok(()),
             Some(_) => Err(TrySendError::Closed(ManuallyDrop::into_inner(value))),
             None => Err(TrySendError::Full(ManuallyDrop::into_inner(value))),
@@ -324,15 +369,17 @@ impl<T> Sender<T> {
     where
         T: Copy,
     {
+        let Some(core) = self.core() else { return };
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and T is Copy.
-        let _ =
-            unsafe { self.core().try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
+        let _ = unsafe { core.try_op_in(Some(rt), ChanSide::Send, TypedElem::<T>::ELEM, slot) };
     }
 
     /// Drops the sender. If it is the last, the channel stays open, and no further value comes.
     pub(crate) fn drop_keep_open(self) {
-        self.handle.drop_keep_open();
+        if let Some(handle) = self.handle {
+            handle.drop_keep_open();
+        }
     }
 
     /// Sends a value, and waits at most for `limit`.
@@ -391,12 +438,13 @@ impl<T> Sender<T> {
 
     #[inline]
     fn send_until(&self, value: T, deadline: Nanos) -> Result<(), (T, OpResult)> {
+        let Some(core) = self.core() else {
+            return Err((value, wait_for_never(WaitReason::ChanSendNil, deadline)));
+        };
         let value = ManuallyDrop::new(value);
         let slot = (&raw const value).cast_mut().cast();
         // SAFETY: `value` is a T, and moves if the result is `Done`.
-        match unsafe {
-            self.core().blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline)
-        } {
+        match unsafe { core.blocking_op(ChanSide::Send, TypedElem::<T>::ELEM, slot, deadline) } {
             OpResult::Done => Ok(()),
             result => Err((ManuallyDrop::into_inner(value), result)),
         }
@@ -405,7 +453,8 @@ impl<T> Sender<T> {
     /// Closes the channel for all its senders and receivers.
     ///
     /// From now on every send fails, and so does every send that waits now. Receivers still get the
-    /// values that are left. Closing a closed channel does nothing.
+    /// values that are left. Closing a closed channel does nothing, and neither does closing the
+    /// channel of [`nil`]: no operation on it ever ends.
     ///
     /// # Examples
     /// ```
@@ -416,7 +465,9 @@ impl<T> Sender<T> {
     /// assert_eq!(rx.iter().collect::<Vec<_>>(), [1]);
     /// ```
     pub fn close(&self) {
-        self.core().close();
+        if let Some(core) = self.core() {
+            core.close();
+        }
     }
 
     /// Returns true if the channel is closed: by [`close`](Sender::close), or because all receivers
@@ -430,7 +481,7 @@ impl<T> Sender<T> {
     /// assert!(tx.is_closed());
     /// ```
     pub fn is_closed(&self) -> bool {
-        self.core().is_closed()
+        self.core().is_some_and(Core::is_closed)
     }
 
     /// Returns the number of values in the channel.
@@ -445,7 +496,7 @@ impl<T> Sender<T> {
     /// assert_eq!(tx.len(), 1);
     /// ```
     pub fn len(&self) -> usize {
-        self.core().buffer.len()
+        self.core().map_or(0, |core| core.buffer.len())
     }
 
     /// Returns true if no value is in the channel. With capacity 0 this is so, except for a value
@@ -454,7 +505,8 @@ impl<T> Sender<T> {
         self.len() == 0
     }
 
-    /// Returns true if there is no room for another value. With capacity 0 this is always so.
+    /// Returns true if there is no room for another value. With capacity 0, and for [`nil`], this is
+    /// always so.
     ///
     /// # Examples
     /// ```
@@ -465,10 +517,11 @@ impl<T> Sender<T> {
     /// assert!(!tx.is_full());
     /// ```
     pub fn is_full(&self) -> bool {
-        self.len() >= self.core().buffer.cap()
+        self.core().is_none_or(|core| core.buffer.len() >= core.buffer.cap())
     }
 
-    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`].
+    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`]. For
+    /// [`nil`] it is 0.
     ///
     /// # Examples
     /// ```
@@ -477,17 +530,17 @@ impl<T> Sender<T> {
     /// assert_eq!(unbounded::<i32>().0.capacity(), None);
     /// ```
     pub fn capacity(&self) -> Option<usize> {
-        capacity(self.core())
+        self.core().map_or(Some(0), capacity)
     }
 
     /// Returns how many operations wait to send and to receive. For tests. A select counts in each
     /// of its channels, and for a moment longer if it was just served through another one.
     #[doc(hidden)]
     pub fn waiters(&self) -> (usize, usize) {
-        self.core().waiters()
+        self.core().map_or((0, 0), Core::waiters)
     }
 
-    /// Returns true if both senders send to the same channel.
+    /// Returns true if both senders send to the same channel, or if both are of [`nil`].
     ///
     /// # Examples
     /// ```
@@ -497,7 +550,10 @@ impl<T> Sender<T> {
     /// assert!(!tx.same_channel(&bounded(1).0));
     /// ```
     pub fn same_channel(&self, other: &Sender<T>) -> bool {
-        std::ptr::eq(self.core(), other.core())
+        match (self.core(), other.core()) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        }
     }
 }
 
@@ -635,7 +691,9 @@ impl<T> Receiver<T> {
 
     #[inline]
     fn recv_until(&self, deadline: Nanos) -> Result<T, OpResult> {
-        let Some(core) = self.core() else { return Err(wait_for_never(deadline)) };
+        let Some(core) = self.core() else {
+            return Err(wait_for_never(WaitReason::ChanReceiveNil, deadline));
+        };
         let mut value = MaybeUninit::<T>::uninit();
         let slot = value.as_mut_ptr().cast();
         // SAFETY: `value` has room for a T, and holds one if the result is `Done`.
@@ -754,14 +812,14 @@ impl<T> Receiver<T> {
     }
 }
 
-/// Waits until `deadline`: no value ever comes.
+/// Waits until `deadline`: the operation is never ready.
 #[cold]
-fn wait_for_never(deadline: Nanos) -> OpResult {
+fn wait_for_never(reason: WaitReason, deadline: Nanos) -> OpResult {
     loop {
         if deadline != NEVER && deadline <= clock::now() {
             return OpResult::TimedOut;
         }
-        wait::wait(WaitReason::ChanReceiveNil, deadline, |_| true);
+        wait::wait(reason, deadline, |_| true);
     }
 }
 

@@ -29,6 +29,11 @@
 //! 3. Queues and the links of sudogs are touched only under the channel's lock. `first` is also
 //!    read without it, as a hint: null or not, or an address for the cache.
 //!
+//! # Watchers
+//! A sudog without a slot is a *watcher*: its owner waits until an operation is ready, and does
+//! none (`select/ready.rs`). It is claimed, taken and withdrawn as any other sudog. But an operation
+//! that looks for a partner passes it over, and it does not count where waiters are counted.
+//!
 //! # Why not `sched/wait/list.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
 //!
@@ -49,7 +54,7 @@ pub(crate) struct Sudog {
     next: Cell<*const Sudog>,
     prev: Cell<*const Sudog>,
     pub(super) waiter: Cell<Waiter>,
-    /// The value to send, or room for the one to receive.
+    /// The value to send, or room for the one to receive; null in a watcher.
     pub(super) slot: Cell<*mut u8>,
     /// The number of the arm in its select, by which the wait is claimed; 0 for a plain operation.
     pub(super) arm: Cell<u16>,
@@ -85,6 +90,11 @@ impl Sudog {
             linked: Cell::new(false),
             state: AtomicU8::new(SudogState::Waiting as u8),
         }
+    }
+
+    #[inline]
+    fn is_watcher(&self) -> bool {
+        self.slot.get().is_null()
     }
 
     /// Tells a taken sudog that its value has moved. The caller then wakes the returned sleeper.
@@ -199,8 +209,8 @@ impl WaitQueue {
         }
     }
 
-    /// Takes the first sudog whose wait can still be claimed, and unlinks the stale ones before it.
-    /// Passes over the sudogs of the sleeper `me`, because a select never exchanges a value with
+    /// Takes the first waiter whose wait can still be claimed, and unlinks the stale ones before it.
+    /// Passes over watchers and the sudogs of the sleeper `me`, because a select never exchanges a value with
     /// itself. A `me` of 0 matches no sleeper.
     ///
     /// # Safety
@@ -233,7 +243,7 @@ impl WaitQueue {
                 }
                 at = node.next.get();
                 let waiter = node.waiter.get();
-                if waiter.sleeper() == me {
+                if waiter.sleeper() == me || node.is_watcher() {
                     continue;
                 }
                 self.unlink(node);
@@ -244,7 +254,56 @@ impl WaitQueue {
         }
     }
 
-    /// Returns whether a sleeper other than `me` has a sudog here. A stale one counts.
+    /// Takes the first watcher whose wait can still be claimed, and unlinks the stale ones before
+    /// it.
+    ///
+    /// # Safety
+    /// As for `take_first`.
+    #[cold]
+    pub(super) unsafe fn take_watcher<'a>(&self) -> Option<&'a Sudog> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.take_matching(Sudog::is_watcher) }
+    }
+
+    /// Takes the first sudog that `matches` and whose wait can still be claimed.
+    ///
+    /// # Safety
+    /// As for `take_first`.
+    unsafe fn take_matching<'a>(&self, matches: fn(&Sudog) -> bool) -> Option<&'a Sudog> {
+        let mut at = self.first();
+        loop {
+            // SAFETY: as in `take_first_unless`.
+            unsafe {
+                let node = at.as_ref()?;
+                at = node.next.get();
+                if matches(node) {
+                    self.unlink(node);
+                    if node.waiter.get().claim(node.arm.get() + 1) {
+                        return Some(node);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns whether a waiter is here whose wait can still be claimed. A watcher does not count.
+    ///
+    /// # Safety
+    /// The lock is held.
+    pub(super) unsafe fn has_open(&self) -> bool {
+        let mut at = self.first();
+        // SAFETY: linked, so alive (invariant 1).
+        while let Some(node) = unsafe { at.as_ref() } {
+            if !node.is_watcher() && node.waiter.get().is_open() {
+                return true;
+            }
+            at = node.next.get();
+        }
+        false
+    }
+
+    /// Returns whether a sleeper other than `me` waits here. A stale sudog counts, a watcher does
+    /// not.
     ///
     /// # Safety
     /// The lock is held.
@@ -252,7 +311,7 @@ impl WaitQueue {
         let mut at = self.first();
         // SAFETY: linked, so alive (invariant 1).
         while let Some(node) = unsafe { at.as_ref() } {
-            if node.waiter.get().sleeper() != me {
+            if node.waiter.get().sleeper() != me && !node.is_watcher() {
                 return true;
             }
             at = node.next.get();
@@ -274,7 +333,7 @@ impl WaitQueue {
         n
     }
 
-    /// Takes sudogs that can be claimed, because the channel is closed, and stores their sleepers
+    /// Takes waiters and watchers that can be claimed, because the channel is closed, and stores their sleepers
     /// in `taken`. Returns their number: if it is less than the length of `taken`, the queue is
     /// empty. The caller wakes them after it has released the lock.
     ///
@@ -283,7 +342,7 @@ impl WaitQueue {
     pub(super) unsafe fn take_closed(&self, taken: &mut [usize]) -> usize {
         for (n, sleeper) in taken.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            match unsafe { self.take_first(0) } {
+            match unsafe { self.take_matching(|_| true) } {
                 Some(node) => *sleeper = node.end(SudogState::Closed),
                 None => return n,
             }

@@ -6,7 +6,11 @@ use std::collections::HashMap;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use trefoil::chan::{RecvError, SendError, TryRecvError, TrySendError, bounded, never, unbounded};
+use std::time::{Duration, Instant};
+use trefoil::chan::{
+    RecvError, SendError, SendTimeoutError, TryRecvError, TrySendError, bounded, never, nil,
+    unbounded,
+};
 use trefoil::go;
 
 /// Go: TestChan, for capacities 0 to 199, as the following tests.
@@ -410,5 +414,33 @@ fn recv_from_never_waits_for_ever() {
         let h = go(move || rx.recv());
         a_moment();
         assert!(!h.is_finished());
+    });
+}
+
+#[test]
+fn the_ends_of_nil_wait_for_ever_and_are_never_closed() {
+    let _dog = watchdog();
+    at_all_procs(|| {
+        let (tx, rx) = nil::<Box<i32>>();
+        tx.close();
+        assert!(!tx.is_closed() && !rx.is_closed());
+        assert!(
+            tx.is_full() && tx.is_empty() && tx.capacity() == Some(0) && tx.waiters() == (0, 0)
+        );
+        assert_eq!(tx.try_send(Box::new(1)), Err(TrySendError::Full(Box::new(1))));
+        assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
+        let limit = Duration::from_millis(1);
+        let late = tx.send_timeout(Box::new(2), limit);
+        assert_eq!(late, Err(SendTimeoutError::Timeout(Box::new(2))));
+        let past = tx.send_deadline(Box::new(2), Instant::now());
+        assert_eq!(past, Err(SendTimeoutError::Timeout(Box::new(2))));
+        assert!(tx.same_channel(&nil().0) && !tx.same_channel(&bounded(1).0));
+        assert!(rx.same_channel(&never()));
+        let sent =
+            trefoil::block_on(trefoil::time::timeout_async(limit, tx.send_async(Box::new(3))));
+        assert!(sent.is_err());
+        let sender = go(move || tx.clone().send(Box::new(4)));
+        trefoil::time::sleep(limit);
+        assert!(!sender.is_finished());
     });
 }

@@ -89,3 +89,77 @@ fn completing_a_dynamic_select_with_another_channel_panics() {
     select.recv(&rx);
     let _ = select.select().recv(&r2);
 }
+
+/// A send is gone when it was chosen, so the next value is added: the indices grow, the memory does
+/// not. More operations than one select may have pass through it.
+#[test]
+fn a_reused_select_does_not_grow() {
+    let _dog = watchdog();
+    trefoil::run(|| {
+        let (tx, rx) = bounded(1);
+        let (gone, never) = bounded::<usize>(1);
+        drop(gone);
+        let mut select = Select::new();
+        let recv = select.recv(&rx);
+        for n in 1..=70_000 {
+            let send = select.send(&tx, n);
+            assert_eq!(send, 2 * n - 1, "an index is not used again");
+            let op = select.select();
+            assert_eq!(op.index(), send);
+            op.send(&tx).unwrap();
+            assert_eq!(select.select().recv(&rx), Ok(n));
+            let removed = select.recv(&never);
+            select.remove(removed);
+            select.remove(send);
+            assert_eq!(removed, 2 * n);
+        }
+        tx.send(1).unwrap();
+        assert_eq!(select.ready(), recv);
+    });
+}
+
+#[test]
+#[should_panic(expected = "no operation has the index 1")]
+fn removing_an_operation_that_never_existed_panics() {
+    let (_tx, rx) = bounded::<i32>(1);
+    let mut select = Select::new();
+    select.recv(&rx);
+    select.remove(1);
+}
+
+#[test]
+fn a_forgotten_operation_does_not_disturb_the_next_one() {
+    let _dog = watchdog();
+    let alive = Arc::new(());
+    let (tx, rx) = bounded(2);
+    tx.send(alive.clone()).unwrap();
+    tx.send(alive.clone()).unwrap();
+    let mut select = Select::new();
+    select.recv(&rx);
+    std::mem::forget(select.select());
+    assert!(select.select().recv(&rx).is_ok());
+    assert_eq!(Arc::strong_count(&alive), 1, "the forgotten value was dropped, too");
+}
+
+#[test]
+fn a_select_moves_to_another_thread_with_its_operations() {
+    fn is_send_and_sync<T: Send + Sync>(_: &T) {}
+    let _dog = watchdog();
+    let ((t1, r1), (t2, r2)) = (bounded(1), bounded(1));
+    let mut select = Select::new();
+    select.recv(&r1);
+    let send = select.send(&t2, "sent");
+    is_send_and_sync(&select);
+    std::thread::scope(|s| {
+        let other = s.spawn(|| {
+            let op = select.select();
+            assert_eq!(op.index(), send);
+            op.send(&t2).unwrap();
+            select
+        });
+        let mut select = other.join().unwrap();
+        assert_eq!(r2.recv(), Ok("sent"));
+        t1.send("received").unwrap();
+        assert_eq!(select.select().recv(&r1), Ok("received"));
+    });
+}

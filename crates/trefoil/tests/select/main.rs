@@ -1,12 +1,14 @@
 //! `select!` and `Select`: what Go's own tests assert (`chan_test.go`, `test/chan/select*.go`,
 //! `doubleselect.go`), and what the macro promises.
 
+mod biased;
 #[path = "../common/mod.rs"]
 mod common;
 mod dynamic;
 mod fairness;
 mod queues;
 mod readiness;
+mod ready;
 mod syntax;
 
 use std::time::Duration;

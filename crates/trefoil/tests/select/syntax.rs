@@ -236,3 +236,49 @@ fn a_select_of_sixty_four_arms_chooses_each() {
 fn the_compiler_explains_syntax_errors_in_select() {
     trybuild::TestCases::new().compile_fail("tests/ui/select_*.rs");
 }
+
+/// Anything that derefs to a channel end may stand in an arm.
+#[test]
+fn arms_take_what_derefs_to_a_channel_end() {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use std::sync::Mutex;
+    use trefoil::chan::Select;
+
+    struct Mine(Receiver<i32>);
+    impl std::ops::Deref for Mine {
+        type Target = Receiver<i32>;
+        fn deref(&self) -> &Receiver<i32> {
+            &self.0
+        }
+    }
+    fn both<'a>(rx: &'a &'a Receiver<i32>, tx: &Arc<Sender<i32>>) -> i32 {
+        select! {
+            recv(rx) -> v => v.unwrap(),
+            recv(never::<i32>()) -> _ => 0,
+            send(tx, 1) -> _ => 0,
+        }
+    }
+    let (tx, rx) = bounded(1);
+    let (tx, (_silent, idle)) = (Arc::new(tx), bounded::<i32>(0));
+    let (boxed, shared) = (Box::new(rx.clone()), Rc::new(RefCell::new(rx.clone())));
+    let (locked, mine) = (Mutex::new(rx.clone()), Mine(rx.clone()));
+    let mut got = 0;
+    for _ in 0..3 {
+        tx.send(1).unwrap();
+        got += both(&&rx, &tx);
+        tx.send(1).unwrap();
+        select! { recv(boxed) -> v => got += v.unwrap(), recv(idle) -> _ => {} }
+        tx.send(1).unwrap();
+        select! { recv(shared.borrow()) -> v => got += v.unwrap(), default => {} }
+        tx.send(1).unwrap();
+        select! { recv(locked.lock().unwrap()) -> v => got += v.unwrap() }
+        tx.send(1).unwrap();
+        select! { recv(mine) -> v => got += v.unwrap(), recv(&&idle) -> _ => {} }
+        select! { send(&&tx, 1) -> r => r.unwrap(), recv(idle) -> _ => {} }
+        let mut select = Select::new();
+        select.recv(&mine);
+        got += select.select().recv(&boxed).unwrap();
+    }
+    assert_eq!(got, 18);
+}

@@ -101,6 +101,11 @@ impl Waiter {
         self.sleeper
     }
 
+    pub(crate) fn is_open(self) -> bool {
+        self.number == Waiter::SOLE
+            || slot(self.sleeper).claim.load(Ordering::Relaxed) == self.number << WINNER_BITS
+    }
+
     #[must_use]
     pub(crate) fn claim(self, winner: u16) -> bool {
         let own = self.sleeper == me() + 1;

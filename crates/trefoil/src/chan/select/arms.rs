@@ -13,13 +13,12 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::Deref;
 use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// The types that `recv(…)` takes: a receiver, or a reference to one.
+/// The types that `recv(…)` takes: a receiver, or what derefs to one.
 #[diagnostic::on_unimplemented(
     message = "`recv(…)` takes a `Receiver`, not `{Self}`",
     label = "not the receiving end of a channel"
@@ -31,7 +30,7 @@ pub trait SelectRecv {
     fn receiver(&self) -> &Receiver<Self::Item>;
 }
 
-/// The types that `send(…, value)` takes: a sender, or a reference to one.
+/// The types that `send(…, value)` takes: a sender, or what derefs to one.
 #[diagnostic::on_unimplemented(
     message = "`send(…, value)` takes a `Sender`, not `{Self}`",
     label = "not the sending end of a channel"
@@ -59,26 +58,31 @@ impl<T> SelectSend for Sender<T> {
     }
 }
 
-macro_rules! by_reference {
-    ($($reference:ty),+) => {$(
-        impl<C: SelectRecv + ?Sized> SelectRecv for $reference {
-            type Item = C::Item;
-            #[inline(always)]
-            fn receiver(&self) -> &Receiver<C::Item> {
-                (**self).receiver()
-            }
-        }
-        impl<C: SelectSend + ?Sized> SelectSend for $reference {
-            type Item = C::Item;
-            #[inline(always)]
-            fn sender(&self) -> &Sender<C::Item> {
-                (**self).sender()
-            }
-        }
-    )+};
+// Whatever derefs to a channel end: references, `Box`, `Rc`, `Arc`, the guards of locks, and types of
+// the user. (The channel ends themselves do not deref, so these do not overlap with the above.)
+impl<P> SelectRecv for P
+where
+    P: Deref + ?Sized,
+    P::Target: SelectRecv,
+{
+    type Item = <P::Target as SelectRecv>::Item;
+    #[inline(always)]
+    fn receiver(&self) -> &Receiver<Self::Item> {
+        (**self).receiver()
+    }
 }
 
-by_reference!(&C, &mut C, Box<C>, Rc<C>, Arc<C>);
+impl<P> SelectSend for P
+where
+    P: Deref + ?Sized,
+    P::Target: SelectSend,
+{
+    type Item = <P::Target as SelectSend>::Item;
+    #[inline(always)]
+    fn sender(&self) -> &Sender<Self::Item> {
+        (**self).sender()
+    }
+}
 
 /// Room for the value that a `recv` arm receives.
 ///
@@ -157,7 +161,7 @@ impl<T> SendSlot<T> {
         let core = channel.sender().core();
         // SAFETY: the slot holds a T, and is borrowed for as long as the arm exists. If the value
         // moves, the outcome says so, and the slot does not use the value again.
-        let arm = unsafe { Arm::channel(Some(core), ChanSide::Send, slot.cast()) };
+        let arm = unsafe { Arm::channel(core, ChanSide::Send, slot.cast()) };
         arm.reports_to(&self.outcome)
     }
 
@@ -341,6 +345,7 @@ mod tests {
     use super::super::passes::{choose, choose_or_default};
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
 
     #[test]
     fn finish_of_an_unused_slot_is_none() {

@@ -1,8 +1,8 @@
-//! `select!`.
+//! `select!` and `select_biased!`.
 //!
 //! The arms are parsed one by one (a `recv`, `send` or `future` with its `->`, a body that is a block or ends
-//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$done`
-//! are the records so far, and `$is` the indices that are left. Each step of the parser makes its
+//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$prefer` says which of several ready arms is taken: `any` or
+//! `first`. `$done` are the records so far, and `$is` the indices that are left. Each step of the parser makes its
 //! own `slot`: by macro hygiene they are different variables. Then one of the `@build` rules makes
 //! the code:
 //!
@@ -148,7 +148,48 @@
 macro_rules! select {
     () => { $crate::chan::select::no_cases() };
     ($($arms:tt)+) => {
-        $crate::__select!(@parse []
+        $crate::__select!(@parse any []
+            [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+             32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59
+             60 61 62 63]
+            $($arms)+)
+    };
+}
+
+/// As [`select!`](crate::select), but if several operations or futures are ready, takes the first of
+/// them as they are written.
+///
+/// Use it where one channel comes before another: a `quit` that must not be delayed by work, urgent
+/// requests before others. An arm that is ready again and again starves the arms below it.
+///
+/// The arms are those of [`select!`](crate::select). `after` and `default` are chosen only if no
+/// operation is ready, wherever they stand. If the select has to wait, the first arm that becomes
+/// ready ends the wait.
+///
+/// # Examples
+/// ```
+/// use trefoil::chan::bounded;
+/// use trefoil::select_biased;
+///
+/// let (urgent, first) = bounded(8);
+/// let (normal, second) = bounded(8);
+/// (0..3).for_each(|n| normal.send(n).unwrap());
+/// (10..13).for_each(|n| urgent.send(n).unwrap());
+/// let next = || {
+///     select_biased! {
+///         recv(first) -> n => n.ok(),
+///         recv(second) -> n => n.ok(),
+///         default => None,
+///     }
+/// };
+/// let order: Vec<i32> = std::iter::from_fn(next).collect();
+/// assert_eq!(order, [10, 11, 12, 0, 1, 2]);
+/// ```
+#[macro_export]
+macro_rules! select_biased {
+    () => { $crate::chan::select::no_cases() };
+    ($($arms:tt)+) => {
+        $crate::__select!(@parse first []
             [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
              32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59
              60 61 62 63]
@@ -161,206 +202,206 @@ macro_rules! select {
 #[macro_export]
 macro_rules! __select {
     // ---- The end: no default, or the default, which is last.
-    (@parse $done:tt $is:tt) => { $crate::__select!(@build $done []) };
-    (@parse $done:tt $is:tt default => $body:block $(,)?) => {
-        $crate::__select!(@build $done [$body])
+    (@parse $prefer:tt $done:tt $is:tt) => { $crate::__select!(@build $prefer $done []) };
+    (@parse $prefer:tt $done:tt $is:tt default => $body:block $(,)?) => {
+        $crate::__select!(@build $prefer $done [$body])
     };
-    (@parse $done:tt $is:tt default => $body:expr $(,)?) => {
-        $crate::__select!(@build $done [$body])
+    (@parse $prefer:tt $done:tt $is:tt default => $body:expr $(,)?) => {
+        $crate::__select!(@build $prefer $done [$body])
     };
 
     // ---- One arm.
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         recv($c:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
                 ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         recv($c:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
                 ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         recv($c:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
                 ($p) ($body) (recv $c)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr) => {
-        $crate::__select!(@parse
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*] recv($c:expr $(,)?) -> $p:pat => $body:expr) => {
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::RecvSlot::new()) (slot.recv(&$c))
                 ($p) ($body) (recv $c)}]
             [$($is)*] )
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
                 ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         send($c:expr, $v:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
                 ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
                 ($p) ($body) (send $c, $v)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         send($c:expr, $v:expr $(,)?) -> $p:pat => $body:expr) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::SendSlot::new()) (slot.send(&$c, $v))
                 ($p) ($body) (send $c, $v)}]
             [$($is)*] )
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         future($f:expr $(,)?) -> $p:pat => $body:block, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
                 (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         future($f:expr $(,)?) -> $p:pat => $body:block $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
                 (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         future($f:expr $(,)?) -> $p:pat => $body:expr, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
                 (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] future($f:expr $(,)?) -> $p:pat => $body:expr) => {
-        $crate::__select!(@parse
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*] future($f:expr $(,)?) -> $p:pat => $body:expr) => {
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot (::core::pin::pin!($crate::chan::select::FutureSlot::new()))
                 (slot.as_mut().future($f)) ($p) ($body) (future $f)}]
             [$($is)*] )
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*]
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*]
         after($d:expr $(,)?) => $body:block, $($rest:tt)*) => {
-        $crate::__select!(@parse
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
                 (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block $($rest:tt)*) => {
-        $crate::__select!(@parse
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:block $($rest:tt)*) => {
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
                 (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr, $($rest:tt)*) => {
-        $crate::__select!(@parse
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr, $($rest:tt)*) => {
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
                 (()) ($body) (after $d)}]
             [$($is)*] $($rest)*)
     };
-    (@parse [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr) => {
-        $crate::__select!(@parse
+    (@parse $prefer:tt [$($done:tt)*] [$i:tt $($is:tt)*] after($d:expr $(,)?) => $body:expr) => {
+        $crate::__select!(@parse $prefer
             [$($done)* {$i slot ($crate::chan::select::AfterSlot) (slot.after($d))
                 (()) ($body) (after $d)}]
             [$($is)*] )
     };
 
     // ---- Errors, with a message.
-    (@parse $done:tt [] $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt [] $($rest:tt)*) => {
         compile_error!("select!: more than 64 arms; trefoil::chan::Select takes any number")
     };
-    (@parse $done:tt $is:tt default => $body:block default $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default => $body:block default $($rest:tt)*) => {
         compile_error!("select!: there is a second `default`")
     };
-    (@parse $done:tt $is:tt default => $body:expr, default $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default => $body:expr, default $($rest:tt)*) => {
         compile_error!("select!: there is a second `default`")
     };
-    (@parse $done:tt $is:tt default => $body:block $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default => $body:block $($rest:tt)*) => {
         compile_error!("select!: `default` must be the last arm")
     };
-    (@parse $done:tt $is:tt default => $body:expr, $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default => $body:expr, $($rest:tt)*) => {
         compile_error!("select!: `default` must be the last arm")
     };
-    (@parse $done:tt $is:tt default($($limit:tt)*) $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default($($limit:tt)*) $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: for a time limit write `after(duration) => …`, ",
             "and `default => …` for none"
         ))
     };
-    (@parse $done:tt $is:tt default $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt default $($rest:tt)*) => {
         compile_error!("select!: write `default => …`")
     };
-    (@parse $done:tt $is:tt recv($c:expr, $($more:tt)+) $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt recv($c:expr, $($more:tt)+) $($rest:tt)*) => {
         compile_error!("select!: `recv` takes one channel: `recv(rx) -> v => …`")
     };
-    (@parse $done:tt $is:tt recv($c:expr) => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt recv($c:expr) => $($rest:tt)*) => {
         compile_error!("select!: `recv` needs a name for its result: `recv(rx) -> v => …`")
     };
-    (@parse $done:tt $is:tt recv($c:expr) -> $p:pat => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt recv($c:expr) -> $p:pat => $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: a comma is missing after the body of a `recv` arm ",
             "(only a block needs none)"
         ))
     };
-    (@parse $done:tt $is:tt recv $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt recv $($rest:tt)*) => {
         compile_error!("select!: write `recv(rx) -> v => …`")
     };
-    (@parse $done:tt $is:tt send($c:expr) $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt send($c:expr) $($rest:tt)*) => {
         compile_error!("select!: `send` needs a value: `send(tx, value) -> r => …`")
     };
-    (@parse $done:tt $is:tt send($c:expr, $v:expr) => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt send($c:expr, $v:expr) => $($rest:tt)*) => {
         compile_error!("select!: `send` needs a name for its result: `send(tx, value) -> r => …`")
     };
-    (@parse $done:tt $is:tt send($c:expr, $v:expr) -> $p:pat => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt send($c:expr, $v:expr) -> $p:pat => $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: a comma is missing after the body of a `send` arm ",
             "(only a block needs none)"
         ))
     };
-    (@parse $done:tt $is:tt send $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt send $($rest:tt)*) => {
         compile_error!("select!: write `send(tx, value) -> r => …`")
     };
-    (@parse $done:tt $is:tt future($f:expr, $($more:tt)+) $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt future($f:expr, $($more:tt)+) $($rest:tt)*) => {
         compile_error!("select!: `future` takes one future: `future(f) -> v => …`")
     };
-    (@parse $done:tt $is:tt future($f:expr) => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt future($f:expr) => $($rest:tt)*) => {
         compile_error!("select!: `future` needs a name for its result: `future(f) -> v => …`")
     };
-    (@parse $done:tt $is:tt future($f:expr) -> $p:pat => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt future($f:expr) -> $p:pat => $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: a comma is missing after the body of a `future` arm ",
             "(only a block needs none)"
         ))
     };
-    (@parse $done:tt $is:tt future $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt future $($rest:tt)*) => {
         compile_error!("select!: write `future(f) -> v => …`")
     };
-    (@parse $done:tt $is:tt after($d:expr) -> $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt after($d:expr) -> $($rest:tt)*) => {
         compile_error!("select!: `after` has no result: `after(duration) => …`")
     };
-    (@parse $done:tt $is:tt after($d:expr) => $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt after($d:expr) => $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: a comma is missing after the body of an `after` arm ",
             "(only a block needs none)"
         ))
     };
-    (@parse $done:tt $is:tt after $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt after $($rest:tt)*) => {
         compile_error!("select!: write `after(duration) => …`")
     };
-    (@parse $done:tt $is:tt $other:tt $($rest:tt)*) => {
+    (@parse $prefer:tt $done:tt $is:tt $other:tt $($rest:tt)*) => {
         compile_error!(concat!(
             "select!: expected `recv(rx) -> v`, `send(tx, value) -> r`, `future(f) -> v`, ",
             "`after(duration)` or `default`, found `",
@@ -370,16 +411,16 @@ macro_rules! __select {
     };
 
     // ---- Short forms: one operation, alone, with a default, or with a time limit.
-    (@build [] [$default:expr]) => { $default };
-    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}] []) => {{
+    (@build $prefer:tt [] [$default:expr]) => { $default };
+    (@build $prefer:tt [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}] []) => {{
         let $p = $crate::chan::select::recv_one(&$c);
         $body
     }};
-    (@build [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] []) => {{
+    (@build $prefer:tt [{$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] []) => {{
         let $p = $crate::chan::select::send_one(&$c, $v);
         $body
     }};
-    (@build [{$i:tt $s:ident $n:tt $a:tt
+    (@build $prefer:tt [{$i:tt $s:ident $n:tt $a:tt
         ($p:pat) ($body:expr) (recv $c:expr)}] [$default:expr]) => {{
         let chosen = $crate::chan::select::try_recv_one(&$c);
         match chosen {
@@ -387,7 +428,7 @@ macro_rules! __select {
             ::core::option::Option::None => $default,
         }
     }};
-    (@build [{$i:tt $s:ident $n:tt $a:tt
+    (@build $prefer:tt [{$i:tt $s:ident $n:tt $a:tt
         ($p:pat) ($body:expr) (send $c:expr, $v:expr)}] [$default:expr]) => {{
         let chosen = $crate::chan::select::try_send_one(&$c, $v);
         match chosen {
@@ -395,7 +436,7 @@ macro_rules! __select {
             ::core::option::Option::None => $default,
         }
     }};
-    (@build [
+    (@build $prefer:tt [
         {$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (recv $c:expr)}
         {$j:tt $t:ident $m:tt $b:tt $q:tt ($late:expr) (after $d:expr)}
     ] []) => {{
@@ -405,7 +446,7 @@ macro_rules! __select {
             ::core::option::Option::None => $late,
         }
     }};
-    (@build [
+    (@build $prefer:tt [
         {$i:tt $s:ident $n:tt $a:tt ($p:pat) ($body:expr) (send $c:expr, $v:expr)}
         {$j:tt $t:ident $m:tt $b:tt $q:tt ($late:expr) (after $d:expr)}
     ] []) => {{
@@ -417,11 +458,17 @@ macro_rules! __select {
     }};
 
     // ---- The general form.
-    (@build [$($arm:tt)+] []) => {
+    (@build any [$($arm:tt)+] []) => {
         $crate::__select!(@general choose ($crate::chan::select::unchosen()) $($arm)+)
     };
-    (@build [$($arm:tt)+] [$default:expr]) => {
+    (@build any [$($arm:tt)+] [$default:expr]) => {
         $crate::__select!(@general choose_or_default ($default) $($arm)+)
+    };
+    (@build first [$($arm:tt)+] []) => {
+        $crate::__select!(@general choose_first ($crate::chan::select::unchosen()) $($arm)+)
+    };
+    (@build first [$($arm:tt)+] [$default:expr]) => {
+        $crate::__select!(@general choose_first_or_default ($default) $($arm)+)
     };
     (@general $choose:ident ($otherwise:expr)
         $({$i:tt $s:ident ($new:expr) ($arm:expr) ($p:pat) ($body:expr) $what:tt})+

@@ -1,7 +1,7 @@
 //! The algorithm of a select, over [`Arm`]s without types.
 //!
 //! # Three passes
-//! 1. **Poll.** Polls the arms in a random order and does the first operation that is ready. Each
+//! 1. **Poll.** Polls the arms in a random order (as written, if the select is biased) and does the first operation that is ready. Each
 //!    channel is probed without its lock first, so an arm that is not ready costs one read.
 //! 2. **Enlist.** In the same order, checks each arm again under its channel's lock. If the arm is
 //!    still not ready, its node (a [`Sudog`]) joins the channel's queue. One lock is held at a
@@ -89,7 +89,7 @@ pub struct Arm<'a> {
     target: ArmTarget<'a>,
     /// Where the outcome is stored if this arm is chosen.
     outcome: Option<&'a Cell<Outcome>>,
-    node: Sudog,
+    pub(super) node: Sudog,
 }
 
 pub(super) enum ArmTarget<'a> {
@@ -189,7 +189,7 @@ impl<'a> Arm<'a> {
     }
 
     #[inline]
-    fn core(&self) -> Option<(&'a Core, ChanSide)> {
+    pub(super) fn core(&self) -> Option<(&'a Core, ChanSide)> {
         match self.target {
             ArmTarget::Channel(core, side) => Some((core, side)),
             _ => None,
@@ -197,7 +197,7 @@ impl<'a> Arm<'a> {
     }
 
     /// Returns the sort key that brings the arms of each channel together, those without one first.
-    fn address(&self) -> usize {
+    pub(super) fn address(&self) -> usize {
         self.core().map_or(0, |(core, _)| std::ptr::from_ref(core) as usize)
     }
 
@@ -253,7 +253,7 @@ pub fn no_cases() -> ! {
 
 /// Waits for one of the arms.
 pub fn choose(arms: &mut [Arm<'_>]) -> Chosen {
-    match select(arms, NEVER) {
+    match select(arms, NEVER, Preference::None) {
         Some(chosen) => chosen,
         None => unchosen(),
     }
@@ -261,22 +261,57 @@ pub fn choose(arms: &mut [Arm<'_>]) -> Chosen {
 
 /// Does one of the arms if that needs no waiting.
 pub fn choose_or_default(arms: &mut [Arm<'_>]) -> Chosen {
-    poll(arms).unwrap_or(Chosen::DEFAULT)
+    poll(arms, Preference::None).unwrap_or(Chosen::DEFAULT)
 }
 
-/// A random order over the arms, made while it is being used (Fisher and Yates).
-struct Shuffle {
+/// As [`choose`], but takes the first of the arms that are ready.
+pub fn choose_first(arms: &mut [Arm<'_>]) -> Chosen {
+    match select(arms, NEVER, Preference::First) {
+        Some(chosen) => chosen,
+        None => unchosen(),
+    }
+}
+
+/// As [`choose_or_default`], but takes the first of the arms that are ready.
+pub fn choose_first_or_default(arms: &mut [Arm<'_>]) -> Chosen {
+    poll(arms, Preference::First).unwrap_or(Chosen::DEFAULT)
+}
+
+/// Which one of several ready arms a select takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Preference {
+    /// Any, with the same probability.
+    None,
+    /// The one that was written first.
+    First,
+}
+
+/// The order in which the arms are polled: a random one, made while it is being used (Fisher and
+/// Yates), or that of their numbers.
+pub(super) struct Shuffle {
     bits: u64,
     used: usize,
+    /// 0 if the order is not random: then every choice is made from the same bits, which are 0, and
+    /// the order stays as it is.
+    step: usize,
 }
 
 impl Shuffle {
-    /// Starts from the order in which the arms lie.
-    fn start(arms: &[Arm<'_>]) -> Shuffle {
-        for (i, arm) in arms.iter().enumerate() {
-            arm.node.order.set(i as u16);
+    /// Starts from the order in which the arms lie, or from that of their numbers.
+    #[inline]
+    pub(super) fn start(arms: &[Arm<'_>], preference: Preference) -> Shuffle {
+        match preference {
+            Preference::None => {
+                as_they_lie(arms);
+                Shuffle { bits: 0, used: 0, step: 1 }
+            }
+            Preference::First => {
+                for (i, arm) in arms.iter().enumerate() {
+                    arms[usize::from(arm.node.arm.get())].node.order.set(i as u16);
+                }
+                Shuffle { bits: 0, used: 1, step: 0 }
+            }
         }
-        Shuffle { bits: 0, used: 0 }
     }
 
     /// Returns a random number below `n`: the upper half of a product. The lower half keeps the
@@ -286,7 +321,7 @@ impl Shuffle {
         if self.used.is_multiple_of(CHOICES_PER_NUMBER) {
             self.bits = random::random(here);
         }
-        self.used += 1;
+        self.used += self.step;
         let product = u128::from(self.bits) * n as u128;
         self.bits = product as u64;
         (product >> 64) as usize
@@ -294,10 +329,18 @@ impl Shuffle {
 
     /// Chooses the arm at position `k`. The positions before it are chosen already.
     #[inline]
-    fn place(&mut self, here: Option<Rt>, arms: &[Arm<'_>], k: usize) -> usize {
+    pub(super) fn place(&mut self, here: Option<Rt>, arms: &[Arm<'_>], k: usize) -> usize {
         let other = k + self.below(here, arms.len() - k);
         arms[k].node.order.swap(&arms[other].node.order);
         usize::from(arms[k].node.order.get())
+    }
+}
+
+/// Makes the order of the arms that in which they lie.
+#[inline]
+fn as_they_lie(arms: &[Arm<'_>]) {
+    for (i, arm) in arms.iter().enumerate() {
+        arm.node.order.set(i as u16);
     }
 }
 
@@ -338,7 +381,7 @@ enum ArmOrder {
 }
 
 /// Gives the arms their numbers. Returns the number of the first future, if there is one.
-fn number(arms: &[Arm<'_>]) -> Option<u16> {
+pub(super) fn number(arms: &[Arm<'_>]) -> Option<u16> {
     assert!(arms.len() <= MAX_ARMS, "select: more than {MAX_ARMS} arms");
     let mut first_future = None;
     for (i, arm) in arms.iter().enumerate() {
@@ -404,26 +447,40 @@ impl Deadline {
     }
 
     /// Ends a select whose deadline has passed: an arm that is ready now still wins.
-    fn expire(self, arms: &mut [Arm<'_>], futures: &impl FutureWaits) -> Option<Chosen> {
+    fn expire(
+        self,
+        arms: &mut [Arm<'_>],
+        preference: Preference,
+        futures: &impl FutureWaits,
+    ) -> Option<Chosen> {
         let after = |index| Chosen { index, outcome: Outcome::NotDone };
-        poll_numbered(arms, futures).or_else(|| self.arm.map(after))
+        poll_numbered(arms, preference, futures).or_else(|| self.arm.map(after))
     }
 }
 
 /// Waits for one of the arms, or until `deadline`: then returns None.
-pub(super) fn select(arms: &mut [Arm<'_>], deadline: Nanos) -> Option<Chosen> {
+pub(super) fn select(
+    arms: &mut [Arm<'_>],
+    deadline: Nanos,
+    preference: Preference,
+) -> Option<Chosen> {
     match number(arms) {
-        None => select_numbered(arms, deadline, &NoFutures),
-        Some(future) => select_futures(arms, deadline, future),
+        None => select_numbered(arms, deadline, preference, &NoFutures),
+        Some(future) => select_futures(arms, deadline, preference, future),
     }
 }
 
 /// [`select`] with futures among the arms; `first` is the number of the first one.
 #[inline(never)]
-fn select_futures(arms: &mut [Arm<'_>], deadline: Nanos, first: u16) -> Option<Chosen> {
+fn select_futures(
+    arms: &mut [Arm<'_>],
+    deadline: Nanos,
+    preference: Preference,
+    first: u16,
+) -> Option<Chosen> {
     let futures = SelectFutures::new(first + 1);
     let arms = ClearFutures(arms);
-    select_numbered(arms.0, deadline, &futures)
+    select_numbered(arms.0, deadline, preference, &futures)
 }
 
 /// Drops the futures of the arms at the end of a select, while their waker still exists. A future in
@@ -446,16 +503,17 @@ impl Drop for ClearFutures<'_, '_> {
 fn select_numbered<F: FutureWaits>(
     arms: &mut [Arm<'_>],
     deadline: Nanos,
+    preference: Preference,
     futures: &F,
 ) -> Option<Chosen> {
     let deadline = Deadline::earliest(arms, deadline);
     let mut order = ArmOrder::AsWritten;
     loop {
-        let (mut found, here) = poll_pass(Rt::enter(), arms, futures);
+        let (mut found, here) = poll_pass(Rt::enter(), arms, preference, futures);
         if let Found::Nothing = found {
             if deadline.has_passed() {
                 wait::leave(here);
-                return deadline.expire(arms, futures);
+                return deadline.expire(arms, preference, futures);
             }
             match enlist_and_park(here, arms, deadline.when, order, futures) {
                 Parked::Claimed(i) => {
@@ -463,7 +521,7 @@ fn select_numbered<F: FutureWaits>(
                     let outcome = if moved { Outcome::Moved } else { Outcome::Closed };
                     return Some(finish(arms, i, outcome));
                 }
-                Parked::TimedOut => return deadline.expire(arms, futures),
+                Parked::TimedOut => return deadline.expire(arms, preference, futures),
                 Parked::FutureWoken => continue,
                 Parked::FutureWasWoken => {
                     futures.yield_now();
@@ -510,7 +568,7 @@ fn enlist_and_park<F: FutureWaits>(
 ) -> Parked {
     if order == ArmOrder::ByAddress {
         // Enlist the arms as they lie, not in the random order of pass 1.
-        Shuffle::start(arms);
+        as_they_lie(arms);
     }
     let mut found = Found::Nothing;
     let mut enlisted = 0;
@@ -552,9 +610,10 @@ fn enlist_and_park<F: FutureWaits>(
 fn poll_pass<F: FutureWaits>(
     mut here: Option<Rt>,
     arms: &mut [Arm<'_>],
+    preference: Preference,
     futures: &F,
 ) -> (Found, Option<Rt>) {
-    let mut shuffle = Shuffle::start(arms);
+    let mut shuffle = Shuffle::start(arms, preference);
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);
         if F::ANY
@@ -615,9 +674,12 @@ fn enlist_pass(
                     return false;
                 }
                 node.waiter.set(waiter);
-                core.enlist(side, node);
+                let watcher = core.enlist(side, node);
+                core.unlock();
+                if watcher != NO_SLEEPER {
+                    wait::wake_here(here, watcher);
+                }
             }
-            core.unlock();
         }
         *enlisted = k + 1;
     }
@@ -626,7 +688,7 @@ fn enlist_pass(
 
 /// Pass 3: withdraws the first `enlisted` arms of the order, except the one that won.
 #[inline]
-fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
+pub(super) fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
     for arm in &arms[..enlisted] {
         let i = usize::from(arm.node.order.get());
         if Some(i) != won
@@ -639,28 +701,32 @@ fn withdraw_pass(arms: &[Arm<'_>], enlisted: usize, won: Option<usize>) {
 }
 
 /// Does one of the arms if that needs no waiting. Sorts the arms.
-pub(super) fn poll(arms: &mut [Arm<'_>]) -> Option<Chosen> {
+pub(super) fn poll(arms: &mut [Arm<'_>], preference: Preference) -> Option<Chosen> {
     match number(arms) {
-        None => poll_numbered(arms, &NoFutures),
-        Some(future) => poll_futures(arms, future),
+        None => poll_numbered(arms, preference, &NoFutures),
+        Some(future) => poll_futures(arms, preference, future),
     }
 }
 
 /// [`poll`] with futures among the arms; `first` is the number of the first one.
 #[inline(never)]
-fn poll_futures(arms: &mut [Arm<'_>], first: u16) -> Option<Chosen> {
+fn poll_futures(arms: &mut [Arm<'_>], preference: Preference, first: u16) -> Option<Chosen> {
     let futures = SelectFutures::new(first + 1);
     let arms = ClearFutures(arms);
-    poll_numbered(arms.0, &futures)
+    poll_numbered(arms.0, preference, &futures)
 }
 
 /// [`poll`] for arms that have their numbers. None of them may be in a queue.
-fn poll_numbered<F: FutureWaits>(arms: &mut [Arm<'_>], futures: &F) -> Option<Chosen> {
+fn poll_numbered<F: FutureWaits>(
+    arms: &mut [Arm<'_>],
+    preference: Preference,
+    futures: &F,
+) -> Option<Chosen> {
     loop {
-        let (mut found, here) = poll_pass(Rt::enter(), arms, futures);
+        let (mut found, here) = poll_pass(Rt::enter(), arms, preference, futures);
         if let Found::Nothing = found {
             arms.sort_unstable_by_key(Arm::address);
-            found = poll_all_locked(here, arms);
+            found = poll_all_locked(here, arms, preference);
         }
         wait::leave(here);
         match found {
@@ -672,14 +738,14 @@ fn poll_numbered<F: FutureWaits>(arms: &mut [Arm<'_>], futures: &F) -> Option<Ch
 }
 
 /// Polls all channels at one moment. The arms are sorted by address.
-fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>]) -> Found {
+fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>], preference: Preference) -> Found {
     let channels = arms.chunk_by(|a, b| a.address() == b.address());
     let mut cores = channels.filter_map(|same| Some(same.first()?.core()?.0));
     if arms.iter().filter(|arm| arm.core().is_some()).count() < 2 {
         return Found::Nothing;
     }
     cores.clone().for_each(Core::lock);
-    let mut shuffle = Shuffle::start(arms);
+    let mut shuffle = Shuffle::start(arms, preference);
     let mut found = None;
     for k in 0..arms.len() {
         let i = shuffle.place(here, arms, k);

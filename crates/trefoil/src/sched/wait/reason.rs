@@ -32,8 +32,9 @@ reasons! {
     Sleep = "sleep",
     ChanReceive = "chan receive",
     ChanSend = "chan send",
-    /// `chan::never()`, Go's nil channel.
+    /// `chan::never()` and `chan::nil()`, Go's nil channel.
     ChanReceiveNil = "chan receive (nil chan)",
+    ChanSendNil = "chan send (nil chan)",
     Select = "select",
     SelectNoCases = "select (no cases)",
     MutexLock = "sync.Mutex.Lock",
