@@ -473,9 +473,11 @@ fn a_function_may_reset_and_stop_its_own_timer() {
         });
         own.set(timer).unwrap();
         assert!(own.wait().reset(Duration::ZERO));
-        for call in 0..=10 {
-            assert_eq!(rx.recv(), Ok((call, false, false)), "it had fired when it was called");
-        }
+        // Calls overlap: each resets the timer before it tells.
+        let mut calls: Vec<_> = rx.iter().take(11).collect();
+        calls.sort_unstable();
+        let expected: Vec<_> = (0..=10).map(|call| (call, false, false)).collect();
+        assert_eq!(calls, expected, "the timer had fired when it was called");
         sleep(ms(2));
         assert!(rx.try_recv().is_err(), "the last call did not reset the timer");
     });
@@ -514,10 +516,10 @@ fn at_fires_at_its_time_and_at_once_if_that_is_past() {
 #[test]
 fn tick_delivers_in_order_and_leaves_out_ticks_that_are_not_received() {
     at_all_sizes(|| {
-        let ticks = tick(ms(1));
         let start = Instant::now();
+        let ticks = tick(ms(1));
         let times: Vec<_> = ticks.iter().take(3).collect();
-        assert!(times.is_sorted() && start.elapsed() >= ms(3) - ms(1));
+        assert!(times.is_sorted() && times[2] >= start + ms(3));
         sleep(ms(20));
         assert!(ticks.len() <= 1, "ticks have piled up");
         let clone = ticks.clone();

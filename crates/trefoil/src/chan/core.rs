@@ -12,7 +12,8 @@
 //! are not served any more.
 //!
 //! "Wait" means: there is a sudog whose wait can be claimed. The queues may also contain stale
-//! sudogs (queue.rs) at any time.
+//! sudogs and watchers (queue.rs) at any time. Whatever makes an operation ready wakes a watcher of
+//! that operation: a push, a pop, a waiter that is appended, a close.
 //!
 //! As in Go, a value goes directly to a receiver that waits, past the buffer. When a receiver takes
 //! the head of a full buffer, the value of the first waiting sender takes the tail in the same

@@ -90,7 +90,9 @@ fn ready_waits_until_its_deadline_and_not_longer_than_needed() {
 fn watchers_of_both_ends_are_no_partners() {
     let _dog = watchdog();
     at_all_procs(|| {
+        // `_open` keeps the channel open when the other goroutine has ended.
         let (tx, rx) = bounded::<i32>(0);
+        let _open = tx.clone();
         let other = go(move || {
             let mut select = Select::new();
             select.send(&tx, 1);
