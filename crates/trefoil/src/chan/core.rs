@@ -279,7 +279,7 @@ impl Core {
     #[inline]
     unsafe fn take_watcher(&self, side: ChanSide) -> usize {
         let queue = self.queue(side);
-        if queue.first().is_null() {
+        if queue.is_empty() {
             return NO_SLEEPER;
         }
         // SAFETY: the lock is held; the caller wakes the sleeper.

@@ -151,6 +151,12 @@ impl WaitQueue {
         self.first.load(Ordering::Acquire).is_null()
     }
 
+    /// Returns whether the queue is empty. Called under the lock.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.last.get().is_null()
+    }
+
     #[inline]
     pub(super) fn first(&self) -> *const Sudog {
         self.first.load(Ordering::Relaxed)
