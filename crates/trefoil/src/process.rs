@@ -18,6 +18,7 @@
 //! | function | in async code | std's | what it does |
 //! |---|---|---|---|
 //! | [`output`] | [`output_async`] | [`Command::output`] | runs a command and collects its output |
+//! | [`wait_with_output`] | [`wait_with_output_async`] | [`Child::wait_with_output`] | collects a child's output |
 //! | [`status`] | [`status_async`] | [`Command::status`] | runs a command, returns its status |
 //! | [`wait`] | [`wait_async`] | [`Child::wait`] | waits for a child |
 //! | [`wait_timeout`] | [`timeout_async`] | none | waits for a child for a limited time |
@@ -242,8 +243,9 @@ impl Drop for KillOnDrop {
 
 /// Runs a command to its end and collects its output: [`output`] in async code.
 ///
-/// Like [`output`], it always connects standard input to `/dev/null` and collects both standard
-/// output and standard error.
+/// Unlike [`output`], it always connects standard input to `/dev/null` and collects both standard
+/// output and standard error, because a [`Command`] does not tell which streams were configured. For
+/// a command with other streams call [`Command::spawn`] and [`wait_with_output_async`].
 ///
 /// # Errors
 /// As [`output`].
@@ -267,7 +269,33 @@ impl Drop for KillOnDrop {
 /// ```
 pub async fn output_async(command: &mut Command) -> io::Result<Output> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = KillOnDrop(blocking(|| command.spawn())?);
+    wait_with_output_async(blocking(|| command.spawn())?).await
+}
+
+/// Collects the output of a child until it exits: [`wait_with_output`] in async code.
+///
+/// # Errors
+/// As [`wait_with_output`].
+///
+/// # Cancel
+/// Dropping the future kills the child with `SIGKILL`. What it has written is lost.
+///
+/// # Examples
+/// ```
+/// use std::process::{Command, Stdio};
+/// use trefoil::process::wait_with_output_async;
+///
+/// trefoil::run(|| {
+///     let mut command = Command::new("sh");
+///     command.args(["-c", "echo out; echo err >&2"]).stdout(Stdio::piped()).stderr(Stdio::null());
+///     let child = command.spawn().unwrap();
+///     let out = trefoil::block_on(wait_with_output_async(child)).unwrap();
+///     assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"out\n"[..], &b""[..]));
+/// });
+/// ```
+pub async fn wait_with_output_async(child: Child) -> io::Result<Output> {
+    let mut child = KillOnDrop(child);
+    drop(child.0.stdin.take());
     let out = child.0.stdout.take().map(OwnedFd::from);
     let err = child.0.stderr.take().map(OwnedFd::from);
     let (stdout, stderr) = both(pin!(read_all_async(out)), pin!(read_all_async(err))).await;
@@ -346,8 +374,10 @@ async fn read_all_async(pipe: Option<OwnedFd>) -> io::Result<Vec<u8>> {
 
 /// Runs a command to its end and collects its output, like [`Command::output`].
 ///
-/// Unlike std's method, it always connects standard input to `/dev/null` and collects both standard
-/// output and standard error: it replaces streams that the caller has configured on `command`.
+/// As in std, standard input is `/dev/null` and standard output and standard error are collected,
+/// unless the caller has configured other streams. The goroutine parks while it reads. When both
+/// streams have ended, a thread without a P waits for the exit, which usually comes at once.
+/// [`wait_with_output`] needs no thread for that.
 ///
 /// # Errors
 /// The errors of [`Command::spawn`] ([`NotFound`](io::ErrorKind::NotFound) if there is no such
@@ -357,28 +387,56 @@ async fn read_all_async(pipe: Option<OwnedFd>) -> io::Result<Vec<u8>> {
 ///
 /// # Examples
 /// ```
-/// use std::process::Command;
+/// use std::process::{Command, Stdio};
 ///
 /// trefoil::run(|| {
 ///     let mut command = Command::new("sh");
-///     let out = trefoil::process::output(command.args(["-c", "echo out; echo err >&2"])).unwrap();
+///     command.args(["-c", "echo out; echo err >&2"]);
+///     let out = trefoil::process::output(&mut command).unwrap();
 ///     assert!(out.status.success());
 ///     assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+///
+///     let out = trefoil::process::output(command.stderr(Stdio::null())).unwrap();
+///     assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"out\n"[..], &b""[..]));
 /// });
 /// ```
 pub fn output(command: &mut Command) -> io::Result<Output> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = blocking(|| command.spawn())?;
+    // Only std knows which streams were configured. Its `poll` of the pipes parks the goroutine.
+    command.output()
+}
+
+/// Collects the output of a child until it exits, like [`Child::wait_with_output`].
+///
+/// The child's standard input, if `child.stdin` holds it, is closed first. Standard output and
+/// standard error are collected if they are piped. The goroutine parks, and needs no thread.
+///
+/// # Errors
+/// Those of [`wait`], and the OS error `EMFILE` or `ENFILE` if no descriptor is left.
+///
+/// # Examples
+/// ```
+/// use std::process::{Command, Stdio};
+///
+/// trefoil::run(|| {
+///     let child = Command::new("echo").arg("hello").stdout(Stdio::piped()).spawn().unwrap();
+///     let out = trefoil::process::wait_with_output(child).unwrap();
+///     assert_eq!(out.stdout, b"hello\n");
+/// });
+/// ```
+pub fn wait_with_output(mut child: Child) -> io::Result<Output> {
+    drop(child.stdin.take());
     let out = child.stdout.take().map(OwnedFd::from);
     let err = child.stderr.take().map(OwnedFd::from);
-    let (stdout, stderr) = scope(|s| {
-        let reading = s.go(|| read_all(err));
-        let stdout = read_all(out);
-        (stdout, reading.join())
-    });
+    let (stdout, stderr) = match (out, err) {
+        (out, Some(err)) if out.is_some() => scope(|s| {
+            let reading = s.go(|| read_all(Some(err)));
+            let stdout = read_all(out);
+            (stdout, reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        }),
+        (out, err) => (read_all(out), read_all(err)),
+    };
     let status = wait(&mut child)?;
-    let stderr = stderr.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    Ok(Output { status, stdout: stdout?, stderr })
+    Ok(Output { status, stdout: stdout?, stderr: stderr? })
 }
 
 /// Runs a command to its end and returns its exit status, like [`Command::status`].

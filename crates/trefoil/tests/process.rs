@@ -86,6 +86,51 @@ fn output_collects_more_than_the_pipes_hold() {
 }
 
 #[test]
+fn output_keeps_the_streams_that_the_caller_has_configured() {
+    let both = "cat; echo out; echo err >&2";
+    at_each(|| {
+        let out = process::output(sh(both).stdout(Stdio::null())).unwrap();
+        assert_eq!((&out.stdout[..], &out.stderr[..]), (&b""[..], &b"err\n"[..]));
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        let input = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut &input.1, b"in\n").unwrap();
+        drop(input.1);
+        let mut command = sh(both);
+        let out = process::output(command.stdin(input.0).stderr(writer)).unwrap();
+        assert_eq!((&out.stdout[..], &out.stderr[..]), (&b"in\nout\n"[..], &b""[..]));
+        drop(command);
+        assert_eq!(std::io::read_to_string(reader).unwrap(), "err\n");
+    });
+}
+
+#[test]
+fn wait_with_output_collects_piped_streams_only() {
+    at_each(|| {
+        let spawn = |out: Stdio, err: Stdio| {
+            sh("cat; echo out; echo err >&2; exit 3")
+                .stdin(Stdio::piped())
+                .stdout(out)
+                .stderr(err)
+                .spawn()
+                .unwrap()
+        };
+        for (piped_out, piped_err) in [(true, true), (true, false), (false, true), (false, false)] {
+            let stdio = |piped| if piped { Stdio::piped() } else { Stdio::null() };
+            let check = |out: std::process::Output| {
+                assert_eq!(out.status.code(), Some(3));
+                assert_eq!(out.stdout, if piped_out { &b"out\n"[..] } else { b"" });
+                assert_eq!(out.stderr, if piped_err { &b"err\n"[..] } else { b"" });
+            };
+            let child = spawn(stdio(piped_out), stdio(piped_err));
+            check(process::wait_with_output(child).unwrap());
+            let child = spawn(stdio(piped_out), stdio(piped_err));
+            check(trefoil::block_on(process::wait_with_output_async(child)).unwrap());
+        }
+    });
+}
+
+#[test]
 fn output_works_on_a_plain_thread() {
     let _watchdog = watchdog();
     let out = process::output(&mut sh("echo hello")).unwrap();

@@ -24,12 +24,14 @@
 //! Invariants:
 //! 1. All functions that allocate a block, and the one that frees it, are interposed: a block never
 //!    reaches a function that does not know where it came from.
-//! 2. Debug builds abort if the runtime calls `malloc`, `calloc`, `realloc`, `memalign` or `free`
-//!    while it uses a P (`assert_may_allocate`).
+//! 2. Debug builds abort if the runtime calls any of these functions while it uses a P
+//!    (`assert_may_allocate`).
 //! 3. On a plain thread, in a signal handler that interrupted the runtime, and inside the runtime,
 //!    a call only calls the real function.
 
 mod preloaded;
+#[cfg(all(test, debug_assertions))]
+mod tests;
 
 use crate::alloc::on_thread;
 use crate::mem::magazine::{self, BlocksOf, Class};
@@ -284,6 +286,8 @@ unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    #[cfg(debug_assertions)]
+    crate::sched::allocator::assert_may_allocate();
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
@@ -301,11 +305,15 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
 }
 
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { (real().valloc)(size) }))
 }
 
 unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    #[cfg(debug_assertions)]
+    crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { (real().pvalloc)(size) }))
 }
