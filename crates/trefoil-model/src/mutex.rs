@@ -175,6 +175,32 @@ impl Model {
         }
     }
 
+    /// Unlocks, and hands the mutex to the first waiter.
+    fn unlock_fair(&self) {
+        if !self.word.has_queue() {
+            return self.unlock();
+        }
+        let first = {
+            let mut queue = self.queue.lock().unwrap();
+            let first = self.take_first(&mut queue);
+            if first.is_some() {
+                let rest = state_of(&queue);
+                let starving =
+                    rest == QueueState::NotEmpty && self.starvation == Starvation::AtOnce;
+                let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
+                self.word.handed_over(rest, mode);
+            }
+            first
+        };
+        match first {
+            Some(waiter) => {
+                let word = if is_broken(Part::HandOver) { Word::Try } else { Word::Yours };
+                waiter.wake(word);
+            }
+            None => self.unlock(),
+        }
+    }
+
     /// The critical section. loom reports two threads in it, and one that does not see the other's
     /// work.
     fn work(&self) {
@@ -278,6 +304,57 @@ pub fn withdrawn_against_unlock() {
 /// The same while the mutex is handed over.
 pub fn withdrawn_against_handover() {
     with_deadline(Starvation::AtOnce);
+}
+
+/// A goroutine unlocks fairly, locks again and unlocks, while two others lock. If `deadline` is
+/// `Passed`, one of them gives up when it is in the queue.
+fn bump(starvation: Starvation, deadline: Deadline) {
+    explore(Bound::Preemptions(3), move || {
+        let model = Model::new(starvation);
+        let first = thread::spawn({
+            let model = model.clone();
+            move || {
+                let got = model.lock(deadline, Spins::No);
+                if got {
+                    model.work();
+                    model.unlock();
+                }
+                u32::from(got)
+            }
+        });
+        let second = thread::spawn({
+            let model = model.clone();
+            move || model.round()
+        });
+        assert!(model.lock(Deadline::Never, Spins::No));
+        model.work();
+        model.unlock_fair();
+        model.round();
+        second.join().unwrap();
+        let got = first.join().unwrap();
+        assert!(got == 1 || deadline == Deadline::Passed);
+        model.check(3 + got);
+    });
+}
+
+/// A fair unlock hands the mutex over while others lock and wait, in normal mode.
+pub fn fair_unlock_against_two() {
+    bump(Starvation::Never, Deadline::Never);
+}
+
+/// The same in starvation mode.
+pub fn starving_fair_unlock_against_two() {
+    bump(Starvation::AtOnce, Deadline::Never);
+}
+
+/// A waiter leaves the queue at its deadline while a fair unlock takes it.
+pub fn withdrawn_against_fair_unlock() {
+    bump(Starvation::Never, Deadline::Passed);
+}
+
+/// Mutation check: the goroutine to which a fair unlock hands the mutex is not told.
+pub fn detects_fair_handover_not_reported() {
+    must_fail(Mutation::Broken(Part::HandOver), fair_unlock_against_two);
 }
 
 /// A spinning goroutine owns `WOKEN` without having been in the queue.

@@ -10,7 +10,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use crate::explore::{Bound, explore, must_fail};
-use crate::once_word_rs::{Begin, InitResult, OnceWord};
+use crate::once_word_rs::{Begin, InitResult, OnPoison, OnceWord, WaitFor, WordState};
 use crate::shim::{AtomicU32, Half, Mutation, Op};
 
 /// The number of callers.
@@ -52,78 +52,128 @@ impl Model {
         }
     }
 
-    /// Puts caller `me` into the queue. Returns false if no initialiser runs.
-    fn enqueue(&self, me: usize) -> bool {
-        let mut queue = self.queue.lock().unwrap();
-        let waits = self.word.queue_waiter();
-        if waits {
+    /// Puts caller `me` into the queue, and sleeps there until it is woken. Returns at once if there
+    /// is nothing to wait for.
+    fn sleep(&self, me: usize, wait_for: WaitFor) {
+        {
+            let mut queue = self.queue.lock().unwrap();
+            if !self.word.queue_waiter(wait_for) {
+                return;
+            }
             queue.push(me);
         }
-        waits
+        let mut woken = self.waiters[me].0.lock().unwrap();
+        while !*woken {
+            woken = self.waiters[me].1.wait(woken).unwrap();
+        }
+        *woken = false;
     }
 
-    /// Runs caller `me`. Returns true if it ran the initialiser to its end. If `fails`, its attempt
-    /// gives up.
-    fn call(&self, me: usize, fails: bool) -> bool {
+    /// Waits, as caller `me`, until an initialiser has returned. Returns false if one has panicked
+    /// and the caller refuses that.
+    fn wait(&self, me: usize, on_poison: OnPoison) -> bool {
+        while !self.word.is_done() {
+            if on_poison == OnPoison::Refuse && self.word.state() == WordState::Poisoned {
+                return false;
+            }
+            self.sleep(me, WaitFor::Completion(on_poison));
+        }
+        // SAFETY: loom checks that the initialiser's write is visible.
+        self.effect.with(|e| assert_eq!(unsafe { *e }, 1));
+        true
+    }
+
+    /// Runs caller `me`. Returns how its own initialiser ended; None if it ran none. The initialiser
+    /// ends with `result`. Callers ignore initialisers that have panicked.
+    fn call(&self, me: usize, result: InitResult) -> Option<InitResult> {
         loop {
-            match self.word.begin() {
+            match self.word.begin(OnPoison::Ignore) {
                 Begin::Done => break,
-                Begin::Run => {
-                    if !fails {
+                Begin::Poisoned => unreachable!("it ignores that"),
+                Begin::Run { .. } => {
+                    if result == InitResult::Done {
                         // SAFETY: loom reports any concurrent access.
                         self.effect.with_mut(|e| unsafe { *e += 1 });
                     }
-                    let result = if fails { InitResult::Retry } else { InitResult::Done };
                     self.finish(result);
-                    return !fails;
+                    return Some(result);
                 }
-                Begin::Wait => {
-                    if self.enqueue(me) {
-                        let mut woken = self.waiters[me].0.lock().unwrap();
-                        while !*woken {
-                            woken = self.waiters[me].1.wait(woken).unwrap();
-                        }
-                        *woken = false;
-                    }
-                }
+                Begin::Wait => self.sleep(me, WaitFor::EndOfRun),
             }
         }
         assert!(self.word.is_done());
         // SAFETY: loom checks that the initialiser's write is visible.
         self.effect.with(|e| assert_eq!(unsafe { *e }, 1));
-        false
+        None
     }
 }
 
-/// Runs `callers` callers at once. Those for which `fails` returns true give up if they run.
-fn run(bound: Bound, callers: usize, fails: fn(usize) -> bool) {
+/// Runs `callers` callers at once. Their initialisers, if they run, end as `result` says.
+fn run(bound: Bound, callers: usize, result: fn(usize) -> InitResult) {
     explore(bound, move || {
         let model = Model::new();
         let others: Vec<_> = (1..callers)
             .map(|me| {
                 let model = model.clone();
-                thread::spawn(move || model.call(me, fails(me)))
+                thread::spawn(move || model.call(me, result(me)))
             })
             .collect();
-        let mut ran = usize::from(model.call(0, fails(0)));
-        ran += others.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>();
+        let mut all = vec![model.call(0, result(0))];
+        all.extend(others.into_iter().map(|t| t.join().unwrap()));
+        let ran = all.iter().filter(|ended| **ended == Some(InitResult::Done)).count();
         assert_eq!(ran, 1, "runs exactly once");
     });
 }
 
 /// One caller runs the initialiser; the other waits, or comes later.
 pub fn two_callers() {
-    run(Bound::All, 2, |_| false);
+    run(Bound::All, 2, |_| InitResult::Done);
 }
 
 /// Two callers wait.
 pub fn three_callers() {
-    run(Bound::Preemptions(3), 3, |_| false);
+    run(Bound::Preemptions(3), 3, |_| InitResult::Done);
 }
 
 /// The first attempt gives up: one of the waiters runs the initialiser.
 pub fn failed_initialiser_is_run_by_a_waiter() {
-    run(Bound::Preemptions(3), 3, |me| me == 1);
+    run(Bound::Preemptions(3), 3, |me| if me == 1 { InitResult::Retry } else { InitResult::Done });
+}
+
+/// The first attempt panics: one of the waiters, which ignore that, runs the initialiser.
+pub fn poisoned_once_is_run_by_a_waiter() {
+    run(Bound::Preemptions(3), 3, |me| if me == 1 { InitResult::Poison } else { InitResult::Done });
+}
+
+/// One initialiser panics and another one returns. A caller that only waits, from before the first
+/// begins or later, sees the second; one that refuses poison may return before.
+fn waits(on_poison: OnPoison) {
+    explore(Bound::Preemptions(3), move || {
+        let model = Model::new();
+        let waiter = thread::spawn({
+            let model = model.clone();
+            move || model.wait(2, on_poison)
+        });
+        let fails = thread::spawn({
+            let model = model.clone();
+            move || model.call(1, InitResult::Poison)
+        });
+        let ran = model.call(0, InitResult::Done);
+        let failed = fails.join().unwrap();
+        assert_eq!(ran, Some(InitResult::Done));
+        let saw_the_end = waiter.join().unwrap();
+        assert!(saw_the_end || (on_poison == OnPoison::Refuse && failed.is_some()));
+    });
+}
+
+/// The wait ends with the initialiser that returns.
+pub fn wait_ignores_a_panic() {
+    waits(OnPoison::Ignore);
+}
+
+/// The wait ends with the initialiser that returns, or with the one that panics.
+pub fn wait_ends_with_a_panic() {
+    waits(OnPoison::Refuse);
 }
 
 /// Mutation check: without Release in `finish` no other caller sees the effect.

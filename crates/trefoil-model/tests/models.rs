@@ -127,6 +127,10 @@ checks! { mutex:
     starving_three
     withdrawn_against_unlock
     withdrawn_against_handover
+    fair_unlock_against_two
+    starving_fair_unlock_against_two
+    withdrawn_against_fair_unlock
+    detects_fair_handover_not_reported
     spinner_announces
     detects_unreleased_unlock
     detects_unacquired_lock
@@ -152,6 +156,9 @@ checks! { once:
     two_callers
     three_callers
     failed_initialiser_is_run_by_a_waiter
+    poisoned_once_is_run_by_a_waiter
+    wait_ignores_a_panic
+    wait_ends_with_a_panic
     detects_unpublished_effect
     detects_unacquired_done
 }

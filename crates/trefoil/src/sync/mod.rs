@@ -21,7 +21,8 @@
 //! | [`Condvar`] | waits for a change of the data in a [`Mutex`] | `wait_for`, … | no |
 //! | [`Notify`] | waits for an event without data | no | `notified` |
 //! | [`Once`] | runs a closure once | no | no |
-//! | [`OnceLock`] | holds a value that is made once | no | no |
+//! | [`OnceLock`] | holds a value that is made once | no | `get_or_init_async` |
+//! | [`LazyLock`], [`once_fn`] | a value that its first use makes | no | no |
 //! | [`WaitGroup`] | waits for a number of goroutines | no | `wait_async` |
 //! | [`ErrGroup`] | waits for goroutines that may fail; a worker pool | no | no |
 //! | [`Semaphore`] | limits how many do something at once | `acquire_timeout` | `acquire_async` |
@@ -69,10 +70,10 @@ pub use condvar::{Condvar, RawCondvar, WaitTimeoutResult};
 pub use errgroup::ErrGroup;
 pub use mutex::{LockFuture, MappedMutexGuard, Mutex, MutexExt, MutexGuard, RawMutex};
 pub use notify::{Notified, Notify};
-pub use once::{Once, OnceLock};
+pub use once::{LazyLock, Once, OnceLock, OnceState, once_fn};
 pub use rwlock::{
     MappedRwLockReadGuard, MappedRwLockWriteGuard, RawRwLock, ReadFuture, RwLock, RwLockExt,
-    RwLockReadGuard, RwLockWriteGuard, WriteFuture,
+    RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard, WriteFuture,
 };
 pub use semaphore::{AcquireFuture, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 pub use waitgroup::{WaitGroup, WaitGroupFuture};

@@ -55,6 +55,10 @@ const NO_WORD: u32 = 0;
 ///
 /// A goroutine that locks a mutex it already holds waits forever.
 ///
+/// A goroutine that holds a mutex for long may let the first waiter in with `MutexGuard::bump`,
+/// which then locks again; `MutexGuard::unlock_fair` unlocks and hands the mutex to the first
+/// waiter. Both are parking_lot's.
+///
 /// Async code locks it with [`lock_async`](MutexExt::lock_async), a method of [`MutexExt`].
 ///
 /// # Cancel
@@ -93,6 +97,20 @@ pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
 /// guard.push(2);
 /// drop(guard);
 /// assert_eq!(m.into_inner(), [1, 2]);
+/// ```
+///
+/// A long job lets others in between its steps:
+/// ```
+/// use trefoil::sync::{Mutex, MutexGuard};
+/// static DONE: Mutex<u32> = Mutex::new(0);
+/// trefoil::run(|| {
+///     let mut guard = DONE.lock();
+///     for _ in 0..100 {
+///         *guard += 1;
+///         MutexGuard::bump(&mut guard); // Costs one load while no other goroutine waits.
+///     }
+///     assert_eq!(*guard, 100);
+/// });
 /// ```
 pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
 
@@ -268,6 +286,40 @@ impl RawMutex {
         }
     }
 
+    /// Unlocks the mutex, and hands it to the first waiter, if there is one.
+    pub(crate) fn unlock_held_fair(&self) {
+        if !self.word.has_queue() {
+            return self.unlock_held();
+        }
+        let holder = self.holder.clear();
+        holder::note_unlock(holder);
+        let rt = Rt::enter();
+        let next = table::with_queue(self.key(), |queue| {
+            let first = self.take_first(queue)?;
+            self.note_handed_over(queue, &first);
+            Some((first, HANDED_OVER))
+        });
+        // If all waiters have withdrawn, the mutex is still held.
+        let next = match next {
+            None if self.word.unlock() == Unlocked::CallNext => self.take_next(),
+            next => next,
+        };
+        wake_next(rt, next);
+    }
+
+    /// Returns whether waiters are in the queue. May be out of date at once.
+    pub(crate) fn has_queue(&self) -> bool {
+        self.word.has_queue()
+    }
+
+    /// Lets the first waiter have the mutex, if there is one, and locks it again.
+    fn bump_held(&self) {
+        if self.word.has_queue() {
+            self.unlock_held_fair();
+            self.lock_until(NEVER, WaitReason::MutexLock);
+        }
+    }
+
     /// Unlocks the mutex inside the runtime or on a plain thread. Unlike [`RawMutex::unlock_slow`],
     /// it does not yield to the next holder.
     pub(crate) fn unlock_in(&self, rt: Option<Rt>) {
@@ -290,26 +342,7 @@ impl RawMutex {
     fn unlock_slow(&self, holder: u32) {
         holder::note_unlock(holder);
         let rt = Rt::enter();
-        let next = self.take_next();
-        let Some(rt) = rt else {
-            if let Some((next, word)) = next {
-                next.wake(None, word);
-            }
-            return;
-        };
-        match next {
-            // As in Go, the next holder runs at once, so that the mutex is not held by a goroutine
-            // that waits to run.
-            Some((next, HANDED_OVER)) if next.is_goroutine() => {
-                next.wake(Some(rt), HANDED_OVER);
-                switch::yield_now(rt).leave();
-            }
-            Some((next, word)) => {
-                next.wake(Some(rt), word);
-                rt.leave();
-            }
-            None => rt.leave(),
-        }
+        wake_next(rt, self.take_next());
     }
 
     /// Takes the waiter that the unlocker must wake from the queue. Returns it and the word to wake
@@ -328,13 +361,18 @@ impl RawMutex {
                     let _ = self.word.unlock();
                     return None;
                 };
-                let rest = state_of(queue);
-                let starving = rest == QueueState::NotEmpty && starves(first.node());
-                let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
-                self.word.handed_over(rest, mode);
+                self.note_handed_over(queue, &first);
                 Some((first, HANDED_OVER))
             }
         })
+    }
+
+    /// Notes that `first`, which was taken from the queue, has the mutex.
+    fn note_handed_over(&self, queue: &List, first: &Taken) {
+        let rest = state_of(queue);
+        let starving = rest == QueueState::NotEmpty && starves(first.node());
+        let mode = if starving { MutexMode::Starvation } else { MutexMode::Normal };
+        self.word.handed_over(rest, mode);
     }
 
     /// Takes the first waiter from the queue. If there is none any more, the word notes that.
@@ -522,6 +560,30 @@ impl<T: ?Sized> fmt::Debug for LockFuture<'_, T> {
     }
 }
 
+/// Wakes the waiter that an unlocker has taken from the queue, with the word for it. Leaves the
+/// runtime.
+fn wake_next(rt: Option<Rt>, next: Option<(Taken, u32)>) {
+    let Some(rt) = rt else {
+        if let Some((next, word)) = next {
+            next.wake(None, word);
+        }
+        return;
+    };
+    match next {
+        // As in Go, the next holder runs at once, so that the mutex is not held by a goroutine
+        // that waits to run.
+        Some((next, HANDED_OVER)) if next.is_goroutine() => {
+            next.wake(Some(rt), HANDED_OVER);
+            switch::yield_now(rt).leave();
+        }
+        Some((next, word)) => {
+            next.wake(Some(rt), word);
+            rt.leave();
+        }
+        None => rt.leave(),
+    }
+}
+
 fn state_of(queue: &List) -> QueueState {
     if queue.is_empty() { QueueState::Empty } else { QueueState::NotEmpty }
 }
@@ -559,6 +621,17 @@ unsafe impl lock_api::RawMutex for RawMutex {
     #[inline]
     fn is_locked(&self) -> bool {
         self.word.is_locked()
+    }
+}
+
+// SAFETY: as above. A fair unlock leaves `LOCKED` set for the waiter that it takes.
+unsafe impl lock_api::RawMutexFair for RawMutex {
+    unsafe fn unlock_fair(&self, _: GuardSend) {
+        self.unlock_held_fair();
+    }
+
+    unsafe fn bump(&self, _: &mut GuardSend) {
+        self.bump_held();
     }
 }
 

@@ -12,7 +12,8 @@
 //! woken and lost goes back to the front of the queue. **Starvation mode**: a waiter that has
 //! waited for a millisecond and loses again sets `STARVING`. From then on the holder hands the
 //! mutex to the front of the queue, until the queue is empty or its first waiter has waited for
-//! less than a millisecond.
+//! less than a millisecond. A *fair unlock* hands the mutex to the front of the queue in either
+//! mode: the holder takes the waiter while `LOCKED` is still set, so no newcomer comes between.
 //!
 //! Invariants:
 //! 1. `QUEUED` and `STARVING` change only under the queue's lock. There, `QUEUED` is exact.
@@ -108,6 +109,12 @@ impl MutexWord {
     #[inline]
     pub(crate) fn is_locked(&self) -> bool {
         self.0.load(Ordering::Relaxed) & LOCKED != 0
+    }
+
+    /// Returns whether waiters are in the queue. Exact only under the queue's lock.
+    #[inline]
+    pub(crate) fn has_queue(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & QUEUED != 0
     }
 
     /// Returns whether spinning makes sense: the mutex is held, and can be taken afterwards.

@@ -1,10 +1,12 @@
-//! `Once` and `OnceLock`: those of std, parking goroutines; and an initializer for async code.
+//! `Once`, `OnceLock` and `LazyLock`: those of std, parking goroutines; Go's `OnceFunc`; and an
+//! initializer for async code.
 //!
 //! The state is in one word (`once_word.rs`). Goroutines, threads and tasks that wait for an
 //! initializer are in a queue that is found by the address (`wait/table.rs`), and are woken all at
 //! once.
 
-use super::once_word::{Begin, InitResult, OnceWord};
+use super::mutex::Mutex;
+use super::once_word::{Begin, InitResult, OnPoison, OnceWord, WaitFor, WordState};
 use crate::runtime::task_waiter;
 use crate::sched::wait::holder::{self, Holder, ONCE_TAG};
 use crate::sched::wait::inside;
@@ -18,17 +20,20 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::task::{Context, Poll};
 
-/// Runs a closure once, however many goroutines call it.
+/// Runs a closure once, however many goroutines call it. The method names are those of
+/// [`std::sync::Once`].
 ///
 /// Use it for initialization without a value; for a value use [`OnceLock`].
 ///
-/// As in Go, **a panic counts as done**: it unwinds out of the `call_once` that ran the closure,
-/// and later calls return at once. (With [`std::sync::Once`] each of them would panic.)
+/// As in std, **a panic of the closure poisons the `Once`**: later calls panic, too, except
+/// [`call_once_force`](Once::call_once_force). In Go a panic counts as done; [`once_fn`] is Go's
+/// `sync.OnceFunc`.
 ///
 /// # Examples
 /// ```
@@ -50,21 +55,67 @@ pub struct Once {
 
 const _: () = assert!(std::mem::offset_of!(Once, runner) == 0);
 
+/// The state of a [`Once`]: what [`Once::state`] returns, and what the closure of
+/// [`Once::call_once_force`] is called with.
+///
+/// It has the variants of parking_lot's `OnceState` and the method of
+/// [`std::sync::OnceState`].
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{Once, OnceState};
+/// let once = Once::new();
+/// assert_eq!(once.state(), OnceState::New);
+/// once.call_once_force(|before| {
+///     assert!(!before.is_poisoned());
+///     assert_eq!(once.state(), OnceState::InProgress);
+/// });
+/// assert_eq!(once.state(), OnceState::Done);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OnceState {
+    /// No closure has begun.
+    New,
+    /// The last closure has panicked.
+    Poisoned,
+    /// A closure runs.
+    InProgress,
+    /// A closure has returned.
+    Done,
+}
+
+impl OnceState {
+    /// Returns true if the last closure has panicked.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::panic::{AssertUnwindSafe, catch_unwind};
+    /// use trefoil::sync::Once;
+    /// let once = Once::new();
+    /// let failed = catch_unwind(AssertUnwindSafe(|| once.call_once(|| panic!("no luck"))));
+    /// assert!(failed.is_err());
+    /// assert!(once.state().is_poisoned());
+    /// ```
+    pub fn is_poisoned(&self) -> bool {
+        *self == OnceState::Poisoned
+    }
+}
+
 impl Once {
     /// Creates a `Once` whose closure has not run yet.
     pub const fn new() -> Once {
         Once { runner: Holder::NEW, word: OnceWord(AtomicU32::new(0)) }
     }
 
-    /// Calls `f` if this is the first call. Otherwise waits until the first call has returned or
-    /// panicked.
+    /// Calls `f` if this is the first call. Otherwise waits until the closure of the first call has
+    /// returned.
     ///
-    /// When it returns, the closure of the first call has ended, and the caller sees everything
+    /// When it returns, the closure of the first call has returned, and the caller sees everything
     /// that it wrote. `f` must not call `call_once` of the same `Once`: it would wait for itself
     /// forever.
     ///
     /// # Panics
-    /// Panics if `f` is called and panics.
+    /// Panics if `f` is called and panics, and if the closure of an earlier call has panicked.
     ///
     /// # Examples
     /// ```
@@ -77,19 +128,45 @@ impl Once {
     #[inline]
     pub fn call_once<F: FnOnce()>(&self, f: F) {
         if !self.word.is_done() {
-            self.call_slow(f);
+            self.call_slow(OnPoison::Refuse, |_| f());
+        }
+    }
+
+    /// As [`call_once`](Once::call_once), and also calls `f` if the closure of an earlier call has
+    /// panicked.
+    ///
+    /// If `f` returns, the `Once` is not poisoned any more.
+    ///
+    /// # Panics
+    /// Panics if `f` is called and panics.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::panic::{AssertUnwindSafe, catch_unwind};
+    /// let once = trefoil::sync::Once::new();
+    /// let fail = || once.call_once(|| panic!("no luck"));
+    /// assert!(catch_unwind(AssertUnwindSafe(fail)).is_err());
+    /// assert!(catch_unwind(AssertUnwindSafe(|| once.call_once(|| ()))).is_err());
+    /// once.call_once_force(|state| assert!(state.is_poisoned()));
+    /// once.call_once(|| unreachable!());
+    /// ```
+    #[inline]
+    pub fn call_once_force<F: FnOnce(&OnceState)>(&self, f: F) {
+        if !self.word.is_done() {
+            self.call_slow(OnPoison::Ignore, f);
         }
     }
 
     #[cold]
-    fn call_slow<F: FnOnce()>(&self, f: F) {
-        if self.begin_or_wait() {
-            let _done = FinishOnDrop { once: self, result: InitResult::Done };
-            f();
+    fn call_slow<F: FnOnce(&OnceState)>(&self, on_poison: OnPoison, f: F) {
+        if let Some(before) = self.begin_or_wait(on_poison) {
+            let mut finish = FinishOnDrop { once: self, result: InitResult::Poison };
+            f(&before);
+            finish.result = InitResult::Done;
         }
     }
 
-    /// Returns true if the closure of the first call has returned or panicked.
+    /// Returns true if the closure of a call has returned.
     ///
     /// # Examples
     /// ```
@@ -103,27 +180,85 @@ impl Once {
         self.word.is_done()
     }
 
-    /// Returns true if the caller must run the initializer, then drop a [`FinishOnDrop`]. Otherwise
-    /// waits until the initializer is done.
-    fn begin_or_wait(&self) -> bool {
+    /// Returns the state. Other goroutines may change it at any time, except [`OnceState::Done`],
+    /// which is the last one.
+    ///
+    /// The example of [`OnceState`] shows it.
+    pub fn state(&self) -> OnceState {
+        match self.word.state() {
+            WordState::New => OnceState::New,
+            WordState::Poisoned => OnceState::Poisoned,
+            WordState::Running => OnceState::InProgress,
+            WordState::Done => OnceState::Done,
+        }
+    }
+
+    /// Waits until the closure of a call has returned, and runs none.
+    ///
+    /// # Panics
+    /// Panics if a closure has panicked, or panics while this waits.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::Once;
+    /// static READY: Once = Once::new();
+    /// trefoil::run(|| {
+    ///     let waiter = trefoil::go(|| READY.wait());
+    ///     READY.call_once(|| ());
+    ///     waiter.join().unwrap();
+    /// });
+    /// ```
+    pub fn wait(&self) {
+        self.wait_until_done(OnPoison::Refuse);
+    }
+
+    /// As [`wait`](Once::wait), and ignores closures that have panicked: it waits for one that
+    /// returns.
+    ///
+    /// # Examples
+    /// ```
+    /// let once = trefoil::sync::Once::new();
+    /// once.call_once(|| ());
+    /// once.wait_force();
+    /// ```
+    pub fn wait_force(&self) {
+        self.wait_until_done(OnPoison::Ignore);
+    }
+
+    fn wait_until_done(&self, on_poison: OnPoison) {
+        while !self.word.is_done() {
+            if on_poison == OnPoison::Refuse && self.word.state() == WordState::Poisoned {
+                poisoned();
+            }
+            self.wait_slow(WaitFor::Completion(on_poison));
+        }
+    }
+
+    /// If the caller must run the initializer, and then drop a [`FinishOnDrop`], returns the state
+    /// before. Otherwise waits until the initializer is done, and returns None.
+    ///
+    /// # Panics
+    /// Panics if an earlier initializer has panicked, unless the caller ignores that.
+    fn begin_or_wait(&self, on_poison: OnPoison) -> Option<OnceState> {
         loop {
-            match self.word.begin() {
-                Begin::Run => {
+            match self.word.begin(on_poison) {
+                Begin::Run { was_poisoned } => {
                     self.runner.set();
-                    return true;
+                    return Some(if was_poisoned { OnceState::Poisoned } else { OnceState::New });
                 }
-                Begin::Done => return false,
-                Begin::Wait => self.wait_slow(),
+                Begin::Done => return None,
+                Begin::Wait => self.wait_slow(WaitFor::EndOfRun),
+                Begin::Poisoned => poisoned(),
             }
         }
     }
 
     #[cold]
-    fn wait_slow(&self) {
+    fn wait_slow(&self, wait_for: WaitFor) {
         let node = Node::new(0);
         holder::note_held_object(std::ptr::from_ref(self) as usize, NEVER);
         // Without a deadline there is no withdrawal.
-        let result = node.sleep(WaitReason::Once, NEVER, |_| self.enqueue(&node), |_| ());
+        let result = node.sleep(WaitReason::Once, NEVER, |_| self.enqueue(&node, wait_for), |_| ());
         debug_assert_ne!(result, WaitResult::TimedOut);
     }
 
@@ -132,16 +267,21 @@ impl Once {
         holder::tagged_key(self, ONCE_TAG)
     }
 
-    /// Puts a waiter into the queue. Returns false if no initializer runs.
-    fn enqueue(&self, node: &Node) -> bool {
+    /// Puts a waiter into the queue. Returns false if there is nothing to wait for.
+    fn enqueue(&self, node: &Node, wait_for: WaitFor) -> bool {
         table::with_queue(self.key(), |queue| {
-            let waits = self.word.queue_waiter();
+            let waits = self.word.queue_waiter(wait_for);
             if waits {
                 queue.push_back(node);
             }
             waits
         })
     }
+}
+
+#[cold]
+fn poisoned() -> ! {
+    panic!("the closure of an earlier call has panicked: the Once is poisoned")
 }
 
 impl Default for Once {
@@ -152,7 +292,7 @@ impl Default for Once {
 
 impl fmt::Debug for Once {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Once").field("completed", &self.is_completed()).finish()
+        f.debug_struct("Once").field("state", &self.state()).finish()
     }
 }
 
@@ -191,7 +331,9 @@ impl Future for InitEnd<'_> {
             return this.node.poll(context, REASON, with_lock).map(drop);
         }
         // SAFETY: the node is pinned, and `drop` cancels the wait; the `Once` is borrowed.
-        let waits = unsafe { this.node.begin(context, REASON, |node, _| once.enqueue(node)) };
+        let waits = unsafe {
+            this.node.begin(context, REASON, |node, _| once.enqueue(node, WaitFor::EndOfRun))
+        };
         if waits { Poll::Pending } else { Poll::Ready(()) }
     }
 }
@@ -317,7 +459,7 @@ impl<T> OnceLock<T> {
 
     #[cold]
     fn init_slow<F: FnOnce() -> T>(&self, f: F) {
-        if self.once.begin_or_wait() {
+        if self.once.begin_or_wait(OnPoison::Refuse).is_some() {
             let mut finish = FinishOnDrop { once: &self.once, result: InitResult::Retry };
             let value = f();
             // SAFETY: only the caller that runs the initializer writes, and no other caller reads
@@ -371,12 +513,13 @@ impl<T> OnceLock<T> {
         Init: Future<Output = T>,
     {
         loop {
-            match self.once.word.begin() {
+            match self.once.word.begin(OnPoison::Refuse) {
                 Begin::Done => break,
+                Begin::Poisoned => unreachable!("a OnceLock is never poisoned"),
                 Begin::Wait => {
                     InitEnd { once: &self.once, node: TaskNode::new(0, task_waiter()) }.await;
                 }
-                Begin::Run => {
+                Begin::Run { .. } => {
                     let mut finish = FinishOnDrop { once: &self.once, result: InitResult::Retry };
                     let value = f().await;
                     // SAFETY: as in `init_slow`.
@@ -386,6 +529,24 @@ impl<T> OnceLock<T> {
                 }
             }
         }
+        // SAFETY: as in `get`; the value is initialized now.
+        unsafe { (*self.value.get()).assume_init_ref() }
+    }
+
+    /// Waits until there is a value, and returns it. Runs no initializer.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::OnceLock;
+    /// static PORT: OnceLock<u16> = OnceLock::new();
+    /// trefoil::run(|| {
+    ///     let client = trefoil::go(|| *PORT.wait());
+    ///     PORT.set(8080).unwrap();
+    ///     assert_eq!(client.join().unwrap(), 8080);
+    /// });
+    /// ```
+    pub fn wait(&self) -> &T {
+        self.once.wait_force();
         // SAFETY: as in `get`; the value is initialized now.
         unsafe { (*self.value.get()).assume_init_ref() }
     }
@@ -442,6 +603,168 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
         match self.get() {
             Some(value) => f.debug_tuple("OnceLock").field(value).finish(),
             None => f.write_str("OnceLock(<empty>)"),
+        }
+    }
+}
+
+/// A value that is made by a closure at its first use. The method names are those of
+/// [`std::sync::LazyLock`].
+///
+/// A goroutine that comes while the closure runs parks until the value is there. If the closure
+/// panics, the `LazyLock` is poisoned: every later use panics.
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::LazyLock;
+/// static WORDS: LazyLock<Vec<&str>> = LazyLock::new(|| "goroutines own their stack".split(' ').collect());
+/// trefoil::run(|| {
+///     let len = trefoil::go(|| WORDS.len());
+///     assert_eq!(len.join().unwrap(), 4);
+/// });
+/// ```
+pub struct LazyLock<T, F = fn() -> T> {
+    once: Once,
+    /// The closure until `once` has run it, then the value. Neither after a panic.
+    data: UnsafeCell<Lazy<T, F>>,
+}
+
+enum Lazy<T, F> {
+    Closure(F),
+    Value(T),
+    Panicked,
+}
+
+// SAFETY: a shared one gives out `&T` (T: Sync); its closure runs on any thread (F: Send), and the
+// value may be dropped on another thread than the one that made it (T: Send).
+unsafe impl<T: Sync + Send, F: Send> Sync for LazyLock<T, F> {}
+impl<T: RefUnwindSafe + UnwindSafe, F: UnwindSafe> RefUnwindSafe for LazyLock<T, F> {}
+impl<T: UnwindSafe, F: UnwindSafe> UnwindSafe for LazyLock<T, F> {}
+
+impl<T, F: FnOnce() -> T> LazyLock<T, F> {
+    /// Creates a `LazyLock` whose value `f` makes.
+    pub const fn new(f: F) -> LazyLock<T, F> {
+        LazyLock { once: Once::new(), data: UnsafeCell::new(Lazy::Closure(f)) }
+    }
+
+    /// Returns the value, and makes it first if this is the first use. A dereference does the same.
+    ///
+    /// # Panics
+    /// Panics if the closure panics, or has panicked before.
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::sync::LazyLock;
+    /// let lazy = LazyLock::new(|| 6 * 7);
+    /// assert_eq!(*LazyLock::force(&lazy), 42);
+    /// ```
+    #[inline]
+    pub fn force(this: &LazyLock<T, F>) -> &T {
+        this.once.call_once(|| {
+            // SAFETY: only this closure accesses the data until `once` is done, and it runs once.
+            let data = unsafe { &mut *this.data.get() };
+            if let Lazy::Closure(f) = std::mem::replace(data, Lazy::Panicked) {
+                *data = Lazy::Value(f());
+            }
+        });
+        // SAFETY: `once` is done, so the data do not change while they are shared.
+        match unsafe { &*this.data.get() } {
+            Lazy::Value(value) => value,
+            _ => unreachable!("a LazyLock without a value is poisoned"),
+        }
+    }
+}
+
+impl<T, F> LazyLock<T, F> {
+    /// Returns the value, or `None` if it was not made yet. It does not wait.
+    fn get(&self) -> Option<&T> {
+        // SAFETY: as in `force`; the data are not accessed before `once` is done.
+        match self.once.is_completed().then(|| unsafe { &*self.data.get() }) {
+            Some(Lazy::Value(value)) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl<T, F: FnOnce() -> T> Deref for LazyLock<T, F> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        LazyLock::force(self)
+    }
+}
+
+impl<T: Default> Default for LazyLock<T> {
+    fn default() -> LazyLock<T> {
+        LazyLock::new(T::default)
+    }
+}
+
+impl<T: fmt::Debug, F> fmt::Debug for LazyLock<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.get() {
+            Some(value) => f.debug_tuple("LazyLock").field(value).finish(),
+            None => f.write_str("LazyLock(<uninit>)"),
+        }
+    }
+}
+
+/// Returns a function that calls `f` at its first call, and returns the same result at every call.
+///
+/// It is Go's `sync.OnceFunc`, `OnceValue` and `OnceValues`. Callers that come while `f` runs wait
+/// for it. `T` is cloned for each caller: for a large result use an [`Arc`](std::sync::Arc), or a
+/// [`LazyLock`], which lends it.
+///
+/// # Panics
+/// Does not panic itself. If `f` panics, the returned function panics at every call: at the first
+/// one with the panic of `f`, later with the same message. (A payload that is not a string has no
+/// message; then a later panic says that `f` has panicked.)
+///
+/// # Examples
+/// ```
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use trefoil::sync::once_fn;
+///
+/// static CALLS: AtomicU32 = AtomicU32::new(0);
+/// trefoil::run(|| {
+///     let answer = once_fn(|| {
+///         CALLS.fetch_add(1, Ordering::Relaxed);
+///         6 * 7
+///     });
+///     trefoil::scope(|s| {
+///         for _ in 0..10 {
+///             s.go(|| assert_eq!(answer(), 42));
+///         }
+///     });
+///     assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+/// });
+/// ```
+pub fn once_fn<T, F>(f: F) -> impl Fn() -> T + Send + Sync
+where
+    T: Clone + Send + Sync,
+    F: FnOnce() -> T + Send,
+{
+    // The closure is in a mutex only to be shared: `result` lets one caller in.
+    let (f, result) = (Mutex::new(Some(f)), OnceLock::<Result<T, Option<String>>>::new());
+    move || {
+        let mut first = None;
+        let known = result.get_or_init(|| {
+            let f = f.lock().take().expect("a OnceLock keeps what its initializer returns");
+            match catch_unwind(AssertUnwindSafe(f)) {
+                Ok(value) => Ok(value),
+                Err(payload) => {
+                    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+                    first = Some(payload);
+                    Err(text)
+                }
+            }
+        });
+        match (known, first) {
+            (Ok(value), _) => value.clone(),
+            (Err(_), Some(payload)) => resume_unwind(payload),
+            (Err(Some(text)), None) => panic!("{text}"),
+            (Err(None), None) => panic!("the closure of once_fn has panicked"),
         }
     }
 }

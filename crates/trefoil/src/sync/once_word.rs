@@ -2,10 +2,11 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `NEW` | no initializer has begun |
-//! | `RUNNING` | an initializer runs, and no caller waits |
-//! | `RUNNING` + `WAITED_FOR` | the same, and there may be callers in the queue |
+//! | 0 | no initializer has begun, or the last one gave up |
+//! | `POISONED` | the last initializer panicked |
+//! | `RUNNING` | an initializer runs |
 //! | `DONE` | done, forever |
+//! | + `WAITED_FOR` | with every state except `DONE`: there may be callers in the queue |
 //!
 //! Invariants:
 //! 1. Only the caller that got [`Begin::Run`] calls [`OnceWord::finish`], once.
@@ -15,13 +16,22 @@
 
 use crate::shim::{AtomicU32, Ordering};
 
-const NEW: u32 = 0;
 const DONE: u32 = 1;
 const RUNNING: u32 = 2;
 const WAITED_FOR: u32 = 4;
+const POISONED: u32 = 8;
 
 /// See the head of the file. Made of `AtomicU32::new(0)`.
 pub(crate) struct OnceWord(pub(crate) AtomicU32);
+
+/// A state, without the waiters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WordState {
+    New,
+    Poisoned,
+    Running,
+    Done,
+}
 
 /// What a caller must do.
 #[must_use]
@@ -30,9 +40,27 @@ pub(crate) enum Begin {
     /// Nothing.
     Done,
     /// Run the initializer, then [`OnceWord::finish`].
-    Run,
+    Run { was_poisoned: bool },
     /// Wait for the initializer of another caller: [`OnceWord::queue_waiter`].
     Wait,
+    /// Panic: an earlier initializer has panicked.
+    Poisoned,
+}
+
+/// What a caller does if an earlier initializer has panicked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OnPoison {
+    Refuse,
+    Ignore,
+}
+
+/// What a waiter waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitFor {
+    /// The end of the initializer that runs.
+    EndOfRun,
+    /// An initializer that returns. [`OnPoison::Refuse`] also ends the wait if one panics.
+    Completion(OnPoison),
 }
 
 /// How an initializer ended.
@@ -41,6 +69,8 @@ pub(crate) enum InitResult {
     Done,
     /// It gave up: the next caller runs its own.
     Retry,
+    /// It panicked: later callers refuse to run theirs, or ignore it.
+    Poison,
 }
 
 impl OnceWord {
@@ -50,21 +80,52 @@ impl OnceWord {
         self.0.load(Ordering::Acquire) == DONE
     }
 
-    pub(crate) fn begin(&self) -> Begin {
-        // Acquire: what the initializer did, or an earlier one that gave up.
-        match self.0.compare_exchange(NEW, RUNNING, Ordering::Acquire, Ordering::Acquire) {
-            Ok(_) => Begin::Run,
-            Err(DONE) => Begin::Done,
-            Err(_) => Begin::Wait,
+    /// Returns the state, which may be out of date at once, except `Done`.
+    pub(crate) fn state(&self) -> WordState {
+        // Acquire: what the initializer did.
+        match self.0.load(Ordering::Acquire) & !WAITED_FOR {
+            DONE => WordState::Done,
+            RUNNING => WordState::Running,
+            POISONED => WordState::Poisoned,
+            _ => WordState::New,
         }
     }
 
-    /// Announces a waiter (invariant 2). Returns false if no initializer runs: then the caller
-    /// begins again.
+    pub(crate) fn begin(&self, on_poison: OnPoison) -> Begin {
+        // Acquire: what the initializer did.
+        let mut now = self.0.load(Ordering::Acquire);
+        loop {
+            if now == DONE {
+                return Begin::Done;
+            }
+            if now & RUNNING != 0 {
+                return Begin::Wait;
+            }
+            let was_poisoned = now & POISONED != 0;
+            if was_poisoned && on_poison == OnPoison::Refuse {
+                return Begin::Poisoned;
+            }
+            let running = RUNNING | now & WAITED_FOR;
+            // Acquire: what an earlier initializer did that gave up.
+            let order = Ordering::Acquire;
+            match self.0.compare_exchange_weak(now, running, order, order) {
+                Ok(_) => return Begin::Run { was_poisoned },
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
+    /// Announces a waiter (invariant 2). Returns false if there is nothing to wait for. A waiter that
+    /// was woken checks the state again: an initializer has ended, in whatever way.
     #[must_use]
-    pub(crate) fn queue_waiter(&self) -> bool {
+    pub(crate) fn queue_waiter(&self, wait_for: WaitFor) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);
-        while now & RUNNING != 0 {
+        let waits = |now: u32| match wait_for {
+            WaitFor::EndOfRun => now & RUNNING != 0,
+            WaitFor::Completion(OnPoison::Refuse) => now != DONE && now & POISONED == 0,
+            WaitFor::Completion(OnPoison::Ignore) => now != DONE,
+        };
+        while waits(now) {
             // Relaxed: the lock of the queue orders the rest.
             let order = Ordering::Relaxed;
             match self.0.compare_exchange_weak(now, now | WAITED_FOR, order, order) {
@@ -79,7 +140,11 @@ impl OnceWord {
     /// queue.
     #[must_use]
     pub(crate) fn finish(&self, result: InitResult) -> bool {
-        let next = if result == InitResult::Retry { NEW } else { DONE };
+        let next = match result {
+            InitResult::Done => DONE,
+            InitResult::Retry => 0,
+            InitResult::Poison => POISONED,
+        };
         // Release: what the initializer did.
         self.0.swap(next, Ordering::Release) & WAITED_FOR != 0
     }

@@ -11,6 +11,9 @@
 //!    (`sched/wait/holder.rs`). The queue of `writers` has the address itself.
 //! 3. Readers that come while a writer waits are served after it, and before the next writer:
 //!    neither side starves the other.
+//! 4. An upgradable reader holds `writers` and nothing else. That keeps writers and other upgradable
+//!    readers out (invariant 1), and readers do not notice it. To upgrade, it does what a writer
+//!    does after it has locked `writers`.
 //!
 //! Rejected: one queue for both sides, in order of arrival: readers would be admitted in many small
 //! groups.
@@ -44,6 +47,13 @@ use std::time::{Duration, Instant};
 /// As in Go, a writer that waits keeps new readers out, and when a writer unlocks, all waiting
 /// readers enter before the next writer. So a goroutine must not lock for reading twice: if a
 /// writer begins to wait in between, both wait forever.
+///
+/// A goroutine that reads first and may write then locks with `upgradable_read`, whose guard
+/// ([`RwLockUpgradableReadGuard`]) becomes a write guard without unlocking in between. There is one
+/// such guard at a time, beside any number of readers.
+///
+/// A goroutine that holds the lock for long may let waiters in with `RwLockReadGuard::bump` and
+/// `RwLockWriteGuard::bump`.
 ///
 /// Async code locks it with the methods of [`RwLockExt`].
 ///
@@ -95,6 +105,44 @@ pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// assert_eq!((*guard, *lock.read()), (6, 6));
 /// ```
 pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
+
+/// Gives access to the data of a [`RwLock`] that is locked for reading, with the right to become a
+/// writer.
+///
+/// `RwLock::upgradable_read` and `try_upgradable_read` return it, as in parking_lot. It keeps
+/// writers and other upgradable readers out, but no readers. `RwLockUpgradableReadGuard::upgrade`
+/// waits for the active readers and returns a write guard; `try_upgrade`, `try_upgrade_for` and
+/// `try_upgrade_until` return the guard itself if readers are active. `downgrade` turns it into a
+/// read guard, and `RwLockWriteGuard::downgrade_to_upgradable` makes one from a write guard.
+///
+/// A goroutine that holds a read guard of the same lock must not upgrade: it would wait for itself.
+///
+/// # Drop
+/// Dropping the guard lets the next writer or upgradable reader in.
+///
+/// # Examples
+/// ```
+/// use trefoil::sync::{RwLock, RwLockUpgradableReadGuard};
+/// static CACHE: RwLock<Vec<&str>> = RwLock::new(Vec::new());
+///
+/// fn add(word: &'static str) {
+///     let words = CACHE.upgradable_read();
+///     if !words.contains(&word) {
+///         // No other goroutine has added it in between.
+///         RwLockUpgradableReadGuard::upgrade(words).push(word);
+///     }
+/// }
+///
+/// trefoil::run(|| {
+///     trefoil::scope(|s| {
+///         for _ in 0..10 {
+///             s.go(|| add("once"));
+///         }
+///     });
+///     assert_eq!(*CACHE.read(), ["once"]);
+/// });
+/// ```
+pub type RwLockUpgradableReadGuard<'a, T> = lock_api::RwLockUpgradableReadGuard<'a, RawRwLock, T>;
 
 /// Gives access to a part of the data of a [`RwLock`] that is locked for reading, made by
 /// `RwLockReadGuard::map`.
@@ -250,11 +298,22 @@ impl RawRwLock {
         if !self.writers.lock_until(deadline, WaitReason::RwLockWrite) {
             return false;
         }
+        let locked = self.upgrade_until(deadline);
+        if !locked {
+            self.writers.unlock_held();
+        }
+        locked
+    }
+
+    /// Locks for writing. The caller holds `writers`, and keeps it if this returns false because
+    /// the deadline has passed.
+    #[inline]
+    fn upgrade_until(&self, deadline: Nanos) -> bool {
         self.word.exclude_readers() || self.wait_for_readers_slow(deadline)
     }
 
     /// Waits until the active readers have unlocked. Returns false if the deadline has passed: then
-    /// the writer has given up, and readers are admitted again.
+    /// readers are admitted again.
     #[cold]
     fn wait_for_readers_slow(&self, deadline: Nanos) -> bool {
         // New readers are kept out already, so spinning disturbs only the readers that unlock.
@@ -282,7 +341,7 @@ impl RawRwLock {
             // The writer may run long after its time-out, and the readers may be gone by now.
             WaitResult::TimedOut if !self.word.has_readers() => true,
             WaitResult::TimedOut => {
-                self.give_up_write();
+                self.admit_readers_slow(WriterBecomes::Nothing);
                 false
             }
         }
@@ -296,11 +355,16 @@ impl RawRwLock {
 
     /// Unlocks for a writer. Then the next writer may lock.
     fn unlock_write(&self, becomes: WriterBecomes) {
+        self.admit_readers(becomes);
+        self.writers.unlock_held();
+    }
+
+    /// Ends the write of a writer, which still holds `writers`.
+    fn admit_readers(&self, becomes: WriterBecomes) {
         if !self.word.try_write_unlock(becomes as u32) {
             self.writers.note_unlock();
             self.admit_readers_slow(becomes);
         }
-        self.writers.unlock_held();
     }
 
     /// Lets readers lock again, and admits all readers that wait.
@@ -565,7 +629,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 
     fn is_locked(&self) -> bool {
-        self.word.snapshot() != (0, false)
+        self.word.snapshot() != (0, false) || lock_api::RawMutex::is_locked(&self.writers)
     }
 
     fn is_locked_exclusive(&self) -> bool {
@@ -578,6 +642,124 @@ unsafe impl lock_api::RawRwLockDowngrade for RawRwLock {
     unsafe fn downgrade(&self, _: GuardSend) -> GuardSend {
         self.unlock_write(WriterBecomes::Reader);
         GuardSend::new()
+    }
+}
+
+// SAFETY: as above. Between unlocking and locking again, the guard gives no access.
+unsafe impl lock_api::RawRwLockFair for RawRwLock {
+    /// A reader never passes a writer that waits, so this is no different from other unlocks.
+    #[inline]
+    unsafe fn unlock_shared_fair(&self, _: GuardSend) {
+        self.unlock_read();
+    }
+
+    unsafe fn unlock_exclusive_fair(&self, _: GuardSend) {
+        self.admit_readers(WriterBecomes::Nothing);
+        self.writers.unlock_held_fair();
+    }
+
+    unsafe fn bump_shared(&self, _: &mut GuardSend) {
+        let (_, writer_waits) = self.word.snapshot();
+        if writer_waits {
+            self.unlock_read();
+            self.read_until(NEVER);
+        }
+    }
+
+    unsafe fn bump_exclusive(&self, _: &mut GuardSend) {
+        if self.word.has_queue() || self.writers.has_queue() {
+            self.admit_readers(WriterBecomes::Nothing);
+            self.writers.unlock_held_fair();
+            self.write_until(NEVER);
+        }
+    }
+}
+
+// SAFETY: an upgradable reader excludes writers and its like (invariant 4).
+unsafe impl lock_api::RawRwLockUpgrade for RawRwLock {
+    type UpgradableGuard = GuardSend;
+
+    #[inline]
+    fn lock_upgradable(&self) -> GuardSend {
+        self.writers.lock_until(NEVER, WaitReason::RwLockWrite);
+        GuardSend::new()
+    }
+
+    #[inline]
+    fn try_lock_upgradable(&self) -> Option<GuardSend> {
+        self.writers.try_lock_now().then(GuardSend::new)
+    }
+
+    #[inline]
+    unsafe fn unlock_upgradable(&self, _: GuardSend) {
+        self.writers.unlock_held();
+    }
+
+    unsafe fn upgrade(&self, guard: GuardSend) -> GuardSend {
+        self.upgrade_until(NEVER);
+        guard
+    }
+
+    unsafe fn try_upgrade(&self, guard: GuardSend) -> Result<GuardSend, GuardSend> {
+        if self.word.try_write() { Ok(guard) } else { Err(guard) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl lock_api::RawRwLockUpgradeFair for RawRwLock {
+    unsafe fn unlock_upgradable_fair(&self, _: GuardSend) {
+        self.writers.unlock_held_fair();
+    }
+
+    unsafe fn bump_upgradable(&self, _: &mut GuardSend) {
+        if self.writers.has_queue() {
+            self.writers.unlock_held_fair();
+            self.writers.lock_until(NEVER, WaitReason::RwLockWrite);
+        }
+    }
+}
+
+// SAFETY: as above. No writer comes between, because `writers` is held until the end.
+unsafe impl lock_api::RawRwLockUpgradeDowngrade for RawRwLock {
+    unsafe fn downgrade_upgradable(&self, guard: GuardSend) -> GuardSend {
+        // Only the holder of `writers` keeps readers out.
+        assert!(self.word.try_read(), "a writer beside an upgradable reader: a bug in trefoil");
+        self.writers.unlock_held();
+        guard
+    }
+
+    unsafe fn downgrade_to_upgradable(&self, guard: GuardSend) -> GuardSend {
+        self.admit_readers(WriterBecomes::Nothing);
+        guard
+    }
+}
+
+// SAFETY: as above; None and Err mean that the lock was not taken, or not upgraded.
+unsafe impl lock_api::RawRwLockUpgradeTimed for RawRwLock {
+    fn try_lock_upgradable_for(&self, timeout: Duration) -> Option<GuardSend> {
+        let deadline = clock::after(timeout);
+        self.writers.lock_until(deadline, WaitReason::RwLockWrite).then(GuardSend::new)
+    }
+
+    fn try_lock_upgradable_until(&self, timeout: Instant) -> Option<GuardSend> {
+        let deadline = clock::at(timeout);
+        self.writers.lock_until(deadline, WaitReason::RwLockWrite).then(GuardSend::new)
+    }
+
+    unsafe fn try_upgrade_for(
+        &self,
+        guard: GuardSend,
+        timeout: Duration,
+    ) -> Result<GuardSend, GuardSend> {
+        if self.upgrade_until(clock::after(timeout)) { Ok(guard) } else { Err(guard) }
+    }
+
+    unsafe fn try_upgrade_until(
+        &self,
+        guard: GuardSend,
+        timeout: Instant,
+    ) -> Result<GuardSend, GuardSend> {
+        if self.upgrade_until(clock::at(timeout)) { Ok(guard) } else { Err(guard) }
     }
 }
 

@@ -129,6 +129,11 @@ impl RwLockWord {
         }
     }
 
+    /// Returns whether readers are in their queue. May be out of date at once.
+    pub(crate) fn has_queue(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & QUEUED != 0
+    }
+
     /// Returns the number of active readers, and whether `WRITER` is set. May be out of date at
     /// once.
     pub(crate) fn snapshot(&self) -> (u32, bool) {

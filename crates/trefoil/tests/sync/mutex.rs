@@ -273,3 +273,59 @@ fn a_mutex_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
     let wait = |limit| MUTEX.try_lock_for(limit).is_some();
     assert!(change_after_time_out(wait, || drop(held)));
 }
+
+#[test]
+fn bump_lets_waiters_in_although_the_guard_is_never_dropped() {
+    let _w = watchdog();
+    on_every(|| {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut guard = order.lock();
+        for i in 0..20 {
+            let waiter = go({
+                let order = order.clone();
+                move || order.lock().push(i)
+            });
+            while guard.len() == i {
+                MutexGuard::bump(&mut guard);
+                yield_now();
+            }
+            waiter.join().unwrap();
+        }
+        assert!(guard.iter().copied().eq(0..20));
+        MutexGuard::unlock_fair(guard);
+        assert!(order.try_lock().is_some());
+    });
+}
+
+#[test]
+fn bump_and_unlock_fair_keep_the_mutex_exclusive() {
+    let _w = watchdog();
+    on_every(|| {
+        let total = Arc::new(Mutex::new((0, false)));
+        mixed(8, {
+            let total = total.clone();
+            move |i| {
+                for round in 0..200 {
+                    let Some(mut guard) = total
+                        .try_lock_for(Duration::from_micros(50))
+                        .or_else(|| (i % 3 != 0).then(|| total.lock()))
+                    else {
+                        continue;
+                    };
+                    for _ in 0..2 {
+                        assert!(!std::mem::replace(&mut guard.1, true), "two holders");
+                        std::hint::spin_loop();
+                        guard.0 += 1;
+                        guard.1 = false;
+                        MutexGuard::bump(&mut guard);
+                    }
+                    if round % 2 == 0 {
+                        MutexGuard::unlock_fair(guard);
+                    }
+                }
+            }
+        });
+        let total = total.try_lock().expect("free at the end");
+        assert!(total.0 >= 2 * 200 * 5, "{}", total.0);
+    });
+}

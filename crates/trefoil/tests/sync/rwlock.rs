@@ -1,11 +1,15 @@
 //! `RwLock`.
 
-use super::common::{MS, change_after_time_out, join_all, once_in_five, same, watchdog};
+use super::common::{
+    MS, change_after_time_out, join_all, once_in_five, same, watchdog, yield_until,
+};
 use super::{PROCS, Workers, join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use trefoil::sync::{Barrier, RwLock, RwLockWriteGuard};
+use trefoil::sync::{
+    Barrier, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard,
+};
 use trefoil::time::sleep;
 use trefoil::{go, yield_now};
 
@@ -180,4 +184,95 @@ fn a_rwlock_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
     let wait = |limit| LOCK.try_write_for(limit).is_some();
     assert!(change_after_time_out(wait, || drop(held)), "the other writer has unlocked");
     assert!(LOCK.try_write().is_some(), "all of them must have unlocked");
+}
+
+#[test]
+fn an_upgradable_reader_excludes_writers_and_its_like_but_no_readers() {
+    let _w = watchdog();
+    on_every(|| {
+        let lock = RwLock::new(1);
+        let upgradable = lock.upgradable_read();
+        assert!(lock.is_locked() && !lock.is_locked_exclusive());
+        assert_eq!((*upgradable, *lock.read()), (1, 1));
+        assert!(lock.try_write().is_none() && lock.try_upgradable_read().is_none());
+        assert!(lock.try_write_for(MS).is_none() && lock.try_upgradable_read_for(MS).is_none());
+
+        let reader = lock.read();
+        let upgradable = RwLockUpgradableReadGuard::try_upgrade(upgradable).unwrap_err();
+        let upgradable = RwLockUpgradableReadGuard::try_upgrade_for(upgradable, MS).unwrap_err();
+        assert_eq!(*lock.try_read().expect("admitted again"), 1);
+        drop(reader);
+        let mut writer = RwLockUpgradableReadGuard::try_upgrade(upgradable).unwrap();
+        *writer = 2;
+        assert!(lock.try_read().is_none());
+
+        let upgradable = RwLockWriteGuard::downgrade_to_upgradable(writer);
+        assert_eq!((*upgradable, *lock.read()), (2, 2));
+        assert!(lock.try_write().is_none());
+        let reader = RwLockUpgradableReadGuard::downgrade(upgradable);
+        assert!(lock.try_upgradable_read().is_some() && lock.try_write().is_none());
+        drop(reader);
+        assert!(!lock.is_locked());
+        drop(lock.try_write().expect("free at the end"));
+    });
+}
+
+#[test]
+fn upgrades_wait_for_readers_and_lose_no_update() {
+    let _w = watchdog();
+    on_every(|| {
+        const ROUNDS: usize = 100;
+        let lock = Arc::new(RwLock::new((0, 0)));
+        mixed(9, {
+            let lock = lock.clone();
+            move |i| {
+                for _ in 0..ROUNDS {
+                    match i % 3 {
+                        0 => {
+                            let guard = lock.upgradable_read();
+                            let seen = guard.0;
+                            let mut guard = RwLockUpgradableReadGuard::upgrade(guard);
+                            assert_eq!(guard.0, seen, "a writer came between");
+                            guard.0 += 1;
+                            std::hint::spin_loop();
+                            guard.1 += 1;
+                            RwLockWriteGuard::bump(&mut guard);
+                        }
+                        1 => {
+                            let mut guard = lock.write();
+                            guard.0 += 1;
+                            guard.1 += 1;
+                            RwLockWriteGuard::unlock_fair(guard);
+                        }
+                        _ => {
+                            let mut guard = lock.read();
+                            assert_eq!(guard.0, guard.1);
+                            RwLockReadGuard::bump(&mut guard);
+                            assert_eq!(guard.0, guard.1);
+                        }
+                    }
+                }
+            }
+        });
+        assert!(!lock.is_locked());
+        assert_eq!(*lock.read(), (6 * ROUNDS, 6 * ROUNDS));
+    });
+}
+
+#[test]
+fn bump_of_a_read_guard_lets_the_waiting_writer_in() {
+    let _w = watchdog();
+    on_every(|| {
+        let lock = Arc::new(RwLock::new(0));
+        let mut reader = lock.read();
+        let writer = go({
+            let lock = lock.clone();
+            move || *lock.write() = 1
+        });
+        yield_until("the writer to wait", || lock.try_read().is_none());
+        assert_eq!(*reader, 0);
+        RwLockReadGuard::bump(&mut reader);
+        assert_eq!(*reader, 1);
+        writer.join().unwrap();
+    });
 }
