@@ -3,6 +3,7 @@
 //! The public functions of the crate and the interposed functions of libc (`interpose/`) share
 //! them.
 
+use crate::sched::allocator::with_m;
 use crate::sched::m::Rt;
 use crate::sched::monitor::handoff;
 use crate::sched::wait::{self, reason::WaitReason};
@@ -36,6 +37,13 @@ pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
 pub(crate) fn current_sched() -> Option<&'static Sched> {
     // SAFETY: a goroutine that runs keeps its runtime alive.
     current_g().map(|g| unsafe { &*g.sched.get() })
+}
+
+/// Returns the number of the P that runs the calling goroutine: a hint, because the goroutine may
+/// move right after. None on a plain thread, and if the M has lost its P.
+#[inline]
+pub(crate) fn current_p_id() -> Option<u32> {
+    with_m(|m| m.p.get().map(|p| p.id))?
 }
 
 /// Parks the goroutine, or blocks the plain thread, until `deadline`, or until [`LATEST`] if that

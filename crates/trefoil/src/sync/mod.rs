@@ -23,6 +23,7 @@
 //! | [`Once`] | runs a closure once | no | no |
 //! | [`OnceLock`] | holds a value that is made once | no | `get_or_init_async` |
 //! | [`LazyLock`], [`once_fn`] | a value that its first use makes | no | no |
+//! | [`Pool`] | keeps unused objects for the next user | no | no |
 //! | [`WaitGroup`] | waits for a number of goroutines | no | `wait_async` |
 //! | [`ErrGroup`] | waits for goroutines that may fail; a worker pool | no | no |
 //! | [`Semaphore`] | limits how many do something at once | `acquire_timeout` | `acquire_async` |
@@ -59,6 +60,7 @@ mod mutex_word;
 mod notify;
 mod once;
 mod once_word;
+mod pool;
 mod rwlock;
 mod rwlock_word;
 mod semaphore;
@@ -71,6 +73,7 @@ pub use errgroup::ErrGroup;
 pub use mutex::{LockFuture, MappedMutexGuard, Mutex, MutexExt, MutexGuard, RawMutex};
 pub use notify::{Notified, Notify};
 pub use once::{LazyLock, Once, OnceLock, OnceState, once_fn};
+pub use pool::{Pool, PoolGuard};
 pub use rwlock::{
     MappedRwLockReadGuard, MappedRwLockWriteGuard, RawRwLock, ReadFuture, RwLock, RwLockExt,
     RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard, WriteFuture,

@@ -7,6 +7,7 @@ mod condvar;
 mod errgroup;
 mod mutex;
 mod once;
+mod pool;
 mod runtimes;
 mod rwlock;
 mod semaphore;
