@@ -44,8 +44,8 @@ use std::io::{self, IoSlice};
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 63;
@@ -68,6 +68,10 @@ pub(crate) struct Fd {
     /// It is a TCP socket whose descriptor no code outside this crate has had, unless [`BORROWED`]
     /// says otherwise: a short read has emptied it.
     short_read_drains: AtomicBool,
+    /// Calls of goroutines and threads that would wait return `WouldBlock`.
+    refuses_to_wait: AtomicBool,
+    /// Shared with the `Fd`s of the same open file description. Empty if there was never another.
+    clones: OnceLock<Arc<()>>,
     pub(super) pollable: &'static Pollable,
     /// For the poll traits of async code.
     pub(super) extras: LazySlotExtras,
@@ -131,6 +135,8 @@ impl Fd {
             canceled_contexts: AtomicU32::new(0),
             late_contexts: AtomicU32::new(0),
             short_read_drains: AtomicBool::new(false),
+            refuses_to_wait: AtomicBool::new(false),
+            clones: OnceLock::new(),
             pollable: Pollable::new(),
             extras: LazySlotExtras::new(),
         }
@@ -199,7 +205,24 @@ impl Fd {
         let call = self.call()?;
         // Options that are set for the clone are set for this descriptor too.
         self.short_read_drains.store(false, Ordering::Relaxed);
-        Ok(Fd::new(call.fd().try_clone_to_owned()?))
+        let clone = Fd::new(call.fd().try_clone_to_owned()?);
+        let _ = clone.clones.set(self.clones.get_or_init(Arc::default).clone());
+        Ok(clone)
+    }
+
+    /// Sets whether calls of goroutines and threads return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// `NotConnected` if the descriptor is closed.
+    pub(crate) fn set_refuses_to_wait(&self, refuses: bool) -> io::Result<()> {
+        let _call = self.call()?;
+        self.refuses_to_wait.store(refuses, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns whether calls return `WouldBlock` instead of waiting.
+    pub(super) fn refuses_to_wait(&self) -> bool {
+        self.refuses_to_wait.load(Ordering::Relaxed)
     }
 
     /// Runs `attempt` until it returns something else than "would block".
@@ -219,6 +242,9 @@ impl Fd {
             self.check_contexts()?;
             match attempt(call.fd()) {
                 Err(rustix::io::Errno::AGAIN) => {
+                    if self.refuses_to_wait() {
+                        return Err(io::ErrorKind::WouldBlock.into());
+                    }
                     let limit = *limit.get_or_insert_with(|| self.limit(direction));
                     self.wait_for(&call, direction, limit, seen)?;
                 }
@@ -426,22 +452,28 @@ impl Fd {
         }
     }
 
-    /// Returns the descriptor, still non-blocking.
-    ///
     /// Returns whether [`Fd::close`] was called.
     pub(super) fn is_closed(&self) -> bool {
         // Acquire: pairs with `close`.
         self.state.load(Ordering::Acquire) & CLOSED != 0
     }
 
+    /// Returns the descriptor, which the caller may make blocking.
+    ///
     /// # Errors
-    /// `NotConnected` if the descriptor is closed. Its number becomes free then.
+    /// `NotConnected` if the descriptor is closed, and `ResourceBusy` if a clone is alive: it would
+    /// become blocking, too. The number becomes free then.
     pub(crate) fn into_owned(mut self) -> io::Result<OwnedFd> {
         if *self.state.get_mut() & CLOSED != 0 {
             return Err(closed());
         }
+        if self.clones.get().is_some_and(|clones| Arc::strong_count(clones) > 1) {
+            let text = "a clone made by try_clone is alive";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+        }
         let mut this = ManuallyDrop::new(self);
         drop(std::mem::take(&mut this.extras));
+        drop(std::mem::take(&mut this.clones));
         this.pollable.unregister(this.raw);
         this.pollable.free();
         // SAFETY: `self` owned it and is not dropped.
@@ -465,6 +497,13 @@ impl AsRawFd for Fd {
     fn as_raw_fd(&self) -> RawFd {
         self.raw
     }
+}
+
+/// Calls `f` with std's socket of type `S` on the descriptor, which stays open.
+pub(super) fn borrow_as_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, f: impl FnOnce(&S) -> T) -> T {
+    // SAFETY: open while `f` runs; std's socket is never dropped, so it does not close it.
+    let socket = ManuallyDrop::new(unsafe { S::from_raw_fd(fd.as_raw_fd()) });
+    f(&socket)
 }
 
 /// Returns as many of the slices as the kernel takes at once; more would be an error.

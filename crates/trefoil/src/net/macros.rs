@@ -160,14 +160,15 @@ macro_rules! socket {
 
             /// Converts the socket into std's, which blocks its thread again.
             ///
-            /// The descriptor becomes blocking. That also holds for sockets made by
-            /// [`try_clone`](Self::try_clone), because they share the open file description: drop
-            /// them first.
+            /// The descriptor becomes blocking, unless
+            /// [`set_nonblocking`](Self::set_nonblocking) was set.
             ///
             /// # Errors
             /// [`NotConnected`](io::ErrorKind::NotConnected) if the socket was closed, and
-            /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another half of it or a
-            /// [`CancelGuard`](crate::net::CancelGuard) is alive. The socket is dropped then.
+            /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another half of it, a
+            /// [`CancelGuard`](crate::net::CancelGuard), or a socket made by
+            /// [`try_clone`](Self::try_clone) is alive. (A clone shares the open file description,
+            /// so it would become blocking, too.) The socket is dropped then.
             ///
             /// # Examples
             /// ```
@@ -186,9 +187,37 @@ macro_rules! socket {
                         "another half or a CancelGuard is alive",
                     )
                 })?;
+                let stays_nonblocking = fd.refuses_to_wait();
                 let socket = <$std>::from(fd.into_owned()?);
-                socket.set_nonblocking(false)?;
+                socket.set_nonblocking(stays_nonblocking)?;
                 Ok(socket)
+            }
+
+            /// Sets whether calls that would wait fail with
+            /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead, like std's method.
+            ///
+            /// The default is `false`: a call parks the goroutine. The setting belongs to this
+            /// handle and its halves, not to clones. It applies to later calls of goroutines and
+            /// threads. Async methods (`…_async`, `readable`, `writable`, the poll traits) wait
+            /// nevertheless: their task is what the caller would do meanwhile.
+            ///
+            /// # Errors
+            /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](Self::close).
+            ///
+            /// # Examples
+            /// ```
+            /// use std::io::ErrorKind;
+            /// use trefoil::net::UdpSocket;
+            ///
+            /// trefoil::run(|| {
+            ///     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            ///     socket.set_nonblocking(true).unwrap();
+            ///     let error = socket.recv(&mut [0; 16]).unwrap_err();
+            ///     assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            /// });
+            /// ```
+            pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+                self.fd.set_refuses_to_wait(nonblocking)
             }
         }
 
@@ -223,21 +252,57 @@ macro_rules! socket {
             }
         }
 
+        /// Converts a descriptor as `from_std` does.
+        ///
+        /// # Errors
+        /// The OS error of `ioctl(FIONBIO)` if the descriptor cannot be made non-blocking, which
+        /// does not happen with sockets. What is not a socket of this type fails later.
+        impl TryFrom<OwnedFd> for $name {
+            type Error = io::Error;
+
+            fn try_from(fd: OwnedFd) -> io::Result<$name> {
+                $name::from_std(<$std>::from(fd))
+            }
+        }
+
+        /// Converts as `into_std` does.
+        ///
+        /// # Errors
+        /// Those of `into_std`.
+        impl TryFrom<$name> for OwnedFd {
+            type Error = io::Error;
+
+            fn try_from(socket: $name) -> io::Result<OwnedFd> {
+                Ok(socket.into_std()?.into())
+            }
+        }
+
         /// Converts as `into_std` does: the descriptor becomes blocking, and the caller has to
         /// close it.
         ///
         /// # Panics
-        /// Panics if the socket was closed, or if another half of it or a `CancelGuard` is alive.
-        /// `into_std` returns an error instead.
+        /// Panics if the socket was closed, or if another half of it, a `CancelGuard` or a clone is
+        /// alive. `into_std` returns an error instead.
         impl IntoRawFd for $name {
             fn into_raw_fd(self) -> RawFd {
                 self.into_std().expect("a socket that is open and not shared").into_raw_fd()
             }
         }
 
+        /// Shows the addresses and the descriptor, as std's socket does. A closed socket has no
+        /// addresses.
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).field("fd", &self.fd.as_raw_fd()).finish()
+                match self.fd.call() {
+                    Ok(call) => crate::net::fd::borrow_as_std(call.fd(), |socket: &$std| {
+                        fmt::Debug::fmt(socket, f)
+                    }),
+                    Err(_) => f
+                        .debug_struct(stringify!($name))
+                        .field("fd", &self.fd.as_raw_fd())
+                        .field("closed", &true)
+                        .finish(),
+                }
             }
         }
     };

@@ -40,6 +40,7 @@
 //! | [`UnixListener`], [`UnixIncoming`] | accept Unix stream connections |
 //! | [`UnixStream`], [`UnixReadHalf`], [`UnixWriteHalf`] | a Unix connection and its halves |
 //! | [`UnixDatagram`] | send and receive Unix datagrams |
+//! | [`Received`], [`UCred`] | descriptors and credentials that came over a Unix socket |
 //! | [`pipe()`], [`PipeReader`], [`PipeWriter`] | pipes and other pollable descriptors |
 //! | [`copy`], [`Transfer`] | move all bytes from one stream to another |
 //! | [`AsyncFd`], [`AsyncFdReadyGuard`] | await the readiness of any pollable descriptor |
@@ -89,6 +90,7 @@
 //! | [`NotConnected`], no OS error code | `close` was called, before the call or while it waited |
 //! | [`Other`], wraps [`Canceled`] | the context of a [`CancelGuard`] was cancelled |
 //! | [`TimedOut`], wraps [`DeadlineExceeded`] | the deadline of such a context has passed |
+//! | [`WouldBlock`](std::io::ErrorKind::WouldBlock) | the call would wait, after [`set_nonblocking`](TcpStream::set_nonblocking) |
 //! | OS error `EMFILE`, `ENFILE` | the process or the system has no descriptor left |
 //! | OS error `ENOMEM`, `ENOSPC` | `epoll` cannot register the descriptor of a call that waits |
 //!
@@ -125,4 +127,7 @@ pub use copy::{Transfer, copy};
 pub use pipe::{PipeReader, PipeWriter, pipe};
 pub use tcp::{Incoming, ReadHalf, TcpListener, TcpStream, WriteHalf};
 pub use udp::UdpSocket;
-pub use unix::{UnixDatagram, UnixIncoming, UnixListener, UnixReadHalf, UnixStream, UnixWriteHalf};
+pub use unix::{
+    Received, UCred, UnixDatagram, UnixIncoming, UnixListener, UnixReadHalf, UnixStream,
+    UnixWriteHalf,
+};

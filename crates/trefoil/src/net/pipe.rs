@@ -194,11 +194,12 @@ macro_rules! pipe_end {
             }
         }
 
-        /// Returns the descriptor, which becomes blocking again. That also holds for handles made
-        /// by `try_clone`: drop them first.
+        /// Returns the descriptor, which becomes blocking again.
         ///
         /// # Errors
-        /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`.
+        /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`, and
+        /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if a handle made by `try_clone` is alive,
+        /// which would become blocking, too.
         impl TryFrom<$name> for OwnedFd {
             type Error = io::Error;
 

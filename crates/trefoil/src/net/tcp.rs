@@ -506,6 +506,76 @@ impl TcpStream {
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         self.fd.with(|s| s.set_ttl_v4(ttl))
     }
+
+    /// Returns how long closing the connection waits for data that was not sent (`SO_LINGER`). The
+    /// default is `None`.
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    pub fn linger(&self) -> io::Result<Option<Duration>> {
+        self.fd.with(|s| s.linger())
+    }
+
+    /// Sets how long closing the connection waits for data that was not sent (`SO_LINGER`), in
+    /// whole seconds.
+    ///
+    /// With `None`, the default, closing returns at once and the kernel sends what is left. With
+    /// `Some(Duration::ZERO)` what is left is lost and the other side gets a reset. With another
+    /// time, [`close`](TcpStream::close) or the drop of the last handle blocks its thread until the
+    /// data is acknowledged or the time has passed; other goroutines run on meanwhile.
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io::{ErrorKind, Read};
+    /// use std::time::Duration;
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (mut server, _) = listener.accept().unwrap();
+    ///     client.set_linger(Some(Duration::ZERO)).unwrap();
+    ///     drop(client);
+    ///     let error = server.read(&mut [0; 8]).unwrap_err();
+    ///     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    /// });
+    /// ```
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        self.fd.with(|s| s.set_linger(linger))
+    }
+
+    /// Returns whether this side acknowledges data at once (`TCP_QUICKACK`). std has it in
+    /// [`TcpStreamExt`](std::os::linux::net::TcpStreamExt).
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    pub fn quickack(&self) -> io::Result<bool> {
+        self.fd.with(|s| s.tcp_quickack())
+    }
+
+    /// Sets whether this side acknowledges data at once (`TCP_QUICKACK`). The kernel may change it
+    /// back later.
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     stream.set_quickack(false).unwrap();
+    ///     assert!(!stream.quickack().unwrap());
+    /// });
+    /// ```
+    pub fn set_quickack(&self, quickack: bool) -> io::Result<()> {
+        self.fd.with(|s| s.set_tcp_quickack(quickack))
+    }
 }
 
 halves!(TcpStream, ReadHalf, WriteHalf);
@@ -719,6 +789,38 @@ impl TcpListener {
     /// ```
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.fd.with(|s| s.local_addr()).and_then(std_addr)
+    }
+
+    /// Returns the time to live of the IPv4 packets that the listener and accepted connections send
+    /// (`IP_TTL`).
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpListener::close).
+    pub fn ttl(&self) -> io::Result<u32> {
+        self.fd.with(|s| s.ttl_v4())
+    }
+
+    /// Sets the time to live of the IPv4 packets that the listener and accepted connections send
+    /// (`IP_TTL`), from 1 to 255.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if `ttl` is out of range, and
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](TcpListener::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::{TcpListener, TcpStream};
+    ///
+    /// trefoil::run(|| {
+    ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    ///     listener.set_ttl(100).unwrap();
+    ///     let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ///     let (server, _) = listener.accept().unwrap();
+    ///     assert_eq!((listener.ttl().unwrap(), server.ttl().unwrap()), (100, 100));
+    /// });
+    /// ```
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        self.fd.with(|s| s.set_ttl_v4(ttl))
     }
 
     /// Sets the time at which [`accept`](TcpListener::accept) fails.

@@ -1,6 +1,7 @@
 //! `UnixDatagram`.
 
-use super::{connect_addr_of, pair, send_addr_of, with_std};
+use super::ancillary::{Received, ancillary, recv_message, send_message};
+use super::{connect_addr_of, pair, send_addr_of, unnamed_addr, with_std};
 use crate::net::fd::Fd;
 use crate::net::macros::{deadlines, readiness, socket};
 use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction};
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
 use socket2::{SockAddr, Type};
 use std::fmt;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{self as std_unix, SocketAddr};
@@ -47,6 +48,7 @@ pub struct UnixDatagram {
 socket!(UnixDatagram, std_unix::UnixDatagram);
 deadlines!(UnixDatagram);
 readiness!(UnixDatagram);
+ancillary!(UnixDatagram);
 
 impl UnixDatagram {
     /// Makes a socket at a path, where no file may exist yet.
@@ -321,6 +323,9 @@ impl UnixDatagram {
                 Err(Errno::INTR) => continue,
                 result => return Ok(result?),
             }
+            if self.fd.refuses_to_wait() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             if limit == NEVER {
                 limit = self.fd.limit(Direction::Write);
             }
@@ -396,11 +401,38 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let received = self.receive_unless_shut(|fd| recv_from(fd, buf))?;
-        match received {
+        self.receive_with_address(|fd| recv_from(fd, buf))
+    }
+
+    /// Waits for a datagram as [`recv_from`](UnixDatagram::recv_from) does, and leaves it for the
+    /// next receive.
+    ///
+    /// # Errors
+    /// As [`recv`](UnixDatagram::recv).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UnixDatagram;
+    ///
+    /// trefoil::run(|| {
+    ///     let (one, other) = UnixDatagram::pair().unwrap();
+    ///     one.send(b"hello").unwrap();
+    ///     let (n, from) = other.peek_from(&mut [0; 16]).unwrap();
+    ///     assert_eq!((n, from.is_unnamed()), (5, true));
+    ///     assert_eq!(other.recv(&mut [0; 16]).unwrap(), 5);
+    /// });
+    /// ```
+    pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive_with_address(|fd| peek_from(fd, buf))
+    }
+
+    fn receive_with_address(
+        &self,
+        attempt: impl FnMut(BorrowedFd<'_>) -> Result<(usize, SocketAddr), Errno>,
+    ) -> io::Result<(usize, SocketAddr)> {
+        match self.receive_unless_shut(attempt)? {
             Some(received) => Ok(received),
-            // An empty path makes an unnamed address.
-            None => Ok((0, SocketAddr::from_pathname("")?)),
+            None => Ok((0, unnamed_addr()?)),
         }
     }
 
@@ -472,8 +504,7 @@ impl UnixDatagram {
         let receive = |fd: BorrowedFd<'_>| unless_shut(fd, |fd| recv_from(fd, &mut *buf));
         match self.fd.io_async(Direction::Read, receive).await? {
             Some(received) => Ok(received),
-            // An empty path makes an unnamed address.
-            None => Ok((0, SocketAddr::from_pathname("")?)),
+            None => Ok((0, unnamed_addr()?)),
         }
     }
 
@@ -491,6 +522,27 @@ impl UnixDatagram {
         mut attempt: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
     ) -> io::Result<Option<T>> {
         self.fd.io(Direction::Read, |fd| unless_shut(fd, &mut attempt))
+    }
+
+    /// Makes an attempt to receive. It ends without a datagram if the direction was shut down.
+    fn recv_message(
+        &self,
+        fd: BorrowedFd<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        max_fds: usize,
+    ) -> Result<Received, Errno> {
+        let received = unless_shut(fd, |fd| recv_message(fd, bufs, max_fds, 0))?;
+        Ok(received.unwrap_or_default())
+    }
+
+    /// Makes an attempt to send.
+    fn send_message(
+        &self,
+        fd: BorrowedFd<'_>,
+        bufs: &[IoSlice<'_>],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<usize, Errno> {
+        send_message(fd, bufs, fds)
     }
 
     /// Ends one or both directions of the socket.
@@ -576,6 +628,13 @@ fn unless_shut<T>(
 fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), Errno> {
     super::borrow_as_std(fd, |socket: &std_unix::UnixDatagram| socket.recv_from(buf))
         .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
+}
+
+/// As [`recv_from`], and leaves the datagram in the queue.
+fn peek_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), Errno> {
+    let bufs = &mut [IoSliceMut::new(buf)];
+    let received = recv_message(fd, bufs, 0, libc::MSG_PEEK)?;
+    Ok((received.len, received.address()?))
 }
 
 /// Returns whether this side has ended the direction in which it receives.

@@ -8,7 +8,7 @@ use crate::sched::netpoll::pollable::Direction;
 use rustix::net::SocketFlags;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{self as std_unix, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -262,5 +262,14 @@ impl Iterator for UnixIncoming<'_> {
 
     fn next(&mut self) -> Option<io::Result<UnixStream>> {
         Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+}
+
+impl<'a> IntoIterator for &'a UnixListener {
+    type Item = io::Result<UnixStream>;
+    type IntoIter = UnixIncoming<'a>;
+
+    fn into_iter(self) -> UnixIncoming<'a> {
+        self.incoming()
     }
 }

@@ -3,21 +3,22 @@
 //! Addresses are std's [`SocketAddr`]. Only std can make one from the kernel's form, so the calls
 //! that return addresses go through std's types. None of them waits.
 
+mod ancillary;
 mod datagram;
 mod listener;
 mod stream;
 
+pub use ancillary::{Received, UCred};
 pub use datagram::UnixDatagram;
 pub use listener::{UnixIncoming, UnixListener};
 pub use stream::{UnixReadHalf, UnixStream, UnixWriteHalf};
 
-use super::fd::Fd;
+use super::fd::{Fd, borrow_as_std};
 use rustix::net::SocketAddrUnix;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::ffi::OsStr;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr;
@@ -29,11 +30,9 @@ fn with_std<S: FromRawFd, T>(fd: &Fd, f: impl FnOnce(&S) -> io::Result<T>) -> io
     borrow_as_std(call.fd(), f)
 }
 
-/// Calls `f` with std's socket of type `S` on the descriptor, which stays open.
-fn borrow_as_std<S: FromRawFd, T>(fd: BorrowedFd<'_>, f: impl FnOnce(&S) -> T) -> T {
-    // SAFETY: open while `f` runs; std's socket is never dropped, so it does not close it.
-    let socket = ManuallyDrop::new(unsafe { S::from_raw_fd(fd.as_raw_fd()) });
-    f(&socket)
+/// Returns an unnamed address: std makes one from an empty path.
+fn unnamed_addr() -> io::Result<SocketAddr> {
+    SocketAddr::from_pathname("")
 }
 
 /// Returns the error for an unnamed address.

@@ -1,10 +1,12 @@
 //! `UnixStream` and its halves.
 
+use super::ancillary::{Received, UCred, ancillary, recv_message, send_message};
 use super::{connect_addr_of, pair, with_std};
 use crate::blocking::blocking;
 use crate::net::fd::Fd;
 use crate::net::macros::{async_streams, deadlines, halves, readiness, socket, streams};
 use crate::sched::netpoll::pollable::Direction;
+use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use socket2::{SockAddr, Type};
 use std::fmt;
@@ -54,6 +56,7 @@ deadlines!(UnixStream);
 streams!(UnixStream, &UnixStream);
 async_streams!(UnixStream);
 readiness!(UnixStream);
+ancillary!(UnixStream);
 halves!(UnixStream, UnixReadHalf, UnixWriteHalf);
 
 impl UnixStream {
@@ -256,5 +259,48 @@ impl UnixStream {
         self.fd.io(Direction::Read, |fd| {
             rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
         })
+    }
+
+    /// Returns the user, group and process of the other side, as they were when it connected or
+    /// made the pair (`SO_PEERCRED`).
+    ///
+    /// # Errors
+    /// [`NotConnected`](io::ErrorKind::NotConnected) after [`close`](UnixStream::close).
+    ///
+    /// # Examples
+    /// ```
+    /// use trefoil::net::UnixStream;
+    ///
+    /// trefoil::run(|| {
+    ///     let (one, _other) = UnixStream::pair().unwrap();
+    ///     let peer = one.peer_cred().unwrap();
+    ///     assert_eq!(peer.pid, Some(std::process::id() as i32));
+    /// });
+    /// ```
+    pub fn peer_cred(&self) -> io::Result<UCred> {
+        UCred::of_peer(self.fd.call()?.fd())
+    }
+
+    /// Makes an attempt to receive.
+    fn recv_message(
+        &self,
+        fd: BorrowedFd<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        max_fds: usize,
+    ) -> Result<Received, Errno> {
+        recv_message(fd, bufs, max_fds, 0)
+    }
+
+    /// Makes an attempt to send. A stream has no place for descriptors without a byte.
+    fn send_message(
+        &self,
+        fd: BorrowedFd<'_>,
+        bufs: &[IoSlice<'_>],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<usize, Errno> {
+        if !fds.is_empty() && bufs.iter().all(|buf| buf.is_empty()) {
+            return Err(Errno::INVAL);
+        }
+        send_message(fd, bufs, fds)
     }
 }
