@@ -309,7 +309,7 @@ pub fn withdrawn_against_handover() {
 /// A goroutine unlocks fairly, locks again and unlocks, while two others lock. If `deadline` is
 /// `Passed`, one of them gives up when it is in the queue.
 fn bump(starvation: Starvation, deadline: Deadline) {
-    explore(Bound::Preemptions(3), move || {
+    explore(Bound::Preemptions(2), move || {
         let model = Model::new(starvation);
         let first = thread::spawn({
             let model = model.clone();

@@ -95,7 +95,10 @@ impl Builder {
     }
 
     /// Sets the goroutine's name. Panic messages, stack overflow reports and
-    /// [dumps](crate::debug::dump) print it.
+    /// [dumps](crate::debug::dump) print it, and the handle returns it.
+    ///
+    /// `std::thread::current().name()` is `None` on a goroutine: std names a thread only when
+    /// [`std::thread::Builder`] starts it, and has no function that sets the name of a running one.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into().into_boxed_str());
         self

@@ -18,7 +18,7 @@
 //! | function | in async code | std's | what it does |
 //! |---|---|---|---|
 //! | [`output`] | [`output_async`] | [`Command::output`] | runs a command and collects its output |
-//! | [`wait_with_output`] | [`wait_with_output_async`] | [`Child::wait_with_output`] | collects a child's output |
+//! | [`wait_with_output`] | [`wait_with_output_async`] | the method of [`Child`] | the same for a child |
 //! | [`status`] | [`status_async`] | [`Command::status`] | runs a command, returns its status |
 //! | [`wait`] | [`wait_async`] | [`Child::wait`] | waits for a child |
 //! | [`wait_timeout`] | [`timeout_async`] | none | waits for a child for a limited time |

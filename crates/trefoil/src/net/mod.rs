@@ -90,7 +90,7 @@
 //! | [`NotConnected`], no OS error code | `close` was called, before the call or while it waited |
 //! | [`Other`], wraps [`Canceled`] | the context of a [`CancelGuard`] was cancelled |
 //! | [`TimedOut`], wraps [`DeadlineExceeded`] | the deadline of such a context has passed |
-//! | [`WouldBlock`](std::io::ErrorKind::WouldBlock) | the call would wait, after [`set_nonblocking`](TcpStream::set_nonblocking) |
+//! | [`WouldBlock`] | the call would wait, and [`set_nonblocking`] forbids that |
 //! | OS error `EMFILE`, `ENFILE` | the process or the system has no descriptor left |
 //! | OS error `ENOMEM`, `ENOSPC` | `epoll` cannot register the descriptor of a call that waits |
 //!
@@ -104,6 +104,8 @@
 //!
 //! [`TimedOut`]: std::io::ErrorKind::TimedOut
 //! [`NotConnected`]: std::io::ErrorKind::NotConnected
+//! [`WouldBlock`]: std::io::ErrorKind::WouldBlock
+//! [`set_nonblocking`]: TcpStream::set_nonblocking
 //! [`Other`]: std::io::ErrorKind::Other
 //! [`Canceled`]: crate::context::ContextError::Canceled
 //! [`DeadlineExceeded`]: crate::context::ContextError::DeadlineExceeded

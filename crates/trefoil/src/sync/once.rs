@@ -616,10 +616,10 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
 /// # Examples
 /// ```
 /// use trefoil::sync::LazyLock;
-/// static WORDS: LazyLock<Vec<&str>> = LazyLock::new(|| "goroutines own their stack".split(' ').collect());
+/// static WORDS: LazyLock<Vec<&str>> = LazyLock::new(|| "one two three".split(' ').collect());
 /// trefoil::run(|| {
 ///     let len = trefoil::go(|| WORDS.len());
-///     assert_eq!(len.join().unwrap(), 4);
+///     assert_eq!(len.join().unwrap(), 3);
 /// });
 /// ```
 pub struct LazyLock<T, F = fn() -> T> {

@@ -1,7 +1,7 @@
 //! `Pool`: objects for reuse, kept per P. Go's `sync.Pool`.
 //!
-//! A pool has as many *shards* as there are CPUs, with [`SHARD_SLOTS`] slots each. A slot is null or
-//! owns an object. A goroutine uses the shard of its P, a plain thread that of its CPU. The number
+//! A pool has as many *shards* as there are CPUs, with [`SHARD_SLOTS`] slots each. A slot is null
+//! or owns an object. A goroutine uses the shard of its P, a plain thread that of its CPU. The number
 //! of the shard is only a hint, so nothing here needs to hold the P: one exchange takes an object
 //! out of a slot, and one puts an object into an empty slot. If its own shard has none, the caller
 //! takes from the shared list, then from the slots of other shards.
