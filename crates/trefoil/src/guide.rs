@@ -1,8 +1,6 @@
 //! Guides: first steps, async code, what to do with a program that is slow or stuck, several
-//! processes, trefoil for Go and tokio programmers, trefoil beside other runtimes, why it is sound,
-//! and its limits.
-//! Guides: first steps, async code, what to do with a program that is slow or stuck, trefoil for Go
-//! and tokio programmers, names that differ elsewhere, why it is sound, and its limits.
+//! processes, trefoil for Go and tokio programmers, names that differ elsewhere, trefoil beside
+//! other runtimes, why it is sound, and its limits.
 
 #[doc = include_str!("../docs/start.md")]
 pub mod start {}
@@ -24,6 +22,7 @@ pub mod for_tokio_programmers {}
 
 #[doc = include_str!("../docs/beside_others.md")]
 pub mod beside_others {}
+
 #[doc = include_str!("../docs/names.md")]
 pub mod other_names {}
 
