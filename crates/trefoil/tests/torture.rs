@@ -28,6 +28,8 @@ use trefoil::{Builder, Runtime};
 
 /// The number of goroutines of each kind.
 const EACH: usize = 3;
+/// How much longer a run may last until each worker has finished a round.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 fn seconds() -> u64 {
     match std::env::var("TREFOIL_TORTURE_SECS") {
@@ -40,6 +42,8 @@ fn seconds() -> u64 {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// Workers that have finished their first round.
+    progressed: AtomicUsize,
     counter: Mutex<u64>,
     increments: AtomicU64,
     turn: Mutex<usize>,
@@ -103,6 +107,9 @@ fn torture(procs: usize, time: Duration) {
                     while !shared.stop.load(SeqCst) {
                         work(&shared, i / KINDS.len());
                         rounds += 1;
+                        if rounds == 1 {
+                            shared.progressed.fetch_add(1, SeqCst);
+                        }
                     }
                     shared.turned.notify_all();
                     rounds
@@ -110,7 +117,9 @@ fn torture(procs: usize, time: Duration) {
                 Builder::new().name(name).go(run).unwrap()
             })
             .collect();
-        while start.elapsed() < time {
+        // On a busy machine, the first round of each worker may take longer than `time`.
+        let all_progressed = || shared.progressed.load(SeqCst) == KINDS.len() * EACH;
+        while start.elapsed() < time || (!all_progressed() && start.elapsed() < time + PATIENCE) {
             trefoil::time::sleep(Duration::from_millis(20));
         }
         shared.stop.store(true, SeqCst);
