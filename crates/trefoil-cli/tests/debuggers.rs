@@ -388,6 +388,7 @@ fn why_says_what_a_goroutine_waits_for() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn goroutines_that_change_while_they_are_read_do_no_harm() {
     let program = Program::start("churns");
     let pid = program.pid();
@@ -480,6 +481,7 @@ fn check_gdb(text: &str) -> Result<(), String> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn gdb_lists_goroutines_and_their_stacks() {
     let program = Program::start("waits");
     let pid = program.pid();
@@ -508,6 +510,7 @@ fn gdb_lists_goroutines_and_their_stacks() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn gdb_groups_and_filters() {
     let program = Program::start("many");
     let pid = program.pid();
@@ -519,6 +522,7 @@ fn gdb_groups_and_filters() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn a_core_file_has_the_goroutines() {
     let program = Program::start("waits");
     if trefoil(&["ps", &program.pid()]).is_some() {
@@ -577,6 +581,7 @@ fn damaged(core: &[u8], round: u64) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn a_damaged_core_file_is_read_or_refused() {
     let Some((program, core)) = Program::start("waits").into_core() else { return };
     let whole = std::fs::read(core).unwrap();
@@ -633,6 +638,7 @@ fn perf(program: &Program, out: &Path) -> Option<String> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn perf_finds_the_callers_on_a_goroutine_stack() {
     let program = Program::start("waits");
     let Some(text) = perf(&program, &program.folder.join("perf.data")) else { return };

@@ -207,6 +207,22 @@ fn a_server_that_does_not_answer_is_no_obstacle() {
     assert!(out.contains("read from outside (/") && out.contains("goroutines 1,235"), "{out}");
 }
 
+/// Without the feature `screen`, a terminal gets one page and the name of the feature.
+#[cfg(not(feature = "screen"))]
+#[test]
+fn without_its_feature_the_screen_is_one_page() {
+    let watched = Watched::start();
+    if once(&watched.pid()).is_none() {
+        return;
+    }
+    let Some(tmux) = Tmux::start("top-page", &top_in_shell(&watched.pid())) else { return };
+    tmux.until("the page and the name of the feature are not shown", |screen| {
+        screen.contains("waits_in_here")
+            && screen.contains("--features screen")
+            && screen.contains("ended-0")
+    });
+}
+
 /// A session of tmux with a server of its own, which ends with it.
 struct Tmux {
     socket: PathBuf,
@@ -234,6 +250,7 @@ impl Tmux {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    #[cfg(feature = "screen")]
     fn keys(&self, keys: &[&str]) {
         self.run(&[&["send-keys"], keys].concat());
     }
@@ -268,6 +285,7 @@ fn top_in_shell(pid: &str) -> String {
     )
 }
 
+#[cfg(feature = "screen")]
 #[test]
 fn in_a_terminal_keys_work_and_the_terminal_is_restored() {
     let watched = Watched::start();
@@ -303,6 +321,7 @@ fn in_a_terminal_keys_work_and_the_terminal_is_restored() {
     });
 }
 
+#[cfg(feature = "screen")]
 #[test]
 fn signals_restore_the_terminal() {
     let watched = Watched::start();

@@ -3,9 +3,15 @@
 //! It asks the server of the process if it has one. Otherwise, and if the server does not answer, it
 //! reads the process from outside ([`Outside`]), which needs nothing from it: then there are groups,
 //! states, stacks and Ps, but no latencies, no use of CPUs and no graph of waits.
+//!
+//! The screen that refreshes needs the feature `screen`. Without it, one page is printed.
+
+// What only the screen uses.
+#![cfg_attr(not(feature = "screen"), allow(dead_code))]
 
 mod plain;
 mod processes;
+#[cfg(feature = "screen")]
 mod screen;
 mod server;
 pub(crate) mod view;
@@ -53,12 +59,29 @@ pub(crate) fn run(top: &Top) -> ExitCode {
         }
         // What can never be shown is told before the screen is taken.
         let first = source.view(None)?;
-        screen::watch(source, first).map_err(|e| format!("the terminal cannot be used: {e}"))
+        watch(source, first)
     });
     shown.unwrap_or_else(|error| {
         print_error(error);
         ExitCode::FAILURE
     })
+}
+
+/// Shows the screen until the user quits.
+#[cfg(feature = "screen")]
+fn watch(source: Source, first: View) -> Result<ExitCode, String> {
+    screen::watch(source, first).map_err(|e| format!("the terminal cannot be used: {e}"))
+}
+
+/// Prints one page, and how to get the screen.
+#[cfg(not(feature = "screen"))]
+fn watch(_source: Source, first: View) -> Result<ExitCode, String> {
+    print_line(plain::page(&first).trim_end());
+    print_line(
+        "\nThis is one page. For a screen that refreshes every second, build the command with \
+         --features screen.",
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the only process; lists them if there are several.
