@@ -211,6 +211,7 @@ fn a_goroutine_that_has_allocated_keeps_at_most_1_kib_more() {
 /// 2.41 the state of `getrandom`, which every `HashMap` calls. They must not leak with a
 /// goroutine's TLS block.
 #[test]
+#[ignore = "takes long"]
 fn libcs_buffers_per_thread_are_freed_with_the_goroutine() {
     child_test!();
     const GOROUTINES: usize = 4_000;
@@ -314,6 +315,7 @@ fn use_allocator(alloc: &impl GlobalAlloc, rounds: usize) {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn the_wrapper_frees_with_the_layout_it_allocated_with_and_sees_few_threads() {
     let _dog = watchdog();
     runtime(2).run(|| {

@@ -218,6 +218,7 @@ fn deep_recursion_reports_a_stack_overflow() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn stack_overflow_is_reported_with_other_guards_and_tls_blocks() {
     child_test!(limit = LIMIT, |child| {
         for debug in ["guards=mprotect", "tls=pthread", "guards=mprotect,tls=pthread"] {
@@ -417,6 +418,7 @@ fn go_fails_without_address_space_and_works_again_later() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn go_fails_without_mappings_and_works_again_later() {
     child_test!(limit = LIMIT, |child| {
         let ended = run(child, "maps", &[("TREFOIL_DEBUG", "guards=mprotect")]);
@@ -540,6 +542,7 @@ fn work_is_done_without_new_threads() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn runtimes_work_with_1_to_1024_ps() {
     child_test!(limit = LIMIT, |child| {
         for procs in ["1", "64", "1024"] {

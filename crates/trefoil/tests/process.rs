@@ -75,8 +75,8 @@ fn wait_closes_the_childs_standard_input() {
 fn output_collects_more_than_the_pipes_hold() {
     at_each(|| {
         // More than a pipe holds, on both stdout and stderr.
-        let script = "i=0; while [ $i -lt 300 ]; do head -c 500 /dev/zero; \
-                      head -c 400 /dev/zero >&2; i=$((i+1)); done; exit 3";
+        let script = "i=0; while [ $i -lt 300 ]; do printf %500s x; printf %400s x >&2; \
+                      i=$((i+1)); done; exit 3";
         let out = process::output(&mut sh(script)).unwrap();
         assert_eq!((out.stdout.len(), out.stderr.len()), (150_000, 120_000));
         assert_eq!(out.status.code(), Some(3));

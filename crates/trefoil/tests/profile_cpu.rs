@@ -103,6 +103,7 @@ fn profile_hogs(goroutines: usize) -> (Profile, Duration) {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn the_total_is_what_the_kernel_counts() {
     let (_turn, _watchdog) = (turn(), watchdog());
     for goroutines in [1, 2, 8] {
@@ -138,6 +139,7 @@ fn plain_threads_are_not_counted() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn threads_that_start_later_are_counted() {
     let (_turn, _watchdog) = (turn(), watchdog());
     let cpu = Cpu::start(HZ).unwrap();
@@ -180,6 +182,7 @@ fn burn(cpu: Duration) -> Duration {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn labels_divide_the_time() {
     let (_turn, _watchdog) = (turn(), watchdog());
     let (profile, used) = runtime(2).run(|| {
@@ -330,6 +333,7 @@ fn only_one_profile_runs_and_rates_are_checked() {
 /// Starts and ends profiles while every thread is interrupted all the time: a late signal would end
 /// the process.
 #[test]
+#[ignore = "takes long"]
 fn no_signal_is_left_when_a_profile_ends() {
     let (_turn, _watchdog) = (turn(), watchdog());
     runtime(2).run(|| {
@@ -368,6 +372,7 @@ fn load_and_unload() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn a_thousand_signals_per_second_hit_panics_the_loader_and_malloc() {
     let (_turn, _watchdog) =
         (turn(), common::watchdog_for(torture_time() + Duration::from_secs(120)));
@@ -439,6 +444,7 @@ fn go_tool() -> Option<Command> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn go_tool_pprof_reads_the_profile() {
     // The first call builds the tool, from Go 1.25 on.
     let (_turn, _watchdog) = (turn(), common::watchdog_for(Duration::from_secs(300)));

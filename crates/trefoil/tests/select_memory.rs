@@ -129,6 +129,7 @@ fn select_meets_select(n: usize) {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn selects_deadlines_and_timers_leave_no_memory_behind() {
     use Allocates::{Nothing, Something};
     let _dog = watchdog_for(Duration::from_secs(180));

@@ -272,6 +272,7 @@ fn a_file_is_read_as_it_was_written() {
 
 /// Whatever is in a file, it is read or refused, and explained without a panic.
 #[test]
+#[ignore = "takes long"]
 fn any_file_is_read_or_refused() {
     let _watchdog = watchdog();
     let snapshot = recorded(2, || {
@@ -310,6 +311,7 @@ fn any_file_is_read_or_refused() {
 
 /// Snapshots of small rings while their writers overwrite them all the time.
 #[test]
+#[ignore = "takes long"]
 fn snapshots_beside_busy_writers_are_consistent() {
     let _watchdog = watchdog();
     let rt = Runtime::builder().procs(2).build().unwrap();

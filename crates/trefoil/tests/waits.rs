@@ -763,6 +763,7 @@ fn a_certain_deadlock_is_reported_within_seconds() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn the_report_can_be_turned_off() {
     child_test!(|child| {
         let child = child.env("TREFOIL_DEBUG", "deadlockreport=0");
@@ -800,6 +801,7 @@ fn reports_of(child: &common::Child) -> (usize, String) {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn a_deadlock_of_two_runtimes_is_reported_once() {
     child_test!(|child| {
         let (reports, stderr) = reports_of(child);
@@ -809,6 +811,7 @@ fn a_deadlock_of_two_runtimes_is_reported_once() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn a_deadlock_of_two_runtimes_is_reported_if_the_older_one_reports_none() {
     child_test!(|child| {
         let (reports, stderr) = reports_of(child);
@@ -820,6 +823,7 @@ fn a_deadlock_of_two_runtimes_is_reported_if_the_older_one_reports_none() {
 
 /// Goroutines that join the deadlock later do not make it another one.
 #[test]
+#[ignore = "takes long"]
 fn a_deadlock_of_a_scope_is_reported_once() {
     child_test!(|child| {
         let (reports, stderr) = reports_of(child);

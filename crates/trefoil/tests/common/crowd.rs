@@ -54,7 +54,11 @@ pub(crate) fn run_all_with_tls_from_pthread_create() {
         return;
     }
     let _watchdog = watchdog_for(LIMIT);
-    let out = this_program().env("TREFOIL_DEBUG", "tls=pthread").output().unwrap();
+    let out = this_program()
+        .arg("--include-ignored")
+        .env("TREFOIL_DEBUG", "tls=pthread")
+        .output()
+        .unwrap();
     assert!(
         out.status.success(),
         "{}\n{}\n{}",

@@ -472,7 +472,7 @@ impl Child {
     pub(crate) fn command(&self) -> Command {
         let mut command = this_program();
         command
-            .args(["--exact", &self.test, "--nocapture", "--test-threads=1"])
+            .args(["--exact", &self.test, "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(CHILD, &self.test)
             .env_remove("TREFOIL_PROCS")
             .env_remove("GOMAXPROCS")

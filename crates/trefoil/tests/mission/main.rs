@@ -208,7 +208,7 @@ const STATEMENTS: [(&str, &[&str]); 29] = [
             "trefoil/tests/time.rs",
             "trefoil/tests/chan/main.rs",
             "trefoil/tests/sync/main.rs",
-            "trefoil-compat/tests/examples.rs",
+            "trefoil-examples/tests/examples.rs",
         ],
     ),
     (
@@ -225,7 +225,7 @@ const STATEMENTS: [(&str, &[&str]); 29] = [
          printer, a blocking sleeper, GOMAXPROCS, NumGoroutine, NumCPU, a WaitGroup.",
         &[
             "mission::goroutines::computing_printers_do_not_wait_for_each_other",
-            "trefoil-compat/tests/examples.rs",
+            "trefoil-examples/tests/examples.rs",
         ],
     ),
 ];

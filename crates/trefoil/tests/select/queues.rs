@@ -44,6 +44,7 @@ fn a_select_does_not_receive_what_it_sends() {
 
 /// Go: TestSelectStress.
 #[test]
+#[ignore = "takes long"]
 fn selects_among_busy_channels_pass_every_value() {
     let _dog = watchdog();
     for procs in [1, 2, 4, 16] {
@@ -170,6 +171,7 @@ fn a_select_sends_in_exactly_one_arm() {
 
 /// Go: test/chan/select2.go.
 #[test]
+#[ignore = "takes long"]
 fn selects_do_not_grow_resident_memory() {
     let _dog = watchdog();
     at_all_procs(|| {

@@ -232,11 +232,6 @@ fn a_select_of_sixty_four_arms_chooses_each() {
     });
 }
 
-#[test]
-fn the_compiler_explains_syntax_errors_in_select() {
-    trybuild::TestCases::new().compile_fail("tests/ui/select_*.rs");
-}
-
 /// Anything that derefs to a channel end may stand in an arm.
 #[test]
 fn arms_take_what_derefs_to_a_channel_end() {

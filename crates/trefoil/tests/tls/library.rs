@@ -91,6 +91,7 @@ fn an_unpark_token_belongs_to_the_goroutine() {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn memory_is_freed_on_other_threads_and_goroutines() {
     on_goroutines(|| {
         let handles = crowd(1000, |i| {

@@ -77,6 +77,7 @@ fn counters(n: usize) -> Arc<[AtomicU32]> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn rust_tests_pass_with_tls_from_pthread_create() {
     crowd::run_all_with_tls_from_pthread_create();
 }

@@ -295,6 +295,7 @@ fn no_stack_lies_over_the_tls_of_a_library() {
 /// glibc enlarges a DTV at about the fifteenth library with TLS: in every goroutine, when it first
 /// accesses a later one.
 #[test]
+#[ignore = "takes long"]
 fn forty_libraries_with_tls_load_beside_goroutines() {
     let scratch = Scratch::new("many");
     let mut files = Vec::new();

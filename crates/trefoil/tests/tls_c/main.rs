@@ -63,6 +63,7 @@ fn errno() -> c_int {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn c_tests_pass_with_tls_from_pthread_create() {
     run_all_with_tls_from_pthread_create();
 }

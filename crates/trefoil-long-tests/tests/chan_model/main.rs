@@ -17,7 +17,7 @@
 //! threads interleave.
 
 mod action;
-#[path = "../common/mod.rs"]
+#[path = "../../../trefoil/tests/common/mod.rs"]
 mod common;
 mod concurrent;
 mod sequential;

@@ -1,0 +1,1 @@
+//! This crate contains only examples, and tests that run them: see `examples/` and `tests/`.

@@ -1,0 +1,322 @@
+//! The examples, end to end: each is started, on a free loopback port if it is a server, used, and
+//! stopped.
+
+mod common;
+
+use common::{Example, program};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Reads one HTTP answer. Returns its status line and its body.
+fn answer(reader: &mut impl BufRead) -> (String, Vec<u8>) {
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    };
+    let status = line();
+    let (mut length, mut chunked) = (0, false);
+    loop {
+        let header = line().to_ascii_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        if let Some(value) = header.strip_prefix("content-length: ") {
+            length = value.parse().unwrap();
+        }
+        chunked |= header == "transfer-encoding: chunked";
+    }
+    let mut body = Vec::new();
+    loop {
+        let mut size = length;
+        if chunked {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            size = usize::from_str_radix(line.trim_end(), 16).unwrap();
+        }
+        let mut part = vec![0; size + if chunked { 2 } else { 0 }];
+        reader.read_exact(&mut part).unwrap();
+        body.extend_from_slice(&part[..size]);
+        if !chunked || size == 0 {
+            return (status, body);
+        }
+    }
+}
+
+/// Sends a request on a connection of its own and returns the answer.
+fn ask(example: &Example, request: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = example.connect();
+    stream.write_all(request).unwrap();
+    answer(&mut BufReader::new(stream))
+}
+
+#[test]
+fn http_server_answers_requests_enforces_limits_and_shuts_down() {
+    let server = Example::start("http_server", &[]);
+    // One connection that is kept alive; requests are pipelined and sent in pieces.
+    let mut stream = server.connect();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let requests = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\
+        POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello\
+        POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nT: t\r\n\r\n\
+        GET /stream HTTP/1.1\r\n\r\nGET /nothing HTTP/1.1\r\n\r\nHEAD / HTTP/1.0\r\n\r\n";
+    for piece in requests.chunks(37) {
+        stream.write_all(piece).unwrap();
+        stream.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ok = "HTTP/1.1 200 OK".to_owned();
+    assert_eq!(answer(&mut reader), (ok.clone(), b"hello from a goroutine\n".to_vec()));
+    assert_eq!(answer(&mut reader), (ok.clone(), b"hello".to_vec()));
+    assert_eq!(answer(&mut reader), (ok.clone(), b"abcdefg".to_vec()));
+    let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
+    assert_eq!(answer(&mut reader), (ok.clone(), lines.into_bytes()));
+    assert_eq!(answer(&mut reader).0, "HTTP/1.1 404 Not Found");
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest).unwrap();
+    assert!(rest.starts_with(&ok) && rest.ends_with("Connection: close\r\n\r\n"), "{rest:?}");
+
+    // Requests that are too large or invalid.
+    let long = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'x'; 20 << 10]].concat();
+    assert_eq!(ask(&server, &long).0, "HTTP/1.1 431 Request Header Fields Too Large");
+    let large = b"POST /echo HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n";
+    assert_eq!(ask(&server, large).0, "HTTP/1.1 413 Content Too Large");
+    let large = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n";
+    assert_eq!(ask(&server, large).0, "HTTP/1.1 413 Content Too Large");
+    let two =
+        b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
+    assert_eq!(ask(&server, two).0, "HTTP/1.1 400 Bad Request");
+    assert_eq!(ask(&server, b"what is this\r\n\r\n").0, "HTTP/1.1 400 Bad Request");
+    assert_eq!(ask(&server, b"PUT / HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
+
+    // Many slow requests at once.
+    let many: Vec<_> = (0..50)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(b"GET /slow HTTP/1.1\r\n\r\n").unwrap();
+            BufReader::new(stream)
+        })
+        .collect();
+    for mut reader in many {
+        assert_eq!(answer(&mut reader), (ok.clone(), b"a slow answer\n".to_vec()));
+    }
+    let url = format!("http://{}/echo", server.addr);
+    match Command::new("curl").args(["-sS", "-m", "20", "-d", "from curl", &url]).output() {
+        Ok(out) => assert_eq!(out.stdout, b"from curl", "{out:?}"),
+        Err(_) => println!("skipped: curl is not installed"),
+    }
+
+    // Ctrl-C: open requests are answered, idle connections are closed.
+    let mut idle = server.connect();
+    idle.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut idle = BufReader::new(idle);
+    answer(&mut idle);
+    let mut busy = server.connect();
+    busy.write_all(b"GET /slow HTTP/1.1\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    server.interrupt();
+    assert_eq!(idle.read(&mut [0; 8]).unwrap(), 0);
+    let mut busy = BufReader::new(busy);
+    assert_eq!(answer(&mut busy), (ok, b"a slow answer\n".to_vec()));
+    assert_eq!(busy.read(&mut [0; 8]).unwrap(), 0);
+    let mut server = server;
+    assert!(server.child.wait().unwrap().success());
+    let mut printed = String::new();
+    server.out.read_to_string(&mut printed).unwrap();
+    assert_eq!(printed, "shutting down\nall done\n");
+}
+
+#[test]
+fn port_forwarder_copies_both_directions_and_half_closes() {
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = target.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in target.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                all.reverse();
+                stream.write_all(&all).unwrap();
+            });
+        }
+    });
+    let forwarder = Example::start("port_forwarder", &[&addr]);
+    let clients: Vec<_> = [0, 10, 2_000_000]
+        .map(|size: usize| {
+            let mut stream = forwarder.connect();
+            std::thread::spawn(move || {
+                let bytes: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+                stream.write_all(&bytes).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                let mut back = Vec::new();
+                stream.read_to_end(&mut back).unwrap();
+                back.reverse();
+                assert!(back == bytes);
+            })
+        })
+        .into();
+    clients.into_iter().for_each(|c| c.join().unwrap());
+}
+
+/// Runs an example that ends by itself. Returns the lines that it prints.
+fn output(name: &str) -> Vec<String> {
+    let output = Command::new(program(name)).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Returns the number after `before` in a line.
+fn number(line: &str, before: &str) -> u64 {
+    let rest = line.split_once(before).unwrap_or_else(|| panic!("{before:?} in {line:?}")).1;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("a number after {before:?} in {line:?}"))
+}
+
+#[test]
+fn two_printers_print_by_turns() {
+    let lines = output("two_printers");
+    assert_eq!(lines.len(), 10);
+    assert_both_count(&lines, ["first:", "second:"], 5);
+}
+
+/// Asserts that each of two goroutines prints its lines in order, and that they take turns. (The
+/// exact turns are not asserted: on a busy machine a thread may block in printing for a moment, and
+/// then the other goroutine runs first.)
+fn assert_both_count(lines: &[String], [one, other]: [&str; 2], to: usize) {
+    for name in [one, other] {
+        let own: Vec<&String> = lines.iter().filter(|line| line.starts_with(name)).collect();
+        let expected: Vec<String> = (1..=to).map(|i| format!("{name} {i}")).collect();
+        assert_eq!(own, expected.iter().collect::<Vec<_>>());
+        assert!(
+            !lines[..to].iter().all(|line| line.starts_with(name)),
+            "they did not take turns: {lines:?}"
+        );
+    }
+}
+
+#[test]
+fn yielding_lets_the_other_goroutine_run_first() {
+    let lines = output("yielding");
+    assert_eq!(lines[0], "goroutine: 1", "main must have yielded before it printed");
+    assert_both_count(&lines, ["goroutine:", "main:"], 3);
+}
+
+#[test]
+fn endless_printer_ends_with_main() {
+    let lines = output("endless_printer");
+    let printed = lines.iter().filter(|line| *line == "still here").count();
+    assert!((3..=11).contains(&printed), "{lines:?}");
+    // The printer may print one more line before the program ends.
+    let done = lines.iter().rev().take(2).any(|line| line.starts_with("main: done after 1"));
+    assert!(done, "{lines:?}");
+}
+
+#[test]
+fn blocking_sleeper_does_not_delay_main() {
+    let lines = output("blocking_sleeper");
+    assert!(lines[0].starts_with("main: sum 500000500000"), "{lines:?}");
+    assert!(number(&lines[0], "after ") < 200, "{lines:?}");
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("sleeper: ") && number(last, "after ") >= 300, "{lines:?}");
+}
+
+#[test]
+fn procs_prints_cpus_ps_and_goroutines() {
+    let lines = output("procs");
+    assert!(number(&lines[0], "CPUs: ") >= 1);
+    assert!(lines[1].ends_with("4 now"), "{lines:?}");
+    assert_eq!(lines[2..], ["goroutines: 11", "goroutines at the end: 1"]);
+}
+
+#[test]
+fn wait_group_waits_for_both_tasks() {
+    let lines = output("wait_group");
+    assert_both_count(&lines[..6], ["task A, step", "task B, step"], 3);
+    assert_eq!(lines[6], "both tasks are done");
+}
+
+#[test]
+fn worker_pool_runs_at_most_four_jobs_at_once() {
+    assert_eq!(output("worker_pool"), ["40 results, sum 22140, at most 4 at once"]);
+}
+
+#[test]
+fn pipeline_stages_end_when_the_last_receiver_is_dropped() {
+    let expected = ["[1, 9, 25, 49, 81, 121, 169, 225]", "every stage has ended"];
+    assert_eq!(output("pipeline"), expected);
+}
+
+#[test]
+fn fan_in_receives_from_both_sources() {
+    let lines = output("fan_in");
+    assert_eq!(lines.last().unwrap(), "9 messages from 2 sources");
+    assert_eq!(lines.iter().filter(|line| line.starts_with("quick ")).count(), 6);
+    assert_eq!(lines.iter().filter(|line| line.starts_with("slow ")).count(), 3);
+}
+
+#[test]
+fn goroutines_and_tasks_receive_every_reading_once() {
+    let lines = output("goroutines_and_tasks");
+    // 1 + … + 1000 from the tasks, 2 × (1 + … + 10) from the goroutines.
+    assert_eq!(lines[1], "1020 readings, sum 500610");
+    let [goroutine, task] = ["", "goroutine, "].map(|before| number(&lines[0], before));
+    assert_eq!(goroutine + task, 1020, "{lines:?}");
+}
+
+#[test]
+fn rate_limiter_spaces_requests_after_a_burst() {
+    let lines = output("rate_limiter");
+    let at: Vec<u64> = lines.iter().map(|line| number(line, "at ")).collect();
+    assert_eq!(at.len(), 8);
+    // The burst does not wait for a tick; later requests follow the ticks.
+    assert!(at[7] >= 49 && at[2] < at[7], "{at:?}");
+}
+
+#[test]
+fn timeouts_cancel_the_slow_backend() {
+    let mut lines = output("timeouts");
+    assert_eq!(lines.pop().unwrap(), "no goroutine is left");
+    assert_eq!(lines.len(), 3);
+    assert_eq!(lines[0], "near: answer");
+    assert!(
+        lines.iter().any(|line| line.starts_with("asleep: ") && line.contains("deadline")),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn parallel_sort_sorts_a_million_numbers() {
+    assert!(output("parallel_sort")[0].starts_with("1000000 numbers sorted"));
+}
+
+#[test]
+fn crawler_finds_every_link_on_few_threads() {
+    let lines = output("crawler");
+    assert_eq!(number(&lines[0], ""), 401, "{lines:?}");
+    assert!(number(&lines[0], "on ") <= 16, "{lines:?}");
+}
+
+#[test]
+fn graceful_shutdown_finishes_the_jobs_that_have_begun() {
+    let mut child = Command::new(program("graceful_shutdown"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "working\n");
+    std::thread::sleep(Duration::from_millis(300));
+    // SAFETY: signals a child process that was not waited for yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(rest.starts_with("stopping\n") && rest.contains("all finished: true"), "{rest}");
+    assert!(number(&rest, "stopping\n") >= 5, "{rest}");
+}
