@@ -183,7 +183,7 @@ fn once_fn_calls_once_and_repeats_its_result_and_its_panic() {
                 panic!("call {}", calls.fetch_add(1, SeqCst))
             }
         }));
-        mixed(10, move |_| assert_eq!(panic_text(|| drop(fails())), "call 1"));
+        mixed(10, move |_| assert_eq!(panic_text(|| _ = fails()), "call 1"));
         assert_eq!(calls.load(SeqCst), 2);
 
         let fails = once_fn(|| std::panic::panic_any(7));
