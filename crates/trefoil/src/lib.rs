@@ -139,9 +139,10 @@
 //!
 //! # Platforms and Rust version
 //!
-//! trefoil needs Rust 1.95 or later and Linux on x86_64 with a dynamically linked glibc: the target
-//! `x86_64-unknown-linux-gnu` without `+crt-static`. Any other target is a compile error. The
-//! thread-local tests pass with glibc 2.36, 2.41 and 2.43. Linux 6.13 or later is best; before
+//! trefoil needs Rust 1.95 or later and Linux on x86_64 or aarch64 with a dynamically linked glibc:
+//! the targets `x86_64-unknown-linux-gnu` and `aarch64-unknown-linux-gnu` without `+crt-static`. Any
+//! other target is a compile error. The port to aarch64 was tested under emulation (qemu-user) with
+//! glibc 2.36, not on silicon. On x86_64 the thread-local tests pass with glibc 2.36, 2.41 and 2.43. Linux 6.13 or later is best; before
 //! that, `vm.max_map_count` limits a process to about 32,000 goroutines unless it is raised.
 //!
 //! The identity of a thread (`gettid`, signal masks, affinity, priority-inheriting mutexes) is the
@@ -151,10 +152,15 @@
 // gdb's commands for goroutines, embedded into every program (`observe/layout.rs`).
 #![debugger_visualizer(gdb_script_file = "observe/goroutines.py")]
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
+#[cfg(not(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    target_env = "gnu"
+)))]
 compile_error!(
-    "trefoil runs on Linux x86_64 with glibc only: a goroutine owns its thread-local storage, and \
-     that needs `arch/` (switch, FS/GS base) and `mem/tls` (TLS blocks) for the target."
+    "trefoil runs on Linux with glibc, on x86_64 and aarch64: a goroutine owns its thread-local \
+     storage, and that needs a port. `arch/mod.rs` lists what a port of a CPU provides (switch, \
+     thread pointer, preemption); `mem/tls/mod.rs` lists what it says about TLS blocks."
 );
 
 // On `gnu` only: any other target gets the message above.

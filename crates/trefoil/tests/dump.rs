@@ -216,17 +216,9 @@ static AHEAD: AtomicI64 = AtomicI64::new(0);
 /// The clock of `Instant`. The linker finds this function before libc's.
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(id: libc::clockid_t, time: &mut libc::timespec) -> libc::c_int {
-    let result: isize;
-    // SAFETY: the system call with the caller's arguments. (libc's function would be this one.)
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") libc::SYS_clock_gettime as isize => result,
-            in("rdi") id as isize,
-            in("rsi") std::ptr::from_mut(time),
-            lateout("rcx") _, lateout("r11") _,
-        );
-    }
+    // libc's function would be this one.
+    let args = [id as usize, std::ptr::from_mut(time).addr(), 0, 0];
+    let result = common::raw::raw(libc::SYS_clock_gettime, args);
     if id == libc::CLOCK_MONOTONIC {
         time.tv_sec += AHEAD.load(Ordering::Relaxed);
     }

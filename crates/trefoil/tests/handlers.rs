@@ -147,8 +147,79 @@ fn a_runtime_starts_in_a_panic_hook() {
     assert!(go(|| panic!("on a goroutine")).join().is_err());
 }
 
+/// Faults, and continues where a handler leads it: at the address in x2. Every other register may be
+/// lost.
+#[cfg(target_arch = "aarch64")]
+fn fault_and_continue() {
+    // SAFETY: writes to an address that is not mapped; a handler continues at `2:`.
+    unsafe {
+        std::arch::asm!(
+            "stp x19, x29, [sp, #-16]!",
+            "adr x2, 2f",
+            "mov x0, #8",
+            "strb wzr, [x0]",
+            "2:",
+            "ldp x19, x29, [sp], #16",
+            clobber_abi("C"), out("x20") _, out("x21") _, out("x22") _, out("x23") _,
+            out("x24") _, out("x25") _, out("x26") _, out("x27") _, out("x28") _,
+        );
+    }
+}
+
+/// Returns where the interrupted code wants to continue, and its stack pointer.
+#[cfg(target_arch = "aarch64")]
+fn continuation(context: &libc::ucontext_t) -> (u64, u64) {
+    (context.uc_mcontext.regs[2], context.uc_mcontext.sp)
+}
+
+/// Sets the interrupted program counter.
+#[cfg(target_arch = "aarch64")]
+fn set_pc(context: &mut libc::ucontext_t, pc: u64) {
+    context.uc_mcontext.pc = pc;
+}
+
+/// Continues at `to`, with this stack pointer.
+///
+/// # Safety
+/// `to` is code that expects that stack pointer.
+#[cfg(target_arch = "aarch64")]
+unsafe fn jump(sp: u64, to: u64) -> ! {
+    // SAFETY: the caller's stack pointer and code.
+    unsafe {
+        std::arch::asm!("mov sp, {sp}", "br {to}", sp = in(reg) sp, to = in(reg) to,
+        options(noreturn))
+    }
+}
+
+/// Returns where the interrupted code wants to continue, and its stack pointer.
+#[cfg(target_arch = "x86_64")]
+fn continuation(context: &libc::ucontext_t) -> (u64, u64) {
+    let registers = &context.uc_mcontext.gregs;
+    (registers[libc::REG_RDX as usize] as u64, registers[libc::REG_RSP as usize] as u64)
+}
+
+/// Sets the interrupted program counter.
+#[cfg(target_arch = "x86_64")]
+fn set_pc(context: &mut libc::ucontext_t, pc: u64) {
+    context.uc_mcontext.gregs[libc::REG_RIP as usize] = pc as i64;
+}
+
+/// Continues at `to`, with this stack pointer.
+///
+/// # Safety
+/// `to` is code that expects that stack pointer.
+#[cfg(target_arch = "x86_64")]
+unsafe fn jump(sp: u64, to: u64) -> ! {
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::arch::asm!("mov rsp, {sp}", "jmp {to}", sp = in(reg) sp, to = in(reg) to,
+        options(noreturn))
+    }
+}
+
 /// Faults, and continues where a handler leads it: at the address in rdx. Every other register may
 /// be lost.
+#[cfg(target_arch = "x86_64")]
 fn fault_and_continue() {
     // SAFETY: writes to an address that is not mapped; a handler continues at `2:`.
     unsafe {
@@ -190,17 +261,13 @@ unsafe extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut c_v
     MASK_ANY.fetch_or(signal_mask(), SeqCst);
     // SAFETY: the context of `fault_and_continue`, from the kernel.
     unsafe {
-        let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
-        let to = registers[libc::REG_RDX as usize];
+        let context = &mut *context.cast::<libc::ucontext_t>();
+        let (to, sp) = continuation(context);
         if WAY.load(SeqCst) == RETURNS {
-            registers[libc::REG_RIP as usize] = to;
-            return;
+            return set_pc(context, to);
         }
         // Like longjmp: no return from the signal.
-        std::arch::asm!(
-            "mov rsp, {sp}", "jmp {to}",
-            sp = in(reg) registers[libc::REG_RSP as usize], to = in(reg) to, options(noreturn),
-        );
+        jump(sp, to);
     }
 }
 

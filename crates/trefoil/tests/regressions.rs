@@ -63,30 +63,50 @@ fn drops_of_unjoined_results_register_no_destructor_twice() {
 /// A goroutine on a recycled stack had the floating-point modes of its predecessor.
 #[test]
 fn floating_point_modes_are_not_inherited() {
-    fn mxcsr() -> u32 {
-        let mut word = 0u32;
+    #[cfg(target_arch = "x86_64")]
+    const FLUSH_TO_ZERO: u64 = 0x9fc0;
+    #[cfg(target_arch = "aarch64")]
+    const FLUSH_TO_ZERO: u64 = 1 << 24;
+    fn float_control() -> u64 {
+        let mut word = 0u64;
         // SAFETY: stores the control word.
-        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack)) };
-        word & 0xffc0
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack));
+            word &= 0xffc0;
+        }
+        // SAFETY: reads the control word.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            std::arch::asm!("mrs {}, fpcr", out(reg) word, options(nostack));
+        }
+        word
+    }
+    fn flush_to_zero() {
+        let word = FLUSH_TO_ZERO;
+        // SAFETY: a valid control word, for this goroutine only.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            std::arch::asm!("msr fpcr, {}", in(reg) word, options(nostack));
+        }
     }
     let _watchdog = watchdog();
     one_p().run(|| {
-        let usual = go(mxcsr).join().unwrap();
+        let usual = go(float_control).join().unwrap();
         for _ in 0..100 {
             let odd = go(|| {
-                let flush_to_zero = 0x9fc0u32;
-                // SAFETY: a valid control word, for this goroutine only.
-                unsafe {
-                    std::arch::asm!(
-                        "ldmxcsr [{}]", in(reg) &raw const flush_to_zero, options(nostack),
-                    );
-                }
+                flush_to_zero();
                 yield_now();
-                mxcsr()
+                float_control()
             });
-            let next = go(mxcsr);
+            let next = go(float_control);
             assert_eq!(next.join().unwrap(), usual);
-            assert_eq!(odd.join().unwrap(), 0x9fc0 & 0xffc0);
+            assert_eq!(odd.join().unwrap(), FLUSH_TO_ZERO);
         }
     });
 }

@@ -227,8 +227,8 @@ fn a_goroutine_that_was_blocked_at_the_end_may_still_print() {
     rt.run(|| {
         for _ in 0..3 {
             go(|| {
-                // SAFETY: no memory involved. Not interposed: the thread blocks and loses its P.
-                unsafe { libc::syscall(libc::SYS_poll, 0, 0, 60) };
+                // Not interposed: the thread blocks and loses its P.
+                common::raw::raw_sleep(Duration::from_millis(60));
                 for _ in 0..30_000 {
                     std::io::stdout().write_all(b"x\n").unwrap();
                 }

@@ -492,7 +492,7 @@ fn a_panic_writes_a_file() {
     }
     let dir = std::env::temp_dir().join(format!("trefoil-panic-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let ran = std::process::Command::new(std::env::current_exe().unwrap())
+    let ran = common::this_program()
         .args(["--exact", "a_panic_writes_a_file", "--nocapture"])
         .env("TREFOIL_TRACE", format!("on,bytes=1M,dir={}", dir.display()))
         .output()
@@ -685,7 +685,7 @@ fn an_incident_that_the_environment_names_writes_a_file() {
     }
     let dir = std::env::temp_dir().join(format!("trefoil-incident-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let ran = std::process::Command::new(std::env::current_exe().unwrap())
+    let ran = common::this_program()
         .args(["an_incident_that_the_environment_names_writes_a_file", "--exact", "--nocapture"])
         .env("TREFOIL_TRACE", format!("on=runnable:100ms,dir={}", dir.display()))
         .output()

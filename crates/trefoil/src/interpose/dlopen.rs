@@ -12,9 +12,9 @@
 //! variables that have an initial value; the value is there when `dlopen` returns.
 
 use super::symbol::NextSymbol;
+use crate::arch;
 use crate::mem::tls::{Loader, READY, modules_changed, refuses_static_tls};
 use crate::sys::stderr::write_stderr;
-use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,29 +34,6 @@ extern "C" fn real_dlmopen() -> *mut c_void {
     DLMOPEN.address()
 }
 
-/// The body of a function that jumps to `$real()` until the runtime is ready, and to `$after_start`
-/// from then on. The three arguments are saved while the address is looked up; three pushes also
-/// align the stack for that call.
-macro_rules! jump_before_start {
-    ($real:ident, $after_start:ident) => {
-        naked_asm!(
-            "cmp byte ptr [rip + {ready}], 0",
-            "jne {after_start}",
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "call {real}",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
-            "jmp rax",
-            ready = sym READY,
-            after_start = sym $after_start,
-            real = sym $real,
-        )
-    };
-}
-
 /// libc's function.
 ///
 /// # Safety
@@ -64,7 +41,7 @@ macro_rules! jump_before_start {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
-    jump_before_start!(real_dlopen, dlopen_after_start)
+    arch::jump_before_start!(READY, real_dlopen, dlopen_after_start)
 }
 
 /// libc's function.
@@ -78,7 +55,7 @@ pub(crate) unsafe extern "C" fn dlmopen(
     file: *const c_char,
     mode: c_int,
 ) -> *mut c_void {
-    jump_before_start!(real_dlmopen, dlmopen_after_start)
+    arch::jump_before_start!(READY, real_dlmopen, dlmopen_after_start)
 }
 
 interpose! {

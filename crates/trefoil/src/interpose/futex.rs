@@ -24,6 +24,7 @@ use super::park::{begin_wait, is_forked};
 use super::sleep::nanos;
 use super::symbol::NextSymbol;
 use super::waking::WakeContext;
+use crate::arch;
 use crate::sched::Rt;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
@@ -35,7 +36,6 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
 use crate::sys::raw;
-use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -129,31 +129,11 @@ static REAL_SYSCALL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn syscall(number: c_long) -> c_long {
-    naked_asm!(
-        "cmp rdi, {futex}",
-        "je {on_futex}",
-        "cmp rdi, {futex_wake}",
-        "je {on_futex_wake}",
-        "cmp rdi, {futex_requeue}",
-        "je {on_futex_requeue}",
-        "mov rax, [rip + {real}]",
-        "test rax, rax",
-        "jz 2f",
-        "jmp rax",
-        // The first call looks the function up; all arguments are saved meanwhile.
-        "2:",
-        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
-        "call {resolve}",
-        "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-        "jmp rax",
-        futex = const libc::SYS_futex,
-        on_futex = sym on_futex,
-        futex_wake = const SYS_FUTEX_WAKE,
-        on_futex_wake = sym on_futex_wake,
-        futex_requeue = const SYS_FUTEX_REQUEUE,
-        on_futex_requeue = sym on_futex_requeue,
-        real = sym REAL_SYSCALL,
-        resolve = sym resolve_syscall,
+    arch::jump_by_number!(
+        libc::SYS_futex => on_futex,
+        SYS_FUTEX_WAKE => on_futex_wake,
+        SYS_FUTEX_REQUEUE => on_futex_requeue,
+        else REAL_SYSCALL or resolve_syscall
     )
 }
 

@@ -14,7 +14,7 @@ use crate::sched::calls::{current_sched, sleep_until};
 use crate::sched::netpoll::pollable::Direction;
 use crate::sched::netpoll::wait_any::{Watched, wait_for_any};
 use crate::sys::clock::{self, NEVER, Nanos, now};
-use crate::sys::raw::syscall;
+use crate::sys::raw::{poll_ms, syscall};
 use libc::{c_int, c_ulong, epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
 /// The size of the kernel's signal mask.
@@ -142,7 +142,7 @@ unsafe fn poll_for(list: *mut pollfd, count: usize, timeout: Timeout) -> isize {
     }
     let in_kernel = || {
         // SAFETY: the caller's list.
-        unsafe { syscall(libc::SYS_poll, [list as usize, count, left_ms(deadline)]) }
+        unsafe { poll_ms(list, count, left_ms(deadline)) }
     };
     // A signal handler must not allocate.
     if !may_park() {
@@ -171,7 +171,7 @@ fn sleep_by_poll(deadline: Nanos) -> isize {
         return 0;
     }
     // SAFETY: an empty list.
-    unsafe { syscall(libc::SYS_poll, [0, 0, left_ms(deadline)]) }
+    unsafe { poll_ms(std::ptr::null_mut(), 0, left_ms(deadline)) }
 }
 
 /// Returns the directions that `entries` ask for; None if they ask for other events, or are too
@@ -284,7 +284,7 @@ unsafe fn epoll_wait_for(
 ) -> isize {
     // SAFETY: the caller's array.
     let wait_ms = |ms: usize| unsafe {
-        syscall(libc::SYS_epoll_wait, [fd as usize, events as usize, max as usize, ms])
+        syscall(libc::SYS_epoll_pwait, [fd as usize, events as usize, max as usize, ms, 0, 8])
     };
     #[cfg(feature = "tokio")]
     let _attending = super::threads::attend_driver(fd);

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The second real-time signal, which glibc reserves for itself.
 const SIGSETXID: usize = 33;
 
-/// The kernel's struct sigaction on x86_64 (libc's differs).
+/// The kernel's struct sigaction (libc's differs).
 #[repr(C)]
 #[derive(Default, Clone, Copy)]
 struct Action {

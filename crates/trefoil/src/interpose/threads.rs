@@ -317,7 +317,7 @@ fn create(
     let mut handle = Some(unsafe { Join::new(g) });
     // A goroutine with a stack of its own size has its thread pointer from the start, and this one
     // keeps it, because it waits until it is linked.
-    let id = g.tp.get() as pthread_t;
+    let id = crate::mem::tls::pthread_of(g.tp.get() as usize);
     thread.watch.threads.fetch_add(1, Ordering::Relaxed);
     // SAFETY: where the caller wants the id. POSIX lets the new thread run before it is there.
     unsafe { created.write(id) };

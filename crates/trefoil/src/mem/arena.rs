@@ -55,6 +55,12 @@ const MIB: usize = 1 << 20;
 /// frame, C does not, and a C frame with a buffer of a page or two must not skip the guard.
 pub(crate) const GUARD_BYTES: usize = 16 * KIB;
 
+/// Returns the inaccessible bytes at the low end of a slot: [`GUARD_BYTES`], or a page of 64 KiB.
+#[inline(always)]
+pub(crate) fn guard_bytes() -> usize {
+    GUARD_BYTES.max(mm::page())
+}
+
 /// Maximum number of chunks in a process: 4 TiB of default stacks, 16 million of them. Bounds the
 /// registry.
 const CHUNKS_MAX: usize = 1 << 16;
@@ -188,7 +194,7 @@ impl StackSlot {
     /// Returns the first byte above the guard.
     #[inline]
     pub(crate) fn low(self) -> usize {
-        self.base() + GUARD_BYTES
+        self.base() + guard_bytes()
     }
 
     #[inline]
@@ -398,7 +404,7 @@ fn map_slots(
 fn guard_chunk(class: SizeClass, chunk: Span, kind: GuardKind) -> io::Result<()> {
     let guards = (0..class.slots()).map(|nr| {
         let base = chunk.base + nr * class.slot_bytes();
-        Span::new(base, base + GUARD_BYTES)
+        Span::new(base, base + guard_bytes())
     });
     // SAFETY: a new mapping whose address no other thread knows.
     unsafe {

@@ -131,8 +131,9 @@ impl StackConfig {
         let layout = tls::init()?;
         let requested = REQUESTED_BYTES.lock();
         let class = class_of(*requested)?;
-        let block = layout.above + layout.below_tp();
-        let (colours, populated) = (colours(block), populated_pages(block, layout.above));
+        let block = layout.used_bytes();
+        let touched = layout.always_touched();
+        let (colours, populated) = (colours(block), populated_pages(block, touched));
         let word = Self::FIXED
             | class.index() as u32
             | (colours as u32) << Self::COLOURS_SHIFT
@@ -171,7 +172,8 @@ impl StackConfig {
     /// Returns the pages of this slot that are populated when its stack is made.
     fn populated(self, slot: StackSlot) -> Span {
         let pages = (self.0 >> Self::POPULATED_SHIFT) as usize & POPULATED_PAGES_MAX;
-        Span::new((slot.end() - pages * PAGE).max(slot.low()), slot.end())
+        let bytes = (pages * PAGE).next_multiple_of(mm::page());
+        Span::new((slot.end() - bytes).max(slot.low()), slot.end())
     }
 
     /// Returns the address of the header in this slot.
@@ -184,6 +186,7 @@ impl StackConfig {
 /// Returns the size class for a requested size. It includes guard and TLS block, except the part of
 /// a large TLS block beyond [`ORDINARY_BLOCK_BYTES`].
 pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
+    let bytes = bytes.saturating_add(arena::guard_bytes() - arena::GUARD_BYTES);
     let asked = SizeClass::of(bytes)?;
     let beyond = tls::init()?.bytes().saturating_sub(ORDINARY_BLOCK_BYTES);
     // The largest class is large enough for both.
@@ -202,10 +205,10 @@ fn hot_pages(block_bytes: usize) -> usize {
 }
 
 /// Returns the pages at the end of a slot that are populated when its stack is made.
-fn populated_pages(block_bytes: usize, above_bytes: usize) -> usize {
+fn populated_pages(block_bytes: usize, touched_bytes: usize) -> usize {
     let pages = match hot_pages(block_bytes) {
         pages @ 0..=POPULATED_BLOCK_PAGES_MAX => pages,
-        _ => hot_pages(above_bytes),
+        _ => hot_pages(touched_bytes),
     };
     pages.min(POPULATED_PAGES_MAX)
 }
@@ -328,7 +331,7 @@ impl Stack {
     /// Returns the range of valid stack pointers: above the guard, up to [`Stack::sp`].
     #[inline]
     pub(crate) fn bounds(&self) -> (usize, usize) {
-        (self.top().base + arena::GUARD_BYTES, self.sp().addr())
+        (self.top().base + arena::guard_bytes(), self.sp().addr())
     }
 
     /// Returns the bytes of address space, guard and TLS block included.
@@ -507,7 +510,8 @@ pub(super) fn trim(batch: &StackBatch<StackTop>) {
         let slot = slot_of(top);
         // SAFETY: the caller owns the batch; the field is written once.
         let sp = top.as_ptr().addr() - unsafe { top.as_ref() }.sp_below as usize;
-        let mark = (slot.end() - KEEP_BYTES).min((sp & !(PAGE - 1)) - KEEP_BELOW_SP_BYTES);
+        let mark = (slot.end() - KEEP_BYTES).min((sp & !(mm::page() - 1)) - KEEP_BELOW_SP_BYTES);
+        let mark = mark & !(mm::page() - 1);
         if mark > slot.low() {
             spans[n] = Span::new(slot.low(), mark);
             n += 1;

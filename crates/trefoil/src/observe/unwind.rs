@@ -8,29 +8,45 @@
 //! `symbols.rs` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile does
 //! no harm.
 
-use crate::arch::preempt::in_trampoline;
+use crate::arch::preempt::{in_trampoline, trampoline_caller};
+use crate::arch::{Registers, SUSPENDED_BYTES};
 use crate::sched::g::{G, Status};
-use crate::sched::sample::Registers;
 use crate::sys::objects;
-use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
-use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
+use framehop::{
+    CacheNative, ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module,
+    UnwindRegsNative, Unwinder, UnwinderNative,
+};
 use std::ffi::CStr;
 use std::ops::{Deref, Range};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
 
-/// Where `arch::switch` saves registers on a suspended stack, in words from the saved stack
-/// pointer.
-const SAVED_RBP: usize = 6;
-const SAVED_RIP: usize = 7;
-/// The size of that area. The stack pointer of the suspended code is above it.
-const SAVED_BYTES: usize = 64;
+type TableUnwinder = UnwinderNative<Bytes, MayAllocateDuringUnwind>;
+
+/// Returns the registers in framehop's form.
+fn framehop_registers(registers: Registers) -> UnwindRegsNative {
+    #[cfg(target_arch = "x86_64")]
+    return UnwindRegsNative::new(registers.pc, registers.sp, registers.fp);
+    #[cfg(target_arch = "aarch64")]
+    return UnwindRegsNative::new(registers.lr, registers.sp, registers.fp);
+}
+
+/// Returns the frame pointer.
+fn frame_pointer(registers: &UnwindRegsNative) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    return registers.bp();
+    #[cfg(target_arch = "aarch64")]
+    return registers.fp();
+}
+
+/// Bytes of the frame of `arch::call_on` above its frame pointer.
+const CALL_ON_BYTES: u64 = if cfg!(target_arch = "x86_64") { 16 } else { 32 };
 
 /// The unwind tables of all objects that were loaded at one moment.
 pub(super) struct Tables {
-    unwinder: UnwinderX86_64<Bytes>,
-    cache: CacheX86_64,
+    unwinder: TableUnwinder,
+    cache: CacheNative<MayAllocateDuringUnwind>,
     version: ObjectsVersion,
 }
 
@@ -74,13 +90,13 @@ impl Deref for Bytes {
 
 impl Tables {
     pub(super) fn load() -> Tables {
-        let mut unwinder = UnwinderX86_64::new();
+        let mut unwinder = TableUnwinder::new();
         let mut version = ObjectsVersion::default();
         objects::for_each(|info, headers| {
             version = ObjectsVersion::of(info);
             add_object(&mut unwinder, info, headers);
         });
-        Tables { unwinder, cache: CacheX86_64::new(), version }
+        Tables { unwinder, cache: CacheNative::new(), version }
     }
 
     /// Returns whether no object was loaded or unloaded since.
@@ -98,21 +114,35 @@ impl Tables {
         caller: Range<u64>,
         mut read: impl FnMut(u64) -> Result<u64, ()>,
     ) -> Vec<u64> {
-        let Registers { pc, sp, bp } = registers;
-        let mut regs = UnwindRegsX86_64::new(pc, sp, bp);
-        let mut frame = FrameAddress::from_instruction_pointer(pc);
+        let mut regs = framehop_registers(registers);
+        let mut frame = FrameAddress::from_instruction_pointer(registers.pc);
         let mut frames = vec![frame.address_for_lookup()];
         while frames.len() < FRAMES_MAX {
+            if in_trampoline(frame.address() as usize)
+                && let Some(registers) = trampoline_caller(regs.sp(), |at| read(at).ok())
+            {
+                regs = framehop_registers(registers);
+                frame = FrameAddress::from_instruction_pointer(registers.pc);
+                frames.push(frame.address_for_lookup());
+                continue;
+            }
             let unwound = self.unwinder.unwind_frame(frame, &mut regs, &mut self.cache, &mut read);
             let next = match unwound {
                 Ok(next) => next,
                 // framehop expects that the stack pointer grows, but `arch::call_on` may have
                 // called down to another stack. Its frame is found by the frame pointer.
-                Err(_) if caller.contains(&regs.bp()) && !caller.contains(&regs.sp()) => {
-                    let frame = regs.bp();
-                    let words = read(frame).and_then(|bp| Ok((bp, read(frame + 8)?)));
-                    let Ok((bp, return_address)) = words else { break };
-                    regs = UnwindRegsX86_64::new(return_address, frame + 16, bp);
+                Err(_)
+                    if caller.contains(&frame_pointer(&regs)) && !caller.contains(&regs.sp()) =>
+                {
+                    let frame = frame_pointer(&regs);
+                    let words = read(frame).and_then(|fp| Ok((fp, read(frame + 8)?)));
+                    let Ok((fp, return_address)) = words else { break };
+                    regs = framehop_registers(Registers {
+                        pc: return_address,
+                        sp: frame + CALL_ON_BYTES,
+                        fp,
+                        lr: return_address,
+                    });
                     Some(return_address)
                 }
                 Err(_) => break,
@@ -146,7 +176,7 @@ impl Tables {
         }
         let (low, high) = g.stack_bounds()?;
         let sp = g.sp_hint();
-        if !sp.is_multiple_of(8) || sp < low || sp + SAVED_BYTES > high {
+        if !sp.is_multiple_of(8) || sp < low || sp + SUSPENDED_BYTES > high {
             return None;
         }
         let (start, end) = (sp as u64, high as u64);
@@ -156,9 +186,7 @@ impl Tables {
             // meanwhile, the value may be torn, and the check below discards the frames.
             if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
         };
-        let saved = |word: usize| read(start + 8 * word as u64).ok();
-        let (rip, rbp) = (saved(SAVED_RIP)?, saved(SAVED_RBP)?);
-        let registers = Registers { pc: rip, sp: start + SAVED_BYTES as u64, bp: rbp };
+        let registers = Registers::suspended(start, |at| read(at).ok())?;
         let frames = self.unwind(registers, 0..0, read);
         // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
@@ -170,7 +198,7 @@ impl Tables {
 /// the loader, so the object stays loaded meanwhile. An `svma` (stated virtual memory address) is
 /// framehop's name for an address relative to where the object is loaded.
 fn add_object(
-    unwinder: &mut UnwinderX86_64<Bytes>,
+    unwinder: &mut TableUnwinder,
     info: &libc::dl_phdr_info,
     headers: &[libc::Elf64_Phdr],
 ) {

@@ -116,7 +116,7 @@ impl M {
             f: Option<F>,
             result: Option<T>,
         }
-        extern "sysv64" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
+        extern "C" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
             // SAFETY: the `Call` below, alive until `call_on` returns.
             let call = unsafe { &mut *call.cast::<Call<F, T>>() };
             // SAFETY: the GS base is the M of this thread, and stays so: the thread's own
@@ -126,7 +126,7 @@ impl M {
             // SAFETY: as above.
             unsafe { arch::set_in_runtime::<1>() };
         }
-        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "sysv64" fn(*mut ()) {
+        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "C" fn(*mut ()) {
             call::<F, T>
         }
         let mut call = Call { f: Some(f), result: None };

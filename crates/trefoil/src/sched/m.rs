@@ -29,10 +29,10 @@
 //! barrier instead (`monitor/handoff.rs`).
 //!
 //! Invariants:
-//! 1. The GS base of the thread is the address of its M. M's first word is that address too, and
-//!    `in_runtime` follows it (`arch`).
-//! 2. The memory of an M is never freed, only reused (`M::new`): threads that user code starts on a
-//!    goroutine inherit the GS base.
+//! 1. Every context of the thread finds its M through `arch` (the GS base on x86_64, a word of the TLS
+//!    block on aarch64). M's first word is its own address, and `in_runtime` follows it.
+//! 2. The memory of an M is never freed, only reused (`M::new`): on x86_64, threads that user code
+//!    starts on a goroutine inherit the GS base.
 //! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`,
 //!    `idle_since` and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
 //!    thread that hands the M a P, before the M can see that P.
@@ -77,7 +77,7 @@ pub(crate) const PROBING: u8 = 1;
 pub(crate) const RETAKEN: u8 = 2;
 
 /// See the head of the file.
-#[repr(C)]
+#[repr(C, align(256))]
 pub(crate) struct M {
     /// The address of this M (invariant 1).
     this: Cell<*const M>,
@@ -147,6 +147,7 @@ pub(crate) struct M {
 }
 
 const _: () = assert!(offset_of!(M, in_runtime) == arch::M_IN_RUNTIME);
+const _: () = assert!(align_of::<M>().is_multiple_of(arch::M_ALIGN));
 
 // SAFETY: invariant 3.
 unsafe impl Sync for M {}
@@ -424,8 +425,8 @@ impl Rt {
     #[inline(always)]
     pub(crate) fn enter() -> Option<Rt> {
         current_g()?;
-        // SAFETY: on a goroutine the GS base is its M. The store is one instruction, so the
-        // goroutine cannot move to another M between reading the GS base and the store.
+        // SAFETY: this is a goroutine. It cannot move to another M between finding what it stores
+        // to and the store (`arch`).
         unsafe { arch::set_in_runtime::<1>() };
         let entered = EnteredRuntime::on_this_m();
         match entered.rt() {

@@ -28,7 +28,7 @@
 //! be replaced at a `dlopen`, those of a closed library must not be read any more, and an arithmetic
 //! error in a debug build would panic in the handler. Frame pointers: rustc omits them by default.
 
-use crate::arch;
+use crate::arch::{self, Registers};
 use crate::mem;
 use crate::sched::g::G;
 use crate::sched::labels::LabelRef;
@@ -52,7 +52,7 @@ const RING_WORDS: u64 = 1 << 20;
 /// Words of a stack that are copied at most. Frames further out are missing in the profile.
 const STACK_WORDS_MAX: usize = 8 << 10;
 /// Words before the stack.
-const HEAD_WORDS: usize = 11;
+const HEAD_WORDS: usize = 12;
 /// Bytes of an M's own stack above the frame of [`attach`] that are copied too.
 const OUTER_BYTES: usize = 1024;
 /// Bytes below the frame of `M::on_own_context` that are copied too: the frame of the call.
@@ -77,14 +77,6 @@ impl SampleKind {
             _ => SampleKind::Unlock,
         }
     }
-}
-
-/// Registers where a sample was taken.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Registers {
-    pub(crate) pc: u64,
-    pub(crate) sp: u64,
-    pub(crate) bp: u64,
 }
 
 /// A sample, as the reader gets it.
@@ -239,7 +231,8 @@ unsafe fn write(
         labels().map_or(0, LabelRef::into_word),
         registers.pc,
         registers.sp,
-        registers.bp,
+        registers.fp,
+        registers.lr,
         stack[0].start as u64,
         stack[1].start as u64,
         stack[0].words as u64 | (stack[1].words as u64) << 32,
@@ -279,7 +272,7 @@ pub(crate) fn take() -> Option<Sample> {
     }
     let len = first & u64::from(u32::MAX);
     let head = |i: u64| RING.get(tail + i);
-    let words = [head(9) & u64::from(u32::MAX), head(9) >> 32];
+    let words = [head(10) & u64::from(u32::MAX), head(10) >> 32];
     let second = HEAD_WORDS as u64 + words[0];
     let part = |from: u64, words: u64| (from..from + words).map(head).collect::<Vec<u64>>();
     let sample = Sample {
@@ -288,12 +281,12 @@ pub(crate) fn take() -> Option<Sample> {
         session: (first >> 48) as u8,
         is_cut: first & CUT != 0,
         value: head(1),
-        rate: head(10),
+        rate: head(11),
         id: head(2),
         // SAFETY: the writer stored it, and the word is taken from the ring once.
         labels: unsafe { LabelRef::from_word(head(3)) },
-        registers: Registers { pc: head(4), sp: head(5), bp: head(6) },
-        stack: [(head(7), part(HEAD_WORDS as u64, words[0])), (head(8), part(second, words[1]))],
+        registers: Registers { pc: head(4), sp: head(5), fp: head(6), lr: head(7) },
+        stack: [(head(8), part(HEAD_WORDS as u64, words[0])), (head(9), part(second, words[1]))],
     };
     (tail..tail + len).for_each(|at| RING.set(at, 0));
     // Release: pairs with the Acquire in `reserve`.
@@ -580,13 +573,7 @@ pub(crate) unsafe extern "C" fn on_cpu_signal(
         value: 1 + u64::try_from(info.overrun).unwrap_or(0),
         rate: 0,
     };
-    let gregs = &context.uc_mcontext.gregs;
-    let register = |which: c_int| gregs[which as usize] as u64;
-    let registers = Registers {
-        pc: register(libc::REG_RIP),
-        sp: register(libc::REG_RSP),
-        bp: register(libc::REG_RBP),
-    };
+    let registers = Registers::interrupted(context);
     let g = m.current.get();
     let (stack, is_cut) = stack_of(m, g, registers.sp as usize);
     // SAFETY: the interrupted thread's own stack, from its stack pointer upwards.
@@ -729,8 +716,7 @@ fn sample_wait(rt: Rt, g: &'static G, kind: SampleKind, reason: WaitReason, nano
     if rate == 0 || nanos < rate && rt.random() % rate >= nanos {
         return;
     }
-    let registers = arch::registers_here();
-    let registers = Registers { pc: registers[0], sp: registers[1], bp: registers[2] };
+    let registers = Registers::here();
     let event = Event { kind, session: 0, reason: reason as u8, value: nanos, rate };
     let (stack, is_cut) = stack_of(rt.m(), Some(g), registers.sp as usize);
     // SAFETY: this thread's own stack, from its stack pointer upwards.

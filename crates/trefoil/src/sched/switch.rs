@@ -536,7 +536,7 @@ fn recycle_stack(rt: Rt, stack: Stack) {
 ///
 /// # Safety
 /// Only a switch to a stack that [`attach_stack`] has prepared may enter it, inside the runtime.
-unsafe extern "sysv64" fn goroutine_main() -> ! {
+unsafe extern "C" fn goroutine_main() -> ! {
     loop {
         let g = begin();
         // SAFETY: this is the goroutine's one run (goroutine/body.rs, invariant 1).

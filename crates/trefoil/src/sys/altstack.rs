@@ -10,8 +10,8 @@ use std::ptr::null_mut;
 /// backtrace 21 KiB. Libraries that install their own alternate stack get by with 64 KiB. Only
 /// touched pages cost memory.
 const ALTERNATE_BYTES: usize = 256 << 10;
-/// Inaccessible bytes below it.
-const GUARD_BYTES: usize = 4 * PAGE;
+/// Inaccessible bytes below it: a multiple of every kernel's page.
+const GUARD_BYTES: usize = if cfg!(target_arch = "x86_64") { 4 * PAGE } else { 64 << 10 };
 const MAPPED_BYTES: usize = GUARD_BYTES + ALTERNATE_BYTES;
 
 /// The alternate signal stack of the thread that made it, until it is dropped.

@@ -27,14 +27,39 @@
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::raw::syscall;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 
-/// Bytes in a page.
+/// Bytes in the smallest page of the supported CPUs: the unit in which memory is counted. What is
+/// passed to the kernel is rounded to [`page`].
 pub(crate) const PAGE: usize = 4096;
+
+/// Returns the bytes in a page of this kernel: 4 KiB on x86_64; 4, 16 or 64 KiB on aarch64. The kernel
+/// rounds lengths up to it, so a span that begins or ends inside a page would hit its neighbours.
+#[inline(always)]
+pub(crate) fn page() -> usize {
+    if cfg!(target_arch = "x86_64") {
+        return PAGE;
+    }
+    match PAGE_BYTES.load(Ordering::Relaxed) {
+        0 => ask_page_slow(),
+        bytes => bytes,
+    }
+}
+
+/// 0 until [`page`] has asked. A fact, as [`KIND`].
+static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+#[cold]
+fn ask_page_slow() -> usize {
+    // SAFETY: getauxval only reads the auxiliary vector, which always has this entry.
+    let bytes = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    PAGE_BYTES.store(bytes, Ordering::Relaxed);
+    bytes
+}
 
 const MADV_DONTNEED: usize = 4;
 const MADV_POPULATE_WRITE: usize = 23;
@@ -240,7 +265,7 @@ fn probe_slow() -> GuardKind {
         let span = Span { base: page.base.as_ptr().expose_provenance(), len: PAGE };
         // SAFETY: a scratch page of our own, never touched, unmapped here.
         unsafe {
-            let ok = advise(span, MADV_GUARD_INSTALL).is_ok();
+            let ok = advise(span, MADV_GUARD_INSTALL).is_ok() && is_inaccessible(span.base);
             let _ = unmap(span);
             ok
         }
@@ -251,6 +276,15 @@ fn probe_slow() -> GuardKind {
         Ok(_) => kind,
         Err(_) => guard_kind(),
     }
+}
+
+/// Returns whether the kernel cannot read the word at `address`. (qemu-user accepts every advice, and
+/// does nothing.)
+fn is_inaccessible(address: usize) -> bool {
+    const EFAULT: isize = -(libc::EFAULT as isize);
+    let how = libc::SIG_BLOCK as usize;
+    // SAFETY: the kernel checks the address. A readable page of zeroes blocks no signal.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [how, address, 0, 8]) == EFAULT }
 }
 
 /// The kernel's limit of spans per call (`UIO_MAXIOV`); batches here are far smaller.

@@ -22,6 +22,8 @@ pub(crate) mod realtime;
 pub(crate) mod rng;
 pub(crate) mod signal;
 pub(crate) mod stderr;
+#[cfg(test)]
+pub(crate) mod test_child;
 pub(crate) mod thread;
 
 pub(crate) use stderr::fatal;

@@ -2,6 +2,22 @@
 
 pub(crate) use crate::arch::syscall;
 
+/// Makes the system call `ppoll` with a timeout in milliseconds; `usize::MAX` waits without a limit.
+/// (Not every CPU has `poll`.) Returns the kernel's result.
+///
+/// # Safety
+/// `list` has `count` entries.
+#[cfg(feature = "std")]
+pub(crate) unsafe fn poll_ms(list: *mut libc::pollfd, count: usize, ms: usize) -> isize {
+    let time = libc::timespec {
+        tv_sec: (ms / 1000) as libc::time_t,
+        tv_nsec: (ms % 1000 * 1_000_000) as libc::c_long,
+    };
+    let time = if ms == usize::MAX { std::ptr::null() } else { &raw const time };
+    // SAFETY: the caller's list; the kernel may write the time that is left to the local.
+    unsafe { syscall(libc::SYS_ppoll, [list as usize, count, time as usize, 0, 8]) }
+}
+
 /// Converts a kernel result to libc's convention: −1 and errno for an error.
 #[cfg(feature = "std")]
 pub(crate) fn to_libc(result: isize) -> isize {

@@ -417,10 +417,37 @@ pub(crate) fn in_child() -> bool {
     child
 }
 
+/// Set by hand or by CI if this binary runs in an emulator: the emulator's command.
+const EMULATED: &str = "TREFOIL_EMULATED";
+
+/// Returns whether this binary runs in an emulator, which translates system calls imperfectly and
+/// is slow.
+pub(crate) fn is_emulated() -> bool {
+    std::env::var_os(EMULATED).is_some()
+}
+
+/// Returns from a test that an emulator cannot pass, after a line with the reason.
+macro_rules! skip_if_emulated {
+    ($reason:literal) => {
+        if $crate::common::is_emulated() {
+            $crate::common::mark(concat!("skipped: ", $reason));
+            return;
+        }
+    };
+}
+pub(crate) use skip_if_emulated;
+
 /// Returns a command that runs this test binary once more. If the binary was started through a
-/// loader (`tools/glibc/run`), the command uses that loader and its libraries.
+/// loader (`tools/glibc/run`), the command uses that loader and its libraries; in an emulator
+/// ([`EMULATED`]) the command uses that.
 pub(crate) fn this_program() -> Command {
     let program = std::env::current_exe().expect("this test's binary");
+    if let Ok(emulator) = std::env::var(EMULATED) {
+        let mut words = emulator.split_whitespace();
+        let mut command = Command::new(words.next().expect("the emulator's command"));
+        command.args(words).arg(program);
+        return command;
+    }
     let mut command = Command::new(program);
     if let Some(libraries) = std::env::var_os("TREFOIL_TEST_LIBRARIES") {
         let binary =

@@ -8,6 +8,17 @@ use std::time::Duration;
 pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
     let result: isize;
     // SAFETY: the callers pass the arguments that the call expects.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            in("x8") number,
+            inlateout("x0") args[0] => result,
+            in("x1") args[1], in("x2") args[2], in("x3") args[3],
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
             "syscall",

@@ -234,7 +234,11 @@ fn preemption_rarely_interrupts_system_calls() {
                             _ => {
                                 let mut poll =
                                     libc::pollfd { fd: fd.as_raw_fd(), events: 1, revents: 0 };
-                                raw(libc::SYS_poll, [&raw mut poll as usize, 1, 1 + i / 3, 0])
+                                let ms = 1 + i as i64 / 3;
+                                let time = libc::timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
+                                let [poll, time] =
+                                    [&raw mut poll as usize, &raw const time as usize];
+                                raw(libc::SYS_ppoll, [poll, 1, time, 0])
                             }
                         };
                         calls.fetch_add(1, SeqCst);

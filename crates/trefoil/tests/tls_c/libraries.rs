@@ -30,7 +30,7 @@ fn library(dir: &Path, name: &str, model: &str) -> Option<CString> {
 fn compile(dir: &Path, name: &str, text: &str, options: &[&str]) -> Option<CString> {
     let (source, out) = (dir.join(format!("{name}.c")), dir.join(format!("lib{name}.so")));
     std::fs::write(&source, text).unwrap();
-    let cc = Command::new("cc")
+    let cc = Command::new(std::env::var("CC").as_deref().unwrap_or("cc"))
         .args(["-O2", "-fPIC", "-shared", "-o"])
         .args([&out, &source])
         .args(options)

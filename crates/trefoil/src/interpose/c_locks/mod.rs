@@ -29,7 +29,7 @@
 //!    it. From there on its address is only a key.
 //! 2. The real unlock publishes by an instruction with a lock prefix. (It must learn whether a
 //!    thread sleeps in the kernel, so it is a read-modify-write. glibc omits the prefix only in a
-//!    process with one thread.) On x86 that is a full barrier, so no other one is needed.
+//!    process with one thread.) On x86 that is a full barrier; elsewhere a fence follows.
 //! 3. Nothing here allocates, and no function of std that locks is called: allocators lock mutexes,
 //!    also before `main`.
 //! 4. In a child of `fork`, in signal handlers, while a lock of the runtime is held, and on
@@ -61,6 +61,7 @@ use crate::sched::wait::list::{Batch, List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
+use crate::shim::fence_after_rmw;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -174,14 +175,17 @@ impl Waiters {
     /// Counts the caller among the waiters that may have to be woken, until the result is dropped.
     fn count(&self) -> CountedWaiter<'_> {
         // SeqCst: the left side of the protocol in the head. The real try function cannot read the
-        // object before this instruction, which has a lock prefix.
+        // object before this.
         self.sleeping.fetch_add(1, Ordering::SeqCst);
+        fence_after_rmw();
         CountedWaiter(self)
     }
 
     #[inline(always)]
     fn is_any_sleeping(&self) -> bool {
-        // SeqCst: the right side of the protocol; invariant 2 provides the barrier.
+        // SeqCst: the right side of the protocol; the real unlock was a read-modify-write
+        // (invariant 2).
+        fence_after_rmw();
         self.sleeping.load(Ordering::SeqCst) != 0
     }
 

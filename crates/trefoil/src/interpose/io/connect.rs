@@ -4,7 +4,7 @@ use super::retry::{RetryDecision, is_ready, wait_ready};
 use super::{EAGAIN, EALREADY, EBADF, EINPROGRESS, EISCONN, socket_option, timeout_deadline};
 use crate::sched::calls;
 use crate::sched::netpoll::pollable::Direction;
-use crate::sys::raw::syscall;
+use crate::sys::raw::{poll_ms, syscall};
 use libc::{pollfd, sockaddr, socklen_t};
 use std::ffi::c_int;
 
@@ -65,7 +65,7 @@ fn wait_connected(fd: c_int) -> isize {
             RetryDecision::Block => {
                 let mut one = pollfd { fd, events: libc::POLLOUT, revents: 0 };
                 // SAFETY: one entry of our own.
-                unsafe { syscall(libc::SYS_poll, [&raw mut one as usize, 1, usize::MAX]) };
+                unsafe { poll_ms(&raw mut one, 1, usize::MAX) };
             }
         }
     }

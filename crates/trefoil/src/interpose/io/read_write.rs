@@ -3,7 +3,7 @@
 use super::retry::{poll_then_call, retry_until_ready};
 use super::sockets::{ReadCall, receive_from, send_to, wait_low_water};
 use super::write_all::{CallMode, Part, Window, total_of, write_whole};
-use super::{ENOTSOCK, is_regular, is_socket};
+use super::{ENOTSOCK, EOPNOTSUPP, is_regular, is_socket};
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::outputs;
 use crate::sys::raw::syscall;
@@ -11,12 +11,18 @@ use libc::{iovec, msghdr, size_t, ssize_t};
 use std::ffi::{c_int, c_long, c_void};
 
 const RWF_NOWAIT: usize = 8;
+const ENOSYS: isize = -(libc::ENOSYS as isize);
 
 /// Reads or writes vectors without blocking, by `preadv2` or `pwritev2`. The offset −1 is the
 /// file's position.
 unsafe fn vectored(number: c_long, fd: c_int, vectors: usize, count: usize) -> isize {
+    let args = [fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT];
     // SAFETY: the caller's contract.
-    unsafe { syscall(number, [fd as usize, vectors, count, usize::MAX, usize::MAX, RWF_NOWAIT]) }
+    match unsafe { syscall(number, args) } {
+        // An emulator or a sandbox does not have the call: as for a file that does not support it.
+        ENOSYS => EOPNOTSUPP,
+        result => result,
+    }
 }
 
 interpose! {

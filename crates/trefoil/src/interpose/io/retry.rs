@@ -6,7 +6,7 @@ use crate::interpose::park::begin_wait;
 use crate::sched::calls::{current_sched, sleep_until};
 use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction, IoWait};
 use crate::sys::clock::{NEVER, Nanos, now};
-use crate::sys::raw::syscall;
+use crate::sys::raw::poll_ms;
 use libc::pollfd;
 use std::ffi::c_int;
 
@@ -230,7 +230,7 @@ pub(super) fn is_ready(fd: c_int, events: i16) -> bool {
 pub(in crate::interpose) unsafe fn poll_now(list: *mut pollfd, count: usize) -> isize {
     loop {
         // SAFETY: the caller's contract.
-        let found = unsafe { syscall(libc::SYS_poll, [list as usize, count, 0]) };
+        let found = unsafe { poll_ms(list, count, 0) };
         if found != -(libc::EINTR as isize) {
             return found;
         }

@@ -34,6 +34,7 @@ mod preloaded;
 mod tests;
 
 use crate::alloc::on_thread;
+use crate::arch;
 use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::allocator::with_m;
 use crate::sched::m::M;
@@ -328,7 +329,7 @@ macro_rules! weak_symbols {
                 concat!(".weak ", stringify!($name)),
                 concat!(".type ", stringify!($name), ",@function"),
                 ".p2align 4",
-                concat!(stringify!($name), ": jmp {", stringify!($name), "}"),
+                concat!(stringify!($name), ": ", arch::jump_instruction!(), " {", stringify!($name), "}"),
                 concat!(".size ", stringify!($name), ", .-", stringify!($name)),
             )+
             ".popsection",

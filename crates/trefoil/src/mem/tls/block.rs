@@ -1,8 +1,8 @@
 //! Writes blocks by the template method; recycles and destroys the blocks of both methods.
 
 use super::modules::{Dtv, table};
-use super::raw::store;
-use super::{BlockLayout, Method, fallback};
+use super::raw::{self, store};
+use super::{BlockLayout, Method, fallback, variant};
 use std::io;
 use std::ptr;
 
@@ -24,7 +24,7 @@ pub(super) unsafe fn build(
     tid: u32,
 ) -> io::Result<()> {
     let at = |off: i32| tp.wrapping_add_signed(off as isize);
-    // SAFETY: every offset was found inside [-below_used, above) (discover::words), and the caller
+    // SAFETY: every offset was found inside [-below_used, above_used) (discover::words), and the caller
     // owns that range. A buffer has room for the DTV (dtv_buffer, invariant 1).
     unsafe {
         for &(off, value) in &l.recipe.same {
@@ -40,11 +40,11 @@ pub(super) unsafe fn build(
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         dtv.copy_from_nonoverlapping(l.dtv.as_ptr(), l.dtv.len());
-        for &(id, below_tp) in &l.fixed {
-            (*dtv.add(id + 1))[0] = tp - below_tp;
+        for &(id, offset) in &l.fixed {
+            (*dtv.add(id + 1))[0] = raw::at(tp, offset);
         }
-        store(tp + 8, dtv.add(1));
-        store(tp + l.tid, tid);
+        store(tp + variant::DTV, dtv.add(1));
+        store(raw::at(tp, l.tid), tid);
         unregister_rseq(l, tp);
         table().modules.iter().for_each(|m| m.fill_zeroed(tp));
     }

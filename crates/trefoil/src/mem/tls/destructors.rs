@@ -11,7 +11,7 @@
 //! | else | live, address of the destructor |
 
 use super::modules::Dtv;
-use super::raw::{load, store, thread_pointer};
+use super::raw::{self, load, store, thread_pointer};
 use super::{BlockLayout, fatal, layout};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,10 +36,10 @@ static DTORS: [AtomicUsize; KEYS_MAX] = [const { AtomicUsize::new(0) }; KEYS_MAX
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyPlaces {
     /// The byte that is set when some value was set.
-    pub(super) used: usize,
+    pub(super) used: isize,
     /// 32 pairs (sequence number, value), then 32 pointers to such blocks; the first points to this
     /// one.
-    pub(super) first: usize,
+    pub(super) first: isize,
 }
 
 /// Records a key that `pthread_key_create` has just made; no other thread knows it yet.
@@ -100,9 +100,9 @@ fn forget_errors() {
 /// # Safety
 /// The words at these offsets of the running block are null or own malloc's memory, which no code
 /// uses any more.
-pub(super) unsafe fn free_buffers(buffers: &[usize]) {
+pub(super) unsafe fn free_buffers(buffers: &[isize]) {
     for &off in buffers {
-        let at = thread_pointer() + off;
+        let at = raw::at(thread_pointer(), off);
         // SAFETY: the caller's contract.
         unsafe {
             let buffer = load::<*mut c_void>(at);
@@ -150,7 +150,7 @@ fn guard(f: impl FnOnce()) {
 unsafe fn run_keys(l: &BlockLayout) -> bool {
     match l.keys {
         // SAFETY: the running block. Only calls of this goroutine write the byte.
-        Some(places) if unsafe { load::<u8>(thread_pointer() + places.used) } == 0 => false,
+        Some(places) if unsafe { load::<u8>(raw::at(thread_pointer(), places.used)) } == 0 => false,
         // SAFETY: the caller's contract.
         _ => unsafe { run_keys_slow(l) },
     }
@@ -162,7 +162,7 @@ unsafe fn run_keys_slow(l: &BlockLayout) -> bool {
     let mut ran = false;
     if let Some(places) = l.keys {
         // SAFETY: the running block; a value set from here on sets the byte again.
-        unsafe { store(tp + places.used, 0u8) };
+        unsafe { store(raw::at(tp, places.used), 0u8) };
     }
     // SAFETY: the running block (caller). A destructor runs once per value, because the value is
     // taken out first. `getspecific` returns null for a value of a deleted key.
@@ -203,7 +203,7 @@ unsafe fn each_value(l: &BlockLayout, tp: usize, mut f: impl FnMut(u32, Option<u
         }
         return;
     };
-    let blocks = tp + places.first + KEYS_SIDE * 16;
+    let blocks = raw::at(tp, places.first) + KEYS_SIDE * 16;
     for b in 0..KEYS_SIDE {
         for i in 0..KEYS_SIDE {
             // SAFETY: glibc's table in the running block. The pointers are read again after each
@@ -235,10 +235,10 @@ unsafe fn forget_keys(l: &BlockLayout) {
         });
         let Some(places) = l.keys else { return };
         for b in 1..KEYS_SIDE {
-            let at = tp + places.first + KEYS_SIDE * 16 + b * 8;
+            let at = raw::at(tp, places.first) + KEYS_SIDE * 16 + b * 8;
             libc::free(load::<*mut c_void>(at));
             store(at, 0usize);
         }
-        store(tp + places.used, 0u8);
+        store(raw::at(tp, places.used), 0u8);
     }
 }

@@ -5,6 +5,8 @@
 //!   low                                 tp - below        tp - below_used      tp             top
 //!    | stack of the probe … entry_sp ->  | dlopen reserve  | modules' TLS       | struct pthread |
 //! ```
+//! (variant II; what differs in variant I is in `variant_i.rs`.)
+//!
 //! The probe thread runs on memory that is allocated here, of a size that no other value equals.
 //! Before anything else it copies everything above its stack pointer. Later the copy is read, and
 //! each word is classified by its value. Symbols do not help: glibc 2.31 does not export those of
@@ -15,13 +17,15 @@
 //! a table of offsets per glibc version (breaks on the next one, silently).
 
 use super::modules::{self, Module, Segment, UNALLOCATED, segments};
-use super::raw::{load, symbol, thread_pointer};
-use super::surplus;
+use super::raw::{self, load, symbol, thread_pointer};
+use super::{surplus, variant};
+use crate::arch::Registers;
 use crate::sys::mm::PAGE;
 use crate::sys::raw::syscall;
 use crate::sys::signal::{change_mask, set_mask};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// One word of a fresh block. Words that are zero, or that an image brings, are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +44,16 @@ pub(super) enum Word {
 /// what they mean in `BlockLayout`.
 #[derive(Debug)]
 pub(super) struct DiscoveredLayout {
-    pub(super) above: usize,
-    pub(super) below: usize,
-    pub(super) below_used: usize,
+    pub(super) extents: Extents,
     pub(super) align: usize,
-    pub(super) tid: usize,
+    pub(super) tid: isize,
     pub(super) errno: isize,
-    pub(super) clear_tid: Option<usize>,
+    pub(super) clear_tid: Option<isize>,
     pub(super) rseq: Option<isize>,
     /// (offset, word), ascending; complete only if `list` was found.
     pub(super) words: Vec<(isize, Word)>,
     /// Offset of the node in glibc's list of threads.
-    pub(super) list: Option<usize>,
+    pub(super) list: Option<isize>,
     /// The modules with a fixed place, except libc.
     pub(super) modules: Vec<Module>,
     pub(super) libc: Module,
@@ -61,6 +63,31 @@ pub(super) struct DiscoveredLayout {
     pub(super) static_generation: Option<usize>,
     /// DTV entries from −1 on, as in the probe thread, as pairs of words.
     pub(super) dtv: Vec<[usize; 2]>,
+}
+
+/// How far a block reaches, and where its parts lie. Offsets are relative to tp. Fields without a
+/// comment mean what they mean in `BlockLayout`.
+#[derive(Debug)]
+pub(super) struct Extents {
+    pub(super) above: usize,
+    pub(super) above_used: usize,
+    pub(super) below: usize,
+    pub(super) below_used: usize,
+    /// Where modules with a fixed place can lie.
+    pub(super) modules: Range<isize>,
+    pub(super) pthread: Range<isize>,
+    pub(super) pthread_self: isize,
+    pub(super) always_touched: usize,
+}
+
+/// Addresses of the probe thread that a variant needs.
+pub(super) struct ProbeFacts {
+    pub(super) tp: usize,
+    pub(super) top: usize,
+    /// The stack pointer of the thread's first function.
+    pub(super) entry_sp: usize,
+    pub(super) pthread_self: usize,
+    pub(super) align: usize,
 }
 
 /// Anonymous zeroed memory, unmapped on drop.
@@ -113,25 +140,33 @@ struct ProbeThread {
     /// The copy of address `a` is at `a + copy`.
     copy: usize,
     tp: usize,
+    pthread_self: usize,
     tid: u32,
     entry_sp: usize,
     errno_at: usize,
     clear_tid_at: usize,
     /// Offset of the node in glibc's list of threads.
-    list: Option<usize>,
+    list: Option<isize>,
     /// DTV entries from −1 on, as pairs of words.
     dtv: Vec<[usize; 2]>,
+}
+
+impl ProbeThread {
+    fn facts(&self, align: usize) -> ProbeFacts {
+        let ProbeThread { tp, top, entry_sp, pthread_self, .. } = *self;
+        ProbeFacts { tp, top, entry_sp, pthread_self, align }
+    }
 }
 
 /// The probe thread's main function. It must not allocate before the copy is made: malloc writes
 /// libc's TLS.
 extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
-    let sp: usize;
-    // SAFETY: reads a register.
-    unsafe { std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack)) };
+    let sp = Registers::here().sp as usize;
     // SAFETY: `discover` waits in pthread_join and does not use the record meanwhile.
     let p = unsafe { &mut *arg.cast::<ProbeThread>() };
     p.tp = thread_pointer();
+    // SAFETY: returns an address.
+    p.pthread_self = unsafe { libc::pthread_self() } as usize;
     p.entry_sp = sp & !15;
     if !(p.low..p.top).contains(&p.tp) || !(p.low..p.tp).contains(&p.entry_sp) {
         return std::ptr::null_mut(); // `discover` sees that `tid` is 0
@@ -141,7 +176,7 @@ extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
     unsafe {
         let from = p.entry_sp as *const u8;
         ((p.entry_sp + p.copy) as *mut u8).copy_from_nonoverlapping(from, p.top - p.entry_sp);
-        let dtv: usize = load(p.tp + 8);
+        let dtv: usize = load(p.tp + variant::DTV);
         let len: usize = load(dtv - 16);
         if (1..DTV_ENTRIES_MAX).contains(&len) {
             p.dtv.as_mut_ptr().copy_from_nonoverlapping((dtv - 16) as *const [usize; 2], len + 2);
@@ -193,15 +228,16 @@ impl Drop for SafeReader {
 
 /// Finds the node of glibc's list of threads: the pair (next, prev), both outside of this block,
 /// whose neighbours point back. Runs on the probe thread, which is in the list only while it runs.
-fn find_list(p: &ProbeThread) -> Option<usize> {
+fn find_list(p: &ProbeThread) -> Option<isize> {
     let reader = SafeReader::new()?;
     let own = p.low..p.top;
     let outside =
-        |a: usize| (PAGE..1 << 47).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);
+        |a: usize| (PAGE..1 << 52).contains(&a) && a.is_multiple_of(8) && !own.contains(&a);
     // Another thread may start or end between two reads: then no pair fits, so try again.
     for _ in 0..8 {
         let mut found = None;
-        for at in (p.tp + 16..p.top - 16).step_by(8) {
+        let [_, pthread] = variant::areas(&p.facts(1));
+        for at in (pthread.start..pthread.end - 16).step_by(8) {
             // SAFETY: the block of the running thread.
             let [next, prev]: [usize; 2] = unsafe { load(at) };
             if outside(next)
@@ -212,7 +248,7 @@ fn find_list(p: &ProbeThread) -> Option<usize> {
                 if found.is_some() {
                     return None; // two candidates: better none than the wrong one
                 }
-                found = Some(at - p.tp);
+                found = Some(at.wrapping_sub(p.tp) as isize);
             }
         }
         if found.is_some() {
@@ -291,6 +327,7 @@ fn try_to_discover() -> Result<Option<DiscoveredLayout>, String> {
         top: map.base + span,
         copy: half,
         tp: 0,
+        pthread_self: 0,
         tid: 0,
         entry_sp: 0,
         errno_at: 0,
@@ -317,41 +354,32 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
     // SAFETY: [entry_sp, top) was copied, and every caller stays in it.
     let word = |at: usize| -> usize { unsafe { load(at + p.copy) } };
     let tp = p.tp;
-    if word(tp) != tp || word(tp + 16) != tp {
-        return Err("the block does not begin with glibc's header (self pointers)".into());
-    }
-    let above = p.top - tp;
-    let align = segments.iter().map(|s| s.align).max().unwrap_or(1).max(64);
+    variant::check_header(tp, word)?;
+    let align = segments.iter().map(|s| s.align).max().unwrap_or(1).max(variant::MIN_ALIGN);
+    let facts = p.facts(align);
     let modules = static_modules(p, segments)?;
     let errno = p.errno_at as isize - tp as isize;
     let libc = *modules
         .iter()
-        .find(|m| {
-            (-(m.below_tp as isize)..(m.size as isize - m.below_tp as isize)).contains(&errno)
-        })
+        .find(|m| m.area().contains(&errno))
         .ok_or("errno lies in no module's TLS")?;
     if libc.id == 1 && segments.len() == 1 {
         return Err("libc is linked statically: its TLS cannot be told from the program's".into());
     }
     let rseq = rseq_offset();
-    let lowest = modules.iter().map(|m| m.below_tp).max().unwrap_or(0) as isize;
-    let below_used = lowest.max(-rseq.unwrap_or(0)) as usize;
-    let below_used = below_used.next_multiple_of(64);
-    let below =
-        static_size(p, above, align).unwrap_or_else(|| (tp - p.entry_sp).next_multiple_of(64));
-    if below < below_used {
-        return Err(format!("static TLS of {below} bytes cannot hold the {below_used} in use"));
-    }
-    let tid = find_tid(p, rseq)?;
-    let clear_tid = (tp..p.top).contains(&p.clear_tid_at).then(|| p.clear_tid_at - tp);
+    let used = modules.iter().map(Module::area).chain(rseq.map(|r| r..r + RSEQ_SIZE));
+    let lowest = used.clone().map(|area| area.start).min().unwrap_or(0);
+    let highest = used.map(|area| area.end).max().unwrap_or(0);
+    let extents = variant::extents(&facts, lowest, highest)?;
+    let tid = find_tid(p, &extents.pthread, rseq)?;
+    let clear_tid = p.clear_tid_at.wrapping_sub(tp) as isize;
+    let clear_tid = extents.pthread.contains(&clear_tid).then_some(clear_tid);
 
     let static_generation = (modules.len() == segments.len()).then(|| p.dtv[1][0]);
     let mut found = DiscoveredLayout {
         static_generation,
         has_hidden_modules: has_hidden_modules(p, segments),
-        above,
-        below,
-        below_used,
+        extents,
         align,
         tid,
         errno,
@@ -375,7 +403,8 @@ const DTV_SURPLUS: usize = 14;
 fn has_hidden_modules(p: &ProbeThread, segments: &[Segment]) -> bool {
     let is_known = |id| surplus::is_image(id) || segments.iter().any(|s| s.id == id);
     let mut entries = p.dtv.iter().enumerate().skip(2);
-    entries.any(|(i, entry)| (p.entry_sp..p.tp).contains(&entry[0]) && !is_known(i - 1))
+    let [places, _] = variant::areas(&p.facts(1));
+    entries.any(|(i, entry)| places.contains(&entry[0]) && !is_known(i - 1))
 }
 
 /// Returns the probe thread's DTV without addresses of its block, which are written for each block,
@@ -400,33 +429,35 @@ fn dtv_of_a_fresh_block(p: &ProbeThread, segments: &[Segment]) -> Vec<[usize; 2]
 /// Classifies each word of the copy: the recipe.
 fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
     let mut out = Vec::new();
-    for off in (-(l.below_used as isize)..l.above as isize).step_by(8) {
+    let block = &l.extents;
+    let bottom = p.tp - block.below;
+    for off in (-(block.below_used as isize)..block.above_used as isize).step_by(8) {
         let at = p.tp.wrapping_add_signed(off);
         // Part of an image, which is written after the words.
-        if l.modules.iter().any(|m| at >= p.tp - m.below_tp && at + 8 <= p.tp - m.below_tp + m.size)
-        {
+        if l.modules.iter().any(|m| m.area().start <= off && off + 8 <= m.area().end) {
             continue;
         }
         // SAFETY: inside the copy.
         let mut value: usize = unsafe { load(at + p.copy) };
-        if off as usize == l.tid & !7 {
-            value &= !(0xffff_ffff << (l.tid % 8 * 8)); // written for each block
+        if off == l.tid & !7 {
+            value &= !(0xffff_ffff << ((l.tid & 7) * 8)); // written for each block
         }
         if l.errno & !7 == off {
             value &= !(0xffff_ffff << ((l.errno & 7) * 8));
         }
         let in_rseq = l.rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&off));
-        let list = l.list.is_some_and(|n| off == n as isize || off == n as isize + 8);
+        let list = l.list.is_some_and(|n| off == n || off == n + 8);
+        let dtv = off == variant::DTV as isize;
         let word = match value {
-            _ if off == 8 || in_rseq => continue, // the DTV and rseq: made for each block
-            _ if list => Word::Tp(l.list.unwrap_or(0) as isize), // alone in its own list
+            _ if dtv || in_rseq => continue, // the DTV and rseq: made for each block
+            _ if list => Word::Tp(l.list.unwrap_or(0)), // alone in its own list
             0 => continue,
             v if v == p.low => Word::Low,
             v if v == p.top - p.low => Word::Size,
-            v if (p.tp - l.below..=p.top).contains(&v) => Word::Tp(v as isize - p.tp as isize),
+            v if (bottom..=p.top).contains(&v) => Word::Tp(v as isize - p.tp as isize),
             // Points into the probe thread's frames (where pthread_exit would unwind to):
             // goroutines have no such frame.
-            v if (p.low..p.tp).contains(&v) => continue,
+            v if (p.low..bottom).contains(&v) => continue,
             v if v == probe_main as *const () as usize || v == (&raw const *p) as usize => continue,
             v => Word::Same(v as u64),
         };
@@ -447,13 +478,16 @@ fn rseq_offset() -> Option<isize> {
 
 /// Finds the tid: the 32-bit word that equals gettid() in the probe thread *and* in the calling
 /// thread, so that another small number is not mistaken for a small tid (7 in a container).
-fn find_tid(p: &ProbeThread, rseq: Option<isize>) -> Result<usize, String> {
+fn find_tid(p: &ProbeThread, pthread: &Range<isize>, rseq: Option<isize>) -> Result<isize, String> {
     let (me, mine) = (thread_pointer(), rustix::thread::gettid().as_raw_nonzero().get() as u32);
-    let mut found = (0..p.top - p.tp).step_by(4).filter(|&off| {
+    let mut found = pthread.clone().step_by(4).filter(|&off| {
         // SAFETY: inside the copy; and the calling thread is a real thread with a block of the same
         // size. (rseq, which the kernel may write meanwhile, is excluded.)
-        !rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&(off as isize)))
-            && unsafe { load::<u32>(p.tp + off + p.copy) == p.tid && load::<u32>(me + off) == mine }
+        !rseq.is_some_and(|r| (r..r + RSEQ_SIZE).contains(&off))
+            && unsafe {
+                load::<u32>(raw::at(p.tp, off) + p.copy) == p.tid
+                    && load::<u32>(raw::at(me, off)) == mine
+            }
     });
     match (found.next(), found.next()) {
         (Some(off), None) => Ok(off),
@@ -468,26 +502,28 @@ fn static_modules(p: &ProbeThread, segments: &[Segment]) -> Result<Vec<Module>, 
         return Err("the DTV's length is out of bounds".into());
     }
     let mut modules = Vec::new();
+    let [places, _] = variant::areas(&p.facts(1));
     for s in segments {
         let Some(&[at, to_free]) = p.dtv.get(s.id + 1) else { continue };
-        if !(p.entry_sp..p.tp).contains(&at) {
+        if !places.contains(&at) {
             continue; // dynamic: glibc allocates it on first use
         }
-        if to_free != 0 || at + s.size > p.tp {
+        if to_free != 0 || at + s.size > places.end {
             return Err(format!("module {} has an unexpected DTV entry", s.id));
         }
-        modules.push(Module::new(s, p.tp - at));
+        modules.push(Module::new(s, at.wrapping_sub(p.tp) as isize));
     }
     Ok(modules)
 }
 
 /// Returns the bytes below tp including glibc's reserve for dlopen, if glibc exports them and they
 /// are consistent with the probe thread's frames.
-fn static_size(p: &ProbeThread, above: usize, align: usize) -> Option<usize> {
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "variant I needs no such sum"))]
+pub(super) fn static_size(p: &ProbeFacts, above: usize) -> Option<usize> {
     type MinStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
     type StaticInfo = unsafe extern "C" fn(*mut usize, *mut usize);
     let fits = |total: usize| {
-        let below = total.checked_sub(above)?.next_multiple_of(64.min(align));
+        let below = total.checked_sub(above)?.next_multiple_of(64.min(p.align));
         let frames = (p.tp - below).checked_sub(p.entry_sp)?;
         (frames < ENTRY_FRAMES_MAX_BYTES).then_some(below)
     };

@@ -25,7 +25,7 @@
 //! with TLS would make glibc reallocate memory that is not malloc's.
 
 use super::BlockLayout;
-use super::raw::{load, store};
+use super::raw::{self, load, store};
 use crate::sys::lock::Lock;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -160,10 +160,11 @@ impl BlockLayout {
     unsafe fn inherit_libc_tls(&self, tp: usize, buffer: *mut DtvBuffer) {
         // SAFETY: the caller's contract.
         unsafe {
-            let to = (tp - self.libc.below_tp) as *mut u8;
+            let to = raw::at(tp, self.libc.offset) as *mut u8;
             to.copy_from_nonoverlapping(buffer.add(1).cast(), self.libc.size);
             // The destroyed block's pointers into itself (`__resp`).
-            for &(off, n) in self.recipe.tp.iter().filter(|w| w.0 < 0) {
+            let area = self.libc.area();
+            for &(off, n) in self.recipe.tp.iter().filter(|w| area.contains(&(w.0 as isize))) {
                 store(tp.wrapping_add_signed(off as isize), tp.wrapping_add_signed(n as isize));
             }
         }
@@ -188,7 +189,7 @@ impl BlockLayout {
             }
             if !buffer.is_null() {
                 buffer.write(DtvBuffer { next: ptr::null_mut(), size: size | HAS_LIBC_TLS });
-                let from = (tp - self.libc.below_tp) as *const u8;
+                let from = raw::at(tp, self.libc.offset) as *const u8;
                 buffer.add(1).cast::<u8>().copy_from_nonoverlapping(from, self.libc.size);
                 push(buffer);
             }

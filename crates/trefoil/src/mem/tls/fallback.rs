@@ -21,7 +21,7 @@
 
 use super::BlockLayout;
 use super::discover::thread_on;
-use super::raw::{store, thread_pointer};
+use super::raw::{self, store, thread_pointer};
 use crate::sys::raw::syscall;
 use rustix::thread::futex;
 use std::ffi::c_void;
@@ -33,7 +33,7 @@ struct Leaver {
     tp: AtomicUsize,
     /// The thread id to store, and its offset in the block.
     tid: u32,
-    tid_at: usize,
+    tid_at: isize,
     /// 1 while the kernel's thread exists; the kernel clears it.
     alive: AtomicU32,
 }
@@ -49,7 +49,7 @@ extern "C" fn leave(arg: *mut c_void) -> *mut c_void {
         // A setuid on another thread signals the threads in glibc's list, and would wait for an
         // answer to a signal that was lost with this thread. From here on it finds that there is no
         // such thread; the yield lets a setuid that has read the old id deliver its signal.
-        store(thread_pointer() + me.tid_at, me.tid);
+        store(raw::at(thread_pointer(), me.tid_at), me.tid);
         fence(Ordering::SeqCst);
         syscall(libc::SYS_sched_yield, [0; 4]);
         syscall(libc::SYS_set_tid_address, [me.alive.as_ptr() as usize, 0, 0, 0]);
@@ -100,9 +100,9 @@ pub(super) unsafe fn reap_thread(l: &BlockLayout, tp: usize) {
     // SAFETY: the word's place was discovered from a real thread; the kernel clears it at a
     // thread's end. So for glibc this is an ended, joinable thread (invariant 2).
     unsafe {
-        store(tp + l.tid, 0u32);
-        store(tp + word, 0u32);
-        if libc::pthread_join(tp as libc::pthread_t, std::ptr::null_mut()) != 0 {
+        store(raw::at(tp, l.tid), 0u32);
+        store(raw::at(tp, word), 0u32);
+        if libc::pthread_join(l.pthread_at(tp) as libc::pthread_t, std::ptr::null_mut()) != 0 {
             super::fatal("pthread_join failed for a goroutine's TLS block");
         }
     }

@@ -1,15 +1,31 @@
 //! TLS blocks: what makes a goroutine a thread to the compiler, to libc and to every crate.
 //!
-//! A block is static TLS plus glibc's `struct pthread`. The FS base (*tp*) points between the two.
-//! The goroutine's stack begins right below, so the hot data of a small goroutine is one page:
+//! A block is static TLS plus glibc's `struct pthread`. The thread pointer (*tp*) points between the
+//! two. The goroutine's stack begins right below, so the hot data of a small goroutine is one page:
 //!
 //! ```text
+//!   variant II (x86_64)
 //!   low …  stack grows down  stack_top | (dlopen reserve) | modules' TLS |tp  struct pthread | top
 //!                                      |                  '- below_used -'------ above ------'
 //!                                      '------------- below -------------'
+//!   variant I (aarch64)
+//!   low …  stack grows down  stack_top | struct pthread |tp header, modules' TLS | (reserve) | top
+//!                                      '---- below -----'------ above_used ------'           |
+//!                                                       '--------------- above --------------'
 //! ```
 //! Each block also owns a *DTV* (dynamic thread vector): glibc's table with the address of every
 //! module's TLS.
+//!
+//! # What a port must provide
+//! One of the two variants, chosen by the CPU at `mod variant`. A variant is a file with these
+//! names; everything else here is the same on all CPUs, and offsets are learnt from a real thread:
+//!
+//! | name | what it is |
+//! |---|---|
+//! | `DTV`, `MIN_ALIGN` | the offset of the DTV's address from tp; the least alignment of tp |
+//! | `check_header` | whether the words at tp are what glibc has there |
+//! | `areas` | where modules with a fixed place, and `struct pthread`, lie in the probe thread |
+//! | `extents` | how far a block reaches on both sides of tp, with and without glibc's reserve |
 //!
 //! # Two methods
 //! - **Template**: a recipe that is discovered at start-up from one real thread (`discover`): some
@@ -38,7 +54,7 @@
 //!    free only if code ran after `run_destructors`, which frees in user context. `create` calls
 //!    malloc only if `ensure_dtv_buffers` did not keep up, and by the pthread method. `destroy`
 //!    calls it only if glibc has replaced the DTV, and by the pthread method.
-//! 6. The area between `stack_top` and `tp` is zero where no module lies.
+//! 6. A block is zero where no module and no word of the recipe lies.
 //!
 //! # Rejected
 //! - `_dl_allocate_tls` for each block: 2.1 µs, and it does not fill in `struct pthread`.
@@ -60,6 +76,9 @@ mod modules;
 mod raw;
 mod selftest;
 mod surplus;
+#[cfg_attr(target_arch = "aarch64", path = "variant_i.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "variant_ii.rs")]
+mod variant;
 
 #[cfg(test)]
 mod tests;
@@ -70,6 +89,7 @@ pub(crate) use dtv_buffer::ensure_dtv_buffers;
 pub(crate) use modules::Loader;
 use modules::{Module, ModuleTable};
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,12 +116,22 @@ pub(crate) enum DlopenReserve {
 /// The layout of this process's blocks. Offsets are relative to tp.
 #[derive(Debug)]
 pub(crate) struct BlockLayout {
-    /// Bytes from tp to the top, 64-aligned.
+    /// Bytes from tp to the top, 16-aligned, including glibc's reserve for dlopen if it is there.
     pub(crate) above: usize,
-    /// Bytes below tp including glibc's reserve for dlopen, 64-aligned.
+    /// The same without the reserve.
+    pub(crate) above_used: usize,
+    /// Bytes below tp, 16-aligned, including glibc's reserve for dlopen if it is there.
     pub(crate) below: usize,
     /// The same without the reserve.
     pub(crate) below_used: usize,
+    /// Where modules with a fixed place can lie.
+    places: Range<isize>,
+    /// Where `struct pthread` lies.
+    pthread: Range<isize>,
+    /// Offset of what `pthread_self` returns.
+    pthread_self: isize,
+    /// Bytes at the top that every goroutine touches, however large the modules' TLS is.
+    always_touched: usize,
     /// Whether blocks have the reserve. Blocks of the pthread method always have.
     pub(crate) reserve: DlopenReserve,
     /// Why blocks have the reserve, although [`keep_reserve`] did not ask for it.
@@ -110,14 +140,14 @@ pub(crate) struct BlockLayout {
     pub(crate) method: Method,
     /// Why blocks are not made by the template, if they are not.
     pub(crate) fallback_reason: Option<String>,
-    /// The alignment of tp: the largest alignment of a module's TLS, at least 64.
+    /// The alignment of tp: the largest alignment of a module's TLS, at least `variant::MIN_ALIGN`.
     align: usize,
-    /// Offset of the thread id in `struct pthread`.
-    tid: usize,
+    /// Offset of the thread id, which lies in `struct pthread`.
+    tid: isize,
     /// Offset of errno, which lies in libc's TLS.
     errno: isize,
     /// Offset of the word that the kernel clears when a thread ends; `pthread_join` waits for it.
-    clear_tid: Option<usize>,
+    clear_tid: Option<isize>,
     /// Offset of the `struct rseq`, if glibc has one.
     rseq: Option<isize>,
     recipe: Recipe,
@@ -126,8 +156,8 @@ pub(crate) struct BlockLayout {
     /// DTV of a fresh block, from entry −1, without the addresses of modules with a fixed place:
     /// those are in `fixed`.
     dtv: Box<[[usize; 2]]>,
-    /// (DTV index, distance below tp) of the modules that were loaded at start-up.
-    fixed: Box<[(usize, usize)]>,
+    /// (DTV index, offset) of the modules that were loaded at start-up.
+    fixed: Box<[(usize, isize)]>,
     /// Highest DTV index in `fixed`: later entries may be dynamic.
     fixed_last: usize,
     /// The DTV generation in which no dynamic module exists: a block with this generation has no
@@ -138,7 +168,7 @@ pub(crate) struct BlockLayout {
     keys: Option<destructors::KeyPlaces>,
     /// Words of `struct pthread` that own memory which glibc frees at a thread's end, as far as the
     /// self-test found out.
-    buffers: Vec<usize>,
+    buffers: Vec<isize>,
     /// glibc's function that runs the destructors of the thread-locals.
     call_tls_dtors: unsafe extern "C-unwind" fn(),
 }
@@ -190,9 +220,38 @@ impl BlockLayout {
         }
     }
 
+    /// Returns the bytes between tp and the top.
+    pub(crate) fn above_tp(&self) -> usize {
+        match self.reserve {
+            DlopenReserve::Keep => self.above,
+            DlopenReserve::Omit => self.above_used,
+        }
+    }
+
+    /// Returns the bytes of a block without what its alignment may take.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.above_tp() + self.below_tp()
+    }
+
     /// Returns the bytes of a block, including what its alignment may take.
     pub(crate) fn bytes(&self) -> usize {
-        self.above + self.align + self.below_tp()
+        self.used_bytes() + self.align
+    }
+
+    /// Returns the bytes at the top of a block that every goroutine touches.
+    pub(crate) fn always_touched(&self) -> usize {
+        self.always_touched
+    }
+
+    /// Returns whether the module lies inside a block.
+    fn has_room_for(&self, module: &Module) -> bool {
+        module.area().start >= -(self.below_tp() as isize)
+            && module.area().end <= self.above_tp() as isize
+    }
+
+    /// Returns the `pthread_t` of the block at `tp`.
+    fn pthread_at(&self, tp: usize) -> usize {
+        raw::at(tp, self.pthread_self)
     }
 
     fn new(
@@ -205,12 +264,17 @@ impl BlockLayout {
         let call_tls_dtors =
             unsafe { std::mem::transmute::<usize, unsafe extern "C-unwind" fn()>(f) };
         let statics = || found.modules.iter().chain([&found.libc]);
-        let fixed: Box<[_]> = statics().map(|m| (m.id, m.below_tp)).collect();
+        let fixed: Box<[_]> = statics().map(|m| (m.id, m.offset)).collect();
         modules::publish_first(found.modules.clone());
         Ok(Self {
-            above: found.above,
-            below: found.below,
-            below_used: found.below_used,
+            above: found.extents.above,
+            above_used: found.extents.above_used,
+            below: found.extents.below,
+            below_used: found.extents.below_used,
+            places: found.extents.modules.clone(),
+            pthread: found.extents.pthread.clone(),
+            pthread_self: found.extents.pthread_self,
+            always_touched: found.extents.always_touched,
             reserve: DlopenReserve::Keep,
             reserve_reason: None,
             method,
@@ -237,7 +301,7 @@ impl BlockLayout {
 /// A block at the top of a goroutine's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct TlsBlock {
-    /// The FS base.
+    /// The thread pointer.
     pub(crate) tp: NonNull<u8>,
     /// The goroutine's stack grows down from here; 16-aligned.
     pub(crate) stack_top: NonNull<u8>,
@@ -356,7 +420,13 @@ pub(crate) fn is_by_pthread() -> bool {
 /// `tp` is or was a block. (The memory of blocks is never unmapped.)
 pub(crate) unsafe fn tid_of(tp: usize) -> u32 {
     // SAFETY: the caller's contract; an aligned word of the block.
-    unsafe { ((tp + layout().tid) as *const u32).read_volatile() }
+    unsafe { (raw::at(tp, layout().tid) as *const u32).read_volatile() }
+}
+
+/// Returns the `pthread_t` of the goroutine with the block at `tp`.
+#[cfg(feature = "tokio")]
+pub(crate) fn pthread_of(tp: usize) -> libc::pthread_t {
+    layout().pthread_at(tp) as libc::pthread_t
 }
 
 /// Returns the layout. `init` was called before.
@@ -423,14 +493,15 @@ impl BlockLayout {
     unsafe fn create(&self, low: NonNull<u8>, top: NonNull<u8>, tid: u32) -> io::Result<TlsBlock> {
         let (low, top) = (low.as_ptr() as usize, top.as_ptr() as usize);
         debug_assert!(top.is_multiple_of(64) && low.is_multiple_of(16));
-        let tp = (top - self.above) & !(self.align - 1);
-        let below = self.below_tp();
-        if top <= low || top - low < self.above + self.align + below {
+        if top <= low || top - low < self.bytes() {
+            let (have, need) = (top.saturating_sub(low), self.used_bytes());
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} bytes cannot hold a TLS block of {}", top - low, self.above + below),
+                format!("{have} bytes cannot hold a TLS block of {need}"),
             ));
         }
+        let tp = (top - self.above_tp()) & !(self.align - 1);
+        let below = self.below_tp();
         let made_with: *const ModuleTable = modules::table();
         // SAFETY: zeroed memory with room for the block (caller, checked above).
         unsafe {
@@ -459,7 +530,9 @@ impl BlockLayout {
 /// block, whether running, parked or pooled.
 pub(crate) fn modules_changed(loader: Option<Loader>, each: impl Fn(&mut dyn FnMut(NonNull<u8>))) {
     let Some(Ok(layout)) = LAYOUT.get() else { return };
-    modules::refresh(layout.below, layout.libc.id, loader, |change| update(layout, change, &each));
+    modules::refresh(&layout.places, layout.libc.id, loader, |change| {
+        update(layout, change, &each)
+    });
 }
 
 /// Writes a change of the modules into every block.
@@ -468,8 +541,8 @@ fn update(
     change: &modules::Change,
     each: impl Fn(&mut dyn FnMut(NonNull<u8>)),
 ) {
-    if change.added.iter().any(|m| m.below_tp > layout.below_tp()) {
-        fatal("dlopen placed a library's TLS where goroutines have their stacks (trefoil bug)");
+    if change.added.iter().any(|m| !layout.has_room_for(m)) {
+        fatal("dlopen placed a library's TLS outside of the blocks of goroutines (trefoil bug)");
     }
     // glibc updates the blocks of the pthread method: they are in its list of threads.
     if layout.method == Method::Pthread {

@@ -19,10 +19,12 @@
 //!    module in the table may write to it at once.
 
 use super::BlockLayout;
-use super::raw::load;
+use super::raw::{self, load};
+use super::variant;
 use crate::sys::mm::{self, PAGE, Span};
 use crate::sys::objects;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -34,8 +36,8 @@ pub(super) const UNALLOCATED: usize = usize::MAX;
 pub(crate) struct Module {
     /// Index in the DTV, from 1.
     pub(super) id: usize,
-    /// The module's area begins at `tp - below_tp`.
-    pub(super) below_tp: usize,
+    /// The module's area begins at `tp + offset`.
+    pub(super) offset: isize,
     /// A copy of the initial image; the rest up to `size` is zero.
     image: &'static [u8],
     /// Bytes of `image` that come from the file.
@@ -53,12 +55,17 @@ const WHOLE_IMAGE_MAX_BYTES: usize = 1024;
 const WRITTEN_ZEROES_MAX: usize = 8 * PAGE;
 
 impl Module {
-    pub(super) fn new(s: &Segment, below_tp: usize) -> Self {
+    pub(super) fn new(s: &Segment, offset: isize) -> Self {
         let mut image = s.image.clone();
         if s.size <= WHOLE_IMAGE_MAX_BYTES {
             image.resize(s.size, 0);
         }
-        Self { id: s.id, below_tp, image: Vec::leak(image), filled: s.image.len(), size: s.size }
+        Self { id: s.id, offset, image: Vec::leak(image), filled: s.image.len(), size: s.size }
+    }
+
+    /// Returns the offsets of its area.
+    pub(super) fn area(&self) -> Range<isize> {
+        self.offset..self.offset + self.size as isize
     }
 
     /// Returns whether this is the module of that segment.
@@ -69,10 +76,10 @@ impl Module {
     /// Writes the initial image.
     ///
     /// # Safety
-    /// The block at `tp` is writable, in private anonymous memory, and reaches down to this module.
+    /// The block at `tp` is writable, in private anonymous memory, and this module lies in it.
     #[inline]
     pub(super) unsafe fn fill(&self, tp: usize) {
-        let at = (tp - self.below_tp) as *mut u8;
+        let at = raw::at(tp, self.offset) as *mut u8;
         // SAFETY: the module's area (caller), of `size` bytes.
         unsafe {
             at.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
@@ -94,7 +101,7 @@ impl Module {
     /// As for `fill`.
     #[inline]
     pub(super) unsafe fn fill_zeroed(&self, tp: usize) {
-        let at = (tp - self.below_tp) as *mut u8;
+        let at = raw::at(tp, self.offset) as *mut u8;
         // SAFETY: as in `fill`.
         unsafe { at.copy_from_nonoverlapping(self.image.as_ptr(), self.filled) };
     }
@@ -107,7 +114,7 @@ impl Module {
     /// As for `fill`.
     pub(super) unsafe fn fill_untouched(&self, tp: usize) {
         for (i, &byte) in self.image[..self.filled].iter().enumerate() {
-            let at = (tp - self.below_tp + i) as *mut u8;
+            let at = (raw::at(tp, self.offset) + i) as *mut u8;
             // SAFETY: as in `fill`.
             unsafe {
                 if *at == 0 {
@@ -123,7 +130,7 @@ impl Module {
     /// As for `fill`.
     pub(super) unsafe fn clear(&self, tp: usize) {
         // SAFETY: as in `fill`.
-        unsafe { ((tp - self.below_tp) as *mut u8).write_bytes(0, self.size) };
+        unsafe { (raw::at(tp, self.offset) as *mut u8).write_bytes(0, self.size) };
     }
 }
 
@@ -135,7 +142,12 @@ impl Module {
 #[cold]
 unsafe fn zero_large(at: *mut u8, len: usize) {
     let (low, high) = (at.addr(), at.addr() + len);
-    let pages = Span::new(low.next_multiple_of(PAGE), high & !(PAGE - 1));
+    let page = mm::page();
+    if len < 2 * page {
+        // SAFETY: the caller's area. It may have no whole page.
+        return unsafe { at.write_bytes(0, len) };
+    }
+    let pages = Span::new(low.next_multiple_of(page), high & !(page - 1));
     // SAFETY: inside the area (caller), whose contents are not needed.
     unsafe {
         if mm::discard(&[pages]).is_err() {
@@ -285,10 +297,10 @@ fn reference_new_modules(loader: Loader, libc: usize) -> Vec<ModuleRef> {
 }
 
 /// Reads the loader's list again. If the modules with a fixed place have changed, publishes a new
-/// table and calls `update`, which updates the blocks. `below` bounds the static area, `libc` is
+/// table and calls `update`, which updates the blocks. `places` are the offsets of the static area, `libc` is
 /// libc's DTV index. Runs on the thread that loaded (with its `loader`) or unloaded (None).
 pub(super) fn refresh(
-    below: usize,
+    places: &Range<isize>,
     libc: usize,
     loader: Option<Loader>,
     mut update: impl FnMut(&Change),
@@ -297,16 +309,21 @@ pub(super) fn refresh(
         return;
     }
     let refs = loader.map_or(Vec::new(), |loader| reference_new_modules(loader, libc));
-    rescan(below, libc, &refs, &mut update);
+    rescan(places, libc, &refs, &mut update);
     if !refs.is_empty() {
         // If a module was closed meanwhile, dropping the reference has unloaded it.
         drop(refs);
-        rescan(below, libc, &[], &mut update);
+        rescan(places, libc, &[], &mut update);
     }
 }
 
 /// One pass over the loader's list; see `refresh`.
-fn rescan(below: usize, libc: usize, refs: &[ModuleRef], update: &mut impl FnMut(&Change)) {
+fn rescan(
+    places: &Range<isize>,
+    libc: usize,
+    refs: &[ModuleRef],
+    update: &mut impl FnMut(&Change),
+) {
     let mut dynamic = PUBLISHING.lock().unwrap_or_else(|e| e.into_inner());
     let tp = super::raw::thread_pointer();
     let (old, mut now, mut change) = (table(), Vec::new(), Change::default());
@@ -328,11 +345,12 @@ fn rescan(below: usize, libc: usize, refs: &[ModuleRef], update: &mut impl FnMut
         let at = unsafe { tls_address(s.id) };
         // Only the address tells whether a module has a fixed place: DF_STATIC_TLS is not set for
         // TLS descriptors that glibc resolved statically.
-        if !(tp - below..tp).contains(&at) {
+        let offset = at.wrapping_sub(tp) as isize;
+        if !places.contains(&offset) {
             dynamic.push(s.key());
             continue;
         }
-        let new = Module::new(&s, tp - at);
+        let new = Module::new(&s, offset);
         change.added.push(new);
         now.push(new);
     }
@@ -373,8 +391,8 @@ impl Dtv {
     /// `tp` is a complete block.
     #[inline(always)]
     pub(super) unsafe fn of(tp: usize) -> Self {
-        // SAFETY: tcbhead_t: the second word is the DTV, on every glibc for x86_64.
-        Self(unsafe { load(tp + 8) })
+        // SAFETY: the word of tcbhead_t that holds the DTV.
+        Self(unsafe { load(tp + variant::DTV) })
     }
 
     #[inline(always)]
@@ -449,11 +467,11 @@ mod tests {
     /// then.
     fn filled(offset: usize, size: usize) -> usize {
         let map = Map::new(PAGES * PAGE).unwrap();
-        let module = Module { id: 1, below_tp: size, image: &IMAGE, filled: SEVENS, size };
+        let module = Module { id: 1, offset: 0, image: &IMAGE, filled: SEVENS, size };
         // SAFETY: a mapping of this test, large enough for the module.
         let (resident, all) = unsafe {
             (map.base as *mut u8).write_bytes(1, PAGES * PAGE);
-            module.fill(map.base + offset + size);
+            module.fill(map.base + offset);
             let all = std::slice::from_raw_parts(map.base as *const u8, PAGES * PAGE);
             (resident_pages(&map), all)
         };

@@ -8,6 +8,12 @@ pub(super) fn thread_pointer() -> usize {
     crate::arch::thread_pointer() as usize
 }
 
+/// Returns the address `offset` bytes from the thread pointer `tp`.
+#[inline(always)]
+pub(super) fn at(tp: usize, offset: isize) -> usize {
+    tp.wrapping_add_signed(offset)
+}
+
 /// Returns the address of a symbol, if it exists. (Most of the symbols that are needed here are
 /// GLIBC_PRIVATE, so they cannot be linked to.)
 pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {

@@ -65,7 +65,7 @@ unsafe fn same_blocks(l: &BlockLayout, ours: usize, theirs: usize) -> Result<(),
     unsafe {
         for m in &modules::table().modules {
             let bytes =
-                |tp: usize| std::slice::from_raw_parts((tp - m.below_tp) as *const u8, m.size);
+                |tp: usize| std::slice::from_raw_parts(raw::at(tp, m.offset) as *const u8, m.size);
             if bytes(ours) != bytes(theirs) {
                 return Err(format!("module {}: the image differs from glibc's", m.id));
             }
@@ -92,11 +92,11 @@ unsafe fn same_blocks(l: &BlockLayout, ours: usize, theirs: usize) -> Result<(),
 /// The block is complete and no code runs on it; `f` does not unwind.
 #[inline(never)]
 pub(crate) unsafe fn on_block(block: &super::TlsBlock, mut f: impl FnMut()) {
-    extern "sysv64" fn call<F: FnMut()>(f: *mut ()) {
+    extern "C" fn call<F: FnMut()>(f: *mut ()) {
         // SAFETY: `on_block` passes its own closure, which lives until `call_on` returns.
         unsafe { (*f.cast::<F>())() }
     }
-    fn of<F: FnMut()>(_: &F) -> extern "sysv64" fn(*mut ()) {
+    fn of<F: FnMut()>(_: &F) -> extern "C" fn(*mut ()) {
         call::<F>
     }
     // All signals are blocked, glibc's 33 included: this thread is no M, so the handler would take
@@ -116,7 +116,7 @@ struct Run<'a> {
     before: Vec<u64>,
     resets: Resets,
     keys: Option<KeyPlaces>,
-    buffers: Vec<usize>,
+    buffers: Vec<isize>,
     wrong: Option<&'static str>,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn run(l: &mut BlockLayout) -> Result<(), String> {
                 .map_err(|e| e.to_string())?;
             let mut run = Run {
                 layout: l,
-                before: Vec::with_capacity((l.below_used + l.above) / 8),
+                before: Vec::with_capacity((l.below_used + l.above_used) / 8),
                 resets: Resets::default(),
                 keys: None,
                 buffers: Vec::with_capacity(2),
@@ -167,7 +167,7 @@ impl Run<'_> {
         let tp = thread_pointer();
         // SAFETY: the running block, which is complete if the recipe is right.
         unsafe {
-            if load::<u32>(tp + self.layout.tid) != TEST_TID {
+            if load::<u32>(raw::at(tp, self.layout.tid)) != TEST_TID {
                 return Err("the thread id is not the one that was set");
             }
             if libc::__errno_location() as isize != tp as isize + self.layout.errno {
@@ -184,7 +184,7 @@ impl Run<'_> {
     /// Copies the block, runs `f`, and returns the words that changed: (offset, word before).
     fn changed(&mut self, f: impl FnOnce()) -> Vec<(isize, u64)> {
         let l = self.layout;
-        let words = (l.below_used + l.above) / 8;
+        let words = (l.below_used + l.above_used) / 8;
         let from = (thread_pointer() - l.below_used) as *const u64;
         let mut out = Vec::with_capacity(16); // before the copy: malloc changes the block
         // SAFETY: words of the running block; `before` has the capacity.
@@ -274,8 +274,8 @@ impl Run<'_> {
         let tp = thread_pointer();
         // SAFETY: words of this block.
         let now = |off: isize| unsafe { load::<usize>(tp.wrapping_add_signed(off)) };
-        let value = words.iter().find(|w| now(w.0) == MARK).map(|w| w.0 as usize);
-        let pair = |off: isize| value.is_some_and(|v| off == v as isize || off == v as isize - 8);
+        let value = words.iter().find(|w| now(w.0) == MARK).map(|w| w.0);
+        let pair = |off: isize| value.is_some_and(|v| off == v || off == v - 8);
         let others: Vec<_> = words.iter().filter(|w| !pair(w.0)).collect();
         if let (Some(value), [(off, before)], true) = (value, &others[..], key < 32) {
             // The byte that changed from 0 to 1.
@@ -283,11 +283,12 @@ impl Run<'_> {
                 let byte = |w: u64| (w >> (b * 8)) as u8;
                 byte(*before) == 0 && byte(now(*off) as u64) == 1
             });
-            let first = value.checked_sub(key as usize * 16 + 8);
-            if let (Some(b), Some(first), true) = (used, first, *off >= 0) {
+            let first = value - (key as isize * 16 + 8);
+            let in_pthread = |off: isize| self.layout.pthread.contains(&off);
+            if let (Some(b), true) = (used, in_pthread(*off) && in_pthread(first)) {
                 // The first of the 32 pointers must point to the first block.
-                if now((first + 512) as isize) == tp + first {
-                    self.keys = Some(KeyPlaces { used: *off as usize + b, first });
+                if now(first + 512) == raw::at(tp, first) {
+                    self.keys = Some(KeyPlaces { used: *off + b, first });
                 }
             }
         }
@@ -296,7 +297,7 @@ impl Run<'_> {
             libc::pthread_setspecific(key, std::ptr::null());
             libc::pthread_key_delete(key);
             if let Some(k) = self.keys {
-                raw::store(tp + k.used, 0u8);
+                raw::store(raw::at(tp, k.used), 0u8);
             }
         }
     }
@@ -319,9 +320,10 @@ impl Run<'_> {
             let mut text = 0;
             let words = self.changed(|| text = call());
             for (off, _) in words {
+                let in_pthread = self.layout.pthread.contains(&off);
                 // SAFETY: a word of this block.
-                if off > 0 && text != 0 && unsafe { load::<usize>(tp + off as usize) } == text {
-                    self.buffers.push(off as usize);
+                if in_pthread && text != 0 && unsafe { load::<usize>(raw::at(tp, off)) } == text {
+                    self.buffers.push(off);
                 }
             }
         }

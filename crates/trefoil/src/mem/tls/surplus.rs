@@ -7,6 +7,8 @@
 //!    |  image of this file  |                                |
 //!    ◀──── the stack of a goroutine grows over this
 //! ```
+//! (On variant I the surplus is at the other end, above the modules, and goroutines do not have it.)
+//!
 //! glibc gives every thread some 1.7 to 2.1 KiB more of static TLS than start-up needs (the
 //! *surplus*). A library that is loaded later gets a place there, in every thread, if its TLS has
 //! the initial-exec model, and often if it has TLS descriptors. So a goroutine's stack may lie there
@@ -39,6 +41,7 @@
 //!   and its own descriptor N may be a pipe. The path of a thread that has ended leads nowhere.
 //! - A check in the interposed `dlopen`: it comes too late, and libc's own loads do not pass there.
 
+use crate::arch;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::io::Write;
@@ -280,12 +283,6 @@ const DT_SYMENT: u64 = 11;
 const DT_FLAGS: u64 = 30;
 const DF_STATIC_TLS: u64 = 16;
 
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = libc::EM_X86_64;
-/// The relocation that asks for a place in static TLS.
-#[cfg(target_arch = "x86_64")]
-const R_TPOFF64: u64 = 18;
-
 impl Image {
     fn new(tls: Tls) -> Image {
         const RW: u32 = libc::PF_R | libc::PF_W;
@@ -312,7 +309,7 @@ impl Image {
             header: libc::Elf64_Ehdr {
                 e_ident: ident(),
                 e_type: libc::ET_DYN,
-                e_machine: MACHINE,
+                e_machine: arch::ELF_MACHINE,
                 e_version: libc::EV_CURRENT,
                 e_entry: 0,
                 e_phoff: offset_of!(Image, segments) as u64,
@@ -346,7 +343,7 @@ impl Image {
             ],
             symbols: [0; 3],
             strings: [0; 8],
-            relocation: Relocation { at: place as u64, kind: R_TPOFF64, addend: 0 },
+            relocation: Relocation { at: place as u64, kind: arch::ELF_TLS_OFFSET, addend: 0 },
             place: 0,
         }
     }

@@ -6,7 +6,7 @@ use crate::net::fd::Fd;
 use crate::net::macros::{deadlines, readiness, socket};
 use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction};
 use crate::sys::clock::NEVER;
-use crate::sys::raw::syscall;
+use crate::sys::raw::poll_ms;
 use crate::time::{sleep, sleep_async};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
@@ -641,6 +641,6 @@ fn peek_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), 
 fn is_read_shut(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: the structure is in this frame. With a timeout of 0 the kernel does not wait.
-    let rc = unsafe { syscall(libc::SYS_poll, [&raw mut poll as usize, 1, 0]) };
+    let rc = unsafe { poll_ms(&raw mut poll, 1, 0) };
     rc == 1 && poll.revents & libc::POLLRDHUP != 0
 }

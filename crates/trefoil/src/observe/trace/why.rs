@@ -163,6 +163,7 @@ fn call_name(number: u32) -> String {
         libc::SYS_mprotect => "mprotect",
         libc::SYS_madvise => "madvise",
         libc::SYS_rt_sigtimedwait => "rt_sigtimedwait",
+        #[cfg(target_arch = "x86_64")]
         libc::SYS_pause => "pause",
         _ => return format!("system call {number}"),
     };

@@ -50,7 +50,7 @@
 //! A thread that sleeps in the kernel is not signalled (`handoff.rs` retakes its P instead), so
 //! user code sees no EINTR, except in a call that it enters between sysmon's probe and the signal.
 
-use crate::arch::{self, preempt::DIVERT_BYTES};
+use crate::arch::{self, Registers, preempt::DIVERT_BYTES};
 use crate::mem;
 use crate::sched::Sched;
 use crate::sched::g::G;
@@ -291,9 +291,12 @@ pub(crate) unsafe fn on_signal(context: &mut libc::ucontext_t) {
     let Some(m) = (unsafe { arch::inherited_m::<M>().as_ref() }) else { return };
     match may_stop(m, context) {
         Ok(()) => {
-            m.in_runtime.store(1, Ordering::Relaxed);
-            // SAFETY: `may_stop` has checked the requirements.
-            unsafe { arch::preempt::divert(context) };
+            // SAFETY: `may_stop` has checked the requirements; it has found a goroutine, which runs
+            // on `m`.
+            unsafe {
+                arch::set_in_runtime::<1>();
+                arch::preempt::divert(context);
+            }
         }
         Err(refusal) => {
             refusal.count();
@@ -309,22 +312,28 @@ fn record_refusal(m: &M, refusal: PreemptRefusal) {
         return;
     }
     // As a runtime call does, so that sysmon does not retake the P meanwhile.
-    m.in_runtime.store(1, Ordering::Relaxed);
+    // SAFETY: the signal has interrupted a goroutine, which runs on `m`.
+    unsafe { arch::set_in_runtime::<1>() };
     if m.hold.load(Ordering::Relaxed) == OWNED
         && let Some(p) = m.p.get()
     {
         record::refused_to_stop(p, refusal as u8);
     }
-    m.in_runtime.store(0, Ordering::Relaxed);
+    // SAFETY: as above.
+    unsafe { arch::set_in_runtime::<0>() };
 }
 
 /// Checks whether the goroutine that the signal interrupted may be stopped here. If so, records in
 /// the G whether it stops inside a library.
 fn may_stop(m: &M, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
-    if m.in_runtime.load(Ordering::Relaxed) != 0 {
+    // M's byte, and that of the interrupted context, if it has its own: a goroutine that enters
+    // the runtime may have set one of the two.
+    // SAFETY: this is a signal handler.
+    if m.in_runtime.load(Ordering::Relaxed) != 0 || unsafe { arch::is_in_runtime() } {
         return Err(PreemptRefusal::InRuntime);
     }
-    let (pc, sp) = arch::preempt::interrupted(context);
+    let Registers { pc, sp, .. } = Registers::interrupted(context);
+    let (pc, sp) = (pc as usize, sp as usize);
     let g = interrupted_goroutine(m)?;
     check_stack(pc, sp)?;
     check_interruptible(m, g, context)?;
@@ -461,7 +470,7 @@ impl StopSite {
 
 /// What the trampoline calls on a diverted goroutine. It runs inside the runtime, which the handler
 /// has entered and the trampoline leaves.
-unsafe extern "sysv64" fn preempted() {
+unsafe extern "C" fn preempted() {
     let entered = EnteredRuntime::on_this_m();
     let (sched, m, g) = (entered.sched(), entered.m(), entered.g());
     let in_libc = g.stopped_in_libc.get();

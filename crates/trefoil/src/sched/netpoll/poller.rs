@@ -34,6 +34,7 @@ use crate::sched::record;
 use crate::sched::runnable::RunList;
 use crate::sched::task::waker;
 use crate::sched::wait::list::Batch;
+use crate::shim::fence_after_rmw;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::free_list::{FreeLink, FreeList, Reusable};
@@ -143,9 +144,10 @@ impl Shard {
 
     /// Counts a goroutine of `sched` that is about to wait for one of the descriptors.
     pub(super) fn count_waiter(&self, sched: &Sched) {
-        // SeqCst: a full barrier on x86, before `is_watched` reads. Pairs with the swap at the end
-        // of `Poller::sleep_as_idle_poller`.
+        // SeqCst, and a full barrier before `is_watched` reads. Pairs with the swap at the end of
+        // `Poller::sleep_as_idle_poller`.
         if self.waiters.fetch_add(1, Ordering::SeqCst) as u32 == 0 {
+            fence_after_rmw();
             self.waited_since.store(now(), Ordering::Relaxed);
             if !sched.poller.is_watched(self) {
                 sched.ensure_idle_poller();
@@ -387,6 +389,7 @@ impl Poller {
         // SeqCst, with `Shard::count_waiter`: either a goroutine that begins to wait sees that the
         // idle poller is gone, or this M sees the goroutine before it does anything else.
         self.blocked.swap(0, Ordering::SeqCst);
+        fence_after_rmw();
         ready
     }
 

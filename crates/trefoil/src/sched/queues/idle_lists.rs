@@ -19,6 +19,7 @@ use crate::sched::m::M;
 use crate::sched::p::{P, PStatus};
 use crate::sched::queues::assign::Claim;
 use crate::sched::queues::central::Central;
+use crate::shim::fence_after_rmw;
 use std::sync::atomic::Ordering;
 
 impl Central {
@@ -141,6 +142,7 @@ impl Sched {
         // A full barrier: sysmon sees that not all Ps are idle, or this thread sees that sysmon
         // sleeps.
         self.idle.p_taken();
+        fence_after_rmw();
         p.set_status(PStatus::Running);
         if self.sysmon.is_asleep() {
             // sysmon does not refresh it while it sleeps.

@@ -35,6 +35,7 @@
 //! its mask, until the goroutine is resumed *there*); saving only the fxsave part (malloc and
 //! memcpy use wide registers; memory is corrupt within seconds).
 
+use super::Registers;
 use std::arch::naked_asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -78,7 +79,7 @@ static INITIAL: Image = {
 /// Asks the CPU, once, how to save its state, and stores the function that a stopped goroutine
 /// calls. Returns false if there is no `xsave`, or the state is too large for [`DIVERT_BYTES`]: then
 /// goroutines cannot be preempted by a signal.
-pub(crate) fn init_preemption(preempted: unsafe extern "sysv64" fn()) -> bool {
+pub(crate) fn init_preemption(preempted: unsafe extern "C" fn()) -> bool {
     PREEMPTED.store(preempted as *mut (), Ordering::Relaxed);
     // Acquire pairs with the Release below: the size and the masks are stored.
     if USABLE.load(Ordering::Acquire) {
@@ -115,15 +116,14 @@ fn xcr0() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Returns the interrupted program counter and stack pointer.
-pub(crate) fn interrupted(context: &libc::ucontext_t) -> (usize, usize) {
-    let regs = &context.uc_mcontext.gregs;
-    (regs[libc::REG_RIP as usize] as usize, regs[libc::REG_RSP as usize] as usize)
-}
-
 /// Returns whether `pc` lies in the trampoline.
 pub(crate) fn in_trampoline(pc: usize) -> bool {
     (trampoline as *const () as usize..&raw const trefoil_trampoline_end as usize).contains(&pc)
+}
+
+/// Returns None: the unwind tables describe the trampoline completely.
+pub(crate) fn trampoline_caller(_: u64, _: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
+    None
 }
 
 /// Makes the interrupted goroutine continue in the trampoline.
@@ -147,7 +147,7 @@ pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
 
 /// See the head of the file.
 #[unsafe(naked)]
-pub(crate) unsafe extern "sysv64" fn trampoline() {
+pub(crate) unsafe extern "C" fn trampoline() {
     naked_asm!(
         ".cfi_startproc",
         // Unwinders must not take the pc for a return address: it may be the first instruction of a
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "sysv64" fn trampoline() {
         initial = sym INITIAL,
         amx = const AMX,
         preempted = sym PREEMPTED,
-        in_runtime = const super::M_IN_RUNTIME,
+        in_runtime = const super::super::M_IN_RUNTIME,
     )
 }
 

@@ -34,9 +34,23 @@
 //! 1. GS may be read only by code that knows that it runs on a runtime thread: after
 //!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's
 //!    own context.
+//!
+//! Rejected: the way of `aarch64/mod.rs`, a word of the TLS block. The words of x86_64's `tcbhead_t`
+//! that no glibc uses are reserved to GCC (split stacks, transactional memory), each switch would
+//! have to write the word, and entering the runtime would take a load more: GS costs nothing.
+
+pub(crate) mod preempt;
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// M's alignment. Nothing is stored in the low bits of its address.
+pub(crate) const M_ALIGN: usize = 8;
+
+/// `e_machine` of ELF files for this CPU.
+pub(crate) const ELF_MACHINE: u16 = libc::EM_X86_64;
+/// The relocation that asks for a place in static TLS (`R_X86_64_TPOFF64`).
+pub(crate) const ELF_TLS_OFFSET: u64 = 18;
 
 /// Bytes that [`switch`] saves on a suspended stack: control words, six registers, return address.
 const FRAME_BYTES: usize = 8 * 8;
@@ -78,7 +92,7 @@ pub(crate) fn init() {
 macro_rules! define_switch {
     ($name:ident, $($setfs:literal),+) => {
         #[unsafe(naked)]
-        unsafe extern "sysv64" fn $name(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
+        unsafe extern "C" fn $name(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
             naked_asm!(
                 ".cfi_startproc",
                 "push rbp",
@@ -185,8 +199,8 @@ pub(crate) unsafe fn switch(save: *mut *mut u8, sp: *mut u8, tp: *mut u8) {
 macro_rules! define_call_on {
     ($name:ident, [$($set_own:literal),+], [$($set_back:literal),+]) => {
         #[unsafe(naked)]
-        unsafe extern "sysv64" fn $name(
-            f: extern "sysv64" fn(*mut ()),
+        unsafe extern "C" fn $name(
+            f: extern "C" fn(*mut ()),
             arg: *mut (),
             sp: *mut u8,
             tp: *mut u8,
@@ -245,12 +259,7 @@ define_call_on!(
 /// `tp` is a complete TLS block that no other code runs on; `f` does not unwind; the caller is not
 /// moved to another thread before `tp` is loaded.
 #[inline(always)]
-pub(crate) unsafe fn call_on(
-    f: extern "sysv64" fn(*mut ()),
-    arg: *mut (),
-    sp: *mut u8,
-    tp: *mut u8,
-) {
+pub(crate) unsafe fn call_on(f: extern "C" fn(*mut ()), arg: *mut (), sp: *mut u8, tp: *mut u8) {
     if FSGSBASE.load(Ordering::Relaxed) {
         // SAFETY: the caller's contract; the CPU has the instruction.
         unsafe { call_on_wrfsbase(f, arg, sp, tp) }
@@ -265,7 +274,7 @@ pub(crate) unsafe fn call_on(
 ///
 /// # Safety
 /// `top` is 16-aligned and at least 128 writable bytes lie below it.
-pub(crate) unsafe fn prepare(top: *mut u8, main: unsafe extern "sysv64" fn() -> !) -> *mut u8 {
+pub(crate) unsafe fn prepare(top: *mut u8, main: unsafe extern "C" fn() -> !) -> *mut u8 {
     // SAFETY: inside the caller's 128 bytes. One word of padding keeps rsp 16-aligned in the stub.
     unsafe {
         let sp = top.sub(FRAME_BYTES + 16);
@@ -284,7 +293,7 @@ pub(crate) unsafe fn prepare(top: *mut u8, main: unsafe extern "sysv64" fn() -> 
 
 /// The bottom frame of every goroutine. Unwinders stop here: its return address is undefined.
 #[unsafe(naked)]
-pub(crate) unsafe extern "sysv64" fn entry_stub() -> ! {
+pub(crate) unsafe extern "C" fn entry_stub() -> ! {
     naked_asm!(
         ".cfi_startproc",
         ".cfi_undefined rip",
@@ -398,19 +407,54 @@ pub(crate) unsafe fn set_in_runtime<const VALUE: u8>() {
     }
 }
 
-/// Returns the program counter, the stack pointer and the frame pointer at one instruction of the
-/// caller, for an unwinder.
-#[inline(always)]
-pub(crate) fn registers_here() -> [u64; 3] {
-    let (pc, sp, bp): (u64, u64, u64);
-    // SAFETY: reads registers.
-    unsafe {
-        asm!("lea {pc}, [rip]", "mov {sp}, rsp", "mov {bp}, rbp",
-            pc = out(reg) pc, sp = out(reg) sp, bp = out(reg) bp,
-            options(nomem, nostack, preserves_flags))
-    }
-    [pc, sp, bp]
+/// The registers from which an unwinder starts.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Registers {
+    pub(crate) pc: u64,
+    pub(crate) sp: u64,
+    /// The frame pointer, rbp.
+    pub(crate) fp: u64,
+    /// x86_64 has no link register: 0.
+    pub(crate) lr: u64,
 }
+
+impl Registers {
+    /// Returns the registers at one instruction of the caller.
+    #[inline(always)]
+    pub(crate) fn here() -> Registers {
+        let (pc, sp, fp): (u64, u64, u64);
+        // SAFETY: reads registers.
+        unsafe {
+            asm!("lea {pc}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp",
+                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp,
+                options(nomem, nostack, preserves_flags))
+        }
+        Registers { pc, sp, fp, lr: 0 }
+    }
+
+    /// Returns the registers that a signal has interrupted.
+    pub(crate) fn interrupted(context: &libc::ucontext_t) -> Registers {
+        let register = |which: libc::c_int| context.uc_mcontext.gregs[which as usize] as u64;
+        Registers {
+            pc: register(libc::REG_RIP),
+            sp: register(libc::REG_RSP),
+            fp: register(libc::REG_RBP),
+            lr: 0,
+        }
+    }
+
+    /// Returns the registers of the code that is suspended in [`switch`] at `sp`.
+    pub(crate) fn suspended(
+        sp: u64,
+        mut read: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<Registers> {
+        let (fp, pc) = (read(sp + 48)?, read(sp + 56)?);
+        Some(Registers { pc, sp: sp + FRAME_BYTES as u64, fp, lr: 0 })
+    }
+}
+
+/// Bytes above a suspended stack pointer that [`Registers::suspended`] reads or skips.
+pub(crate) const SUSPENDED_BYTES: usize = FRAME_BYTES;
 
 /// Loads the cache line at this address in the background, if it is mapped. It never faults.
 #[inline(always)]
@@ -445,84 +489,104 @@ pub(crate) unsafe fn syscall<const N: usize>(number: libc::c_long, args: [usize;
     result
 }
 
+/// The body of a function with up to three arguments that jumps to `$real()` while the byte
+/// `$ready` is 0, and to `$after` from then on. The arguments and the return address are kept.
+macro_rules! jump_before_start {
+    ($ready:ident, $real:ident, $after:ident) => {
+        std::arch::naked_asm!(
+            "cmp byte ptr [rip + {ready}], 0",
+            "jne {after}",
+            // Three pushes also align the stack for the call.
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {real}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp rax",
+            ready = sym $ready,
+            after = sym $after,
+            real = sym $real,
+        )
+    };
+}
+pub(crate) use jump_before_start;
+
+/// The body of `syscall`: jumps to the function beside the first argument's value, and otherwise
+/// to the address in `$real`. While that is null, `$resolve()` returns it. All arguments are kept.
+macro_rules! jump_by_number {
+    (
+        $n0:expr => $f0:ident, $n1:expr => $f1:ident, $n2:expr => $f2:ident,
+        else $real:ident or $resolve:ident
+    ) => {
+        std::arch::naked_asm!(
+            "cmp rdi, {n0}",
+            "je {f0}",
+            "cmp rdi, {n1}",
+            "je {f1}",
+            "cmp rdi, {n2}",
+            "je {f2}",
+            "mov rax, [rip + {real}]",
+            "test rax, rax",
+            "jz 2f",
+            "jmp rax",
+            "2:",
+            "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+            "call {resolve}",
+            "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+            "jmp rax",
+            n0 = const $n0,
+            f0 = sym $f0,
+            n1 = const $n1,
+            f1 = sym $f1,
+            n2 = const $n2,
+            f2 = sym $f2,
+            real = sym $real,
+            resolve = sym $resolve,
+        )
+    };
+}
+pub(crate) use jump_by_number;
+
+/// The instruction that jumps to a function, for `global_asm!`.
+macro_rules! jump_instruction {
+    () => {
+        "jmp"
+    };
+}
+pub(crate) use jump_instruction;
+
 #[cfg(test)]
-mod tests {
+pub(super) mod test_support {
     use super::*;
-    use std::cell::Cell;
 
-    struct Pair {
-        here: Cell<*mut u8>,
-        there: Cell<*mut u8>,
-        tp: *mut u8,
-        count: Cell<u32>,
-    }
-    thread_local!(static PAIR: Cell<*const Pair> = const { Cell::new(std::ptr::null()) });
+    /// MXCSR with rounding towards plus infinity and all exceptions masked.
+    pub(in super::super) const ROUND_UP: u64 = 0x5f80;
 
-    unsafe extern "sysv64" fn partner() -> ! {
-        let pair = PAIR.get();
-        loop {
-            // SAFETY: the test below keeps the pair alive, and it alone resumes this context.
-            unsafe {
-                (*pair).count.set((*pair).count.get() + 1);
-                switch((*pair).there.as_ptr(), (*pair).here.get(), (*pair).tp);
-            }
-        }
+    /// Returns the floating-point control bits.
+    pub(in super::super) fn float_control() -> u64 {
+        let mut mxcsr = 0u32;
+        // SAFETY: stores the control word.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr) };
+        u64::from(mxcsr & 0xffc0)
     }
 
-    #[test]
-    fn switches_there_and_back_with_both_ways_of_setting_fs() {
-        for fsgsbase in [true, false] {
-            init();
-            if fsgsbase && !FSGSBASE.load(Ordering::Relaxed) {
-                continue;
-            }
-            FSGSBASE.store(fsgsbase, Ordering::Relaxed);
-            let mut stack = vec![0u128; 4096];
-            let top = stack.as_mut_ptr_range().end.cast::<u8>();
-            let pair = Pair {
-                here: Cell::new(std::ptr::null_mut()),
-                // SAFETY: 64 KiB of our own.
-                there: Cell::new(unsafe { prepare(top, partner) }),
-                tp: thread_pointer(),
-                count: Cell::new(0),
-            };
-            PAIR.set(&pair);
-            for i in 1..=100_000 {
-                // SAFETY: the partner is suspended, on its own stack, with our TLS.
-                unsafe { switch(pair.here.as_ptr(), pair.there.get(), pair.tp) };
-                assert_eq!(pair.count.get(), i);
-            }
-            init();
-        }
+    /// Sets the floating-point control bits.
+    pub(in super::super) fn set_float_control(mxcsr: u64) {
+        let mxcsr = mxcsr as u32;
+        // SAFETY: tests pass valid values, and restore the old one.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const mxcsr) };
     }
 
-    #[test]
-    fn each_context_keeps_its_rounding_mode() {
+    /// Calls `f` with each way of setting the thread pointer that this machine has.
+    pub(in super::super) fn with_each_way(mut f: impl FnMut()) {
         init();
-        let read = || {
-            let mut v = 0u32;
-            // SAFETY: stores the control word into v.
-            unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut v) };
-            v
-        };
-        let mut stack = vec![0u128; 4096];
-        let top = stack.as_mut_ptr_range().end.cast::<u8>();
-        let pair = Pair {
-            here: Cell::new(std::ptr::null_mut()),
-            // SAFETY: 64 KiB of our own.
-            there: Cell::new(unsafe { prepare(top, partner) }),
-            tp: thread_pointer(),
-            count: Cell::new(0),
-        };
-        PAIR.set(&pair);
-        let up = 0x5f80u32; // round towards +inf, all masked
-        // SAFETY: a valid control word; restored below.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const up) };
-        // SAFETY: as above.
-        unsafe { switch(pair.here.as_ptr(), pair.there.get(), pair.tp) };
-        assert_eq!(read() & 0xffc0, up & 0xffc0);
-        let init = MXCSR_INIT;
-        // SAFETY: the state that every thread starts with.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const init) };
+        if FSGSBASE.load(Ordering::Relaxed) {
+            f();
+        }
+        FSGSBASE.store(false, Ordering::Relaxed);
+        f();
+        init();
     }
 }
