@@ -7,7 +7,6 @@ pub(crate) use crate::arch::syscall;
 ///
 /// # Safety
 /// `list` has `count` entries.
-#[cfg(feature = "std")]
 pub(crate) unsafe fn poll_ms(list: *mut libc::pollfd, count: usize, ms: usize) -> isize {
     let time = libc::timespec {
         tv_sec: (ms / 1000) as libc::time_t,

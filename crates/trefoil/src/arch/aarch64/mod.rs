@@ -492,6 +492,7 @@ pub(crate) use jump_before_start;
 
 /// The body of `syscall`: jumps to the function beside the first argument's value, and otherwise
 /// to the address in `$real`. While that is null, `$resolve()` returns it. All arguments are kept.
+#[cfg(feature = "std")]
 macro_rules! jump_by_number {
     (
         $n0:expr => $f0:ident, $n1:expr => $f1:ident, $n2:expr => $f2:ident,
@@ -538,14 +539,17 @@ macro_rules! jump_by_number {
         )
     };
 }
+#[cfg(feature = "std")]
 pub(crate) use jump_by_number;
 
 /// The instruction that jumps to a function, for `global_asm!`.
+#[cfg(feature = "std")]
 macro_rules! jump_instruction {
     () => {
         "b"
     };
 }
+#[cfg(feature = "std")]
 pub(crate) use jump_instruction;
 
 #[cfg(test)]

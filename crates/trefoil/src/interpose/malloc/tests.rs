@@ -1,9 +1,9 @@
 //! Each function that allocates ends the process if the runtime calls it while it holds a P.
 
 use crate::sched::Rt;
+use crate::sys::test_child::this_program;
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
 use std::ptr::null_mut;
 
 /// Set in the child: the name of the function that it calls.
@@ -54,7 +54,7 @@ fn no_function_allocates_while_the_runtime_holds_a_p() {
     ];
     for function in functions {
         let test = "interpose::malloc::tests::no_function_allocates_while_the_runtime_holds_a_p";
-        let out = Command::new(std::env::current_exe().unwrap())
+        let out = this_program()
             .args(["--exact", test, "--nocapture"])
             .env(FUNCTION, function)
             .output()
