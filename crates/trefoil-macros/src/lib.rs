@@ -204,8 +204,33 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 /// # fn main() {}
 /// ```
 ///
+/// `virtual_time` runs the test in a simulation: sleeps and timeouts take no real time, and the test
+/// fails if goroutines are left.
+///
+/// ```no_run
+/// # extern crate self as trefoil;
+/// # pub use trefoil_macros::test;
+/// # pub mod sim { pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() } }
+/// use std::time::{Duration, Instant};
+///
+/// #[trefoil::test(virtual_time)]
+/// fn an_hour_takes_no_time() {
+///     let begin = Instant::now();
+///     std::thread::sleep(Duration::from_secs(3600));
+///     assert_eq!(begin.elapsed(), Duration::from_secs(3600));
+/// }
+/// # fn main() {}
+/// ```
+///
 /// The other options and the compile errors are the same as for [`main`][macro@main].
 ///
+/// ```compile_fail,standalone_crate
+/// # extern crate self as trefoil;
+/// # pub mod sim { pub fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T { f() } }
+/// #[trefoil_macros::test(virtual_time, procs = 2)] // a simulation has one P
+/// fn on_two() {}
+/// # fn main() {}
+/// ```
 /// ```compile_fail,standalone_crate
 /// # extern crate self as trefoil;
 /// # pub mod debug { pub fn deny_leaks<T>(f: impl FnOnce() -> T) -> T { f() } }
@@ -275,6 +300,9 @@ fn attribute(kind: Kind, options: TokenStream, item: TokenStream) -> TokenStream
         if let (Some(span), true) = (options.deny_leaks, kind == Kind::Main) {
             return Err(Error::new(span, "`leaks` is an option of `#[trefoil::test]`"));
         }
+        if let (Some(span), true) = (options.virtual_time, kind == Kind::Main) {
+            return Err(Error::new(span, "`virtual_time` is an option of `#[trefoil::test]`"));
+        }
         let function = Function::parse(kind, options.tokio.is_some(), item)?;
         Ok(expand(kind, options, function))
     });
@@ -318,6 +346,8 @@ struct Options {
     workers: Option<(Span, TokenStream)>,
     /// Where `leaks = "deny"` stands, if it is given.
     deny_leaks: Option<Span>,
+    /// Where `virtual_time` stands, if it is given.
+    virtual_time: Option<Span>,
 }
 
 impl Options {
@@ -331,9 +361,10 @@ impl Options {
                 "tokio" => options.tokio.is_some(),
                 "workers" => options.workers.is_some(),
                 "leaks" => options.deny_leaks.is_some(),
+                "virtual_time" => options.virtual_time.is_some(),
                 _ => {
                     let known = "the options are `procs = N`, `tokio`, `workers = N`, and \
-                                 `leaks = \"deny\"` for a test";
+                                 `leaks = \"deny\"` or `virtual_time` for a test";
                     return Err(Error::new(span, format!("unknown option `{word}`: {known}")));
                 }
             };
@@ -356,9 +387,13 @@ impl Options {
                     options.deny_leaks = Some(span);
                 }
                 _ => {
-                    options.tokio = Some(span);
+                    let option = match word.as_str() {
+                        "tokio" => &mut options.tokio,
+                        _ => &mut options.virtual_time,
+                    };
+                    *option = Some(span);
                     if tokens.next().is_some_and(|t| !is_punct(&t, ',')) {
-                        return Err(Error::new(span, "`tokio` takes no value"));
+                        return Err(Error::new(span, format!("`{word}` takes no value")));
                     }
                 }
             }
@@ -370,6 +405,17 @@ impl Options {
         if let (Some(span), Some(_)) = (options.deny_leaks, options.tokio) {
             let message = "`leaks` does not know the tasks of tokio: remove `tokio` or `leaks`";
             return Err(Error::new(span, message));
+        }
+        if let Some(span) = options.virtual_time {
+            let other = [
+                (options.procs.is_some(), "`procs`: a simulation has one P"),
+                (options.tokio.is_some(), "`tokio`: its own timers are not simulated"),
+                (options.deny_leaks.is_some(), "`leaks`: a simulation always reports them"),
+            ];
+            if let Some((_, why)) = other.into_iter().find(|(is_given, _)| *is_given) {
+                let message = format!("`virtual_time` cannot be used with {why}");
+                return Err(Error::new(span, message));
+            }
         }
         Ok(options)
     }
@@ -676,8 +722,12 @@ fn on_tokio(options: &Options, future: TokenStream, span: Span) -> TokenStream {
     out
 }
 
-/// Returns `::trefoil::run`, or `::trefoil::Runtime::builder().procs(N).build().expect("…").run`.
+/// Returns `::trefoil::run`, or `::trefoil::sim::run`, or
+/// `::trefoil::Runtime::builder().procs(N).build().expect("…").run`.
 fn start(options: Options, span: Span) -> TokenStream {
+    if options.virtual_time.is_some() {
+        return path(&["trefoil", "sim", "run"], span);
+    }
     let Some(procs) = options.procs else {
         return path(&["trefoil", "run"], span);
     };

@@ -14,6 +14,9 @@ pub mod find_out_why {}
 #[doc = include_str!("../docs/beyond_one_machine.md")]
 pub mod beyond_one_machine {}
 
+#[doc = include_str!("../docs/simulation.md")]
+pub mod simulation {}
+
 #[doc = include_str!("../docs/for_go.md")]
 pub mod for_go_programmers {}
 

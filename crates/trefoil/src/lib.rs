@@ -195,6 +195,7 @@ mod sched;
 mod scope;
 mod shim;
 pub mod signal;
+pub mod sim;
 pub mod sync;
 mod sys;
 pub mod task;

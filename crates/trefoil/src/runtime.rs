@@ -3,6 +3,7 @@
 use crate::join_handle::{Join, JoinHandle};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
+use crate::sched::simulation::Outside;
 use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::{self, Config, Hooks, MAX_PROCS, MAX_THREADS, Rt, Sched, calls};
 use crate::sys::{cpus, env};
@@ -115,6 +116,7 @@ impl Runtime {
             report_deadlocks: None,
             max_threads: None,
             is_system: false,
+            simulation: None,
         }
     }
 
@@ -250,6 +252,7 @@ pub struct RuntimeBuilder {
     report_deadlocks: Option<bool>,
     max_threads: Option<usize>,
     is_system: bool,
+    simulation: Option<Outside>,
 }
 
 impl RuntimeBuilder {
@@ -352,6 +355,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// The clock and the schedule are simulated. For `sim.rs`.
+    pub(crate) fn simulated(mut self, outside: Outside) -> Self {
+        self.simulation = Some(outside);
+        self.procs = Some(1);
+        self
+    }
+
     /// Starts the runtime.
     ///
     /// ```
@@ -383,6 +393,7 @@ impl RuntimeBuilder {
             mem::configure(bytes)?;
         }
         let check_waits = self.report_deadlocks.or(env.deadlockreport).unwrap_or(true);
+        let is_simulated = self.simulation.is_some();
         let config = Config {
             abort_on_panic: self.panic == PanicMode::Abort,
             schedtrace_ms: env.schedtrace_ms.filter(|_| !self.is_system),
@@ -392,10 +403,12 @@ impl RuntimeBuilder {
             slice: env.slice_us.map_or(SLICE_NANOS, |us| us * 1_000),
             follow_cpus: explicit_procs.is_none(),
             is_system: self.is_system,
+            simulation: self.simulation,
             hooks: Hooks {
                 trace: observe::schedtrace::print,
-                all_asleep: observe::deadlock::check,
-                check_waits: check_waits.then_some(observe::waits::watch::check),
+                // A simulation notices by itself that all goroutines wait.
+                all_asleep: if is_simulated { |_| {} } else { observe::deadlock::check },
+                check_waits: (check_waits && !is_simulated).then_some(observe::waits::watch::check),
                 serve_signals: observe::quit::asked,
                 with_output: interpose::with_output,
                 wake_for_outputs: interpose::wake_for_outputs,
@@ -404,7 +417,7 @@ impl RuntimeBuilder {
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
         let sched = Sched::start(procs, config)?;
         let _ = waker::FIND_SCHED.set(find_sched);
-        if let Some(trace) = env.trace.filter(|_| !self.is_system) {
+        if let Some(trace) = env.trace.filter(|_| !self.is_system && !is_simulated) {
             observe::trace::record_from_start(&sched, trace);
         }
         observe::layout::keep_in_program();

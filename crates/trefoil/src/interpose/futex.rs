@@ -28,6 +28,7 @@ use crate::arch;
 use crate::sched::Rt;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
+use crate::sched::simulation::WaitOutside;
 use crate::sched::wait;
 use crate::sched::wait::deferred::{key_of, wake_later};
 use crate::sched::wait::holder::note_object;
@@ -35,7 +36,7 @@ use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
-use crate::sys::raw;
+use crate::sys::{outputs, raw};
 use std::cell::Cell;
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -216,6 +217,9 @@ impl FutexCall {
         if self.is_private()
             && let Some(_wait) = begin_wait()
         {
+            let is_output =
+                || outputs::mutexes().any(|mutex| std::ptr::eq(mutex, self.word.cast()));
+            let _outside = WaitOutside::for_shared_lock(is_output);
             // SAFETY: the caller's contract.
             return match unsafe { self.deadline() } {
                 // SAFETY: the caller's word.
@@ -245,9 +249,7 @@ impl FutexCall {
         if self.op & REALTIME == 0 {
             return Some(nanos.min(LATEST));
         }
-        let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
-        Some(clock::after_nanos(nanos.saturating_sub(wall)))
+        Some(clock::after_nanos(nanos.saturating_sub(clock::wall_now())))
     }
 
     /// Wakes up to `count` waiters.

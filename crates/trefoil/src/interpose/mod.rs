@@ -7,6 +7,7 @@
 //! | `park.rs`, `waking.rs` | whether the caller may park; how it wakes goroutines |
 //! | `futex.rs`, `c_locks/` | locks of Rust code; locks of C and C++ code |
 //! | `io/`, `polls.rs`, `fds.rs` | calls on one descriptor; on several; a table of descriptors |
+//! | `clock.rs` | clocks, which a simulation replaces |
 //! | `sleep.rs`, `blocking_calls.rs` | sleep and yield; calls that can only block their thread |
 //! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
@@ -32,6 +33,8 @@ mod attr;
 mod blocking_calls;
 #[cfg(feature = "std")]
 pub(crate) mod c_locks;
+#[cfg(feature = "std")]
+mod clock;
 pub(crate) mod dlopen;
 #[cfg(feature = "std")]
 mod fds;
@@ -129,6 +132,7 @@ pub(crate) fn install() {
         std::hint::black_box([
             malloc::kept_symbol(),
             futex::syscall as *const (),
+            clock::clock_gettime as *const (),
             sleep::nanosleep as *const (),
             sleep::clock_nanosleep as *const (),
             io::read_write::read as *const (),

@@ -42,6 +42,12 @@ impl<T: Copy> MmapVec<T> {
         Some(unsafe { self.items.add(self.len).read() })
     }
 
+    /// Takes out the item at `index`, and keeps the order of the others.
+    pub(crate) fn remove_at(&mut self, index: usize) {
+        self.copy_within(index + 1.., index);
+        self.len -= 1;
+    }
+
     /// Keeps the first `len` items.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);

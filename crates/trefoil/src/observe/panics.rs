@@ -7,6 +7,7 @@
 
 use super::trace::write_after_panic;
 use crate::sched::record;
+use crate::sched::simulation::{self, WaitOutside};
 use crate::sched::{current_g, task};
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -47,6 +48,12 @@ fn install_now() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| match current_g() {
             Some(g) => {
+                let text = || format!("{} {info}", title());
+                if simulation::here().is_some_and(|simulation| !simulation.note_panic(text)) {
+                    return;
+                }
+                // std's lock of backtraces, too.
+                let _outside = WaitOutside::for_shared_lock(|| true);
                 report(info, &before);
                 // SAFETY: a goroutine that runs keeps its runtime.
                 write_after_panic(unsafe { &*g.sched.get() }, record::id_of(g));

@@ -24,6 +24,11 @@ pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
         }
     }
     match Rt::enter() {
+        // A simulation waits for it: what other goroutines do meanwhile would not be repeatable.
+        Some(rt) if rt.sched().simulation.is_some() => {
+            rt.leave_without_yield();
+            f()
+        }
         Some(rt) => {
             handoff::release_p_before_blocking(rt);
             let _reacquire = ReacquireP;

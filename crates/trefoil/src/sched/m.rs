@@ -50,7 +50,7 @@ use crate::sched::g::G;
 use crate::sched::netpoll::poller::{Poller, ReadyBatch};
 use crate::sched::p::{Local, P, flag};
 use crate::sched::sample::{self, MSample};
-use crate::sched::{Sched, current_g, monitor::handoff, switch};
+use crate::sched::{Sched, current_g, monitor::handoff, simulation, switch};
 use crate::shim::full_fence;
 use crate::sys::altstack::AlternateStack;
 use crate::sys::clock::Nanos;
@@ -380,6 +380,7 @@ impl M {
         // By default the kernel may be 50 µs late with a timer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let _alternate = AlternateStack::install();
+        simulation::attach_thread(self.sched());
         sample::attach(self);
         switch::thread_loop(OwnContext(self, PhantomData));
         sample::detach(self);
@@ -504,10 +505,12 @@ impl Rt {
         self.p().is_empty() && !self.sched().has_global()
     }
 
-    /// Returns whether a request to the P is pending (`p::flag`).
+    /// Returns whether a request to the P is pending (`p::flag`). The flags that a simulated P always
+    /// has are none.
     #[inline]
     pub(crate) fn has_request(self) -> bool {
-        self.p().flags.load(Ordering::Relaxed) != 0
+        let flags = self.p().flags.load(Ordering::Relaxed);
+        flags != 0 && flags & flag::SIMULATED == 0
     }
 
     #[inline(always)]

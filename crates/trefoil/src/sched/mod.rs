@@ -25,6 +25,7 @@
 //! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |
 //! | `sample.rs` | samples for profiles: CPU timers, waits, copies of stacks in a ring |
+//! | `simulation/` | a runtime whose clock and schedule belong to a test |
 //! | `random.rs` | random numbers inside and outside the runtime |
 //!
 //! To learn how it works, read `m.rs`, `switch.rs`, `search/find.rs` and `search/idle.rs` first.
@@ -59,6 +60,7 @@ pub(crate) mod runnable;
 pub(crate) mod sample;
 pub(crate) mod search;
 pub(crate) mod shutdown;
+pub(crate) mod simulation;
 pub(crate) mod switch;
 pub(crate) mod task;
 pub(crate) mod trigger;
@@ -134,6 +136,8 @@ pub(crate) struct Config {
     /// The runtime serves the runtime library, not the program: dumps and the deadlock check leave
     /// it out.
     pub(crate) is_system: bool,
+    /// The clock and the schedule are simulated.
+    pub(crate) simulation: Option<simulation::Outside>,
 }
 
 /// Functions of the modules above the scheduler. The helper thread calls the first four, and the
@@ -241,6 +245,7 @@ pub(crate) struct Sched {
     /// The message that no thread can be started was printed.
     no_threads_reported: AtomicBool,
     pub(crate) config: Config,
+    pub(crate) simulation: Option<Box<simulation::Simulation>>,
     /// When the runtime was started.
     pub(crate) started: Instant,
     /// The same time in the form of `sys::clock`.
@@ -310,6 +315,7 @@ impl Sched {
             realtime: Realtime::of_this_thread(),
             no_threads_reported: AtomicBool::new(false),
             config,
+            simulation: config.simulation.map(|o| Box::new(simulation::Simulation::new(o))),
             started,
             started_at,
             coarse_ms: AtomicU32::new(0),
@@ -487,6 +493,17 @@ impl Sched {
     /// Reserves `n` goroutine ids. Returns the first.
     pub(crate) fn take_ids(&self, n: u64) -> u64 {
         self.next_id.fetch_add(n, Ordering::Relaxed)
+    }
+
+    /// Makes the id after `last` the next one, for another run of a simulation. Returns `last`.
+    pub(crate) fn restart_ids_after(&self, last: u64) -> u64 {
+        self.next_id.store(last + 1, Ordering::Relaxed);
+        last
+    }
+
+    /// Returns how many goroutines and tasks of a run are alive, without the driver.
+    pub(crate) fn num_alive_in_simulation(&self) -> u64 {
+        (self.num_goroutines() + self.num_tasks()).saturating_sub(1)
     }
 
     /// Returns how many goroutines are alive, without the carriers of tasks.

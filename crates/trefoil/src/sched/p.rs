@@ -62,6 +62,8 @@ pub(crate) mod flag {
     pub(crate) const LOCKED: u32 = 32;
     /// A goroutine that was woken from outside waits in a global queue: it goes first.
     pub(crate) const WOKEN: u32 = 64;
+    /// The runtime is simulated: `simulation/` chooses every goroutine that runs.
+    pub(crate) const SIMULATED: u32 = 128;
 }
 
 /// Goroutine ids that a P takes from the runtime at once. Go's number.
@@ -455,6 +457,16 @@ impl Local {
         self.stacks.drain();
         self.free_gs.spill_slow(0);
         self.free_tasks.drain();
+    }
+
+    /// Gives up the ids that were reserved, for another run of a simulation.
+    pub(crate) fn restart_ids(&mut self) {
+        self.end_of_ids = self.next_id;
+    }
+
+    /// Makes the last id the next one again.
+    pub(crate) fn give_back_last_id(&mut self) {
+        self.next_id -= 1;
     }
 
     /// Returns the next goroutine id. `take_batch` reserves a batch of the given size and returns

@@ -53,7 +53,8 @@ use crate::sched::shutdown::HolderCount;
 use crate::sched::task::carrier;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{
-    CURRENT, CURRENT_BELOW_TP, Sched, goroutine::locked, goroutine::scope, shutdown, wait,
+    CURRENT, CURRENT_BELOW_TP, Sched, goroutine::locked, goroutine::scope, shutdown, simulation,
+    wait,
 };
 use crate::sys::clock::{NEVER, now};
 use std::ptr::{null, null_mut};
@@ -155,6 +156,9 @@ fn try_steal_while_alone(rt: Rt, p: &P) -> bool {
 #[cold]
 pub(crate) fn preempt_slow(rt: Rt) {
     let p = rt.p();
+    if let Some(simulation) = &rt.sched().simulation {
+        return simulation::preempt_at_call(rt, simulation);
+    }
     if !p.is_asked_to_preempt() {
         // The request came too late for the goroutine that it was meant for.
         p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
@@ -176,6 +180,12 @@ pub(crate) fn preempt(rt: Rt) -> Rt {
     let becomes =
         if inherited { UnfinishedSwitch::Displaced(g) } else { UnfinishedSwitch::Preempted(g) };
     switch_away(rt, g, becomes)
+}
+
+/// Queues the running goroutine of a simulation behind all others.
+pub(crate) fn preempt_in_simulation(rt: Rt) -> Rt {
+    let g = rt.g();
+    switch_away(rt, g, UnfinishedSwitch::Preempted(g))
 }
 
 /// Queues the running goroutine, whose M has no P and found none. The M waits for a P on its own
@@ -582,6 +592,13 @@ fn end(g: &'static G, panicked: bool) -> Exited {
 /// Drops the result that no handle wants, and runs the destructors of the thread-locals. Both are
 /// user code.
 fn run_destructors(g: &'static G, panicked: bool) {
+    if panicked {
+        // SAFETY: a goroutine that runs keeps its runtime.
+        let sched = unsafe { &*g.sched.get() };
+        if let Some(simulation) = &sched.simulation {
+            simulation.count_panic();
+        }
+    }
     if panicked && g.abort_on_panic.get() {
         // The panic hook has already printed the panic's own message. The exit code is Go's.
         crate::sys::stderr::write_stderr(format_args!(

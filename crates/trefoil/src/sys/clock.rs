@@ -1,7 +1,12 @@
 //! The runtime's clock: nanoseconds of `CLOCK_MONOTONIC`, the clock of `std::time::Instant`.
 
+//!
+//! Code that runs in a simulated runtime (`sched/simulation/`) reads the simulated time instead.
+
 use super::parker::Parker;
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A point in time, in nanoseconds. [`NEVER`] is later than any other.
@@ -14,9 +19,68 @@ pub(crate) const NEVER: Nanos = u64::MAX;
 /// goroutine that waits with a timeout is not part of a deadlock, however long the timeout is.
 pub(crate) const LATEST: Nanos = NEVER - 1;
 
+/// The time at which every simulated run begins.
+pub(crate) const SIMULATION_START: Nanos = 1_000_000_000;
+/// The wall-clock time at which every simulated run begins, in nanoseconds since 1970: midnight UTC
+/// of 2000-01-01, as in Go's `testing/synctest`.
+#[cfg(feature = "std")]
+const SIMULATION_WALL_START: u64 = 946_684_800_000_000_000;
+
+/// How many simulated runtimes exist.
+static SIMULATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Returns the simulated time, if the caller is simulated.
+static VIRTUAL_NOW: OnceLock<fn() -> Option<Nanos>> = OnceLock::new();
+
+/// Counts a simulated runtime. `virtual_now` is always the same function.
+pub(crate) fn add_simulation(virtual_now: fn() -> Option<Nanos>) {
+    VIRTUAL_NOW.get_or_init(|| virtual_now);
+    // Relaxed: threads that are simulated start later, and others need not see it.
+    SIMULATIONS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Uncounts a simulated runtime.
+pub(crate) fn remove_simulation() {
+    SIMULATIONS.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Returns whether there may be a simulated runtime. One load, for fast paths.
+#[inline(always)]
+pub(crate) fn has_simulations() -> bool {
+    SIMULATIONS.load(Ordering::Relaxed) != 0
+}
+
 /// Returns the current time. Takes 27 ns, so fast paths avoid it.
 #[inline]
 pub(crate) fn now() -> Nanos {
+    if has_simulations()
+        && let Some(now) = simulated_slow()
+    {
+        return now;
+    }
+    real_now()
+}
+
+/// Returns the wall-clock time in nanoseconds since 1970.
+#[cfg(feature = "std")]
+pub(crate) fn wall_now() -> u64 {
+    if has_simulations()
+        && let Some(now) = simulated_slow()
+    {
+        return SIMULATION_WALL_START + (now - SIMULATION_START);
+    }
+    let t = clock_gettime(ClockId::Realtime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Returns the simulated time; None if the caller is not simulated.
+#[cold]
+pub(crate) fn simulated_slow() -> Option<Nanos> {
+    VIRTUAL_NOW.get().and_then(|virtual_now| virtual_now())
+}
+
+/// Returns the current time, also in a simulation.
+#[inline]
+pub(crate) fn real_now() -> Nanos {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

@@ -62,7 +62,7 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
 use crate::shim::fence_after_rmw;
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{NEVER, Nanos, now, wall_now};
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
 use std::ffi::c_int;
@@ -143,11 +143,7 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     let at = at.min(NEVER - 1);
     match limit.clock {
         WaitClock::Monotonic => at,
-        WaitClock::Realtime => {
-            let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-            let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
-            now().saturating_add(at.saturating_sub(wall)).min(NEVER - 1)
-        }
+        WaitClock::Realtime => now().saturating_add(at.saturating_sub(wall_now())).min(NEVER - 1),
     }
 }
 

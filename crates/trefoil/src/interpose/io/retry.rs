@@ -183,6 +183,11 @@ pub(in crate::interpose) fn wait_ready(
         Ok(IoWait::Ready) => RetryDecision::Retry,
         Ok(IoWait::TimedOut) => RetryDecision::Return(EAGAIN),
         Ok(IoWait::Closed) => RetryDecision::Return(EBADF),
+        // A simulation refuses it: the caller gets the error number only, so the text is printed.
+        Err(e) if e.kind() == std::io::ErrorKind::Unsupported => {
+            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}\n"));
+            RetryDecision::Return(EOPNOTSUPP)
+        }
         Err(_) => RetryDecision::Block,
     }
 }

@@ -155,6 +155,7 @@ pub(crate) fn spawn_in<F: FnOnce() + Send + 'static>(
 /// to it. It gets its stack when it first runs (`switch::provide_stack`).
 pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
     let (g, id, sched) = take_g(rt, StackKind::Own)?;
+    let id = if sched.simulation.is_some() { id_in_simulation(rt) } else { id };
     // SAFETY: this function owns the G, and a function pointer fits into it.
     unsafe { TypedBody::<fn(), ()>::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions::plain(), None, None);
@@ -162,6 +163,17 @@ pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     Ok(g)
+}
+
+/// The ids of carriers in a simulation begin here.
+const CARRIERS_IN_SIMULATION: u64 = 1 << 48;
+
+/// Returns the id of a new carrier in a simulation, and gives its ordinary id back. Carriers outlive
+/// the runs, so the ids of a run's goroutines must not depend on how many there are.
+#[cold]
+fn id_in_simulation(rt: Rt) -> u64 {
+    rt.with_local(|local| local.give_back_last_id());
+    CARRIERS_IN_SIMULATION + u64::from(rt.sched().tasks.carriers())
 }
 
 /// Adds the cause and a remedy to an error that is only an error number of the kernel; one with a

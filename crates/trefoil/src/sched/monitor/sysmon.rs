@@ -326,9 +326,11 @@ impl<'a> Monitor<'a> {
             // The next round must see when the slice of the next goroutine begins.
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
+        // A simulation preempts its goroutines itself, and its P is never retaken.
+        let is_watched = sched.simulation.is_none() || round.stopping;
         for p in sched.all_ps() {
             self.runs_timers[p.id as usize] = false;
-            if p.status() == PStatus::Running && p.holder().is_some() {
+            if is_watched && p.status() == PStatus::Running && p.holder().is_some() {
                 if fair {
                     p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
                 }

@@ -36,6 +36,7 @@ use crate::sched::m::Rt;
 use crate::sched::netpoll::poller::Shard;
 use crate::sched::netpoll::task_waiters::TaskWaiters;
 use crate::sched::runnable::RunList;
+use crate::sched::simulation::WaitOutside;
 use crate::sched::task::waker;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, List, Node, WaitResult};
@@ -330,6 +331,7 @@ impl Pollable {
         limit: Nanos,
         seen: u32,
     ) -> io::Result<IoWait> {
+        let _outside = WaitOutside::begin(fd)?;
         let shard = self.register(sched, fd, direction)?;
         Ok(self.wait_in(sched, shard, direction, limit, seen))
     }
@@ -466,6 +468,7 @@ impl Pollable {
         limit: Nanos,
         seen: u32,
     ) -> io::Result<IoWait> {
+        let _outside = WaitOutside::begin(fd)?;
         let shard = self.arm(sched, fd, direction)?;
         let result = self.wait_in(sched, shard, direction, limit, seen);
         self.disarm(direction);

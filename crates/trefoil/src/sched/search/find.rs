@@ -39,6 +39,7 @@ use crate::sched::m::{OwnContext, Rt};
 use crate::sched::monitor::sysmon::MAX_PAUSE_SUPPRESSED_NANOS;
 use crate::sched::p::{P, flag};
 use crate::sched::runnable::Runnable;
+use crate::sched::simulation;
 use crate::sched::switch::{is_global_turn, pop_local};
 use crate::sched::wait::timers;
 use crate::shim::spin_hint;
@@ -72,6 +73,20 @@ pub(crate) fn find_work(own: OwnContext) -> Option<Runnable> {
         }
         // 2
         let flags = p.flags.load(Ordering::Relaxed);
+        if let Some(simulation) = &sched.simulation
+            && flags & flag::STOP == 0
+        {
+            match simulation::next(rt, simulation) {
+                Some(g) => {
+                    finish_search(rt);
+                    return Some(g);
+                }
+                None => {
+                    give_up_simulated(own, p);
+                    continue;
+                }
+            }
+        }
         if flags & flag::STOP != 0 {
             match drain_at_shutdown(rt, p) {
                 Some(g) => return Some(g),
@@ -127,6 +142,9 @@ fn drain_at_shutdown(rt: Rt, p: &'static P) -> Option<Runnable> {
     let (m, sched) = (rt.m(), rt.sched());
     if m.spinning.replace(false) {
         sched.idle.stop_spinning();
+    }
+    if let Some(simulation) = &sched.simulation {
+        simulation::give_back(rt, simulation);
     }
     let g = sched.next_to_drain(m, p);
     if g.is_none() {
@@ -360,6 +378,15 @@ fn finish_search(rt: Rt) {
     } else if !sched.is_idle_poller_current() {
         sched.update_or_vacate_idle_poller();
     }
+}
+
+/// As [`give_up`], in a simulation, where no goroutine can run until one is started or woken from
+/// outside. The flags of a simulated P do not count as requests.
+#[cold]
+fn give_up_simulated(own: OwnContext, p: &'static P) {
+    let idle_flags = flag::SIMULATED | flag::PREEMPT;
+    p.flags.fetch_and(!idle_flags, Ordering::Relaxed);
+    give_up(own, p);
 }
 
 /// Gives the P back and checks the queues once more. The M keeps its P if a request is pending or a

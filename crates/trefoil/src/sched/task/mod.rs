@@ -166,7 +166,9 @@ pub(crate) fn yields_to_others(context: &Context<'_>) -> bool {
     let Some(rt) = Rt::enter() else { return false };
     // A select or `block_on` inside the poll has a waker of its own.
     let is_polled_by = |task| waker::word_of_waker(context.waker()) == Some(waker::word_of(task));
-    let asked = rt.p().flags.load(Ordering::Relaxed) & flag::PREEMPT != 0
+    // A simulation preempts the carrier instead, where its schedule says so.
+    let requests = flag::PREEMPT | flag::SIMULATED;
+    let asked = rt.p().flags.load(Ordering::Relaxed) & requests == flag::PREEMPT
         && rt.g().task.get().is_some_and(is_polled_by);
     rt.leave_without_yield();
     if asked {

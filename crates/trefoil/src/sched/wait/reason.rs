@@ -46,6 +46,10 @@ reasons! {
     Once = "sync.Once.Do",
     Barrier = "sync.Barrier.Wait",
     Semacquire = "semacquire",
+    /// `sim::settle`. Go's `synctest.Wait`.
+    Settle = "synctest.Wait",
+    /// The driver of a simulation waits for the end of a run.
+    Simulation = "simulation",
     /// `Notify`. Go has no such thing.
     Notify = "notify",
     IoWait = "IO wait",

@@ -26,7 +26,7 @@ use crate::sched::record;
 use crate::sched::wait::Waiter;
 use crate::sched::wait::heap::{Heap, Timed};
 use crate::shim::full_fence;
-use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::clock::{LATEST, NEVER, Nanos, now};
 use crate::sys::lock::Lock;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -132,6 +132,27 @@ impl Timers {
         heap.retain(|entry| !entry.forget_if_idle());
         let kept = heap.len() as u32;
         self.sweep_len.store(kept.saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
+    }
+
+    /// Returns the time of the first entry that is not stale, or `NEVER`. For simulations, whose clock
+    /// jumps to it.
+    pub(crate) fn next_live(&self) -> Nanos {
+        let mut heap = self.heap.lock();
+        while let Some(entry) = heap.take_due(LATEST) {
+            if !entry.forget_if_idle() {
+                heap.add(entry);
+                break;
+            }
+        }
+        self.publish(&heap);
+        heap.next()
+    }
+
+    /// Drops all entries: a run of a simulation has ended. Timers that are still set never fire.
+    pub(crate) fn clear(&self) {
+        let mut heap = self.heap.lock();
+        heap.retain(|_| false);
+        self.publish(&heap);
     }
 
     /// Takes out the entries that are due, at most `BATCH_ENTRIES`.
@@ -252,6 +273,9 @@ impl Sched {
     /// Makes sure that a thread is awake at `when`, the time of a timer that became the first of
     /// its P.
     fn arrange_timer_wakeup(&self, when: Nanos) {
+        if self.simulation.is_some() {
+            return; // Its clock comes to the timer.
+        }
         // The barrier pairs with those of the idle poller and of sysmon: either they see the timer,
         // or this thread sees the time until which they sleep.
         full_fence();
@@ -266,6 +290,9 @@ impl Sched {
 
     /// Returns the time of the earliest timer of all Ps, or `NEVER`.
     pub(crate) fn next_timer(&self) -> Nanos {
+        if self.simulation.is_some() {
+            return NEVER; // No thread has to wake up for a simulated time.
+        }
         self.all_ps().map(|p| p.timers.next()).min().unwrap_or(NEVER)
     }
 }

@@ -1,0 +1,108 @@
+//! Clocks: simulated code reads the simulated time.
+//!
+//! Outside a simulation a call reads the same clock from the kernel's shared page (vDSO) as libc
+//! does. libc's own function is not called: looking it up could allocate, and allocators read
+//! clocks.
+//!
+//! Not simulated: clocks of CPU time, and the CPU's own counter (`rdtsc`).
+
+use crate::sched::simulation;
+use crate::sys::clock;
+use crate::sys::raw::{syscall, to_libc};
+use libc::{timespec, timeval};
+use rustix::time::ClockId;
+use std::ffi::{c_int, c_void};
+
+const NANOS_PER_SEC: u64 = 1_000_000_000;
+
+/// Returns the simulated time of a clock, in nanoseconds. None if the caller or the clock is not
+/// simulated.
+#[inline(always)]
+fn simulated(clock: c_int) -> Option<u64> {
+    if clock::has_simulations() { simulated_slow(clock) } else { None }
+}
+
+#[cold]
+fn simulated_slow(clock: c_int) -> Option<u64> {
+    clock::simulated_slow()?;
+    simulation::point();
+    match clock {
+        libc::CLOCK_MONOTONIC
+        | libc::CLOCK_MONOTONIC_RAW
+        | libc::CLOCK_MONOTONIC_COARSE
+        | libc::CLOCK_BOOTTIME => Some(clock::now()),
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE | libc::CLOCK_TAI => {
+            Some(clock::wall_now())
+        }
+        _ => None,
+    }
+}
+
+/// Returns the clock's name in rustix, for clocks that the shared page has.
+#[inline(always)]
+fn shared(clock: c_int) -> Option<ClockId> {
+    Some(match clock {
+        libc::CLOCK_MONOTONIC => ClockId::Monotonic,
+        libc::CLOCK_REALTIME => ClockId::Realtime,
+        libc::CLOCK_BOOTTIME => ClockId::Boottime,
+        libc::CLOCK_MONOTONIC_RAW => ClockId::MonotonicRaw,
+        libc::CLOCK_MONOTONIC_COARSE => ClockId::MonotonicCoarse,
+        libc::CLOCK_REALTIME_COARSE => ClockId::RealtimeCoarse,
+        _ => return None,
+    })
+}
+
+fn to_timespec(nanos: u64) -> timespec {
+    timespec {
+        tv_sec: (nanos / NANOS_PER_SEC) as libc::time_t,
+        tv_nsec: (nanos % NANOS_PER_SEC) as libc::c_long,
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn clock_gettime(clock: c_int, time: *mut timespec) -> c_int;
+    always => {
+        if let Some(nanos) = simulated(clock) {
+            time.write(to_timespec(nanos));
+            return 0;
+        }
+        match shared(clock) {
+            Some(id) => {
+                let t = rustix::time::clock_gettime(id);
+                time.write(timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_nsec });
+                0
+            }
+            None => to_libc(syscall(libc::SYS_clock_gettime, [clock as usize, time as usize])) as c_int,
+        }
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int;
+    always => {
+        if !zone.is_null() {
+            return to_libc(syscall(libc::SYS_gettimeofday, [time as usize, zone as usize])) as c_int;
+        }
+        if !time.is_null() {
+            let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+            clock_gettime(libc::CLOCK_REALTIME, &raw mut now);
+            time.write(timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 });
+        }
+        0
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn time(at: *mut libc::time_t) -> libc::time_t;
+    always => {
+        let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+        clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now);
+        if !at.is_null() {
+            at.write(now.tv_sec);
+        }
+        now.tv_sec
+    }
+}

@@ -1,0 +1,583 @@
+//! Simulation: a runtime whose clock and whose schedule belong to a test.
+//!
+//! A simulated runtime has one P. Its M takes every scheduling decision here instead of in
+//! `search/find.rs`, by a [`Schedule`]; and its clock ([`now`]) stands still while any goroutine can
+//! run, and jumps to the next timer when all of them wait. So an hour of sleeps takes as long as
+//! the switches, and a seed repeats a whole run.
+//!
+//! | file | content |
+//! |---|---|
+//! | `schedule.rs` | the decisions, as a function of a seed or of a list |
+//! | `mod.rs` | the runnable goroutines, the clock, the end of a run |
+//!
+//! # How the scheduler gets here
+//! The flags [`flag::SIMULATED`] and [`flag::PREEMPT`] of the P are always set. The first makes every
+//! goroutine that stops switch to the M's own context, which calls [`next`]. The second makes every
+//! goroutine that leaves the runtime call [`preempt_at_call`]. Other runtimes pay nothing for that:
+//! both are checks that they make anyway. sysmon neither preempts nor retakes the P.
+//!
+//! # A run
+//! The *driver* is a goroutine of the runtime that starts the runs, one after the other. It waits in
+//! [`wait_for_end`] while the *root* goroutine of the run and those that it starts are simulated:
+//!
+//! ```text
+//!   Between ── begin ──▶ Running ── root returns ──▶ RootEnded
+//!      ▲                    │ all wait, no timer         │ all have ended, or wait
+//!      └── begin ── Over ◀──┴────── too many steps ──────┘
+//! ```
+//! In `Over` only the driver runs. If goroutines are left, the driver does not begin another run:
+//! their runtime stops.
+//!
+//! Invariants:
+//! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
+//!    allocated from malloc, and no goroutine is switched to.
+//! 2. A runnable goroutine of the runtime is in a queue of the scheduler or in `runnable`.
+//! 3. The clock changes only in [`next`], and only if no goroutine can run.
+//!
+//! # Rejected
+//! - Letting the clock advance by a little with every step, so that loops which poll the clock end:
+//!   `sleep(d)` would no longer take exactly `d`. Such a loop ends by the limit of steps.
+//! - A runtime per run: starting and stopping its threads takes longer than most runs.
+
+pub(crate) mod schedule;
+
+use crate::mem::MmapVec;
+use crate::sched::g::G;
+use crate::sched::m::Rt;
+use crate::sched::p::flag;
+use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::wait::reason::WaitReason;
+use crate::sched::wait::timers;
+use crate::sched::{Sched, current_g, switch};
+use crate::sys::clock::{self, NEVER, Nanos, SIMULATION_START};
+use crate::sys::lock::Lock;
+use crate::sys::raw::syscall;
+use crate::sys::rng::Rng;
+use schedule::{Deviation, Schedule, Strategy, scramble};
+use std::cell::Cell;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How a run has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// All goroutines have ended.
+    Ended,
+    /// All goroutines wait, and no timer is set.
+    Deadlock,
+    /// The root goroutine has ended, and others wait.
+    Outlived,
+    /// The run took more steps than allowed.
+    Steps,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Between,
+    Running,
+    RootEnded,
+    Over(End),
+}
+
+/// What may wait for the world outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outside {
+    /// A goroutine that would wait for a descriptor panics.
+    Refuse,
+    /// The clock stands still while a goroutine waits for a descriptor.
+    Wait,
+}
+
+/// What was counted in a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) steps: u64,
+    /// Over all events of the run.
+    pub(crate) hash: u64,
+    /// The time that has passed.
+    pub(crate) elapsed: Nanos,
+    /// Goroutines that panicked, except those that a handle has joined.
+    pub(crate) panics: u32,
+}
+
+/// See the head of the file.
+pub(crate) struct Simulation {
+    clock: AtomicU64,
+    pub(crate) outside: Outside,
+    /// Goroutines that wait for descriptors.
+    waits_outside: AtomicU32,
+    /// The seed of the run, for random numbers of user code.
+    seed: AtomicU64,
+    panics: AtomicU32,
+    /// Panic messages are not printed.
+    is_silent: AtomicBool,
+    /// The message of the first panic.
+    panic_message: Mutex<Option<String>>,
+    state: Lock<State>,
+}
+
+struct State {
+    phase: Phase,
+    schedule: Schedule,
+    /// In the order in which they became runnable.
+    runnable: MmapVec<Runnable>,
+    /// Goroutines that wait until all others do.
+    settling: MmapVec<&'static G>,
+    driver: Option<&'static G>,
+    /// The driver is parked in [`wait_for_end`].
+    driver_waits: bool,
+    max_steps: u64,
+    /// The id of the last goroutine before the run.
+    last_id: u64,
+    hash: u64,
+    /// A goroutine has panicked: what follows depends on locks of the process, such as that of
+    /// standard error, so it is not part of the hash.
+    has_failed: bool,
+}
+
+// SAFETY: a runnable goroutine belongs to the list that it is in (`runnable.rs`, invariant 3).
+unsafe impl Send for State {}
+
+thread_local! {
+    /// The simulated runtime whose M runs on this thread, for the thread's own context.
+    static OWN: Cell<Option<&'static Sched>> = const { Cell::new(None) };
+}
+
+impl Simulation {
+    pub(crate) fn new(outside: Outside) -> Simulation {
+        clock::add_simulation(virtual_now);
+        Simulation {
+            clock: AtomicU64::new(SIMULATION_START),
+            outside,
+            waits_outside: AtomicU32::new(0),
+            seed: AtomicU64::new(0),
+            panics: AtomicU32::new(0),
+            is_silent: AtomicBool::new(false),
+            panic_message: Mutex::new(None),
+            state: Lock::new(State {
+                phase: Phase::Between,
+                schedule: Schedule::new(),
+                runnable: MmapVec::new(),
+                settling: MmapVec::new(),
+                driver: None,
+                driver_waits: false,
+                max_steps: u64::MAX,
+                last_id: 0,
+                hash: 0,
+                has_failed: false,
+            }),
+        }
+    }
+
+    /// Counts a goroutine that has panicked.
+    pub(crate) fn count_panic(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets whether panic messages are kept from being printed.
+    pub(crate) fn silence(&self, silent: bool) {
+        self.is_silent.store(silent, Ordering::Relaxed);
+    }
+
+    /// Keeps the message of the first panic. Returns whether it is to be printed, too.
+    pub(crate) fn note_panic(&self, message: impl FnOnce() -> String) -> bool {
+        self.state.lock().has_failed = true;
+        let mut first = self.panic_message.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(message);
+        !self.is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many milliseconds the simulation waits for the world outside before it fails
+    /// because all goroutines wait.
+    fn pauses_before_failure(&self) -> u32 {
+        if self.is_silent.load(Ordering::Relaxed) { 2 } else { 50 }
+    }
+
+    pub(crate) fn take_panic_message(&self) -> Option<String> {
+        self.panic_message.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn deviations(&self) -> Vec<Deviation> {
+        // Allocated before the lock is taken.
+        let n = self.state.lock().schedule.deviations().len();
+        let mut all = Vec::with_capacity(n);
+        all.extend_from_slice(self.state.lock().schedule.deviations());
+        all
+    }
+
+    fn counts(&self) -> Counts {
+        let state = self.state.lock();
+        Counts {
+            steps: state.schedule.steps(),
+            hash: state.hash,
+            elapsed: self.clock.load(Ordering::Relaxed) - SIMULATION_START,
+            panics: self.panics.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        clock::remove_simulation();
+    }
+}
+
+/// Says that this thread is an M of `sched`.
+pub(crate) fn attach_thread(sched: &'static Sched) {
+    if sched.simulation.is_some() {
+        OWN.set(Some(sched));
+    }
+}
+
+/// Returns the simulated runtime in which this code runs. None in a runtime that stops: from then
+/// on the real time counts.
+pub(crate) fn here() -> Option<&'static Simulation> {
+    let sched = match current_g() {
+        // SAFETY: a goroutine that runs keeps its runtime.
+        Some(g) => unsafe { &*g.sched.get() },
+        None => OWN.try_with(Cell::get).ok().flatten()?,
+    };
+    let simulation = sched.simulation.as_deref()?;
+    (!sched.stopping.load(Ordering::Relaxed)).then_some(simulation)
+}
+
+/// Returns the simulated time, if this code is simulated.
+fn virtual_now() -> Option<Nanos> {
+    here().map(|simulation| simulation.clock.load(Ordering::Relaxed))
+}
+
+/// Returns random numbers for user code: they depend on the seed, on the goroutine and on how many
+/// numbers it has drawn.
+#[cfg(feature = "std")]
+pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) -> u64 {
+    let seed = simulation.seed.load(Ordering::Relaxed);
+    scramble(seed ^ scramble(goroutine ^ scramble(drawn)))
+}
+
+/// A decision point outside the runtime: a call at which the running goroutine may be preempted.
+#[cfg(feature = "std")]
+#[inline(always)]
+pub(crate) fn point() {
+    if clock::has_simulations() {
+        point_slow();
+    }
+}
+
+#[cfg(feature = "std")]
+#[cold]
+fn point_slow() {
+    if here().is_some()
+        && let Some(rt) = Rt::enter()
+    {
+        rt.leave();
+    }
+}
+
+/// The running goroutine leaves the runtime: asks the schedule whether it is preempted.
+#[cold]
+pub(crate) fn preempt_at_call(rt: Rt, simulation: &Simulation) {
+    let g = rt.g();
+    let sched = rt.sched();
+    if g.no_preempt.get() != 0 || sched.must_go_on() || sched.stopping.load(Ordering::Relaxed) {
+        return rt.leave_without_yield();
+    }
+    let preempts = {
+        let mut state = simulation.state.lock();
+        match state.phase {
+            Phase::Between => false,
+            _ if state.is_driver(g) => false,
+            Phase::Over(_) => true,
+            Phase::Running | Phase::RootEnded => {
+                state.collect(rt);
+                state.preempts(simulation, g)
+            }
+        }
+    };
+    let rt = if preempts { switch::preempt_in_simulation(rt) } else { rt };
+    rt.leave_without_yield();
+}
+
+/// Returns the goroutine or task that the M runs next. None if it must wait for the world outside.
+pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
+    let p = rt.p();
+    // Taking the P away from an M clears some of them.
+    p.flags.fetch_or(flag::SIMULATED | flag::PREEMPT, Ordering::Relaxed);
+    let mut pauses = 0;
+    loop {
+        timers::run_due(rt, &p.timers);
+        let mut state = simulation.state.lock();
+        state.collect(rt);
+        if let Some(chosen) = state.take(simulation) {
+            p.begin_slice();
+            return Some(chosen);
+        }
+        if matches!(state.phase, Phase::Between | Phase::Over(_)) {
+            return None;
+        }
+        // All goroutines wait.
+        if let Some(g) = state.settling.first().copied() {
+            state.settling.remove_at(0);
+            drop(state);
+            switch::ready(rt, g);
+            continue;
+        }
+        if simulation.waits_outside.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let end = match state.phase {
+            Phase::RootEnded if rt.sched().num_alive_in_simulation() == 0 => End::Ended,
+            Phase::RootEnded => End::Outlived,
+            _ => match p.timers.next_live() {
+                NEVER => End::Deadlock,
+                when => {
+                    simulation.clock.fetch_max(when, Ordering::Relaxed);
+                    state.mix(when);
+                    continue;
+                }
+            },
+        };
+        // A goroutine may wait for a lock that a thread outside holds for a moment, such as that of
+        // standard error.
+        if end != End::Ended && pauses < simulation.pauses_before_failure() {
+            pauses += 1;
+            drop(state);
+            pause();
+            continue;
+        }
+        let driver = state.end(end);
+        drop(state);
+        if let Some(driver) = driver {
+            switch::ready(rt, driver);
+        }
+    }
+}
+
+/// Blocks this thread for a millisecond.
+#[cold]
+fn pause() {
+    let millisecond = [0usize, 1_000_000];
+    // SAFETY: the kernel reads a timespec.
+    unsafe { syscall(libc::SYS_nanosleep, [millisecond.as_ptr() as usize, 0]) };
+}
+
+/// The runtime stops: returns the runnable goroutines to the scheduler's queues.
+pub(crate) fn give_back(rt: Rt, simulation: &Simulation) {
+    loop {
+        let item = simulation.state.lock().runnable.pop();
+        match item {
+            Some(item) => rt.sched().push_woken(item),
+            None => return,
+        }
+    }
+}
+
+impl State {
+    fn is_driver(&self, g: &G) -> bool {
+        self.driver.is_some_and(|driver| std::ptr::eq(driver, g))
+    }
+
+    /// Moves what the scheduler's queues hold to `runnable`.
+    fn collect(&mut self, rt: Rt) {
+        let (p, sched) = (rt.p(), rt.sched());
+        let rings = [&p.woken, &p.runq];
+        for item in rings.into_iter().flat_map(|ring| std::iter::from_fn(|| ring.pop_ring())) {
+            // SAFETY: what the queue holds came from `as_item`.
+            self.runnable.push(unsafe { Runnable::from_item(item) });
+        }
+        if let Some(item) = p.runq.pop_next() {
+            // SAFETY: as above.
+            self.runnable.push(unsafe { Runnable::from_item(item) });
+        }
+        while sched.has_global() {
+            match sched.pop_expired_or_any() {
+                Some(item) => self.runnable.push(item),
+                None => break,
+            }
+        }
+    }
+
+    /// Takes the one that runs next out of `runnable`.
+    fn take(&mut self, simulation: &Simulation) -> Option<Runnable> {
+        let index = match self.phase {
+            Phase::Running | Phase::RootEnded => {
+                let last_id = self.last_id;
+                let ids = self.runnable.iter().map(|&item| id(item).wrapping_sub(last_id));
+                self.schedule.choose(ids)
+            }
+            Phase::Between => 0,
+            Phase::Over(_) => {
+                let is_driver =
+                    |item: &Runnable| item.goroutine().is_some_and(|g| self.is_driver(g));
+                self.runnable.iter().position(is_driver)?
+            }
+        };
+        let chosen = *self.runnable.get(index)?;
+        self.runnable.remove_at(index);
+        self.mix(id(chosen).wrapping_sub(self.last_id));
+        self.mix(simulation.clock.load(Ordering::Relaxed));
+        Some(chosen)
+    }
+
+    fn preempts(&mut self, simulation: &Simulation, g: &G) -> bool {
+        if self.schedule.steps() >= self.max_steps {
+            // `next` finds the driver.
+            if let Some(driver) = self.end(End::Steps)
+                && driver.notify()
+            {
+                self.runnable.push(driver.into());
+            }
+            return true;
+        }
+        let last_id = self.last_id;
+        let ids = self.runnable.iter().map(|&item| id(item).wrapping_sub(last_id));
+        let running = match crate::sched::task::current() {
+            Some(task) => task.id(),
+            None => g.id(),
+        };
+        let preempts = self.schedule.preempts(running.wrapping_sub(last_id), ids);
+        self.mix(u64::from(preempts));
+        self.mix(simulation.clock.load(Ordering::Relaxed));
+        preempts
+    }
+
+    /// Ends the run. Returns the driver, if it waits for that.
+    fn end(&mut self, end: End) -> Option<&'static G> {
+        self.phase = Phase::Over(end);
+        std::mem::take(&mut self.driver_waits).then_some(self.driver).flatten()
+    }
+
+    /// Adds an event to the hash of the run.
+    fn mix(&mut self, event: u64) {
+        if !self.has_failed {
+            self.hash = scramble(self.hash ^ event);
+        }
+    }
+}
+
+fn id(item: Runnable) -> u64 {
+    match item.unpack() {
+        Unpacked::Goroutine(g) => g.id(),
+        Unpacked::Task(task) => task.id(),
+    }
+}
+
+/// What a run is to do.
+pub(crate) struct Plan<'a> {
+    pub(crate) seed: u64,
+    pub(crate) strategy: Strategy,
+    /// For `Strategy::Replay`.
+    pub(crate) deviations: &'a [Deviation],
+    pub(crate) max_steps: u64,
+}
+
+/// Begins a run. The caller is the driver, and the only goroutine of a simulated runtime.
+pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
+    let Some(rt) = Rt::enter() else { return };
+    simulation.clock.store(SIMULATION_START, Ordering::Relaxed);
+    simulation.seed.store(plan.seed, Ordering::Relaxed);
+    simulation.panics.store(0, Ordering::Relaxed);
+    rt.p().timers.clear();
+    rt.with_local(|local| {
+        // Another sequence than that of the schedule.
+        local.rng = Rng::from_seed(scramble(!plan.seed));
+        local.restart_ids();
+    });
+    let driver = rt.g();
+    let last_id = rt.sched().restart_ids_after(driver.id());
+    let mut state = simulation.state.lock();
+    state.driver = Some(driver);
+    state.phase = Phase::Running;
+    state.schedule.begin(plan.seed, plan.strategy);
+    plan.deviations.iter().for_each(|&deviation| state.schedule.replay(deviation));
+    state.max_steps = plan.max_steps;
+    state.last_id = last_id;
+    state.hash = scramble(plan.seed);
+    state.has_failed = false;
+    drop(state);
+    rt.leave_without_yield();
+}
+
+/// Waits until the run has ended. The caller is the driver, which has started the root goroutine.
+pub(crate) fn wait_for_end(simulation: &Simulation) -> (End, Counts) {
+    loop {
+        let Some(rt) = Rt::enter() else { return (End::Ended, simulation.counts()) };
+        let mut state = simulation.state.lock();
+        if let Phase::Over(end) = state.phase {
+            drop(state);
+            rt.leave_without_yield();
+            return (end, simulation.counts());
+        }
+        state.driver_waits = true;
+        drop(state);
+        switch::park(rt, WaitReason::Simulation).leave_without_yield();
+    }
+}
+
+/// The root goroutine has returned: from now on the time stands still.
+pub(crate) fn root_ended(simulation: &Simulation) {
+    let mut state = simulation.state.lock();
+    if state.phase == Phase::Running {
+        state.phase = Phase::RootEnded;
+    }
+}
+
+/// Parks the running goroutine until all others wait.
+pub(crate) fn settle(simulation: &Simulation) {
+    let Some(rt) = Rt::enter() else { return };
+    simulation.state.lock().settling.push(rt.g());
+    switch::park(rt, WaitReason::Settle).leave();
+}
+
+/// Counts a wait for the world outside until it is dropped.
+pub(crate) struct WaitOutside(Option<&'static Simulation>);
+
+impl WaitOutside {
+    /// The running goroutine is about to wait for the descriptor `fd`.
+    ///
+    /// # Errors
+    /// `Unsupported` in a simulation that does not allow it.
+    #[inline]
+    pub(crate) fn begin(fd: RawFd) -> io::Result<WaitOutside> {
+        if clock::has_simulations() { WaitOutside::begin_slow(fd) } else { Ok(WaitOutside(None)) }
+    }
+
+    /// The running goroutine may wait for a lock that the whole process shares, if `is_shared` returns
+    /// true: a thread outside may hold it.
+    #[inline]
+    pub(crate) fn for_shared_lock(is_shared: impl FnOnce() -> bool) -> WaitOutside {
+        let simulation = if clock::has_simulations() && is_shared() { here() } else { None };
+        if let Some(simulation) = simulation {
+            simulation.waits_outside.fetch_add(1, Ordering::Relaxed);
+        }
+        WaitOutside(simulation)
+    }
+
+    #[cold]
+    fn begin_slow(fd: RawFd) -> io::Result<WaitOutside> {
+        let simulation = here();
+        match simulation {
+            Some(Simulation { outside: Outside::Refuse, .. }) => {
+                let id = current_g().map_or(0, G::id);
+                let text = format!(
+                    "goroutine {id} would wait for descriptor {fd}, which is outside the \
+                     simulation; sim::Builder::wait_outside lets the time stand still meanwhile"
+                );
+                return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            }
+            Some(simulation) => _ = simulation.waits_outside.fetch_add(1, Ordering::Relaxed),
+            None => {}
+        }
+        Ok(WaitOutside(simulation))
+    }
+}
+
+impl Drop for WaitOutside {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(simulation) = self.0 {
+            simulation.waits_outside.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The decisions of a simulated schedule, as a function of a seed.
+//!
+//! A run of a simulation asks the same two questions again and again: which of `n` runnable
+//! goroutines runs next, and whether the running goroutine is preempted at this call. Each question
+//! is a *step*, and each answer is a number. The answer 0 is the ordinary one: the goroutine that
+//! has waited longest runs, and the running goroutine continues. Every other answer is a
+//! *deviation*.
+//!
+//! So a schedule is the list of its deviations. It can be replayed: the ordinary answer at every
+//! step that the list does not name. And it can be shrunk: a list with fewer deviations is a
+//! simpler schedule.
+//!
+//! # Strategies
+//! | strategy | next goroutine | preemption |
+//! |---|---|---|
+//! | `Ordinary` | the one that has waited longest | never |
+//! | `Uniform` | each with the same probability | with a probability that the seed chooses |
+//! | `Priorities` | the one with the highest random priority | at few random steps, whose goroutine falls to the lowest priority; and for a goroutine with a higher priority |
+//! | `Starve` | as `Uniform`, but one goroutine only if it is alone | as `Uniform` |
+//! | `Replay` | as listed | as listed |
+//!
+//! `Priorities` is probabilistic concurrency testing (PCT): a bug that needs `d` ordered events is
+//! found with a probability that does not fall with the number of interleavings, if `d - 1`
+//! preemptions are placed at random.
+
+use crate::mem::MmapVec;
+use crate::sys::rng::Rng;
+
+/// How a schedule is chosen; see the head of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Strategy {
+    Ordinary,
+    Uniform,
+    /// With so many preemptions, within the first so many steps.
+    Priorities {
+        preemptions: u32,
+        within: u64,
+    },
+    Starve,
+    Replay,
+}
+
+/// An answer other than 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Deviation {
+    pub(crate) step: u64,
+    pub(crate) answer: u32,
+}
+
+/// The most preemptions of `Strategy::Priorities`.
+pub(crate) const MAX_PREEMPTIONS: u32 = 8;
+/// The goroutine that `Strategy::Starve` starves is one of the first so many.
+const STARVED_AMONG: u64 = 16;
+/// `Strategy::Uniform` preempts at one of so many calls; the seed chooses one of these.
+const PREEMPT_ONE_IN: [u64; 5] = [2, 4, 8, 32, 128];
+
+/// Answers the questions of one run.
+pub(crate) struct Schedule {
+    strategy: Strategy,
+    rng: Rng,
+    /// The number of questions so far.
+    step: u64,
+    /// The seed, for what must not depend on the number of random numbers that were drawn.
+    seed: u64,
+    preempt_one_in: u64,
+    /// `Priorities`: the steps at which the running goroutine falls, ascending; the rest is unused.
+    falls: [u64; MAX_PREEMPTIONS as usize],
+    /// `Priorities`: the goroutines that have fallen, the last one lowest.
+    fallen: [u64; MAX_PREEMPTIONS as usize],
+    falls_done: usize,
+    /// `Starve`: the id of the goroutine.
+    starved: u64,
+    /// The deviations of this run; for `Replay`, those to repeat.
+    deviations: MmapVec<Deviation>,
+    /// `Replay`: the index of the next deviation.
+    replayed: usize,
+}
+
+/// A goroutine that may be chosen: its id, counted from the first goroutine of the run.
+pub(crate) type Candidate = u64;
+
+impl Schedule {
+    pub(crate) fn new() -> Schedule {
+        Schedule {
+            strategy: Strategy::Ordinary,
+            rng: Rng::from_seed(0),
+            step: 0,
+            seed: 0,
+            preempt_one_in: 1,
+            falls: [0; MAX_PREEMPTIONS as usize],
+            fallen: [0; MAX_PREEMPTIONS as usize],
+            falls_done: 0,
+            starved: 0,
+            deviations: MmapVec::new(),
+            replayed: 0,
+        }
+    }
+
+    /// Begins another run.
+    pub(crate) fn begin(&mut self, seed: u64, strategy: Strategy) {
+        self.strategy = strategy;
+        self.seed = seed;
+        self.rng = Rng::from_seed(seed);
+        self.step = 0;
+        self.deviations.truncate(0);
+        self.replayed = 0;
+        self.falls_done = 0;
+        self.preempt_one_in = PREEMPT_ONE_IN[self.below(PREEMPT_ONE_IN.len() as u64) as usize];
+        self.starved = 1 + self.below(STARVED_AMONG);
+        self.falls = [u64::MAX; MAX_PREEMPTIONS as usize];
+        if let Strategy::Priorities { preemptions, within } = strategy {
+            for i in 0..preemptions.min(MAX_PREEMPTIONS) as usize {
+                self.falls[i] = 1 + self.below(within.max(1));
+            }
+            self.falls.sort_unstable();
+        }
+    }
+
+    /// Adds a deviation to be replayed, after [`Schedule::begin`] with `Replay`. The steps ascend.
+    pub(crate) fn replay(&mut self, deviation: Deviation) {
+        self.deviations.push(deviation);
+    }
+
+    /// Returns the number of questions so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Returns the deviations of this run.
+    pub(crate) fn deviations(&self) -> &[Deviation] {
+        &self.deviations
+    }
+
+    /// Answers which of the candidates runs next. They are in the order in which they became
+    /// runnable.
+    pub(crate) fn choose(&mut self, candidates: impl ExactSizeIterator<Item = Candidate>) -> usize {
+        let n = candidates.len();
+        if n < 2 {
+            return 0;
+        }
+        self.step += 1;
+        let answer = match self.strategy {
+            Strategy::Ordinary => 0,
+            Strategy::Uniform => self.below(n as u64) as usize,
+            Strategy::Starve => {
+                let starved = self.starved;
+                let mut place = n;
+                for (i, id) in candidates.enumerate() {
+                    if id == starved {
+                        place = i;
+                    }
+                }
+                let others = n - usize::from(place < n);
+                let chosen = self.below(others as u64) as usize;
+                chosen + usize::from(chosen >= place)
+            }
+            Strategy::Priorities { .. } => {
+                let highest = candidates.enumerate().max_by_key(|&(_, id)| self.priority(id));
+                highest.map_or(0, |(i, _)| i)
+            }
+            Strategy::Replay => (self.listed() as usize).min(n - 1),
+        };
+        self.note(answer as u32);
+        answer
+    }
+
+    /// Answers whether the goroutine `running` is preempted. `candidates` are the runnable ones.
+    pub(crate) fn preempts(
+        &mut self,
+        running: Candidate,
+        mut candidates: impl ExactSizeIterator<Item = Candidate>,
+    ) -> bool {
+        if candidates.len() == 0 {
+            return false;
+        }
+        self.step += 1;
+        let answer = match self.strategy {
+            Strategy::Ordinary => false,
+            Strategy::Uniform | Strategy::Starve => self.below(self.preempt_one_in) == 0,
+            Strategy::Priorities { .. } => {
+                if self.falls.get(self.falls_done).is_some_and(|&fall| fall <= self.step) {
+                    self.fallen[self.falls_done] = running;
+                    self.falls_done += 1;
+                    true
+                } else {
+                    let own = self.priority(running);
+                    candidates.any(|id| self.priority(id) > own)
+                }
+            }
+            Strategy::Replay => self.listed() != 0,
+        };
+        self.note(u32::from(answer));
+        answer
+    }
+
+    /// The priority of a goroutine: random, unless it has fallen.
+    fn priority(&self, id: Candidate) -> u64 {
+        let fallen = &self.fallen[..self.falls_done];
+        match fallen.iter().rposition(|&other| other == id) {
+            Some(i) => (fallen.len() - i) as u64,
+            // Above all that have fallen.
+            None => scramble(self.seed ^ scramble(id)) | 1 << 63,
+        }
+    }
+
+    /// The answer that is listed for this step.
+    fn listed(&mut self) -> u32 {
+        match self.deviations.get(self.replayed) {
+            Some(next) if next.step == self.step => {
+                self.replayed += 1;
+                next.answer
+            }
+            _ => 0,
+        }
+    }
+
+    fn note(&mut self, answer: u32) {
+        if answer != 0 && self.strategy != Strategy::Replay {
+            self.deviations.push(Deviation { step: self.step, answer });
+        }
+    }
+
+    /// Returns a random number below `n`.
+    fn below(&mut self, n: u64) -> u64 {
+        self.rng.next() % n.max(1)
+    }
+}
+
+/// Mixes the bits of a number.
+pub(crate) fn scramble(x: u64) -> u64 {
+    Rng::from_seed(x).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ids from 1 to `n`.
+    fn ids(n: u32) -> impl ExactSizeIterator<Item = Candidate> {
+        (1..n + 1).map(Candidate::from)
+    }
+
+    /// Asks a fixed list of questions and returns the answers.
+    fn answers(schedule: &mut Schedule) -> Vec<usize> {
+        let mut all = Vec::new();
+        for i in 0..500 {
+            all.push(schedule.choose(ids(1 + i % 7)));
+            all.push(usize::from(schedule.preempts(9, ids(1 + i % 3))));
+        }
+        all
+    }
+
+    const STRATEGIES: [Strategy; 4] = [
+        Strategy::Ordinary,
+        Strategy::Uniform,
+        Strategy::Priorities { preemptions: 3, within: 500 },
+        Strategy::Starve,
+    ];
+
+    #[test]
+    fn a_seed_repeats_its_answers_and_a_replay_too() {
+        for strategy in STRATEGIES {
+            let mut schedule = Schedule::new();
+            schedule.begin(7, strategy);
+            let first = answers(&mut schedule);
+            let deviations = schedule.deviations().to_vec();
+            schedule.begin(7, strategy);
+            assert_eq!(answers(&mut schedule), first);
+            schedule.begin(8, Strategy::Replay);
+            deviations.iter().for_each(|&deviation| schedule.replay(deviation));
+            assert_eq!(answers(&mut schedule), first, "{strategy:?}");
+        }
+    }
+
+    #[test]
+    fn seeds_differ_and_the_ordinary_schedule_has_no_deviations() {
+        for strategy in STRATEGIES {
+            let mut schedule = Schedule::new();
+            schedule.begin(1, strategy);
+            let first = answers(&mut schedule);
+            schedule.begin(2, strategy);
+            let is_random = strategy != Strategy::Ordinary;
+            assert_eq!(answers(&mut schedule) != first, is_random, "{strategy:?}");
+            assert_eq!(schedule.deviations().is_empty(), !is_random);
+        }
+    }
+
+    #[test]
+    fn a_starved_goroutine_is_chosen_only_if_it_is_alone() {
+        let mut schedule = Schedule::new();
+        schedule.begin(3, Strategy::Starve);
+        let starved = schedule.starved;
+        for _ in 0..1000 {
+            let candidates = [starved + 1, starved, starved + 2];
+            assert_ne!(schedule.choose(candidates.into_iter()), 1);
+        }
+        assert_eq!(schedule.choose([starved].into_iter()), 0);
+    }
+
+    #[test]
+    fn priorities_preempt_as_often_as_asked() {
+        for preemptions in 0..=MAX_PREEMPTIONS {
+            let mut schedule = Schedule::new();
+            schedule.begin(11, Strategy::Priorities { preemptions, within: 100 });
+            // The running goroutine has the highest priority of two: it is preempted only when it
+            // falls, and then the other one runs.
+            let mut running = 1 + schedule.choose(ids(2)) as u64;
+            let mut count = 0;
+            for _ in 0..1000 {
+                if schedule.preempts(running, [3 - running].into_iter()) {
+                    count += 1;
+                    running = 1 + schedule.choose(ids(2)) as u64;
+                }
+            }
+            assert_eq!(count, preemptions);
+        }
+    }
+}
