@@ -58,6 +58,7 @@ const CASES: &[Case] = &[
         ],
     ),
     ("deadlock_after_a_sleep", deadlock_after_a_sleep, 2, &[DEADLOCK]),
+    ("deadlock_beside_a_pool", deadlock_beside_a_pool, 2, &[DEADLOCK]),
     (
         "deadlock_after_the_last_timer",
         deadlock_after_the_last_timer,
@@ -107,6 +108,16 @@ fn deadlock_if_all_goroutines_wait() {
         group.add(1);
         go(move || group.wait());
         go(|| trefoil::select! {});
+        let _ = rx.recv();
+    });
+}
+
+fn deadlock_beside_a_pool() {
+    static POOL: trefoil::sync::Pool<u8> = trefoil::sync::Pool::new(|| 0);
+    run(|| {
+        // The thread that empties pools sleeps: it wakes no goroutine.
+        POOL.put(1);
+        let (_tx, rx) = bounded::<()>(0);
         let _ = rx.recv();
     });
 }

@@ -118,6 +118,16 @@ fn calls_that_would_wait_fail_after_set_nonblocking() {
             sleep(MS);
         }
 
+        // What has arrived is read, also right after a short read.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut far = listener.accept().unwrap().0;
+        near.set_nonblocking(true).unwrap();
+        for _ in 0..100 {
+            far.write_all(b"a").unwrap();
+            assert_eq!(near.read(&mut [0; 8]).unwrap(), 1);
+        }
+
         let (mut one, other) = UnixStream::pair().unwrap();
         one.set_nonblocking(true).unwrap();
         would_block(one.read(&mut [0]).unwrap_err());

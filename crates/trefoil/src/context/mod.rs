@@ -348,7 +348,7 @@ impl Context {
         deadline: Instant,
         cause: Option<Arc<dyn Error + Send + Sync>>,
     ) -> (Context, Cancel) {
-        if self.deadline().is_some_and(|ours| ours <= deadline) {
+        if self.deadline().is_some_and(|ours| ours < deadline) {
             return self.with_cancel(); // the timer of this context is earlier
         }
         let (ctx, node) = self.cancellable(Some(deadline));
@@ -786,7 +786,7 @@ impl CancelNode {
     fn cancel(&self, reason: Reason) {
         let Some(children) = self.finish(&reason) else { return };
         if let Some(parent) = &self.parent {
-            parent.remove_child(self);
+            parent.remove_child(self.key());
         }
         // A list, not a recursion: contexts may be nested too deeply for a stack.
         let mut below: Vec<_> = children.into_values().collect();
@@ -828,9 +828,9 @@ impl CancelNode {
         }
     }
 
-    fn remove_child(&self, child: &CancelNode) {
+    fn remove_child(&self, key: usize) {
         // Dropped without the lock.
-        let removed = self.state.lock().children.remove(&child.key());
+        let removed = self.state.lock().children.remove(&key);
         drop(removed);
     }
 
@@ -862,7 +862,8 @@ impl CancelNode {
     }
 
     /// Frees what the node refers to, when its last handle is dropped, and returns the node above.
-    fn release(&mut self) -> Option<Arc<CancelNode>> {
+    /// `key` is the node's key, which is its address while it is shared.
+    fn release(&mut self, key: usize) -> Option<Arc<CancelNode>> {
         let state = self.state.get_mut();
         let timer = state.timer.take();
         let funcs = std::mem::take(&mut state.funcs);
@@ -875,7 +876,7 @@ impl CancelNode {
         }
         let mut parent = self.parent.take();
         if let Some(parent) = &parent {
-            parent.remove_child(self);
+            parent.remove_child(key);
         }
         if !funcs.is_empty() {
             if let (Some(timer), Some(deadline)) = (timer, self.deadline) {
@@ -907,9 +908,12 @@ impl Drop for CancelNode {
     fn drop(&mut self) {
         // A loop, not a recursion, as in `cancel`. The nodes in it have nothing to release any more
         // when they are dropped.
-        let mut parent = self.release();
-        while let Some(mut node) = parent.take().and_then(Arc::into_inner) {
-            parent = node.release();
+        let mut parent = self.release(self.key());
+        while let Some(shared) = parent.take() {
+            // `into_inner` moves the node.
+            let key = shared.key();
+            let Some(mut node) = Arc::into_inner(shared) else { break };
+            parent = node.release(key);
         }
     }
 }

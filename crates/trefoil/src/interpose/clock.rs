@@ -59,50 +59,64 @@ fn to_timespec(nanos: u64) -> timespec {
     }
 }
 
-interpose! {
-    /// libc's function.
-    fn clock_gettime(clock: c_int, time: *mut timespec) -> c_int;
-    always => {
-        if let Some(nanos) = simulated(clock) {
-            time.write(to_timespec(nanos));
-            return 0;
+unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut timespec) -> c_int {
+    if let Some(nanos) = simulated(clock) {
+        // SAFETY: the caller's timespec.
+        unsafe { time.write(to_timespec(nanos)) };
+        return 0;
+    }
+    match shared(clock) {
+        Some(id) => {
+            let t = rustix::time::clock_gettime(id);
+            // SAFETY: as above.
+            unsafe { time.write(timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_nsec }) };
+            0
         }
-        match shared(clock) {
-            Some(id) => {
-                let t = rustix::time::clock_gettime(id);
-                time.write(timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_nsec });
-                0
-            }
-            None => to_libc(syscall(libc::SYS_clock_gettime, [clock as usize, time as usize])) as c_int,
+        None => {
+            // SAFETY: as above; the kernel checks the clock.
+            let result =
+                unsafe { syscall(libc::SYS_clock_gettime, [clock as usize, time as usize]) };
+            to_libc(result) as c_int
         }
     }
 }
 
-interpose! {
-    /// libc's function.
-    fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int;
-    always => {
-        if !zone.is_null() {
-            return to_libc(syscall(libc::SYS_gettimeofday, [time as usize, zone as usize])) as c_int;
-        }
-        if !time.is_null() {
-            let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int {
+    if !zone.is_null() {
+        // SAFETY: the caller's arguments.
+        let result = unsafe { syscall(libc::SYS_gettimeofday, [time as usize, zone as usize]) };
+        return to_libc(result) as c_int;
+    }
+    if !time.is_null() {
+        let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a local, and the caller's timeval.
+        unsafe {
             clock_gettime(libc::CLOCK_REALTIME, &raw mut now);
             time.write(timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 });
         }
-        0
     }
+    0
 }
 
-interpose! {
-    /// libc's function.
-    fn time(at: *mut libc::time_t) -> libc::time_t;
-    always => {
-        let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+unsafe extern "C" fn time(at: *mut libc::time_t) -> libc::time_t {
+    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a local, and the caller's number.
+    unsafe {
         clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now);
         if !at.is_null() {
             at.write(now.tv_sec);
         }
-        now.tv_sec
     }
+    now.tv_sec
+}
+
+weak_symbols!(clock_gettime gettimeofday time);
+
+/// Returns the address of a weak symbol: if the linker keeps one, it keeps all.
+pub(super) fn kept_symbol() -> *const () {
+    unsafe extern "C" {
+        #[link_name = "clock_gettime"]
+        static KEPT: u8;
+    }
+    (&raw const KEPT).cast()
 }

@@ -132,7 +132,7 @@ pub(crate) fn install() {
         std::hint::black_box([
             malloc::kept_symbol(),
             futex::syscall as *const (),
-            clock::clock_gettime as *const (),
+            clock::kept_symbol(),
             sleep::nanosleep as *const (),
             sleep::clock_nanosleep as *const (),
             io::read_write::read as *const (),

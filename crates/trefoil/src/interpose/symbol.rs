@@ -15,8 +15,8 @@
 //! other code, or that have none.
 //!
 //! Not defined by the macro: `dlopen`, `dlmopen` and `syscall` jump to the real function with their
-//! caller's frame, so they are assembler; `malloc` and related functions are weak symbols, which
-//! only assembler can define.
+//! caller's frame, so they are assembler; `malloc`, the clocks and related functions are weak symbols,
+//! which only assembler can define (`weak_symbols!`).
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -129,5 +129,29 @@ macro_rules! interpose {
             // SAFETY: the caller's arguments, by the rules of the call.
             unsafe { $body }
         }
+    };
+}
+
+/// Defines weak symbols with libc's names, which jump to the functions of the same names where it is
+/// used: a program may define such a function itself. Rust has no stable attribute for weak symbols,
+/// hence assembler instead of `interpose!`.
+#[cfg(feature = "std")]
+macro_rules! weak_symbols {
+    ($($name:ident)+) => {
+        std::arch::global_asm!(
+            ".pushsection .text.trefoil_weak,\"ax\",@progbits",
+            $(
+                concat!(".weak ", stringify!($name)),
+                concat!(".type ", stringify!($name), ",@function"),
+                ".p2align 4",
+                concat!(
+                    stringify!($name), ": ", $crate::arch::jump_instruction!(),
+                    " {", stringify!($name), "}"
+                ),
+                concat!(".size ", stringify!($name), ", .-", stringify!($name)),
+            )+
+            ".popsection",
+            $($name = sym $name,)+
+        );
     };
 }

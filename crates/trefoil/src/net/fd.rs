@@ -262,6 +262,10 @@ impl Fd {
         len: usize,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
     ) -> io::Result<usize> {
+        // Without a wait no event corrects the assumption that the stream is still empty.
+        if self.refuses_to_wait() {
+            return self.io(Direction::Read, attempt);
+        }
         self.io(Direction::Read, |fd| self.read_unless_drained(len, || attempt(fd)))
     }
 

@@ -21,6 +21,7 @@
 use super::mutex::Mutex;
 use super::once::OnceLock;
 use crate::sched::calls;
+use crate::sched::monitor::helper::ServiceWait;
 use crate::sys::cpus;
 use std::fmt;
 use std::marker::PhantomData;
@@ -480,6 +481,9 @@ struct ListedPool {
     pool: Weak<dyn Clean>,
 }
 
+/// A longer period ends after this time: a sum of times must not overflow.
+const PERIOD_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 static CLEANER: Cleaner = Cleaner {
     state: StdMutex::new(CleanerState { is_running: false, pools: Vec::new() }),
     added: Condvar::new(),
@@ -491,15 +495,23 @@ impl Cleaner {
     }
 
     fn add(&'static self, period_length: Duration, pool: Weak<dyn Clean>) {
-        let mut state = self.lock();
+        let period_length = period_length.min(PERIOD_MAX);
         let period_ends = Instant::now() + period_length;
-        state.pools.push(ListedPool { period_ends, period_length, pool });
-        if state.is_running {
+        let was_running = {
+            let mut state = self.lock();
+            state.pools.push(ListedPool { period_ends, period_length, pool });
+            std::mem::replace(&mut state.is_running, true)
+        };
+        // Both without the lock: a goroutine that is preempted there may never run again, because
+        // its runtime ends.
+        if was_running {
             self.added.notify_one();
-        } else {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("trefoil-pools".into());
+        if thread.spawn(|| self.run()).is_err() {
             // Without a thread the pools keep what they have; the next pool tries again.
-            let thread = std::thread::Builder::new().name("trefoil-pools".into());
-            state.is_running = thread.spawn(|| self.run()).is_ok();
+            self.lock().is_running = false;
         }
     }
 
@@ -514,6 +526,9 @@ impl Cleaner {
             };
             let now = Instant::now();
             if next > now {
+                // Meanwhile this thread wakes no goroutine, so it does not keep a deadlock from
+                // being reported.
+                let _waits = ServiceWait::begin();
                 let wait = self.added.wait_timeout(state, next - now);
                 state = wait.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
@@ -524,7 +539,9 @@ impl Cleaner {
             // `drop` of an object is the user's code, so the lock is not held meanwhile.
             due.retain_mut(|listed| {
                 listed.period_ends = now + listed.period_length;
-                listed.pool.upgrade().is_some_and(|pool| pool.clean())
+                // If the pool is dropped meanwhile, the end of this closure drops its objects.
+                let clean = || listed.pool.upgrade().is_some_and(|pool| pool.clean());
+                catch_unwind(AssertUnwindSafe(clean)).unwrap_or(false)
             });
             state = self.lock();
             state.pools.append(&mut due);

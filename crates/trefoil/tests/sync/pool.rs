@@ -5,6 +5,7 @@ use super::{mixed, on_every, panic_text};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 use trefoil::go;
 use trefoil::sync::{Mutex, Pool, PoolGuard};
 use trefoil::time::sleep;
@@ -189,6 +190,12 @@ fn a_drop_that_panics_in_the_background_does_not_stop_the_emptying() {
             DROPPED.load(SeqCst) == before + 3
         });
     });
+}
+
+#[test]
+fn a_pool_may_keep_its_objects_for_ever() {
+    static POOL: Pool<u32> = Pool::with_limits(|| 1, 10, Duration::MAX);
+    on_every(|| drop(POOL.get()));
 }
 
 #[test]

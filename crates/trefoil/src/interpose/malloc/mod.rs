@@ -34,11 +34,9 @@ mod preloaded;
 mod tests;
 
 use crate::alloc::on_thread;
-use crate::arch;
 use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::allocator::with_m;
 use crate::sched::m::M;
-use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -317,25 +315,6 @@ unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
     or_no_memory(on_thread(|| unsafe { (real().pvalloc)(size) }))
-}
-
-/// Defines weak symbols with libc's names, which jump to the functions of this file. Rust has no
-/// stable attribute for weak symbols, hence assembler instead of `interpose!`.
-macro_rules! weak_symbols {
-    ($($name:ident)+) => {
-        global_asm!(
-            ".pushsection .text.trefoil_malloc,\"ax\",@progbits",
-            $(
-                concat!(".weak ", stringify!($name)),
-                concat!(".type ", stringify!($name), ",@function"),
-                ".p2align 4",
-                concat!(stringify!($name), ": ", arch::jump_instruction!(), " {", stringify!($name), "}"),
-                concat!(".size ", stringify!($name), ", .-", stringify!($name)),
-            )+
-            ".popsection",
-            $($name = sym $name,)+
-        );
-    };
 }
 
 weak_symbols!(malloc calloc realloc free memalign aligned_alloc posix_memalign valloc pvalloc);

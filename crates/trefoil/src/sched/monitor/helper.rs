@@ -139,6 +139,22 @@ pub(crate) fn start(sched: &Arc<Sched>) -> io::Result<()> {
         .inspect_err(|_| _ = SERVING.fetch_sub(1, Ordering::SeqCst))
 }
 
+/// Counts a thread as one that wakes no goroutine by itself, until it is dropped.
+pub(crate) struct ServiceWait(());
+
+impl ServiceWait {
+    pub(crate) fn begin() -> ServiceWait {
+        SERVICE_THREADS.fetch_add(1, Ordering::Relaxed);
+        ServiceWait(())
+    }
+}
+
+impl Drop for ServiceWait {
+    fn drop(&mut self) {
+        SERVICE_THREADS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The number of helper and sysmon threads in the process.
 static SERVICE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
