@@ -3,7 +3,8 @@
 //! In a simulation the clock stands still while any goroutine can run, and jumps to the next timer
 //! when all of them wait. [`Instant`](std::time::Instant), [`SystemTime`](std::time::SystemTime),
 //! [`time`](crate::time), and the sleeps and timeouts of std, of C libraries and of other crates all
-//! use that clock. (Without the feature `std`, only `time` and the waits of this crate do.) So a test with sleeps takes no time and does not depend on the machine's load:
+//! use that clock. (Without the feature `std`, only `time` and the waits of this crate do.) So a test
+//! with sleeps takes no time and does not depend on the machine's load:
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -45,11 +46,11 @@
 //! ```
 //!
 //! # What fails
-//! - a panic in any goroutine;
+//! - a panic in any goroutine or task, unless it is caught;
 //! - a deadlock: all goroutines wait, and no timer is set;
 //! - a goroutine or task that is left, and waits, when the first function has returned. From then on
 //!   the time stands still;
-//! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls.
+//! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
 //! # What is not simulated
 //! - A goroutine that would wait for a descriptor (a socket, a pipe, a child process) gets an error,
@@ -57,11 +58,14 @@
 //!   time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
 //!   of std makes no call.
-//! - Threads that are not goroutines, raw system calls, the CPU's counter (`rdtsc`), CPU-time clocks,
-//!   and addresses of memory: what depends on them may differ from run to run.
+//! - Threads that are not goroutines, raw system calls, signals, timers of the kernel (`timerfd`,
+//!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends on
+//!   them may differ from run to run. Random numbers in tasks may, too.
+//! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a thread)
+//!   stops the whole simulation until the call returns.
 
 use crate::debug;
-use crate::goroutine::Builder as GoBuilder;
+use crate::goroutine::{Builder as GoBuilder, id};
 use crate::runtime::Runtime;
 use crate::sched::simulation::schedule::{Deviation, MAX_PREEMPTIONS, Strategy, scramble};
 use crate::sched::simulation::{self, Counts, End, Outside, Plan, Simulation};
@@ -80,6 +84,8 @@ const MAX_STEPS: u64 = 1_000_000;
 /// The most runs, and the longest time, that are spent on shrinking a schedule.
 const SHRINK_RUNS: u32 = 400;
 const SHRINK_TIME: Duration = Duration::from_secs(10);
+/// A schedule that could not be shrunk is shown if it has at most so many deviations.
+const SHOWN_DEVIATIONS: usize = 1000;
 /// The environment variable with the seed of a run to repeat.
 const SEED_VARIABLE: &str = "TREFOIL_SEED";
 
@@ -224,7 +230,8 @@ pub struct Builder {
 pub struct Explored {
     /// The number of runs.
     pub runs: u64,
-    /// The steps of all runs: the decisions between two possibilities or more.
+    /// The steps of all runs: goroutines that were chosen, and calls at which the running one could
+    /// be preempted.
     pub steps: u64,
     /// The simulated time of all runs.
     pub simulated: Duration,
@@ -263,7 +270,7 @@ pub struct Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// A goroutine panicked.
+    /// A goroutine or task panicked.
     Panic,
     /// All goroutines wait, and no timer is set.
     Deadlock,
@@ -351,6 +358,20 @@ impl fmt::Display for Seed {
     }
 }
 
+impl Seed {
+    /// Returns whether `run` made the decisions of the run that the seed was made for. Prints a line
+    /// if not.
+    fn compare(&self, run: &Run) -> bool {
+        let is_same = self.hash.is_none_or(|hash| hash == run.counts.hash);
+        if !is_same {
+            eprintln!(
+                "trefoil: {SEED_VARIABLE}={self}: this run differs from the one that printed the seed"
+            );
+        }
+        is_same
+    }
+}
+
 /// `TREFOIL_SEED`, or another text, is not a [`Seed`].
 ///
 /// ```
@@ -391,7 +412,9 @@ impl FromStr for Seed {
                         let (step, answer) = (step.parse().ok()?, answer.parse().ok()?);
                         deviations.push(Deviation { step, answer });
                     }
-                    deviations.is_sorted_by_key(|d| d.step).then_some(Strategy::Replay)?
+                    let begins = deviations.first().is_none_or(|d: &Deviation| d.step > 0);
+                    let ascends = deviations.is_sorted_by(|a, b| a.step < b.step);
+                    (begins && ascends).then_some(Strategy::Replay)?
                 }
                 _ => return None,
             };
@@ -420,17 +443,13 @@ impl Builder {
         self
     }
 
-    /// Sets the most steps of a run: decisions between two possibilities or more. Defaults to a
-    /// million.
+    /// Sets the most steps of a run: goroutines that are chosen, and calls at which the running one
+    /// may be preempted. Defaults to a million.
     ///
     /// ```
     /// use trefoil::sim::{self, FailureKind};
     ///
-    /// let endless = || {
-    ///     let other = trefoil::go(|| loop { trefoil::yield_now() });
-    ///     drop(other);
-    ///     loop { trefoil::yield_now() }
-    /// };
+    /// let endless = || loop { trefoil::yield_now() };
     /// let failure = sim::builder().max_steps(1_000).explore(1, endless).unwrap_err();
     /// assert_eq!(failure.kind, FailureKind::TooManySteps);
     /// ```
@@ -481,6 +500,7 @@ impl Builder {
             hash: None,
         });
         let (value, run) = self.run_once(&seed, f);
+        seed.compare(&run);
         match (run.failure(), value) {
             (None, Some(Ok(value))) => value,
             (Some((FailureKind::Panic, _)), Some(Err(payload))) => resume_unwind(payload),
@@ -527,19 +547,17 @@ impl Builder {
         Err(Box::new(Failure { kind, message, seed, shrunk, runs: explored.runs, is_repeatable }))
     }
 
-    /// Makes one run again.
+    /// Makes one run again, after an ordinary one, which [`Builder::run_many`] has made first, too.
     fn repeat<F>(&self, seed: &Seed, f: &Arc<F>) -> Result<Explored, Box<Failure>>
     where
         F: Fn() + Send + Sync + 'static,
     {
+        if seed.strategy != Strategy::Ordinary {
+            self.run_quietly(&self.seed_of_run(0, 0), f);
+        }
         let f = f.clone();
         let (_, run) = self.run_once(seed, move || f());
-        let is_repeatable = seed.hash.is_none_or(|hash| hash == run.counts.hash);
-        if !is_repeatable {
-            eprintln!(
-                "trefoil: {SEED_VARIABLE}={seed}: this run differs from the one that printed the seed"
-            );
-        }
+        let is_repeatable = seed.compare(&run);
         match run.failure() {
             None => Ok(Explored {
                 runs: 1,
@@ -567,7 +585,10 @@ impl Builder {
                 if run.failure().is_some() {
                     return Some((seed, run));
                 }
-                longest = longest.max(run.counts.steps);
+                // The first run may initialise statics, and so make calls that later runs do not.
+                if i > 0 {
+                    longest = longest.max(run.counts.decisions);
+                }
                 explored.runs += 1;
                 explored.steps += run.counts.steps;
                 explored.simulated += Duration::from_nanos(run.counts.elapsed);
@@ -582,14 +603,14 @@ impl Builder {
         let strategy = match i {
             0 => Strategy::Ordinary,
             _ => match i % 6 {
-                1 => Strategy::Priorities { preemptions: 1, within },
+                2 => Strategy::Priorities { preemptions: 1, within },
                 3 => Strategy::Priorities { preemptions: 2, within },
                 5 => Strategy::Priorities { preemptions: 3 + (i / 6 % 4) as u32, within },
                 4 => Strategy::Starve,
                 _ => Strategy::Uniform,
             },
         };
-        let number = scramble(self.seed.wrapping_add(i));
+        let number = scramble(scramble(self.seed) ^ i);
         Seed { number, strategy, deviations: Arc::default(), hash: None }
     }
 
@@ -650,7 +671,7 @@ impl Builder {
         let root = move || {
             let value = catch_unwind(AssertUnwindSafe(f));
             if value.is_err() {
-                simulation.count_panic();
+                simulation.count_panic(id());
             }
             *to.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
             simulation::root_ended(simulation);
@@ -668,6 +689,7 @@ impl Builder {
         };
         let deviations = simulation.deviations();
         let panicked = simulation.take_panic_message();
+        simulation::finish(simulation);
         let value = returned.lock().unwrap_or_else(PoisonError::into_inner).take();
         (value, Run { end, counts, deviations, panicked, waiting })
     }
@@ -714,7 +736,8 @@ impl Builder {
                 None => parts = (parts * 2).min(all.len()),
             }
         }
-        Some(best)
+        let is_shorter = best.deviations.len() < failed.deviations.len().max(1);
+        (is_shorter || best.deviations.len() <= SHOWN_DEVIATIONS).then_some(best)
     }
 }
 
@@ -764,7 +787,7 @@ impl Run {
 
 /// Returns a dump of the goroutines of the simulation, without the caller.
 fn dump_without_driver() -> String {
-    let driver = format!("goroutine {} ", crate::id());
+    let driver = format!("goroutine {} ", id());
     let dump = debug::dump();
     let others = dump.split("\n\n").filter(|part| !part.starts_with(&driver));
     others.collect::<Vec<_>>().join("\n\n")

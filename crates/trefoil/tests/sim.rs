@@ -40,7 +40,7 @@ fn time_begins_alike_in_every_run() {
 }
 
 #[test]
-fn an_hour_of_a_thousand_tickers_is_exact() {
+fn a_minute_of_a_thousand_sleepers_is_exact() {
     let ticks = sim::run(|| {
         let ticks = Arc::new(AtomicU64::new(0));
         let handles: Vec<_> = (0..1000)
@@ -131,25 +131,69 @@ fn a_panic_of_any_goroutine_is_reported_with_its_message() {
 
 #[test]
 fn too_many_steps_end_a_run() {
-    let stop = || {
+    let lone_loop = || {
+        loop {
+            yield_now();
+        }
+    };
+    let polls_the_clock = || {
+        let start = Instant::now();
+        while start.elapsed() < SECOND {}
+    };
+    let sleeps_beside_a_deadlock = || {
         let other = go(|| {
             loop {
-                yield_now();
+                time::sleep(SECOND);
             }
         });
         other.join().unwrap();
     };
-    let both = move || {
-        let other = go(stop);
-        loop {
-            yield_now();
-            if other.is_finished() {
-                break;
-            }
-        }
+    let programs: [fn(); 3] = [lone_loop, polls_the_clock, sleeps_beside_a_deadlock];
+    for program in programs {
+        let failure = sim::builder().max_steps(5000).explore(1, program).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::TooManySteps);
+    }
+}
+
+#[test]
+fn a_sleep_without_an_end_is_part_of_a_deadlock() {
+    let program = || time::sleep(Duration::MAX);
+    let failure = sim::builder().explore(1, program).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Deadlock);
+}
+
+#[trefoil::test(virtual_time)]
+fn ticks_have_their_simulated_time() {
+    let begin = Instant::now();
+    let ticks = chan::tick(SECOND);
+    for i in 1..=10 {
+        assert_eq!(ticks.recv().unwrap() - begin, i * SECOND);
+        assert_eq!(begin.elapsed(), i * SECOND);
+    }
+}
+
+#[test]
+fn a_panic_that_is_caught_is_no_failure_and_that_of_a_task_is() {
+    let caught = || {
+        let result = std::panic::catch_unwind(|| panic!("caught"));
+        assert!(result.is_err());
     };
-    let failure = sim::builder().max_steps(5000).explore(1, both).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::TooManySteps);
+    sim::builder().explore(3, caught).unwrap();
+    let in_task = move || {
+        caught();
+        drop(trefoil::task::spawn(async { panic!("in the task") }));
+    };
+    let failure = sim::builder().explore(1, in_task).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Panic);
+    assert!(failure.message.contains("in the task"), "{}", failure.message);
+}
+
+#[test]
+fn a_simulation_has_one_p() {
+    sim::run(|| {
+        trefoil::set_procs(4);
+        assert_eq!(trefoil::procs(), 1);
+    });
 }
 
 /// Goroutines that do a bit of everything. Returns what they have seen.
@@ -200,33 +244,57 @@ fn a_seed_repeats_a_run_and_seeds_differ() {
     assert!(different.len() > 30, "{}", different.len());
 }
 
+/// Four goroutines read a number, and then write one more.
+fn loses_updates() {
+    let n = Arc::new(AtomicU32::new(0));
+    let add = |n: &AtomicU32| {
+        let before = n.load(Ordering::SeqCst);
+        std::hint::black_box(Instant::now());
+        n.store(before + 1, Ordering::SeqCst);
+    };
+    let handles: Vec<_> = (0..4)
+        .map(|_| {
+            let n = n.clone();
+            go(move || add(&n))
+        })
+        .collect();
+    handles.into_iter().for_each(|handle| handle.join().unwrap());
+    assert_eq!(n.load(Ordering::SeqCst), 4, "an update was lost");
+}
+
 #[test]
 fn a_lost_update_is_found_shrunk_and_repeated() {
-    let program = || {
-        let n = Arc::new(AtomicU32::new(0));
-        let add = |n: &AtomicU32| {
-            let before = n.load(Ordering::SeqCst);
-            std::hint::black_box(Instant::now());
-            n.store(before + 1, Ordering::SeqCst);
-        };
-        let handles: Vec<_> = (0..4)
-            .map(|_| {
-                let n = n.clone();
-                go(move || add(&n))
-            })
-            .collect();
-        handles.into_iter().for_each(|handle| handle.join().unwrap());
-        assert_eq!(n.load(Ordering::SeqCst), 4, "an update was lost");
-    };
-    let failure = sim::builder().explore(1000, program).unwrap_err();
+    let failure = sim::builder().explore(1000, loses_updates).unwrap_err();
     assert_eq!(failure.kind, FailureKind::Panic);
     assert!(failure.is_repeatable);
     assert!(failure.message.contains("an update was lost"), "{}", failure.message);
-    let shrunk = failure.shrunk.expect("the run can be repeated without its strategy");
+    let shrunk = failure.shrunk.clone().expect("the run can be repeated without its strategy");
     // The ordinary schedule, and one preemption.
     let deviations = shrunk.to_string().matches('.').count();
     assert!(deviations <= 2, "{shrunk}");
     assert_eq!(shrunk.to_string().parse::<Seed>().unwrap(), shrunk);
+    // In other processes, by both seeds.
+    for seed in [failure.seed.clone(), shrunk] {
+        let out = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "explores_by_the_seed_of_the_environment", "--nocapture"])
+            .args(["--include-ignored"])
+            .env("TREFOIL_SEED", seed.to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stderr) + String::from_utf8_lossy(&out.stdout);
+        assert!(!out.status.success(), "{seed}: {text}");
+        assert!(text.contains("an update was lost"), "{seed}: {text}");
+        assert!(text.contains(&format!("TREFOIL_SEED={seed}")), "{seed}: {text}");
+        assert!(!text.contains("differs"), "{seed}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "for the test above, in a process of its own"]
+fn explores_by_the_seed_of_the_environment() {
+    if std::env::var_os("TREFOIL_SEED").is_some() {
+        sim::explore(1000, loses_updates);
+    }
 }
 
 #[test]

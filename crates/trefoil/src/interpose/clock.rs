@@ -6,7 +6,7 @@
 //!
 //! Not simulated: clocks of CPU time, and the CPU's own counter (`rdtsc`).
 
-use crate::sched::simulation;
+use crate::interpose::park::{is_forked, point};
 use crate::sys::clock;
 use crate::sys::raw::{syscall, to_libc};
 use libc::{timespec, timeval};
@@ -24,8 +24,11 @@ fn simulated(clock: c_int) -> Option<u64> {
 
 #[cold]
 fn simulated_slow(clock: c_int) -> Option<u64> {
+    if is_forked() {
+        return None;
+    }
     clock::simulated_slow()?;
-    simulation::point();
+    point();
     match clock {
         libc::CLOCK_MONOTONIC
         | libc::CLOCK_MONOTONIC_RAW

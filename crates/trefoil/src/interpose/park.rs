@@ -74,6 +74,15 @@ pub(super) fn may_park_for_c_lock() -> bool {
         && !unsafe { crate::arch::is_in_runtime() }
 }
 
+/// In a simulation: a call at which the caller may be preempted. Clocks are read everywhere: in signal
+/// handlers, under locks of C code, and inside the runtime, where it does nothing.
+#[cfg(feature = "std")]
+pub(super) fn point() {
+    if may_park_for_c_lock() {
+        crate::sched::simulation::point();
+    }
+}
+
 /// The right of a goroutine to park, or to yield; kept until it runs again.
 #[cfg(feature = "std")]
 pub(super) struct Wait {

@@ -7,7 +7,7 @@
 //! `pselect`, `epoll_pwait` with a mask) is left to the kernel: the thread blocks, and loses its P.
 
 use super::fds;
-use super::io::{RetryDecision, poll_now, wait_ready};
+use super::io::{EOPNOTSUPP, RetryDecision, after_failed_wait, poll_now, wait_ready};
 use super::park::{begin_wait, may_park};
 use super::sleep::nanos;
 use crate::sched::calls::{current_sched, sleep_until};
@@ -154,6 +154,7 @@ unsafe fn poll_for(list: *mut pollfd, count: usize, timeout: Timeout) -> isize {
     loop {
         match wait.wait(deadline) {
             RetryDecision::Retry => {}
+            RetryDecision::Return(EOPNOTSUPP) => return EOPNOTSUPP,
             RetryDecision::Return(_) => return poll(),
             RetryDecision::Block => return in_kernel(),
         }
@@ -207,7 +208,7 @@ fn wait_ready_any(all: &[Watched], deadline: Nanos) -> RetryDecision {
     };
     match wait_for_any(sched, all, deadline) {
         Ok(()) => RetryDecision::Retry,
-        Err(_) => RetryDecision::Block,
+        Err(e) => after_failed_wait(all.first().map_or(-1, |one| one.fd), &e),
     }
 }
 
@@ -295,6 +296,7 @@ unsafe fn epoll_wait_for(
         };
         match wait_ready(fd, Direction::Read, deadline, None) {
             RetryDecision::Retry => {}
+            RetryDecision::Return(EOPNOTSUPP) => return EOPNOTSUPP,
             RetryDecision::Return(_) => return wait_ms(0),
             RetryDecision::Block => return wait_ms(left_ms(deadline)),
         }

@@ -7,7 +7,9 @@
 //!
 //! In a simulation the numbers come from its seed, so `HashMap` and random generators repeat.
 
+use crate::interpose::park::point;
 use crate::sched::current_g;
+use crate::sched::record;
 use crate::sched::simulation::{self, Simulation};
 use crate::sys::raw;
 use std::cell::Cell;
@@ -35,8 +37,8 @@ thread_local! {
 /// `buffer` has `length` writable bytes.
 #[cold]
 unsafe fn simulated(simulation: &Simulation, buffer: *mut u8, length: usize) -> isize {
-    simulation::point();
-    let id = current_g().map_or(0, |g| g.id());
+    point();
+    let id = current_g().map_or(0, record::id_of);
     for at in (0..length).step_by(8) {
         let drawn = DRAWN.replace(DRAWN.get() + 1);
         let word = simulation::random_for(simulation, id, drawn).to_ne_bytes();

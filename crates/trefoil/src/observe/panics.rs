@@ -48,9 +48,11 @@ fn install_now() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| match current_g() {
             Some(g) => {
-                let text = || format!("{} {info}", title());
-                if simulation::here().is_some_and(|simulation| !simulation.note_panic(text)) {
-                    return;
+                if let Some(simulation) = simulation::here() {
+                    let text = format!("{} {info}", title());
+                    if !simulation.note_panic(record::id_of(g), text) {
+                        return;
+                    }
                 }
                 // std's lock of backtraces, too.
                 let _outside = WaitOutside::for_shared_lock(|| true);

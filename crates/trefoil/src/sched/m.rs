@@ -384,6 +384,7 @@ impl M {
         sample::attach(self);
         switch::thread_loop(OwnContext(self, PhantomData));
         sample::detach(self);
+        simulation::detach_thread();
         // Before the thread's reference to the Sched, which owns the P, is dropped.
         self.sched().hand_off_p_of(self);
         for of in [BlocksOf::Libc, BlocksOf::Wrapped] {

@@ -24,7 +24,9 @@ impl Sched {
     /// Sets the number of Ps to `n`, clamped to 1..=1024. Returns the previous number. The caller
     /// then wakes Ms ([`Sched::wake_after_push`]).
     pub(crate) fn resize(&self, n: usize) -> io::Result<usize> {
-        let n = n.clamp(1, MAX_PROCS) as u32;
+        // A simulation has one P.
+        let most = if self.simulation.is_some() { 1 } else { MAX_PROCS };
+        let n = n.clamp(1, most) as u32;
         // Memory is allocated before the lock is taken (sched/mod.rs, rule 2).
         let first = self.ps_made();
         let mut fresh = make_ps(first..n)?;

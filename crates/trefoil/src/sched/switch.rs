@@ -596,7 +596,7 @@ fn run_destructors(g: &'static G, panicked: bool) {
         // SAFETY: a goroutine that runs keeps its runtime.
         let sched = unsafe { &*g.sched.get() };
         if let Some(simulation) = &sched.simulation {
-            simulation.count_panic();
+            simulation.count_panic(g.id());
         }
     }
     if panicked && g.abort_on_panic.get() {

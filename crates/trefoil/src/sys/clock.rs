@@ -1,5 +1,4 @@
 //! The runtime's clock: nanoseconds of `CLOCK_MONOTONIC`, the clock of `std::time::Instant`.
-
 //!
 //! Code that runs in a simulated runtime (`sched/simulation/`) reads the simulated time instead.
 

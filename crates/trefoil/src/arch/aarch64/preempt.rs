@@ -206,6 +206,9 @@ pub(crate) unsafe extern "C" fn trampoline() {
         ".cfi_escape 0x0f, 4, 0x8f, ({sp} & 0x7f) | 0x80, {sp} >> 7, 6",
         ".cfi_escape 0x10, 29, 3, 0x8f, ({x29} & 0x7f) | 0x80, {x29} >> 7",
         ".cfi_escape 0x10, 30, 3, 0x8f, ({pc} & 0x7f) | 0x80, {pc} >> 7",
+        // Code that maintains caches may be between that and its own barrier, which on another CPU
+        // would not complete it. (The kernel has this barrier where it switches threads.)
+        "dsb ish",
         "adrp x9, {preempted}",
         "ldr x9, [x9, :lo12:{preempted}]",
         "blr x9",

@@ -31,7 +31,7 @@ mod retry;
 pub(super) mod sockets;
 mod write_all;
 
-pub(super) use retry::{RetryDecision, poll_now, wait_ready};
+pub(super) use retry::{RetryDecision, after_failed_wait, poll_now, wait_ready};
 
 use super::fds::{self, FileKind};
 use crate::sched::netpoll::pollable::Direction;
@@ -45,7 +45,7 @@ const EBADF: isize = -(libc::EBADF as isize);
 const EINPROGRESS: isize = -(libc::EINPROGRESS as isize);
 const EISCONN: isize = -(libc::EISCONN as isize);
 const ENOTSOCK: isize = -(libc::ENOTSOCK as isize);
-const EOPNOTSUPP: isize = -(libc::EOPNOTSUPP as isize);
+pub(super) const EOPNOTSUPP: isize = -(libc::EOPNOTSUPP as isize);
 
 /// Returns when a blocking call in this direction times out: `SO_RCVTIMEO`, `SO_SNDTIMEO`.
 fn timeout_deadline(fd: c_int, direction: Direction) -> Nanos {

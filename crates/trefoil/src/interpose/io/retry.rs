@@ -183,13 +183,20 @@ pub(in crate::interpose) fn wait_ready(
         Ok(IoWait::Ready) => RetryDecision::Retry,
         Ok(IoWait::TimedOut) => RetryDecision::Return(EAGAIN),
         Ok(IoWait::Closed) => RetryDecision::Return(EBADF),
-        // A simulation refuses it: the caller gets the error number only, so the text is printed.
-        Err(e) if e.kind() == std::io::ErrorKind::Unsupported => {
-            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}\n"));
-            RetryDecision::Return(EOPNOTSUPP)
-        }
-        Err(_) => RetryDecision::Block,
+        Err(e) => after_failed_wait(fd, &e),
     }
+}
+
+/// Returns what a call does after it could not wait for `fd` in the poller.
+pub(in crate::interpose) fn after_failed_wait(fd: c_int, e: &std::io::Error) -> RetryDecision {
+    // A simulation refuses it, except for the program's outputs. The caller gets the error number
+    // only, so the text is printed.
+    let is_refused = e.kind() == std::io::ErrorKind::Unsupported;
+    if is_refused && !matches!(fd, libc::STDOUT_FILENO | libc::STDERR_FILENO) {
+        crate::sys::stderr::write_stderr(format_args!("trefoil: {e}\n"));
+        return RetryDecision::Return(EOPNOTSUPP);
+    }
+    RetryDecision::Block
 }
 
 /// Repeats `attempt` until it does not return `EAGAIN`, and waits in between until the descriptor

@@ -139,7 +139,7 @@ pub(super) fn real() -> &'static Real {
 
 /// Allocates whole pages. Serves as `pvalloc` too, which must round up the size.
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    const PAGE_BYTES: usize = 4096;
+    let page = crate::sys::mm::page();
     // SAFETY: allocates.
-    unsafe { (super::real().memalign)(PAGE_BYTES, size.next_multiple_of(PAGE_BYTES)) }
+    unsafe { (super::real().memalign)(page, size.next_multiple_of(page)) }
 }

@@ -38,7 +38,7 @@ use crate::sched::netpoll::poller::Poller;
 use crate::sched::p::{P, PStatus, flag};
 use crate::sched::record;
 use crate::sched::{MAX_PROCS, Sched};
-use crate::shim::full_fence;
+use crate::shim::{fence_after_rmw, full_fence};
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::PollSlot;
 use crate::sys::parker::Parker;
@@ -176,6 +176,9 @@ impl Sysmon {
     /// Asks for a preemption, because a goroutine was woken from outside and no P is idle.
     pub(crate) fn preempt_for_wakeup(&self) {
         if !self.wakeup_pending.swap(true, Ordering::Relaxed) {
+            // Pairs with the barrier in `sleep_until`: this thread sees until when sysmon sleeps, or
+            // sysmon sees the request.
+            fence_after_rmw();
             self.wake_by(now() + SHORT_SLICE_NANOS / 4);
         }
     }

@@ -10,6 +10,7 @@
 use crate::sched::Sched;
 use crate::sched::netpoll::pollable::{Direction, Pollable};
 use crate::sched::netpoll::poller::Shard;
+use crate::sched::simulation::WaitOutside;
 use crate::sched::wait::list::{Node, sleep_in_any};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::Nanos;
@@ -30,6 +31,7 @@ pub(crate) struct Watched {
 /// Fails if one of them cannot be polled: it is closed, or a regular file, or memory or epoll
 /// watches are exhausted.
 pub(crate) fn wait_for_any(sched: &Sched, all: &[Watched], limit: Nanos) -> io::Result<()> {
+    let _outside = WaitOutside::begin(all.first().map_or(-1, |one| one.fd))?;
     let seen: Vec<u32> = all.iter().map(|one| one.pollable.edges(one.direction)).collect();
     let mut armed = Armed { all, count: 0 };
     let mut shard_bits = 0;

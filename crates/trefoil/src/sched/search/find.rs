@@ -381,11 +381,10 @@ fn finish_search(rt: Rt) {
 }
 
 /// As [`give_up`], in a simulation, where no goroutine can run until one is started or woken from
-/// outside. The flags of a simulated P do not count as requests.
+/// outside. Only the end of the runtime is a request to a simulated P.
 #[cold]
 fn give_up_simulated(own: OwnContext, p: &'static P) {
-    let idle_flags = flag::SIMULATED | flag::PREEMPT;
-    p.flags.fetch_and(!idle_flags, Ordering::Relaxed);
+    p.flags.fetch_and(flag::STOP, Ordering::Relaxed);
     give_up(own, p);
 }
 

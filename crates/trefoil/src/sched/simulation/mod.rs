@@ -45,11 +45,12 @@ use crate::mem::MmapVec;
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
+use crate::sched::record;
 use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::timers;
 use crate::sched::{Sched, current_g, switch};
-use crate::sys::clock::{self, NEVER, Nanos, SIMULATION_START};
+use crate::sys::clock::{self, LATEST, Nanos, SIMULATION_START};
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
@@ -84,7 +85,7 @@ enum Phase {
 /// What may wait for the world outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outside {
-    /// A goroutine that would wait for a descriptor panics.
+    /// A goroutine that would wait for a descriptor gets an error.
     Refuse,
     /// The clock stands still while a goroutine waits for a descriptor.
     Wait,
@@ -94,11 +95,13 @@ pub(crate) enum Outside {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) steps: u64,
+    /// The questions that the schedule has answered.
+    pub(crate) decisions: u64,
     /// Over all events of the run.
     pub(crate) hash: u64,
     /// The time that has passed.
     pub(crate) elapsed: Nanos,
-    /// Goroutines that panicked, except those that a handle has joined.
+    /// Goroutines and tasks that panicked.
     pub(crate) panics: u32,
 }
 
@@ -113,9 +116,16 @@ pub(crate) struct Simulation {
     panics: AtomicU32,
     /// Panic messages are not printed.
     is_silent: AtomicBool,
-    /// The message of the first panic.
-    panic_message: Mutex<Option<String>>,
+    panics_noted: Mutex<NotedPanics>,
     state: Lock<State>,
+}
+
+/// The messages of panics in a run.
+struct NotedPanics {
+    /// Of the first panic that was not caught.
+    first: Option<String>,
+    /// With the ids of the goroutines or tasks.
+    all: Vec<(u64, String)>,
 }
 
 struct State {
@@ -129,6 +139,9 @@ struct State {
     /// The driver is parked in [`wait_for_end`].
     driver_waits: bool,
     max_steps: u64,
+    /// Goroutines that were chosen, and calls at which the running one could be preempted. Unlike the
+    /// questions of the schedule they are counted also if there is only one possibility.
+    steps: u64,
     /// The id of the last goroutine before the run.
     last_id: u64,
     hash: u64,
@@ -155,7 +168,7 @@ impl Simulation {
             seed: AtomicU64::new(0),
             panics: AtomicU32::new(0),
             is_silent: AtomicBool::new(false),
-            panic_message: Mutex::new(None),
+            panics_noted: Mutex::new(NotedPanics { first: None, all: Vec::new() }),
             state: Lock::new(State {
                 phase: Phase::Between,
                 schedule: Schedule::new(),
@@ -164,6 +177,7 @@ impl Simulation {
                 driver: None,
                 driver_waits: false,
                 max_steps: u64::MAX,
+                steps: 0,
                 last_id: 0,
                 hash: 0,
                 has_failed: false,
@@ -171,9 +185,14 @@ impl Simulation {
         }
     }
 
-    /// Counts a goroutine that has panicked.
-    pub(crate) fn count_panic(&self) {
+    /// Counts a goroutine or task that has panicked.
+    pub(crate) fn count_panic(&self, id: u64) {
         self.panics.fetch_add(1, Ordering::Relaxed);
+        let mut noted = self.panics_noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let NotedPanics { first, all } = &mut *noted;
+        if first.is_none() {
+            *first = all.iter().rposition(|(of, _)| *of == id).map(|i| all.swap_remove(i).1);
+        }
     }
 
     /// Sets whether panic messages are kept from being printed.
@@ -181,11 +200,12 @@ impl Simulation {
         self.is_silent.store(silent, Ordering::Relaxed);
     }
 
-    /// Keeps the message of the first panic. Returns whether it is to be printed, too.
-    pub(crate) fn note_panic(&self, message: impl FnOnce() -> String) -> bool {
+    /// Keeps the message of a panic of the goroutine or task `id`. Returns whether it is to be printed,
+    /// too.
+    pub(crate) fn note_panic(&self, id: u64, message: String) -> bool {
         self.state.lock().has_failed = true;
-        let mut first = self.panic_message.lock().unwrap_or_else(PoisonError::into_inner);
-        first.get_or_insert_with(message);
+        let mut noted = self.panics_noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.all.push((id, message));
         !self.is_silent.load(Ordering::Relaxed)
     }
 
@@ -195,8 +215,11 @@ impl Simulation {
         if self.is_silent.load(Ordering::Relaxed) { 2 } else { 50 }
     }
 
+    /// Takes the message of the first panic that was not caught, and forgets the others.
     pub(crate) fn take_panic_message(&self) -> Option<String> {
-        self.panic_message.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let mut noted = self.panics_noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.all.clear();
+        noted.first.take()
     }
 
     pub(crate) fn deviations(&self) -> Vec<Deviation> {
@@ -210,7 +233,8 @@ impl Simulation {
     fn counts(&self) -> Counts {
         let state = self.state.lock();
         Counts {
-            steps: state.schedule.steps(),
+            steps: state.steps,
+            decisions: state.schedule.steps(),
             hash: state.hash,
             elapsed: self.clock.load(Ordering::Relaxed) - SIMULATION_START,
             panics: self.panics.load(Ordering::Relaxed),
@@ -229,6 +253,11 @@ pub(crate) fn attach_thread(sched: &'static Sched) {
     if sched.simulation.is_some() {
         OWN.set(Some(sched));
     }
+}
+
+/// Says that this thread ends, before it gives up its reference to the runtime.
+pub(crate) fn detach_thread() {
+    OWN.set(None);
 }
 
 /// Returns the simulated runtime in which this code runs. None in a runtime that stops: from then
@@ -256,18 +285,9 @@ pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) ->
     scramble(seed ^ scramble(goroutine ^ scramble(drawn)))
 }
 
-/// A decision point outside the runtime: a call at which the running goroutine may be preempted.
+/// A call at which the running goroutine, which may park here, may be preempted.
 #[cfg(feature = "std")]
-#[inline(always)]
 pub(crate) fn point() {
-    if clock::has_simulations() {
-        point_slow();
-    }
-}
-
-#[cfg(feature = "std")]
-#[cold]
-fn point_slow() {
     if here().is_some()
         && let Some(rt) = Rt::enter()
     {
@@ -309,6 +329,7 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
         timers::run_due(rt, &p.timers);
         let mut state = simulation.state.lock();
         state.collect(rt);
+        state.limit_steps();
         if let Some(chosen) = state.take(simulation) {
             p.begin_slice();
             return Some(chosen);
@@ -316,21 +337,22 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
         if matches!(state.phase, Phase::Between | Phase::Over(_)) {
             return None;
         }
-        // All goroutines wait.
+        // All goroutines wait. Those that wait outside when the root has ended are left over.
+        if simulation.waits_outside.load(Ordering::Relaxed) != 0 && state.phase == Phase::Running {
+            return None;
+        }
         if let Some(g) = state.settling.first().copied() {
             state.settling.remove_at(0);
             drop(state);
             switch::ready(rt, g);
             continue;
         }
-        if simulation.waits_outside.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
         let end = match state.phase {
             Phase::RootEnded if rt.sched().num_alive_in_simulation() == 0 => End::Ended,
             Phase::RootEnded => End::Outlived,
             _ => match p.timers.next_live() {
-                NEVER => End::Deadlock,
+                // A sleep without an end is no reason to go on.
+                LATEST.. => End::Deadlock,
                 when => {
                     simulation.clock.fetch_max(when, Ordering::Relaxed);
                     state.mix(when);
@@ -420,23 +442,29 @@ impl State {
         Some(chosen)
     }
 
+    /// Counts a step, and ends the run if it was the last one.
+    fn limit_steps(&mut self) {
+        if !matches!(self.phase, Phase::Running | Phase::RootEnded) {
+            return;
+        }
+        self.steps += 1;
+        if self.steps > self.max_steps
+            && let Some(driver) = self.end(End::Steps)
+            && driver.notify()
+        {
+            self.runnable.push(driver.into());
+        }
+    }
+
     fn preempts(&mut self, simulation: &Simulation, g: &G) -> bool {
-        if self.schedule.steps() >= self.max_steps {
-            // `next` finds the driver.
-            if let Some(driver) = self.end(End::Steps)
-                && driver.notify()
-            {
-                self.runnable.push(driver.into());
-            }
-            return true;
+        self.limit_steps();
+        if self.phase == Phase::Over(End::Steps) {
+            return true; // `next` finds the driver.
         }
         let last_id = self.last_id;
         let ids = self.runnable.iter().map(|&item| id(item).wrapping_sub(last_id));
-        let running = match crate::sched::task::current() {
-            Some(task) => task.id(),
-            None => g.id(),
-        };
-        let preempts = self.schedule.preempts(running.wrapping_sub(last_id), ids);
+        let running = record::id_of(g).wrapping_sub(last_id);
+        let preempts = self.schedule.preempts(running, ids);
         self.mix(u64::from(preempts));
         self.mix(simulation.clock.load(Ordering::Relaxed));
         preempts
@@ -458,7 +486,8 @@ impl State {
 
 fn id(item: Runnable) -> u64 {
     match item.unpack() {
-        Unpacked::Goroutine(g) => g.id(),
+        // A carrier that was preempted in a poll counts as its task.
+        Unpacked::Goroutine(g) => record::id_of(g),
         Unpacked::Task(task) => task.id(),
     }
 }
@@ -492,6 +521,7 @@ pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
     state.schedule.begin(plan.seed, plan.strategy);
     plan.deviations.iter().for_each(|&deviation| state.schedule.replay(deviation));
     state.max_steps = plan.max_steps;
+    state.steps = 0;
     state.last_id = last_id;
     state.hash = scramble(plan.seed);
     state.has_failed = false;
@@ -512,6 +542,14 @@ pub(crate) fn wait_for_end(simulation: &Simulation) -> (End, Counts) {
         state.driver_waits = true;
         drop(state);
         switch::park(rt, WaitReason::Simulation).leave_without_yield();
+    }
+}
+
+/// A run has ended well: goroutines of the runtime itself, such as carriers, may run.
+pub(crate) fn finish(simulation: &Simulation) {
+    let mut state = simulation.state.lock();
+    if state.phase == Phase::Over(End::Ended) {
+        state.phase = Phase::Between;
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A run of a simulation asks the same two questions again and again: which of `n` runnable
 //! goroutines runs next, and whether the running goroutine is preempted at this call. Each question
-//! is a *step*, and each answer is a number. The answer 0 is the ordinary one: the goroutine that
-//! has waited longest runs, and the running goroutine continues. Every other answer is a
-//! *deviation*.
+//! with two possible answers or more is a *step*, and each answer is a number. The answer 0 is the
+//! ordinary one: the goroutine that has waited longest runs, and the running goroutine continues.
+//! Every other answer is a *deviation*.
 //!
 //! So a schedule is the list of its deviations. It can be replayed: the ordinary answer at every
 //! step that the list does not name. And it can be shrunk: a list with fewer deviations is a

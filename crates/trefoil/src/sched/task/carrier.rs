@@ -299,6 +299,11 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
     if polled == Polled::Panicked && sched.config.abort_on_panic {
         abort_after_panic(task);
     }
+    if polled == Polled::Panicked
+        && let Some(simulation) = &sched.simulation
+    {
+        simulation.count_panic(task.id());
+    }
     task.origin.end();
     task.state.finish();
     match task.join.complete() {

@@ -152,6 +152,8 @@ impl Timers {
     pub(crate) fn clear(&self) {
         let mut heap = self.heap.lock();
         heap.retain(|_| false);
+        self.stale.store(0, Ordering::Relaxed);
+        self.sweep_len.store(SWEEP_MIN_LEN, Ordering::Relaxed);
         self.publish(&heap);
     }
 
