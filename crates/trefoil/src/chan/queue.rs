@@ -32,7 +32,7 @@
 //! # Watchers
 //! A sudog without a slot is a *watcher*: its owner waits until an operation is ready, and does
 //! none (`select/ready.rs`). It is claimed, taken and withdrawn as any other sudog. But an operation
-//! that looks for a partner passes it over, and it does not count where waiters are counted.
+//! that searches for a partner passes it over, and it does not count where waiters are counted.
 //!
 //! # Why not `sched/wait/list.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:

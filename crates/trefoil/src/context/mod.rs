@@ -41,9 +41,9 @@
 // context without handles is freed, whether it was cancelled or not.
 //
 // Invariants:
-// 1. `NodeState::err` is set once, before the node's channel is closed: a goroutine that sees the
+// 1. `NodeState::reason` is set once, before the node's channel is closed: a goroutine that sees the
 //    close finds the error. A context is done when its channel is closed, and [`Context::err`]
-//    returns nothing earlier. A caller that finds `NodeState::err` set closes the channel too
+//    returns nothing earlier. A caller that finds `NodeState::reason` set closes the channel too
 //    before it continues, because the caller that set it may not have closed the channel yet.
 // 2. A child is in its parent's `children`, or the parent was cancelled before the child could be
 //    inserted (then the child is created cancelled), or the child itself is cancelled or freed.

@@ -70,7 +70,7 @@ pub(crate) struct Fd {
     short_read_drains: AtomicBool,
     /// Calls of goroutines and threads that would wait return `WouldBlock`.
     refuses_to_wait: AtomicBool,
-    /// Shared with the `Fd`s of the same open file description. Empty if there was never another.
+    /// Shared with the `Fd`s of the same open file description. Empty if `try_clone` was never called.
     clones: OnceLock<Arc<()>>,
     pub(super) pollable: &'static Pollable,
     /// For the poll traits of async code.

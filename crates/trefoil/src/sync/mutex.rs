@@ -99,7 +99,7 @@ pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
 /// assert_eq!(m.into_inner(), [1, 2]);
 /// ```
 ///
-/// A long job lets others in between its steps:
+/// A long job lets waiters in between its steps:
 /// ```
 /// use trefoil::sync::{Mutex, MutexGuard};
 /// static DONE: Mutex<u32> = Mutex::new(0);

@@ -635,7 +635,7 @@ enum Lazy<T, F> {
 }
 
 // SAFETY: a shared one gives out `&T` (T: Sync); its closure runs on any thread (F: Send), and the
-// value may be dropped on another thread than the one that made it (T: Send).
+// value may be dropped on another thread than the thread that made it (T: Send).
 unsafe impl<T: Sync + Send, F: Send> Sync for LazyLock<T, F> {}
 impl<T: RefUnwindSafe + UnwindSafe, F: UnwindSafe> RefUnwindSafe for LazyLock<T, F> {}
 impl<T: UnwindSafe, F: UnwindSafe> UnwindSafe for LazyLock<T, F> {}

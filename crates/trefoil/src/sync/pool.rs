@@ -395,7 +395,7 @@ impl<T> Shard<T> {
         self.0.iter().find_map(take_from)
     }
 
-    /// Puts an object into the first empty slot: what is used least is in the last ones.
+    /// Puts an object into the first empty slot: the least used objects are in the last slots.
     ///
     /// # Errors
     /// Returns the object if no slot is empty.

@@ -675,7 +675,7 @@ unsafe impl lock_api::RawRwLockFair for RawRwLock {
     }
 }
 
-// SAFETY: an upgradable reader excludes writers and its like (invariant 4).
+// SAFETY: an upgradable reader excludes writers and other upgradable readers (invariant 4).
 unsafe impl lock_api::RawRwLockUpgrade for RawRwLock {
     type UpgradableGuard = GuardSend;
 

@@ -13,8 +13,10 @@
 //! caller's P, or from any other if that one is empty.
 
 use super::slot::TimerSlot;
+use crate::blocking::no_preempt;
 use crate::sched::Rt;
 use crate::sched::wait::inside;
+use crate::sys::clock;
 use crate::sys::free_list::FreeList;
 
 /// Number of shards. With more Ps, several Ps share one.
@@ -36,6 +38,13 @@ fn shard(here: Option<Rt>) -> &'static PoolShard {
 
 /// Takes a slot, or makes one.
 pub(super) fn take() -> &'static TimerSlot {
+    // How many runtime calls it takes depends on what the whole process has put here. In a
+    // simulation they must not be decisions.
+    let _no_decisions = clock::has_simulations().then(no_preempt);
+    take_or_make()
+}
+
+fn take_or_make() -> &'static TimerSlot {
     let [fired, more, free] = inside(|here| {
         let own = shard(here);
         match own.fired.pop() {

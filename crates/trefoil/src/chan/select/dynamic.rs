@@ -570,7 +570,7 @@ impl<'a> SelectedOperation<'_, 'a> {
         }
     }
 
-    /// Takes the value out of the operation, which must be one of this side of this channel, whose
+    /// Takes the value out of the operation, which must belong to this side of this channel, whose
     /// values are Ts.
     #[track_caller]
     unsafe fn take<T>(

@@ -277,12 +277,12 @@ pub fn choose_first_or_default(arms: &mut [Arm<'_>]) -> Chosen {
     poll(arms, Preference::First).unwrap_or(Chosen::DEFAULT)
 }
 
-/// Which one of several ready arms a select takes.
+/// Which of several ready arms a select takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Preference {
     /// Any, with the same probability.
     None,
-    /// The one that was written first.
+    /// The arm that is written first.
     First,
 }
 

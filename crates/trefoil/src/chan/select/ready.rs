@@ -4,7 +4,7 @@
 //! operation takes no watcher as its partner. If it makes an operation of the other side ready, or
 //! begins to wait itself, it claims and wakes **one** watcher of that other side, because it can
 //! carry only one sleeper out of the channel's lock. The watcher that was woken *passes on*: if the
-//! operation is still ready, it wakes the next one. So all watchers are woken as long as the
+//! operation is still ready, it wakes the next watcher. So all watchers are woken as long as the
 //! operation stays ready, although the caller of the first may leave the value where it is.
 //!
 //! Known weakness: "ready" holds for the moment at which it was checked. Another goroutine may be
@@ -84,7 +84,7 @@ fn watch_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos) -> Option
                     if core.is_ready_now(side) {
                         core.unlock();
                         if !waiter.claim(node.arm.get() + 1) {
-                            // The wake-up of another party is on its way.
+                            // The wake-up of another waker is on its way.
                             return true;
                         }
                         found = Some(i);

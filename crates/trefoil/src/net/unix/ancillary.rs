@@ -37,7 +37,7 @@ impl Control {
     }
 }
 
-/// A user, a group and a process: who sent a message, or who is at the other end.
+/// A user, a group and a process: the sender of a message, or the process at the other end.
 ///
 /// # Examples
 /// ```
