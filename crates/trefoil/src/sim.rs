@@ -1,7 +1,7 @@
 //! Simulation: tests that own the time and the schedule.
 //!
 //! In a simulation the clock stands still while any goroutine can run, and jumps to the next timer
-//! when all of them wait. [`Instant`](std::time::Instant), [`SystemTime`](std::time::SystemTime),
+//! when all of them wait. [`Instant`], [`SystemTime`](std::time::SystemTime),
 //! [`time`](crate::time), and the sleeps and timeouts of std, of C libraries and of other crates all
 //! use that clock. (Without the feature `std`, only `time` and the waits of this crate do.) So a test
 //! with sleeps takes no time and does not depend on the machine's load:
