@@ -23,10 +23,10 @@
 //! ```text
 //!   Between ── begin ──▶ Running ── root returns ──▶ RootEnded
 //!      ▲                    │ all wait, no timer         │ all have ended, or wait
-//!      └── begin ── Over ◀──┴────── too many steps ──────┘
+//!      └── finish ─ Over ◀──┴────── too many steps ──────┘
 //! ```
-//! In `Over` only the driver runs. If goroutines are left, the driver does not begin another run:
-//! their runtime stops.
+//! In `Over` only the driver runs. [`finish`] leads back if all goroutines have ended. If some are
+//! left, the phase stays `Over` and the driver does not begin another run: their runtime stops.
 //!
 //! Invariants:
 //! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
