@@ -196,6 +196,8 @@ mod scope;
 mod shim;
 pub mod signal;
 pub mod sim;
+#[cfg(feature = "std")]
+mod simnet;
 pub mod sync;
 mod sys;
 pub mod task;

@@ -1,20 +1,66 @@
 //! Calls that are known to block, and for which no event can be waited for instead: another thread
 //! gets the P before the call.
 
-use super::park::may_park;
+use super::park::{may_park, on_goroutine, point};
 use crate::sched::calls;
-use std::ffi::{c_char, c_int};
+use crate::simnet;
+use crate::sys::clock;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Calls `real` without a P if the caller is a goroutine that may park, and as it is otherwise.
 fn blocking<T>(real: impl FnOnce() -> T) -> T {
     if may_park() { calls::blocking(real) } else { real() }
 }
 
+/// In a simulation: returns the address of the host with the name `node`, as text. None in it means
+/// that `node` is null or an address already.
+///
+/// # Errors
+/// `EAI_NONAME` if the simulation has no such host.
+///
+/// # Safety
+/// `node` is null or a C string.
+unsafe fn simulated_host(node: *const c_char) -> Option<Result<Option<CString>, c_int>> {
+    let network = if on_goroutine() { simnet::here()? } else { return None };
+    if node.is_null() {
+        return Some(Ok(None));
+    }
+    // SAFETY: the caller's contract.
+    let name = unsafe { CStr::from_ptr(node) }.to_string_lossy();
+    if name.parse::<IpAddr>().is_ok() {
+        return Some(Ok(None));
+    }
+    let address = match &*name {
+        "localhost" => Some(Ipv4Addr::LOCALHOST),
+        name => network.address_of(name),
+    };
+    let text = address.and_then(|address| CString::new(address.to_string()).ok());
+    Some(text.map(Some).ok_or(libc::EAI_NONAME))
+}
+
+/// In a simulation: notes that the file is durable, and returns true.
+fn simulated_sync(fd: c_int) -> bool {
+    if !clock::has_simulations() || !on_goroutine() {
+        return false;
+    }
+    point();
+    let network = simnet::here();
+    network.iter().for_each(|network| network.sync(fd));
+    network.is_some()
+}
+
 interpose! {
     /// libc's function.
     fn getaddrinfo(node: *const c_char, service: *const c_char, hints: *const libc::addrinfo,
         found: *mut *mut libc::addrinfo) -> c_int;
-    with real => blocking(|| real(node, service, hints, found))
+    with real => match simulated_host(node) {
+        // A number needs no lookup.
+        Some(Ok(Some(address))) => real(address.as_ptr(), service, hints, found),
+        Some(Ok(None)) => real(node, service, hints, found),
+        Some(Err(error)) => error,
+        None => blocking(|| real(node, service, hints, found)),
+    }
 }
 
 interpose! {
@@ -49,11 +95,11 @@ interpose! {
 interpose! {
     /// libc's function.
     fn fsync(fd: c_int) -> c_int;
-    with real => blocking(|| real(fd))
+    with real => if simulated_sync(fd) { 0 } else { blocking(|| real(fd)) }
 }
 
 interpose! {
     /// libc's function.
     fn fdatasync(fd: c_int) -> c_int;
-    with real => blocking(|| real(fd))
+    with real => if simulated_sync(fd) { 0 } else { blocking(|| real(fd)) }
 }

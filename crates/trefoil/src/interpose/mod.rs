@@ -138,6 +138,7 @@ pub(crate) fn install() {
             io::read_write::read as *const (),
             io::sockets::recv as *const (),
             io::connect::connect as *const (),
+            io::simulated::bind as *const (),
             io::descriptors::close as *const (),
             polls::poll as *const (),
             random::getrandom as *const (),

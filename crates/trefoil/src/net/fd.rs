@@ -38,6 +38,8 @@ use crate::context::ContextError;
 use crate::runtime;
 use crate::sched::calls;
 use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
+#[cfg(feature = "std")]
+use crate::sched::simulation;
 use crate::sys::clock::{self, NEVER, Nanos};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{self, IoSlice};
@@ -233,6 +235,10 @@ impl Fd {
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         let call = self.call()?;
+        #[cfg(feature = "std")]
+        if clock::has_simulations() {
+            simulation::point();
+        }
         let mut limit = None;
         loop {
             if self.pollable.is_past_deadline(direction) {

@@ -7,6 +7,8 @@ use crate::chan;
 use crate::goroutine::go;
 use crate::sched::current_g;
 use crate::sched::netpoll::pollable::Direction;
+#[cfg(feature = "std")]
+use crate::simnet;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::time::sleep_async;
 use rustix::net::{RecvFlags, SocketAddrAny, SocketFlags};
@@ -742,6 +744,12 @@ impl TcpListener {
         &self,
         (fd, addr): (OwnedFd, Option<SocketAddrAny>),
     ) -> io::Result<(TcpStream, SocketAddr)> {
+        #[cfg(feature = "std")]
+        if let Some(network) = simnet::here()
+            && let Some(addr) = network.accepted(fd.as_raw_fd())
+        {
+            return Ok((TcpStream { fd: Arc::new(Fd::new_accepted(fd, &self.fd)) }, addr));
+        }
         let addr = addr
             .ok_or_else(|| io::Error::other("a connection without an address"))?
             .try_into()

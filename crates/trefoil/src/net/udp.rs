@@ -5,7 +5,9 @@ use super::macros::{deadlines, readiness, socket};
 use super::resolve::{no_address, resolve};
 use super::tcp::std_addr;
 use crate::sched::netpoll::pollable::Direction;
-use rustix::net::{RecvFlags, SendFlags};
+#[cfg(feature = "std")]
+use crate::simnet;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrAny};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fmt;
 use std::io;
@@ -309,7 +311,7 @@ impl UdpSocket {
     /// ```
     pub fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let addr = *resolve(addr)?.first().ok_or_else(no_address)?;
-        self.fd.io(Direction::Write, |fd| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr))
+        self.fd.io(Direction::Write, |fd| attempt_send_to(fd, buf, addr))
     }
 
     /// Waits for a datagram and returns its length.
@@ -434,7 +436,7 @@ impl UdpSocket {
     /// If the future is dropped before it is ready, no datagram was sent.
     pub async fn send_to_async(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
         let addr = *resolve(addr)?.first().ok_or_else(no_address)?;
-        let send = |fd: BorrowedFd<'_>| rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr);
+        let send = |fd: BorrowedFd<'_>| attempt_send_to(fd, buf, addr);
         self.fd.io_async(Direction::Write, send).await
     }
 
@@ -514,8 +516,7 @@ impl UdpSocket {
             rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
         };
         let (n, from) = self.fd.io_async(Direction::Read, receive).await?;
-        let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;
-        Ok((n, from.try_into().map_err(io::Error::from)?))
+        Ok((n, sender(from)?))
     }
 
     fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
@@ -526,8 +527,7 @@ impl UdpSocket {
         let (n, from) = self.fd.io(Direction::Read, |fd| {
             rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
         })?;
-        let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;
-        Ok((n, from.try_into().map_err(io::Error::from)?))
+        Ok((n, sender(from)?))
     }
 
     /// Returns the address that [`connect`](UdpSocket::connect) has set.
@@ -643,4 +643,34 @@ impl UdpSocket {
     pub fn leave_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         self.fd.with(|s| s.leave_multicast_v6(group, interface))
     }
+}
+
+/// Makes one attempt to send a datagram.
+fn attempt_send_to(fd: BorrowedFd<'_>, buf: &[u8], addr: SocketAddr) -> rustix::io::Result<usize> {
+    #[cfg(feature = "std")]
+    if let Some(network) = simnet::here()
+        && let Some(sent) = network.send_to(fd.as_raw_fd(), buf, addr)
+    {
+        let error = || rustix::io::Errno::from_raw_os_error(-sent as i32);
+        return usize::try_from(sent).map_err(|_| error());
+    }
+    rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr)
+}
+
+/// Returns the address of the sender of a datagram.
+fn sender(from: Option<SocketAddrAny>) -> io::Result<SocketAddr> {
+    let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;
+    #[cfg(feature = "std")]
+    if let Some(from) = simulated_sender(&from) {
+        return Ok(from);
+    }
+    Ok(from.try_into().map_err(io::Error::from)?)
+}
+
+/// Returns the address of a sender in a simulated network.
+#[cfg(feature = "std")]
+fn simulated_sender(from: &SocketAddrAny) -> Option<SocketAddr> {
+    simnet::here()?;
+    let unix = rustix::net::SocketAddrUnix::try_from(from.clone()).ok()?;
+    simnet::sockets::source_of_abstract(unix.abstract_name()?)
 }

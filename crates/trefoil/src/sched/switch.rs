@@ -671,6 +671,9 @@ fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
         locked::unlock_at_end(g);
     }
     bump(&rt.p().counters.ended, 1);
+    if let Some(simulation) = &rt.sched().simulation {
+        simulation::note_end(simulation, g.id());
+    }
     g.state.set_dead();
     CURRENT.set(null());
     match g.join.complete() {

@@ -1,10 +1,11 @@
 //! `connect`, and the end of connections that are in progress.
 
 use super::retry::{RetryDecision, is_ready, wait_ready};
+use super::simulated;
 use super::{EAGAIN, EALREADY, EBADF, EINPROGRESS, EISCONN, socket_option, timeout_deadline};
 use crate::sched::calls;
 use crate::sched::netpoll::pollable::Direction;
-use crate::sys::raw::{poll_ms, syscall};
+use crate::sys::raw::{poll_ms, syscall, to_libc};
 use libc::{pollfd, sockaddr, socklen_t};
 use std::ffi::c_int;
 
@@ -12,6 +13,11 @@ interpose! {
     /// libc's function.
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     on_goroutine => {
+        if let Some(network) = simulated::network()
+            && let Some(result) = simulated::connect(&network, fd, addr, len)
+        {
+            return to_libc(result) as c_int;
+        }
         let real = || syscall(libc::SYS_connect, [fd as usize, addr as usize, len as usize]);
         let flags = syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize]);
         if flags < 0 || flags & libc::O_NONBLOCK as isize != 0 {
@@ -55,7 +61,7 @@ fn connect_blocking(fd: c_int, flags: isize, real: impl Fn() -> isize) -> isize 
 
 /// Waits until a connection in progress is established or has failed. Returns 0, or the error that
 /// ended the wait: `EINPROGRESS` if that is the timeout.
-fn wait_connected(fd: c_int) -> isize {
+pub(super) fn wait_connected(fd: c_int) -> isize {
     let deadline = timeout_deadline(fd, Direction::Write);
     while !is_ready(fd, libc::POLLOUT) {
         match wait_ready(fd, Direction::Write, deadline, None) {

@@ -1,9 +1,10 @@
 //! Calls that close, make or change a descriptor: the real functions, and updates of what is known
 //! (`fds.rs`).
 
+use super::simulated;
 use super::sockets::note_low_water;
 use crate::interpose::fds;
-use crate::sys::raw::syscall;
+use crate::sys::raw::{syscall, to_libc};
 use libc::socklen_t;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -101,6 +102,11 @@ interpose! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         len: socklen_t) -> c_int;
     with real => {
+        if let Some(network) = simulated::network()
+            && let Some(result) = network.set_option(fd, (level, name), value.cast(), len)
+        {
+            return to_libc(result) as c_int;
+        }
         let rc = real(fd, level, name, value, len);
         if level == libc::SOL_SOCKET {
             match name {
@@ -117,7 +123,11 @@ interpose! {
     /// libc's function.
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     with real => {
-        let rc = real(domain, kind, protocol);
+        let simulated = simulated::network().and_then(|network| network.socket(domain, kind));
+        let rc = match simulated {
+            Some(result) => to_libc(result) as c_int,
+            None => real(domain, kind, protocol),
+        };
         fds::after_open(rc);
         rc
     }

@@ -9,6 +9,7 @@
 //! | `sockets.rs` | `recv`, `send`, `accept` and related calls |
 //! | `connect.rs` | `connect`, and connections that a write begins |
 //! | `descriptors.rs` | calls that close, make or change a descriptor |
+//! | `simulated.rs` | addresses and options of sockets, which a simulated network replaces |
 //!
 //! On a goroutine a call is tried without blocking, *for this call only* (`MSG_DONTWAIT`,
 //! `RWF_NOWAIT`, a poll beforehand): the descriptor's own flags are never changed, because other
@@ -28,6 +29,7 @@ pub(super) mod connect;
 pub(super) mod descriptors;
 pub(super) mod read_write;
 mod retry;
+pub(super) mod simulated;
 pub(super) mod sockets;
 mod write_all;
 

@@ -5,6 +5,8 @@ use super::sockets::{ReadCall, receive_from, send_to, wait_low_water};
 use super::write_all::{CallMode, Part, Window, total_of, write_whole};
 use super::{ENOTSOCK, EOPNOTSUPP, is_regular, is_socket};
 use crate::sched::netpoll::pollable::Direction;
+use crate::interpose::park::point;
+use crate::sys::clock;
 use crate::sys::outputs;
 use crate::sys::raw::syscall;
 use libc::{iovec, msghdr, size_t, ssize_t};
@@ -29,6 +31,7 @@ interpose! {
     /// libc's function.
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
     on_goroutine => {
+        point_at(fd);
         let real = || syscall(libc::SYS_read, [fd as usize, buf as usize, len]);
         // The cached kind may be that of another file, hence `ENOTSOCK`. A read of no bytes returns
         // at once; a `recv` does not.
@@ -53,6 +56,7 @@ interpose! {
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
     on_goroutine => {
         outputs::note_writer(fd);
+        point_at(fd);
         // The vectored form would send no empty datagram.
         let is_empty_datagram = len == 0 && is_socket(fd);
         let sent = if is_empty_datagram { send_to(fd, buf, 0, 0, 0, 0) } else { ENOTSOCK };
@@ -110,6 +114,14 @@ unsafe fn write_vectors(
     write_whole(fd, || unsafe { total_of(vectors, count) }, attempt)
 }
 
+/// In a simulation: the caller may be preempted at this call, unless it prints.
+#[inline(always)]
+fn point_at(fd: c_int) {
+    if clock::has_simulations() && fd > libc::STDERR_FILENO {
+        point();
+    }
+}
+
 /// Returns whether there are vectors, and no more than the kernel accepts.
 fn is_vector_count(count: c_int) -> bool {
     (1..=libc::UIO_MAXIOV).contains(&count)
@@ -120,6 +132,7 @@ interpose! {
     fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t;
     on_goroutine => {
         let (at, len) = (vectors as usize, count as usize);
+        point_at(fd);
         let real = || syscall(libc::SYS_readv, [fd as usize, at, len]);
         let attempt = || vectored(libc::SYS_preadv2, fd, at, len);
         let total = || if is_vector_count(count) { total_of(vectors, len) } else { 0 };
@@ -142,6 +155,7 @@ interpose! {
     /// libc's function.
     fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t;
     on_goroutine => {
+        point_at(fd);
         let real = |at: *const iovec, count: usize| {
             syscall(libc::SYS_writev, [fd as usize, at as usize, count])
         };

@@ -1,6 +1,7 @@
 //! `recv`, `send`, `accept` and related calls.
 
 use super::retry::{RetryDecision, is_ready, retry_until_ready, wait_ready};
+use super::simulated;
 use super::write_all::{CallMode, Part, Window, total_of, write_whole};
 use super::{EAGAIN, is_nonblocking, socket_option, timeout_deadline};
 use crate::interpose::fds;
@@ -120,6 +121,30 @@ pub(super) unsafe fn receive_from(
     addr: usize,
     addr_len: usize,
 ) -> isize {
+    if let Some(network) = simulated::network_of(fd)
+        && addr != 0
+    {
+        // SAFETY: the caller's contract.
+        return unsafe {
+            let (to, to_len) = (addr as *mut sockaddr, addr_len as *mut socklen_t);
+            simulated::receive_from(&network, fd, to, to_len, |addr, addr_len| {
+                receive_by_kernel(fd, buf, len, flags, addr, addr_len)
+            })
+        };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { receive_by_kernel(fd, buf, len, flags, addr, addr_len) }
+}
+
+/// `recvfrom` of a socket of the kernel.
+unsafe fn receive_by_kernel(
+    fd: c_int,
+    buf: usize,
+    len: usize,
+    flags: c_int,
+    addr: usize,
+    addr_len: usize,
+) -> isize {
     receive(
         fd,
         flags,
@@ -136,10 +161,18 @@ interpose! {
     /// libc's function.
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
     on_goroutine => {
-        let len = || total_of((*msg).msg_iov, (*msg).msg_iovlen);
-        receive(fd, flags, len, |flags| {
-            syscall(libc::SYS_recvmsg, [fd as usize, msg as usize, flags as usize])
-        })
+        let by_kernel = |msg: *mut msghdr| {
+            let len = || total_of((*msg).msg_iov, (*msg).msg_iovlen);
+            receive(fd, flags, len, |flags| {
+                syscall(libc::SYS_recvmsg, [fd as usize, msg as usize, flags as usize])
+            })
+        };
+        match simulated::network_of(fd) {
+            Some(network) if !(*msg).msg_name.is_null() => {
+                simulated::receive_message(&network, fd, msg, by_kernel)
+            }
+            _ => by_kernel(msg),
+        }
     }
 }
 
@@ -165,6 +198,19 @@ pub(super) unsafe fn send_to(
     addr: usize,
     addr_len: usize,
 ) -> isize {
+    let (mut addr, mut addr_len) = (addr, addr_len);
+    let target;
+    if let Some(network) = simulated::network()
+        // SAFETY: the caller's contract.
+        && let Some(found) =
+            unsafe { network.target(fd, addr as *const sockaddr, addr_len as socklen_t) }
+    {
+        match found {
+            Ok(found) => target = found,
+            Err(error) => return error,
+        }
+        (addr, addr_len) = (&raw const target.0 as usize, target.1);
+    }
     let attempt = |part: Part, mode: CallMode| {
         let (at, left) = (buf as usize + part.start(), len - part.start());
         let (addr, addr_len) = if part == Part::Whole { (addr, addr_len) } else { (0, 0) };
@@ -186,6 +232,24 @@ interpose! {
 
 /// `sendmsg`.
 unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
+    let mut msg = msg;
+    let (target, mut with_target);
+    if let Some(network) = simulated::network()
+        // SAFETY: the caller's message.
+        && let Some(found) = unsafe {
+            network.target(fd, (*msg).msg_name.cast(), (*msg).msg_namelen)
+        }
+    {
+        match found {
+            Ok(found) => target = found,
+            Err(error) => return error,
+        }
+        // SAFETY: as above.
+        with_target = unsafe { *msg };
+        with_target.msg_name = (&raw const target.0).cast_mut().cast();
+        with_target.msg_namelen = target.1 as socklen_t;
+        msg = &raw const with_target;
+    }
     let attempt = |part: Part, mode: CallMode| {
         let send = |msg: *const msghdr| {
             let flags = mode.flags(part.flags(flags)) as usize;
@@ -231,6 +295,10 @@ unsafe fn accept_when_ready(
     len: *mut socklen_t,
     flags: c_int,
 ) -> isize {
+    if let Some(network) = simulated::network_of(fd) {
+        // SAFETY: the caller's contract.
+        return unsafe { simulated::accept(&network, fd, addr, len, flags) };
+    }
     let real = || {
         let args = [fd as usize, addr as usize, len as usize, flags as usize];
         // SAFETY: the caller's contract.

@@ -15,6 +15,7 @@ use crate::sched::m::Rt;
 use crate::sched::p::bump;
 use crate::sched::record;
 use crate::sched::runnable::RunKind;
+use crate::sched::simulation;
 use crate::sched::switch;
 use crate::sched::wait::holder;
 use crate::sched::{Sched, current_g};
@@ -279,6 +280,9 @@ fn init_g(
     g.task.set(None);
     g.lock_depth.set(0);
     g.labels.begin(labels);
+    if let Some(simulation) = &sched.simulation {
+        simulation::note_start(simulation, id);
+    }
     g.state.set_runnable();
     if let Some(stack) = own_stack {
         switch::attach_stack(g, stack);

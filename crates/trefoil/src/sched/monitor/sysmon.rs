@@ -329,7 +329,8 @@ impl<'a> Monitor<'a> {
             // The next round must see when the slice of the next goroutine begins.
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
-        // A simulation preempts its goroutines itself, and its P is never retaken.
+        // A simulation preempts its goroutines itself, polls when it decides to, and its P is never
+        // retaken.
         let is_watched = sched.simulation.is_none() || round.stopping;
         for p in sched.all_ps() {
             self.runs_timers[p.id as usize] = false;
@@ -350,7 +351,9 @@ impl<'a> Monitor<'a> {
         if sched.preempt_ms_without_p(preempt::send_signal) {
             round.next_by(now + PREEMPT_RETRY_NANOS);
         }
-        sched.poller.poll_neglected(POLL_INTERVAL_NANOS).wake(None);
+        if is_watched {
+            sched.poller.poll_neglected(POLL_INTERVAL_NANOS).wake(None);
+        }
         if now - self.last_cpus >= CPUS_INTERVAL_NANOS {
             self.last_cpus = now;
             sched.helper.request(Request::CheckCpus);

@@ -28,6 +28,17 @@
 //! In `Over` only the driver runs. [`finish`] leads back if all goroutines have ended. If some are
 //! left, the phase stays `Over` and the driver does not begin another run: their runtime stops.
 //!
+//! # The world
+//! A run may have a [`World`]: a network whose segments are on their way (`simnet/`). When all
+//! goroutines wait, [`next`] wakes the driver, which lets the world move and says when it moves again.
+//! Then the time jumps to that, or to the next timer.
+//!
+//! # Incarnations
+//! Goroutines belong to *incarnations* of hosts, and inherit them from the goroutine that starts
+//! them. Incarnation 0 is the test itself. A host that crashes [kills](kill) its incarnation: the
+//! goroutines and tasks in it never run again. They are *frozen*: what they own is leaked, so nothing
+//! that refers to their stacks becomes invalid.
+//!
 //! Invariants:
 //! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
 //!    allocated from malloc, and no goroutine is switched to.
@@ -55,11 +66,15 @@ use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
 use schedule::{Deviation, Schedule, Strategy, scramble};
+use std::any::Any;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The most goroutines and tasks of a run whose incarnations are kept.
+const MAX_IDS: usize = 1 << 32;
 
 /// How a run has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +106,35 @@ pub(crate) enum Outside {
     Wait,
 }
 
+/// What surrounds the goroutines of a run. See the head of the file.
+pub(crate) trait World: Any + Send + Sync {
+    /// Returns whether a descriptor is a part of the world: a wait for it does not lead outside.
+    fn contains(&self, fd: RawFd) -> bool;
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// Whether the world has moved since a goroutine last ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WorldTurn {
+    /// It must move before the time jumps.
+    Due,
+    /// The driver lets it move.
+    Moving,
+    /// It has moved, and moves again at this time. The kernel may have woken goroutines.
+    Moved(Nanos),
+    /// It moves again at this time, and no goroutine can run before.
+    Until(Nanos),
+}
+
+/// One life of a host.
+#[derive(Clone, Copy, Debug)]
+struct Incarnation {
+    is_dead: bool,
+    /// Goroutines and tasks that have not ended.
+    alive: u32,
+}
+
 /// What was counted in a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
@@ -117,6 +161,9 @@ pub(crate) struct Simulation {
     /// Panic messages are not printed.
     is_silent: AtomicBool,
     panics_noted: Mutex<NotedPanics>,
+    world: Mutex<Option<Arc<dyn World>>>,
+    /// Something in the world may move.
+    has_world: AtomicBool,
     state: Lock<State>,
 }
 
@@ -148,6 +195,12 @@ struct State {
     /// A goroutine has panicked: what follows depends on locks of the process, such as that of
     /// standard error, so it is not part of the hash.
     has_failed: bool,
+    world_turn: WorldTurn,
+    incarnations: MmapVec<Incarnation>,
+    /// The incarnations of goroutines and tasks, by their ids after `last_id`.
+    incarnation_of: MmapVec<u32>,
+    /// Runnable goroutines and tasks of dead incarnations.
+    frozen: MmapVec<Runnable>,
 }
 
 // SAFETY: a runnable goroutine belongs to the list that it is in (`runnable.rs`, invariant 3).
@@ -181,8 +234,34 @@ impl Simulation {
                 last_id: 0,
                 hash: 0,
                 has_failed: false,
+                world_turn: WorldTurn::Due,
+                incarnations: MmapVec::new(),
+                incarnation_of: MmapVec::new(),
+                frozen: MmapVec::new(),
             }),
+            world: Mutex::new(None),
+            has_world: AtomicBool::new(false),
         }
+    }
+
+    /// Sets what surrounds the goroutines of the next run.
+    pub(crate) fn set_world(&self, world: Option<Arc<dyn World>>) {
+        self.has_world.store(false, Ordering::Relaxed);
+        let before = {
+            let mut place = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *place, world)
+        };
+        drop(before);
+    }
+
+    /// Says that something in the world may move from now on.
+    pub(crate) fn set_world_in_motion(&self) {
+        self.has_world.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns what surrounds the goroutines of this run.
+    pub(crate) fn world(&self) -> Option<Arc<dyn World>> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counts a goroutine or task that has panicked.
@@ -337,6 +416,28 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
         if matches!(state.phase, Phase::Between | Phase::Over(_)) {
             return None;
         }
+        if simulation.has_world.load(Ordering::Relaxed) {
+            match state.world_turn {
+                WorldTurn::Due if state.driver_waits => {
+                    state.driver_waits = false;
+                    state.world_turn = WorldTurn::Moving;
+                    let driver = state.driver;
+                    drop(state);
+                    driver.into_iter().for_each(|driver| switch::ready(rt, driver));
+                    continue;
+                }
+                // The driver is about to wait, or waits for a lock of the world.
+                WorldTurn::Due | WorldTurn::Moving => return None,
+                WorldTurn::Moved(when) => {
+                    state.world_turn = WorldTurn::Until(when);
+                    drop(state);
+                    // Goroutines whose sockets have become ready.
+                    rt.sched().poller.poll(p.id, 1, LATEST, |_| None).wake(Some(rt));
+                    continue;
+                }
+                WorldTurn::Until(_) => {}
+            }
+        }
         // All goroutines wait. Those that wait outside when the root has ended are left over.
         if simulation.waits_outside.load(Ordering::Relaxed) != 0 && state.phase == Phase::Running {
             return None;
@@ -348,14 +449,17 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
             continue;
         }
         let end = match state.phase {
-            Phase::RootEnded if rt.sched().num_alive_in_simulation() == 0 => End::Ended,
+            Phase::RootEnded if rt.sched().num_alive_in_simulation() <= state.num_frozen() => {
+                End::Ended
+            }
             Phase::RootEnded => End::Outlived,
-            _ => match p.timers.next_live() {
+            _ => match p.timers.next_live().min(state.world_moves_at()) {
                 // A sleep without an end is no reason to go on.
                 LATEST.. => End::Deadlock,
                 when => {
                     simulation.clock.fetch_max(when, Ordering::Relaxed);
                     state.mix(when);
+                    state.world_turn = WorldTurn::Due;
                     continue;
                 }
             },
@@ -387,7 +491,10 @@ fn pause() {
 /// The runtime stops: returns the runnable goroutines to the scheduler's queues.
 pub(crate) fn give_back(rt: Rt, simulation: &Simulation) {
     loop {
-        let item = simulation.state.lock().runnable.pop();
+        let item = {
+            let mut state = simulation.state.lock();
+            state.runnable.pop().or_else(|| state.frozen.pop())
+        };
         match item {
             Some(item) => rt.sched().push_woken(item),
             None => return,
@@ -400,8 +507,16 @@ impl State {
         self.driver.is_some_and(|driver| std::ptr::eq(driver, g))
     }
 
-    /// Moves what the scheduler's queues hold to `runnable`.
+    /// Moves what the scheduler's queues hold to `runnable`, or to `frozen`.
     fn collect(&mut self, rt: Rt) {
+        let known = self.runnable.len();
+        self.collect_all(rt);
+        if self.has_dead_incarnation() {
+            self.freeze_from(known);
+        }
+    }
+
+    fn collect_all(&mut self, rt: Rt) {
         let (p, sched) = (rt.p(), rt.sched());
         let rings = [&p.woken, &p.runq];
         for item in rings.into_iter().flat_map(|ring| std::iter::from_fn(|| ring.pop_ring())) {
@@ -417,6 +532,68 @@ impl State {
                 Some(item) => self.runnable.push(item),
                 None => break,
             }
+        }
+    }
+
+    fn has_dead_incarnation(&self) -> bool {
+        self.incarnations.iter().any(|incarnation| incarnation.is_dead)
+    }
+
+    /// Moves those of dead incarnations, from the index `from` on, to `frozen`.
+    #[cold]
+    fn freeze_from(&mut self, from: usize) {
+        let mut i = from;
+        while let Some(&item) = self.runnable.get(i) {
+            if self.is_dead(id(item)) {
+                self.runnable.remove_at(i);
+                self.frozen.push(item);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Returns the incarnation of the goroutine or task `id`.
+    fn incarnation(&self, id: u64) -> u32 {
+        let index = id.wrapping_sub(self.last_id) as usize;
+        self.incarnation_of.get(index).copied().unwrap_or(0)
+    }
+
+    /// Returns whether the goroutine or task `id` never runs again.
+    fn is_dead(&self, id: u64) -> bool {
+        let incarnation = self.incarnation(id) as usize;
+        self.incarnations.get(incarnation).is_some_and(|incarnation| incarnation.is_dead)
+    }
+
+    /// Returns how many goroutines and tasks never run again.
+    fn num_frozen(&self) -> u64 {
+        let dead = self.incarnations.iter().filter(|incarnation| incarnation.is_dead);
+        dead.map(|incarnation| u64::from(incarnation.alive)).sum()
+    }
+
+    /// Sets the incarnation of the goroutine or task `id`.
+    fn set_incarnation(&mut self, id: u64, incarnation: u32) {
+        let index = id.wrapping_sub(self.last_id) as usize;
+        if index >= MAX_IDS {
+            return; // A carrier.
+        }
+        while self.incarnation_of.len() <= index {
+            self.incarnation_of.push(0);
+        }
+        self.incarnation_of[index] = incarnation;
+    }
+
+    fn count_alive(&mut self, incarnation: u32, more: i32) {
+        if let Some(one) = self.incarnations.get_mut(incarnation as usize) {
+            one.alive = one.alive.wrapping_add_signed(more);
+        }
+    }
+
+    /// Returns when the world moves again.
+    fn world_moves_at(&self) -> Nanos {
+        match self.world_turn {
+            WorldTurn::Until(when) => when,
+            _ => LATEST,
         }
     }
 
@@ -437,6 +614,9 @@ impl State {
         };
         let chosen = *self.runnable.get(index)?;
         self.runnable.remove_at(index);
+        if !chosen.goroutine().is_some_and(|g| self.is_driver(g)) {
+            self.world_turn = WorldTurn::Due;
+        }
         self.mix(id(chosen).wrapping_sub(self.last_id));
         self.mix(simulation.clock.load(Ordering::Relaxed));
         Some(chosen)
@@ -525,12 +705,20 @@ pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
     state.last_id = last_id;
     state.hash = scramble(plan.seed);
     state.has_failed = false;
+    state.world_turn = WorldTurn::Due;
+    state.incarnations.truncate(0);
+    state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
+    state.incarnation_of.truncate(0);
     drop(state);
     rt.leave_without_yield();
 }
 
 /// Waits until the run has ended. The caller is the driver, which has started the root goroutine.
-pub(crate) fn wait_for_end(simulation: &Simulation) -> (End, Counts) {
+/// Calls `advance` when the world may move; it returns when the world moves again.
+pub(crate) fn wait_for_end(
+    simulation: &Simulation,
+    mut advance: impl FnMut() -> Nanos,
+) -> (End, Counts) {
     loop {
         let Some(rt) = Rt::enter() else { return (End::Ended, simulation.counts()) };
         let mut state = simulation.state.lock();
@@ -539,25 +727,110 @@ pub(crate) fn wait_for_end(simulation: &Simulation) -> (End, Counts) {
             rt.leave_without_yield();
             return (end, simulation.counts());
         }
+        if state.world_turn == WorldTurn::Moving {
+            drop(state);
+            rt.leave_without_yield();
+            let when = advance();
+            simulation.state.lock().world_turn = WorldTurn::Moved(when);
+            continue;
+        }
         state.driver_waits = true;
         drop(state);
         switch::park(rt, WaitReason::Simulation).leave_without_yield();
     }
 }
 
-/// A run has ended well: goroutines of the runtime itself, such as carriers, may run.
-pub(crate) fn finish(simulation: &Simulation) {
+/// Returns the incarnation of the caller; 0 if it is the test itself.
+pub(crate) fn incarnation() -> u32 {
+    let (Some(simulation), Some(g)) = (here(), current_g()) else { return 0 };
+    simulation.state.lock().incarnation(record::id_of(g))
+}
+
+/// Notes that the running goroutine starts the goroutine or task `id`.
+#[cold]
+pub(crate) fn note_start(simulation: &Simulation, id: u64) {
+    let parent = current_g().map(record::id_of);
     let mut state = simulation.state.lock();
-    if state.phase == Phase::Over(End::Ended) {
-        state.phase = Phase::Between;
+    if !matches!(state.phase, Phase::Running | Phase::RootEnded) {
+        return;
+    }
+    let incarnation = parent.map_or(0, |parent| state.incarnation(parent));
+    state.set_incarnation(id, incarnation);
+    state.count_alive(incarnation, 1);
+}
+
+/// Notes that the goroutine or task `id` has ended.
+#[cold]
+pub(crate) fn note_end(simulation: &Simulation, id: u64) {
+    let mut state = simulation.state.lock();
+    let incarnation = state.incarnation(id);
+    state.count_alive(incarnation, -1);
+}
+
+/// Begins another incarnation, without goroutines.
+pub(crate) fn begin_incarnation(simulation: &Simulation) -> u32 {
+    let mut state = simulation.state.lock();
+    state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
+    state.incarnations.len() as u32 - 1
+}
+
+/// Moves the running goroutine to an incarnation. Does not return if that is dead.
+pub(crate) fn move_to(simulation: &Simulation, incarnation: u32) {
+    let Some(g) = current_g() else { return };
+    {
+        let mut state = simulation.state.lock();
+        let id = record::id_of(g);
+        let before = state.incarnation(id);
+        state.count_alive(before, -1);
+        state.set_incarnation(id, incarnation);
+        state.count_alive(incarnation, 1);
+    }
+    stop_if_dead(simulation);
+}
+
+/// Ends an incarnation: its goroutines and tasks never run again. If the caller is one of them, this
+/// does not return.
+pub(crate) fn kill(simulation: &Simulation, incarnation: u32) {
+    {
+        let mut state = simulation.state.lock();
+        if let Some(one) = state.incarnations.get_mut(incarnation as usize) {
+            one.is_dead = true;
+        }
+        state.freeze_from(0);
+    }
+    stop_if_dead(simulation);
+}
+
+/// Parks the running goroutine for ever if its incarnation is dead.
+fn stop_if_dead(simulation: &Simulation) {
+    let Some(g) = current_g() else { return };
+    while simulation.state.lock().is_dead(record::id_of(g)) {
+        let Some(rt) = Rt::enter() else { return };
+        switch::park(rt, WaitReason::Simulation).leave_without_yield();
     }
 }
 
-/// The root goroutine has returned: from now on the time stands still.
+/// A run has ended. Returns whether it has ended well and no goroutine is left: then another run may
+/// begin, and goroutines of the runtime itself, such as carriers, may run.
+pub(crate) fn finish(simulation: &Simulation) -> bool {
+    let mut state = simulation.state.lock();
+    let is_clean = state.phase == Phase::Over(End::Ended) && state.num_frozen() == 0;
+    if is_clean {
+        state.phase = Phase::Between;
+    }
+    is_clean
+}
+
+/// The root goroutine has returned: from now on the time stands still, and all hosts but the test's
+/// own are dead.
 pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {
         state.phase = Phase::RootEnded;
+    }
+    if state.incarnations.len() > 1 {
+        state.incarnations[1..].iter_mut().for_each(|incarnation| incarnation.is_dead = true);
+        state.freeze_from(0);
     }
 }
 
@@ -595,6 +868,9 @@ impl WaitOutside {
     #[cold]
     fn begin_slow(fd: RawFd) -> io::Result<WaitOutside> {
         let simulation = here();
+        if simulation.and_then(Simulation::world).is_some_and(|world| world.contains(fd)) {
+            return Ok(WaitOutside(None));
+        }
         match simulation {
             Some(Simulation { outside: Outside::Refuse, .. }) => {
                 let id = current_g().map_or(0, G::id);

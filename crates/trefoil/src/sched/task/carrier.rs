@@ -43,7 +43,7 @@ use crate::sched::record::{self, Stop, Waker};
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
-use crate::sched::{Sched, current_g, switch, wait};
+use crate::sched::{Sched, current_g, simulation, switch, wait};
 use crate::shim::full_fence;
 use crate::sys::lock::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -307,9 +307,9 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
     task.origin.end();
     task.state.finish();
     match task.join.complete() {
-        Completed::Kept => record_end(count_end(enter())),
+        Completed::Kept => record_end(count_end(enter(), task)),
         Completed::Wake(sleeper) => {
-            let rt = count_end(enter());
+            let rt = count_end(enter(), task);
             wait::wake_in(rt, sleeper);
             record_end(rt)
         }
@@ -324,7 +324,7 @@ fn end(task: &'static Task, polled: Polled) -> Rt {
                 // The destructor may have left labels.
                 task.origin.end();
             }
-            let rt = count_end(enter());
+            let rt = count_end(enter(), task);
             rt.with_local(|local| local.free_tasks.put(task));
             record_end(rt)
         }
@@ -343,8 +343,11 @@ pub(super) fn abort_after_panic(task: &Task) -> ! {
     unsafe { libc::_exit(2) }
 }
 
-fn count_end(rt: Rt) -> Rt {
+fn count_end(rt: Rt, task: &Task) -> Rt {
     bump(&rt.p().counters.tasks_ended, 1);
+    if let Some(simulation) = &rt.sched().simulation {
+        simulation::note_end(simulation, task.id());
+    }
     rt
 }
 

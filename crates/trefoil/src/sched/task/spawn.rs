@@ -14,6 +14,7 @@ use crate::sched::labels;
 use crate::sched::m::Rt;
 use crate::sched::p::bump;
 use crate::sched::record;
+use crate::sched::simulation;
 use crate::shim::full_fence;
 use std::future::Future;
 use std::io;
@@ -97,6 +98,9 @@ unsafe fn start<F: Future, X: TaskExtra>(
     unsafe { TypedTaskBody::<F, X>::put(task, future, extra, reserved) };
     task.id.store(id, Ordering::Relaxed);
     task.sched.set(sched);
+    if let Some(simulation) = &sched.simulation {
+        simulation::note_start(simulation, id);
+    }
     task.origin.begin(created_at, labels);
     task.head.woken.set(false);
     task.join.reset();

@@ -64,11 +64,20 @@
 //! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a thread)
 //!   stops the whole simulation until the call returns.
 
+#[cfg(feature = "std")]
+mod net;
+
+#[cfg(feature = "std")]
+pub use net::{Host, Link, Net, disk, host, net};
+
 use crate::debug;
 use crate::goroutine::{Builder as GoBuilder, id};
 use crate::runtime::Runtime;
 use crate::sched::simulation::schedule::{Deviation, MAX_PREEMPTIONS, Strategy, scramble};
 use crate::sched::simulation::{self, Counts, End, Outside, Plan, Simulation};
+#[cfg(feature = "std")]
+use crate::simnet::Network;
+use crate::sys::clock::NEVER;
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
@@ -571,15 +580,39 @@ impl Builder {
         }
     }
 
-    /// Makes runs in one runtime until one fails, and returns that one.
+    /// Makes runs until one fails, and returns that one.
     fn run_many<F>(&self, runs: u64, f: &Arc<F>, explored: &mut Explored) -> Option<(Seed, Run)>
     where
         F: Fn() + Send + Sync + 'static,
     {
+        let (mut i, mut longest) = (0, 0);
+        while i < runs {
+            let failed = self.run_some(runs, f, &mut i, &mut longest, explored);
+            if failed.is_some() {
+                return failed;
+            }
+        }
+        None
+    }
+
+    /// Makes runs from number `next` on in one runtime, until one fails or leaves goroutines of hosts.
+    /// Returns the one that has failed.
+    fn run_some<F>(
+        &self,
+        runs: u64,
+        f: &Arc<F>,
+        next: &mut u64,
+        longest: &mut u64,
+        explored: &mut Explored,
+    ) -> Option<(Seed, Run)>
+    where
+        F: Fn() + Send + Sync + 'static,
+    {
         self.with_runtime(|simulation| {
-            let mut longest = 0;
-            for i in 0..runs {
-                let seed = self.seed_of_run(i, longest);
+            while *next < runs {
+                let i = *next;
+                *next += 1;
+                let seed = self.seed_of_run(i, *longest);
                 let f = f.clone();
                 let (_, run) = self.one_run(simulation, &seed, Output::Shown, move || f());
                 if run.failure().is_some() {
@@ -587,11 +620,14 @@ impl Builder {
                 }
                 // The first run may initialise statics, and so make calls that later runs do not.
                 if i > 0 {
-                    longest = longest.max(run.counts.decisions);
+                    *longest = (*longest).max(run.counts.decisions);
                 }
                 explored.runs += 1;
                 explored.steps += run.counts.steps;
                 explored.simulated += Duration::from_nanos(run.counts.elapsed);
+                if !run.may_go_on {
+                    break;
+                }
             }
             None
         })
@@ -665,6 +701,8 @@ impl Builder {
             deviations: &seed.deviations,
             max_steps: self.max_steps,
         };
+        #[cfg(feature = "std")]
+        let network = self.surround(simulation, seed);
         simulation::begin(simulation, &plan);
         let returned = Arc::new(Mutex::new(None));
         let to = returned.clone();
@@ -679,7 +717,11 @@ impl Builder {
         let root = GoBuilder::new().name("root").stack_size(ROOT_STACK_BYTES).go(root);
         let root = root.unwrap_or_else(|e| panic!("cannot start a simulation: {e}"));
         drop(root);
-        let (end, counts) = simulation::wait_for_end(simulation);
+        #[cfg(feature = "std")]
+        let advance = || network.as_ref().map_or(NEVER, |network| network.advance());
+        #[cfg(not(feature = "std"))]
+        let advance = || NEVER;
+        let (end, counts) = simulation::wait_for_end(simulation, advance);
         let waiting = match end {
             End::Ended => String::new(),
             End::Deadlock | End::Outlived | End::Steps if output == Output::Silenced => {
@@ -689,9 +731,25 @@ impl Builder {
         };
         let deviations = simulation.deviations();
         let panicked = simulation.take_panic_message();
-        simulation::finish(simulation);
+        #[cfg(feature = "std")]
+        if let Some(network) = network {
+            simulation.set_world(None);
+            network.end(end != End::Ended);
+        }
+        let may_go_on = simulation::finish(simulation);
         let value = returned.lock().unwrap_or_else(PoisonError::into_inner).take();
-        (value, Run { end, counts, deviations, panicked, waiting })
+        (value, Run { end, counts, deviations, panicked, waiting, may_go_on })
+    }
+
+    /// Gives the next run a network, unless its sockets are real ones.
+    #[cfg(feature = "std")]
+    fn surround(&self, simulation: &Simulation, seed: &Seed) -> Option<Arc<Network>> {
+        if self.outside == Outside::Wait {
+            return None;
+        }
+        let network = Arc::new(Network::new(scramble(scramble(seed.number))));
+        simulation.set_world(Some(network.clone()));
+        Some(network)
     }
 
     /// Searches a run with fewer deviations that fails alike.
@@ -760,6 +818,8 @@ struct Run {
     panicked: Option<String>,
     /// The dump, if goroutines are left.
     waiting: String,
+    /// Another run may follow in the same runtime.
+    may_go_on: bool,
 }
 
 impl Run {

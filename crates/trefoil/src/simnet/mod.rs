@@ -1,0 +1,308 @@
+//! The network and the disks of a simulation.
+//!
+//! In a simulation an Internet socket is a Unix socket whose other end the *network* holds. So the
+//! kernel does for simulated sockets what it does for others: buffers, `poll` and `epoll`, `dup`,
+//! blocking and non-blocking calls, timeouts. The network moves the bytes from end to end, when the
+//! simulated time has come:
+//!
+//! ```text
+//!   client ──▶ end ──(latency, loss, partition)──▶ end ──▶ server
+//!       Unix socket pair        segments        Unix socket pair
+//! ```
+//!
+//! | file | content |
+//! |---|---|
+//! | `name.rs` | addresses as names of Unix sockets |
+//! | `links.rs` | hosts, and the links between them: latency, bandwidth, loss, partition |
+//! | `connections.rs` | streams: connect, segments, end and reset |
+//! | `datagrams.rs` | datagrams |
+//! | `sockets.rs` | the calls of the program: `socket`, `bind`, `connect`, addresses, options |
+//! | `disk.rs` | what is on a host's disk after a crash |
+//!
+//! # When it runs
+//! The driver of the simulation calls [`Network::advance`] when all goroutines wait, before the time
+//! jumps. It is never in a hurry: a goroutine that has just sent waits for an answer at the earliest
+//! one latency later.
+//!
+//! Invariants:
+//! 1. One thread at a time uses a network: goroutines of a runtime with one P. No code here enters
+//!    the runtime or makes an interposed call while it holds the lock.
+//! 2. Nothing here depends on addresses of memory, on numbers of descriptors, or on hash maps with
+//!    random keys: the same seed leads to the same run.
+//!
+//! # Rejected
+//! - Sockets without descriptors of the kernel: `poll`, `epoll`, `dup`, `fcntl` and the event loops
+//!   of other crates would have to be imitated, too.
+//! - A goroutine per connection that copies: its switches would be decisions of the schedule.
+
+mod connections;
+mod datagrams;
+pub(crate) mod disk;
+pub(crate) mod links;
+mod name;
+pub(crate) mod sockets;
+
+use crate::sched::simulation::{self, Simulation, World};
+use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::raw::syscall;
+use crate::sys::rng::Rng;
+use connections::End;
+use datagrams::{Datagram, Puppet};
+use links::{Host, Link};
+use name::{Name, NameKind};
+use sockets::Socket;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The first of the ports that sockets without one get, and their number.
+const FIRST_PORT: u16 = 49152;
+const PORTS: u16 = u16::MAX - FIRST_PORT;
+/// The most events of the kernel that are taken at once.
+const EVENTS: usize = 64;
+
+/// Numbers the networks of the process.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// The network of one run. See the head of the file.
+pub(crate) struct Network(Mutex<State>);
+
+struct State {
+    number: u32,
+    rng: Rng,
+    /// For the network's sockets. None before the first one.
+    epoll: Option<OwnedFd>,
+    hosts: Vec<Host>,
+    /// The hosts of the incarnations (`sched/simulation/`).
+    incarnations: Vec<u16>,
+    /// Links that differ from `default_link`, by their ends.
+    links: BTreeMap<(u16, u16), Link>,
+    default_link: Link,
+    /// The program's sockets, by their inodes.
+    sockets: BTreeMap<u64, Socket>,
+    ends: BTreeMap<u64, End>,
+    puppets: BTreeMap<u64, Puppet>,
+    puppet_of: BTreeMap<(u16, SocketAddr), u64>,
+    /// What happens when. The second number keeps the order of events at the same time.
+    events: BTreeMap<(Nanos, u64), Event>,
+    /// The last number of an end, a puppet or an event.
+    last_number: u64,
+    last_port: u16,
+    disks: disk::Disks,
+}
+
+/// What happens at a time in the network.
+enum Event {
+    /// The request for a connection arrives at the listener's host.
+    Request { end: u64, attempt: u32 },
+    /// The answer arrives: the connection is established.
+    Established { end: u64 },
+    /// The answer arrives: there is no connection.
+    Refused { end: u64, error: c_int },
+    /// The next segment arrives at this end.
+    Deliver { end: u64 },
+    Datagram(Datagram),
+}
+
+impl World for Network {
+    fn contains(&self, fd: RawFd) -> bool {
+        let kind = inode(fd);
+        let state = self.lock();
+        // An event loop's epoll instance is part of the simulation if the network is.
+        kind.is_some_and(|inode| state.sockets.contains_key(&inode))
+            || (state.epoll.is_some() && is_anonymous(fd))
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// Returns the network in which the caller is simulated.
+pub(crate) fn here() -> Option<Arc<Network>> {
+    if clock::has_simulations() { here_slow() } else { None }
+}
+
+#[cold]
+fn here_slow() -> Option<Arc<Network>> {
+    of(simulation::here()?)
+}
+
+/// Returns the network of a simulation.
+pub(crate) fn of(simulation: &Simulation) -> Option<Arc<Network>> {
+    simulation.world()?.as_any().downcast().ok()
+}
+
+impl Network {
+    /// Returns a network without sockets, with one host for the test itself.
+    pub(crate) fn new(seed: u64) -> Network {
+        let mut state = State {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            rng: Rng::from_seed(seed),
+            epoll: None,
+            hosts: Vec::new(),
+            incarnations: Vec::new(),
+            links: BTreeMap::new(),
+            default_link: Link::new(),
+            sockets: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            puppets: BTreeMap::new(),
+            puppet_of: BTreeMap::new(),
+            events: BTreeMap::new(),
+            last_number: 0,
+            last_port: 0,
+            disks: disk::Disks::new(),
+        };
+        state.add_host(links::TEST_HOST);
+        state.incarnations.push(0);
+        Network(Mutex::new(state))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves everything that can move at the current time. Returns when the next event is due.
+    pub(crate) fn advance(&self) -> Nanos {
+        let mut state = self.lock();
+        let now = clock::now();
+        loop {
+            let mut moved = state.take_kernel_events(now);
+            while let Some(first) = state.events.first_entry()
+                && first.key().0 <= now
+            {
+                let event = first.remove();
+                state.happen(event, now);
+                moved = true;
+            }
+            if !moved {
+                return state.events.first_key_value().map_or(NEVER, |((due, _), _)| *due);
+            }
+        }
+    }
+}
+
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn schedule(&mut self, due: Nanos, event: Event) {
+        let number = self.next_number();
+        self.events.insert((due, number), event);
+    }
+
+    fn happen(&mut self, event: Event, now: Nanos) {
+        match event {
+            Event::Request { end, attempt } => self.request_arrives(end, attempt, now),
+            Event::Established { end } => self.established(end, now),
+            Event::Refused { end, error } => self.refused(end, error),
+            Event::Deliver { end } => self.deliver_due(end, now),
+            Event::Datagram(datagram) => self.deliver_datagram(datagram, now),
+        }
+    }
+
+    /// Serves the network's sockets that have become ready. Returns whether there were any.
+    fn take_kernel_events(&mut self, now: Nanos) -> bool {
+        let Some(epoll) = &self.epoll else { return false };
+        let mut list = [const { libc::epoll_event { events: 0, u64: 0 } }; EVENTS];
+        let args = [epoll.as_raw_fd() as usize, list.as_mut_ptr() as usize, EVENTS, 0, 0, 8];
+        // SAFETY: the kernel writes at most `EVENTS` events.
+        let n = unsafe { syscall(libc::SYS_epoll_pwait, args) };
+        for event in &list[..n.max(0) as usize] {
+            let (token, events) = (event.u64, event.events);
+            if token & 1 == 0 {
+                self.end_is_ready(token >> 1, events, now);
+            } else {
+                self.read_puppet(token >> 1, now);
+            }
+        }
+        n > 0
+    }
+
+    /// Adds a socket of the network to its epoll instance. `token` is a number and, in its lowest
+    /// bit, whether it is a puppet's.
+    fn watch(&mut self, fd: &OwnedFd, token: u64) -> Result<(), isize> {
+        if self.epoll.is_none() {
+            // SAFETY: passes no pointers.
+            let fd = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) };
+            self.epoll = Some(owned(fd)?);
+        }
+        let Some(epoll) = &self.epoll else { return Ok(()) };
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        let add = libc::EPOLL_CTL_ADD as usize;
+        let args = [epoll.as_raw_fd() as usize, add, fd.as_raw_fd() as usize];
+        // SAFETY: the kernel reads one event.
+        check(unsafe {
+            let [epoll, add, fd] = args;
+            syscall(libc::SYS_epoll_ctl, [epoll, add, fd, &raw mut event as usize])
+        })
+        .map(|_| ())
+    }
+
+    /// Returns a name of this network for one of its own sockets.
+    fn name(&self, kind: NameKind, host: u16, number: u64, addr: SocketAddr) -> Name {
+        Name { network: self.number, kind, host, number, addr, local: name::UNSPECIFIED }
+    }
+
+    /// Returns the names under which a socket of `host` may be reached at `addr`, the most specific
+    /// one first.
+    fn names_at(&self, kind: NameKind, host: u16, addr: SocketAddr) -> [Name; 3] {
+        let any = [IpAddr::from([0u8; 4]), IpAddr::from([0u16; 8])];
+        let [v4, v6] = any.map(|ip| self.name(kind, host, 0, SocketAddr::new(ip, addr.port())));
+        [self.name(kind, host, 0, addr), v4, v6]
+    }
+}
+
+/// Makes a Unix socket of the network, which does not block.
+fn unix_socket(kind: c_int) -> Result<OwnedFd, isize> {
+    let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: passes no pointers.
+    owned(unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) })
+}
+
+/// Calls `bind` or `connect` with a name.
+fn call_with_name(number: libc::c_long, fd: RawFd, name: &Name) -> isize {
+    let (raw, len) = name.encode();
+    // SAFETY: the kernel reads the name.
+    unsafe { syscall(number, [fd as usize, &raw const raw as usize, len]) }
+}
+
+/// Converts a result of the kernel.
+///
+/// # Errors
+/// The negative error number.
+fn check(result: isize) -> Result<isize, isize> {
+    if result < 0 { Err(result) } else { Ok(result) }
+}
+
+/// Takes over a new descriptor.
+fn owned(result: isize) -> Result<OwnedFd, isize> {
+    // SAFETY: the kernel has just returned it.
+    check(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Returns the status of an open file.
+fn status(fd: RawFd) -> Option<libc::stat> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills the structure, which has its layout on the 64-bit targets.
+    let rc = unsafe { syscall(libc::SYS_fstat, [fd as usize, stat.as_mut_ptr() as usize]) };
+    // SAFETY: zeroed, then filled.
+    (rc == 0).then(|| unsafe { stat.assume_init() })
+}
+
+/// Returns the inode of a socket. The kernel gives each socket another one.
+fn inode(fd: RawFd) -> Option<u64> {
+    status(fd).filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).map(|stat| stat.st_ino)
+}
+
+/// Returns whether the descriptor refers to an epoll instance, an eventfd or the like.
+fn is_anonymous(fd: RawFd) -> bool {
+    status(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == 0)
+}

@@ -1,0 +1,478 @@
+//! The calls of the program on simulated sockets.
+//!
+//! A method returns None if the descriptor is not a simulated socket: then the kernel is called as
+//! usual. Reads, writes, `poll`, `dup`, `shutdown` and `close` always are: the kernel serves them.
+
+use super::connections::IN_PROGRESS;
+use super::name::{Name, NameKind, UNSPECIFIED, read_inet, write_inet};
+use super::{FIRST_PORT, Network, PORTS, State, call_with_name, check, inode, simulation};
+use crate::sys::clock;
+use crate::sys::raw::syscall;
+use libc::{c_int, sockaddr, socklen_t};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::RawFd;
+
+const EADDRINUSE: isize = -(libc::EADDRINUSE as isize);
+const EADDRNOTAVAIL: isize = -(libc::EADDRNOTAVAIL as isize);
+const EAFNOSUPPORT: isize = -(libc::EAFNOSUPPORT as isize);
+const EALREADY: isize = -(libc::EALREADY as isize);
+const EISCONN: isize = -(libc::EISCONN as isize);
+const EINVAL: isize = -(libc::EINVAL as isize);
+const ENOTCONN: isize = -(libc::ENOTCONN as isize);
+
+/// What the kernel does not know about a socket of the program.
+pub(super) struct Socket {
+    family: c_int,
+    is_stream: bool,
+    host: u16,
+    pub(super) incarnation: u32,
+    local: SocketAddr,
+    peer: Option<SocketAddr>,
+    pub(super) is_connecting: bool,
+    /// Why the connection failed.
+    pub(super) error: c_int,
+    /// Options of protocols, which only the program reads.
+    options: BTreeMap<(c_int, c_int), Vec<u8>>,
+}
+
+/// Which address of a socket is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Local,
+    Peer,
+}
+
+impl Network {
+    /// `socket`.
+    pub(crate) fn socket(&self, family: c_int, kind: c_int) -> Option<isize> {
+        let base = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+        let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
+        if !is_inet || (base != libc::SOCK_STREAM && base != libc::SOCK_DGRAM) {
+            return None;
+        }
+        // SAFETY: passes no pointers.
+        let fd = unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) };
+        if let Some(inode) = inode(fd as RawFd) {
+            let incarnation = simulation::incarnation();
+            let mut state = self.lock();
+            let host = state.host_of(incarnation);
+            let socket = Socket::new(family, base == libc::SOCK_STREAM, host, incarnation);
+            state.sockets.insert(inode, socket);
+        }
+        if let Some(simulation) = simulation::here() {
+            simulation.set_world_in_motion();
+        }
+        Some(fd)
+    }
+
+    /// `bind`.
+    ///
+    /// # Safety
+    /// `addr` has `len` readable bytes.
+    pub(crate) unsafe fn bind(
+        &self,
+        fd: RawFd,
+        addr: *const sockaddr,
+        len: socklen_t,
+    ) -> Option<isize> {
+        let mut state = self.lock();
+        let inode = state.inode_of_socket(fd)?;
+        // SAFETY: the caller's contract.
+        let Some(addr) = (unsafe { read_inet(addr, len as usize) }) else {
+            return Some(EAFNOSUPPORT);
+        };
+        Some(state.bind(fd, inode, addr).map_or_else(|error| error, |()| 0))
+    }
+
+    /// Before `listen`: a socket without an address gets one.
+    pub(crate) fn before_listen(&self, fd: RawFd) {
+        let mut state = self.lock();
+        if let Some(inode) = state.inode_of_socket(fd) {
+            // If it fails, so does `listen`.
+            _ = state.bind_if_unbound(fd, inode, None);
+        }
+    }
+
+    /// `connect`. A stream socket begins to connect: returns `EINPROGRESS`.
+    ///
+    /// # Safety
+    /// `addr` has `len` readable bytes.
+    pub(crate) unsafe fn connect(
+        &self,
+        fd: RawFd,
+        addr: *const sockaddr,
+        len: socklen_t,
+    ) -> Option<isize> {
+        let mut state = self.lock();
+        let inode = state.inode_of_socket(fd)?;
+        // SAFETY: the caller's contract.
+        let Some(mut addr) = (unsafe { read_inet(addr, len as usize) }) else {
+            return Some(EAFNOSUPPORT);
+        };
+        if addr.ip().is_unspecified() {
+            addr.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        Some(state.connect(fd, inode, addr).unwrap_or_else(|error| error))
+    }
+
+    /// Returns the result of a connection that has been established or has failed: 0 or a negative
+    /// error.
+    pub(crate) fn connect_result(&self, fd: RawFd) -> isize {
+        let mut state = self.lock();
+        let socket = state.inode_of_socket(fd).and_then(|inode| state.sockets.get_mut(&inode));
+        socket.map_or(0, |socket| -(std::mem::take(&mut socket.error) as isize))
+    }
+
+    /// `accept` has returned `fd`. Returns the address of the other side.
+    pub(crate) fn accepted(&self, fd: RawFd) -> Option<SocketAddr> {
+        let inode = inode(fd)?;
+        let peer = kernel_name(libc::SYS_getpeername, fd)?;
+        let incarnation = simulation::incarnation();
+        let mut state = self.lock();
+        if peer.kind != NameKind::End || peer.network != state.number {
+            return None;
+        }
+        let family = if peer.local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+        let mut socket = Socket::new(family, true, peer.host, incarnation);
+        (socket.local, socket.peer) = (peer.local, Some(peer.addr));
+        state.sockets.insert(inode, socket);
+        state.note_accepted(peer.number, fd, inode);
+        Some(peer.addr)
+    }
+
+    /// Returns whether the descriptor is a simulated socket.
+    pub(crate) fn has_socket(&self, fd: RawFd) -> bool {
+        self.lock().inode_of_socket(fd).is_some()
+    }
+
+    /// `getsockname` or `getpeername`.
+    ///
+    /// # Safety
+    /// `addr` has `*len` writable bytes.
+    pub(crate) unsafe fn address(
+        &self,
+        fd: RawFd,
+        side: Side,
+        addr: *mut sockaddr,
+        len: *mut socklen_t,
+    ) -> Option<isize> {
+        let state = self.lock();
+        let socket = state.socket(fd)?;
+        let found = match side {
+            Side::Local => Some(socket.local),
+            Side::Peer if socket.is_connecting || socket.error != 0 => None,
+            Side::Peer => socket.peer,
+        };
+        let Some(found) = found else { return Some(ENOTCONN) };
+        // SAFETY: the caller's contract.
+        unsafe { write_inet(found, socket.family, addr, &mut *len) };
+        Some(0)
+    }
+
+    /// Returns the name to which a datagram for `addr` is sent, with its length.
+    ///
+    /// # Safety
+    /// `addr` has `len` readable bytes.
+    pub(crate) unsafe fn target(
+        &self,
+        fd: RawFd,
+        addr: *const sockaddr,
+        len: socklen_t,
+    ) -> Option<Result<(libc::sockaddr_un, usize), isize>> {
+        // SAFETY: the caller's contract.
+        let addr = unsafe { read_inet(addr, len as usize)? };
+        Some(self.target_of(fd, addr)?.map(|name| name.encode()))
+    }
+
+    fn target_of(&self, fd: RawFd, addr: SocketAddr) -> Option<Result<Name, isize>> {
+        let mut state = self.lock();
+        let inode = state.inode_of_socket(fd)?;
+        let host = state.sockets.get(&inode)?.host;
+        let bound = state.bind_if_unbound(fd, inode, Some(addr.ip()));
+        Some(bound.and_then(|()| state.puppet(host, addr)))
+    }
+
+    /// Sends a datagram without blocking.
+    pub(crate) fn send_to(&self, fd: RawFd, bytes: &[u8], to: SocketAddr) -> Option<isize> {
+        let (raw, len) = match self.target_of(fd, to)? {
+            Ok(name) => name.encode(),
+            Err(error) => return Some(error),
+        };
+        let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+        let (at, name) = (bytes.as_ptr() as usize, &raw const raw as usize);
+        let args = [fd as usize, at, bytes.len(), flags, name, len];
+        // SAFETY: the kernel reads the bytes and the name.
+        Some(unsafe { syscall(libc::SYS_sendto, args) })
+    }
+
+    /// `setsockopt` for an option of a protocol: only remembers it.
+    ///
+    /// # Safety
+    /// `value` has `len` readable bytes.
+    pub(crate) unsafe fn set_option(
+        &self,
+        fd: RawFd,
+        (level, name): (c_int, c_int),
+        value: *const u8,
+        len: socklen_t,
+    ) -> Option<isize> {
+        if level == libc::SOL_SOCKET {
+            return None;
+        }
+        let mut state = self.lock();
+        let inode = state.inode_of_socket(fd)?;
+        // SAFETY: the caller's contract.
+        let value = unsafe { std::slice::from_raw_parts(value, len as usize) }.to_vec();
+        state.sockets.get_mut(&inode)?.options.insert((level, name), value);
+        Some(0)
+    }
+
+    /// `getsockopt`.
+    ///
+    /// # Safety
+    /// `value` has `*len` writable bytes.
+    pub(crate) unsafe fn option(
+        &self,
+        fd: RawFd,
+        (level, name): (c_int, c_int),
+        value: *mut u8,
+        len: *mut socklen_t,
+    ) -> Option<isize> {
+        let mut state = self.lock();
+        let inode = state.inode_of_socket(fd)?;
+        let socket = state.sockets.get_mut(&inode)?;
+        let number = |n: c_int| n.to_ne_bytes().to_vec();
+        let found = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_ERROR) if socket.error != 0 => {
+                number(std::mem::take(&mut socket.error))
+            }
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => number(socket.family),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => {
+                number(if socket.is_stream { libc::IPPROTO_TCP } else { libc::IPPROTO_UDP })
+            }
+            (libc::SOL_SOCKET, _) => return None,
+            _ => socket.options.get(&(level, name)).cloned().unwrap_or_else(|| number(0)),
+        };
+        // SAFETY: the caller's contract; at most `*len` bytes are written.
+        unsafe {
+            let n = found.len().min(*len as usize);
+            found.as_ptr().copy_to(value, n);
+            *len = n as socklen_t;
+        }
+        Some(0)
+    }
+
+    /// Returns the family of a simulated socket.
+    pub(crate) fn family(&self, fd: RawFd) -> Option<c_int> {
+        self.lock().socket(fd).map(|socket| socket.family)
+    }
+}
+
+/// Returns the Internet address in the name that the kernel has written, of `len` bytes: the source
+/// of a datagram. None if it is not that of a simulated socket.
+pub(crate) fn source(raw: &libc::sockaddr_un, len: usize) -> Option<SocketAddr> {
+    Name::decode(raw, len).map(|name| name.addr)
+}
+
+/// As [`source`], for the bytes of the name after the zero byte that makes it abstract.
+pub(crate) fn source_of_abstract(bytes: &[u8]) -> Option<SocketAddr> {
+    Name::decode_abstract(bytes).map(|name| name.addr)
+}
+
+/// Writes an address for a socket of `family` to a buffer, as the kernel does.
+///
+/// # Safety
+/// `to` has `*len` writable bytes.
+pub(crate) unsafe fn write_address(
+    addr: SocketAddr,
+    family: c_int,
+    to: *mut sockaddr,
+    len: &mut socklen_t,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { write_inet(addr, family, to, len) };
+}
+
+impl Socket {
+    fn new(family: c_int, is_stream: bool, host: u16, incarnation: u32) -> Socket {
+        Socket {
+            family,
+            is_stream,
+            host,
+            incarnation,
+            local: UNSPECIFIED,
+            peer: None,
+            is_connecting: false,
+            error: 0,
+            options: BTreeMap::new(),
+        }
+    }
+}
+
+impl State {
+    fn host_of(&self, incarnation: u32) -> u16 {
+        self.incarnations.get(incarnation as usize).copied().unwrap_or(0)
+    }
+
+    fn inode_of_socket(&self, fd: RawFd) -> Option<u64> {
+        inode(fd).filter(|inode| self.sockets.contains_key(inode))
+    }
+
+    fn socket(&self, fd: RawFd) -> Option<&Socket> {
+        self.sockets.get(&inode(fd)?)
+    }
+
+    fn bind(&mut self, fd: RawFd, inode: u64, addr: SocketAddr) -> Result<(), isize> {
+        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+        let (host, is_stream) = (socket.host, socket.is_stream);
+        if socket.local.port() != 0 {
+            return Err(EINVAL);
+        }
+        let own = IpAddr::V4(self.hosts[host as usize].ip);
+        if !addr.ip().is_unspecified() && !addr.ip().is_loopback() && addr.ip() != own {
+            return Err(EADDRNOTAVAIL);
+        }
+        let kind = if is_stream { NameKind::Stream } else { NameKind::Datagram };
+        let attempts = if addr.port() == 0 { PORTS } else { 1 };
+        for _ in 0..attempts {
+            let mut addr = addr;
+            if addr.port() == 0 {
+                self.last_port = (self.last_port + 1) % PORTS;
+                addr.set_port(FIRST_PORT + self.last_port);
+            }
+            let name = self.name(kind, host, 0, addr);
+            match check(call_with_name(libc::SYS_bind, fd, &name)) {
+                Err(EADDRINUSE) => {}
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    if let Some(socket) = self.sockets.get_mut(&inode) {
+                        socket.local = addr;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        Err(EADDRINUSE)
+    }
+
+    /// Gives a socket without an address one: any, or the one that it uses to talk to `other`.
+    fn bind_if_unbound(
+        &mut self,
+        fd: RawFd,
+        inode: u64,
+        other: Option<IpAddr>,
+    ) -> Result<(), isize> {
+        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+        if socket.local.port() != 0 {
+            return Ok(());
+        }
+        let ip = match other {
+            Some(other) if socket.is_stream => self.ip_towards(socket.host, other),
+            _ => UNSPECIFIED.ip(),
+        };
+        self.bind(fd, inode, SocketAddr::new(ip, 0))
+    }
+
+    fn connect(&mut self, fd: RawFd, inode: u64, addr: SocketAddr) -> Result<isize, isize> {
+        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+        let (host, is_stream) = (socket.host, socket.is_stream);
+        if socket.is_connecting {
+            return Err(EALREADY);
+        }
+        if is_stream && socket.peer.is_some() {
+            let error = socket.error;
+            return Err(if error != 0 { -(error as isize) } else { EISCONN });
+        }
+        self.bind_if_unbound(fd, inode, Some(addr.ip()))?;
+        let own_ip = self.ip_towards(host, addr.ip());
+        let Some(socket) = self.sockets.get_mut(&inode) else { return Err(EINVAL) };
+        if socket.local.ip().is_unspecified() && is_stream {
+            socket.local.set_ip(own_ip);
+        }
+        let local = socket.local;
+        socket.peer = Some(addr);
+        if !is_stream {
+            let name = self.puppet(host, addr)?;
+            return check(call_with_name(libc::SYS_connect, fd, &name));
+        }
+        self.begin_connection(fd, inode, host, (local, addr), clock::now())?;
+        if let Some(socket) = self.sockets.get_mut(&inode) {
+            socket.is_connecting = true;
+        }
+        Ok(IN_PROGRESS)
+    }
+}
+
+/// Returns the name that `getsockname` or `getpeername` of the kernel reports.
+fn kernel_name(number: libc::c_long, fd: RawFd) -> Option<Name> {
+    // SAFETY: zeros are an address without a name.
+    let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&raw) as socklen_t;
+    // SAFETY: the kernel writes at most the length of the name.
+    let rc = unsafe {
+        syscall(number, [fd as usize, &raw mut raw as usize, &raw mut len as usize])
+    };
+    if rc == 0 { Name::decode(&raw, len as usize) } else { None }
+}
+
+impl Network {
+    /// An incarnation of a host has lost its power: its sockets are closed, and its connections are
+    /// gone without a word to the other side.
+    pub(crate) fn lose_power(&self, host: u16, incarnation: u32) {
+        {
+            let mut state = self.lock();
+            state.hosts[host as usize].is_up = false;
+            state.lose_ends(host);
+        }
+        self.close_sockets(|socket| socket.incarnation == incarnation);
+    }
+
+    /// The run has ended: its sockets and disks are gone. Sockets of the test itself stay open if its
+    /// goroutines have ended: it may have returned them.
+    pub(crate) fn end(&self, has_left_goroutines: bool) {
+        self.close_sockets(|socket| has_left_goroutines || socket.incarnation != 0);
+        self.close_disks();
+        let mut state = self.lock();
+        state.ends.clear();
+        state.puppets.clear();
+        state.puppet_of.clear();
+        state.events.clear();
+        state.epoll = None;
+    }
+
+    /// Closes sockets whose goroutines never run again.
+    fn close_sockets(&self, is_meant: impl Fn(&Socket) -> bool) {
+        let mut state = self.lock();
+        let inodes: BTreeSet<u64> = state
+            .sockets
+            .iter()
+            .filter(|(_, socket)| is_meant(socket))
+            .map(|(&inode, _)| inode)
+            .collect();
+        inodes.iter().for_each(|inode| _ = state.sockets.remove(inode));
+        drop(state);
+        if inodes.is_empty() {
+            return;
+        }
+        // With their duplicates.
+        for fd in open_descriptors() {
+            if inode(fd).is_some_and(|inode| inodes.contains(&inode)) {
+                close(fd);
+            }
+        }
+    }
+}
+
+/// Returns all open descriptors of the process.
+pub(super) fn open_descriptors() -> Vec<RawFd> {
+    let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Closes a descriptor that belongs to goroutines which never run again.
+pub(super) fn close(fd: RawFd) {
+    // libc's function, so that the interposed calls learn of it.
+    // SAFETY: its owners never run again.
+    unsafe { libc::close(fd) };
+}
