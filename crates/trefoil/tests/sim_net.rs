@@ -391,6 +391,41 @@ fn hosts_that_are_left_end_with_the_test_and_leave_no_descriptors() {
 }
 
 #[test]
+fn tasks_of_a_crashed_host_never_run_again_and_their_sockets_are_closed() {
+    use trefoil::net::{TcpListener, TcpStream};
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let program = || {
+        let ran_on = Arc::new(AtomicU32::new(0));
+        let flag = ran_on.clone();
+        let host = sim::host("tasks", move || {
+            let listener = TcpListener::bind("0.0.0.0:80").unwrap();
+            let flag = flag.clone();
+            trefoil::block_on(async move {
+                while let Ok((stream, _)) = listener.accept_async().await {
+                    let flag = flag.clone();
+                    trefoil::task::spawn(async move {
+                        trefoil::time::sleep_async(SECOND).await;
+                        stream.write_async(b"late").await.unwrap();
+                        flag.store(1, SeqCst);
+                    });
+                }
+            });
+        });
+        sim::settle();
+        let stream = TcpStream::connect("tasks:80").unwrap();
+        time::sleep(SECOND / 2);
+        host.crash();
+        time::sleep(10 * SECOND);
+        assert_eq!(ran_on.load(SeqCst), 0);
+        drop(stream);
+    };
+    sim::builder().explore(3, program).unwrap();
+    let before = open();
+    sim::builder().seed(1).explore(30, program).unwrap();
+    assert!(open() < before + 60, "{before} before, {} after", open());
+}
+
+#[test]
 fn a_goroutine_of_the_test_that_waits_for_a_socket_at_the_end_is_a_failure() {
     let failure = sim::builder()
         .explore(1, || {

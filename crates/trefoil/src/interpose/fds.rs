@@ -20,6 +20,7 @@
 use super::park::is_forked;
 use super::waking::WakeContext;
 use crate::sched::netpoll::pollable::{Interrupt, Pollable};
+use crate::sched::simulation::Undecided;
 use crate::sched::wait;
 use crate::sys::raw::syscall;
 use std::os::fd::RawFd;
@@ -251,6 +252,7 @@ pub(super) fn after_close(fd: RawFd) {
 /// Ends the waits of a pollable. `close` is async-signal-safe: in a handler it neither enters the
 /// runtime nor waits for a lock that its thread holds.
 fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
+    let _undecided = Undecided::begin();
     match WakeContext::current() {
         WakeContext::Runtime => wait::inside(|here| pollable.interrupt(here, fd, why)),
         WakeContext::Outside => pollable.interrupt(None, fd, why),

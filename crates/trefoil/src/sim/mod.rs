@@ -676,10 +676,20 @@ impl Builder {
             Ok(runtime) => runtime,
             Err(e) => panic!("cannot start a simulation: {e}"),
         };
-        runtime.run(|| match simulation::here() {
-            Some(simulation) => f(simulation),
+        let drive = || match simulation::here() {
+            Some(simulation) => {
+                let value = f(simulation);
+                (value, simulation.world())
+            }
             None => unreachable!("the runtime is simulated"),
-        })
+        };
+        let (value, _world) = runtime.run(drive);
+        drop(runtime);
+        #[cfg(feature = "std")]
+        if let Some(network) = _world.and_then(Network::from_world) {
+            network.release_retired();
+        }
+        value
     }
 
     /// Makes one run. The caller is the driver.
@@ -733,10 +743,12 @@ impl Builder {
         let panicked = simulation.take_panic_message();
         #[cfg(feature = "std")]
         if let Some(network) = network {
-            simulation.set_world(None);
             network.end(end != End::Ended);
         }
         let may_go_on = simulation::finish(simulation);
+        if may_go_on {
+            simulation.set_world(None);
+        }
         let value = returned.lock().unwrap_or_else(PoisonError::into_inner).take();
         (value, Run { end, counts, deviations, panicked, waiting, may_go_on })
     }

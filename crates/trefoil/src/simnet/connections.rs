@@ -20,13 +20,13 @@
 
 use super::links::Passage;
 use super::name::{Name, NameKind};
-use super::{Event, Network, State, call_with_name, check, inode, owned, unix_socket};
+use super::{Event, Network, NetworkFd, State, call_with_name, check, owned, unix_socket};
 use crate::sys::clock::Nanos;
 use crate::sys::raw::syscall;
 use libc::c_int;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 /// The most bytes on their way to an end, and at it.
 const WINDOW: usize = 256 << 10;
@@ -64,10 +64,9 @@ impl Segment {
 /// The network's side of a socket. See the head of the file.
 pub(super) struct End {
     /// None after the host has crashed.
-    fd: Option<OwnedFd>,
-    /// The program's socket; −1 before it is accepted.
-    app_fd: RawFd,
-    app_inode: u64,
+    fd: Option<NetworkFd>,
+    /// The program's socket. None before it is accepted.
+    socket: Option<u64>,
     host: u16,
     /// The address of the program's socket, and the one that it is connected to.
     local: SocketAddr,
@@ -93,11 +92,10 @@ pub(super) struct End {
 }
 
 impl End {
-    fn new(fd: OwnedFd, host: u16, local: SocketAddr, remote: SocketAddr, peer_host: u16) -> End {
+    fn new(fd: NetworkFd, host: u16, local: SocketAddr, remote: SocketAddr, peer_host: u16) -> End {
         End {
             fd: Some(fd),
-            app_fd: -1,
-            app_inode: 0,
+            socket: None,
             host,
             local,
             remote,
@@ -116,7 +114,7 @@ impl End {
 
     /// Returns the raw descriptor.
     fn raw(&self) -> Option<RawFd> {
-        self.fd.as_ref().map(AsRawFd::as_raw_fd)
+        self.fd.as_ref().map(NetworkFd::as_raw_fd)
     }
 }
 
@@ -126,7 +124,7 @@ impl State {
     pub(super) fn begin_connection(
         &mut self,
         fd: RawFd,
-        app_inode: u64,
+        socket: u64,
         host: u16,
         (local, remote): (SocketAddr, SocketAddr),
         now: Nanos,
@@ -140,14 +138,13 @@ impl State {
         check(call_with_name(libc::SYS_connect, fd, &name))?;
         let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as usize;
         // SAFETY: null pointers ask for no address.
-        let accepted = owned(unsafe {
-            syscall(libc::SYS_accept4, [gate.as_raw_fd() as usize, 0, 0, flags])
-        })?;
+        let accepted =
+            owned(unsafe { syscall(libc::SYS_accept4, [gate.as_raw_fd() as usize, 0, 0, flags]) })?;
         drop(gate);
         self.watch(&accepted, number << 1)?;
         let peer_host = self.host_at(remote.ip(), host);
         let mut end = End::new(accepted, host, local, remote, peer_host.unwrap_or(host));
-        (end.app_fd, end.app_inode) = (fd, app_inode);
+        end.socket = Some(socket);
         end.filler = fill(fd);
         self.ends.insert(number, end);
         match peer_host {
@@ -254,7 +251,8 @@ impl State {
             }
         }
         end.filler = 0;
-        if let Some(socket) = self.sockets.get_mut(&end.app_inode) {
+        let socket = end.socket.and_then(|socket| self.sockets.get_mut(&socket));
+        if let Some(socket) = socket {
             socket.is_connecting = false;
         }
         self.read_end(number, now);
@@ -264,16 +262,16 @@ impl State {
     /// The client learns that there is no connection.
     pub(super) fn refused(&mut self, number: u64, error: c_int) {
         if let Some(end) = self.ends.remove(&number)
-            && let Some(socket) = self.sockets.get_mut(&end.app_inode)
+            && let Some(socket) = end.socket.and_then(|socket| self.sockets.get_mut(&socket))
         {
             (socket.is_connecting, socket.error) = (false, error);
         }
     }
 
     /// Notes which socket of the program has accepted the connection of an end.
-    pub(super) fn note_accepted(&mut self, number: u64, fd: RawFd, app_inode: u64) {
+    pub(super) fn note_accepted(&mut self, number: u64, socket: u64) {
         if let Some(end) = self.ends.get_mut(&number) {
-            (end.app_fd, end.app_inode) = (fd, app_inode);
+            end.socket = Some(socket);
         }
     }
 
@@ -470,9 +468,11 @@ impl State {
     /// Ends the connection of an end: the program's calls fail with `ECONNRESET`.
     fn reset(&mut self, number: u64) {
         let Some(end) = self.ends.remove(&number) else { return };
-        if end.fd.is_some() && end.app_fd >= 0 && inode(end.app_fd) == Some(end.app_inode) {
+        if end.fd.is_some()
+            && let Some(fd) = end.socket.and_then(|socket| self.descriptor_of(socket))
+        {
             // A Unix socket that is closed with unread data resets the other side.
-            send(end.app_fd, &[0]);
+            send(fd, &[0]);
         }
     }
 

@@ -10,11 +10,11 @@
 
 use super::links::Passage;
 use super::name::{Name, NameKind};
-use super::{Event, State, call_with_name, check, unix_socket};
+use super::{Event, NetworkFd, State, call_with_name, check, unix_socket};
 use crate::sys::clock::Nanos;
 use crate::sys::raw::syscall;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 /// The longest datagram.
 const LONGEST: usize = 64 << 10;
@@ -29,7 +29,7 @@ const ECONNREFUSED: isize = -(libc::ECONNREFUSED as isize);
 
 /// The network's socket for an address. See the head of the file.
 pub(super) struct Puppet {
-    fd: OwnedFd,
+    fd: NetworkFd,
     addr: SocketAddr,
 }
 

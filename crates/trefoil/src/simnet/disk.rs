@@ -12,7 +12,7 @@
 //! `fsync` of a file makes its bytes durable, `fsync` of a folder the names in it. POSIX promises no
 //! more.
 
-use super::sockets::{close, open_descriptors};
+use super::sockets::other_descriptors;
 use super::{Network, status};
 use crate::sys::rng::Rng;
 use std::collections::BTreeMap;
@@ -104,11 +104,21 @@ impl Network {
         }
     }
 
+    /// Closes the files in a folder, whose goroutines never run again.
+    fn close_files_in(&self, folder: &Path) {
+        for fd in other_descriptors() {
+            let path = fs::read_link(format!("/proc/self/fd/{fd}"));
+            if path.is_ok_and(|path| path.starts_with(folder)) {
+                self.retire(fd);
+            }
+        }
+    }
+
     /// The run has ended: removes the files of hosts. The test's own files are its to close.
     pub(super) fn close_disks(&self) {
         let disks = std::mem::replace(&mut self.lock().disks, Disks::new());
         for (_, disk) in disks.by_host.iter().filter(|(host, _)| **host != 0) {
-            close_files_in(&disk.folder);
+            self.close_files_in(&disk.folder);
         }
         drop(disks);
     }
@@ -120,21 +130,11 @@ impl Network {
         let mut rng = Rng::from_seed(state.rng.next());
         // The files are changed without the lock.
         drop(state);
-        close_files_in(&disk.folder);
+        self.close_files_in(&disk.folder);
         let folder = disk.folder.clone();
         // A failure leaves the files as they are, as if all had been written.
         _ = disk.crash(&folder, &mut rng);
         self.lock().disks.by_host.insert(host, disk);
-    }
-}
-
-/// Closes the files in a folder, whose goroutines never run again.
-fn close_files_in(folder: &Path) {
-    for fd in open_descriptors() {
-        let path = fs::read_link(format!("/proc/self/fd/{fd}"));
-        if path.is_ok_and(|path| path.starts_with(folder)) {
-            close(fd);
-        }
     }
 }
 
@@ -242,7 +242,9 @@ mod tests {
                 bytes if bytes == new => was_new += 1,
                 bytes => {
                     assert!(bytes.len() == old.len() || bytes.len() == new.len());
-                    assert!(bytes.chunks(SECTOR).all(|sector| sector.iter().all(|b| *b == sector[0])));
+                    assert!(
+                        bytes.chunks(SECTOR).all(|sector| sector.iter().all(|b| *b == sector[0]))
+                    );
                     was_torn += 1;
                 }
             }

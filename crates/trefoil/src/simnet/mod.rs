@@ -18,6 +18,7 @@
 //! | `datagrams.rs` | datagrams |
 //! | `sockets.rs` | the calls of the program: `socket`, `bind`, `connect`, addresses, options |
 //! | `disk.rs` | what is on a host's disk after a crash |
+//! | `retired.rs` | descriptors of goroutines that never run again |
 //!
 //! # When it runs
 //! The driver of the simulation calls [`Network::advance`] when all goroutines wait, before the time
@@ -29,6 +30,8 @@
 //!    the runtime or makes an interposed call while it holds the lock.
 //! 2. Nothing here depends on addresses of memory, on numbers of descriptors, or on hash maps with
 //!    random keys: the same seed leads to the same run.
+//! 3. No call here touches a descriptor of another simulation: while the kernel looks at it, a close
+//!    by its owner would have no effect yet, and the other simulation would not be repeatable.
 //!
 //! # Rejected
 //! - Sockets without descriptors of the kernel: `poll`, `epoll`, `dup`, `fcntl` and the event loops
@@ -40,6 +43,7 @@ mod datagrams;
 pub(crate) mod disk;
 pub(crate) mod links;
 mod name;
+pub(crate) mod retired;
 pub(crate) mod sockets;
 
 use crate::sched::simulation::{self, Simulation, World};
@@ -55,7 +59,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -75,15 +79,17 @@ struct State {
     number: u32,
     rng: Rng,
     /// For the network's sockets. None before the first one.
-    epoll: Option<OwnedFd>,
+    epoll: Option<NetworkFd>,
     hosts: Vec<Host>,
     /// The hosts of the incarnations (`sched/simulation/`).
     incarnations: Vec<u16>,
     /// Links that differ from `default_link`, by their ends.
     links: BTreeMap<(u16, u16), Link>,
     default_link: Link,
-    /// The program's sockets, by their inodes.
+    /// The program's sockets, by their numbers.
     sockets: BTreeMap<u64, Socket>,
+    /// The numbers of the sockets, by descriptor. Several descriptors may refer to one socket.
+    descriptors: BTreeMap<RawFd, u64>,
     ends: BTreeMap<u64, End>,
     puppets: BTreeMap<u64, Puppet>,
     puppet_of: BTreeMap<(u16, SocketAddr), u64>,
@@ -93,28 +99,38 @@ struct State {
     last_number: u64,
     last_port: u16,
     disks: disk::Disks,
+    /// Descriptors of this run in `retired.rs`.
+    retired: Vec<RawFd>,
 }
 
 /// What happens at a time in the network.
 enum Event {
     /// The request for a connection arrives at the listener's host.
-    Request { end: u64, attempt: u32 },
+    Request {
+        end: u64,
+        attempt: u32,
+    },
     /// The answer arrives: the connection is established.
-    Established { end: u64 },
+    Established {
+        end: u64,
+    },
     /// The answer arrives: there is no connection.
-    Refused { end: u64, error: c_int },
+    Refused {
+        end: u64,
+        error: c_int,
+    },
     /// The next segment arrives at this end.
-    Deliver { end: u64 },
+    Deliver {
+        end: u64,
+    },
     Datagram(Datagram),
 }
 
 impl World for Network {
     fn contains(&self, fd: RawFd) -> bool {
-        let kind = inode(fd);
         let state = self.lock();
         // An event loop's epoll instance is part of the simulation if the network is.
-        kind.is_some_and(|inode| state.sockets.contains_key(&inode))
-            || (state.epoll.is_some() && is_anonymous(fd))
+        state.descriptors.contains_key(&fd) || (state.epoll.is_some() && is_anonymous(fd))
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
@@ -134,10 +150,15 @@ fn here_slow() -> Option<Arc<Network>> {
 
 /// Returns the network of a simulation.
 pub(crate) fn of(simulation: &Simulation) -> Option<Arc<Network>> {
-    simulation.world()?.as_any().downcast().ok()
+    Network::from_world(simulation.world()?)
 }
 
 impl Network {
+    /// Returns the network that is the world of a simulation.
+    pub(crate) fn from_world(world: Arc<dyn World>) -> Option<Arc<Network>> {
+        world.as_any().downcast().ok()
+    }
+
     /// Returns a network without sockets, with one host for the test itself.
     pub(crate) fn new(seed: u64) -> Network {
         let mut state = State {
@@ -149,6 +170,7 @@ impl Network {
             links: BTreeMap::new(),
             default_link: Link::new(),
             sockets: BTreeMap::new(),
+            descriptors: BTreeMap::new(),
             ends: BTreeMap::new(),
             puppets: BTreeMap::new(),
             puppet_of: BTreeMap::new(),
@@ -156,6 +178,7 @@ impl Network {
             last_number: 0,
             last_port: 0,
             disks: disk::Disks::new(),
+            retired: Vec::new(),
         };
         state.add_host(links::TEST_HOST);
         state.incarnations.push(0);
@@ -227,7 +250,7 @@ impl State {
 
     /// Adds a socket of the network to its epoll instance. `token` is a number and, in its lowest
     /// bit, whether it is a puppet's.
-    fn watch(&mut self, fd: &OwnedFd, token: u64) -> Result<(), isize> {
+    fn watch(&mut self, fd: &NetworkFd, token: u64) -> Result<(), isize> {
         if self.epoll.is_none() {
             // SAFETY: passes no pointers.
             let fd = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) };
@@ -261,7 +284,7 @@ impl State {
 }
 
 /// Makes a Unix socket of the network, which does not block.
-fn unix_socket(kind: c_int) -> Result<OwnedFd, isize> {
+fn unix_socket(kind: c_int) -> Result<NetworkFd, isize> {
     let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: passes no pointers.
     owned(unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) })
@@ -282,10 +305,38 @@ fn check(result: isize) -> Result<isize, isize> {
     if result < 0 { Err(result) } else { Ok(result) }
 }
 
-/// Takes over a new descriptor.
-fn owned(result: isize) -> Result<OwnedFd, isize> {
+/// A descriptor that the network owns. Unlike std's, it is closed without libc: the network is locked
+/// then (invariant 1).
+struct NetworkFd(RawFd);
+
+impl NetworkFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+impl Drop for NetworkFd {
+    fn drop(&mut self) {
+        sockets::mark(self.0, false);
+        // SAFETY: it owns the descriptor.
+        unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
+    }
+}
+
+/// Duplicates a descriptor.
+fn duplicate(fd: &NetworkFd) -> Option<OwnedFd> {
+    let args = [fd.0 as usize, libc::F_DUPFD_CLOEXEC as usize, 0];
+    // SAFETY: passes no pointers.
+    let fd = unsafe { syscall(libc::SYS_fcntl, args) };
     // SAFETY: the kernel has just returned it.
-    check(result).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    check(fd).ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Takes over a new descriptor.
+fn owned(result: isize) -> Result<NetworkFd, isize> {
+    let fd = check(result)? as RawFd;
+    sockets::mark(fd, true);
+    Ok(NetworkFd(fd))
 }
 
 /// Returns the status of an open file.
@@ -295,11 +346,6 @@ fn status(fd: RawFd) -> Option<libc::stat> {
     let rc = unsafe { syscall(libc::SYS_fstat, [fd as usize, stat.as_mut_ptr() as usize]) };
     // SAFETY: zeroed, then filled.
     (rc == 0).then(|| unsafe { stat.assume_init() })
-}
-
-/// Returns the inode of a socket. The kernel gives each socket another one.
-fn inode(fd: RawFd) -> Option<u64> {
-    status(fd).filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).map(|stat| stat.st_ino)
 }
 
 /// Returns whether the descriptor refers to an epoll instance, an eventfd or the like.

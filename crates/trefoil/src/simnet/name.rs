@@ -49,8 +49,7 @@ pub(super) struct Name {
 }
 
 /// The address with all bits zero.
-pub(super) const UNSPECIFIED: SocketAddr =
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+pub(super) const UNSPECIFIED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl Name {
     /// Returns the name as the kernel takes it, with its length.

@@ -5,11 +5,13 @@
 
 use super::connections::IN_PROGRESS;
 use super::name::{Name, NameKind, UNSPECIFIED, read_inet, write_inet};
-use super::{FIRST_PORT, Network, PORTS, State, call_with_name, check, inode, simulation};
+use super::{FIRST_PORT, Network, PORTS, State, call_with_name, check, simulation};
+use crate::mem::MmapVec;
 use crate::sys::clock;
+use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use libc::{c_int, sockaddr, socklen_t};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 
@@ -53,12 +55,12 @@ impl Network {
         }
         // SAFETY: passes no pointers.
         let fd = unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) };
-        if let Some(inode) = inode(fd as RawFd) {
+        if fd >= 0 {
             let incarnation = simulation::incarnation();
             let mut state = self.lock();
             let host = state.host_of(incarnation);
             let socket = Socket::new(family, base == libc::SOCK_STREAM, host, incarnation);
-            state.sockets.insert(inode, socket);
+            state.add_socket(fd as RawFd, socket);
         }
         if let Some(simulation) = simulation::here() {
             simulation.set_world_in_motion();
@@ -77,20 +79,20 @@ impl Network {
         len: socklen_t,
     ) -> Option<isize> {
         let mut state = self.lock();
-        let inode = state.inode_of_socket(fd)?;
+        let number = state.number_of(fd)?;
         // SAFETY: the caller's contract.
         let Some(addr) = (unsafe { read_inet(addr, len as usize) }) else {
             return Some(EAFNOSUPPORT);
         };
-        Some(state.bind(fd, inode, addr).map_or_else(|error| error, |()| 0))
+        Some(state.bind(fd, number, addr).map_or_else(|error| error, |()| 0))
     }
 
     /// Before `listen`: a socket without an address gets one.
     pub(crate) fn before_listen(&self, fd: RawFd) {
         let mut state = self.lock();
-        if let Some(inode) = state.inode_of_socket(fd) {
+        if let Some(number) = state.number_of(fd) {
             // If it fails, so does `listen`.
-            _ = state.bind_if_unbound(fd, inode, None);
+            _ = state.bind_if_unbound(fd, number, None);
         }
     }
 
@@ -105,7 +107,7 @@ impl Network {
         len: socklen_t,
     ) -> Option<isize> {
         let mut state = self.lock();
-        let inode = state.inode_of_socket(fd)?;
+        let number = state.number_of(fd)?;
         // SAFETY: the caller's contract.
         let Some(mut addr) = (unsafe { read_inet(addr, len as usize) }) else {
             return Some(EAFNOSUPPORT);
@@ -113,20 +115,19 @@ impl Network {
         if addr.ip().is_unspecified() {
             addr.set_ip(Ipv4Addr::LOCALHOST.into());
         }
-        Some(state.connect(fd, inode, addr).unwrap_or_else(|error| error))
+        Some(state.connect(fd, number, addr).unwrap_or_else(|error| error))
     }
 
     /// Returns the result of a connection that has been established or has failed: 0 or a negative
     /// error.
     pub(crate) fn connect_result(&self, fd: RawFd) -> isize {
         let mut state = self.lock();
-        let socket = state.inode_of_socket(fd).and_then(|inode| state.sockets.get_mut(&inode));
+        let socket = state.number_of(fd).and_then(|number| state.sockets.get_mut(&number));
         socket.map_or(0, |socket| -(std::mem::take(&mut socket.error) as isize))
     }
 
     /// `accept` has returned `fd`. Returns the address of the other side.
     pub(crate) fn accepted(&self, fd: RawFd) -> Option<SocketAddr> {
-        let inode = inode(fd)?;
         let peer = kernel_name(libc::SYS_getpeername, fd)?;
         let incarnation = simulation::incarnation();
         let mut state = self.lock();
@@ -136,14 +137,14 @@ impl Network {
         let family = if peer.local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
         let mut socket = Socket::new(family, true, peer.host, incarnation);
         (socket.local, socket.peer) = (peer.local, Some(peer.addr));
-        state.sockets.insert(inode, socket);
-        state.note_accepted(peer.number, fd, inode);
+        let number = state.add_socket(fd, socket);
+        state.note_accepted(peer.number, number);
         Some(peer.addr)
     }
 
     /// Returns whether the descriptor is a simulated socket.
     pub(crate) fn has_socket(&self, fd: RawFd) -> bool {
-        self.lock().inode_of_socket(fd).is_some()
+        self.lock().number_of(fd).is_some()
     }
 
     /// `getsockname` or `getpeername`.
@@ -187,9 +188,9 @@ impl Network {
 
     fn target_of(&self, fd: RawFd, addr: SocketAddr) -> Option<Result<Name, isize>> {
         let mut state = self.lock();
-        let inode = state.inode_of_socket(fd)?;
-        let host = state.sockets.get(&inode)?.host;
-        let bound = state.bind_if_unbound(fd, inode, Some(addr.ip()));
+        let number = state.number_of(fd)?;
+        let host = state.sockets.get(&number)?.host;
+        let bound = state.bind_if_unbound(fd, number, Some(addr.ip()));
         Some(bound.and_then(|()| state.puppet(host, addr)))
     }
 
@@ -221,10 +222,10 @@ impl Network {
             return None;
         }
         let mut state = self.lock();
-        let inode = state.inode_of_socket(fd)?;
+        let number = state.number_of(fd)?;
         // SAFETY: the caller's contract.
         let value = unsafe { std::slice::from_raw_parts(value, len as usize) }.to_vec();
-        state.sockets.get_mut(&inode)?.options.insert((level, name), value);
+        state.sockets.get_mut(&number)?.options.insert((level, name), value);
         Some(0)
     }
 
@@ -240,8 +241,8 @@ impl Network {
         len: *mut socklen_t,
     ) -> Option<isize> {
         let mut state = self.lock();
-        let inode = state.inode_of_socket(fd)?;
-        let socket = state.sockets.get_mut(&inode)?;
+        let number = state.number_of(fd)?;
+        let socket = state.sockets.get_mut(&number)?;
         let number = |n: c_int| n.to_ne_bytes().to_vec();
         let found = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_ERROR) if socket.error != 0 => {
@@ -315,16 +316,45 @@ impl State {
         self.incarnations.get(incarnation as usize).copied().unwrap_or(0)
     }
 
-    fn inode_of_socket(&self, fd: RawFd) -> Option<u64> {
-        inode(fd).filter(|inode| self.sockets.contains_key(inode))
+    fn number_of(&self, fd: RawFd) -> Option<u64> {
+        self.descriptors.get(&fd).copied()
     }
 
     fn socket(&self, fd: RawFd) -> Option<&Socket> {
-        self.sockets.get(&inode(fd)?)
+        self.sockets.get(&self.number_of(fd)?)
     }
 
-    fn bind(&mut self, fd: RawFd, inode: u64, addr: SocketAddr) -> Result<(), isize> {
-        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+    /// Returns a descriptor of a socket.
+    pub(super) fn descriptor_of(&self, number: u64) -> Option<RawFd> {
+        self.descriptors.iter().find(|(_, of)| **of == number).map(|(&fd, _)| fd)
+    }
+
+    /// Adds a socket with its first descriptor. Returns its number.
+    fn add_socket(&mut self, fd: RawFd, socket: Socket) -> u64 {
+        let number = self.next_number();
+        self.sockets.insert(number, socket);
+        self.add_descriptor(fd, number);
+        number
+    }
+
+    fn add_descriptor(&mut self, fd: RawFd, number: u64) {
+        self.remove_descriptor(fd);
+        self.descriptors.insert(fd, number);
+        mark(fd, true);
+    }
+
+    /// Forgets a descriptor, and a socket that has no other.
+    fn remove_descriptor(&mut self, fd: RawFd) {
+        if let Some(number) = self.descriptors.remove(&fd) {
+            mark(fd, false);
+            if self.descriptor_of(number).is_none() {
+                self.sockets.remove(&number);
+            }
+        }
+    }
+
+    fn bind(&mut self, fd: RawFd, number: u64, addr: SocketAddr) -> Result<(), isize> {
+        let socket = self.sockets.get(&number).ok_or(EINVAL)?;
         let (host, is_stream) = (socket.host, socket.is_stream);
         if socket.local.port() != 0 {
             return Err(EINVAL);
@@ -346,7 +376,7 @@ impl State {
                 Err(EADDRINUSE) => {}
                 Err(error) => return Err(error),
                 Ok(_) => {
-                    if let Some(socket) = self.sockets.get_mut(&inode) {
+                    if let Some(socket) = self.sockets.get_mut(&number) {
                         socket.local = addr;
                     }
                     return Ok(());
@@ -360,10 +390,10 @@ impl State {
     fn bind_if_unbound(
         &mut self,
         fd: RawFd,
-        inode: u64,
+        number: u64,
         other: Option<IpAddr>,
     ) -> Result<(), isize> {
-        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+        let socket = self.sockets.get(&number).ok_or(EINVAL)?;
         if socket.local.port() != 0 {
             return Ok(());
         }
@@ -371,11 +401,11 @@ impl State {
             Some(other) if socket.is_stream => self.ip_towards(socket.host, other),
             _ => UNSPECIFIED.ip(),
         };
-        self.bind(fd, inode, SocketAddr::new(ip, 0))
+        self.bind(fd, number, SocketAddr::new(ip, 0))
     }
 
-    fn connect(&mut self, fd: RawFd, inode: u64, addr: SocketAddr) -> Result<isize, isize> {
-        let socket = self.sockets.get(&inode).ok_or(EINVAL)?;
+    fn connect(&mut self, fd: RawFd, number: u64, addr: SocketAddr) -> Result<isize, isize> {
+        let socket = self.sockets.get(&number).ok_or(EINVAL)?;
         let (host, is_stream) = (socket.host, socket.is_stream);
         if socket.is_connecting {
             return Err(EALREADY);
@@ -384,9 +414,9 @@ impl State {
             let error = socket.error;
             return Err(if error != 0 { -(error as isize) } else { EISCONN });
         }
-        self.bind_if_unbound(fd, inode, Some(addr.ip()))?;
+        self.bind_if_unbound(fd, number, Some(addr.ip()))?;
         let own_ip = self.ip_towards(host, addr.ip());
-        let Some(socket) = self.sockets.get_mut(&inode) else { return Err(EINVAL) };
+        let Some(socket) = self.sockets.get_mut(&number) else { return Err(EINVAL) };
         if socket.local.ip().is_unspecified() && is_stream {
             socket.local.set_ip(own_ip);
         }
@@ -396,8 +426,8 @@ impl State {
             let name = self.puppet(host, addr)?;
             return check(call_with_name(libc::SYS_connect, fd, &name));
         }
-        self.begin_connection(fd, inode, host, (local, addr), clock::now())?;
-        if let Some(socket) = self.sockets.get_mut(&inode) {
+        self.begin_connection(fd, number, host, (local, addr), clock::now())?;
+        if let Some(socket) = self.sockets.get_mut(&number) {
             socket.is_connecting = true;
         }
         Ok(IN_PROGRESS)
@@ -410,9 +440,8 @@ fn kernel_name(number: libc::c_long, fd: RawFd) -> Option<Name> {
     let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     let mut len = size_of_val(&raw) as socklen_t;
     // SAFETY: the kernel writes at most the length of the name.
-    let rc = unsafe {
-        syscall(number, [fd as usize, &raw mut raw as usize, &raw mut len as usize])
-    };
+    let rc =
+        unsafe { syscall(number, [fd as usize, &raw mut raw as usize, &raw mut len as usize]) };
     if rc == 0 { Name::decode(&raw, len as usize) } else { None }
 }
 
@@ -443,36 +472,55 @@ impl Network {
 
     /// Closes sockets whose goroutines never run again.
     fn close_sockets(&self, is_meant: impl Fn(&Socket) -> bool) {
-        let mut state = self.lock();
-        let inodes: BTreeSet<u64> = state
-            .sockets
-            .iter()
-            .filter(|(_, socket)| is_meant(socket))
-            .map(|(&inode, _)| inode)
-            .collect();
-        inodes.iter().for_each(|inode| _ = state.sockets.remove(inode));
-        drop(state);
-        if inodes.is_empty() {
-            return;
+        let meant: Vec<RawFd> = {
+            let state = self.lock();
+            let is_meant = |number| state.sockets.get(number).is_some_and(&is_meant);
+            state.descriptors.iter().filter(|(_, n)| is_meant(*n)).map(|(&fd, _)| fd).collect()
+        };
+        for fd in meant {
+            self.lock().remove_descriptor(fd);
+            self.retire(fd);
         }
-        // With their duplicates.
-        for fd in open_descriptors() {
-            if inode(fd).is_some_and(|inode| inodes.contains(&inode)) {
-                close(fd);
-            }
+    }
+
+    /// A descriptor is about to be closed.
+    pub(crate) fn before_close(&self, fd: RawFd) {
+        self.lock().remove_descriptor(fd);
+    }
+
+    /// `from` was duplicated as `to`.
+    pub(crate) fn after_duplicate(&self, from: RawFd, to: RawFd) {
+        let mut state = self.lock();
+        if let Some(number) = state.number_of(from).filter(|_| to >= 0 && from != to) {
+            state.add_descriptor(to, number);
         }
     }
 }
 
-/// Returns all open descriptors of the process.
-pub(super) fn open_descriptors() -> Vec<RawFd> {
-    let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+/// The descriptors of simulated sockets and of networks, one bit each, of all simulations.
+static SIMULATED: Lock<MmapVec<u64>> = Lock::new(MmapVec::new());
+
+/// Notes whether a descriptor belongs to a simulation.
+pub(super) fn mark(fd: RawFd, is_simulated: bool) {
+    let (word, bit) = (fd as usize / 64, 1 << (fd % 64));
+    let mut bits = SIMULATED.lock();
+    while bits.len() <= word {
+        bits.push(0);
+    }
+    if is_simulated {
+        bits[word] |= bit;
+    } else {
+        bits[word] &= !bit;
+    }
 }
 
-/// Closes a descriptor that belongs to goroutines which never run again.
-pub(super) fn close(fd: RawFd) {
-    // libc's function, so that the interposed calls learn of it.
-    // SAFETY: its owners never run again.
-    unsafe { libc::close(fd) };
+/// Returns the open descriptors of the process that belong to no simulation (invariant 3).
+pub(super) fn other_descriptors() -> Vec<RawFd> {
+    let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let all = list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    let is_other = |fd: &RawFd| {
+        let word = SIMULATED.lock().get(*fd as usize / 64).copied().unwrap_or(0);
+        word & 1 << (fd % 64) == 0
+    };
+    all.filter(is_other).collect()
 }

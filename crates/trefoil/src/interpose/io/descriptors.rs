@@ -4,6 +4,8 @@
 use super::simulated;
 use super::sockets::note_low_water;
 use crate::interpose::fds;
+use crate::simnet;
+use crate::sys::clock;
 use crate::sys::raw::{syscall, to_libc};
 use libc::socklen_t;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -12,12 +14,48 @@ interpose! {
     /// libc's function. Goroutines that wait for the descriptor stop waiting.
     fn close(fd: c_int) -> c_int;
     with real => {
+        forget_simulated(fd);
         let known = fds::before_close(fd);
         let rc = real(fd);
         if known {
             fds::after_close(fd);
         }
         rc
+    }
+}
+
+interpose! {
+    /// libc's function.
+    fn dup(fd: c_int) -> c_int;
+    with real => {
+        let rc = real(fd);
+        fds::after_open(rc);
+        after_duplicate(fd, rc);
+        rc
+    }
+}
+
+/// A descriptor is about to be closed, which may belong to a simulation.
+#[inline(always)]
+fn forget_simulated(fd: c_int) {
+    if clock::has_simulations() {
+        forget_simulated_slow(fd);
+    }
+}
+
+#[cold]
+fn forget_simulated_slow(fd: c_int) {
+    simnet::retired::note_close(fd);
+    if let Some(network) = simulated::network() {
+        network.before_close(fd);
+    }
+}
+
+/// In a simulation: `fd` was duplicated as `rc`, unless that is an error.
+#[inline(always)]
+fn after_duplicate(fd: c_int, rc: c_int) {
+    if let Some(network) = simulated::network() {
+        network.after_duplicate(fd, rc);
     }
 }
 
@@ -38,6 +76,7 @@ interpose! {
         if known {
             fds::after_close(to);
         }
+        after_duplicate(from, rc);
         rc
     }
 }
@@ -51,16 +90,20 @@ interpose! {
         if known {
             fds::after_close(to);
         }
+        after_duplicate(from, rc);
         rc
     }
 }
 
 /// Updates what is known, after `fcntl` has returned `rc`: for `F_SETFL`, and for the commands that
 /// make a descriptor.
-fn after_fcntl(command: c_int, arg: usize, rc: c_int) {
+fn after_fcntl(fd: c_int, command: c_int, arg: usize, rc: c_int) {
     match command {
         libc::F_SETFL if arg as c_int & libc::O_NONBLOCK != 0 => fds::invalidate_mode_cache(),
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => fds::after_open(rc),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            fds::after_open(rc);
+            after_duplicate(fd, rc);
+        }
         _ => {}
     }
 }
@@ -70,7 +113,7 @@ interpose! {
     fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int;
     with real => {
         let rc = real(fd, command, arg);
-        after_fcntl(command, arg, rc);
+        after_fcntl(fd, command, arg, rc);
         rc
     }
 }
@@ -80,7 +123,7 @@ interpose! {
     fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int;
     with real => {
         let rc = real(fd, command, arg);
-        after_fcntl(command, arg, rc);
+        after_fcntl(fd, command, arg, rc);
         rc
     }
 }

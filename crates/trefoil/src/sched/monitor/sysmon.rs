@@ -308,6 +308,10 @@ impl<'a> Monitor<'a> {
                 (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             }
         }
+        if sched.simulation.is_some() {
+            // Orphaned goroutines keep the runtime, and a test may leave thousands of runtimes.
+            sched.poller.close();
+        }
     }
 
     /// All Ps are idle: returns whether sysmon sleeps for a limited time without being woken.
@@ -547,7 +551,9 @@ impl<'a> Monitor<'a> {
         }
         let until = if sched.idle.idle_ps() == 0 { next.min(self.next_timer()) } else { next };
         let poller = sysmon.poller;
-        if self.hogged && poller.has_waiters() && !poller.has_blocked_idle_poller() {
+        // A simulation polls when it decides to.
+        let may_poll = self.hogged && sched.simulation.is_none();
+        if may_poll && poller.has_waiters() && !poller.has_blocked_idle_poller() {
             sysmon.sleep_polling(until);
         } else {
             sysmon.parker.park_until(until);

@@ -162,8 +162,11 @@ impl Sched {
     /// Under the lock: makes `m`, which has no P, the idle poller or an idle M. Returns until when
     /// it sleeps: `NEVER` unless it is the idle poller.
     pub(crate) fn enter_idle(&self, central: &mut Central, m: &'static M) -> Nanos {
-        let may_poll =
-            (!central.idle_poller.is_some() || central.idle_poller.is(m)) && !m.listed.get();
+        // The M that runs a simulation polls itself, when the simulation decides to.
+        let is_simulated = self.simulation.is_some() && self.idle.idle_ps() == 0;
+        let may_poll = (!central.idle_poller.is_some() || central.idle_poller.is(m))
+            && !m.listed.get()
+            && !is_simulated;
         if may_poll {
             self.vacancy.end();
         }

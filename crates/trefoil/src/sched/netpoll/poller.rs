@@ -232,16 +232,23 @@ impl Poller {
         sysmon
     }
 
+    /// Closes the epoll instances. All threads that poll have ended.
+    pub(crate) fn close(&self) {
+        for shard in &self.shards {
+            shard.epoll.close();
+            shard.begin_generation();
+        }
+    }
+
     /// Closes the epoll instances and makes the memory available to a later runtime. The poller's
     /// runtime and all its threads have ended.
     pub(crate) fn give_back(&'static self) {
         self.blocked.store(0, Ordering::Relaxed);
         self.delays.clear();
+        self.close();
         for shard in &self.shards {
-            shard.epoll.close();
             shard.last_poll.store(0, Ordering::Relaxed);
             shard.cpu.store(-1, Ordering::Relaxed);
-            shard.begin_generation();
         }
         UNUSED.push(self);
     }

@@ -21,6 +21,7 @@
 use crate::sched::Sched;
 use crate::sched::netpoll::pollable::{Direction, Pollable};
 use crate::sched::netpoll::poller::{Poller, Shard};
+use crate::sched::simulation::Undecided;
 use crate::sched::wait::inside;
 use crate::sys::raw::syscall;
 use std::io;
@@ -86,6 +87,7 @@ impl Pollable {
         fd: RawFd,
         direction: Direction,
     ) -> io::Result<&'static Shard> {
+        let _undecided = Undecided::begin();
         if let Some(shard) = self.registered_shard(sched.poller) {
             return Ok(match self.shard_to_follow(sched, fd, direction) {
                 Some(to) => self.move_to(fd, shard, to),
@@ -214,6 +216,7 @@ impl Pollable {
         fd: RawFd,
         direction: Direction,
     ) -> io::Result<&'static Shard> {
+        let _undecided = Undecided::begin();
         let to = self.shard_to_follow(sched, fd, direction);
         let shard = self.shard_for(sched)?;
         let (shard, is_pollable) = inside(|_| {
@@ -241,6 +244,7 @@ impl Pollable {
     /// Undoes one [`Pollable::arm`].
     #[cfg(feature = "std")]
     pub(super) fn disarm(&self, direction: Direction) {
+        let _undecided = Undecided::begin();
         inside(|_| self.inner.lock().armed[direction as usize] -= 1);
     }
 }

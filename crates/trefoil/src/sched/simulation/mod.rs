@@ -374,6 +374,30 @@ pub(crate) fn point() {
     }
 }
 
+/// Until it is dropped, the running goroutine is not preempted at calls. For calls of the runtime
+/// whose number depends on other runs, such as on what is known of a descriptor's number.
+pub(crate) struct Undecided(Option<&'static G>);
+
+impl Undecided {
+    #[inline]
+    pub(crate) fn begin() -> Undecided {
+        let g = if clock::has_simulations() { current_g() } else { None };
+        if let Some(g) = g {
+            g.no_preempt.set(g.no_preempt.get() + 1);
+        }
+        Undecided(g)
+    }
+}
+
+impl Drop for Undecided {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(g) = self.0 {
+            g.no_preempt.set(g.no_preempt.get() - 1);
+        }
+    }
+}
+
 /// The running goroutine leaves the runtime: asks the schedule whether it is preempted.
 #[cold]
 pub(crate) fn preempt_at_call(rt: Rt, simulation: &Simulation) {
