@@ -52,8 +52,9 @@ pub fn send_against_recv() {
 
 /// Two senders and one receiver, with and without a buffer.
 pub fn two_senders() {
+    // All interleavings take minutes.
     for cap in [0, 1] {
-        explore(Bound::All, move || {
+        explore(Bound::Preemptions(4), move || {
             let ends = channel(cap);
             let senders = [1, 2].map(|n| sends(n, &ends, n as u32));
             let got = [ends.1.recv(NEVER), ends.1.recv(NEVER)];

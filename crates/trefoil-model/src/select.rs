@@ -150,7 +150,8 @@ pub fn select_never_matches_itself() {
 
 /// A select meets a close of one channel and a sender of the other.
 pub fn against_close() {
-    explore(Bound::All, || {
+    // All interleavings take minutes.
+    explore(Bound::Preemptions(4), || {
         let two = two(0);
         let closer = go(1, AsWritten, {
             let two = two.clone();

@@ -118,7 +118,7 @@ fn torture(procs: usize, time: Duration) {
             })
             .collect();
         // On a busy machine, the first round of each worker may take longer than `time`.
-        let all_progressed = || shared.progressed.load(SeqCst) == KINDS.len() * EACH;
+        let all_progressed = || shared.progressed.load(SeqCst) == kinds.len() * EACH;
         while start.elapsed() < time || (!all_progressed() && start.elapsed() < time + PATIENCE) {
             trefoil::time::sleep(Duration::from_millis(20));
         }
