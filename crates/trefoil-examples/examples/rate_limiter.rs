@@ -35,3 +35,27 @@ fn main() {
         println!("request {request} at {} ms", start.elapsed().as_millis());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In virtual time the permits come at exact times, and the test waits for none of them.
+    #[trefoil::test(virtual_time)]
+    fn permits_come_in_a_burst_and_then_one_per_interval() {
+        let every = Duration::from_secs(10);
+        let permits = limiter(every, 3);
+        let start = Instant::now();
+        for expected in [0, 0, 0, 1, 2, 3] {
+            permits.recv().unwrap();
+            assert_eq!(start.elapsed(), expected * every);
+        }
+        // At most a burst accumulates.
+        trefoil::time::sleep(100 * every);
+        assert_eq!(permits.try_iter().count(), 3);
+        // Without a receiver the goroutine ends at the next tick. A goroutine that is left fails
+        // the test.
+        drop(permits);
+        trefoil::time::sleep(every);
+    }
+}

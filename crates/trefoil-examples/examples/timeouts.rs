@@ -39,3 +39,18 @@ fn main() {
     }
     println!("no goroutine is left");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[trefoil::test(virtual_time)]
+    fn a_request_ends_at_its_deadline_with_the_answers_in_time() {
+        let start = Instant::now();
+        let answers = request(&Context::background());
+        assert_eq!(start.elapsed(), Duration::from_millis(50));
+        let expected = ["near: answer", "far: answer", "asleep: context deadline exceeded"];
+        assert_eq!(answers, expected);
+    }
+}

@@ -1,7 +1,13 @@
 //! The examples, end to end: each is started, on a free loopback port if it is a server, used, and
-//! stopped.
+//! stopped. The parts of some have tests of their own, in virtual time.
 
 mod common;
+#[allow(dead_code)]
+#[path = "../examples/rate_limiter.rs"]
+mod rate_limiter;
+#[allow(dead_code)]
+#[path = "../examples/timeouts.rs"]
+mod timeouts;
 
 use common::{Example, program};
 use std::io::{BufRead, BufReader, Read, Write};
