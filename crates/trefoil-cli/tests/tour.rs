@@ -38,6 +38,7 @@ fn scenes() -> Vec<String> {
 }
 
 #[test]
+#[ignore = "takes long"]
 fn the_whole_tour_keeps_its_promises() {
     let start = Instant::now();
     let out = output(&["--goroutines", "10000", "--plain"]);

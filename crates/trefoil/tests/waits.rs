@@ -370,11 +370,12 @@ fn a_channel_whose_sender_may_still_send_is_no_deadlock() {
         let receiver = named("receiver", move || assert_eq!(rx.recv(), Ok(1)));
         // It holds the sender, and sleeps.
         let sender = named("sender", move || {
-            sleep(ms(3000));
+            sleep(ms(1600));
             tx.send(1).unwrap();
         });
+        // Channels are suspects after a second.
         let begun = Instant::now();
-        while begun.elapsed() < ms(2500) {
+        while begun.elapsed() < ms(1400) {
             let found = debug::deadlocks();
             assert!(found.is_empty(), "{}", found[0]);
             sleep(ms(100));
@@ -747,6 +748,7 @@ fn stderr_of(child: &common::Child, done: impl Fn(&str) -> bool, more: Duration)
 
 /// The report comes by itself, once, and names all members and places.
 #[test]
+#[ignore = "takes long"]
 fn a_certain_deadlock_is_reported_within_seconds() {
     child_test!(|child| {
         let is_reported = |text: &str| text.contains("turns this report off");
@@ -851,7 +853,7 @@ fn a_deadlock_of_a_scope_is_reported_once() {
 /// found, certain or not.
 #[test]
 fn no_cycle_is_found_where_there_is_none() {
-    let seconds = std::env::var("TREFOIL_TORTURE_SECONDS").map_or(3, |s| s.parse().unwrap());
+    let seconds = std::env::var("TREFOIL_TORTURE_SECONDS").map_or(1, |s| s.parse().unwrap());
     let _w = watchdog_for(Duration::from_secs(60 + 2 * seconds));
     on_own_runtime(move || {
         let end = Instant::now() + Duration::from_secs(seconds);

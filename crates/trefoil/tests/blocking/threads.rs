@@ -65,6 +65,7 @@ fn threads_are_limited_and_the_limit_is_reported_once() {
 
 /// Threads that are no longer needed end after some seconds.
 #[test]
+#[ignore = "takes long"]
 fn spare_threads_end_after_some_seconds() {
     child_test!();
     const BLOCKED: usize = 40;

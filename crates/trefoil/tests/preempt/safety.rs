@@ -114,11 +114,14 @@ fn waiters_for_a_std_mutex_are_not_starved() {
             })
         };
         let workers: Vec<_> = (0..3).map(work).collect();
-        sleep(Duration::from_secs(2));
+        let all_had_turns = || rounds.iter().all(|n| n.load(SeqCst) > 50);
+        let start = Instant::now();
+        while !all_had_turns() && start.elapsed() < Duration::from_secs(2) {
+            sleep(10 * MS);
+        }
         stop.store(true, SeqCst);
         join_all(workers);
-        let least = rounds.iter().map(|n| n.load(SeqCst)).min().unwrap();
-        assert!(least > 50, "{rounds:?}");
+        assert!(all_had_turns(), "{rounds:?}");
     });
 }
 
@@ -286,18 +289,20 @@ fn dropping_a_busy_runtime_ends_its_threads() {
 #[test]
 fn an_idle_runtime_with_blocked_threads_uses_no_cpu() {
     child_test!();
-    let used = runtime(2).run(|| {
+    runtime(2).run(|| {
         go(|| bounded::<u8>(0).1.recv());
         // With a blocked thread.
         let (read, _write) = pipe();
         go(move || raw_read(&read));
         sleep(100 * MS);
-        let before = cpu_time();
-        sleep(Duration::from_secs(3));
-        cpu_time() - before
+        once_in_five(|| {
+            let before = cpu_time();
+            sleep(Duration::from_secs(1));
+            let used = cpu_time() - before;
+            println!("{used:?} in a second");
+            if used < MS { Ok(()) } else { Err(format!("{used:?} of CPU time in a second")) }
+        });
     });
-    println!("{used:?} in 3 s");
-    assert!(used < 3 * MS, "{used:?} of CPU time in 3 s");
 }
 
 /// Works under the shared locks until `stop` is set. Returns the number of rounds.
