@@ -3,10 +3,12 @@
 // A task returns a sleep on purpose.
 #![allow(clippy::async_yields_async)]
 
+mod common;
 #[path = "common/executors.rs"]
 mod executors;
 
-use executors::{everywhere, foreign_block_on};
+use common::assert_passed;
+use executors::{everywhere, foreign_block_on, simulated};
 use std::future::{Future, pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -21,14 +23,16 @@ const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_sleep_ends_after_its_deadline_wherever_it_is_polled() {
-    everywhere(|place| async move {
+fn a_sleep_ends_at_its_deadline_wherever_it_is_polled() {
+    let sleeps = |_| async {
         let start = Instant::now();
         sleep_async(3 * MS).await;
-        assert!(start.elapsed() >= 3 * MS, "{place}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{place}");
+        assert_passed(start, 3 * MS);
         sleep_until_async(start).await;
-    });
+        assert_passed(start, 3 * MS);
+    };
+    simulated(sleeps);
+    everywhere(sleeps);
 }
 
 #[test]
@@ -45,7 +49,7 @@ fn a_sleep_of_the_longest_duration_is_pending() {
 
 #[test]
 fn reset_to_an_earlier_time_wakes_the_task_then() {
-    everywhere(|place| async move {
+    let reset = |place| async move {
         let start = Instant::now();
         let mut sleep = sleep_async(LONG);
         let mut polls = 0;
@@ -59,14 +63,16 @@ fn reset_to_an_earlier_time_wakes_the_task_then() {
             polled
         })
         .await;
-        let elapsed = start.elapsed();
-        assert!(elapsed >= 2 * MS && elapsed < LONG / 2, "{place}: {elapsed:?}");
-    });
+        assert_passed(start, 2 * MS);
+        assert!(start.elapsed() < LONG / 2, "{place}");
+    };
+    simulated(reset);
+    everywhere(reset);
 }
 
 #[test]
 fn reset_to_a_later_time_delays_the_sleep() {
-    everywhere(|place| async move {
+    let reset = |_| async {
         let start = Instant::now();
         let mut sleep = sleep_async(2 * MS);
         let mut first = true;
@@ -80,32 +86,32 @@ fn reset_to_a_later_time_delays_the_sleep() {
             polled
         })
         .await;
-        assert!(start.elapsed() >= 8 * MS, "{place}");
+        assert_passed(start, 8 * MS);
         assert!(sleep.is_elapsed());
         // It can be used again.
         Pin::new(&mut sleep).reset(start + 10 * MS);
         sleep.await;
-        assert!(start.elapsed() >= 10 * MS, "{place}");
-    });
+        assert_passed(start, 10 * MS);
+    };
+    simulated(reset);
+    everywhere(reset);
 }
 
-#[test]
+#[trefoil::test(virtual_time)]
 fn a_sleep_that_moves_to_another_task_wakes_that_one() {
-    trefoil::run(|| {
-        for _ in 0..20 {
-            let start = Instant::now();
-            let mut sleep = sleep_async(2 * MS);
-            let sleep = trefoil::task::spawn(async move {
-                let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut sleep).poll(cx))).await;
-                assert!(polled.is_pending() || start.elapsed() >= 2 * MS);
-                sleep
-            })
-            .join()
-            .unwrap();
-            trefoil::task::spawn(sleep).join().unwrap();
-            assert!(start.elapsed() >= 2 * MS);
-        }
-    });
+    for _ in 0..20 {
+        let start = Instant::now();
+        let mut sleep = sleep_async(2 * MS);
+        let sleep = trefoil::task::spawn(async move {
+            let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut sleep).poll(cx))).await;
+            assert!(polled.is_pending());
+            sleep
+        })
+        .join()
+        .unwrap();
+        trefoil::task::spawn(sleep).join().unwrap();
+        assert_eq!(start.elapsed(), 2 * MS);
+    }
 }
 
 #[test]
@@ -126,14 +132,18 @@ fn a_sleep_that_was_polled_in_a_runtime_that_has_ended_still_ends() {
 
 #[test]
 fn a_timeout_returns_the_value_of_a_future_that_is_ready_in_time() {
-    everywhere(|place| async move {
+    let in_time = |place| async move {
         assert_eq!(timeout_async(Duration::ZERO, async { 1 }).await, Ok(1), "{place}");
+        let start = Instant::now();
         let slow = async {
             sleep_async(MS).await;
             2
         };
         assert_eq!(timeout_async(LONG, slow).await, Ok(2), "{place}");
-    });
+        assert_passed(start, MS);
+    };
+    simulated(in_time);
+    everywhere(in_time);
 }
 
 #[test]
@@ -146,76 +156,66 @@ fn a_timeout_drops_a_future_that_takes_too_long() {
     }
     let drops = Arc::new(AtomicUsize::new(0));
     let n = drops.clone();
-    let places = everywhere(move |place| {
-        let drops = n.clone();
+    let late = move |place| {
+        let guard = CountDrop(n.clone());
         async move {
-            let guard = CountDrop(drops);
             let start = Instant::now();
             let never = async move {
                 let _guard = guard;
                 pending::<()>().await;
             };
-            let late = timeout_async(2 * MS, never).await;
-            assert!(late.is_err(), "{place}");
-            assert!(start.elapsed() >= 2 * MS, "{place}");
+            assert!(timeout_async(2 * MS, never).await.is_err(), "{place}");
+            assert_passed(start, 2 * MS);
         }
-    });
-    assert_eq!(drops.load(Ordering::Relaxed), places.len());
+    };
+    let places = simulated(late.clone()).len() + everywhere(late).len();
+    assert_eq!(drops.load(Ordering::Relaxed), places);
 }
 
 #[test]
 fn an_interval_ticks_at_multiples_of_its_period() {
-    everywhere(|place| async move {
+    let ticks = |place| async move {
         let start = Instant::now();
         let mut ticks = interval_at(start, 2 * MS);
         for i in 0..5 {
             assert_eq!(ticks.tick().await, start + i * 2 * MS, "{place}");
-            assert!(Instant::now() >= start + i * 2 * MS, "{place}");
+            assert_passed(start, i * 2 * MS);
+        }
+    };
+    simulated(ticks);
+    everywhere(ticks);
+}
+
+#[trefoil::test(virtual_time)]
+fn an_interval_delivers_missed_ticks_in_a_burst_or_leaves_them_out() {
+    trefoil::block_on(async {
+        let period = 10 * MS;
+        for (behavior, next) in [
+            (MissedTickBehavior::Burst, 20 * MS),
+            (MissedTickBehavior::Delay, 45 * MS),
+            (MissedTickBehavior::Skip, 40 * MS),
+        ] {
+            let mut ticks = interval(period);
+            ticks.set_missed_tick_behavior(behavior);
+            let start = ticks.tick().await;
+            assert_eq!(start, Instant::now());
+            std::thread::sleep(35 * MS);
+            assert_eq!(ticks.tick().await, start + period);
+            assert_eq!(start.elapsed(), 35 * MS, "a missed tick is delivered at once");
+            assert_eq!(ticks.tick().await, start + next);
+            assert_eq!(start.elapsed(), next.max(35 * MS));
         }
     });
 }
 
-#[test]
-fn an_interval_delivers_missed_ticks_in_a_burst_or_leaves_them_out() {
-    trefoil::run(|| {
-        trefoil::block_on(async {
-            let period = 10 * MS;
-            for behavior in
-                [MissedTickBehavior::Burst, MissedTickBehavior::Delay, MissedTickBehavior::Skip]
-            {
-                let mut ticks = interval(period);
-                ticks.set_missed_tick_behavior(behavior);
-                let start = ticks.tick().await;
-                std::thread::sleep(35 * MS);
-                assert_eq!(ticks.tick().await, start + period);
-                let late = Instant::now();
-                let next = ticks.tick().await;
-                match behavior {
-                    MissedTickBehavior::Burst => assert_eq!(next, start + 2 * period),
-                    MissedTickBehavior::Delay => {
-                        // `late` was taken a moment after the tick.
-                        assert!(next > start + 4 * period && next <= late + period);
-                    }
-                    MissedTickBehavior::Skip => {
-                        let since = next - start;
-                        assert_eq!(since.as_nanos() % period.as_nanos(), 0, "{since:?}");
-                        assert!(since >= 4 * period);
-                    }
-                }
-            }
-        });
-    });
-}
-
-#[test]
+#[trefoil::test(virtual_time)]
 fn a_tick_that_is_dropped_is_not_lost() {
-    trefoil::run(|| {
-        trefoil::block_on(async {
-            let start = Instant::now() + 3 * MS;
-            let mut ticks = interval_at(start, LONG);
-            assert!(timeout_async(MS, ticks.tick()).await.is_err() || start.elapsed() > MS);
-            assert_eq!(ticks.tick().await, start);
-        });
+    trefoil::block_on(async {
+        let start = Instant::now() + 3 * MS;
+        let mut ticks = interval_at(start, LONG);
+        assert!(timeout_async(MS, ticks.tick()).await.is_err());
+        assert_eq!(ticks.tick().await, start);
+        assert_eq!(Instant::now(), start);
     });
 }
 

@@ -23,7 +23,7 @@ unsafe extern "C" {
 
 #[test]
 fn c11_mutexes_and_conditions_return_c11_results() {
-    every_pair(|a, b| {
+    simulated_and_every_pair(|a, b| {
         let (mutex, cond, turn) = (normal(), super::cond::cond(), Object::new(0u32));
         // SAFETY: never freed; `turn` is under the mutex.
         unsafe {

@@ -153,7 +153,7 @@ fn a_broadcast_wakes_all_and_the_variable_may_be_destroyed_at_once() {
 
 #[test]
 fn timed_waits_time_out_with_the_mutex_locked() {
-    everywhere(|| {
+    fn check(actor: Actor) {
         let monotonic = || {
             // SAFETY: an initialised attribute object.
             with_attributes(|attr| unsafe {
@@ -163,33 +163,33 @@ fn timed_waits_time_out_with_the_mutex_locked() {
         for (cond, own_clock) in
             [(cond(), libc::CLOCK_REALTIME), (monotonic(), libc::CLOCK_MONOTONIC)]
         {
-            for actor in [Actor::Goroutine, Actor::Thread] {
-                let mutex = Object::new(libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP);
-                // SAFETY: never freed.
-                let waits = move || unsafe {
-                    lock(mutex);
-                    let (c, m) = (cond.at(), mutex.at());
-                    let soon = at(own_clock, 20);
-                    assert_eq!(takes(20, || pthread_cond_timedwait(c, m, &soon)), ETIMEDOUT);
-                    let past = at(own_clock, -1000);
-                    assert_eq!(pthread_cond_timedwait(c, m, &past), ETIMEDOUT);
-                    let before = timespec { tv_sec: -1, tv_nsec: 0 };
-                    assert_eq!(pthread_cond_timedwait(c, m, &before), ETIMEDOUT);
-                    for clock in CLOCKS {
-                        let soon = at(clock, 10);
-                        let rc = takes(10, || pthread_cond_clockwait(c, m, clock, &soon));
-                        assert_eq!(rc, ETIMEDOUT);
-                    }
-                    assert_eq!(pthread_cond_timedwait(c, m, &BAD_TIME), EINVAL);
-                    let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
-                    assert_eq!(pthread_cond_clockwait(c, m, clock, &past), EINVAL);
-                    // Fails unless the waiter owns the mutex.
-                    unlock(mutex);
-                };
-                actor.start(waits).join();
-            }
+            let mutex = Object::new(libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP);
+            // SAFETY: never freed.
+            let waits = move || unsafe {
+                lock(mutex);
+                let (c, m) = (cond.at(), mutex.at());
+                let soon = at(own_clock, 20);
+                assert_eq!(takes(20, || pthread_cond_timedwait(c, m, &soon)), ETIMEDOUT);
+                let past = at(own_clock, -1000);
+                assert_eq!(pthread_cond_timedwait(c, m, &past), ETIMEDOUT);
+                let before = timespec { tv_sec: -1, tv_nsec: 0 };
+                assert_eq!(pthread_cond_timedwait(c, m, &before), ETIMEDOUT);
+                for clock in CLOCKS {
+                    let soon = at(clock, 10);
+                    let rc = takes(10, || pthread_cond_clockwait(c, m, clock, &soon));
+                    assert_eq!(rc, ETIMEDOUT);
+                }
+                assert_eq!(pthread_cond_timedwait(c, m, &BAD_TIME), EINVAL);
+                let clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+                assert_eq!(pthread_cond_clockwait(c, m, clock, &past), EINVAL);
+                // Fails unless the waiter owns the mutex.
+                unlock(mutex);
+            };
+            actor.start(waits).join();
         }
-    });
+    }
+    trefoil::sim::run(|| check(Actor::Goroutine));
+    everywhere(|| [Actor::Goroutine, Actor::Thread].into_iter().for_each(check));
 }
 
 #[test]

@@ -78,6 +78,12 @@ fn every_pair(f: impl Fn(Actor, Actor) + Send + Sync + Copy + 'static) {
     });
 }
 
+/// Runs `f` for two goroutines in a simulation, where times are exact, and then as [`every_pair`].
+fn simulated_and_every_pair(f: impl Fn(Actor, Actor) + Send + Sync + Copy + 'static) {
+    trefoil::sim::run(move || f(Actor::Goroutine, Actor::Goroutine));
+    every_pair(f);
+}
+
 /// What runs a part of a test.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Actor {
@@ -159,14 +165,18 @@ fn at(clock: clockid_t, in_ms: i64) -> timespec {
 const BAD_TIME: timespec = timespec { tv_sec: 1, tv_nsec: 1_000_000_000 };
 const CLOCKS: [clockid_t; 2] = [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC];
 
-/// Runs `f`, which must take at least `ms`, and less than `TOO_LONG`.
+/// Runs `f`, which must take `ms`: exactly in a simulation, elsewhere at least.
 #[track_caller]
 fn takes<T>(ms: u64, f: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
+    let (start, ms) = (Instant::now(), Duration::from_millis(ms));
     let value = f();
     let took = start.elapsed();
-    assert!(took + Duration::from_millis(1) >= Duration::from_millis(ms), "took only {took:?}");
-    assert!(took < TOO_LONG, "took {took:?}");
+    if trefoil::sim::is_simulated() {
+        assert_eq!(took, ms);
+    } else {
+        assert!(took + Duration::from_millis(1) >= ms, "took only {took:?}");
+        assert!(took < TOO_LONG, "took {took:?}");
+    }
     value
 }
 

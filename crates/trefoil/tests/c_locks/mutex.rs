@@ -165,7 +165,7 @@ fn errorcheck_mutex_reports_misuse() {
 
 #[test]
 fn timed_mutex_locks_time_out_and_succeed() {
-    every_pair(|a, b| {
+    simulated_and_every_pair(|a, b| {
         let mutex = normal();
         lock(mutex);
         // SAFETY: never freed.

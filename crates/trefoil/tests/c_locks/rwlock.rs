@@ -104,7 +104,7 @@ fn process_shared_rwlock_works() {
 
 #[test]
 fn readers_share_the_lock_and_errors_are_reported() {
-    every_pair(|a, b| {
+    simulated_and_every_pair(|a, b| {
         let lock = of_kind(PREFER_READER);
         // SAFETY: never freed.
         let part = move || unsafe {

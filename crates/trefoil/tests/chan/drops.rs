@@ -1,7 +1,7 @@
 //! Every value is dropped exactly once.
 
-use crate::common::watchdog;
-use crate::{a_moment, at_all_procs, start_on_thread_if};
+use crate::common::{let_others_wait, watchdog};
+use crate::{at_all_procs, start_on_thread_if};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ fn every_value_sent_is_dropped_exactly_once() {
                 let (tx, value) = (tx.clone(), new());
                 move || tx.send(value)
             });
-            a_moment();
+            let_others_wait();
             drop(rx);
             // An unbounded channel accepted the value, unless the receiver was dropped before.
             let sent = waiting.join().unwrap();

@@ -10,9 +10,7 @@ mod programs;
 mod timeouts;
 
 use common::yield_until;
-use std::time::Duration;
-use trefoil::go;
-use trefoil::time::sleep;
+use trefoil::{go, sim};
 
 /// Runs `f` as the main goroutine of runtimes with 1, 2, 4 and 16 Ps.
 fn at_all_procs(f: fn()) {
@@ -20,6 +18,22 @@ fn at_all_procs(f: fn()) {
         let runtime = trefoil::Runtime::builder().procs(procs).build().expect("a runtime");
         runtime.run(f);
     }
+}
+
+/// Runs `f` in a simulation, and then in real time as [`at_all_procs`] does.
+fn simulated_and_at_all_procs(f: fn()) {
+    sim::run(f);
+    at_all_procs(f);
+}
+
+/// Returns the capacities of Go's tests, 0 to 199; in real time, where waits take time, some of them.
+fn capacities() -> impl Iterator<Item = usize> {
+    (0..200).step_by(if sim::is_simulated() { 1 } else { 11 })
+}
+
+/// Returns the size of a test in this build.
+const fn size(release: usize, debug: usize) -> usize {
+    if cfg!(debug_assertions) { debug } else { release }
 }
 
 /// A goroutine or a plain thread.
@@ -47,9 +61,4 @@ impl Handle {
             std::panic::resume_unwind(panic);
         }
     }
-}
-
-/// Sleeps long enough for other goroutines to reach their wait.
-fn a_moment() {
-    sleep(Duration::from_micros(300));
 }

@@ -1,7 +1,9 @@
 //! Send, receive and close, blocking and not.
 
-use crate::common::{watchdog, yield_until};
-use crate::{Handle, a_moment, at_all_procs, start_on_thread_if};
+use crate::common::{let_others_wait, watchdog, yield_until};
+use crate::{
+    Handle, at_all_procs, capacities, simulated_and_at_all_procs, size, start_on_thread_if,
+};
 use std::collections::HashMap;
 use std::panic::catch_unwind;
 use std::sync::Arc;
@@ -11,14 +13,14 @@ use trefoil::chan::{
     RecvError, SendError, SendTimeoutError, TryRecvError, TrySendError, bounded, never, nil,
     unbounded,
 };
-use trefoil::go;
+use trefoil::{go, sim};
 
 /// Go: TestChan, for capacities 0 to 199, as the following tests.
 #[test]
 fn recv_blocks_when_empty_send_blocks_when_full_close_drains() {
     let _dog = watchdog();
-    at_all_procs(|| {
-        for cap in 0..200 {
+    simulated_and_at_all_procs(|| {
+        for cap in capacities() {
             // Receiving from an empty channel blocks.
             let (tx, rx) = bounded::<usize>(cap);
             let received = Arc::new(AtomicUsize::new(0));
@@ -31,7 +33,7 @@ fn recv_blocks_when_empty_send_blocks_when_full_close_drains() {
                     })
                 })
                 .collect();
-            a_moment();
+            let_others_wait();
             assert_eq!(
                 received.load(Ordering::SeqCst),
                 0,
@@ -56,7 +58,7 @@ fn recv_blocks_when_empty_send_blocks_when_full_close_drains() {
                     sent.store(true, Ordering::SeqCst);
                 }
             });
-            a_moment();
+            let_others_wait();
             assert!(!sent.load(Ordering::SeqCst), "cap {cap}: sent to a full channel");
             assert_eq!(tx.try_send(0), Err(TrySendError::Full(0)));
             for i in 0..=cap {
@@ -85,10 +87,10 @@ fn recv_blocks_when_empty_send_blocks_when_full_close_drains() {
 #[test]
 fn close_wakes_all_receivers_and_senders() {
     let _dog = watchdog();
-    at_all_procs(|| {
-        for cap in 0..200 {
+    simulated_and_at_all_procs(|| {
+        for cap in capacities() {
             let (tx, rx) = bounded::<usize>(cap);
-            let threads = cap % 50 == 0;
+            let threads = !sim::is_simulated() && cap % 4 == 0;
             let receivers: Vec<_> = (0..4)
                 .map(|i| {
                     let rx = rx.clone();
@@ -97,7 +99,7 @@ fn close_wakes_all_receivers_and_senders() {
                     })
                 })
                 .collect();
-            a_moment();
+            let_others_wait();
             tx.close();
             receivers.into_iter().for_each(Handle::join);
 
@@ -111,7 +113,7 @@ fn close_wakes_all_receivers_and_senders() {
                     })
                 })
                 .collect();
-            a_moment();
+            let_others_wait();
             // By an explicit close, or because the last receiver is dropped.
             if cap % 2 == 0 {
                 tx.close()
@@ -144,7 +146,7 @@ fn four_senders_and_four_receivers_pass_every_value_once() {
     const VALUES: usize = 1000;
     let _dog = watchdog();
     at_all_procs(|| {
-        for cap in (0..200).step_by(7) {
+        for cap in (0..200).step_by(size(7, 19)) {
             let (tx, rx) = bounded(cap);
             let (results, all) = bounded(WORKERS);
             let mut handles = Vec::new();
@@ -362,9 +364,10 @@ fn an_unbounded_channel_keeps_every_value_in_order() {
     let _dog = watchdog();
     at_all_procs(|| {
         let (tx, rx) = unbounded();
-        (0..1_000_000).for_each(|i| tx.send(i).unwrap());
-        assert_eq!(rx.len(), 1_000_000);
-        assert!(rx.iter().take(1_000_000).enumerate().all(|(i, v)| i == v));
+        const VALUES: usize = size(1_000_000, 200_000);
+        (0..VALUES).for_each(|i| tx.send(i).unwrap());
+        assert_eq!(rx.len(), VALUES);
+        assert!(rx.iter().take(VALUES).enumerate().all(|(i, v)| i == v));
         // Fill levels that begin, end and straddle blocks.
         let mut next = 0;
         let mut expected = 0;
@@ -412,7 +415,7 @@ fn recv_from_never_waits_for_ever() {
         assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
         assert!(rx.same_channel(&rx.clone()));
         let h = go(move || rx.recv());
-        a_moment();
+        let_others_wait();
         assert!(!h.is_finished());
     });
 }

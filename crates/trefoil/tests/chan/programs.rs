@@ -1,7 +1,7 @@
 //! Programs of many goroutines, of plain threads, and of two runtimes.
 
 use crate::common::watchdog;
-use crate::{at_all_procs, start_on_thread_if};
+use crate::{at_all_procs, size, start_on_thread_if};
 use trefoil::chan::{Receiver, Sender, bounded, unbounded};
 use trefoil::{go, yield_now};
 
@@ -9,7 +9,7 @@ use trefoil::{go, yield_now};
 #[test]
 fn many_workers_pass_every_item_on_once() {
     const WORKERS: usize = 23;
-    const ITEMS: usize = 271_828;
+    const ITEMS: usize = size(271_828, 50_000);
     const PRIMES: [usize; 8] = [2, 3, 7, 11, 13, 17, 19, 23];
     let _dog = watchdog();
     at_all_procs(|| {

@@ -1,5 +1,8 @@
 //! Runs a future in every place in which a future of this crate may be polled.
 
+// Every test file compiles its own copy and uses its own part of it.
+#![allow(dead_code)]
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -28,6 +31,28 @@ pub(crate) fn foreign_block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// Runs `make`'s future as a task, by `block_on` on a goroutine, and in another executor on a
+/// goroutine. `make` gets the name of the place, for messages.
+fn on_goroutines<F, T>(make: &dyn Fn(&'static str) -> F) -> [T; 3]
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let task = trefoil::task::spawn(make("task")).join().unwrap();
+    let goroutine = trefoil::block_on(make("goroutine"));
+    let foreign = foreign_block_on(make("other executor on a goroutine"));
+    [task, goroutine, foreign]
+}
+
+/// Runs `make`'s future in all places of goroutines, in a simulation.
+pub(crate) fn simulated<F, T>(make: impl Fn(&'static str) -> F + Send + 'static) -> [T; 3]
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    trefoil::sim::run(move || on_goroutines(&make))
+}
+
 /// Runs `make`'s future as a task, by `block_on` on a goroutine and on a plain thread, and in
 /// another executor. `make` gets the name of the place, for messages.
 pub(crate) fn everywhere<F, T>(make: impl Fn(&'static str) -> F + Send + Sync + 'static) -> Vec<T>
@@ -38,12 +63,7 @@ where
     let make = Arc::new(make);
     let on_goroutines = {
         let make = make.clone();
-        trefoil::run(move || {
-            let task = trefoil::task::spawn(make("task")).join().unwrap();
-            let goroutine = trefoil::block_on(make("goroutine"));
-            let foreign = foreign_block_on(make("other executor on a goroutine"));
-            [task, goroutine, foreign]
-        })
+        trefoil::run(move || on_goroutines(&*make))
     };
     let on_threads = std::thread::spawn(move || {
         let thread = trefoil::block_on(make("thread"));

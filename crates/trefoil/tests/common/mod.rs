@@ -671,34 +671,43 @@ pub(crate) fn traces<'a>(stderr: &'a str, from: &str, to: &str) -> Vec<Trace<'a>
     all
 }
 
+/// Waits until other goroutines have reached their waits: certainly in a simulation, probably
+/// elsewhere.
+pub(crate) fn let_others_wait() {
+    if trefoil::sim::is_simulated() {
+        trefoil::sim::settle();
+    } else {
+        trefoil::time::sleep(Duration::from_micros(300));
+    }
+}
+
+/// Asserts that `time` has passed since `start`: exactly in a simulation, at least elsewhere.
+#[track_caller]
+pub(crate) fn assert_passed(start: Instant, time: Duration) {
+    let elapsed = start.elapsed();
+    let is_right = if trefoil::sim::is_simulated() { elapsed == time } else { elapsed >= time };
+    assert!(is_right, "{elapsed:?} have passed instead of {time:?}");
+}
+
 /// Runs `waiter` in a goroutine, with a limit for its wait, and `change` after that limit has
 /// passed but before the goroutine runs again. Returns what `waiter` returns.
 ///
-/// There is one P. A third goroutine keeps it until the deadlines of the waiter and of the main
-/// goroutine have passed. The timers then make the waiter runnable first and the main goroutine
-/// second; the goroutine that became runnable last runs first. On a busy machine the P may be
-/// retaken in between, and the waiter run too early: then the attempt is repeated.
+/// In a simulation both this goroutine's sleep and the limit end at the same moment. The timer that
+/// was set first fires first, and its goroutine runs first.
 pub(crate) fn change_after_time_out<T: Send + 'static>(
-    waiter: impl Fn(Duration) -> T + Send + Sync + 'static,
-    change: impl FnOnce() + Send,
+    waiter: impl FnOnce(Duration) -> T + Send + 'static,
+    change: impl FnOnce() + Send + 'static,
 ) -> T {
-    let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
-    let waiter = Arc::new(waiter);
-    runtime.run(|| {
-        loop {
-            let waits = waiter.clone();
-            let waits = trefoil::go(move || waits(20 * MS));
-            trefoil::yield_now();
-            trefoil::go(|| {
-                let _whole = trefoil::no_preempt();
-                let start = Instant::now();
-                while start.elapsed() < 40 * MS {}
-            });
-            trefoil::time::sleep(30 * MS);
-            if !waits.is_finished() {
-                change();
-                return waits.join().unwrap();
-            }
-        }
+    trefoil::sim::run(|| {
+        let start = Instant::now();
+        let waits = trefoil::go(move || {
+            let value = waiter(MS);
+            assert_eq!(start.elapsed(), MS);
+            value
+        });
+        trefoil::time::sleep(MS);
+        assert!(!waits.is_finished(), "the waiter ran before the change");
+        change();
+        waits.join().unwrap()
     })
 }

@@ -11,10 +11,8 @@ mod readiness;
 mod ready;
 mod syntax;
 
-use std::time::Duration;
 use trefoil::chan::{Receiver, bounded};
 use trefoil::go;
-use trefoil::time::sleep;
 
 /// Runs `f` as the main goroutine of runtimes with 1, 2, 4 and 16 Ps.
 fn at_all_procs(f: fn()) {
@@ -22,6 +20,12 @@ fn at_all_procs(f: fn()) {
         let runtime = trefoil::Runtime::builder().procs(procs).build().expect("a runtime");
         runtime.run(f);
     }
+}
+
+/// Runs `f` in a simulation, and then in real time as [`at_all_procs`] does.
+fn simulated_and_at_all_procs(f: fn()) {
+    trefoil::sim::run(f);
+    at_all_procs(f);
 }
 
 /// Starts `f` on a plain thread if `on_thread` is true, else as a goroutine. The channel gets a
@@ -38,9 +42,4 @@ fn start_on_thread_if(on_thread: bool, f: impl FnOnce() + Send + 'static) -> Rec
         go(run);
     }
     ended
-}
-
-/// Sleeps long enough for other goroutines to reach their wait.
-fn a_moment() {
-    sleep(Duration::from_micros(500));
 }

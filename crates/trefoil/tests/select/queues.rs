@@ -1,13 +1,12 @@
 //! Selects that wait in the queues of several channels: one arm is served, all queues are left.
 
-use crate::common::{rss, watchdog};
-use crate::{a_moment, at_all_procs, start_on_thread_if};
+use crate::common::{let_others_wait, rss, watchdog};
+use crate::{at_all_procs, simulated_and_at_all_procs, start_on_thread_if};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use trefoil::chan::{Receiver, Sender, bounded, never, unbounded};
-use trefoil::time::sleep;
-use trefoil::{go, select};
+use trefoil::{go, select, sim};
 
 /// Go: TestSelfSelect.
 #[test]
@@ -109,8 +108,9 @@ fn select_among_busy_channels(n: usize) {
 #[test]
 fn a_select_with_a_channel_in_two_arms_leaves_its_queue_twice() {
     let _dog = watchdog();
-    at_all_procs(|| {
-        for threads in [false, true] {
+    simulated_and_at_all_procs(|| {
+        let kinds = if sim::is_simulated() { &[false][..] } else { &[false, true] };
+        for &threads in kinds {
             let ((tc, c), (td, d), (te, e)) = (bounded(0), bounded(0), bounded(0));
             let first = start_on_thread_if(threads, {
                 let c = c.clone();
@@ -123,9 +123,9 @@ fn a_select_with_a_channel_in_two_arms_leaves_its_queue_twice() {
                     te.send(9).unwrap();
                 }
             });
-            sleep(Duration::from_millis(1));
+            let_others_wait();
             let second = start_on_thread_if(threads, move || assert_eq!(c.recv(), Ok(8)));
-            sleep(Duration::from_millis(1));
+            let_others_wait();
             td.send(7).unwrap(); // wakes the first goroutine by its third arm
             assert_eq!(e.recv(), Ok(9));
             tc.send(8).unwrap(); // wakes the second: the first is in no queue any more
@@ -198,7 +198,7 @@ fn selects_do_not_grow_resident_memory() {
 #[test]
 fn a_select_that_leaves_a_queue_does_not_corrupt_it() {
     let _dog = watchdog();
-    at_all_procs(|| {
+    simulated_and_at_all_procs(|| {
         let ((t1, c1), (t2, c2), (t3, c3), (t4, c4)) =
             (bounded(0), bounded(0), bounded(0), bounded(0));
         let in_between = go({
@@ -218,12 +218,12 @@ fn a_select_that_leaves_a_queue_does_not_corrupt_it() {
             let (c1, t4) = (c1.clone(), t4.clone());
             move || t4.send(c1.recv().unwrap()).unwrap()
         });
-        a_moment();
+        let_others_wait();
         c3.recv().unwrap();
-        a_moment();
-        // … and the last, unless the machine was busy. Each gets one of the two values.
+        let_others_wait();
+        // … and the last, unless the machine was busy in real time. Each gets one of the two values.
         let last = go(move || t4.send(c1.recv().unwrap()).unwrap());
-        a_moment();
+        let_others_wait();
         t2.send(true).unwrap();
         c3.recv().unwrap();
         t1.send(1).unwrap();

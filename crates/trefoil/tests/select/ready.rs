@@ -1,7 +1,7 @@
 //! `Select::ready`: an operation that is ready is left to the caller.
 
-use crate::common::{watchdog, yield_until};
-use crate::{a_moment, at_all_procs, start_on_thread_if};
+use crate::common::{assert_passed, let_others_wait, watchdog, yield_until};
+use crate::{at_all_procs, simulated_and_at_all_procs, start_on_thread_if};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -70,18 +70,19 @@ fn ready_means_room_a_value_a_partner_or_a_closed_channel() {
 #[test]
 fn ready_waits_until_its_deadline_and_not_longer_than_needed() {
     let _dog = watchdog();
-    at_all_procs(|| {
+    simulated_and_at_all_procs(|| {
         let (tx, rx) = bounded::<i32>(1);
         let mut select = Select::new();
         select.recv(&rx);
         let start = Instant::now();
         assert_eq!(select.ready_timeout(Duration::from_millis(5)), Err(ReadyTimeoutError));
-        assert!(start.elapsed() >= Duration::from_millis(5));
         assert_eq!(select.ready_deadline(Instant::now()), Err(ReadyTimeoutError));
+        assert_passed(start, Duration::from_millis(5));
         assert_eq!(tx.waiters(), (0, 0), "a watcher was left behind");
         tx.send(1).unwrap();
         assert_eq!(select.ready_deadline(Instant::now()), Ok(0));
         assert_eq!(select.ready_timeout(LONG), Ok(0));
+        assert_passed(start, Duration::from_millis(5));
     });
 }
 
@@ -89,7 +90,8 @@ fn ready_waits_until_its_deadline_and_not_longer_than_needed() {
 #[test]
 fn watchers_of_both_ends_are_no_partners() {
     let _dog = watchdog();
-    at_all_procs(|| {
+    simulated_and_at_all_procs(|| {
+        let start = Instant::now();
         // `_open` keeps the channel open when the other goroutine has ended.
         let (tx, rx) = bounded::<i32>(0);
         let _open = tx.clone();
@@ -102,7 +104,9 @@ fn watchers_of_both_ends_are_no_partners() {
         select.recv(&rx);
         assert_eq!(select.ready_timeout(Duration::from_millis(2)), Err(ReadyTimeoutError));
         assert!(rx.try_recv().unwrap_err().is_empty(), "a watcher has no value to give");
+        assert_passed(start, Duration::from_millis(2));
         assert_eq!(other.join().unwrap(), Err(ReadyTimeoutError));
+        assert_passed(start, Duration::from_millis(10));
     });
 }
 
@@ -124,7 +128,7 @@ fn every_watcher_of_a_ready_operation_returns() {
                 })
                 .collect();
             if round % 3 == 0 {
-                a_moment();
+                let_others_wait();
             }
             match round % 4 {
                 // A sender waits, or a value is in the buffer.

@@ -1,13 +1,13 @@
 //! `Condvar`.
 
-use super::common::{MS, join_all, watchdog, yield_until};
-use super::{Workers, join_thread, mixed, next, on, on_every};
+use super::common::{MS, assert_passed, join_all, watchdog, yield_until};
+use super::{Workers, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::sync::{Condvar, Mutex};
 use trefoil::time::sleep;
-use trefoil::{Runtime, go, scope, yield_now};
+use trefoil::{Runtime, go, scope, sim, yield_now};
 
 /// Go: TestCondSignal.
 #[test]
@@ -149,22 +149,22 @@ fn a_notification_is_not_stolen_by_a_later_waiter() {
 }
 
 #[test]
-fn condvar_waits_time_out_not_before_their_deadline() {
+fn condvar_waits_time_out_at_their_deadline() {
     let _w = watchdog();
     static M: Mutex<u32> = Mutex::new(0);
     static C: Condvar = Condvar::new();
-    let waits = || {
+    fn time_out() {
         let mut guard = M.lock();
         let start = Instant::now();
         assert!(C.wait_for(&mut guard, 2 * MS).timed_out());
-        assert!(start.elapsed() >= 2 * MS);
-        assert!(C.wait_until(&mut guard, Instant::now() + MS).timed_out());
+        assert_passed(start, 2 * MS);
+        assert!(C.wait_until(&mut guard, start + 3 * MS).timed_out());
         assert!(C.wait_until(&mut guard, start).timed_out(), "a past deadline");
         assert!(C.wait_for(&mut guard, Duration::ZERO).timed_out());
-    };
-    on_every(|| {
-        join_all((0..4).map(|_| go(waits)));
-        join_thread(std::thread::spawn(waits));
+        assert_passed(start, 3 * MS);
+    }
+    fn check() {
+        join_all((0..4).map(|_| go(time_out)));
         let notified = [Duration::from_secs(30), Duration::MAX].map(|limit| {
             go(move || {
                 let mut guard = M.lock();
@@ -177,7 +177,10 @@ fn condvar_waits_time_out_not_before_their_deadline() {
         assert_eq!(C.notify_all(), 2);
         assert_eq!(join_all(notified), [true, true]);
         assert!(!C.notify_one(), "a waiter that timed out is still in the queue");
-    });
+    }
+    sim::run(check);
+    on_every(check);
+    time_out(); // on this plain thread
 }
 
 /// `notify_one` returns true exactly as often as a wait ends without a timeout.

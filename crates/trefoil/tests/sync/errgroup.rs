@@ -1,42 +1,35 @@
 //! `ErrGroup`.
 
-use super::common::{MS, once_in_five, same, watchdog};
+use super::common::{MS, watchdog};
 use super::{on_every, panic_text};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use trefoil::context::{Context, ContextError};
-use trefoil::sync::{Barrier, ErrGroup, Semaphore};
+use trefoil::sync::{ErrGroup, Semaphore};
 use trefoil::time::sleep;
 use trefoil::yield_now;
 
-#[test]
+#[trefoil::test(virtual_time)]
 fn wait_returns_the_first_error_of_the_group() {
-    let _w = watchdog();
-    on_every(|| {
-        let group = ErrGroup::new();
-        group.go(|| Ok(()));
-        assert_eq!(group.wait(), Ok(()));
-        // The test cannot tell when the first one has ended: it sleeps, maybe not long enough.
-        once_in_five(|| {
-            let gate = Arc::new(Barrier::new(2));
-            let g = gate.clone();
+    let group = ErrGroup::new();
+    group.go(|| Ok(()));
+    assert_eq!(group.wait(), Ok(()));
+    for errors in [[(MS, "first"), (2 * MS, "second")], [(2 * MS, "second"), (MS, "first")]] {
+        let start = Instant::now();
+        for (after, error) in errors {
             group.go(move || {
-                g.wait();
-                sleep(2 * MS);
-                Err("second")
+                sleep(after);
+                Err(error)
             });
-            group.go(move || {
-                gate.wait();
-                Err("first")
-            });
-            same(group.wait(), Err("first"))
-        });
-        // `wait` takes the error, and the group can be used again; a clone is the same group.
-        assert_eq!(group.wait(), Ok(()));
-        group.clone().go(|| Err("again"));
-        assert_eq!(group.wait(), Err("again"));
-    });
+        }
+        assert_eq!(group.wait(), Err("first"));
+        assert_eq!(start.elapsed(), 2 * MS, "it waits for all");
+    }
+    // `wait` takes the error, and the group can be used again; a clone is the same group.
+    assert_eq!(group.wait(), Ok(()));
+    group.clone().go(|| Err("again"));
+    assert_eq!(group.wait(), Err("again"));
 }
 
 #[test]

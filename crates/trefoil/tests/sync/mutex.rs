@@ -187,34 +187,45 @@ fn a_starving_waiter_gets_the_mutex_by_direct_handoff() {
     });
 }
 
+#[trefoil::test(virtual_time)]
+fn try_lock_for_fails_at_its_timeout_and_succeeds_before() {
+    static M: Mutex<i32> = Mutex::new(0);
+    let guard = M.lock();
+    for limit in [Duration::ZERO, MS, Duration::from_secs(3600)] {
+        let start = Instant::now();
+        assert!(go(move || M.try_lock_for(limit).is_none()).join().unwrap());
+        assert_eq!(start.elapsed(), limit);
+        assert!(M.try_lock_until(start + 2 * limit).is_none());
+        assert_eq!(start.elapsed(), 2 * limit);
+    }
+    let start = Instant::now();
+    let waiters = [MS, Duration::MAX].map(|limit| go(move || M.try_lock_for(limit).is_some()));
+    sleep(MS / 2);
+    drop(guard);
+    assert_eq!(join_all(waiters), [true, true]);
+    assert_eq!(start.elapsed(), MS / 2);
+    assert!(M.try_lock().is_some());
+}
+
 #[test]
-fn try_lock_for_fails_not_before_its_timeout() {
+fn try_lock_for_on_goroutines_and_threads_fails_not_before_its_timeout() {
     let _w = watchdog();
     static M: Mutex<i32> = Mutex::new(0);
-    let check = || {
+    fn wait() {
+        let start = Instant::now();
+        assert!(M.try_lock_for(5 * MS).is_none());
+        assert!(start.elapsed() >= 5 * MS);
+    }
+    on_every(|| {
         let guard = M.lock();
-        for limit in [Duration::ZERO, MS, 5 * MS] {
-            let (elapsed, late) = go(move || {
-                let start = Instant::now();
-                (start.elapsed(), M.try_lock_for(limit).is_none() && start.elapsed() >= limit)
-            })
-            .join()
-            .unwrap();
-            assert!(late, "after {elapsed:?} of {limit:?}");
-            let until = Instant::now() + limit;
-            let late = std::thread::spawn(move || {
-                M.try_lock_until(until).is_none() && Instant::now() >= until
-            });
-            assert!(join_thread(late));
-        }
+        mixed(2, |_| wait());
         let in_time = go(|| M.try_lock_for(Duration::from_secs(30)).is_some());
         let for_ever = std::thread::spawn(|| M.try_lock_for(Duration::MAX).is_some());
         sleep(MS);
         drop(guard);
         assert!(in_time.join().unwrap() && join_thread(for_ever));
         assert!(M.try_lock().is_some());
-    };
-    on_every(check);
+    });
 }
 
 /// Deadlines that expire while the mutex is passed on: no waiter and no unlock is lost.
@@ -267,11 +278,10 @@ fn ten_thousand_mutexes_are_waited_for_at_once() {
 
 #[test]
 fn a_mutex_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
-    let _w = watchdog();
     static MUTEX: Mutex<()> = Mutex::new(());
     let held = MUTEX.lock();
     let wait = |limit| MUTEX.try_lock_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)));
+    assert!(change_after_time_out(wait, move || drop(held)));
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! `RwLock`.
 
-use super::common::{
-    MS, change_after_time_out, join_all, once_in_five, same, watchdog, yield_until,
-};
-use super::{PROCS, Workers, join_thread, mixed, next, on, on_every};
+use super::common::{MS, change_after_time_out, join_all, watchdog, yield_until};
+use super::{Workers, join_thread, mixed, next, on, on_every};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -11,7 +9,7 @@ use trefoil::sync::{
     Barrier, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard,
 };
 use trefoil::time::sleep;
-use trefoil::{go, yield_now};
+use trefoil::{go, sim, yield_now};
 
 /// Go: TestParallelReaders.
 #[test]
@@ -77,36 +75,29 @@ fn a_writer_holds_the_rwlock_alone() {
     on_every(|| hammer_rwlock(4, 200, Workers::GoroutinesAndThreads));
 }
 
-#[test]
+#[trefoil::test(virtual_time)]
 fn readers_behind_a_waiting_writer_run_after_it_and_before_the_next_writer() {
-    let _w = watchdog();
-    // The test cannot tell when a goroutine waits: it sleeps instead, maybe not long enough.
-    let attempt = || {
-        let lock = Arc::new(RwLock::new(0));
-        let first = lock.read();
-        let start = |access: fn(&RwLock<i32>) -> i32| {
-            let lock = lock.clone();
-            let handle = go(move || access(&lock));
-            sleep(2 * MS);
-            handle
-        };
-        let read = |lock: &RwLock<i32>| *lock.read();
-        let write = |lock: &RwLock<i32>| {
-            let mut n = lock.write();
-            *n += 1;
-            *n
-        };
-        let w1 = start(write);
-        let blocked = lock.try_read().is_none();
-        let (r1, w2, r2) = (start(read), start(write), start(read));
-        assert_eq!(*first, 0);
-        drop(first);
-        let seen = [w1, r1, r2, w2].map(|h| h.join().unwrap());
-        same((blocked, seen), (true, [1, 1, 1, 2]))
+    let lock = Arc::new(RwLock::new(0));
+    let first = lock.read();
+    let start = |access: fn(&RwLock<i32>) -> i32| {
+        let lock = lock.clone();
+        let handle = go(move || access(&lock));
+        sim::settle();
+        assert!(!handle.is_finished());
+        handle
     };
-    for procs in PROCS {
-        once_in_five(|| on(procs, attempt));
-    }
+    let read = |lock: &RwLock<i32>| *lock.read();
+    let write = |lock: &RwLock<i32>| {
+        let mut n = lock.write();
+        *n += 1;
+        *n
+    };
+    let w1 = start(write);
+    assert!(lock.try_read().is_none(), "a reader overtakes the writer");
+    let (r1, w2, r2) = (start(read), start(write), start(read));
+    assert_eq!(*first, 0);
+    drop(first);
+    assert_eq!([w1, r1, r2, w2].map(|h| h.join().unwrap()), [1, 1, 1, 2]);
 }
 
 #[test]
@@ -172,17 +163,16 @@ fn rwlock_timeouts_that_race_with_unlocks_lose_no_write() {
 
 #[test]
 fn a_rwlock_that_is_unlocked_before_a_timed_out_goroutine_runs_is_locked() {
-    let _w = watchdog();
     static LOCK: RwLock<()> = RwLock::new(());
     let held = LOCK.write();
     let wait = |limit| LOCK.try_read_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the writer has unlocked");
+    assert!(change_after_time_out(wait, move || drop(held)), "the writer has unlocked");
     let held = LOCK.read();
     let wait = |limit| LOCK.try_write_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the reader has unlocked");
+    assert!(change_after_time_out(wait, move || drop(held)), "the reader has unlocked");
     let held = LOCK.write();
     let wait = |limit| LOCK.try_write_for(limit).is_some();
-    assert!(change_after_time_out(wait, || drop(held)), "the other writer has unlocked");
+    assert!(change_after_time_out(wait, move || drop(held)), "the other writer has unlocked");
     assert!(LOCK.try_write().is_some(), "all of them must have unlocked");
 }
 
