@@ -80,7 +80,8 @@ fn reset_to_a_later_time_delays_the_sleep() {
             let polled = Pin::new(&mut sleep).poll(context);
             if std::mem::take(&mut first) {
                 Pin::new(&mut sleep).reset(start + 8 * MS);
-                assert!(!sleep.is_elapsed());
+                // A busy machine may need that long in real time.
+                assert!(!sleep.is_elapsed() || start.elapsed() >= 8 * MS);
                 return Poll::Pending;
             }
             polled
