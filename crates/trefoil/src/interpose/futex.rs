@@ -392,6 +392,16 @@ fn park(word: &AtomicU32, value: u32, deadline: Nanos) -> isize {
     }
 }
 
+/// Counts a sleeping goroutine for a simulation: [`super::EnterAtWakes`].
+pub(super) fn add_sleeper() {
+    SLEEPING_GOROUTINES.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Uncounts a sleeping goroutine that [`add_sleeper`] has counted.
+pub(super) fn remove_sleeper() {
+    SLEEPING_GOROUTINES.fetch_sub(1, Ordering::Relaxed);
+}
+
 /// Returns whether a goroutine may have to be woken, after a fence that pairs with [`park`].
 #[inline(always)]
 fn has_sleeping_goroutines() -> bool {

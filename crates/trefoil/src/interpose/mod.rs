@@ -99,6 +99,32 @@ pub(crate) fn wake_for_outputs(here: Option<Rt>) {
     }
 }
 
+/// While one exists, each wake of a lock of std or of C code enters the runtime, as if a goroutine
+/// slept: in a simulation it is a call at which the goroutine may be preempted. Whether goroutines of
+/// other runtimes sleep must not decide that.
+pub(crate) struct EnterAtWakes(());
+
+impl EnterAtWakes {
+    pub(crate) fn new() -> EnterAtWakes {
+        #[cfg(feature = "std")]
+        {
+            futex::add_sleeper();
+            c_locks::add_sleepers();
+        }
+        EnterAtWakes(())
+    }
+}
+
+impl Drop for EnterAtWakes {
+    fn drop(&mut self) {
+        #[cfg(feature = "std")]
+        {
+            futex::remove_sleeper();
+            c_locks::remove_sleepers();
+        }
+    }
+}
+
 /// Calls `f`. Without the interposed functions every waiter sleeps in the kernel, and none of them
 /// can be given priority.
 #[cfg(not(feature = "std"))]

@@ -72,6 +72,7 @@ pub use net::{Host, Link, Net, disk, host, net};
 
 use crate::debug;
 use crate::goroutine::{Builder as GoBuilder, id};
+use crate::interpose::EnterAtWakes;
 use crate::runtime::Runtime;
 use crate::sched::simulation::schedule::{Deviation, MAX_PREEMPTIONS, Strategy, scramble};
 use crate::sched::simulation::{self, Counts, End, Outside, Plan, Simulation};
@@ -676,6 +677,7 @@ impl Builder {
             Ok(runtime) => runtime,
             Err(e) => panic!("cannot start a simulation: {e}"),
         };
+        let _enter = EnterAtWakes::new();
         let drive = || match simulation::here() {
             Some(simulation) => {
                 let value = f(simulation);

@@ -32,7 +32,7 @@ use crate::sys::frame_waiter::ClockTime;
 use libc::{clockid_t, pthread_cond_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;
 
-static WAITERS: Waiters = Waiters::new(COND);
+pub(super) static WAITERS: Waiters = Waiters::new(COND);
 
 unsafe extern "C-unwind" {
     /// May unwind the thread's stack. So its callers are `C-unwind`, and have nothing to drop where

@@ -147,6 +147,24 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     }
 }
 
+/// The waiters for all kinds of objects, except barriers, which always enter the runtime.
+static KINDS: [&Waiters; 4] =
+    [&mutex::WAITERS, &rwlock::WAITERS, &cond::WAITERS, &semaphore::WAITERS];
+
+/// Counts a waiter of each kind for a simulation: [`super::EnterAtWakes`].
+pub(super) fn add_sleepers() {
+    for kind in KINDS {
+        kind.sleeping.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Uncounts the waiters that [`add_sleepers`] has counted.
+pub(super) fn remove_sleepers() {
+    for kind in KINDS {
+        kind.sleeping.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The waiters for one kind of object, in the table [`FOREIGN`].
 struct Waiters {
     tag: usize,

@@ -28,7 +28,7 @@ use libc::{clockid_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-static WAITERS: Waiters = Waiters::new(super::MUTEX);
+pub(super) static WAITERS: Waiters = Waiters::new(super::MUTEX);
 
 /// The mutexes that libc itself unlocks (invariant 1), and how many there are. If there are more of
 /// them than entries, every mutex counts as one of them. Entries are never removed: a new mutex at

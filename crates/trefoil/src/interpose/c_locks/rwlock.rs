@@ -29,7 +29,7 @@ use libc::{clockid_t, pthread_rwlock_t, timespec};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-static WAITERS: Waiters = Waiters::new(RWLOCK);
+pub(super) static WAITERS: Waiters = Waiters::new(RWLOCK);
 /// How many goroutines wait to write, for any lock.
 static WAITING_WRITERS: AtomicUsize = AtomicUsize::new(0);
 

@@ -21,7 +21,7 @@ use libc::{clockid_t, sem_t, timespec};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-static WAITERS: Waiters = Waiters::new(SEMAPHORE);
+pub(super) static WAITERS: Waiters = Waiters::new(SEMAPHORE);
 
 interpose! {
     /// POSIX's function.
