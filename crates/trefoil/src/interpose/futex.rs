@@ -222,8 +222,11 @@ impl FutexCall {
             let _outside = WaitOutside::for_shared_lock(is_output);
             // SAFETY: the caller's contract.
             return match unsafe { self.deadline() } {
-                // SAFETY: the caller's word.
-                Some(deadline) => park(unsafe { &*self.word }, value, deadline),
+                Some(deadline) => {
+                    let deadline = clock::deadline_after_now(deadline);
+                    // SAFETY: the caller's word.
+                    park(unsafe { &*self.word }, value, deadline)
+                }
                 None => -libc::EINVAL as isize,
             };
         }

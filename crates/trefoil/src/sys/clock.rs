@@ -77,6 +77,17 @@ pub(crate) fn simulated_slow() -> Option<Nanos> {
     VIRTUAL_NOW.get().and_then(|virtual_now| virtual_now())
 }
 
+/// Returns a deadline for a wait: in a simulation at least a nanosecond from now.
+///
+/// Code that waits again until the time is *later* than its deadline would never end if such a wait
+/// took no time: the simulated clock stands exactly at the deadline.
+#[cfg(feature = "std")]
+#[inline]
+pub(crate) fn deadline_after_now(deadline: Nanos) -> Nanos {
+    let now = if has_simulations() { simulated_slow() } else { None };
+    now.map_or(deadline, |now| deadline.max(now + 1))
+}
+
 /// Returns the current time, also in a simulation.
 #[inline]
 pub(crate) fn real_now() -> Nanos {
