@@ -16,12 +16,17 @@
 //! | `Ordinary` | the one that has waited longest | never |
 //! | `Uniform` | each with the same probability | with a probability that the seed chooses |
 //! | `Priorities` | the one with the highest random priority | at few random steps, whose goroutine falls to the lowest priority; and for a goroutine with a higher priority |
-//! | `Starve` | as `Uniform`, but one goroutine only if it is alone | as `Uniform` |
+//! | `Starve` | as `Uniform`, but one goroutine only if it is alone, or after [`MAX_PASSES`] | as `Uniform` |
 //! | `Replay` | as listed | as listed |
 //!
 //! `Priorities` is probabilistic concurrency testing (PCT): a bug that needs `d` ordered events is
 //! found with a probability that does not fall with the number of interleavings, if `d - 1`
 //! preemptions are placed at random.
+//!
+//! # Spin loops
+//! A goroutine may yield, or read the clock, until another one has done something. A schedule that
+//! never runs the other one would not be the program's fault. So with `Priorities` a goroutine falls
+//! after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row, and `Starve` has a bound.
 
 use crate::mem::MmapVec;
 use crate::sys::rng::Rng;
@@ -51,6 +56,12 @@ pub(crate) struct Deviation {
 pub(crate) const MAX_PREEMPTIONS: u32 = 8;
 /// The goroutine that `Strategy::Starve` starves is one of the first so many.
 const STARVED_AMONG: u64 = 16;
+/// `Strategy::Starve` chooses the goroutine after it has passed it over so often.
+const MAX_PASSES: u32 = 500;
+/// `Strategy::Priorities` chooses a goroutine so often in a row. It has yielded each time.
+const MAX_YIELDS: u32 = 10;
+/// `Strategy::Priorities` lets a goroutine continue at so many calls in a row.
+const MAX_CALLS: u32 = 1000;
 /// `Strategy::Uniform` preempts at one of so many calls; the seed chooses one of these.
 const PREEMPT_ONE_IN: [u64; 5] = [2, 4, 8, 32, 128];
 
@@ -65,11 +76,17 @@ pub(crate) struct Schedule {
     preempt_one_in: u64,
     /// `Priorities`: the steps at which the running goroutine falls, ascending; the rest is unused.
     falls: [u64; MAX_PREEMPTIONS as usize],
-    /// `Priorities`: the goroutines that have fallen, the last one lowest.
-    fallen: [u64; MAX_PREEMPTIONS as usize],
     falls_done: usize,
-    /// `Starve`: the id of the goroutine.
+    /// `Priorities`: the goroutines that have fallen, the last one lowest.
+    fallen: MmapVec<Candidate>,
+    /// `Priorities`: the goroutine that was chosen last, how often in a row it was, and at how many
+    /// calls it has continued since another one ran.
+    last: Candidate,
+    yields: u32,
+    calls: u32,
+    /// `Starve`: the id of the goroutine, and how often it was passed over.
     starved: u64,
+    passes: u32,
     /// The deviations of this run; for `Replay`, those to repeat.
     deviations: MmapVec<Deviation>,
     /// `Replay`: the index of the next deviation.
@@ -88,9 +105,13 @@ impl Schedule {
             seed: 0,
             preempt_one_in: 1,
             falls: [0; MAX_PREEMPTIONS as usize],
-            fallen: [0; MAX_PREEMPTIONS as usize],
             falls_done: 0,
+            fallen: MmapVec::new(),
+            last: 0,
+            yields: 0,
+            calls: 0,
             starved: 0,
+            passes: 0,
             deviations: MmapVec::new(),
             replayed: 0,
         }
@@ -105,6 +126,8 @@ impl Schedule {
         self.deviations.truncate(0);
         self.replayed = 0;
         self.falls_done = 0;
+        self.fallen.truncate(0);
+        (self.last, self.yields, self.calls, self.passes) = (0, 0, 0, 0);
         self.preempt_one_in = PREEMPT_ONE_IN[self.below(PREEMPT_ONE_IN.len() as u64) as usize];
         self.starved = 1 + self.below(STARVED_AMONG);
         self.falls = [u64::MAX; MAX_PREEMPTIONS as usize];
@@ -152,11 +175,19 @@ impl Schedule {
                 }
                 let others = n - usize::from(place < n);
                 let chosen = self.below(others as u64) as usize;
-                chosen + usize::from(chosen >= place)
+                self.passes += u32::from(place < n);
+                if self.passes > MAX_PASSES {
+                    self.passes = 0;
+                    place
+                } else {
+                    chosen + usize::from(chosen >= place)
+                }
             }
             Strategy::Priorities { .. } => {
                 let highest = candidates.enumerate().max_by_key(|&(_, id)| self.priority(id));
-                highest.map_or(0, |(i, _)| i)
+                let (i, id) = highest.unwrap_or((0, 0));
+                self.note_chosen(id);
+                i
             }
             Strategy::Replay => (self.listed() as usize).min(n - 1),
         };
@@ -178,9 +209,14 @@ impl Schedule {
             Strategy::Ordinary => false,
             Strategy::Uniform | Strategy::Starve => self.below(self.preempt_one_in) == 0,
             Strategy::Priorities { .. } => {
+                self.calls += 1;
                 if self.falls.get(self.falls_done).is_some_and(|&fall| fall <= self.step) {
-                    self.fallen[self.falls_done] = running;
                     self.falls_done += 1;
+                    self.fall(running);
+                    true
+                } else if self.calls > MAX_CALLS {
+                    self.calls = 0;
+                    self.fall(running);
                     true
                 } else {
                     let own = self.priority(running);
@@ -193,11 +229,31 @@ impl Schedule {
         answer
     }
 
+    /// `Priorities`: the goroutine `id` was chosen. If it was chosen often in a row, it falls.
+    fn note_chosen(&mut self, id: Candidate) {
+        if id != self.last {
+            (self.last, self.yields, self.calls) = (id, 0, 0);
+            return;
+        }
+        self.yields += 1;
+        if self.yields > MAX_YIELDS {
+            self.yields = 0;
+            self.fall(id);
+        }
+    }
+
+    /// `Priorities`: the goroutine `id` gets the lowest priority.
+    fn fall(&mut self, id: Candidate) {
+        if let Some(i) = self.fallen.iter().position(|&other| other == id) {
+            self.fallen.remove_at(i);
+        }
+        self.fallen.push(id);
+    }
+
     /// The priority of a goroutine: random, unless it has fallen.
     fn priority(&self, id: Candidate) -> u64 {
-        let fallen = &self.fallen[..self.falls_done];
-        match fallen.iter().rposition(|&other| other == id) {
-            Some(i) => (fallen.len() - i) as u64,
+        match self.fallen.iter().position(|&other| other == id) {
+            Some(i) => (self.fallen.len() - i) as u64,
             // Above all that have fallen.
             None => scramble(self.seed ^ scramble(id)) | 1 << 63,
         }
@@ -286,15 +342,45 @@ mod tests {
     }
 
     #[test]
-    fn a_starved_goroutine_is_chosen_only_if_it_is_alone() {
+    fn a_starved_goroutine_is_chosen_only_if_it_is_alone_or_was_passed_over_often() {
         let mut schedule = Schedule::new();
         schedule.begin(3, Strategy::Starve);
         let starved = schedule.starved;
-        for _ in 0..1000 {
-            let candidates = [starved + 1, starved, starved + 2];
-            assert_ne!(schedule.choose(candidates.into_iter()), 1);
+        let candidates = || [starved + 1, starved, starved + 2].into_iter();
+        for _ in 0..3 {
+            for _ in 0..MAX_PASSES {
+                assert_ne!(schedule.choose(candidates()), 1);
+            }
+            assert_eq!(schedule.choose(candidates()), 1);
         }
         assert_eq!(schedule.choose([starved].into_iter()), 0);
+    }
+
+    #[test]
+    fn a_goroutine_that_spins_falls_behind_all_others() {
+        let strategy = Strategy::Priorities { preemptions: 0, within: 1 };
+        for seed in 0..10 {
+            // Each yields until the last one that has not run has.
+            let mut schedule = Schedule::new();
+            schedule.begin(seed, strategy);
+            let mut seen = [0; 4];
+            while seen.contains(&0) {
+                let chosen = schedule.choose(ids(4));
+                seen[chosen] += 1;
+                assert!(seen[chosen] <= MAX_YIELDS + 2, "{seen:?}");
+            }
+            // The same for a goroutine that makes calls and does not yield.
+            let mut calls = 0;
+            let running = 1 + schedule.choose(ids(4)) as u64;
+            while !schedule.preempts(
+                running,
+                (1..5).filter(|&id| id != running).collect::<Vec<_>>().into_iter(),
+            ) {
+                calls += 1;
+                assert!(calls <= MAX_CALLS);
+            }
+            assert_ne!(1 + schedule.choose(ids(4)) as u64, running);
+        }
     }
 
     #[test]
