@@ -16,7 +16,7 @@ const NAME_MAX_BYTES: usize = 80;
 pub(crate) fn dump(sched: &Sched) -> String {
     let mut out = String::new();
     let mut symbols = SymbolCache::default();
-    let graph = Graph::read();
+    let graph = Graph::read_for(sched);
     write_deadlocks(&mut out, &graph, sched);
     snapshot::for_each(sched, |snapshot| {
         let _ = write_snapshot(&mut out, &mut symbols, &snapshot, &graph, sched);

@@ -133,7 +133,20 @@ impl Graph {
 
     /// Reads the graph of all runtimes of the process.
     pub(super) fn read() -> Graph {
-        let runtimes = super::deadlock::runtimes();
+        Graph::of(super::deadlock::runtimes())
+    }
+
+    /// Reads as much of the graph as a dump of `sched` needs. Simulated goroutines wait for each other
+    /// only; and a process may have many runtimes of simulations that failed.
+    pub(super) fn read_for(sched: &Sched) -> Graph {
+        let mut runtimes = super::deadlock::runtimes();
+        if sched.simulation.is_some() {
+            runtimes.retain(|runtime| std::ptr::eq(&raw const **runtime, sched));
+        }
+        Graph::of(runtimes)
+    }
+
+    fn of(runtimes: Vec<Arc<Sched>>) -> Graph {
         let mut graph = Graph { waits: read_waits(&runtimes), runtimes, by_party: HashMap::new() };
         graph.find_holders();
         let parties = graph.waits.iter().enumerate().map(|(i, wait)| (wait.party.key(), i));
