@@ -94,6 +94,9 @@ const MAX_STEPS: u64 = 1_000_000;
 /// The most runs, and the longest time, that are spent on shrinking a schedule.
 const SHRINK_RUNS: u32 = 400;
 const SHRINK_TIME: Duration = Duration::from_secs(10);
+/// A run is repeated so often before two in a row must be alike: it may change statics, such as a table
+/// that grows with the number of goroutines.
+const REPEATS: u32 = 3;
 /// A schedule that could not be shrunk is shown if it has at most so many deviations.
 const SHOWN_DEVIATIONS: usize = 1000;
 /// The environment variable with the seed of a run to repeat.
@@ -369,10 +372,14 @@ impl fmt::Display for Seed {
 }
 
 impl Seed {
-    /// Returns whether `run` made the decisions of the run that the seed was made for. Prints a line
-    /// if not.
+    /// Returns whether `run` made the decisions of the run that the seed was made for.
+    fn is_of(&self, run: &Run) -> bool {
+        self.hash.is_none_or(|hash| hash == run.counts.hash)
+    }
+
+    /// As [`Seed::is_of`]. Prints a line if the decisions differ.
     fn compare(&self, run: &Run) -> bool {
-        let is_same = self.hash.is_none_or(|hash| hash == run.counts.hash);
+        let is_same = self.is_of(run);
         if !is_same {
             eprintln!(
                 "trefoil: {SEED_VARIABLE}={self}: this run differs from the one that printed the seed"
@@ -509,7 +516,7 @@ impl Builder {
             deviations: Arc::default(),
             hash: None,
         });
-        let (value, run) = self.run_once(&seed, f);
+        let (value, run) = self.run_once(&seed, Output::Shown, f);
         seed.compare(&run);
         match (run.failure(), value) {
             (None, Some(Ok(value))) => value,
@@ -544,30 +551,83 @@ impl Builder {
     {
         let f = Arc::new(f);
         if let Some(seed) = seed_of_environment() {
-            return self.repeat(&seed, &f);
+            return self.repeat(&seed, Output::Shown, &f);
         }
         let mut explored = Explored { runs: 0, steps: 0, simulated: Duration::ZERO };
         let failed = self.run_many(runs, &f, &mut explored);
         let Some((seed, run)) = failed else { return Ok(explored) };
-        let again = self.run_quietly(&seed, &f);
-        let is_repeatable = again.is_like(&run) && again.counts.hash == run.counts.hash;
-        let shrunk = if is_repeatable { self.shrink(&seed, &run, &f) } else { None };
         let (kind, message) = run.failure().unwrap_or((FailureKind::Panic, String::new()));
+        let mut run = run;
+        let mut is_repeatable = false;
+        for _ in 0..REPEATS {
+            let again = self.run_quietly(&seed, &f);
+            if !again.is_like(&run) {
+                break;
+            }
+            is_repeatable = again.counts.hash == run.counts.hash;
+            run = again;
+            if is_repeatable {
+                break;
+            }
+        }
+        let shrunk = if is_repeatable { self.shrink(&seed, &run, &f) } else { None };
         let seed = Seed { hash: Some(run.counts.hash), ..seed };
         Err(Box::new(Failure { kind, message, seed, shrunk, runs: explored.runs, is_repeatable }))
     }
 
+    /// Repeats the run of a seed that a [`Failure`] has reported, and prints nothing. `TREFOIL_SEED` is
+    /// not read.
+    ///
+    /// As in [`Builder::explore`], an ordinary run comes first, which may initialise statics.
+    ///
+    /// ```
+    /// use trefoil::{chan, go, sim};
+    ///
+    /// let program = || {
+    ///     let (tx, rx) = chan::bounded(2);
+    ///     let other = tx.clone();
+    ///     let handle = go(move || other.send(1).unwrap());
+    ///     tx.send(2).unwrap();
+    ///     handle.join().unwrap();
+    ///     assert_eq!(rx.recv(), Ok(2), "the other goroutine was faster");
+    /// };
+    /// let failure = sim::builder().explore(1_000, program).unwrap_err();
+    /// let again = sim::builder().replay(&failure.seed, program).unwrap_err();
+    /// assert_eq!(again.message, failure.message);
+    /// assert!(again.is_repeatable);
+    /// ```
+    ///
+    /// # Errors
+    /// The failure of the run. Its `is_repeatable` is whether the run made the decisions of the one
+    /// that the seed was made for.
+    ///
+    /// # Panics
+    /// Panics if the runtime cannot start.
+    pub fn replay<F>(self, seed: &Seed, f: F) -> Result<Explored, Box<Failure>>
+    where
+        F: Fn() + Send + Sync + 'static,
+    {
+        self.repeat(seed, Output::Reported, &Arc::new(f))
+    }
+
     /// Makes one run again, after an ordinary one, which [`Builder::run_many`] has made first, too.
-    fn repeat<F>(&self, seed: &Seed, f: &Arc<F>) -> Result<Explored, Box<Failure>>
+    fn repeat<F>(&self, seed: &Seed, output: Output, f: &Arc<F>) -> Result<Explored, Box<Failure>>
     where
         F: Fn() + Send + Sync + 'static,
     {
         if seed.strategy != Strategy::Ordinary {
             self.run_quietly(&self.seed_of_run(0, 0), f);
         }
+        if seed.hash.is_some() {
+            // As `explore` did before it reported the seed.
+            let _ = (0..REPEATS).any(|_| seed.is_of(&self.run_quietly(seed, f)));
+        }
         let f = f.clone();
-        let (_, run) = self.run_once(seed, move || f());
-        let is_repeatable = seed.compare(&run);
+        let (_, run) = self.run_once(seed, output, move || f());
+        let is_repeatable = match output {
+            Output::Shown => seed.compare(&run),
+            Output::Reported | Output::Silenced => seed.is_of(&run),
+        };
         match run.failure() {
             None => Ok(Explored {
                 runs: 1,
@@ -663,12 +723,12 @@ impl Builder {
     }
 
     /// Makes one run in a runtime of its own.
-    fn run_once<F, T>(&self, seed: &Seed, f: F) -> (Option<Returned<T>>, Run)
+    fn run_once<F, T>(&self, seed: &Seed, output: Output, f: F) -> (Option<Returned<T>>, Run)
     where
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        self.with_runtime(|simulation| self.one_run(simulation, seed, Output::Shown, f))
+        self.with_runtime(|simulation| self.one_run(simulation, seed, output, f))
     }
 
     /// Calls `f` as the driver of a new simulated runtime.
@@ -706,7 +766,7 @@ impl Builder {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        simulation.silence(output == Output::Silenced);
+        simulation.silence(output != Output::Shown);
         let plan = Plan {
             seed: seed.number,
             strategy: seed.strategy,
@@ -813,10 +873,14 @@ impl Builder {
     }
 }
 
-/// Whether a run prints panic messages.
+/// Whether a run prints panic messages, and whether it dumps the goroutines that are left.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Output {
+    /// Both.
     Shown,
+    /// Only the dump, which is part of the failure.
+    Reported,
+    /// Neither.
     Silenced,
 }
 
