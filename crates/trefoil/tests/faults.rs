@@ -182,23 +182,37 @@ fn has_overflow_line(ended: &Ended, name: &str, kib: usize) {
     assert!(found, "no `goroutine N{tail}` in\n{}", ended.text);
 }
 
+/// Runs a child that calls [`overflow_by_recursion`] in a goroutine with this name and stack size.
+fn run_deep_recursion(child: &Child, case: &str, name: &str, kib: usize) {
+    let ended = run(child, case, &[]);
+    has_overflow_line(ended.ended_by(libc::SIGABRT), name, kib);
+    ended.has("recurse_for_ever").has("stack_size");
+    // std's message is for plain threads.
+    ended.has_not("has overflowed its stack").has_not(DONE);
+}
+
 #[test]
 fn deep_recursion_reports_a_stack_overflow() {
     child_test!(limit = LIMIT, |child| {
-        for (case, name, kib) in [
-            ("plain", "", 256),
-            ("named", " \"deep\"", 256),
-            ("small", " \"small\"", 64),
-            ("large", " \"large\"", 4096),
-            ("main", " \"main\"", 8192),
-        ] {
-            let ended = run(child, case, &[]);
-            has_overflow_line(ended.ended_by(libc::SIGABRT), name, kib);
-            ended.has("recurse_for_ever").has("stack_size");
-            // std's message is for plain threads.
-            ended.has_not("has overflowed its stack").has_not(DONE);
-        }
+        run_deep_recursion(child, "plain", "", 256);
+        run_deep_recursion(child, "main", " \"main\"", 8192);
     });
+    overflow_by_recursion();
+}
+
+#[test]
+#[ignore = "takes long"]
+fn the_report_of_a_stack_overflow_has_the_name_and_the_size() {
+    child_test!(limit = LIMIT, |child| {
+        run_deep_recursion(child, "named", " \"deep\"", 256);
+        run_deep_recursion(child, "small", " \"small\"", 64);
+        run_deep_recursion(child, "large", " \"large\"", 4096);
+    });
+    overflow_by_recursion();
+}
+
+/// Recurses for ever in a goroutine that the case chooses.
+fn overflow_by_recursion() {
     let case = case();
     trefoil::run(move || {
         let f = || recurse_for_ever(0);
@@ -362,17 +376,34 @@ const MALLOC_RESERVE: [(&str, &str); 3] = [
     ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
 ];
 
+/// Runs a child that calls [`exhaust_address_space`], in all cases.
+fn run_without_address_space(child: &Child, debug: &str) {
+    for case in ["default", "large", "outside"] {
+        let mut vars = vec![("TREFOIL_DEBUG", debug)];
+        vars.extend(MALLOC_RESERVE);
+        run(child, case, &vars).succeeded();
+    }
+}
+
 #[test]
 fn go_fails_without_address_space_and_works_again_later() {
+    child_test!(limit = LIMIT, |child| run_without_address_space(child, ""));
+    exhaust_address_space();
+}
+
+#[test]
+#[ignore = "takes long"]
+fn go_fails_without_address_space_with_other_guards_and_tls_blocks() {
     child_test!(limit = LIMIT, |child| {
-        for debug in ["", "guards=mprotect", "tls=pthread"] {
-            for case in ["default", "large", "outside"] {
-                let mut vars = vec![("TREFOIL_DEBUG", debug)];
-                vars.extend(MALLOC_RESERVE);
-                run(child, case, &vars).succeeded();
-            }
+        for debug in ["guards=mprotect", "tls=pthread"] {
+            run_without_address_space(child, debug);
         }
     });
+    exhaust_address_space();
+}
+
+/// Starts goroutines until there is no address space, and again after some have ended.
+fn exhaust_address_space() {
     let case = case();
     let builder = || match case.as_str() {
         "large" => Builder::new().stack_size(8 << 20),
