@@ -30,13 +30,15 @@ fn c11_mutexes_and_conditions_return_c11_results() {
             assert_eq!(mtx_lock(mutex.at()), SUCCESS);
             let other = a.start(move || {
                 assert_eq!(mtx_trylock(mutex.at()), BUSY);
-                let soon = at(libc::CLOCK_REALTIME, 5);
-                assert_eq!(takes(5, || mtx_timedlock(mutex.at(), &soon)), TIMED_OUT);
+                assert_eq!(
+                    takes(libc::CLOCK_REALTIME, 5, |soon| mtx_timedlock(mutex.at(), soon)),
+                    TIMED_OUT
+                );
                 assert_eq!(mtx_timedlock(mutex.at(), &BAD_TIME), ERROR);
             });
             other.join();
-            let soon = at(libc::CLOCK_REALTIME, 5);
-            let rc = takes(5, || cnd_timedwait(cond.at(), mutex.at(), &soon));
+            let rc =
+                takes(libc::CLOCK_REALTIME, 5, |soon| cnd_timedwait(cond.at(), mutex.at(), soon));
             assert_eq!(rc, TIMED_OUT);
             assert_eq!(mtx_unlock(mutex.at()), SUCCESS);
             let side = move |me| {

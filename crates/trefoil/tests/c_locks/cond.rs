@@ -168,15 +168,16 @@ fn timed_waits_time_out_with_the_mutex_locked() {
             let waits = move || unsafe {
                 lock(mutex);
                 let (c, m) = (cond.at(), mutex.at());
-                let soon = at(own_clock, 20);
-                assert_eq!(takes(20, || pthread_cond_timedwait(c, m, &soon)), ETIMEDOUT);
+                assert_eq!(
+                    takes(own_clock, 20, |soon| pthread_cond_timedwait(c, m, soon)),
+                    ETIMEDOUT
+                );
                 let past = at(own_clock, -1000);
                 assert_eq!(pthread_cond_timedwait(c, m, &past), ETIMEDOUT);
                 let before = timespec { tv_sec: -1, tv_nsec: 0 };
                 assert_eq!(pthread_cond_timedwait(c, m, &before), ETIMEDOUT);
                 for clock in CLOCKS {
-                    let soon = at(clock, 10);
-                    let rc = takes(10, || pthread_cond_clockwait(c, m, clock, &soon));
+                    let rc = takes(clock, 10, |soon| pthread_cond_clockwait(c, m, clock, soon));
                     assert_eq!(rc, ETIMEDOUT);
                 }
                 assert_eq!(pthread_cond_timedwait(c, m, &BAD_TIME), EINVAL);

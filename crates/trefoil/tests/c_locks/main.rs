@@ -165,11 +165,12 @@ fn at(clock: clockid_t, in_ms: i64) -> timespec {
 const BAD_TIME: timespec = timespec { tv_sec: 1, tv_nsec: 1_000_000_000 };
 const CLOCKS: [clockid_t; 2] = [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC];
 
-/// Runs `f`, which must take `ms`: exactly in a simulation, elsewhere at least.
+/// Runs `f` with the time `in_ms` from now, on `clock`. `f` must return at that time: exactly in a
+/// simulation, elsewhere not before.
 #[track_caller]
-fn takes<T>(ms: u64, f: impl FnOnce() -> T) -> T {
-    let (start, ms) = (Instant::now(), Duration::from_millis(ms));
-    let value = f();
+fn takes<T>(clock: clockid_t, in_ms: u32, f: impl FnOnce(&timespec) -> T) -> T {
+    let (start, ms) = (Instant::now(), Duration::from_millis(in_ms.into()));
+    let value = f(&at(clock, in_ms.into()));
     let took = start.elapsed();
     if trefoil::sim::is_simulated() {
         assert_eq!(took, ms);

@@ -170,11 +170,12 @@ fn timed_mutex_locks_time_out_and_succeed() {
         lock(mutex);
         // SAFETY: never freed.
         let times_out = move || unsafe {
-            let soon = at(libc::CLOCK_REALTIME, 20);
-            assert_eq!(takes(20, || pthread_mutex_timedlock(mutex.at(), &soon)), ETIMEDOUT);
+            assert_eq!(
+                takes(libc::CLOCK_REALTIME, 20, |soon| pthread_mutex_timedlock(mutex.at(), soon)),
+                ETIMEDOUT
+            );
             for clock in CLOCKS {
-                let soon = at(clock, 10);
-                let rc = takes(10, || pthread_mutex_clocklock(mutex.at(), clock, &soon));
+                let rc = takes(clock, 10, |soon| pthread_mutex_clocklock(mutex.at(), clock, soon));
                 assert_eq!(rc, ETIMEDOUT);
                 let past = at(clock, -1000);
                 assert_eq!(pthread_mutex_clocklock(mutex.at(), clock, &past), ETIMEDOUT);

@@ -125,18 +125,16 @@ fn readers_share_the_lock_and_errors_are_reported() {
             b.start(move || {
                 assert_eq!(pthread_rwlock_tryrdlock(lock.at()), EBUSY);
                 let clock = libc::CLOCK_REALTIME;
-                let soon = at(clock, 10);
-                let rc = takes(10, || pthread_rwlock_timedrdlock(lock.at(), &soon));
+                let rc = takes(clock, 10, |soon| pthread_rwlock_timedrdlock(lock.at(), soon));
                 assert_eq!(rc, ETIMEDOUT);
-                let soon = at(clock, 10);
-                let rc = takes(10, || pthread_rwlock_timedwrlock(lock.at(), &soon));
+                let rc = takes(clock, 10, |soon| pthread_rwlock_timedwrlock(lock.at(), soon));
                 assert_eq!(rc, ETIMEDOUT);
                 for clock in CLOCKS {
-                    let soon = at(clock, 5);
-                    let rc = takes(5, || pthread_rwlock_clockrdlock(lock.at(), clock, &soon));
+                    let rc =
+                        takes(clock, 5, |soon| pthread_rwlock_clockrdlock(lock.at(), clock, soon));
                     assert_eq!(rc, ETIMEDOUT);
-                    let soon = at(clock, 5);
-                    let rc = takes(5, || pthread_rwlock_clockwrlock(lock.at(), clock, &soon));
+                    let rc =
+                        takes(clock, 5, |soon| pthread_rwlock_clockwrlock(lock.at(), clock, soon));
                     assert_eq!(rc, ETIMEDOUT);
                 }
                 assert_eq!(pthread_rwlock_timedrdlock(lock.at(), &BAD_TIME), EINVAL);

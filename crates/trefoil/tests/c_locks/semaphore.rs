@@ -97,12 +97,10 @@ fn timed_semaphore_waits_time_out_and_succeed() {
         let t = timed_out.clone();
         // SAFETY: never freed.
         let waits = move || unsafe {
-            let soon = at(libc::CLOCK_REALTIME, 20);
-            assert_eq!(takes(20, || sem_timedwait(sem.at(), &soon)), -1);
+            assert_eq!(takes(libc::CLOCK_REALTIME, 20, |soon| sem_timedwait(sem.at(), soon)), -1);
             assert_eq!(errno(), ETIMEDOUT);
             for clock in CLOCKS {
-                let soon = at(clock, 10);
-                assert_eq!(takes(10, || sem_clockwait(sem.at(), clock, &soon)), -1);
+                assert_eq!(takes(clock, 10, |soon| sem_clockwait(sem.at(), clock, soon)), -1);
                 assert_eq!(errno(), ETIMEDOUT);
             }
             assert_eq!(sem_timedwait(sem.at(), &BAD_TIME), -1);
