@@ -91,9 +91,10 @@ use std::time::{Duration, Instant};
 const ROOT_STACK_BYTES: usize = 8 << 20;
 /// The default of [`Builder::max_steps`].
 const MAX_STEPS: u64 = 1_000_000;
-/// The most runs, and the longest time, that are spent on shrinking a schedule.
+/// The most runs that are spent on shrinking a schedule.
 const SHRINK_RUNS: u32 = 400;
-const SHRINK_TIME: Duration = Duration::from_secs(10);
+/// The default of [`Builder::max_shrink_time`].
+const MAX_SHRINK_TIME: Duration = Duration::from_secs(10);
 /// A run is repeated so often before two in a row must be alike: it may change statics, such as a table
 /// that grows with the number of goroutines.
 const REPEATS: u32 = 3;
@@ -212,7 +213,12 @@ pub fn is_simulated() -> bool {
 /// assert_eq!(explored.runs, 10);
 /// ```
 pub fn builder() -> Builder {
-    Builder { seed: 0, max_steps: MAX_STEPS, outside: Outside::Refuse }
+    Builder {
+        seed: 0,
+        max_steps: MAX_STEPS,
+        outside: Outside::Refuse,
+        max_shrink_time: MAX_SHRINK_TIME,
+    }
 }
 
 /// The settings of a simulation. See [`builder`].
@@ -227,6 +233,7 @@ pub struct Builder {
     seed: u64,
     max_steps: u64,
     outside: Outside,
+    max_shrink_time: Duration,
 }
 
 /// What [`Builder::explore`] has run without a failure.
@@ -472,6 +479,20 @@ impl Builder {
     /// ```
     pub fn max_steps(mut self, steps: u64) -> Self {
         self.max_steps = steps;
+        self
+    }
+
+    /// Sets the longest time that is spent on shrinking the schedule of a run that failed. Defaults to
+    /// ten seconds. This is real time, not simulated time.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let settings = trefoil::sim::builder().max_shrink_time(Duration::ZERO);
+    /// assert!(settings.explore(1, || panic!("at once")).is_err());
+    /// ```
+    pub fn max_shrink_time(mut self, limit: Duration) -> Self {
+        self.max_shrink_time = limit;
         self
     }
 
@@ -831,9 +852,9 @@ impl Builder {
     where
         F: Fn() + Send + Sync + 'static,
     {
-        let until = Instant::now() + SHRINK_TIME;
+        let begin = Instant::now();
         let runs = Cell::new(0);
-        let has_time = || runs.get() < SHRINK_RUNS && Instant::now() < until;
+        let has_time = || runs.get() < SHRINK_RUNS && begin.elapsed() < self.max_shrink_time;
         let attempt = |deviations: &[Deviation]| {
             runs.set(runs.get() + 1);
             let seed = Seed {
