@@ -664,7 +664,7 @@ fn sender(from: Option<SocketAddrAny>) -> io::Result<SocketAddr> {
     if let Some(from) = simulated_sender(&from) {
         return Ok(from);
     }
-    Ok(from.try_into().map_err(io::Error::from)?)
+    from.try_into().map_err(io::Error::from)
 }
 
 /// Returns the address of a sender in a simulated network.

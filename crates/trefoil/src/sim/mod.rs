@@ -45,6 +45,9 @@
 //! });
 //! ```
 //!
+//! Internet sockets are simulated, too. [`host`] adds machines with names, addresses and disks to the
+//! network, and [`net`] lets a test delay, lose, cut and reset what is between them.
+//!
 //! # What fails
 //! - a panic in any goroutine or task, unless it is caught;
 //! - a deadlock: all goroutines wait, and no timer is set;
@@ -53,9 +56,9 @@
 //! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
 //! # What is not simulated
-//! - A goroutine that would wait for a descriptor (a socket, a pipe, a child process) gets an error,
-//!   because the simulation cannot know when the world answers. [`Builder::wait_outside`] lets the
-//!   time stand still meanwhile; such a run is not repeatable.
+//! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix socket,
+//!   a child process) gets an error, because the simulation cannot know when the world answers.
+//!   [`Builder::wait_outside`] lets the time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
 //!   of std makes no call.
 //! - Threads that are not goroutines, raw system calls, signals, timers of the kernel (`timerfd`,

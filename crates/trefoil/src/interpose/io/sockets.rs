@@ -200,16 +200,16 @@ pub(super) unsafe fn send_to(
 ) -> isize {
     let (mut addr, mut addr_len) = (addr, addr_len);
     let target;
-    if let Some(network) = simulated::network()
+    if let Some(network) = simulated::network() {
         // SAFETY: the caller's contract.
-        && let Some(found) =
-            unsafe { network.target(fd, addr as *const sockaddr, addr_len as socklen_t) }
-    {
-        match found {
-            Ok(found) => target = found,
-            Err(error) => return error,
+        match unsafe { network.target(fd, addr as *const sockaddr, addr_len as socklen_t) } {
+            Some(Ok(found)) => {
+                target = found;
+                (addr, addr_len) = (&raw const target.0 as usize, target.1);
+            }
+            Some(Err(error)) => return error,
+            None => {}
         }
-        (addr, addr_len) = (&raw const target.0 as usize, target.1);
     }
     let attempt = |part: Part, mode: CallMode| {
         let (at, left) = (buf as usize + part.start(), len - part.start());
@@ -234,21 +234,20 @@ interpose! {
 unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
     let mut msg = msg;
     let (target, mut with_target);
-    if let Some(network) = simulated::network()
+    if let Some(network) = simulated::network() {
         // SAFETY: the caller's message.
-        && let Some(found) = unsafe {
-            network.target(fd, (*msg).msg_name.cast(), (*msg).msg_namelen)
+        match unsafe { network.target(fd, (*msg).msg_name.cast(), (*msg).msg_namelen) } {
+            Some(Ok(found)) => {
+                target = found;
+                // SAFETY: as above.
+                with_target = unsafe { *msg };
+                with_target.msg_name = (&raw const target.0).cast_mut().cast();
+                with_target.msg_namelen = target.1 as socklen_t;
+                msg = &raw const with_target;
+            }
+            Some(Err(error)) => return error,
+            None => {}
         }
-    {
-        match found {
-            Ok(found) => target = found,
-            Err(error) => return error,
-        }
-        // SAFETY: as above.
-        with_target = unsafe { *msg };
-        with_target.msg_name = (&raw const target.0).cast_mut().cast();
-        with_target.msg_namelen = target.1 as socklen_t;
-        msg = &raw const with_target;
     }
     let attempt = |part: Part, mode: CallMode| {
         let send = |msg: *const msghdr| {
