@@ -174,7 +174,7 @@ impl RecorderBuilder {
         self
     }
 
-    /// Reads the clock for each event, not for one in 32, so that times have no error. Then a switch
+    /// Reads the clock for each event, not for one in 64, so that times have no error. Then a switch
     /// takes about half as long again, and a ring holds half as many events: for short recordings.
     ///
     /// ```

@@ -163,6 +163,7 @@ impl G {
         }
     }
 
+    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.id.load(Ordering::Relaxed)
     }

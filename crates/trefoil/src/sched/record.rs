@@ -26,9 +26,9 @@
 //!
 //! # Time
 //! To read the clock takes longer than to switch. So only the events of slow paths are preceded by a
-//! clock, and one in [`EVENTS_PER_CLOCK`] others. sysmon writes marks: which ring had how many words
-//! at what time. A reader (`observe/trace/`) concludes for each event between which two times it
-//! happened.
+//! clock, and the first event after [`WORDS_PER_CLOCK`] words without one. sysmon writes marks: which
+//! ring had how many words at what time. A reader (`observe/trace/`) concludes for each event between
+//! which two times it happened.
 //!
 //! Invariants:
 //! 1. The ring of a P is written to by the thread that owns the P, inside the runtime; by the
@@ -41,6 +41,7 @@
 //! Rejected: a clock with every event (yield took 125 % longer instead of 10 %); addresses of Gs
 //! instead of ids (a G is reused, and the order of events on two rings is not always known).
 
+use crate::arch;
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus};
@@ -59,9 +60,11 @@ use std::time::Duration;
 
 /// Memory of the rings together, unless the program says otherwise.
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
-/// One event in so many has a clock, besides those of the slow paths, unless the program wants one
-/// for each.
-const EVENTS_PER_CLOCK: u32 = 32;
+/// The words from one clock to the next, unless a slow path writes one sooner, or the program wants
+/// one for each event.
+const WORDS_PER_CLOCK: u32 = 64;
+/// How far ahead of the writer the memory of a ring is loaded: two cache lines.
+const PREFETCHED_WORDS: usize = 16;
 /// Words of the smallest and of the largest ring, as powers of two.
 const MIN_WORDS_LOG: u32 = 10;
 const MAX_WORDS_LOG: u32 = 30;
@@ -194,23 +197,30 @@ impl Word {
 }
 
 /// The last words of one writer at a time.
+///
+/// The alignment keeps the rings of two Ps on different cache lines, and on different pairs of
+/// lines, which CPUs fetch together: each event writes to its ring.
+#[repr(C, align(128))]
 pub(crate) struct Ring {
+    // First cache line: what an event touches.
     /// A power of two of them.
     words: Box<[AtomicU64]>,
     /// How many words were ever written.
     written: AtomicU64,
-    /// How many words had been written when the recording began.
-    from: AtomicU64,
-    /// When the recording began.
-    began: AtomicU64,
-    /// One event in so many has a clock, besides those of the slow paths.
-    events_per_clock: AtomicU32,
-    /// The writer's: events until the next clock.
-    until_clock: AtomicU32,
-    /// The writer's: the M of the last `OnM`, plus one.
-    last_m: AtomicU32,
+    /// The writer's: an event at this number of words, or later, has a clock.
+    clock_at: AtomicU64,
     /// Which goroutines are runnable since when, or null (`trigger.rs`).
     runnable: AtomicPtr<RunnableTable>,
+    /// When the recording began.
+    began: AtomicU64,
+    /// From one clock to the next there are so many words, unless a slow path writes one sooner.
+    words_per_clock: AtomicU32,
+    /// The writer's: the M of the last `OnM`, plus one.
+    last_m: AtomicU32,
+
+    // Rarely used.
+    /// How many words had been written when the recording began.
+    from: AtomicU64,
     /// A smaller ring of the same P from an earlier recording.
     older: AtomicPtr<Ring>,
     /// Its place in [`UNUSED`].
@@ -234,24 +244,24 @@ impl Ring {
             // SAFETY: all bits 0 are a valid AtomicU64.
             words: unsafe { Box::new_zeroed_slice(1 << log).assume_init() },
             written: AtomicU64::new(0),
-            from: AtomicU64::new(0),
-            began: AtomicU64::new(0),
-            events_per_clock: AtomicU32::new(EVENTS_PER_CLOCK),
-            until_clock: AtomicU32::new(0),
-            last_m: AtomicU32::new(0),
+            clock_at: AtomicU64::new(0),
             runnable: AtomicPtr::new(null_mut()),
+            began: AtomicU64::new(0),
+            words_per_clock: AtomicU32::new(WORDS_PER_CLOCK),
+            last_m: AtomicU32::new(0),
+            from: AtomicU64::new(0),
             older: AtomicPtr::new(null_mut()),
             free_link: FreeLink::new(),
         })
     }
 
     /// Begins a recording. A writer of the last one may still add a word.
-    fn begin(&self, Start { now, events_per_clock, .. }: Start) {
-        self.events_per_clock.store(events_per_clock, Ordering::Relaxed);
+    fn begin(&self, Start { now, words_per_clock, .. }: Start) {
+        self.words_per_clock.store(words_per_clock, Ordering::Relaxed);
         self.runnable.store(null_mut(), Ordering::Relaxed);
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
-        self.until_clock.store(0, Ordering::Relaxed);
+        self.clock_at.store(0, Ordering::Relaxed);
         self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
@@ -262,7 +272,8 @@ impl Ring {
         // Pairs with the fence in `copy`: who has read this word also reads `written` as it is now.
         fence(Ordering::Release);
         let at = written as usize & (self.words.len() - 1);
-        self.words[at].store(word.0, Ordering::Relaxed);
+        // SAFETY: below the length, which is a power of two.
+        unsafe { self.words.get_unchecked(at) }.store(word.0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `copy`.
         self.written.store(written + 1, Ordering::Release);
     }
@@ -270,10 +281,14 @@ impl Ring {
     /// Writer: appends an event of a fast path.
     #[inline]
     fn event(&self, kind: Kind, detail: u8, payload: u64) {
-        match self.until_clock.load(Ordering::Relaxed) {
-            0 => self.clock(now()),
-            left => self.until_clock.store(left - 1, Ordering::Relaxed),
+        let written = self.written.load(Ordering::Relaxed);
+        if written >= self.clock_at.load(Ordering::Relaxed) {
+            self.clock_now();
         }
+        // A locked instruction, and a switch has several, waits until the words before it are in the
+        // cache. Beyond the end it prefetches nothing that matters.
+        let at = written as usize & (self.words.len() - 1);
+        arch::prefetch(self.words.as_ptr().wrapping_add(at + PREFETCHED_WORDS).cast());
         self.push(Word::new(kind, detail, payload));
     }
 
@@ -307,11 +322,18 @@ impl Ring {
         self.push(Word::new(kind, detail, payload));
     }
 
+    /// Writer: appends the current time.
+    #[cold]
+    #[inline(never)]
+    fn clock_now(&self) {
+        self.clock(now());
+    }
+
     /// Writer: appends the time `now`.
     fn clock(&self, now: Nanos) {
-        let events = self.events_per_clock.load(Ordering::Relaxed);
-        self.until_clock.store(events - 1, Ordering::Relaxed);
         self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
+        let words = u64::from(self.words_per_clock.load(Ordering::Relaxed));
+        self.clock_at.store(self.written.load(Ordering::Relaxed) + words, Ordering::Relaxed);
     }
 
     /// Copies what the present recording has written, while the writer goes on.
@@ -367,7 +389,7 @@ struct Start {
     /// The words of each ring, at least, as a power of two.
     log: u32,
     now: Nanos,
-    events_per_clock: u32,
+    words_per_clock: u32,
 }
 
 /// The place of a ring.
@@ -517,8 +539,8 @@ impl Sched {
         let words = bytes / size_of::<u64>() / (self.ps_made() as usize + 1);
         let log = words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG);
         self.record.log.store(log, Ordering::Relaxed);
-        let events_per_clock = if exact_clock { 1 } else { EVENTS_PER_CLOCK };
-        let start = Start { log, now: now(), events_per_clock };
+        let words_per_clock = if exact_clock { 1 } else { WORDS_PER_CLOCK };
+        let start = Start { log, now: now(), words_per_clock };
         for p in self.all_ps() {
             p.ring.begin(start);
         }
@@ -546,7 +568,7 @@ impl Sched {
             p.ring.begin(Start {
                 log: self.record.log.load(Ordering::Relaxed),
                 now: outside.began.load(Ordering::Relaxed),
-                events_per_clock: outside.events_per_clock.load(Ordering::Relaxed),
+                words_per_clock: outside.words_per_clock.load(Ordering::Relaxed),
             });
         }
         let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
@@ -596,10 +618,12 @@ impl RecordCopy {
 /// Returns the id of what `g` runs: itself, or the task that it carries.
 #[inline]
 pub(crate) fn id_of(g: &G) -> u64 {
-    match g.task.get() {
-        Some(task) if g.head.is_carrier() => task.id(),
-        _ => g.id(),
+    if g.head.is_carrier()
+        && let Some(task) = g.task.get()
+    {
+        return task.id();
     }
+    g.id()
 }
 
 /// The events, in the order in which they appear in the life of a goroutine or task.
@@ -643,30 +667,42 @@ fn this_thread() -> u64 {
 #[inline(always)]
 pub(crate) fn switched(rt: Rt, stop: Stop, next: Option<&G>) {
     if let Some(ring) = rt.p().ring.active() {
-        record_switch(ring, stop, next);
+        record_switch(ring, rt, stop, next);
     }
 }
 
-/// As [`switched`], in a ring that the caller has read before it chose `next`.
 #[cold]
-pub(crate) fn record_switch(ring: &Ring, stop: Stop, next: Option<&G>) {
+fn record_switch(ring: &Ring, rt: Rt, stop: Stop, next: Option<&G>) {
+    write_switch(ring, rt, stop, next);
+}
+
+#[inline(always)]
+fn write_switch(ring: &Ring, rt: Rt, stop: Stop, next: Option<&G>) {
     match next {
         Some(next) => {
             let id = id_of(next);
             ring.runnable_ends(id);
             ring.event(Kind::Switch, stop.code(), id);
         }
+        // The search ends in a moment, and `found` reads the clock.
+        None if has_work(rt) => ring.event(Kind::Switch, stop.code(), 0),
         None => ring.timed_event(Kind::Switch, stop.code(), 0),
     }
 }
 
-/// `g` stops, but stays runnable if `stop` says so, and `next` runs.
+/// Returns whether a search on this P finds something at once.
+fn has_work(rt: Rt) -> bool {
+    rt.m().chosen.get().is_some() || rt.sched().has_global() || !rt.p().is_empty()
+}
+
+/// As [`switched`], in a ring that the caller has read before it chose `next`. `g` stops, but stays
+/// runnable if `stop` says so.
 #[cold]
-pub(crate) fn record_switch_from(ring: &Ring, g: &G, stop: Stop, next: Option<&G>) {
+pub(crate) fn record_switch_from(ring: &Ring, rt: Rt, g: &G, stop: Stop, next: Option<&G>) {
     if matches!(stop, Stop::Yielded | Stop::Preempted) {
         ring.runnable_begins(id_of(g));
     }
-    record_switch(ring, stop, next);
+    write_switch(ring, rt, stop, next);
 }
 
 /// The thread's own context has found `g`, which runs now.

@@ -279,7 +279,7 @@ fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     rt.m().unfinished_switch.set(becomes);
     let next = next_for_direct_switch(rt);
     if let Some((ring, stop)) = ring {
-        record::record_switch_from(ring, g, stop, next);
+        record::record_switch_from(ring, rt, g, stop, next);
     }
     switch_to(rt, g, next)
 }
