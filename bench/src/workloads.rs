@@ -655,7 +655,70 @@ pub static WORKLOADS: &[Workload] = &[
         "hyper on trefoil's tasks, on tokio's, under wrk, 64 connections",
     ),
     task_http_row("task_http_512", "the same with 512 connections"),
+    observe_row(
+        "recorder_yield",
+        "yield with the flight recorder, and without",
+        &[metric("extra_ns", "ns more CPU", Goal::AtMost(3.0)), CPU_WITHOUT],
+    ),
+    observe_row(
+        "recorder_spawn",
+        "spawn_join with the flight recorder, and without",
+        &[more_cpu(5.0), CPU_WITHOUT],
+    ),
+    Workload {
+        function: "recorder_pingpong",
+        procs: 1,
+        ..observe_row(
+            "recorder_pingpong_1p",
+            "pingpong_1p with the flight recorder, and without",
+            &[more_cpu(8.0), CPU_WITHOUT],
+        )
+    },
+    Workload {
+        function: "recorder_pingpong",
+        ..observe_row("recorder_pingpong_2p", "the same on 2 procs", &[more_cpu(8.0), CPU_WITHOUT])
+    },
+    observe_row(
+        "recorder_echo",
+        "echo_64_pairs with the flight recorder, and without",
+        &[more_cpu(1.5), CPU_WITHOUT],
+    ),
+    Workload {
+        args: &["pairs=25"],
+        needs_program: "wrk",
+        ..observe_row(
+            "recorder_http",
+            "http_64 with the flight recorder, and without",
+            &[more_cpu(1.5), CPU_WITHOUT],
+        )
+    },
+    observe_row(
+        "profile_hogs",
+        "as many goroutines as procs that only compute, with a CPU profile at 100 Hz, and without",
+        &[more_cpu(1.0), CPU_WITHOUT],
+    ),
+    observe_row(
+        "profile_pingpong",
+        "pingpong_2p with a CPU profile at 100 Hz, and without",
+        &[more_cpu(1.0), CPU_WITHOUT],
+    ),
 ];
+
+/// A row of what it costs to watch: the CPU time of rounds with a recorder or a profile, over that of
+/// rounds without, in one process.
+const fn observe_row(
+    name: &'static str,
+    what: &'static str,
+    metrics: &'static [Metric],
+) -> Workload {
+    Workload { name, what, metrics, quick_args: &["pairs=2"], peers: &["trefoil"], ..ROW }
+}
+
+const fn more_cpu(most: f64) -> Metric {
+    metric("percent", "% more CPU", Goal::AtMost(most))
+}
+
+const CPU_WITHOUT: Metric = metric("cpu_ns", "ns, CPU, without", Goal::Context);
 
 const SPAWN_TASK: Goal = Goal::All(&[Goal::AtMost(150.0), Goal::RatioTo("tokio", 0.25)]);
 const PING_PONG_OF_TASKS: Goal = Goal::All(&[Goal::AtMost(200.0), Goal::RatioTo("tokio", 0.5)]);

@@ -26,6 +26,14 @@ pub fn ask(args: &Args, address: SocketAddr, connections: usize) -> Report {
     report(&said).expect(&said).with("cores", cores)
 }
 
+/// Loads the server at `address` for a second. Returns how many requests it has answered.
+pub fn ask_for_a_second(address: SocketAddr, connections: usize) -> usize {
+    let said = wrk(address, connections, Duration::from_secs(1));
+    let line = said.lines().find(|line| line.contains(" requests in "));
+    let count = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    count.expect(&said)
+}
+
 fn check(address: SocketAddr, body: &str) {
     let mut stream = TcpStream::connect(address).expect("the server");
     let head = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";

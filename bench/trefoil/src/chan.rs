@@ -7,8 +7,19 @@ use trefoil::chan::{Receiver, Sender, bounded};
 use trefoil::sync::Mutex;
 use trefoil::{JoinHandle, go, select};
 
-/// An echo on the other side of two unbuffered channels.
 pub fn ping_pong(args: &Args) -> Report {
+    with_echo(|trips| {
+        let mut meter = Meter::new(args, size::TRIPS as usize);
+        while meter.another_round() {
+            trips();
+        }
+        meter.report()
+    })
+}
+
+/// Calls `f` with an echo on the other side of two unbuffered channels: each call of its argument
+/// makes a round of trips, and returns how many.
+pub fn with_echo(f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report) -> Report {
     let (ping, pinged) = bounded::<u64>(0);
     let (pong, ponged) = bounded::<u64>(0);
     let echo = go(move || {
@@ -16,14 +27,13 @@ pub fn ping_pong(args: &Args) -> Report {
             pong.send(value + 1).unwrap();
         }
     });
-    let mut meter = Meter::new(args, size::TRIPS as usize);
-    while meter.another_round() {
+    let report = f(&mut || {
         for i in 0..size::TRIPS {
             ping.send(i).unwrap();
             assert_eq!(ponged.recv(), Ok(i + 1));
         }
-    }
-    let report = meter.report();
+        size::TRIPS as usize
+    });
     drop(ping);
     echo.join().unwrap();
     report

@@ -1,15 +1,34 @@
 //! HTTP/1.1 in plain, blocking code: a goroutine for each connection.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bench_common::clock::Hogs;
-use bench_common::http::{ask, body};
+use bench_common::http::{ask, ask_for_a_second, body};
 use bench_common::{Args, Report, size};
 use trefoil::go;
 use trefoil::net::{TcpListener, TcpStream};
 
 pub fn hello(args: &Args, connections: usize) -> Report {
+    let address = listen(args);
+    let args = args.clone();
+    std::thread::spawn(move || ask(&args, address, connections)).join().unwrap()
+}
+
+/// Calls `f` with a load: each call of its argument lets wrk ask for a second, and returns how many
+/// requests it made.
+pub fn with_wrk(
+    args: &Args,
+    connections: usize,
+    f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report,
+) -> Report {
+    let address = listen(args);
+    f(&mut || std::thread::spawn(move || ask_for_a_second(address, connections)).join().unwrap())
+}
+
+/// Starts a server. Returns its address.
+fn listen(args: &Args) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().unwrap();
     let body = body(args);
@@ -20,8 +39,7 @@ pub fn hello(args: &Args, connections: usize) -> Report {
             go(move || serve(stream, body));
         }
     });
-    let args = args.clone();
-    std::thread::spawn(move || ask(&args, address, connections)).join().unwrap()
+    address
 }
 
 pub fn hello_hogs(args: &Args, connections: usize) -> Report {

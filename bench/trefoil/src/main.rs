@@ -7,6 +7,7 @@ mod clock;
 mod gobench;
 mod http;
 mod net;
+mod observe;
 mod task;
 
 use std::time::Instant;
@@ -73,6 +74,13 @@ fn workload(args: &Args) -> Report {
         "http_64" => http::hello(args, 64),
         "http_512" => http::hello(args, 512),
         "http_64_hogs" => http::hello_hogs(args, 64),
+        "recorder_yield" => observe::recorder(args, || yield_round(size::YIELDERS)),
+        "recorder_spawn" => observe::recorder(args, spawn_round),
+        "recorder_pingpong" => chan::with_echo(|trips| observe::recorder(args, trips)),
+        "recorder_echo" => net::with_pairs(64, |trips| observe::recorder(args, trips)),
+        "recorder_http" => http::with_wrk(args, 64, |ask| observe::recorder(args, ask)),
+        "profile_hogs" => observe::profile(args, hog_round),
+        "profile_pingpong" => chan::with_echo(|trips| observe::profile(args, trips)),
         "task_spawn_join" => task::spawn_join(args),
         "task_yield" => task::yields(args),
         "task_fib" => task::fib(args),
@@ -90,32 +98,57 @@ fn workload(args: &Args) -> Report {
 fn spawn_join(args: &Args) -> Report {
     let mut meter = Meter::new(args, size::SPAWN_BATCH);
     while meter.another_round() {
-        let handles: Vec<_> = (0..size::SPAWN_BATCH).map(|_| go(|| {})).collect();
-        for handle in handles {
-            handle.join().unwrap();
-        }
+        spawn_round();
     }
     meter.report()
+}
+
+/// Spawns and joins a batch. Returns how many.
+fn spawn_round() -> usize {
+    let handles: Vec<_> = (0..size::SPAWN_BATCH).map(|_| go(|| {})).collect();
+    for handle in handles {
+        handle.join().unwrap();
+    }
+    size::SPAWN_BATCH
 }
 
 /// Goroutines that yield and do nothing else: `yield` with four, `switch` with two on one P.
 fn yields(args: &Args, goroutines: usize) -> Report {
     let mut meter = Meter::new(args, goroutines * size::YIELDS_EACH);
     while meter.another_round() {
-        let handles: Vec<_> = (0..goroutines)
-            .map(|_| {
-                go(|| {
-                    for _ in 0..size::YIELDS_EACH {
-                        yield_now();
-                    }
-                })
-            })
-            .collect();
-        for handle in handles {
-            handle.join().unwrap();
-        }
+        yield_round(goroutines);
     }
     meter.report()
+}
+
+/// Lets goroutines yield, and joins them. Returns how many yields that were.
+fn yield_round(goroutines: usize) -> usize {
+    let handles: Vec<_> = (0..goroutines)
+        .map(|_| {
+            go(|| {
+                for _ in 0..size::YIELDS_EACH {
+                    yield_now();
+                }
+            })
+        })
+        .collect();
+    for handle in handles {
+        handle.join().unwrap();
+    }
+    goroutines * size::YIELDS_EACH
+}
+
+/// Computes on as many goroutines as there are procs. Returns how many chunks.
+fn hog_round() -> usize {
+    let each = size::CHUNKS / 10;
+    let hogs: Vec<_> = (0..trefoil::procs())
+        .map(|_| go(move || (0..each).fold(0, |sum: u64, i| sum.wrapping_add(chunk(i)))))
+        .collect();
+    let count = hogs.len();
+    for hog in hogs {
+        std::hint::black_box(hog.join().unwrap());
+    }
+    count * each as usize
 }
 
 fn fib(n: u64) -> u64 {

@@ -40,6 +40,18 @@ pub fn echo_std(args: &Args, clients: usize) -> Report {
 
 /// Each pair makes its round trips, then the next round begins.
 pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
+    with_pairs(pairs, |trips| {
+        let mut meter = Meter::new(args, size::PAIRS_TRIPS / pairs * pairs);
+        while meter.another_round() {
+            trips();
+        }
+        meter.report()
+    })
+}
+
+/// Calls `f` with connections to an echo: in each call of its argument every client makes as many
+/// round trips; it returns how many all have made.
+pub fn with_pairs(pairs: usize, f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report) -> Report {
     allow_many_files();
     let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().unwrap();
@@ -53,18 +65,17 @@ pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
     };
     let mut streams: Vec<_> = (0..pairs).map(connect).collect();
     let trips = size::PAIRS_TRIPS / pairs;
-    let mut meter = Meter::new(args, trips * pairs);
-    while meter.another_round() {
+    f(&mut || {
         let client = |mut stream| {
             go(move || {
                 ask_pair(&mut stream, trips);
                 stream
             })
         };
-        let clients: Vec<_> = streams.into_iter().map(client).collect();
-        streams = clients.into_iter().map(|client| client.join().unwrap()).collect();
-    }
-    meter.report()
+        let clients: Vec<_> = streams.drain(..).map(client).collect();
+        streams.extend(clients.into_iter().map(|client| client.join().unwrap()));
+        trips * pairs
+    })
 }
 
 /// Connections that wait for their clients.
