@@ -1,11 +1,13 @@
-//! What the crate `trefoil-observe` needs of the runtime and programs do not: it is hidden, and may
-//! change with any version.
+//! What the crates `trefoil-observe` and `trefoil-cli` need of the runtime and programs do not: it is
+//! hidden, and may change with any version.
 //!
-//! The server of that crate runs in a *system runtime*: a runtime of its own that dumps and the
+//! The server of `trefoil-observe` runs in a *system runtime*: a runtime of its own that dumps and the
 //! deadlock check leave out. So the server answers while every P of the program is stuck, its
 //! goroutines are in no dump and no count of the program's, and a deadlock of the program is found
 //! although the server waits for connections. It reads another runtime's state through
 //! [`RuntimeRef::observe`].
+
+pub use crate::observe::symbols::{FrameKind, frame_kind, is_own_source};
 
 use crate::observe::waits::list;
 use crate::observe::waits::report::{Deadlock, Goroutine};

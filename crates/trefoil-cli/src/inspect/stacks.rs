@@ -10,6 +10,7 @@ use addr2line::gimli::{self, EndianSlice, LittleEndian};
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
+use trefoil::observer::{FrameKind, frame_kind, is_own_source};
 
 use super::memory::{Process, Registers, read_elf};
 
@@ -76,18 +77,8 @@ impl Frame {
             || self.file.contains("/library/std/src/")
             || self.file.contains("/library/core/src/")
             || self.file.contains("/library/alloc/src/")
-            || is_of_trefoil(&self.file, "")
+            || is_own_source(&self.file, "")
     }
-}
-
-/// Which code a frame belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FrameKind {
-    User,
-    /// Code of the scheduler, in which a goroutine waits or which starts it.
-    Runtime,
-    /// std's code between the runtime and the closure of the goroutine.
-    Bottom,
 }
 
 impl Unwinder {
@@ -276,58 +267,4 @@ impl Symbols {
 
 fn demangle(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
-}
-
-/// Returns whether a file is a source of trefoil, in a folder that begins with `folder`.
-fn is_of_trefoil(file: &str, folder: &str) -> bool {
-    file.match_indices("/src/").any(|(at, src)| {
-        let package = file[..at].rsplit('/').next().unwrap_or_default();
-        (package == "trefoil" || package.starts_with("trefoil-0."))
-            && file[at + src.len()..].starts_with(folder)
-    })
-}
-
-/// Decides by the name and the file, as trefoil's own dumps do. An inlined function has no path in
-/// its name if the program has line tables only.
-fn frame_kind(name: &str, file: &str) -> FrameKind {
-    let own = |part: &str| is_of_trefoil(file, part);
-    let is_runtime = own("sched/")
-        || own("arch/")
-        || own("observe/")
-        || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::"]
-            .iter()
-            .any(|part| name.trim_start_matches('<').starts_with(part));
-    let is_bottom = || {
-        file.contains("library/core/src/panic/")
-            || ["std::panicking::", "std::panic::", "core::panic::", "__rust_try"]
-                .iter()
-                .any(|part| name.contains(part))
-    };
-    if is_runtime {
-        FrameKind::Runtime
-    } else if is_bottom() {
-        FrameKind::Bottom
-    } else {
-        FrameKind::User
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_of_the_scheduler_are_told_apart_from_those_of_the_program() {
-        let kind = |name, file| match frame_kind(name, file) {
-            FrameKind::User => "user",
-            FrameKind::Runtime => "runtime",
-            FrameKind::Bottom => "bottom",
-        };
-        assert_eq!(kind("trefoil::sched::switch::park", ""), "runtime");
-        assert_eq!(kind("park", "/a/trefoil/src/sched/switch.rs"), "runtime");
-        assert_eq!(kind("park", "/r/trefoil-0.1.0/src/sched/switch.rs"), "runtime");
-        assert_eq!(kind("park", "/home/me/scheduler/src/sched/switch.rs"), "user");
-        assert_eq!(kind("trefoil::time::sleep", "/a/trefoil/src/time/mod.rs"), "user");
-        assert_eq!(kind("std::panicking::catch_unwind", ""), "bottom");
-    }
 }

@@ -20,7 +20,7 @@ mod protobuf;
 pub(crate) mod quit;
 pub(crate) mod schedtrace;
 mod snapshot;
-mod symbols;
+pub(crate) mod symbols;
 pub(crate) mod trace;
 mod unwind;
 pub(crate) mod waits;

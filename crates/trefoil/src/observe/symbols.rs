@@ -39,8 +39,9 @@ impl Frame {
 }
 
 /// Which code a frame belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FrameKind {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameKind {
+    /// The program, or what it has called.
     User,
     /// Code in which a goroutine waits or is dumped, and code that starts it.
     Runtime,
@@ -104,17 +105,21 @@ fn resolve(address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
     frames
 }
 
-/// Returns the directory of this crate's sources, as the compiler names it.
-fn sources() -> &'static str {
-    file!().strip_suffix("observe/symbols.rs").unwrap_or("trefoil/src/")
+/// Returns whether a file is a source of this crate, in a folder that begins with `folder`. The path
+/// may be that of another build: only its end is compared.
+pub fn is_own_source(file: &str, folder: &str) -> bool {
+    file.match_indices("/src/").any(|(at, src)| {
+        let package = file[..at].rsplit('/').next().unwrap_or_default();
+        let version = package.strip_prefix("trefoil-").unwrap_or_default();
+        (package == "trefoil" || version.starts_with(|c: char| c.is_ascii_digit()))
+            && file[at + src.len()..].starts_with(folder)
+    })
 }
 
 /// Decides by the name and the file. Without full debug information only the file has a path.
-fn frame_kind(name: &str, file: &str) -> FrameKind {
-    let own = |part: &str| file.contains(&format!("{}{part}/", sources()));
-    let is_runtime = own("sched")
-        || own("arch")
-        || own("observe")
+pub fn frame_kind(name: &str, file: &str) -> FrameKind {
+    let name = name.trim_start_matches('<');
+    let is_runtime = ["sched/", "arch/", "observe/"].iter().any(|part| is_own_source(file, part))
         || file.contains("/backtrace-")
         || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::", "backtrace::"]
             .iter()
@@ -131,5 +136,29 @@ fn frame_kind(name: &str, file: &str) -> FrameKind {
         FrameKind::Bottom
     } else {
         FrameKind::User
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_the_runtime_are_told_apart_from_those_of_the_program() {
+        use FrameKind::*;
+        for (name, file, kind) in [
+            ("trefoil::sched::switch::park", "", Runtime),
+            ("<trefoil::sched::m::Rt>::leave", "", Runtime),
+            ("park", "/a/trefoil/src/sched/switch.rs", Runtime),
+            ("park", "/r/trefoil-0.1.0/src/sched/switch.rs", Runtime),
+            ("park", "/r/trefoil-1.2.3/src/sched/switch.rs", Runtime),
+            ("park", "/r/trefoil-cli/src/sched/switch.rs", User),
+            ("park", "/home/me/scheduler/src/sched/switch.rs", User),
+            ("trefoil::time::sleep", "/a/trefoil/src/time/mod.rs", User),
+            ("std::panicking::catch_unwind", "", Bottom),
+        ] {
+            assert_eq!(frame_kind(name, file), kind, "{name} {file}");
+        }
+        assert_eq!(frame_kind("here", &format!("/{}", file!())), Runtime);
     }
 }
