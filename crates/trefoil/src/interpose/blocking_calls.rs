@@ -39,15 +39,13 @@ unsafe fn simulated_host(node: *const c_char) -> Option<Result<Option<CString>, 
     Some(text.map(Some).ok_or(libc::EAI_NONAME))
 }
 
-/// In a simulation: notes that the file is durable, and returns true.
+/// In a simulation: notes that a file on a simulated disk is durable, and returns true.
 fn simulated_sync(fd: c_int) -> bool {
     if !clock::has_simulations() || !on_goroutine() {
         return false;
     }
     point();
-    let network = simnet::here();
-    network.iter().for_each(|network| network.sync(fd));
-    network.is_some()
+    simnet::here().is_some_and(|network| network.sync(fd))
 }
 
 interpose! {

@@ -3,7 +3,7 @@
 use crate::chan::{self, Receiver, Sender};
 use crate::goroutine::go;
 use crate::join_handle::JoinHandle;
-use crate::sched::simulation::{self, Simulation};
+use crate::sched::simulation::{self, Simulation, Undecided};
 use crate::simnet::links::Change;
 use crate::simnet::{self, Network};
 use crate::sys::lock::Lock;
@@ -60,13 +60,12 @@ fn here(what: &str) -> (&'static Simulation, Arc<Network>) {
 /// is a host with this name.
 #[track_caller]
 pub fn host(name: &str, main: impl Fn() + Send + Sync + 'static) -> Host {
-    let (simulation, network) = here("sim::host");
+    let (_, network) = here("sim::host");
     assert!(network.address_of(name).is_none(), "sim::host: there is a host {name:?} already");
     let number = network.add_host(name);
     let shared = Shared {
         name: name.into(),
         number,
-        simulation,
         network,
         main: Box::new(main),
         life: Lock::new(Life { incarnation: None, has_returned: false, ended: None, wait: None }),
@@ -90,7 +89,6 @@ pub struct Host(Arc<Shared>);
 struct Shared {
     name: Box<str>,
     number: u16,
-    simulation: &'static Simulation,
     network: Arc<Network>,
     main: Box<dyn Fn() + Send + Sync>,
     /// A lock of the runtime: a goroutine that holds it is not preempted, so no crash leaves it locked.
@@ -170,6 +168,9 @@ impl Host {
     ///
     /// A goroutine may crash its own host; then this does not return.
     ///
+    /// # Panics
+    /// Panics outside the run in which the host was made.
+    ///
     /// ```
     /// use std::net::TcpListener;
     /// use std::sync::Arc;
@@ -191,27 +192,39 @@ impl Host {
     /// });
     /// ```
     pub fn crash(&self) {
-        let shared = &*self.0;
+        let (simulation, shared) = (self.simulation(), &*self.0);
         let (incarnation, ended) = {
             let mut life = shared.life.lock();
             (life.incarnation.take(), life.ended.take())
         };
         let Some(incarnation) = incarnation else { return };
-        let lose_power = || {
+        {
+            // No other goroutine sees a host that has lost a part of what it loses.
+            let _undecided = Undecided::begin();
+            simulation::kill(simulation, incarnation);
             shared.network.lose_power(shared.number, incarnation);
             shared.network.lose_unsynced(shared.number);
-        };
-        drop(ended);
-        if simulation::incarnation() == incarnation {
-            lose_power();
-            simulation::kill(shared.simulation, incarnation);
-        } else {
-            simulation::kill(shared.simulation, incarnation);
-            lose_power();
+            drop(ended);
         }
+        simulation::stop_if_dead(simulation);
+    }
+
+    /// Returns the simulation of the host.
+    #[track_caller]
+    fn simulation(&self) -> &'static Simulation {
+        let (simulation, network) = here("sim::Host");
+        assert!(
+            Arc::ptr_eq(&network, &self.0.network),
+            "sim::Host: the host {:?} belongs to another run",
+            self.0.name
+        );
+        simulation
     }
 
     /// Runs the main function of the host again, after a [crash](Host::crash) if the host is up.
+    ///
+    /// # Panics
+    /// Panics outside the run in which the host was made.
     ///
     /// ```
     /// use std::fs;
@@ -269,13 +282,13 @@ impl Host {
     /// ```
     ///
     /// # Panics
-    /// Panics if the host is down.
+    /// Panics if the host is down, and outside the run in which the host was made.
     #[track_caller]
     pub fn go<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         let Some(incarnation) = self.0.life.lock().incarnation else {
             panic!("sim::Host::go: the host {:?} is down", self.0.name);
         };
-        let simulation = self.0.simulation;
+        let simulation = self.simulation();
         go(move || {
             simulation::move_to(simulation, incarnation);
             f()
@@ -283,10 +296,10 @@ impl Host {
     }
 
     fn start(&self) {
-        let shared = &*self.0;
-        let incarnation = simulation::begin_incarnation(shared.simulation);
+        let (simulation, shared) = (self.simulation(), &*self.0);
+        let incarnation = simulation::begin_incarnation(simulation);
         shared.network.begin_incarnation(shared.number, incarnation);
-        shared.simulation.set_world_in_motion();
+        simulation.set_world_in_motion();
         let (ended, wait) = chan::bounded(0);
         let life = Life {
             incarnation: Some(incarnation),
@@ -301,7 +314,7 @@ impl Host {
         drop(before);
         let host = self.clone();
         let main = go(move || {
-            simulation::move_to(host.0.simulation, incarnation);
+            simulation::move_to(simulation, incarnation);
             (host.0.main)();
             let ended = {
                 let mut life = host.0.life.lock();
@@ -347,7 +360,8 @@ pub fn disk() -> PathBuf {
 /// Returns the network of the caller's simulation.
 ///
 /// Between two hosts a byte takes 0.5 to 1.5 ms, as the seed chooses; inside a host, 10 µs. A stream
-/// keeps its order, datagrams do not. Nothing is lost unless the test says so.
+/// keeps its order, datagrams do not. Nothing is lost unless the test says so, or datagrams arrive at
+/// a socket that is not read for a tenth of a second.
 ///
 /// ```
 /// use std::io::ErrorKind;

@@ -21,7 +21,7 @@
 use super::links::Passage;
 use super::name::{Name, NameKind};
 use super::{Event, Network, NetworkFd, State, call_with_name, check, owned, unix_socket};
-use crate::sys::clock::Nanos;
+use crate::sys::clock::{LATEST, Nanos};
 use crate::sys::raw::syscall;
 use libc::c_int;
 use std::collections::VecDeque;
@@ -166,7 +166,7 @@ impl State {
         loop {
             match self.send_over(from, to, len, sent) {
                 Passage::Arrives(due) => return due,
-                Passage::Lost if sent - now > GIVE_UP_AFTER => return sent,
+                Passage::Lost if sent - now > GIVE_UP_AFTER => return LATEST,
                 Passage::Lost => {
                     sent += pause;
                     pause = (2 * pause).min(LONGEST_RETRY);
@@ -190,7 +190,7 @@ impl State {
                 if let Some(end) = self.ends.get_mut(&number) {
                     end.last_due = due;
                 }
-                self.schedule(due, Event::Established { end: number });
+                self.schedule(due, Event::Established { end: number, attempt: 0 });
             }
             // No listener, or one whose queue is full: the latter drops requests.
             Err(EAGAIN) if attempt < REQUESTS => {
@@ -239,7 +239,16 @@ impl State {
     }
 
     /// The client learns that its connection is established.
-    pub(super) fn established(&mut self, number: u64, now: Nanos) {
+    pub(super) fn established(&mut self, number: u64, attempt: u32, now: Nanos) {
+        let Some(end) = self.ends.get(&number) else { return };
+        let (host, peer_host) = (end.host, end.peer_host);
+        if !self.is_connected(peer_host, host) {
+            // The answer is sent again, as the request would be.
+            let due = now + (SECOND << attempt);
+            let again = Event::Established { end: number, attempt: attempt + 1 };
+            let lost = Event::Refused { end: number, error: libc::ETIMEDOUT };
+            return self.schedule(due, if attempt < REQUESTS { again } else { lost });
+        }
         let Some(end) = self.ends.get_mut(&number) else { return };
         let Some(fd) = end.raw() else { return };
         let mut buffer = [0; 4096];
@@ -280,7 +289,8 @@ impl State {
         let Some(end) = self.ends.get(&number) else { return };
         if end.filler > 0 {
             if events & libc::EPOLLHUP as u32 != 0 {
-                // The program has given up.
+                // The program has given up; the other side may have accepted already.
+                self.transmit(number, Segment::Reset, now);
                 self.ends.remove(&number);
             }
             return;
@@ -390,6 +400,7 @@ impl State {
         if now - since > GIVE_UP_AFTER {
             let peer = end.peer;
             end.incoming.clear();
+            end.queued = end.arrived.iter().map(Segment::len).sum();
             if let Some(peer) = peer {
                 self.reset(peer);
             }
@@ -478,19 +489,29 @@ impl State {
 
     /// Resets all connections between two hosts.
     fn reset_between(&mut self, a: u16, b: u16) {
-        let is_between =
-            |end: &End| [(a, b), (b, a)].contains(&(end.host, end.peer_host)) && end.filler == 0;
-        let all: Vec<u64> =
-            self.ends.iter().filter(|(_, end)| is_between(end)).map(|(&n, _)| n).collect();
-        all.into_iter().for_each(|number| self.reset(number));
+        let is_between = |end: &End| [(a, b), (b, a)].contains(&(end.host, end.peer_host));
+        let all = self.ends.iter().filter(|(_, end)| is_between(end));
+        let all: Vec<(u64, bool)> = all.map(|(&n, end)| (n, end.filler > 0)).collect();
+        for (number, is_connecting) in all {
+            if is_connecting {
+                self.refused(number, libc::ECONNRESET);
+            } else {
+                self.reset(number);
+            }
+        }
     }
 
     /// A host has lost its power: its ends are gone. Their peers do not learn that.
-    pub(super) fn lose_ends(&mut self, host: u16) {
+    pub(super) fn lose_ends(&mut self, host: u16, now: Nanos) {
+        let mut peers = Vec::new();
         for end in self.ends.values_mut().filter(|end| end.host == host) {
             end.fd = None;
             end.arrived.clear();
+            end.queued = end.incoming.iter().map(|(_, segment)| segment.len()).sum();
+            peers.extend(end.peer);
         }
+        // Those that waited for room send into the void.
+        peers.into_iter().for_each(|peer| self.read_end(peer, now));
     }
 }
 

@@ -19,8 +19,8 @@ use std::os::fd::RawFd;
 /// The longest datagram.
 const LONGEST: usize = 64 << 10;
 /// If the receiver's queue is full, how often a datagram is tried again, and after which pause.
-const ATTEMPTS: u32 = 100;
-const PAUSE: Nanos = 10_000;
+const ATTEMPTS: u32 = 1000;
+const PAUSE: Nanos = 100_000;
 /// The host of puppets for addresses that mean the same on every host.
 const EVERY_HOST: u16 = u16::MAX;
 

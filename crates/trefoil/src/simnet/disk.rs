@@ -11,6 +11,9 @@
 //!
 //! `fsync` of a file makes its bytes durable, `fsync` of a folder the names in it. POSIX promises no
 //! more.
+//!
+//! Not modelled: folders are never lost, and lose the durable names in them if they are renamed; links,
+//! pipes and sockets are left as they are; `O_SYNC`, `msync` and `sync_file_range` make nothing durable.
 
 use super::sockets::other_descriptors;
 use super::{Network, status};
@@ -84,24 +87,26 @@ impl Network {
         Ok(folder)
     }
 
-    /// The program calls `fsync`: keeps what is durable from now on.
-    pub(crate) fn sync(&self, fd: RawFd) {
+    /// The program calls `fsync`: keeps what is durable from now on. Returns whether the file is on a
+    /// simulated disk.
+    pub(crate) fn sync(&self, fd: RawFd) -> bool {
         if !self.lock().disks.has_any() {
-            return;
+            return false;
         }
-        let Ok(path) = fs::read_link(format!("/proc/self/fd/{fd}")) else { return };
-        let Some(stat) = status(fd) else { return };
+        let Ok(path) = fs::read_link(format!("/proc/self/fd/{fd}")) else { return false };
+        let Some(stat) = status(fd) else { return false };
         // The files are read without the lock.
         let names = (stat.st_mode & libc::S_IFMT == libc::S_IFDIR).then(|| names_in(&path));
         let bytes = fs::read(format!("/proc/self/fd/{fd}"));
         let mut state = self.lock();
         let mut disks = state.disks.by_host.values_mut();
-        let Some(disk) = disks.find(|disk| path.starts_with(&disk.folder)) else { return };
+        let Some(disk) = disks.find(|disk| path.starts_with(&disk.folder)) else { return false };
         match (names, bytes) {
             (Some(names), _) => _ = disk.names.insert(path, names),
             (None, Ok(bytes)) => _ = disk.contents.insert(stat.st_ino, bytes),
             (None, Err(_)) => {}
         }
+        true
     }
 
     /// Closes the files in a folder, whose goroutines never run again.
@@ -151,9 +156,10 @@ impl Disk {
         let mut folders = Vec::new();
         for entry in sorted(folder)? {
             let path = entry.path();
-            if entry.file_type()?.is_dir() {
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
                 folders.push(path);
-            } else {
+            } else if kind.is_file() {
                 let inode = entry.metadata()?.ino();
                 live.insert(path.clone(), LiveFile { inode, bytes: fs::read(&path)? });
             }
@@ -215,7 +221,7 @@ fn survivors(durable: &[u8], live: &[u8], rng: &mut Rng) -> Vec<u8> {
 /// Returns the names of the files in a folder, with their inodes.
 fn names_in(folder: &Path) -> BTreeMap<PathBuf, u64> {
     let Ok(entries) = sorted(folder) else { return BTreeMap::new() };
-    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| !kind.is_dir());
+    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
     let files = entries.into_iter().filter(is_file);
     files.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.ino()))).collect()
 }

@@ -113,6 +113,7 @@ enum Event {
     /// The answer arrives: the connection is established.
     Established {
         end: u64,
+        attempt: u32,
     },
     /// The answer arrives: there is no connection.
     Refused {
@@ -223,7 +224,7 @@ impl State {
     fn happen(&mut self, event: Event, now: Nanos) {
         match event {
             Event::Request { end, attempt } => self.request_arrives(end, attempt, now),
-            Event::Established { end } => self.established(end, now),
+            Event::Established { end, attempt } => self.established(end, attempt, now),
             Event::Refused { end, error } => self.refused(end, error),
             Event::Deliver { end } => self.deliver_due(end, now),
             Event::Datagram(datagram) => self.deliver_datagram(datagram, now),

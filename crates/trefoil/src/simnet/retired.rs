@@ -6,6 +6,9 @@
 //! that thread's file. So a file is closed by putting another one in its place (`dup3`): the number is
 //! *retired*. When the runtime has ended, the numbers that no destructor has closed become free.
 //!
+//! A value that a host has passed out of the run, such as a socket that the test returns, must not be
+//! used after it.
+//!
 //! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only once.
 
 use super::{Network, unix_socket};
@@ -13,9 +16,13 @@ use crate::mem::MmapVec;
 use crate::sys::lock::Lock;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The retired numbers of the process.
 static RETIRED: Lock<MmapVec<RawFd>> = Lock::new(MmapVec::new());
+
+/// The length of `RETIRED`, for readers without the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The file that takes the place of closed ones. None if the process could not open it.
 static PLACEHOLDER: OnceLock<Option<RawFd>> = OnceLock::new();
@@ -36,20 +43,33 @@ fn take(fd: RawFd) -> bool {
     let place = retired.iter().position(|other| *other == fd);
     if let Some(place) = place {
         retired.remove_at(place);
+        COUNT.store(retired.len(), Ordering::Relaxed);
     }
     place.is_some()
 }
 
+/// Returns whether any number is retired.
+#[inline(always)]
+pub(crate) fn has_any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
 /// Notes that a destructor closes a descriptor, which may be retired.
 pub(crate) fn note_close(fd: RawFd) {
-    take(fd);
+    if has_any() {
+        take(fd);
+    }
 }
 
 impl Network {
     /// Closes the file of a descriptor whose owners never run again, and retires its number.
     pub(super) fn retire(&self, fd: RawFd) {
         let Some(placeholder) = placeholder() else { return };
-        RETIRED.lock().push(fd);
+        {
+            let mut retired = RETIRED.lock();
+            retired.push(fd);
+            COUNT.store(retired.len(), Ordering::Relaxed);
+        }
         self.lock().retired.push(fd);
         // libc's function, so that the interposed calls learn of it.
         // SAFETY: the owners of the number never use it again, except to close it.

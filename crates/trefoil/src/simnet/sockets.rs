@@ -19,6 +19,7 @@ const EADDRINUSE: isize = -(libc::EADDRINUSE as isize);
 const EADDRNOTAVAIL: isize = -(libc::EADDRNOTAVAIL as isize);
 const EAFNOSUPPORT: isize = -(libc::EAFNOSUPPORT as isize);
 const EALREADY: isize = -(libc::EALREADY as isize);
+const EFAULT: isize = -(libc::EFAULT as isize);
 const EISCONN: isize = -(libc::EISCONN as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
 const ENOTCONN: isize = -(libc::ENOTCONN as isize);
@@ -160,6 +161,9 @@ impl Network {
     ) -> Option<isize> {
         let state = self.lock();
         let socket = state.socket(fd)?;
+        if addr.is_null() || len.is_null() {
+            return Some(EFAULT);
+        }
         let found = match side {
             Side::Local => Some(socket.local),
             Side::Peer if socket.is_connecting || socket.error != 0 => None,
@@ -218,7 +222,7 @@ impl Network {
         value: *const u8,
         len: socklen_t,
     ) -> Option<isize> {
-        if level == libc::SOL_SOCKET {
+        if level == libc::SOL_SOCKET || value.is_null() {
             return None;
         }
         let mut state = self.lock();
@@ -242,6 +246,9 @@ impl Network {
     ) -> Option<isize> {
         let mut state = self.lock();
         let number = state.number_of(fd)?;
+        if value.is_null() || len.is_null() {
+            return None;
+        }
         let socket = state.sockets.get_mut(&number)?;
         let number = |n: c_int| n.to_ne_bytes().to_vec();
         let found = match (level, name) {
@@ -417,7 +424,7 @@ impl State {
         self.bind_if_unbound(fd, number, Some(addr.ip()))?;
         let own_ip = self.ip_towards(host, addr.ip());
         let Some(socket) = self.sockets.get_mut(&number) else { return Err(EINVAL) };
-        if socket.local.ip().is_unspecified() && is_stream {
+        if socket.local.ip().is_unspecified() {
             socket.local.set_ip(own_ip);
         }
         let local = socket.local;
@@ -452,7 +459,7 @@ impl Network {
         {
             let mut state = self.lock();
             state.hosts[host as usize].is_up = false;
-            state.lose_ends(host);
+            state.lose_ends(host, clock::now());
         }
         self.close_sockets(|socket| socket.incarnation == incarnation);
     }
@@ -468,6 +475,8 @@ impl Network {
         state.puppet_of.clear();
         state.events.clear();
         state.epoll = None;
+        let rest: Vec<RawFd> = state.descriptors.keys().copied().collect();
+        rest.into_iter().for_each(|fd| state.remove_descriptor(fd));
     }
 
     /// Closes sockets whose goroutines never run again.
@@ -490,9 +499,13 @@ impl Network {
 
     /// `from` was duplicated as `to`.
     pub(crate) fn after_duplicate(&self, from: RawFd, to: RawFd) {
+        if to < 0 || from == to {
+            return;
+        }
         let mut state = self.lock();
-        if let Some(number) = state.number_of(from).filter(|_| to >= 0 && from != to) {
-            state.add_descriptor(to, number);
+        match state.number_of(from) {
+            Some(number) => state.add_descriptor(to, number),
+            None => state.remove_descriptor(to),
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::simulated;
 use super::sockets::note_low_water;
 use crate::interpose::fds;
+use crate::interpose::park::is_forked;
 use crate::simnet;
 use crate::sys::clock;
 use crate::sys::raw::{syscall, to_libc};
@@ -38,17 +39,21 @@ interpose! {
 /// A descriptor is about to be closed, which may belong to a simulation.
 #[inline(always)]
 fn forget_simulated(fd: c_int) {
-    if clock::has_simulations() {
+    if clock::has_simulations() || simnet::retired::has_any() {
         forget_simulated_slow(fd);
     }
 }
 
 #[cold]
 fn forget_simulated_slow(fd: c_int) {
-    simnet::retired::note_close(fd);
+    if is_forked() {
+        return; // The descriptors of a child are its own.
+    }
     if let Some(network) = simulated::network() {
         network.before_close(fd);
     }
+    // Last: the caller may have been preempted before, and the number retired meanwhile.
+    simnet::retired::note_close(fd);
 }
 
 /// In a simulation: `fd` was duplicated as `rc`, unless that is an error.

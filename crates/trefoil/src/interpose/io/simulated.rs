@@ -144,6 +144,7 @@ pub(super) unsafe fn accept(
     if accepted >= 0
         && let Some(peer) = network.accepted(accepted as RawFd)
         && !addr.is_null()
+        && !len.is_null()
     {
         let family = network.family(accepted as RawFd).unwrap_or(libc::AF_INET);
         // SAFETY: the caller's contract.

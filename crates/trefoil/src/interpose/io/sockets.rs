@@ -123,6 +123,7 @@ pub(super) unsafe fn receive_from(
 ) -> isize {
     if let Some(network) = simulated::network_of(fd)
         && addr != 0
+        && addr_len != 0
     {
         // SAFETY: the caller's contract.
         return unsafe {
@@ -168,7 +169,7 @@ interpose! {
             })
         };
         match simulated::network_of(fd) {
-            Some(network) if !(*msg).msg_name.is_null() => {
+            Some(network) if !msg.is_null() && !(*msg).msg_name.is_null() => {
                 simulated::receive_message(&network, fd, msg, by_kernel)
             }
             _ => by_kernel(msg),
@@ -234,7 +235,7 @@ interpose! {
 unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> isize {
     let mut msg = msg;
     let (target, mut with_target);
-    if let Some(network) = simulated::network() {
+    if let Some(network) = simulated::network().filter(|_| !msg.is_null()) {
         // SAFETY: the caller's message.
         match unsafe { network.target(fd, (*msg).msg_name.cast(), (*msg).msg_namelen) } {
             Some(Ok(found)) => {

@@ -308,9 +308,10 @@ impl<'a> Monitor<'a> {
                 (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             }
         }
-        if sched.simulation.is_some() {
+        if let Some(simulation) = &sched.simulation {
             // Orphaned goroutines keep the runtime, and a test may leave thousands of runtimes.
             sched.poller.close();
+            simulation.uncount();
         }
     }
 

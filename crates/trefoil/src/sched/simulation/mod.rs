@@ -164,6 +164,8 @@ pub(crate) struct Simulation {
     world: Mutex<Option<Arc<dyn World>>>,
     /// Something in the world may move.
     has_world: AtomicBool,
+    /// It counts as a simulation ([`clock::has_simulations`]).
+    is_counted: AtomicBool,
     state: Lock<State>,
 }
 
@@ -241,6 +243,7 @@ impl Simulation {
             }),
             world: Mutex::new(None),
             has_world: AtomicBool::new(false),
+            is_counted: AtomicBool::new(true),
         }
     }
 
@@ -321,9 +324,18 @@ impl Simulation {
     }
 }
 
+impl Simulation {
+    /// Its runtime has ended: no code is simulated any more.
+    pub(crate) fn uncount(&self) {
+        if self.is_counted.swap(false, Ordering::Relaxed) {
+            clock::remove_simulation();
+        }
+    }
+}
+
 impl Drop for Simulation {
     fn drop(&mut self) {
-        clock::remove_simulation();
+        self.uncount();
     }
 }
 
@@ -765,6 +777,7 @@ pub(crate) fn wait_for_end(
 }
 
 /// Returns the incarnation of the caller; 0 if it is the test itself.
+#[cfg(feature = "std")]
 pub(crate) fn incarnation() -> u32 {
     let (Some(simulation), Some(g)) = (here(), current_g()) else { return 0 };
     simulation.state.lock().incarnation(record::id_of(g))
@@ -792,6 +805,7 @@ pub(crate) fn note_end(simulation: &Simulation, id: u64) {
 }
 
 /// Begins another incarnation, without goroutines.
+#[cfg(feature = "std")]
 pub(crate) fn begin_incarnation(simulation: &Simulation) -> u32 {
     let mut state = simulation.state.lock();
     state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
@@ -799,6 +813,7 @@ pub(crate) fn begin_incarnation(simulation: &Simulation) -> u32 {
 }
 
 /// Moves the running goroutine to an incarnation. Does not return if that is dead.
+#[cfg(feature = "std")]
 pub(crate) fn move_to(simulation: &Simulation, incarnation: u32) {
     let Some(g) = current_g() else { return };
     {
@@ -812,21 +827,20 @@ pub(crate) fn move_to(simulation: &Simulation, incarnation: u32) {
     stop_if_dead(simulation);
 }
 
-/// Ends an incarnation: its goroutines and tasks never run again. If the caller is one of them, this
-/// does not return.
+/// Ends an incarnation: its goroutines and tasks never run again. If the caller is one of them, it
+/// calls [`stop_if_dead`] next.
+#[cfg(feature = "std")]
 pub(crate) fn kill(simulation: &Simulation, incarnation: u32) {
-    {
-        let mut state = simulation.state.lock();
-        if let Some(one) = state.incarnations.get_mut(incarnation as usize) {
-            one.is_dead = true;
-        }
-        state.freeze_from(0);
+    let mut state = simulation.state.lock();
+    if let Some(one) = state.incarnations.get_mut(incarnation as usize) {
+        one.is_dead = true;
     }
-    stop_if_dead(simulation);
+    state.freeze_from(0);
 }
 
 /// Parks the running goroutine for ever if its incarnation is dead.
-fn stop_if_dead(simulation: &Simulation) {
+#[cfg(feature = "std")]
+pub(crate) fn stop_if_dead(simulation: &Simulation) {
     let Some(g) = current_g() else { return };
     while simulation.state.lock().is_dead(record::id_of(g)) {
         let Some(rt) = Rt::enter() else { return };
