@@ -1,1 +1,4 @@
-//! This crate contains only examples, and tests that run them: see `examples/` and `tests/`.
+//! Complete programs are in `examples/`, and tests that run them in `tests/`. Here is the code that a
+//! program and a test share.
+
+pub mod raft;

@@ -307,6 +307,15 @@ fn crawler_finds_every_link_on_few_threads() {
 }
 
 #[test]
+fn raft_commits_the_same_commands_on_every_node() {
+    let lines = output("raft");
+    assert!(lines[0].ends_with(" leads in term 1") || lines.len() > 4, "{lines:?}");
+    let logs: Vec<_> = lines.iter().filter_map(|line| line.split_once(": ")).collect();
+    assert_eq!(logs.len(), 3, "{lines:?}");
+    assert!(logs.iter().all(|(_, log)| *log == "one two three four five"), "{lines:?}");
+}
+
+#[test]
 fn graceful_shutdown_finishes_the_jobs_that_have_begun() {
     let mut child = Command::new(program("graceful_shutdown"))
         .stdin(Stdio::null())
