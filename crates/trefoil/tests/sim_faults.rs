@@ -2,6 +2,8 @@
 //! is found within a bounded number of runs and repeated by its seed; the repaired program passes as
 //! many.
 
+#![cfg(feature = "std")]
+
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use trefoil::sim::{self, Failure, FailureKind};

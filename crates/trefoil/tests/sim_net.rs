@@ -1,5 +1,7 @@
 //! The simulated network: hosts, streams and datagrams between them, faults, crashes.
 
+#![cfg(feature = "std")]
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;

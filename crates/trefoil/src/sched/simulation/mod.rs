@@ -66,6 +66,7 @@ use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
 use schedule::{Deviation, Schedule, Strategy, scramble};
+#[cfg(feature = "std")]
 use std::any::Any;
 use std::cell::Cell;
 use std::io;
@@ -107,10 +108,11 @@ pub(crate) enum Outside {
 }
 
 /// What surrounds the goroutines of a run. See the head of the file.
-pub(crate) trait World: Any + Send + Sync {
+pub(crate) trait World: Send + Sync + 'static {
     /// Returns whether a descriptor is a part of the world: a wait for it does not lead outside.
     fn contains(&self, fd: RawFd) -> bool;
 
+    #[cfg(feature = "std")]
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
@@ -258,6 +260,7 @@ impl Simulation {
     }
 
     /// Says that something in the world may move from now on.
+    #[cfg(feature = "std")]
     pub(crate) fn set_world_in_motion(&self) {
         self.has_world.store(true, Ordering::Relaxed);
     }
