@@ -9,9 +9,9 @@
 //! | goroutine | what it does |
 //! |---|---|
 //! | [`run`] | accepts connections |
-//! | one per connection | reads requests, answers them ([`Node::answer`]) |
-//! | one per other node | sends it new entries and heartbeats while this node leads ([`Node::replicate`]) |
-//! | one | becomes a candidate when no leader is heard ([`Node::campaign`]) |
+//! | one per connection | reads requests, and answers them (`serve`) |
+//! | one per other node | sends it new entries and heartbeats while this node leads (`replicate`) |
+//! | one | becomes a candidate when no leader is heard (`campaign`) |
 //!
 //! Requests and answers are lines of text (`wire.rs`), so is the journal on disk (`journal.rs`). Left
 //! out: snapshots, changes of the set of nodes, and reads that do not go through the log.
@@ -57,8 +57,8 @@ pub enum Event<'a> {
 /// A mistake that can be switched on, to see whether tests find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
-    /// A follower adds entries after one of its own, although the leader has another there.
-    TermNotCompared,
+    /// A follower confirms entries before they are durable.
+    EntriesNotSynced,
 }
 
 /// The settings of a node.
@@ -208,15 +208,16 @@ impl Node {
             let patience = self.lock().patience;
             time::sleep(patience.saturating_duration_since(Instant::now()));
             let mut state = self.lock();
-            let is_leader = matches!(state.role, Role::Leader(_));
-            if is_leader || Instant::now() < state.patience {
-                state.patience = state.patience.max(Instant::now() + HEARTBEAT);
+            if Instant::now() < state.patience {
+                continue;
+            }
+            state.patience = new_patience();
+            if let Role::Leader(_) = state.role {
                 continue;
             }
             let term = state.term + 1;
             (state.term, state.vote) = (term, Some(self.config.id));
             state.save_term();
-            state.patience = new_patience();
             state.role = Role::Candidate { votes: 0 };
             self.gain_vote(&mut state);
             let (last_term, last_index) = state.last();
@@ -411,13 +412,8 @@ impl Node {
         }
         state.role = Role::Follower;
         state.patience = new_patience();
-        let its_term = state.term_at(prev_index);
-        let is_matching = match self.config.mistake {
-            Some(Mistake::TermNotCompared) => its_term.is_some(),
-            _ => its_term == Some(prev_term),
-        };
-        if !is_matching {
-            let index = state.log.len().min(prev_index - 1);
+        if state.term_at(prev_index) != Some(prev_term) {
+            let index = state.log.len().min(prev_index.saturating_sub(1));
             return Answer { term, is_yes: false, index };
         }
         let mut index = prev_index;
@@ -428,7 +424,9 @@ impl Node {
                 state.write(index, entry);
             }
         }
-        state.journal.sync();
+        if self.config.mistake != Some(Mistake::EntriesNotSynced) {
+            state.journal.sync();
+        }
         let committed = committed.min(index);
         self.commit(&mut state, committed);
         self.changed.notify_all();

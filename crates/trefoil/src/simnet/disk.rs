@@ -15,7 +15,7 @@
 //! Not modelled: folders are never lost, and lose the durable names in them if they are renamed; links,
 //! pipes and sockets are left as they are; `O_SYNC`, `msync` and `sync_file_range` make nothing durable.
 
-use super::sockets::other_descriptors;
+use super::sockets::{descriptor_limit, path_of_other};
 use super::{Network, status};
 use crate::sys::rng::Rng;
 use std::collections::BTreeMap;
@@ -111,9 +111,8 @@ impl Network {
 
     /// Closes the files in a folder, whose goroutines never run again.
     fn close_files_in(&self, folder: &Path) {
-        for fd in other_descriptors() {
-            let path = fs::read_link(format!("/proc/self/fd/{fd}"));
-            if path.is_ok_and(|path| path.starts_with(folder)) {
+        for fd in 0..descriptor_limit() {
+            if path_of_other(fd).is_some_and(|path| path.starts_with(folder)) {
                 self.retire(fd);
             }
         }

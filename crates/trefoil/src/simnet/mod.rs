@@ -318,9 +318,7 @@ impl NetworkFd {
 
 impl Drop for NetworkFd {
     fn drop(&mut self) {
-        sockets::mark(self.0, false);
-        // SAFETY: it owns the descriptor.
-        unsafe { syscall(libc::SYS_close, [self.0 as usize]) };
+        sockets::close_marked(self.0);
     }
 }
 

@@ -12,8 +12,11 @@ use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use libc::{c_int, sockaddr, socklen_t};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 const EADDRINUSE: isize = -(libc::EADDRINUSE as isize);
 const EADDRNOTAVAIL: isize = -(libc::EADDRNOTAVAIL as isize);
@@ -350,14 +353,14 @@ impl State {
         mark(fd, true);
     }
 
-    /// Forgets a descriptor, and a socket that has no other.
-    fn remove_descriptor(&mut self, fd: RawFd) {
-        if let Some(number) = self.descriptors.remove(&fd) {
-            mark(fd, false);
-            if self.descriptor_of(number).is_none() {
-                self.sockets.remove(&number);
-            }
+    /// Forgets a descriptor, and a socket that has no other. Returns whether it was a simulated
+    /// one: then it is marked until it is closed.
+    fn remove_descriptor(&mut self, fd: RawFd) -> bool {
+        let Some(number) = self.descriptors.remove(&fd) else { return false };
+        if self.descriptor_of(number).is_none() {
+            self.sockets.remove(&number);
         }
+        true
     }
 
     fn bind(&mut self, fd: RawFd, number: u64, addr: SocketAddr) -> Result<(), isize> {
@@ -489,12 +492,13 @@ impl Network {
         for fd in meant {
             self.lock().remove_descriptor(fd);
             self.retire(fd);
+            mark(fd, false);
         }
     }
 
-    /// A descriptor is about to be closed.
-    pub(crate) fn before_close(&self, fd: RawFd) {
-        self.lock().remove_descriptor(fd);
+    /// A descriptor is about to be closed. Returns whether [`close_marked`] must do it.
+    pub(crate) fn before_close(&self, fd: RawFd) -> bool {
+        self.lock().remove_descriptor(fd)
     }
 
     /// `from` was duplicated as `to`.
@@ -515,8 +519,11 @@ static SIMULATED: Lock<MmapVec<u64>> = Lock::new(MmapVec::new());
 
 /// Notes whether a descriptor belongs to a simulation.
 pub(super) fn mark(fd: RawFd, is_simulated: bool) {
+    set_mark(&mut SIMULATED.lock(), fd, is_simulated);
+}
+
+fn set_mark(bits: &mut MmapVec<u64>, fd: RawFd, is_simulated: bool) {
     let (word, bit) = (fd as usize / 64, 1 << (fd % 64));
-    let mut bits = SIMULATED.lock();
     while bits.len() <= word {
         bits.push(0);
     }
@@ -527,13 +534,58 @@ pub(super) fn mark(fd: RawFd, is_simulated: bool) {
     }
 }
 
-/// Returns the open descriptors of the process that belong to no simulation (invariant 3).
-pub(super) fn other_descriptors() -> Vec<RawFd> {
-    let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let all = list.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    let is_other = |fd: &RawFd| {
-        let word = SIMULATED.lock().get(*fd as usize / 64).copied().unwrap_or(0);
-        word & 1 << (fd % 64) == 0
+/// Closes a marked descriptor, under the lock: so [`path_of_other`] on another thread does not hold
+/// the file meanwhile (invariant 3).
+pub(crate) fn close_marked(fd: RawFd) -> isize {
+    let mut bits = SIMULATED.lock();
+    set_mark(&mut bits, fd, false);
+    // SAFETY: the caller owns the descriptor.
+    unsafe { syscall(libc::SYS_close, [fd as usize]) }
+}
+
+/// Returns the path of an open file, unless its descriptor belongs to a simulation (invariant 3).
+pub(super) fn path_of_other(fd: RawFd) -> Option<PathBuf> {
+    let link = format!("/proc/self/fd/{fd}\0");
+    let mut buffer = [0u8; libc::PATH_MAX as usize];
+    let args = [
+        libc::AT_FDCWD as usize,
+        link.as_ptr() as usize,
+        buffer.as_mut_ptr() as usize,
+        buffer.len(),
+    ];
+    let len = {
+        let bits = SIMULATED.lock();
+        if bits.get(fd as usize / 64).copied().unwrap_or(0) & 1 << (fd % 64) != 0 {
+            return None;
+        }
+        // SAFETY: the kernel reads a path that ends with a zero, and writes at most the buffer's
+        // length.
+        unsafe { syscall(libc::SYS_readlinkat, args) }
     };
-    all.filter(is_other).collect()
+    let path = buffer.get(..usize::try_from(len).ok()?)?;
+    Some(PathBuf::from(OsStr::from_bytes(path)))
+}
+
+/// Returns a number that is larger than every open descriptor.
+///
+/// A listing of `/proc/self/fd` would hold each open file for a moment, those of other simulations
+/// included (invariant 3).
+pub(super) fn descriptor_limit() -> RawFd {
+    let mut buffer = [0u8; 4096];
+    // SAFETY: the path ends with a zero; the kernel writes at most the buffer's length.
+    let len = unsafe {
+        let path = c"/proc/self/status".as_ptr() as usize;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+        let fd = syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0]);
+        if fd < 0 {
+            return 0;
+        }
+        let len =
+            syscall(libc::SYS_read, [fd as usize, buffer.as_mut_ptr() as usize, buffer.len()]);
+        syscall(libc::SYS_close, [fd as usize]);
+        len
+    };
+    let text = String::from_utf8_lossy(&buffer[..usize::try_from(len).unwrap_or(0)]);
+    let size = text.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    size.and_then(|size| size.trim().parse().ok()).unwrap_or(0)
 }

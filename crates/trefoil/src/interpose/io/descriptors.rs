@@ -15,9 +15,13 @@ interpose! {
     /// libc's function. Goroutines that wait for the descriptor stop waiting.
     fn close(fd: c_int) -> c_int;
     with real => {
-        forget_simulated(fd);
+        let is_simulated = forget_simulated(fd);
         let known = fds::before_close(fd);
-        let rc = real(fd);
+        let rc = if is_simulated {
+            to_libc(simnet::sockets::close_marked(fd)) as c_int
+        } else {
+            real(fd)
+        };
         if known {
             fds::after_close(fd);
         }
@@ -36,24 +40,22 @@ interpose! {
     }
 }
 
-/// A descriptor is about to be closed, which may belong to a simulation.
+/// A descriptor is about to be closed, which may belong to a simulation. Returns whether it is a
+/// simulated socket.
 #[inline(always)]
-fn forget_simulated(fd: c_int) {
-    if clock::has_simulations() || simnet::retired::has_any() {
-        forget_simulated_slow(fd);
-    }
+fn forget_simulated(fd: c_int) -> bool {
+    (clock::has_simulations() || simnet::retired::has_any()) && forget_simulated_slow(fd)
 }
 
 #[cold]
-fn forget_simulated_slow(fd: c_int) {
+fn forget_simulated_slow(fd: c_int) -> bool {
     if is_forked() {
-        return; // The descriptors of a child are its own.
+        return false; // The descriptors of a child are its own.
     }
-    if let Some(network) = simulated::network() {
-        network.before_close(fd);
-    }
+    let is_simulated = simulated::network().is_some_and(|network| network.before_close(fd));
     // Last: the caller may have been preempted before, and the number retired meanwhile.
     simnet::retired::note_close(fd);
+    is_simulated
 }
 
 /// In a simulation: `fd` was duplicated as `rc`, unless that is an error.
