@@ -11,6 +11,7 @@
 //!
 //! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only once.
 
+use super::sockets::mark;
 use super::{Network, unix_socket};
 use crate::mem::MmapVec;
 use crate::sys::lock::Lock;
@@ -81,6 +82,7 @@ impl Network {
         let retired = std::mem::take(&mut self.lock().retired);
         for fd in retired {
             if take(fd) {
+                mark(fd, false);
                 // SAFETY: retired, and its owners never run again.
                 unsafe { libc::close(fd) };
             }

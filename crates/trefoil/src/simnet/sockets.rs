@@ -479,7 +479,10 @@ impl Network {
         state.events.clear();
         state.epoll = None;
         let rest: Vec<RawFd> = state.descriptors.keys().copied().collect();
-        rest.into_iter().for_each(|fd| state.remove_descriptor(fd));
+        for fd in rest {
+            state.remove_descriptor(fd);
+            mark(fd, false);
+        }
     }
 
     /// Closes sockets whose goroutines never run again.
@@ -509,7 +512,11 @@ impl Network {
         let mut state = self.lock();
         match state.number_of(from) {
             Some(number) => state.add_descriptor(to, number),
-            None => state.remove_descriptor(to),
+            None => {
+                if state.remove_descriptor(to) {
+                    mark(to, false);
+                }
+            }
         }
     }
 }
