@@ -71,7 +71,7 @@ pub struct Config {
     pub folder: PathBuf,
     /// Called for each event, while the node is locked.
     pub on_event: Box<dyn Fn(Event<'_>) + Send + Sync>,
-    /// None in earnest.
+    /// A mistake to make, in tests of the tests. None otherwise.
     pub mistake: Option<Mistake>,
 }
 
@@ -140,7 +140,7 @@ pub fn run(config: Config) -> io::Result<()> {
     });
     for stream in listener.incoming() {
         let (node, stream) = (node.clone(), stream?);
-        // A connection that fails is the client's to open again.
+        // If a connection fails, the client opens another one.
         go(move || node.serve(&stream));
     }
     Ok(())
@@ -357,7 +357,7 @@ impl Node {
         }
     }
 
-    /// Handles the answer of another node to an [`Request::Append`].
+    /// Handles the answer of another node to a [`Request::Append`].
     fn note_progress(&self, other: usize, term: u64, answer: &Answer) {
         let mut state = self.lock();
         state.learn_term(answer.term);

@@ -34,7 +34,7 @@ mod torn_write {
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
     use trefoil::time;
 
-    /// Ten times the most that was measured: from 20 first seeds, the first to fourth run fails.
+    /// Ten times the most runs that any of 20 base seeds needed: each found it in at most four.
     const RUNS: u64 = 40;
     /// Eight bytes each: the file has four sectors.
     const ACCOUNTS: usize = 256;
@@ -150,7 +150,7 @@ mod duplicating_retry {
     use std::sync::{Arc, Mutex};
     use trefoil::{go, time};
 
-    /// Ten times the most that was measured: from 20 first seeds, the first to fourth run fails.
+    /// Ten times the most runs that any of 20 base seeds needed: each found it in at most four.
     const RUNS: u64 = 40;
     const DEPOSITS: u64 = 5;
 

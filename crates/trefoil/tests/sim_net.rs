@@ -388,7 +388,7 @@ fn hosts_that_are_left_end_with_the_test_and_leave_no_descriptors() {
     let before = open();
     let explored = sim::builder().seed(1).explore(100, program).unwrap();
     assert_eq!(explored.runs, 100);
-    // Other tests of this program open some at the same time.
+    // Other tests of this program open descriptors at the same time.
     assert!(open() < before + 100, "{before} before, {} after", open());
 }
 

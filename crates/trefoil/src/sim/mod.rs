@@ -50,14 +50,15 @@
 //!
 //! # What fails
 //! - a panic in any goroutine or task, unless it is caught;
-//! - a deadlock: all goroutines wait, and no timer is set;
-//! - a goroutine or task that is left, and waits, when the first function has returned. From then on
-//!   the time stands still;
+//! - a deadlock: all goroutines wait, no timer is set, and nothing is on its way in the network;
+//! - a goroutine or task of the test itself that still waits after the first function has returned.
+//!   From then on the time stands still. Goroutines of other hosts do not count: their hosts lose
+//!   their power at that moment;
 //! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
 //! # What is not simulated
-//! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix socket,
-//!   a child process) gets an error, because the simulation cannot know when the world answers.
+//! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix
+//!   socket, a child process) gets an error: the simulation cannot know when it becomes ready.
 //!   [`Builder::wait_outside`] lets the time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
 //!   of std makes no call.
@@ -295,9 +296,9 @@ pub struct Failure {
 pub enum FailureKind {
     /// A goroutine or task panicked.
     Panic,
-    /// All goroutines wait, and no timer is set.
+    /// All goroutines wait, no timer is set, and nothing is on its way in the network.
     Deadlock,
-    /// Goroutines or tasks are left after the first function has returned.
+    /// Goroutines or tasks of the test itself wait after the first function has returned.
     Outlived,
     /// The run took more steps than [`Builder::max_steps`] allows.
     TooManySteps,
@@ -499,8 +500,11 @@ impl Builder {
         self
     }
 
-    /// Allows goroutines to wait for descriptors: sockets, pipes, child processes. The time stands
-    /// still meanwhile. What happens then is not repeatable.
+    /// Allows goroutines to wait for descriptors outside the simulation: pipes, Unix sockets, child
+    /// processes. The time stands still meanwhile, and such a run is not repeatable.
+    ///
+    /// There is no simulated network then: Internet sockets are real ones, and `sim::host`,
+    /// `sim::net` and `sim::disk` panic.
     ///
     /// ```
     /// use std::io::{Read, Write};

@@ -359,9 +359,9 @@ pub fn disk() -> PathBuf {
 
 /// Returns the network of the caller's simulation.
 ///
-/// Between two hosts a byte takes 0.5 to 1.5 ms, as the seed chooses; inside a host, 10 µs. A stream
-/// keeps its order, datagrams do not. Nothing is lost unless the test says so, or datagrams arrive at
-/// a socket that is not read for a tenth of a second.
+/// Between two hosts a byte takes 0.5 to 1.5 ms, as the seed chooses; inside a host, 10 µs. A
+/// stream keeps its order, datagrams do not. Nothing is lost unless the test asks for it, with one
+/// exception: a datagram is lost if the receiver's queue stays full for 100 ms.
 ///
 /// ```
 /// use std::io::ErrorKind;

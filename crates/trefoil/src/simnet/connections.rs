@@ -15,8 +15,9 @@
 //! established, the network removes them. If it is refused, the end is closed.
 //!
 //! # Loss
-//! A segment that is lost, or whose link is cut, is sent again after 200 ms, then after twice as
-//! long each time. After 15 minutes without success the connection is reset, as in Linux.
+//! A segment that is lost, or whose link is cut, is sent again after 200 ms. Each further pause is
+//! twice as long, and at most 120 s. If the link stays cut for 15 minutes, the connection is reset:
+//! the sender's calls fail with `ECONNRESET`, where Linux reports `ETIMEDOUT`.
 
 use super::links::Passage;
 use super::name::{Name, NameKind};
@@ -28,7 +29,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-/// The most bytes on their way to an end, and at it.
+/// The network reads nothing more from an end while its peer has at least so many bytes in
+/// `incoming` and `arrived`.
 const WINDOW: usize = 256 << 10;
 /// The most bytes of a segment.
 const SEGMENT: usize = 64 << 10;
@@ -192,7 +194,7 @@ impl State {
                 }
                 self.schedule(due, Event::Established { end: number, attempt: 0 });
             }
-            // No listener, or one whose queue is full: the latter drops requests.
+            // The link is cut, the host is down, or the listener's queue is full: asks again.
             Err(EAGAIN) if attempt < REQUESTS => {
                 let due = now + (SECOND << attempt);
                 self.schedule(due, Event::Request { end: number, attempt: attempt + 1 });
@@ -510,13 +512,16 @@ impl State {
             end.queued = end.incoming.iter().map(|(_, segment)| segment.len()).sum();
             peers.extend(end.peer);
         }
-        // Those that waited for room send into the void.
+        // Peers that waited for room in the window send now; no host receives it.
         peers.into_iter().for_each(|peer| self.read_end(peer, now));
     }
 }
 
 impl Network {
-    /// Resets all connections between two hosts. Returns the first name that no host has.
+    /// Resets all connections between two hosts.
+    ///
+    /// # Errors
+    /// The first of the two names that no host has.
     pub(crate) fn reset_connections<'a>(&self, a: &'a str, b: &'a str) -> Result<(), &'a str> {
         let mut state = self.lock();
         let a = state.host_named(a).ok_or(a)?;

@@ -2,7 +2,8 @@
 //!
 //! For every address that a datagram is sent to or comes from, the network has a *puppet*: a Unix
 //! datagram socket that stands for that address. The program's sockets send to puppets and receive
-//! from them, so the kernel knows whom a connected socket listens to:
+//! from them. So the kernel itself rejects datagrams from addresses to which a connected socket is
+//! not connected:
 //!
 //! ```text
 //!   a ──▶ puppet of b ──(latency, loss, partition)──▶ puppet of a ──▶ b

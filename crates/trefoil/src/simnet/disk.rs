@@ -12,8 +12,9 @@
 //! `fsync` of a file makes its bytes durable, `fsync` of a folder the names in it. POSIX promises no
 //! more.
 //!
-//! Not modelled: folders are never lost, and lose the durable names in them if they are renamed; links,
-//! pipes and sockets are left as they are; `O_SYNC`, `msync` and `sync_file_range` make nothing durable.
+//! Not modelled: folders are never lost, and lose the durable names in them if they are renamed;
+//! symbolic links, pipes and sockets are left as they are; `O_SYNC`, `msync` and `sync_file_range`
+//! make nothing durable.
 
 use super::sockets::{descriptor_limit, path_of_other};
 use super::{Network, status};
@@ -118,7 +119,8 @@ impl Network {
         }
     }
 
-    /// The run has ended: removes the files of hosts. The test's own files are its to close.
+    /// The run has ended: closes the files of all hosts except the test's, and removes all disks.
+    /// The test closes its own files.
     pub(super) fn close_disks(&self) {
         let disks = std::mem::replace(&mut self.lock().disks, Disks::new());
         for (_, disk) in disks.by_host.iter().filter(|(host, _)| **host != 0) {

@@ -168,7 +168,10 @@ impl Network {
         state.host_named(name).map(|host| state.hosts[host as usize].ip)
     }
 
-    /// Changes the links from one host to another. Returns the first name that no host has.
+    /// Changes the link from one host to another.
+    ///
+    /// # Errors
+    /// The first of the two names that no host has.
     pub(crate) fn change_link<'a>(
         &self,
         from: &'a str,

@@ -21,17 +21,18 @@
 //! | `retired.rs` | descriptors of goroutines that never run again |
 //!
 //! # When it runs
-//! The driver of the simulation calls [`Network::advance`] when all goroutines wait, before the time
-//! jumps. It is never in a hurry: a goroutine that has just sent waits for an answer at the earliest
-//! one latency later.
+//! The driver of the simulation calls [`Network::advance`] when all goroutines wait, before the
+//! time jumps. That is early enough: the time stands still while a goroutine runs, and what it
+//! sends arrives at the earliest one latency later.
 //!
 //! Invariants:
 //! 1. One thread at a time uses a network: goroutines of a runtime with one P. No code here enters
 //!    the runtime or makes an interposed call while it holds the lock.
 //! 2. Nothing here depends on addresses of memory, on numbers of descriptors, or on hash maps with
 //!    random keys: the same seed leads to the same run.
-//! 3. No call here touches a descriptor of another simulation: while the kernel looks at it, a close
-//!    by its owner would have no effect yet, and the other simulation would not be repeatable.
+//! 3. No call here touches a descriptor of another simulation. A system call holds the open file
+//!    while it runs: if the owner closed the descriptor in that moment, the file would stay open a
+//!    little longer, and the other simulation would not be repeatable.
 //!
 //! # Rejected
 //! - Sockets without descriptors of the kernel: `poll`, `epoll`, `dup`, `fcntl` and the event loops
@@ -83,7 +84,8 @@ struct State {
     hosts: Vec<Host>,
     /// The hosts of the incarnations (`sched/simulation/`).
     incarnations: Vec<u16>,
-    /// Links that differ from `default_link`, by their ends.
+    /// Links that were used or changed, by their hosts (from, to). A link between two hosts begins
+    /// as a copy of `default_link`.
     links: BTreeMap<(u16, u16), Link>,
     default_link: Link,
     /// The program's sockets, by their numbers.
@@ -95,7 +97,7 @@ struct State {
     puppet_of: BTreeMap<(u16, SocketAddr), u64>,
     /// What happens when. The second number keeps the order of events at the same time.
     events: BTreeMap<(Nanos, u64), Event>,
-    /// The last number of an end, a puppet or an event.
+    /// The last number that a socket, an end, a puppet or an event got.
     last_number: u64,
     last_port: u16,
     disks: disk::Disks,

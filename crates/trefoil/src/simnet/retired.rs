@@ -6,8 +6,8 @@
 //! that thread's file. So a file is closed by putting another one in its place (`dup3`): the number is
 //! *retired*. When the runtime has ended, the numbers that no destructor has closed become free.
 //!
-//! A value that a host has passed out of the run, such as a socket that the test returns, must not be
-//! used after it.
+//! A test must not return a value that owns a host's descriptor, such as its socket. After the run
+//! the number may belong to another file.
 //!
 //! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only once.
 

@@ -1,7 +1,8 @@
 //! The calls of the program on simulated sockets.
 //!
-//! A method returns None if the descriptor is not a simulated socket: then the kernel is called as
-//! usual. Reads, writes, `poll`, `dup`, `shutdown` and `close` always are: the kernel serves them.
+//! A method returns None if the descriptor is not a simulated socket. The caller then calls the
+//! kernel as usual. The kernel serves reads, writes, `poll`, `dup`, `shutdown` and `close` of
+//! simulated sockets, too.
 
 use super::connections::IN_PROGRESS;
 use super::name::{Name, NameKind, UNSPECIFIED, read_inet, write_inet};
@@ -456,8 +457,8 @@ fn kernel_name(number: libc::c_long, fd: RawFd) -> Option<Name> {
 }
 
 impl Network {
-    /// An incarnation of a host has lost its power: its sockets are closed, and its connections are
-    /// gone without a word to the other side.
+    /// An incarnation of a host has lost its power: closes its sockets, and drops its connections
+    /// without a reset to the other side.
     pub(crate) fn lose_power(&self, host: u16, incarnation: u32) {
         {
             let mut state = self.lock();
@@ -524,7 +525,7 @@ impl Network {
 /// The descriptors of simulated sockets and of networks, one bit each, of all simulations.
 static SIMULATED: Lock<MmapVec<u64>> = Lock::new(MmapVec::new());
 
-/// Notes whether a descriptor belongs to a simulation.
+/// Notes whether a descriptor is a simulated socket or one of a network's own descriptors.
 pub(super) fn mark(fd: RawFd, is_simulated: bool) {
     set_mark(&mut SIMULATED.lock(), fd, is_simulated);
 }
@@ -550,7 +551,7 @@ pub(crate) fn close_marked(fd: RawFd) -> isize {
     unsafe { syscall(libc::SYS_close, [fd as usize]) }
 }
 
-/// Returns the path of an open file, unless its descriptor belongs to a simulation (invariant 3).
+/// Returns the path of an open file, unless its descriptor is [marked](mark) (invariant 3).
 pub(super) fn path_of_other(fd: RawFd) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{fd}\0");
     let mut buffer = [0u8; libc::PATH_MAX as usize];

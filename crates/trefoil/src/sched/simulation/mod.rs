@@ -43,7 +43,7 @@
 //! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
 //!    allocated from malloc, and no goroutine is switched to.
 //! 2. A runnable goroutine of the runtime is in a queue of the scheduler or in `runnable`.
-//! 3. The clock changes only in [`next`], and only if no goroutine can run.
+//! 3. During a run the clock changes only in [`next`], and only if no goroutine can run.
 //!
 //! # Rejected
 //! - Letting the clock advance by a little with every step, so that loops which poll the clock end:
@@ -82,9 +82,9 @@ const MAX_IDS: usize = 1 << 32;
 pub(crate) enum End {
     /// All goroutines have ended.
     Ended,
-    /// All goroutines wait, and no timer is set.
+    /// All goroutines wait, no timer is set, and nothing is on its way in the network.
     Deadlock,
-    /// The root goroutine has ended, and others wait.
+    /// The root goroutine has ended, and goroutines or tasks of the test itself wait.
     Outlived,
     /// The run took more steps than allowed.
     Steps,
@@ -98,7 +98,7 @@ enum Phase {
     Over(End),
 }
 
-/// What may wait for the world outside.
+/// Whether goroutines may wait for something outside the simulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outside {
     /// A goroutine that would wait for a descriptor gets an error.
@@ -155,7 +155,8 @@ pub(crate) struct Counts {
 pub(crate) struct Simulation {
     clock: AtomicU64,
     pub(crate) outside: Outside,
-    /// Goroutines that wait for descriptors.
+    /// The number of goroutines that wait for a descriptor outside the simulation, or for a lock
+    /// that threads outside share.
     waits_outside: AtomicU32,
     /// The seed of the run, for random numbers of user code.
     seed: AtomicU64,
@@ -294,8 +295,8 @@ impl Simulation {
         !self.is_silent.load(Ordering::Relaxed)
     }
 
-    /// Returns how many milliseconds the simulation waits for the world outside before it fails
-    /// because all goroutines wait.
+    /// Returns for how many milliseconds the M waits for threads outside the simulation before it
+    /// reports that all goroutines wait.
     fn pauses_before_failure(&self) -> u32 {
         if self.is_silent.load(Ordering::Relaxed) { 2 } else { 50 }
     }
@@ -389,8 +390,9 @@ pub(crate) fn point() {
     }
 }
 
-/// Until it is dropped, the running goroutine is not preempted at calls. For calls of the runtime
-/// whose number depends on other runs, such as on what is known of a descriptor's number.
+/// Until it is dropped, the running goroutine is not preempted at calls. Use it around code whose
+/// number of calls depends on earlier runs, for example on what `interpose/fds.rs` knows about a
+/// descriptor.
 pub(crate) struct Undecided(Option<&'static G>);
 
 impl Undecided {
@@ -437,10 +439,11 @@ pub(crate) fn preempt_at_call(rt: Rt, simulation: &Simulation) {
     rt.leave_without_yield();
 }
 
-/// Returns the goroutine or task that the M runs next. None if it must wait for the world outside.
+/// Returns the goroutine or task that the M runs next. None if the M must wait for something
+/// outside the simulation.
 pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
     let p = rt.p();
-    // Taking the P away from an M clears some of them.
+    // A handoff of the P clears `PREEMPT`.
     p.flags.fetch_or(flag::SIMULATED | flag::PREEMPT, Ordering::Relaxed);
     let mut pauses = 0;
     loop {
@@ -477,7 +480,7 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
                 WorldTurn::Until(_) => {}
             }
         }
-        // All goroutines wait. Those that wait outside when the root has ended are left over.
+        // All goroutines wait. Goroutines that wait outside after the root has ended are left.
         if simulation.waits_outside.load(Ordering::Relaxed) != 0 && state.phase == Phase::Running {
             return None;
         }
@@ -578,7 +581,7 @@ impl State {
         self.incarnations.iter().any(|incarnation| incarnation.is_dead)
     }
 
-    /// Moves those of dead incarnations, from the index `from` on, to `frozen`.
+    /// Moves the goroutines and tasks of dead incarnations, from the index `from` on, to `frozen`.
     #[cold]
     fn freeze_from(&mut self, from: usize) {
         let mut i = from;
@@ -636,7 +639,7 @@ impl State {
         }
     }
 
-    /// Takes the one that runs next out of `runnable`.
+    /// Takes the goroutine or task that runs next out of `runnable`.
     fn take(&mut self, simulation: &Simulation) -> Option<Runnable> {
         let index = match self.phase {
             Phase::Running | Phase::RootEnded => {
@@ -862,8 +865,8 @@ pub(crate) fn finish(simulation: &Simulation) -> bool {
     is_clean
 }
 
-/// The root goroutine has returned: from now on the time stands still, and all hosts but the test's
-/// own are dead.
+/// The root goroutine has returned: from now on the time stands still, and all hosts except the
+/// test's own are dead.
 pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {
@@ -882,7 +885,7 @@ pub(crate) fn settle(simulation: &Simulation) {
     switch::park(rt, WaitReason::Settle).leave();
 }
 
-/// Counts a wait for the world outside until it is dropped.
+/// Counts a wait for something outside the simulation until it is dropped.
 pub(crate) struct WaitOutside(Option<&'static Simulation>);
 
 impl WaitOutside {
