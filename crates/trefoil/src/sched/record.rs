@@ -684,8 +684,11 @@ fn write_switch(ring: &Ring, rt: Rt, stop: Stop, next: Option<&G>) {
             ring.runnable_ends(id);
             ring.event(Kind::Switch, stop.code(), id);
         }
-        // The search ends in a moment, and `found` reads the clock.
-        None if has_work(rt) => ring.event(Kind::Switch, stop.code(), 0),
+        // The search ends in a moment, and `found` reads the clock. The end of a slice is rare, and
+        // tells for how long the goroutine ran: it has a clock of its own.
+        None if !matches!(stop, Stop::Preempted) && has_work(rt) => {
+            ring.event(Kind::Switch, stop.code(), 0)
+        }
         None => ring.timed_event(Kind::Switch, stop.code(), 0),
     }
 }
