@@ -140,7 +140,8 @@ where
 
 /// Runs `f` in `runs` simulations, each with another schedule. Stops at the first that fails.
 ///
-/// If `TREFOIL_SEED` is set, only that run is made.
+/// If `TREFOIL_SEED` is set, only that run is made, after some whose panics are not printed: they
+/// initialise statics.
 ///
 /// ```
 /// use trefoil::{chan, go, sim};
@@ -606,7 +607,9 @@ impl Builder {
     /// Repeats the run of a seed that a [`Failure`] has reported, and prints nothing. `TREFOIL_SEED` is
     /// not read.
     ///
-    /// As in [`Builder::explore`], an ordinary run comes first, which may initialise statics.
+    /// As in [`Builder::explore`], an ordinary run comes first, which may initialise statics. If the run
+    /// does not make the decisions of the seed, up to three more follow: earlier runs may have changed
+    /// statics.
     ///
     /// ```
     /// use trefoil::{chan, go, sim};
