@@ -35,6 +35,7 @@
 
 use crate::chan::{self, Receiver, Sender, TrySendError};
 use crate::sync::Mutex;
+use crate::sys::thread::with_os_threads;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -142,10 +143,9 @@ fn start_thread() -> io::Result<()> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     // The handler must not wait.
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
-    std::thread::Builder::new()
-        .name("trefoil-signals".into())
-        .stack_size(THREAD_STACK_BYTES)
-        .spawn(move || deliver(reader))?;
+    let thread =
+        std::thread::Builder::new().name("trefoil-signals".into()).stack_size(THREAD_STACK_BYTES);
+    with_os_threads(|| thread.spawn(move || deliver(reader)))?;
     PIPE.store(writer.into_raw_fd(), Ordering::Release);
     Ok(())
 }

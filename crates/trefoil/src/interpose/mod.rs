@@ -12,7 +12,7 @@
 //! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
 //! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
-//! | `threads.rs` | threads of tokio that are goroutines |
+//! | `threads.rs` | threads that are goroutines: in simulations, and those of tokio |
 //!
 //! Rules for every interposed function:
 //! 1. On a plain thread, before the runtime starts and before `main`, a call only calls the real
@@ -54,7 +54,7 @@ pub(crate) mod setxid;
 pub(crate) mod signals;
 #[cfg(feature = "std")]
 mod sleep;
-#[cfg(feature = "tokio")]
+#[cfg(feature = "std")]
 pub(crate) mod threads;
 #[cfg(feature = "std")]
 mod waking;
@@ -169,12 +169,9 @@ pub(crate) fn install() {
             polls::poll as *const (),
             random::getrandom as *const (),
             blocking_calls::getaddrinfo as *const (),
+            threads::pthread_create as *const (),
+            threads::pthread_join as *const (),
+            threads::pthread_detach as *const (),
         ]);
     }
-    #[cfg(feature = "tokio")]
-    std::hint::black_box([
-        threads::pthread_create as *const (),
-        threads::pthread_join as *const (),
-        threads::pthread_detach as *const (),
-    ]);
 }

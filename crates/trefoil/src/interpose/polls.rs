@@ -288,7 +288,7 @@ unsafe fn epoll_wait_for(
         syscall(libc::SYS_epoll_pwait, [fd as usize, events as usize, max as usize, ms, 0, 8])
     };
     #[cfg(feature = "tokio")]
-    let _attending = super::threads::attend_driver(fd);
+    let _attending = super::threads::driver_watch::attend_driver(fd);
     loop {
         let deadline = match (wait_ms(0), timeout) {
             (0, Timeout::Until(deadline)) => deadline,

@@ -1,7 +1,8 @@
-//! `pthread_create` that starts a goroutine instead of an OS thread: how tokio's worker threads
-//! become goroutines (`tokio.rs`).
+//! `pthread_create` that starts a goroutine instead of an OS thread: in simulations, and for tokio's
+//! worker threads (`tokio.rs`).
 //!
-//! Only a thread that was announced becomes a goroutine. [`announce_thread`] marks the calling
+//! In a simulation every thread is a goroutine, so the clock and the schedule are the test's there,
+//! too. Elsewhere only a thread that was announced becomes one: [`announce_thread`] marks the calling
 //! goroutine, and the goroutine's next `pthread_create` takes the mark. Every other call, and every
 //! call on a plain thread, is libc's. `std::thread` needs no changes: it sees a thread.
 //!
@@ -31,21 +32,27 @@
 //! Rejected: every `pthread_create` on tokio's goroutines starts a goroutine. A library that tokio's
 //! tasks call may need the identity of an OS thread (affinity, a signal mask, `gettid`).
 
-#[cfg(test)]
+#[cfg(feature = "tokio")]
+pub(super) mod driver_watch;
+#[cfg(all(test, feature = "tokio"))]
 mod tests;
 
 use super::park::{is_forked, may_park};
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::simulation;
 use crate::sched::wait::{self, reason::WaitReason};
 use crate::sys::clock::NEVER;
 use crate::sys::lock::{self, Lock};
+use crate::sys::thread::starts_os_threads;
+#[cfg(feature = "tokio")]
+pub(crate) use driver_watch::{DriverWatch, announce_thread};
 use libc::{pthread_attr_t, pthread_t};
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The stack of a thread that is created without attributes: std's default.
 const DEFAULT_STACK_BYTES: usize = 2 << 20;
@@ -54,39 +61,29 @@ const NAME_BYTES: usize = 16;
 
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
 
-// --- Announcing a thread -----------------------------------------------------------------------
-
-/// What [`announce_thread`] leaves for `pthread_create`.
-struct Announced {
+/// A thread that is to be a goroutine.
+struct NewThread {
     name: Box<str>,
-    watch: Arc<DriverWatch>,
+    /// Of the tokio runtime that it is a thread of.
+    #[cfg(feature = "tokio")]
+    watch: Option<Arc<DriverWatch>>,
 }
 
-thread_local! {
-    /// The thread that the goroutine is about to create; null if that is an OS thread. Owned.
-    static ANNOUNCED: Cell<*mut Announced> = const { Cell::new(null_mut()) };
-    /// The watch of the tokio runtime that this goroutine is a thread of; null on any other. The
-    /// goroutine's `Thread` keeps it alive.
-    static WATCH: Cell<*const DriverWatch> = const { Cell::new(null()) };
-}
-
-/// Has the next `pthread_create` of the calling goroutine start a goroutine with this name, which
-/// reports to `watch`. Does nothing on a plain thread.
-pub(crate) fn announce_thread(name: &str, watch: &Arc<DriverWatch>) {
-    if may_park() {
-        let announced = Announced { name: name.into(), watch: watch.clone() };
-        take_announced();
-        ANNOUNCED.set(Box::into_raw(Box::new(announced)));
+impl NewThread {
+    /// Returns the thread that the caller is about to create, if it is to be a goroutine.
+    fn taken() -> Option<NewThread> {
+        #[cfg(feature = "tokio")]
+        if let Some(announced) = driver_watch::take_announced() {
+            return Some(announced);
+        }
+        let is_simulated = simulation::simulates_threads() && !starts_os_threads();
+        is_simulated.then(|| NewThread {
+            name: "thread".into(),
+            #[cfg(feature = "tokio")]
+            watch: None,
+        })
     }
 }
-
-fn take_announced() -> Option<Box<Announced>> {
-    let announced = ANNOUNCED.replace(null_mut());
-    // SAFETY: `announce_thread` stored the box of this goroutine, and it is taken once.
-    (!announced.is_null()).then(|| unsafe { Box::from_raw(announced) })
-}
-
-// --- The threads -------------------------------------------------------------------------------
 
 /// Which call will end, or has ended, the thread's id.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +98,8 @@ struct Thread {
     guarded: UnsafeCell<Guarded>,
     /// What the start routine has returned. Written before the goroutine's end, and read after it.
     value: Cell<*mut c_void>,
-    watch: Arc<DriverWatch>,
+    #[cfg(feature = "tokio")]
+    watch: Option<Arc<DriverWatch>>,
 }
 
 /// See invariant 1.
@@ -223,12 +221,17 @@ fn wait_until(thread: &Thread, is_over: impl Fn(&Guarded) -> bool) {
 /// The whole life of a thread, on its goroutine.
 fn run_thread(thread: Arc<Thread>, start: StartRoutine, argument: *mut c_void) {
     wait_until(&thread, |guarded| guarded.id != 0);
-    WATCH.set(Arc::as_ptr(&thread.watch));
+    if simulation::simulates_threads() {
+        simulation::move_to_test_threads();
+    }
+    #[cfg(feature = "tokio")]
+    driver_watch::set_watch(thread.watch.as_ref());
     thread.value.set(start(argument));
     // SAFETY: the start routine has returned, and this function uses no thread-local with a
     // destructor. What the functions below might create is destroyed when the goroutine ends.
     unsafe { crate::mem::tls::run_destructors() };
-    WATCH.set(null());
+    #[cfg(feature = "tokio")]
+    driver_watch::set_watch(None);
     wait_until(&thread, |guarded| guarded.claim != Claim::None);
     THREADS.lock().unlink(&thread);
 }
@@ -270,7 +273,7 @@ impl Attributes {
 
 /// Starts a thread as a goroutine and returns its id, or an error number.
 fn create(
-    announced: Announced,
+    new: NewThread,
     attributes: &Attributes,
     start: StartRoutine,
     argument: *mut c_void,
@@ -292,16 +295,17 @@ fn create(
         claim,
         sleeper: 0,
         handle: None,
-        name: name_bytes(announced.name.as_bytes()),
+        name: name_bytes(new.name.as_bytes()),
         next: null(),
     };
     let thread = Arc::new(Thread {
         guarded: UnsafeCell::new(guarded),
         value: Cell::new(null_mut()),
-        watch: announced.watch,
+        #[cfg(feature = "tokio")]
+        watch: new.watch,
     });
     let options = SpawnOptions {
-        name: Some(announced.name),
+        name: Some(new.name),
         stack_size: Some(attributes.stack_bytes),
         ..SpawnOptions::plain()
     };
@@ -318,7 +322,8 @@ fn create(
     // A goroutine with a stack of its own size has its thread pointer from the start, and this one
     // keeps it, because it waits until it is linked.
     let id = crate::mem::tls::pthread_of(g.tp.get() as usize);
-    thread.watch.threads.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "tokio")]
+    thread.watch.iter().for_each(|watch| watch.count_thread());
     // SAFETY: where the caller wants the id. POSIX lets the new thread run before it is there.
     unsafe { created.write(id) };
     let mut list = THREADS.lock();
@@ -381,11 +386,11 @@ interpose! {
     fn pthread_create(thread: *mut pthread_t, attr: *const pthread_attr_t, start: StartRoutine,
         argument: *mut c_void) -> c_int;
     with real => {
-        if let Some(announced) = take_announced()
+        if let Some(new) = NewThread::taken()
             && let Some(attributes) = Attributes::read(attr)
             && may_park()
         {
-            return create(*announced, &attributes, start, argument, thread);
+            return create(new, &attributes, start, argument, thread);
         }
         real(thread, attr, start, argument)
     }
@@ -470,90 +475,5 @@ interpose! {
     with real => match with_thread(thread, |_, _| ()) {
         Some(()) => libc::ENOSYS,
         None => real(thread),
-    }
-}
-
-// --- The driver of a tokio runtime -------------------------------------------------------------
-
-/// Whether a worker of a tokio runtime waits in its driver, which is an epoll instance.
-///
-/// tokio's workers take turns in the driver. A worker that leaves it with one task that is ready
-/// tells no other worker; if the task blocks, neither sockets nor timers are served until it ends.
-/// `tokio.rs` has a goroutine, the *driver monitor*, that notices this and wakes another worker.
-#[derive(Default)]
-pub(crate) struct DriverWatch {
-    /// The descriptor of the driver plus 1; 0 until a worker has waited for it.
-    driver: AtomicI32,
-    /// How many workers are in the driver: 0 or 1.
-    attending: AtomicU32,
-    /// How often a worker has entered the driver.
-    polls: AtomicU64,
-    /// The monitor, while it sleeps until a worker leaves the driver; 0 otherwise.
-    monitor: AtomicUsize,
-    /// How many goroutines were started as threads.
-    threads: AtomicU64,
-}
-
-impl DriverWatch {
-    /// Returns how many goroutines were started as threads.
-    pub(crate) fn threads(&self) -> u64 {
-        self.threads.load(Ordering::Relaxed)
-    }
-
-    /// Returns how often a worker has entered the driver, or None if one is there now, or none has
-    /// been there yet: a runtime without sockets and timers has no driver.
-    pub(crate) fn unattended(&self) -> Option<u64> {
-        // SeqCst: see `sleep_while_attended`.
-        let polls = self.polls.load(Ordering::SeqCst);
-        (polls != 0 && self.attending.load(Ordering::SeqCst) == 0).then_some(polls)
-    }
-
-    /// The monitor sleeps until a worker leaves the driver, or [`wake_monitor`](Self::wake_monitor) is
-    /// called. Returns at once if all workers have left the driver, or `is_over` returns true.
-    pub(crate) fn sleep_while_attended(&self, is_over: impl Fn() -> bool) {
-        wait::block(WaitReason::Semacquire, |sleeper| {
-            // A worker leaves the driver and then reads `monitor`; this thread stores `monitor` and
-            // then checks whether a worker is in the driver. SeqCst: at least one sees the other.
-            self.monitor.store(sleeper, Ordering::SeqCst);
-            if self.unattended().is_none() && !is_over() {
-                return true;
-            }
-            // If a waker has taken the word, its wake-up comes.
-            self.monitor.swap(0, Ordering::SeqCst) != sleeper
-        });
-    }
-
-    /// Wakes the monitor if it sleeps.
-    #[inline]
-    pub(crate) fn wake_monitor(&self) {
-        if self.monitor.load(Ordering::SeqCst) != 0 {
-            wake(self.monitor.swap(0, Ordering::SeqCst));
-        }
-    }
-}
-
-/// Proof that a worker is in the driver.
-pub(super) struct Attending(&'static DriverWatch);
-
-/// Notes that the calling goroutine, if it is a thread of a tokio runtime, waits in its driver; None
-/// if `epoll` is not the driver.
-#[inline]
-pub(super) fn attend_driver(epoll: c_int) -> Option<Attending> {
-    // SAFETY: null, or kept alive by this goroutine's `Thread` while its start routine runs.
-    let watch = unsafe { WATCH.get().as_ref() }?;
-    // The first wait of a tokio runtime is the driver's: no task has run before.
-    let known = watch.driver.compare_exchange(0, epoll + 1, Ordering::Relaxed, Ordering::Relaxed);
-    if known.is_err_and(|driver| driver != epoll + 1) {
-        return None;
-    }
-    watch.polls.fetch_add(1, Ordering::SeqCst);
-    watch.attending.fetch_add(1, Ordering::SeqCst);
-    Some(Attending(watch))
-}
-
-impl Drop for Attending {
-    fn drop(&mut self) {
-        self.0.attending.fetch_sub(1, Ordering::SeqCst);
-        self.0.wake_monitor();
     }
 }

@@ -9,6 +9,7 @@ use super::trace::write_after_panic;
 use crate::sched::record;
 use crate::sched::simulation::{self, WaitOutside};
 use crate::sched::{current_g, task};
+use crate::sys::thread::with_os_threads;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};
@@ -36,7 +37,8 @@ pub(crate) fn install_hook() {
         install_now();
         let _ = done.send(());
     };
-    if std::thread::Builder::new().name("trefoil-hook".into()).spawn(install).is_ok() {
+    let thread = std::thread::Builder::new().name("trefoil-hook".into());
+    if with_os_threads(|| thread.spawn(install)).is_ok() {
         let _ = wait.recv_timeout(INSTALL_LIMIT);
     }
 }

@@ -23,6 +23,7 @@ use super::once::OnceLock;
 use crate::sched::calls;
 use crate::sched::monitor::helper::ServiceWait;
 use crate::sys::cpus;
+use crate::sys::thread::with_os_threads;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -509,7 +510,7 @@ impl Cleaner {
             return;
         }
         let thread = std::thread::Builder::new().name("trefoil-pools".into());
-        if thread.spawn(|| self.run()).is_err() {
+        if with_os_threads(|| thread.spawn(|| self.run())).is_err() {
             // Without a thread the pools keep what they have; the next pool tries again.
             self.lock().is_running = false;
         }

@@ -11,6 +11,7 @@
 use super::mm::PAGE;
 use super::objects;
 use std::alloc::{Layout, dealloc};
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt::{self, Write};
 use std::io;
@@ -70,6 +71,25 @@ fn static_tls_bytes() -> usize {
     bytes
 }
 
+thread_local! {
+    static STARTS_OS_THREADS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the caller starts threads of the runtime.
+#[cfg(feature = "std")]
+pub(crate) fn starts_os_threads() -> bool {
+    STARTS_OS_THREADS.get()
+}
+
+/// Calls `f`. The threads that it starts are OS threads, also in a simulation, where those of the
+/// program are goroutines.
+pub(crate) fn with_os_threads<T>(f: impl FnOnce() -> T) -> T {
+    let before = STARTS_OS_THREADS.replace(true);
+    let value = f();
+    STARTS_OS_THREADS.set(before);
+    value
+}
+
 /// Starts a detached thread with `stack_bytes` of stack besides its thread-local storage, which
 /// glibc takes from the stack too. A panic in `body` aborts the process.
 pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
@@ -86,7 +106,9 @@ pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
         let bytes = stack_bytes + static_tls_bytes();
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), bytes);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run::<F>, start.cast());
+        let rc = with_os_threads(|| {
+            libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run::<F>, start.cast())
+        });
         libc::pthread_attr_destroy(attr.as_mut_ptr());
         rc
     };

@@ -424,7 +424,7 @@ pub(crate) unsafe fn tid_of(tp: usize) -> u32 {
 }
 
 /// Returns the `pthread_t` of the goroutine with the block at `tp`.
-#[cfg(feature = "tokio")]
+#[cfg(feature = "std")]
 pub(crate) fn pthread_of(tp: usize) -> libc::pthread_t {
     layout().pthread_at(tp) as libc::pthread_t
 }

@@ -42,6 +42,7 @@
 //! - A check in the interposed `dlopen`: it comes too late, and libc's own loads do not pass there.
 
 use crate::arch;
+use crate::sys::thread::with_os_threads;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::io::Write;
@@ -71,7 +72,8 @@ pub(super) fn take_all() -> Result<(), String> {
         return Ok(());
     }
     // On a thread of its own, because images are loaded by its path.
-    let taker = std::thread::Builder::new().name("trefoil-tls".into()).spawn(load_until_refused);
+    let taker = std::thread::Builder::new().name("trefoil-tls".into());
+    let taker = with_os_threads(|| taker.spawn(load_until_refused));
     let joined = taker.map_err(|e| format!("no thread: {e}"))?.join();
     let images = joined.map_err(|_| "loading panicked".to_string())??;
     let _ = TAKEN.set(images);

@@ -248,12 +248,15 @@ impl Pollable {
             self.special.store(false, Ordering::Relaxed);
             self.set_accepted(false);
             self.shard.store(0, Ordering::Relaxed);
-            self.tag.store(
-                self.tag.load(Ordering::Relaxed).wrapping_add(1) & 0xffff,
-                Ordering::Relaxed,
-            );
+            self.begin_generation();
         }
         FREE.push(self);
+    }
+
+    /// Under the lock: makes [`Pollable::notify`] drop the events of registrations so far.
+    fn begin_generation(&self) {
+        let next = self.tag.load(Ordering::Relaxed).wrapping_add(1) & 0xffff;
+        self.tag.store(next, Ordering::Relaxed);
     }
 
     /// Returns the data for its events: its address and its tag.
@@ -550,6 +553,9 @@ impl Pollable {
                 // Release: a goroutine that is about to wait sees the count, and tries again.
                 direction.edges.fetch_add(1, Ordering::Release);
             }
+            // If the file has another descriptor, epoll goes on to report it under this number. The
+            // next file with the number is armed before anyone waits for it, so it loses no event.
+            self.begin_generation();
             let [read, write] = &mut inner.lists;
             let (readers, writers) = (read.take_all(), write.take_all());
             if readers.len() > 0 || writers.len() > 0 {

@@ -35,7 +35,7 @@
 //!
 //! # Incarnations
 //! Goroutines belong to *incarnations* of hosts, and inherit them from the goroutine that starts
-//! them. Incarnation 0 is the test itself. A host that crashes [kills](kill) its incarnation: the
+//! them. Incarnation 0 is the test itself, and 1 are the threads that it starts. A host that crashes [kills](kill) its incarnation: the
 //! goroutines and tasks in it never run again. They are *frozen*: what they own is leaked, so nothing
 //! that refers to their stacks becomes invalid.
 //!
@@ -73,6 +73,10 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// The incarnations of every run: the test itself, and its threads, which are goroutines here.
+const TEST: usize = 0;
+const TEST_THREADS: usize = 1;
 
 /// The most goroutines and tasks of a run whose incarnations are kept.
 const MAX_IDS: usize = 1 << 32;
@@ -490,6 +494,10 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
             switch::ready(rt, g);
             continue;
         }
+        if state.phase == Phase::RootEnded {
+            // As at the end of a process.
+            state.incarnations[TEST_THREADS].is_dead = true;
+        }
         let end = match state.phase {
             Phase::RootEnded if rt.sched().num_alive_in_simulation() <= state.num_frozen() => {
                 End::Ended
@@ -749,7 +757,9 @@ pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
     state.has_failed = false;
     state.world_turn = WorldTurn::Due;
     state.incarnations.truncate(0);
-    state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
+    for _ in TEST..=TEST_THREADS {
+        state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
+    }
     state.incarnation_of.truncate(0);
     drop(state);
     rt.leave_without_yield();
@@ -780,6 +790,25 @@ pub(crate) fn wait_for_end(
         drop(state);
         switch::park(rt, WaitReason::Simulation).leave_without_yield();
     }
+}
+
+/// Returns whether a thread that the caller starts is a goroutine of this run.
+#[cfg(feature = "std")]
+pub(crate) fn simulates_threads() -> bool {
+    if !clock::has_simulations() {
+        return false;
+    }
+    let (Some(simulation), Some(g)) = (here(), current_g()) else { return false };
+    let state = simulation.state.lock();
+    matches!(state.phase, Phase::Running | Phase::RootEnded) && !state.is_driver(g)
+}
+
+/// The running goroutine is a thread of the program: if it belongs to the test itself, and still
+/// waits when the root goroutine has returned, it does not count.
+#[cfg(feature = "std")]
+pub(crate) fn move_to_test_threads() {
+    let (Some(simulation), TEST) = (here(), incarnation() as usize) else { return };
+    move_to(simulation, TEST_THREADS as u32);
 }
 
 /// Returns the incarnation of the caller; 0 if it is the test itself.
@@ -866,14 +895,15 @@ pub(crate) fn finish(simulation: &Simulation) -> bool {
 }
 
 /// The root goroutine has returned: from now on the time stands still, and all hosts except the
-/// test's own are dead.
+/// test's own are dead. Threads of the test run until they wait.
 pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {
         state.phase = Phase::RootEnded;
     }
-    if state.incarnations.len() > 1 {
-        state.incarnations[1..].iter_mut().for_each(|incarnation| incarnation.is_dead = true);
+    let hosts = TEST_THREADS + 1;
+    if state.incarnations.len() > hosts {
+        state.incarnations[hosts..].iter_mut().for_each(|incarnation| incarnation.is_dead = true);
         state.freeze_from(0);
     }
 }
