@@ -16,6 +16,7 @@
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus, flag};
 use crate::sched::queues::central::Central;
+use crate::sched::record;
 use crate::sched::{MAX_PROCS, Sched};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -103,6 +104,7 @@ impl Sched {
             central.carriers.append(&mut local.carriers);
         });
         self.move_timers_to_p0(p);
+        record::becomes_idle(p);
         p.set_status(PStatus::Retired);
         m.set_p(self.take_idle_p(&mut central));
         drop(central);

@@ -11,7 +11,8 @@
 //! |---|---|---|
 //! | `Clock` | – | nanoseconds since the recording began |
 //! | `Switch` | why the running one stops ([`Stop`]) | id of the next one, or 0 |
-//! | `Create`, then `Place` | goroutine (0) or task (1) | its id; the address of its `Location` |
+//! | `Create` | goroutine (0) or task (1) | its id |
+//! | `Place` | – | the address of the `Location` at which the next ones are created |
 //! | `Ready` | 1: by whom is not known | id of the one that was woken |
 //! | `Thread`, after `Ready` | – | id of the thread that woke it |
 //! | `Source` | what wakes the next ones ([`Source`]) | by how many nanoseconds a timer was late |
@@ -217,6 +218,8 @@ pub(crate) struct Ring {
     words_per_clock: AtomicU32,
     /// The writer's: the M of the last `OnM`, plus one.
     last_m: AtomicU32,
+    /// The writer's: the payload of the last `Place`, if no clock has followed it.
+    last_place: AtomicU64,
 
     // Rarely used.
     /// How many words had been written when the recording began.
@@ -249,6 +252,7 @@ impl Ring {
             began: AtomicU64::new(0),
             words_per_clock: AtomicU32::new(WORDS_PER_CLOCK),
             last_m: AtomicU32::new(0),
+            last_place: AtomicU64::new(0),
             from: AtomicU64::new(0),
             older: AtomicPtr::new(null_mut()),
             free_link: FreeLink::new(),
@@ -268,7 +272,12 @@ impl Ring {
     /// Writer: appends a word.
     #[inline]
     fn push(&self, word: Word) {
-        let written = self.written.load(Ordering::Relaxed);
+        self.push_at(self.written.load(Ordering::Relaxed), word);
+    }
+
+    /// Writer: appends a word to the `written` ones.
+    #[inline]
+    fn push_at(&self, written: u64, word: Word) {
         // Pairs with the fence in `copy`: who has read this word also reads `written` as it is now.
         fence(Ordering::Release);
         let at = written as usize & (self.words.len() - 1);
@@ -281,15 +290,23 @@ impl Ring {
     /// Writer: appends an event of a fast path.
     #[inline]
     fn event(&self, kind: Kind, detail: u8, payload: u64) {
-        let written = self.written.load(Ordering::Relaxed);
-        if written >= self.clock_at.load(Ordering::Relaxed) {
-            self.clock_now();
-        }
+        let written = self.clock_if_due();
         // A locked instruction, and a switch has several, waits until the words before it are in the
         // cache. Beyond the end it prefetches nothing that matters.
         let at = written as usize & (self.words.len() - 1);
         arch::prefetch(self.words.as_ptr().wrapping_add(at + PREFETCHED_WORDS).cast());
-        self.push(Word::new(kind, detail, payload));
+        self.push_at(written, Word::new(kind, detail, payload));
+    }
+
+    /// Writer: appends the current time, if the last clock is too far back. Returns how many words
+    /// are written.
+    #[inline]
+    fn clock_if_due(&self) -> u64 {
+        let written = self.written.load(Ordering::Relaxed);
+        if written < self.clock_at.load(Ordering::Relaxed) {
+            return written;
+        }
+        self.clock_now()
     }
 
     /// Returns the table of runnable goroutines, if a watch asks for it.
@@ -322,11 +339,12 @@ impl Ring {
         self.push(Word::new(kind, detail, payload));
     }
 
-    /// Writer: appends the current time.
+    /// Writer: appends the current time. Returns how many words are written.
     #[cold]
     #[inline(never)]
-    fn clock_now(&self) {
+    fn clock_now(&self) -> u64 {
         self.clock(now());
+        self.written.load(Ordering::Relaxed)
     }
 
     /// Writer: appends the time `now`.
@@ -334,6 +352,8 @@ impl Ring {
         self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
         let words = u64::from(self.words_per_clock.load(Ordering::Relaxed));
         self.clock_at.store(self.written.load(Ordering::Relaxed) + words, Ordering::Relaxed);
+        // Who reads from the middle of the ring soon finds a `Place`.
+        self.last_place.store(0, Ordering::Relaxed);
     }
 
     /// Copies what the present recording has written, while the writer goes on.
@@ -654,8 +674,14 @@ fn record_created(ring: &Ring, item: Runnable, at: &'static Location<'static>) {
         Unpacked::Task(task) => (task.id(), 1),
     };
     ring.runnable_begins(id);
+    ring.clock_if_due();
+    let place = std::ptr::from_ref(at) as u64;
+    // A loop creates many at the same place.
+    if ring.last_place.load(Ordering::Relaxed) != place {
+        ring.push(Word::new(Kind::Place, 0, place));
+        ring.last_place.store(place, Ordering::Relaxed);
+    }
     ring.event(Kind::Create, is_task, id);
-    ring.push(Word::new(Kind::Place, 0, std::ptr::from_ref(at) as u64));
 }
 
 /// Returns the kernel's id of this thread.
@@ -726,6 +752,13 @@ fn record_found(ring: &Ring, rt: Rt, g: &G) {
     let id = id_of(g);
     ring.runnable_ends(id);
     ring.push(Word::new(Kind::Switch, Stop::Nothing.code(), id));
+}
+
+/// The P becomes idle: what ran last on it has stopped before now.
+pub(crate) fn becomes_idle(p: &P) {
+    if let Some(ring) = p.ring.active() {
+        ring.clock_now();
+    }
 }
 
 /// The running goroutine has got a P again; or the recording begins while it runs.

@@ -190,6 +190,8 @@ struct Decoder<'a> {
     /// What runs on the P. None: not known, because the words before are lost.
     current: Option<u64>,
     source: Cause,
+    /// Where the next ones are created; 0 if not known.
+    place: u64,
     /// The events, each with the number of its word.
     events: Vec<(u64, Event)>,
     /// The first event that is not followed by a clock yet.
@@ -207,6 +209,7 @@ impl<'a> Decoder<'a> {
             copied,
             current: complete.then_some(0),
             source: Cause::Unknown,
+            place: 0,
             events: Vec::new(),
             without_latest: 0,
             earliest: None,
@@ -226,8 +229,8 @@ impl<'a> Decoder<'a> {
 
     fn word(&mut self, number: u64, word: Word) {
         self.one_word(number, word);
-        // `OnM` stands between a clock and its event.
-        self.exact &= matches!(word.kind(), Kind::Clock | Kind::OnM);
+        // `OnM` and `Place` stand between a clock and its event.
+        self.exact &= matches!(word.kind(), Kind::Clock | Kind::OnM | Kind::Place);
     }
 
     fn one_word(&mut self, number: u64, word: Word) {
@@ -239,13 +242,10 @@ impl<'a> Decoder<'a> {
             Kind::Switch => self.switch(number, Stop::from_code(detail), payload),
             Kind::Create => {
                 let is_task = detail == 1;
-                self.push(number, What::Create { id: payload, is_task, place: 0, by });
+                let place = self.place;
+                self.push(number, What::Create { id: payload, is_task, place, by });
             }
-            Kind::Place => {
-                if let Some(What::Create { place, .. }) = self.last() {
-                    *place = word.text_key();
-                }
-            }
+            Kind::Place => self.place = word.text_key(),
             Kind::Ready if detail != 0 => {
                 self.push(number, What::Ready { id: payload, by: Cause::Unknown });
             }

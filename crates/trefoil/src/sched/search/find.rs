@@ -38,6 +38,7 @@ use crate::sched::Sched;
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::monitor::sysmon::MAX_PAUSE_SUPPRESSED_NANOS;
 use crate::sched::p::{P, flag};
+use crate::sched::record;
 use crate::sched::runnable::Runnable;
 use crate::sched::simulation;
 use crate::sched::switch::{is_global_turn, pop_local};
@@ -397,6 +398,7 @@ fn give_up(own: OwnContext, p: &'static P) {
         if p.flags.load(Ordering::Relaxed) != 0 || sched.has_global() {
             return;
         }
+        record::becomes_idle(p);
         m.set_p(None);
         sched.put_idle_p(&mut central, p);
     }
