@@ -402,3 +402,80 @@ fn tasks_are_simulated_like_goroutines() {
     assert!(different.len() > 10, "{}", different.len());
     assert!(all.iter().all(|values| values.len() == 12));
 }
+
+#[test]
+fn a_dump_says_how_long_goroutines_have_waited_in_simulated_time() {
+    let failure = sim::builder().explore(1, || {
+        let (tx, rx) = chan::bounded::<()>(0);
+        let _waiting = go(move || rx.recv());
+        std::mem::forget(tx);
+        time::sleep(5 * 60 * SECOND);
+    });
+    let dump = failure.unwrap_err().message;
+    assert!(dump.contains("chan receive, 5 minutes"), "{dump}");
+}
+
+#[test]
+fn uncontended_locks_are_calls() {
+    use trefoil::sync::{Mutex, RwLock};
+
+    // Each checks and then acts, in two critical sections.
+    let with_mutex = || {
+        let free = Arc::new(Mutex::new(true));
+        let take = |free: &Mutex<bool>| {
+            let is_free = *free.lock();
+            if is_free {
+                *free.lock() = false;
+            }
+            is_free
+        };
+        let other = go({
+            let free = free.clone();
+            move || take(&free)
+        });
+        let both = take(&free) & other.join().unwrap();
+        assert!(!both, "both have taken it");
+    };
+    let with_rwlock = || {
+        let free = Arc::new(RwLock::new(true));
+        let take = |free: &RwLock<bool>| {
+            let is_free = *free.read();
+            if is_free {
+                *free.write() = false;
+            }
+            is_free
+        };
+        let other = go({
+            let free = free.clone();
+            move || take(&free)
+        });
+        let both = take(&free) & other.join().unwrap();
+        assert!(!both, "both have taken it");
+    };
+    // A lock is held at the call that follows it.
+    let in_two_orders = || {
+        let locks = Arc::new((Mutex::new(()), Mutex::new(())));
+        let other = go({
+            let locks = locks.clone();
+            move || {
+                let _first = locks.0.lock();
+                let _second = locks.1.lock();
+            }
+        });
+        {
+            let _first = locks.1.lock();
+            let _second = locks.0.lock();
+        }
+        other.join().unwrap();
+    };
+    let programs: [(fn(), FailureKind); 3] = [
+        (with_mutex, FailureKind::Panic),
+        (with_rwlock, FailureKind::Panic),
+        (in_two_orders, FailureKind::Deadlock),
+    ];
+    for (program, kind) in programs {
+        let failure = sim::builder().explore(500, program).unwrap_err();
+        assert_eq!(failure.kind, kind, "{failure}");
+        assert!(failure.is_repeatable, "{failure}");
+    }
+}

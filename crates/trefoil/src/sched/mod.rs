@@ -469,7 +469,7 @@ impl Sched {
 
     /// Updates the coarse time.
     pub(crate) fn refresh_coarse(&self) {
-        self.coarse_ms.store(self.started.elapsed().as_millis() as u32, Ordering::Relaxed);
+        self.coarse_ms.store(self.millis(), Ordering::Relaxed);
     }
 
     /// Returns for how many minutes a goroutine or task has waited.
@@ -483,9 +483,12 @@ impl Sched {
         Self::millis_waited_at(self.millis(), head)
     }
 
-    /// Returns the time since the runtime started.
+    /// Returns the time since the runtime started; in a simulation, since the run began.
     pub(crate) fn millis(&self) -> u32 {
-        self.started.elapsed().as_millis() as u32
+        match &self.simulation {
+            Some(simulation) => simulation.elapsed().as_millis() as u32,
+            None => self.started.elapsed().as_millis() as u32,
+        }
     }
 
     /// As [`Sched::millis_waited`], at a time that [`Sched::millis`] has returned.

@@ -892,7 +892,11 @@ pub(crate) fn released(rt: Rt) {
 pub(crate) fn mark(sched: &Sched, now_about: Nanos) {
     let record = &sched.record;
     let last = record.last_mark.load(Ordering::Relaxed);
-    if !record.is_on() || now_about.saturating_sub(last) < MARK_INTERVAL_NANOS {
+    // A simulation has one P, and a clock of its own.
+    if !record.is_on()
+        || sched.simulation.is_some()
+        || now_about.saturating_sub(last) < MARK_INTERVAL_NANOS
+    {
         return;
     }
     record.last_mark.store(now_about, Ordering::Relaxed);

@@ -12,6 +12,7 @@
 use super::mutex_word::{Contender, MutexMode, MutexWord, NextWaiter, QueueState, Unlocked};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
+use crate::sched::simulation;
 use crate::sched::task::waker;
 use crate::sched::wait::holder::{self, Holder};
 use crate::sched::wait::list::{Batch, List, Node, Taken, WaitResult};
@@ -605,6 +606,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     #[inline]
     fn lock(&self) -> GuardSend {
         self.lock_until(NEVER, WaitReason::MutexLock);
+        simulation::point_in_fast_path();
         GuardSend::new()
     }
 
@@ -616,6 +618,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     #[inline]
     unsafe fn unlock(&self, _: GuardSend) {
         self.unlock_held();
+        simulation::point_in_fast_path();
     }
 
     #[inline]

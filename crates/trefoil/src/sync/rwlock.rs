@@ -22,6 +22,7 @@ use super::mutex::{LockOp, RawMutex};
 use super::rwlock_word::{ReadUnlock, RwLockWord};
 use super::spin::Spin;
 use crate::runtime::task_waiter;
+use crate::sched::simulation;
 use crate::sched::wait::holder::{self, FOR_READERS, READERS_TAG, WRITER_TAG};
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
@@ -599,6 +600,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     fn lock_shared(&self) -> GuardSend {
         self.read_until(NEVER);
+        simulation::point_in_fast_path();
         GuardSend::new()
     }
 
@@ -610,11 +612,13 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     unsafe fn unlock_shared(&self, _: GuardSend) {
         self.unlock_read();
+        simulation::point_in_fast_path();
     }
 
     #[inline]
     fn lock_exclusive(&self) -> GuardSend {
         self.write_until(NEVER);
+        simulation::point_in_fast_path();
         GuardSend::new()
     }
 
@@ -626,6 +630,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     unsafe fn unlock_exclusive(&self, _: GuardSend) {
         self.unlock_write(WriterBecomes::Nothing);
+        simulation::point_in_fast_path();
     }
 
     fn is_locked(&self) -> bool {

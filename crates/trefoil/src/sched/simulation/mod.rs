@@ -73,6 +73,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The incarnations of every run: the test itself, and its threads, which are goroutines here.
 const TEST: usize = 0;
@@ -320,6 +321,11 @@ impl Simulation {
         all
     }
 
+    /// Returns the simulated time since the run began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.clock.load(Ordering::Relaxed) - SIMULATION_START)
+    }
+
     fn counts(&self) -> Counts {
         let state = self.state.lock();
         Counts {
@@ -384,8 +390,17 @@ pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) ->
     scramble(seed ^ scramble(goroutine ^ scramble(drawn)))
 }
 
+/// A call at which the running goroutine, which may park here, may be preempted; for fast paths that
+/// do not enter the runtime.
+#[inline(always)]
+pub(crate) fn point_in_fast_path() {
+    if clock::has_simulations() {
+        point();
+    }
+}
+
 /// A call at which the running goroutine, which may park here, may be preempted.
-#[cfg(feature = "std")]
+#[cold]
 pub(crate) fn point() {
     if here().is_some()
         && let Some(rt) = Rt::enter()
@@ -508,6 +523,7 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
                 LATEST.. => End::Deadlock,
                 when => {
                     simulation.clock.fetch_max(when, Ordering::Relaxed);
+                    rt.sched().refresh_coarse();
                     state.mix(when);
                     state.world_turn = WorldTurn::Due;
                     continue;
@@ -735,6 +751,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
     let Some(rt) = Rt::enter() else { return };
     simulation.clock.store(SIMULATION_START, Ordering::Relaxed);
+    rt.sched().refresh_coarse();
     simulation.seed.store(plan.seed, Ordering::Relaxed);
     simulation.panics.store(0, Ordering::Relaxed);
     rt.p().timers.clear();

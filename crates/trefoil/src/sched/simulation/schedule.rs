@@ -26,7 +26,9 @@
 //! # Spin loops
 //! A goroutine may yield, or read the clock, until another one has done something. A schedule that
 //! never runs the other one would not be the program's fault. So with `Priorities` a goroutine falls
-//! after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row, and `Starve` has a bound.
+//! after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row; also the one that runs when nothing
+//! has fallen for [`MAX_CHOICES`] choices, because two goroutines may wake each other for ever.
+//! `Starve` has a bound.
 
 use crate::mem::MmapVec;
 use crate::sys::rng::Rng;
@@ -62,6 +64,10 @@ const MAX_PASSES: u32 = 500;
 const MAX_YIELDS: u32 = 10;
 /// `Strategy::Priorities` lets a goroutine continue at so many calls in a row.
 const MAX_CALLS: u32 = 1000;
+/// `Strategy::Priorities` chooses so often before a goroutine falls.
+const MAX_CHOICES: u32 = 1000;
+/// `Strategy::Priorities` knows so many goroutines that have fallen.
+const MAX_FALLEN: usize = 64;
 /// `Strategy::Uniform` preempts at one of so many calls; the seed chooses one of these.
 const PREEMPT_ONE_IN: [u64; 5] = [2, 4, 8, 32, 128];
 
@@ -84,6 +90,8 @@ pub(crate) struct Schedule {
     last: Candidate,
     yields: u32,
     calls: u32,
+    /// `Priorities`: the choices since a goroutine has fallen.
+    choices: u32,
     /// `Starve`: the id of the goroutine, and how often it was passed over.
     starved: u64,
     passes: u32,
@@ -110,6 +118,7 @@ impl Schedule {
             last: 0,
             yields: 0,
             calls: 0,
+            choices: 0,
             starved: 0,
             passes: 0,
             deviations: MmapVec::new(),
@@ -127,7 +136,7 @@ impl Schedule {
         self.replayed = 0;
         self.falls_done = 0;
         self.fallen.truncate(0);
-        (self.last, self.yields, self.calls, self.passes) = (0, 0, 0, 0);
+        (self.last, self.yields, self.calls, self.choices, self.passes) = (0, 0, 0, 0, 0);
         self.preempt_one_in = PREEMPT_ONE_IN[self.below(PREEMPT_ONE_IN.len() as u64) as usize];
         self.starved = 1 + self.below(STARVED_AMONG);
         self.falls = [u64::MAX; MAX_PREEMPTIONS as usize];
@@ -156,9 +165,14 @@ impl Schedule {
 
     /// Answers which of the candidates runs next. They are in the order in which they became
     /// runnable.
-    pub(crate) fn choose(&mut self, candidates: impl ExactSizeIterator<Item = Candidate>) -> usize {
+    pub(crate) fn choose(
+        &mut self,
+        mut candidates: impl ExactSizeIterator<Item = Candidate>,
+    ) -> usize {
         let n = candidates.len();
         if n < 2 {
+            // It need not have yielded.
+            (self.last, self.yields, self.calls) = (candidates.next().unwrap_or(0), 0, 0);
             return 0;
         }
         self.step += 1;
@@ -231,6 +245,10 @@ impl Schedule {
 
     /// `Priorities`: the goroutine `id` was chosen. If it was chosen often in a row, it falls.
     fn note_chosen(&mut self, id: Candidate) {
+        self.choices += 1;
+        if self.choices > MAX_CHOICES {
+            self.fall(id);
+        }
         if id != self.last {
             (self.last, self.yields, self.calls) = (id, 0, 0);
             return;
@@ -246,8 +264,12 @@ impl Schedule {
     fn fall(&mut self, id: Candidate) {
         if let Some(i) = self.fallen.iter().position(|&other| other == id) {
             self.fallen.remove_at(i);
+        } else if self.fallen.len() >= MAX_FALLEN {
+            // The one that fell first has its random priority again, or has ended.
+            self.fallen.remove_at(0);
         }
         self.fallen.push(id);
+        self.choices = 0;
     }
 
     /// The priority of a goroutine: random, unless it has fallen.
@@ -381,6 +403,26 @@ mod tests {
             }
             assert_ne!(1 + schedule.choose(ids(4)) as u64, running);
         }
+    }
+
+    #[test]
+    fn goroutines_that_wake_each_other_for_ever_do_not_starve_a_third() {
+        let strategy = Strategy::Priorities { preemptions: 0, within: 1 };
+        for seed in 0..10 {
+            let mut schedule = Schedule::new();
+            schedule.begin(seed, strategy);
+            // 1 and 2 take turns, and 3 is always runnable.
+            let ran = (0..10_000).find(|i| schedule.choose([1 + i % 2, 3].into_iter()) == 1);
+            assert!(ran.is_some(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_memory_of_those_that_have_fallen_is_bounded() {
+        let mut schedule = Schedule::new();
+        schedule.begin(1, Strategy::Priorities { preemptions: 0, within: 1 });
+        (0..100_000).for_each(|id| schedule.fall(id));
+        assert_eq!(schedule.fallen.len(), MAX_FALLEN);
     }
 
     #[test]
