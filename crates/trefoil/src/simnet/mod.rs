@@ -131,9 +131,8 @@ enum Event {
 
 impl World for Network {
     fn contains(&self, fd: RawFd) -> bool {
-        let state = self.lock();
-        // An event loop's epoll instance is part of the simulation if the network is.
-        state.descriptors.contains_key(&fd) || (state.epoll.is_some() && is_anonymous(fd))
+        // What wakes an event loop is part of the simulation: its sockets are, and its threads.
+        self.lock().descriptors.contains_key(&fd) || is_of_event_loop(fd)
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
@@ -349,7 +348,15 @@ fn status(fd: RawFd) -> Option<libc::stat> {
     (rc == 0).then(|| unsafe { stat.assume_init() })
 }
 
-/// Returns whether the descriptor refers to an epoll instance, an eventfd or the like.
-fn is_anonymous(fd: RawFd) -> bool {
-    status(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == 0)
+/// Returns whether the descriptor refers to an epoll instance or an eventfd. Others without an inode of
+/// their own lead outside: the kernel's timers, signals, processes.
+fn is_of_event_loop(fd: RawFd) -> bool {
+    if status(fd).is_none_or(|stat| stat.st_mode & libc::S_IFMT != 0) {
+        return false;
+    }
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    link.is_ok_and(|link| {
+        let names = ["anon_inode:[eventpoll]", "anon_inode:[eventfd]"];
+        names.iter().any(|name| link.as_os_str() == *name)
+    })
 }

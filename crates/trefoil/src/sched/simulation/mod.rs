@@ -959,7 +959,11 @@ impl WaitOutside {
     #[cold]
     fn begin_slow(fd: RawFd) -> io::Result<WaitOutside> {
         let simulation = here();
-        if simulation.and_then(Simulation::world).is_some_and(|world| world.contains(fd)) {
+        if let Some(simulation) = simulation
+            && simulation.world().is_some_and(|world| world.contains(fd))
+        {
+            // The kernel tells when it is ready.
+            simulation.has_world.store(true, Ordering::Relaxed);
             return Ok(WaitOutside(None));
         }
         match simulation {
