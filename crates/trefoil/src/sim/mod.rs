@@ -45,7 +45,8 @@
 //! });
 //! ```
 //!
-//! Internet sockets are simulated, too. [`host`] adds machines with names, addresses and disks to the
+//! Threads are simulated, too: a thread that starts in a simulation is a goroutine. So are Internet
+//! sockets. [`host`] adds machines with names, addresses and disks to the
 //! network, and [`net`] lets a test delay, lose, cut and reset what is between them.
 //!
 //! # What fails
@@ -53,20 +54,20 @@
 //! - a deadlock: all goroutines wait, no timer is set, and nothing is on its way in the network;
 //! - a goroutine or task of the test itself that still waits after the first function has returned.
 //!   From then on the time stands still. Goroutines of other hosts do not count: their hosts lose
-//!   their power at that moment;
+//!   their power at that moment. Nor do threads, which end with the function as with a process;
 //! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
 //! # What is not simulated
 //! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix
-//!   socket, a child process) gets an error: the simulation cannot know when it becomes ready.
+//!   socket, a child process; not an epoll instance or an eventfd) gets an error: the simulation cannot know when it becomes ready.
 //!   [`Builder::wait_outside`] lets the time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
-//!   of std makes no call.
-//! - Threads that are not goroutines, raw system calls, signals, timers of the kernel (`timerfd`,
+//!   of std makes no call; one of [`sync`](crate::sync) does.
+//! - Threads that were started outside, raw system calls, signals, timers of the kernel (`timerfd`,
 //!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends on
 //!   them may differ from run to run. Random numbers in tasks may, too.
-//! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a thread)
-//!   stops the whole simulation until the call returns.
+//! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a thread
+//!   from outside) stops the whole simulation until the call returns.
 
 #[cfg(feature = "std")]
 mod net;
