@@ -57,6 +57,11 @@
 //!   their power at that moment. Nor do threads, which end with the function as with a process;
 //! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
+//! # Several simulations
+//! The simulations of a process run one at a time: they share its statics, and what one of them does
+//! there must not depend on another. Tests that explore for long run in parallel if each has a
+//! process, as with `cargo nextest`.
+//!
 //! # What is not simulated
 //! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix
 //!   socket, a child process; not an epoll instance or an eventfd) gets an error: the simulation cannot know when it becomes ready.
@@ -83,7 +88,8 @@ use crate::sched::simulation::schedule::{Deviation, MAX_PREEMPTIONS, Strategy, s
 use crate::sched::simulation::{self, Counts, End, Outside, Plan, Simulation};
 #[cfg(feature = "std")]
 use crate::simnet::Network;
-use crate::sys::clock::NEVER;
+use crate::sync;
+use crate::sys::clock::{self, NEVER, Nanos};
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
@@ -107,6 +113,12 @@ const REPEATS: u32 = 3;
 const SHOWN_DEVIATIONS: usize = 1000;
 /// The environment variable with the seed of a run to repeat.
 const SEED_VARIABLE: &str = "TREFOIL_SEED";
+
+/// Held by the simulation that runs. Simulations of one process share its statics, and a lock that
+/// another simulation holds for a moment must not let the time jump.
+static ONE_AT_A_TIME: sync::Mutex<()> = sync::Mutex::new(());
+/// After so long, [`Builder::explore`] lets another simulation run.
+const TURN_NANOS: Nanos = 200_000_000;
 
 /// Runs `f` in a simulation and returns its value.
 ///
@@ -688,8 +700,8 @@ impl Builder {
         None
     }
 
-    /// Makes runs from number `next` on in one runtime, until one fails or leaves goroutines of hosts.
-    /// Returns the one that has failed.
+    /// Makes runs from number `next` on in one runtime, until one fails or leaves goroutines of hosts,
+    /// or the turn of this simulation is over. Returns the one that has failed.
     fn run_some<F>(
         &self,
         runs: u64,
@@ -702,7 +714,8 @@ impl Builder {
         F: Fn() + Send + Sync + 'static,
     {
         self.with_runtime(|simulation| {
-            while *next < runs {
+            let turn_ends = clock::real_now() + TURN_NANOS;
+            while *next < runs && clock::real_now() < turn_ends {
                 let i = *next;
                 *next += 1;
                 let seed = self.seed_of_run(i, *longest);
@@ -765,6 +778,9 @@ impl Builder {
 
     /// Calls `f` as the driver of a new simulated runtime.
     fn with_runtime<T: Send>(&self, f: impl FnOnce(&'static Simulation) -> T + Send) -> T {
+        // Not for a simulation in another one, and not for one that may wait for another one.
+        let is_alone = self.outside == Outside::Refuse && !is_simulated();
+        let _turn = is_alone.then(|| ONE_AT_A_TIME.lock());
         let runtime = match Runtime::builder().simulated(self.outside).build() {
             Ok(runtime) => runtime,
             Err(e) => panic!("cannot start a simulation: {e}"),
