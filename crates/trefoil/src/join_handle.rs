@@ -116,6 +116,15 @@ impl<T> Join<T> {
         self.target.is_none_or(|target| cell(target).is_done())
     }
 
+    /// Returns whether it is a goroutine that is left from a simulation, whose runtime has ended.
+    #[cfg(feature = "std")]
+    pub(crate) fn never_ends(&self) -> bool {
+        let Some(Unpacked::Goroutine(g)) = self.target.map(Runnable::unpack) else { return false };
+        // SAFETY: a goroutine that has not ended keeps its runtime.
+        let is_left = || unsafe { &*g.sched.get() }.is_ended_simulation();
+        !cell(g.into()).is_done() && is_left()
+    }
+
     pub(crate) fn id(&self) -> u64 {
         match self.target.map(Runnable::unpack) {
             Some(Unpacked::Goroutine(g)) => g.id(),

@@ -34,6 +34,7 @@
 //! thread runs on when a runtime ends.
 
 use crate::chan::{self, Receiver, Sender, TrySendError};
+use crate::sched::simulation::Undecided;
 use crate::sync::Mutex;
 use crate::sys::thread::with_os_threads;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -122,6 +123,8 @@ pub fn notify(signals: &[i32]) -> io::Result<Receiver<i32>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let (tx, rx) = chan::bounded(CHANNEL_CAPACITY);
+    // A simulation may end while a goroutine is preempted here.
+    let _undecided = Undecided::begin();
     let mut listeners = LISTENERS.lock();
     start_thread()?;
     for &signal in signals {

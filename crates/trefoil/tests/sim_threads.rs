@@ -281,3 +281,95 @@ fn runs_with_threads_are_replayed_alike() {
         assert_eq!(again.seed, failure.seed);
     }
 }
+
+/// Returns how many descriptors the process has.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Returns the name of the test program's file for a child, in which no other test runs.
+fn in_a_child(test: &str) -> bool {
+    const VARIABLE: &str = "SIM_THREADS_ALONE";
+    if std::env::var_os(VARIABLE).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(program)
+        .args([test, "--exact", "--nocapture"])
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    false
+}
+
+#[test]
+fn threads_that_are_left_keep_no_descriptors() {
+    if !in_a_child("threads_that_are_left_keep_no_descriptors") {
+        return;
+    }
+    let explore = |runs| {
+        sim::explore(runs, || {
+            // The root opens it, and a thread waits for it for ever.
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            thread::spawn(move || listener.accept());
+            // An event loop of a host, as tokio's.
+            sim::host("loop", || {
+                // SAFETY: plain calls; the array has room for an event.
+                unsafe {
+                    let epoll = libc::epoll_create1(0);
+                    let copy = libc::fcntl(epoll, libc::F_DUPFD_CLOEXEC, 3);
+                    let wake = libc::eventfd(0, libc::EFD_NONBLOCK);
+                    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+                    libc::epoll_ctl(copy, libc::EPOLL_CTL_ADD, wake, &raw mut event);
+                    libc::epoll_wait(epoll, &raw mut event, 1, -1);
+                }
+            });
+            sim::settle();
+        });
+    };
+    explore(3);
+    let before = descriptors();
+    explore(50);
+    assert!(descriptors() < before + 10, "{} descriptors, {before} before", descriptors());
+}
+
+#[test]
+fn a_thread_that_is_joined_after_its_run_does_not_hang() {
+    let (returned, left) = sim::run(|| {
+        let returned = thread::spawn(|| 5);
+        let left = thread::spawn(|| {
+            thread::sleep(HOUR);
+            6
+        });
+        sim::settle();
+        (returned, left)
+    });
+    assert_eq!(returned.join().unwrap(), 5);
+    // std panics: the thread has not ended, and never will.
+    let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| left.join()));
+    assert!(joined.is_err());
+}
+
+#[test]
+fn a_socket_that_a_thread_has_returned_stays_the_tests() {
+    let listener = sim::run(|| {
+        let left = thread::spawn(thread::park);
+        drop(left);
+        thread::spawn(|| TcpListener::bind("127.0.0.1:0").unwrap()).join().unwrap()
+    });
+    drop(listener);
+}
+
+#[test]
+fn a_thread_that_never_waits_ends_with_the_test() {
+    static STOP: AtomicU32 = AtomicU32::new(0);
+    let explored = sim::builder().max_steps(100_000).explore(5, || {
+        thread::spawn(|| {
+            while STOP.load(SeqCst) == 0 {
+                thread::yield_now();
+            }
+        });
+    });
+    assert_eq!(explored.unwrap().runs, 5);
+}

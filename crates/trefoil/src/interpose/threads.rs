@@ -14,6 +14,10 @@
 //! | `pthread_setname_np`, `pthread_getname_np` | the name is stored here, and no OS thread is renamed |
 //! | `pthread_kill` | the signal goes to the process: the goroutine may have no OS thread just now |
 //! | `pthread_cancel` | `ENOSYS` |
+//! | `pthread_exit`, `pthread_timedjoin_np` | libc's, which do not know such a thread: not supported |
+//!
+//! A thread that is left when its simulation ends never runs again. To join it is `ESRCH`, unless its
+//! start routine has returned.
 //!
 //! # The life of a thread
 //! A thread's id is the address of its `struct pthread`. It must not be given to another thread
@@ -56,6 +60,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The stack of a thread that is created without attributes: std's default.
 const DEFAULT_STACK_BYTES: usize = 2 << 20;
+/// What a goroutine's memory has besides its stack: the guard and the thread-local storage, about.
+const SLOT_OVERHEAD_BYTES: usize = 32 << 10;
 /// The bytes of a thread's name, with the zero at its end.
 const NAME_BYTES: usize = 16;
 
@@ -76,7 +82,7 @@ impl NewThread {
         if let Some(announced) = driver_watch::take_announced() {
             return Some(announced);
         }
-        let is_simulated = simulation::simulates_threads() && !starts_os_threads();
+        let is_simulated = !starts_os_threads() && may_park() && simulation::simulates_threads();
         is_simulated.then(|| NewThread {
             name: "thread".into(),
             #[cfg(feature = "tokio")]
@@ -107,6 +113,8 @@ struct Guarded {
     /// The `pthread_t`; 0 until the thread is linked.
     id: pthread_t,
     claim: Claim,
+    /// The start routine has returned.
+    has_returned: bool,
     /// The goroutine, while it waits until it is linked, and later for its claim; 0 otherwise.
     sleeper: usize,
     /// The handle of the goroutine, until it is claimed.
@@ -190,6 +198,10 @@ fn with_thread<T>(
     id: pthread_t,
     f: impl FnOnce(&mut ThreadList, &'static Thread) -> T,
 ) -> Option<T> {
+    // Those that are left by simulations make the list long.
+    if LINKED.load(Ordering::Relaxed) != 0 && crate::mem::slot_at(id as usize).is_none() {
+        return None;
+    }
     // A signal handler may have interrupted the owner of the lock.
     // In a child of fork the owner of the lock may not exist.
     if LINKED.load(Ordering::Relaxed) == 0 || lock::holds_runtime_lock() || is_forked() {
@@ -232,6 +244,7 @@ fn run_thread(thread: Arc<Thread>, start: StartRoutine, argument: *mut c_void) {
     unsafe { crate::mem::tls::run_destructors() };
     #[cfg(feature = "tokio")]
     driver_watch::set_watch(None);
+    thread.guarded(&mut THREADS.lock()).has_returned = true;
     wait_until(&thread, |guarded| guarded.claim != Claim::None);
     THREADS.lock().unlink(&thread);
 }
@@ -293,6 +306,7 @@ fn create(
     let guarded = Guarded {
         id: 0,
         claim,
+        has_returned: false,
         sleeper: 0,
         handle: None,
         name: name_bytes(new.name.as_bytes()),
@@ -306,7 +320,7 @@ fn create(
     });
     let options = SpawnOptions {
         name: Some(new.name),
-        stack_size: Some(attributes.stack_bytes),
+        stack_size: Some(attributes.stack_bytes.saturating_add(SLOT_OVERHEAD_BYTES)),
         ..SpawnOptions::plain()
     };
     let (of_goroutine, argument) = (thread.clone(), Argument(argument));
@@ -351,6 +365,7 @@ fn name_bytes(name: &[u8]) -> [u8; NAME_BYTES] {
 struct Claimed {
     handle: Join<()>,
     thread: Arc<Thread>,
+    has_returned: bool,
 }
 
 /// Claims the thread. Returns None if it is not a goroutine; an error number if it is claimed
@@ -367,13 +382,14 @@ fn claim(id: pthread_t, claim: Claim) -> Option<Result<Claimed, c_int>> {
         }
         let handle = guarded.handle.take().ok_or(libc::EINVAL)?;
         guarded.claim = claim;
+        let has_returned = guarded.has_returned;
         let sleeper = std::mem::take(&mut guarded.sleeper);
         // SAFETY: a linked thread is in an Arc and alive (invariant 2).
         let thread = unsafe {
             Arc::increment_strong_count(thread);
             Arc::from_raw(thread)
         };
-        Ok((sleeper, Claimed { handle, thread }))
+        Ok((sleeper, Claimed { handle, thread, has_returned }))
     })?;
     Some(claimed.map(|(sleeper, claimed)| {
         wake(sleeper);
@@ -402,7 +418,19 @@ interpose! {
     with real => match claim(thread, Claim::Join) {
         None => real(thread, value),
         Some(Err(error)) => error,
-        Some(Ok(Claimed { handle, thread })) => {
+        // The run of its simulation is over: it never ends, and perhaps never will have returned.
+        Some(Ok(Claimed { handle, has_returned: false, .. })) if handle.never_ends() => {
+            std::mem::forget(handle);
+            libc::ESRCH
+        }
+        Some(Ok(Claimed { handle, thread, .. })) => {
+            if handle.never_ends() {
+                std::mem::forget(handle);
+                if !value.is_null() {
+                    value.write(thread.value.get());
+                }
+                return 0;
+            }
             // The closure does not panic: a panic in a start routine ends the process.
             let _ = handle.join();
             if !value.is_null() {

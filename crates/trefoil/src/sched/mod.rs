@@ -467,6 +467,12 @@ impl Sched {
         self.started + Duration::from_nanos(t.saturating_sub(self.started_at))
     }
 
+    /// Returns whether it is a simulated runtime that stops or has ended.
+    #[cfg(feature = "std")]
+    pub(crate) fn is_ended_simulation(&self) -> bool {
+        self.simulation.is_some() && self.stopping.load(Ordering::Relaxed)
+    }
+
     /// Updates the coarse time.
     pub(crate) fn refresh_coarse(&self) {
         self.coarse_ms.store(self.millis(), Ordering::Relaxed);

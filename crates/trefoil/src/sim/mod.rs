@@ -853,7 +853,7 @@ impl Builder {
         let panicked = simulation.take_panic_message();
         #[cfg(feature = "std")]
         if let Some(network) = network {
-            network.end(end != End::Ended);
+            network.end(end != End::Ended, &simulation.waited_by_threads());
         }
         let may_go_on = simulation::finish(simulation);
         if may_go_on {

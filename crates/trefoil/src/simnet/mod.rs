@@ -92,6 +92,8 @@ struct State {
     sockets: BTreeMap<u64, Socket>,
     /// The numbers of the sockets, by descriptor. Several descriptors may refer to one socket.
     descriptors: BTreeMap<RawFd, u64>,
+    /// The incarnations that own epoll instances and eventfds, by descriptor.
+    event_loops: BTreeMap<RawFd, u32>,
     ends: BTreeMap<u64, End>,
     puppets: BTreeMap<u64, Puppet>,
     puppet_of: BTreeMap<(u16, SocketAddr), u64>,
@@ -131,8 +133,21 @@ enum Event {
 
 impl World for Network {
     fn contains(&self, fd: RawFd) -> bool {
+        let incarnation = simulation::incarnation();
+        let mut state = self.lock();
+        let state = &mut *state;
         // What wakes an event loop is part of the simulation: its sockets are, and its threads.
-        self.lock().descriptors.contains_key(&fd) || is_of_event_loop(fd)
+        let owner = match state.descriptors.get(&fd) {
+            Some(number) => state.sockets.get_mut(number).map(|socket| &mut socket.incarnation),
+            None => state.event_loops.get_mut(&fd),
+        };
+        match owner {
+            // It may have been sent to a host: who waits for it owns it.
+            Some(owner) if !simulation::is_of_test(incarnation) => *owner = incarnation,
+            Some(_) => {}
+            None => return false,
+        }
+        true
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
@@ -173,6 +188,7 @@ impl Network {
             default_link: Link::new(),
             sockets: BTreeMap::new(),
             descriptors: BTreeMap::new(),
+            event_loops: BTreeMap::new(),
             ends: BTreeMap::new(),
             puppets: BTreeMap::new(),
             puppet_of: BTreeMap::new(),
@@ -346,17 +362,4 @@ fn status(fd: RawFd) -> Option<libc::stat> {
     let rc = unsafe { syscall(libc::SYS_fstat, [fd as usize, stat.as_mut_ptr() as usize]) };
     // SAFETY: zeroed, then filled.
     (rc == 0).then(|| unsafe { stat.assume_init() })
-}
-
-/// Returns whether the descriptor refers to an epoll instance or an eventfd. Others without an inode of
-/// their own lead outside: the kernel's timers, signals, processes.
-fn is_of_event_loop(fd: RawFd) -> bool {
-    if status(fd).is_none_or(|stat| stat.st_mode & libc::S_IFMT != 0) {
-        return false;
-    }
-    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
-    link.is_ok_and(|link| {
-        let names = ["anon_inode:[eventpoll]", "anon_inode:[eventfd]"];
-        names.iter().any(|name| link.as_os_str() == *name)
-    })
 }

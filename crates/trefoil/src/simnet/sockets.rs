@@ -465,13 +465,15 @@ impl Network {
             state.hosts[host as usize].is_up = false;
             state.lose_ends(host, clock::now());
         }
-        self.close_sockets(|socket| socket.incarnation == incarnation);
+        self.close_descriptors(|_, owner| owner == incarnation);
     }
 
-    /// The run has ended: its sockets and disks are gone. Sockets of the test itself stay open if its
-    /// goroutines have ended: it may have returned them.
-    pub(crate) fn end(&self, has_left_goroutines: bool) {
-        self.close_sockets(|socket| has_left_goroutines || socket.incarnation != 0);
+    /// The run has ended: its sockets and disks are gone. Sockets of the test itself stay open, because
+    /// it may have returned them, unless goroutines are left; or threads, for those that they wait for.
+    pub(crate) fn end(&self, has_left_goroutines: bool, waited_by_threads: &[RawFd]) {
+        let is_left = |owner| has_left_goroutines || !simulation::is_of_test(owner);
+        self.close_descriptors(|_, owner| is_left(owner));
+        self.close_descriptors(|fd, _| waited_by_threads.contains(&fd));
         self.close_disks();
         let mut state = self.lock();
         state.ends.clear();
@@ -486,23 +488,38 @@ impl Network {
         }
     }
 
-    /// Closes sockets whose goroutines never run again.
-    fn close_sockets(&self, is_meant: impl Fn(&Socket) -> bool) {
-        let meant: Vec<RawFd> = {
-            let state = self.lock();
-            let is_meant = |number| state.sockets.get(number).is_some_and(&is_meant);
-            state.descriptors.iter().filter(|(_, n)| is_meant(*n)).map(|(&fd, _)| fd).collect()
+    /// Closes descriptors whose goroutines never run again. `is_meant` gets each one and its incarnation.
+    fn close_descriptors(&self, is_meant: impl Fn(RawFd, u32) -> bool) {
+        let (sockets, event_loops): (Vec<RawFd>, Vec<RawFd>) = {
+            let mut state = self.lock();
+            let owner = |number| state.sockets.get(number).map(|socket| socket.incarnation);
+            let sockets = state.descriptors.iter();
+            let sockets = sockets.filter(|(fd, n)| owner(n).is_some_and(|of| is_meant(**fd, of)));
+            let sockets = sockets.map(|(&fd, _)| fd).collect();
+            let event_loops = state.event_loops.iter().filter(|(fd, of)| is_meant(**fd, **of));
+            let event_loops: Vec<RawFd> = event_loops.map(|(&fd, _)| fd).collect();
+            state.event_loops.retain(|&fd, owner| !is_meant(fd, *owner));
+            (sockets, event_loops)
         };
-        for fd in meant {
+        for fd in sockets {
             self.lock().remove_descriptor(fd);
             self.retire(fd);
             mark(fd, false);
         }
+        event_loops.into_iter().for_each(|fd| self.retire(fd));
+    }
+
+    /// `fd` is a new epoll instance or eventfd of the caller.
+    pub(crate) fn add_event_loop(&self, fd: RawFd) {
+        let owner = simulation::incarnation();
+        self.lock().event_loops.insert(fd, owner);
     }
 
     /// A descriptor is about to be closed. Returns whether [`close_marked`] must do it.
     pub(crate) fn before_close(&self, fd: RawFd) -> bool {
-        self.lock().remove_descriptor(fd)
+        let mut state = self.lock();
+        state.event_loops.remove(&fd);
+        state.remove_descriptor(fd)
     }
 
     /// `from` was duplicated as `to`.
@@ -511,6 +528,10 @@ impl Network {
             return;
         }
         let mut state = self.lock();
+        match state.event_loops.get(&from).copied() {
+            Some(owner) => state.event_loops.insert(to, owner),
+            None => state.event_loops.remove(&to),
+        };
         match state.number_of(from) {
             Some(number) => state.add_descriptor(to, number),
             None => {

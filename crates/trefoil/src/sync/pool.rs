@@ -22,6 +22,7 @@ use super::mutex::Mutex;
 use super::once::OnceLock;
 use crate::sched::calls;
 use crate::sched::monitor::helper::ServiceWait;
+use crate::sched::simulation::Undecided;
 use crate::sys::cpus;
 use crate::sys::thread::with_os_threads;
 use std::fmt;
@@ -307,6 +308,7 @@ impl<T> Shared<T> {
     #[cold]
     fn take_elsewhere(&self, own: usize) -> Option<Box<Object<T>>> {
         if self.list_len.load(Ordering::Relaxed) != 0 {
+            let _undecided = Undecided::begin();
             let mut list = self.list.lock();
             let object = list.pop();
             self.list_len.store(list.len(), Ordering::Relaxed);
@@ -331,6 +333,7 @@ impl<T> Shared<T> {
                 removed.push(object);
             }
         }
+        let _undecided = Undecided::begin();
         let mut list = self.list.lock();
         removed.extend(list.extract_if(.., |object| f(object)));
         self.list_len.store(list.len(), Ordering::Relaxed);
@@ -365,6 +368,7 @@ impl<T: Send + 'static> Shared<T> {
     /// Puts an object into the list. Returns it if the list is full.
     #[cold]
     fn put_into_list(&self, object: Box<Object<T>>) -> Option<Box<Object<T>>> {
+        let _undecided = Undecided::begin();
         let mut list = self.list.lock();
         if list.len() >= self.max_shared {
             return Some(object);

@@ -10,7 +10,7 @@
 //! readable until all of them have.
 
 use super::clock::{NEVER, Nanos, now};
-use super::raw::syscall;
+use super::raw::{syscall, to_libc};
 use crate::shim::full_fence;
 use std::io;
 use std::os::fd::RawFd;
@@ -59,6 +59,18 @@ pub(crate) struct Epoll {
     coarse: AtomicBool,
 }
 
+/// Makes an epoll instance. Not by libc's function: a simulation would take it for the program's.
+fn create() -> i32 {
+    // SAFETY: makes a descriptor.
+    to_libc(unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) }) as i32
+}
+
+/// Makes an eventfd, as [`create`] does.
+fn create_eventfd() -> i32 {
+    // SAFETY: makes a descriptor.
+    to_libc(unsafe { syscall(libc::SYS_eventfd2, [0, BREAK_FLAGS as usize]) }) as i32
+}
+
 impl Epoll {
     /// Makes one that is not open: the runtime has not used the network yet.
     pub(crate) const fn new() -> Epoll {
@@ -72,8 +84,7 @@ impl Epoll {
     /// Opens it without an eventfd. Only one thread at a time calls this.
     pub(crate) fn open(&self) -> io::Result<()> {
         if !self.is_open() {
-            // SAFETY: makes a descriptor.
-            let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+            let fd = check(create())?;
             self.fd.store(fd, Ordering::Release);
         }
         Ok(())
@@ -86,8 +97,8 @@ impl Epoll {
         }
         // SAFETY: calls that make descriptors, and one that registers one of them.
         unsafe {
-            let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            let break_fd = match check(libc::eventfd(0, BREAK_FLAGS)) {
+            let fd = check(create())?;
+            let break_fd = match check(create_eventfd()) {
                 Ok(break_fd) => break_fd,
                 Err(e) => {
                     libc::close(fd);

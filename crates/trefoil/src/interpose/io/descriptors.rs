@@ -66,6 +66,35 @@ fn after_duplicate(fd: c_int, rc: c_int) {
     }
 }
 
+/// In a simulation: `fd` is a new epoll instance or eventfd, or an error. Returns it.
+#[inline(always)]
+fn after_event_loop(fd: c_int) -> c_int {
+    if fd >= 0
+        && let Some(network) = simulated::network()
+    {
+        network.add_event_loop(fd);
+    }
+    fd
+}
+
+interpose! {
+    /// libc's function.
+    fn epoll_create(size: c_int) -> c_int;
+    with real => after_event_loop(real(size))
+}
+
+interpose! {
+    /// libc's function.
+    fn epoll_create1(flags: c_int) -> c_int;
+    with real => after_event_loop(real(flags))
+}
+
+interpose! {
+    /// libc's function.
+    fn eventfd(count: c_uint, flags: c_int) -> c_int;
+    with real => after_event_loop(real(count, flags))
+}
+
 /// Returns whether `dup3` closes `to`: it does not if it fails.
 fn closes_target(from: c_int, to: c_int, flags: c_int) -> bool {
     // SAFETY: passes no pointers.

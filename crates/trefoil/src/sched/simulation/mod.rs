@@ -52,7 +52,8 @@
 
 pub(crate) mod schedule;
 
-use crate::mem::MmapVec;
+use crate::arch;
+use crate::mem::{self, MmapVec};
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
@@ -62,7 +63,7 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::timers;
 use crate::sched::{Sched, current_g, switch};
 use crate::sys::clock::{self, LATEST, Nanos, SIMULATION_START};
-use crate::sys::lock::Lock;
+use crate::sys::lock::{self, Lock};
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
 use schedule::{Deviation, Schedule, Strategy, scramble};
@@ -79,6 +80,8 @@ use std::time::Duration;
 const TEST: usize = 0;
 const TEST_THREADS: usize = 1;
 
+/// After the root goroutine has returned, threads that do not wait run for so many steps.
+const STEPS_OF_THREADS: u64 = 10_000;
 /// The most goroutines and tasks of a run whose incarnations are kept.
 const MAX_IDS: usize = 1 << 32;
 
@@ -174,6 +177,8 @@ pub(crate) struct Simulation {
     has_world: AtomicBool,
     /// It counts as a simulation ([`clock::has_simulations`]).
     is_counted: AtomicBool,
+    /// A child of `fork` has a copy of it.
+    process: u32,
     state: Lock<State>,
 }
 
@@ -199,6 +204,8 @@ struct State {
     /// Goroutines that were chosen, and calls at which the running one could be preempted. Unlike the
     /// questions of the schedule they are counted also if there is only one possibility.
     steps: u64,
+    /// The steps when the root goroutine returned.
+    steps_of_root: u64,
     /// The id of the last goroutine before the run.
     last_id: u64,
     hash: u64,
@@ -211,6 +218,8 @@ struct State {
     incarnation_of: MmapVec<u32>,
     /// Runnable goroutines and tasks of dead incarnations.
     frozen: MmapVec<Runnable>,
+    /// The descriptors of the world that threads of the test wait for.
+    waited_by_threads: MmapVec<RawFd>,
 }
 
 // SAFETY: a runnable goroutine belongs to the list that it is in (`runnable.rs`, invariant 3).
@@ -241,6 +250,7 @@ impl Simulation {
                 driver_waits: false,
                 max_steps: u64::MAX,
                 steps: 0,
+                steps_of_root: 0,
                 last_id: 0,
                 hash: 0,
                 has_failed: false,
@@ -248,10 +258,12 @@ impl Simulation {
                 incarnations: MmapVec::new(),
                 incarnation_of: MmapVec::new(),
                 frozen: MmapVec::new(),
+                waited_by_threads: MmapVec::new(),
             }),
             world: Mutex::new(None),
             has_world: AtomicBool::new(false),
             is_counted: AtomicBool::new(true),
+            process: std::process::id(),
         }
     }
 
@@ -318,6 +330,15 @@ impl Simulation {
         let n = self.state.lock().schedule.deviations().len();
         let mut all = Vec::with_capacity(n);
         all.extend_from_slice(self.state.lock().schedule.deviations());
+        all
+    }
+
+    /// Returns the descriptors of the world that threads of the test wait for.
+    #[cfg(feature = "std")]
+    pub(crate) fn waited_by_threads(&self) -> Vec<RawFd> {
+        // Allocated before the lock is taken.
+        let mut all = Vec::with_capacity(self.state.lock().waited_by_threads.len());
+        all.extend_from_slice(&self.state.lock().waited_by_threads);
         all
     }
 
@@ -395,6 +416,27 @@ pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) ->
 #[inline(always)]
 pub(crate) fn point_in_fast_path() {
     if clock::has_simulations() {
+        point_in_fast_path_slow();
+    }
+}
+
+/// Locks are taken everywhere: in signal handlers, in a child of `fork`, inside the runtime.
+#[cold]
+fn point_in_fast_path_slow() {
+    let Some(simulation) = here() else { return };
+    let here = 0u8;
+    let on_own_stack = || {
+        let tp = arch::thread_pointer() as usize;
+        let slot = mem::slot_at(&raw const here as usize);
+        slot.is_some_and(|slot| (slot.low..slot.high).contains(&tp))
+    };
+    // SAFETY: `is_in_runtime` is called only on a goroutine.
+    if current_g().is_some()
+        && on_own_stack()
+        && !lock::holds_runtime_lock()
+        && !unsafe { arch::is_in_runtime() }
+        && std::process::id() == simulation.process
+    {
         point();
     }
 }
@@ -510,8 +552,7 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
             continue;
         }
         if state.phase == Phase::RootEnded {
-            // As at the end of a process.
-            state.incarnations[TEST_THREADS].is_dead = true;
+            state.end_threads();
         }
         let end = match state.phase {
             Phase::RootEnded if rt.sched().num_alive_in_simulation() <= state.num_frozen() => {
@@ -694,6 +735,11 @@ impl State {
             return;
         }
         self.steps += 1;
+        let is_late = || self.steps > self.steps_of_root + STEPS_OF_THREADS;
+        if self.phase == Phase::RootEnded && !self.incarnations[TEST_THREADS].is_dead && is_late() {
+            self.end_threads();
+            self.freeze_from(0);
+        }
         if self.steps > self.max_steps
             && let Some(driver) = self.end(End::Steps)
             && driver.notify()
@@ -702,10 +748,18 @@ impl State {
         }
     }
 
+    /// The threads of the test end, as at the end of a process.
+    fn end_threads(&mut self) {
+        self.incarnations[TEST_THREADS].is_dead = true;
+    }
+
     fn preempts(&mut self, simulation: &Simulation, g: &G) -> bool {
         self.limit_steps();
         if self.phase == Phase::Over(End::Steps) {
             return true; // `next` finds the driver.
+        }
+        if self.phase == Phase::RootEnded && self.is_dead(record::id_of(g)) {
+            return true; // It never runs again.
         }
         let last_id = self.last_id;
         let ids = self.runnable.iter().map(|&item| id(item).wrapping_sub(last_id));
@@ -778,6 +832,7 @@ pub(crate) fn begin(simulation: &Simulation, plan: &Plan<'_>) {
         state.incarnations.push(Incarnation { is_dead: false, alive: 0 });
     }
     state.incarnation_of.truncate(0);
+    state.waited_by_threads.truncate(0);
     drop(state);
     rt.leave_without_yield();
 }
@@ -856,6 +911,12 @@ pub(crate) fn note_end(simulation: &Simulation, id: u64) {
     state.count_alive(incarnation, -1);
 }
 
+/// Returns whether an incarnation is the test itself or its threads, not a host.
+#[cfg(feature = "std")]
+pub(crate) fn is_of_test(incarnation: u32) -> bool {
+    incarnation as usize <= TEST_THREADS
+}
+
 /// Begins another incarnation, without goroutines.
 #[cfg(feature = "std")]
 pub(crate) fn begin_incarnation(simulation: &Simulation) -> u32 {
@@ -917,6 +978,7 @@ pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {
         state.phase = Phase::RootEnded;
+        state.steps_of_root = state.steps;
     }
     let hosts = TEST_THREADS + 1;
     if state.incarnations.len() > hosts {
@@ -933,16 +995,22 @@ pub(crate) fn settle(simulation: &Simulation) {
 }
 
 /// Counts a wait for something outside the simulation until it is dropped.
-pub(crate) struct WaitOutside(Option<&'static Simulation>);
+pub(crate) struct WaitOutside {
+    simulation: Option<&'static Simulation>,
+    /// A thread of the test waits for this descriptor of the world, which is not outside.
+    waited: Option<RawFd>,
+}
 
 impl WaitOutside {
+    const NONE: WaitOutside = WaitOutside { simulation: None, waited: None };
+
     /// The running goroutine is about to wait for the descriptor `fd`.
     ///
     /// # Errors
     /// `Unsupported` in a simulation that does not allow it.
     #[inline]
     pub(crate) fn begin(fd: RawFd) -> io::Result<WaitOutside> {
-        if clock::has_simulations() { WaitOutside::begin_slow(fd) } else { Ok(WaitOutside(None)) }
+        if clock::has_simulations() { WaitOutside::begin_slow(fd) } else { Ok(WaitOutside::NONE) }
     }
 
     /// The running goroutine may wait for a lock that the whole process shares, if `is_shared` returns
@@ -953,7 +1021,17 @@ impl WaitOutside {
         if let Some(simulation) = simulation {
             simulation.waits_outside.fetch_add(1, Ordering::Relaxed);
         }
-        WaitOutside(simulation)
+        WaitOutside { simulation, waited: None }
+    }
+
+    fn of_world(simulation: &'static Simulation, fd: RawFd) -> WaitOutside {
+        let Some(g) = current_g() else { return WaitOutside::NONE };
+        let mut state = simulation.state.lock();
+        if state.incarnation(record::id_of(g)) as usize != TEST_THREADS {
+            return WaitOutside::NONE;
+        }
+        state.waited_by_threads.push(fd);
+        WaitOutside { simulation: Some(simulation), waited: Some(fd) }
     }
 
     #[cold]
@@ -964,7 +1042,7 @@ impl WaitOutside {
         {
             // The kernel tells when it is ready.
             simulation.has_world.store(true, Ordering::Relaxed);
-            return Ok(WaitOutside(None));
+            return Ok(WaitOutside::of_world(simulation, fd));
         }
         match simulation {
             Some(Simulation { outside: Outside::Refuse, .. }) => {
@@ -978,15 +1056,25 @@ impl WaitOutside {
             Some(simulation) => _ = simulation.waits_outside.fetch_add(1, Ordering::Relaxed),
             None => {}
         }
-        Ok(WaitOutside(simulation))
+        Ok(WaitOutside { simulation, waited: None })
     }
 }
 
 impl Drop for WaitOutside {
     #[inline]
     fn drop(&mut self) {
-        if let Some(simulation) = self.0 {
-            simulation.waits_outside.fetch_sub(1, Ordering::Relaxed);
+        match (self.simulation, self.waited) {
+            (Some(simulation), None) => {
+                simulation.waits_outside.fetch_sub(1, Ordering::Relaxed);
+            }
+            (Some(simulation), Some(fd)) => {
+                let mut state = simulation.state.lock();
+                let place = state.waited_by_threads.iter().position(|&other| other == fd);
+                if let Some(place) = place {
+                    state.waited_by_threads.remove_at(place);
+                }
+            }
+            (None, _) => {}
         }
     }
 }
