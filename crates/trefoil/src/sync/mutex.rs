@@ -134,10 +134,10 @@ pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
 /// ```
 /// use lock_api::RawMutex as _;
 /// static RAW: trefoil::sync::RawMutex = trefoil::sync::RawMutex::INIT;
-/// let guard = RAW.lock();
-/// assert!(RAW.try_lock().is_none());
+/// RAW.lock();
+/// assert!(!RAW.try_lock());
 /// // SAFETY: locked above.
-/// unsafe { RAW.unlock(guard) };
+/// unsafe { RAW.unlock() };
 /// ```
 #[repr(C)]
 pub struct RawMutex {
