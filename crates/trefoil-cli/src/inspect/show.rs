@@ -10,8 +10,8 @@ use super::memory::Thread;
 use super::stacks::{Frame, Unwinder};
 use crate::report::grouped;
 
-/// Bytes of a name that are shown.
-const NAME_MAX_BYTES: usize = 80;
+/// Characters of a name that are shown.
+const NAME_MAX_CHARS: usize = 80;
 /// How many goroutines `why` explains if none is named.
 const WHY_GOROUTINES: usize = 10;
 /// How many calls of its stack `why` shows.
@@ -145,8 +145,8 @@ pub(super) fn title(g: &Goroutine) -> String {
     };
     match &g.name {
         Some(name) => {
-            let end = name.floor_char_boundary(NAME_MAX_BYTES);
-            format!("{kind} {} {:?}", g.id, &name[..end])
+            let name: String = name.chars().take(NAME_MAX_CHARS).collect();
+            format!("{kind} {} {name:?}", g.id)
         }
         None => format!("{kind} {}", g.id),
     }

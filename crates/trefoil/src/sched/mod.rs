@@ -87,6 +87,7 @@ pub(crate) use shutdown::{
     is_without_p,
 };
 use std::cell::Cell;
+use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -349,16 +350,20 @@ impl Sched {
         if self.no_threads_reported.swap(true, Ordering::Relaxed) {
             return;
         }
-        let n = self.threads();
-        let then = format_args!("goroutines wait until one of the {n} threads is free\n");
+        let report = |reason: fmt::Arguments<'_>| {
+            let n = self.threads();
+            crate::sys::stderr::write_stderr(format_args!(
+                "trefoil: {reason}; goroutines wait until one of the {n} threads is free\n"
+            ));
+        };
         // The bare error of `register_thread`, or an error of the kernel.
         if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
             let max = self.config.max_threads;
-            crate::sys::stderr::write_stderr(format_args!(
-                "trefoil: program exceeds {max}-thread limit (RuntimeBuilder::max_threads); {then}"
+            report(format_args!(
+                "program exceeds {max}-thread limit (RuntimeBuilder::max_threads)"
             ));
         } else {
-            crate::sys::stderr::write_stderr(format_args!("trefoil: {e}; {then}"));
+            report(format_args!("{e}"));
         }
     }
 

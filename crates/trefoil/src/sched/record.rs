@@ -240,12 +240,18 @@ impl Reusable for Ring {
     }
 }
 
+/// Makes words from memory that the system has cleared: a page takes no memory until it is used.
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    let plain = Box::into_raw(vec![0u64; words].into_boxed_slice());
+    // SAFETY: an AtomicU64 has the size, the alignment and the values of a u64, on x86_64 and aarch64.
+    unsafe { Box::from_raw(plain as *mut [AtomicU64]) }
+}
+
 impl Ring {
     /// Takes an unused ring of 2^`log` words, or makes one.
     fn take(log: u32) -> &'static Ring {
         UNUSED[log as usize].pop_or_leak(|| Ring {
-            // SAFETY: all bits 0 are a valid AtomicU64.
-            words: unsafe { Box::new_zeroed_slice(1 << log).assume_init() },
+            words: zeroed(1 << log),
             written: AtomicU64::new(0),
             clock_at: AtomicU64::new(0),
             runnable: AtomicPtr::new(null_mut()),
@@ -917,7 +923,8 @@ pub(crate) fn mark(sched: &Sched, now_about: Nanos) {
 pub(crate) fn note(rt: Rt, kind: Kind, text: &'static str) {
     if let Some(ring) = rt.p().ring.active() {
         // A longer text is cut; not within a character.
-        let len = text.floor_char_boundary(usize::from(u8::MAX));
+        let max = text.len().min(usize::from(u8::MAX));
+        let len = (0..=max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
         ring.timed_event(kind, len as u8, text.as_ptr() as u64);
     }
 }

@@ -15,14 +15,13 @@
 //! spread over all Ps and then queue for the mutex one by one: 32 of them took 20 to 30 µs on two
 //! Ps, and 4 on one. A single waiter, and a waiter with a deadline, is woken at once.
 
-use super::mutex::RawMutex;
+use super::mutex::{MutexGuard, RawMutex};
 use crate::sched::wait::holder;
 use crate::sched::wait::inside;
 use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::lock::Lock;
-use lock_api::GuardSend;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -57,7 +56,10 @@ use std::time::{Duration, Instant};
 ///     assert!(*ready);
 /// });
 /// ```
-pub type Condvar = lock_api::Condvar<RawCondvar>;
+pub struct Condvar {
+    waiting: AtomicU32,
+    list: Lock<List>,
+}
 
 /// Tells whether a wait on a [`Condvar`] with a time limit timed out.
 ///
@@ -69,21 +71,163 @@ pub type Condvar = lock_api::Condvar<RawCondvar>;
 /// let result = changed.wait_for(&mut ready.lock(), Duration::from_millis(1));
 /// assert!(result.timed_out());
 /// ```
-pub use lock_api::WaitTimeoutResult;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitTimeoutResult(bool);
 
-/// A condition variable for the types of [`lock_api`]. Most programs use [`Condvar`].
-///
-/// # Examples
-/// ```
-/// use lock_api::RawCondvar as _;
-/// assert!(!trefoil::sync::RawCondvar::INIT.notify_one());
-/// ```
-pub struct RawCondvar {
-    waiting: AtomicU32,
-    list: Lock<List>,
+impl WaitTimeoutResult {
+    /// Returns true if the time was up before a notification, or before the condition changed.
+    #[must_use]
+    pub const fn timed_out(self) -> bool {
+        self.0
+    }
 }
 
-impl RawCondvar {
+impl Condvar {
+    /// Creates a condition variable without waiters.
+    #[must_use]
+    pub const fn new() -> Condvar {
+        Condvar { waiting: AtomicU32::new(0), list: Lock::new(List::new()) }
+    }
+
+    /// Wakes the goroutine that has waited longest. Returns false if none waited.
+    ///
+    /// A notification is not kept for later: a goroutine that begins to wait afterwards does not
+    /// see it.
+    pub fn notify_one(&self) -> bool {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        inside(|rt| {
+            let mut list = self.list.lock();
+            let first = list.take_first();
+            self.update_count(&list);
+            drop(list);
+            let found = first.is_some();
+            if let Some(first) = first {
+                first.wake(rt, 0);
+            }
+            found
+        })
+    }
+
+    /// Wakes all goroutines that wait, and returns their number.
+    ///
+    /// If the caller holds the mutex, they get it one by one after the caller has unlocked it.
+    pub fn notify_all(&self) -> usize {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        inside(|rt| {
+            let mut list = self.list.lock();
+            let mut all = list.take_all();
+            self.update_count(&list);
+            drop(list);
+            let n = all.len();
+            if let Some(mutex) = all.weight_of_all() {
+                // SAFETY: invariant 3: the waiters were taken here and are not woken yet.
+                unsafe { &*std::ptr::with_exposed_provenance::<RawMutex>(mutex) }.requeue(&mut all);
+            }
+            all.wake_all(rt, 0);
+            n
+        })
+    }
+
+    /// Unlocks the mutex, waits for a notification, and locks the mutex again.
+    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.wait_with(guard, NEVER);
+    }
+
+    /// Waits as long as `condition` returns true. It is called with the mutex locked: first at
+    /// once, then after each notification.
+    pub fn wait_while<T, F>(&self, guard: &mut MutexGuard<'_, T>, condition: F)
+    where
+        T: ?Sized,
+        F: FnMut(&mut T) -> bool,
+    {
+        self.wait_while_with(guard, condition, NEVER);
+    }
+
+    /// Waits for a notification, but not longer than `timeout`. The mutex is locked again in
+    /// either case.
+    pub fn wait_for<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        timeout: Duration,
+    ) -> WaitTimeoutResult {
+        self.wait_with(guard, clock::after(timeout))
+    }
+
+    /// Waits for a notification, but not after `deadline`. The mutex is locked again in either
+    /// case.
+    pub fn wait_until<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        deadline: Instant,
+    ) -> WaitTimeoutResult {
+        self.wait_with(guard, clock::at(deadline))
+    }
+
+    /// Waits as long as `condition` returns true, but not longer than `timeout`. The wait timed
+    /// out if `condition` still returns true then.
+    pub fn wait_while_for<T, F>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        condition: F,
+        timeout: Duration,
+    ) -> WaitTimeoutResult
+    where
+        T: ?Sized,
+        F: FnMut(&mut T) -> bool,
+    {
+        self.wait_while_with(guard, condition, clock::after(timeout))
+    }
+
+    /// Waits as long as `condition` returns true, but not after `deadline`. The wait timed out if
+    /// `condition` still returns true then.
+    pub fn wait_while_until<T, F>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        condition: F,
+        deadline: Instant,
+    ) -> WaitTimeoutResult
+    where
+        T: ?Sized,
+        F: FnMut(&mut T) -> bool,
+    {
+        self.wait_while_with(guard, condition, clock::at(deadline))
+    }
+
+    fn wait_while_with<T, F>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        mut condition: F,
+        deadline: Nanos,
+    ) -> WaitTimeoutResult
+    where
+        T: ?Sized,
+        F: FnMut(&mut T) -> bool,
+    {
+        let mut result = WaitTimeoutResult(false);
+        while condition(guard) {
+            if result.timed_out() {
+                return result;
+            }
+            result = self.wait_with(guard, deadline);
+        }
+        WaitTimeoutResult(false)
+    }
+
+    fn wait_with<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        deadline: Nanos,
+    ) -> WaitTimeoutResult {
+        // SAFETY: `wait_nanos` unlocks the mutex and locks it again. It does not unwind in between,
+        // and the borrowed guard gives no access to the data meanwhile.
+        let raw = unsafe { MutexGuard::mutex(guard).raw() };
+        WaitTimeoutResult(!self.wait_nanos(raw, deadline))
+    }
+
     /// Waits with the mutex `raw` held. Returns false if the deadline passed before a notification.
     fn wait_nanos(&self, raw: &RawMutex, deadline: Nanos) -> bool {
         let node = Node::new(std::ptr::from_ref(raw).expose_provenance());
@@ -117,74 +261,15 @@ impl RawCondvar {
     }
 }
 
-// SAFETY: invariant 1: a waiter is in the list before the mutex is unlocked. No panic is possible
-// in between, and the guard has no state.
-unsafe impl lock_api::RawCondvar for RawCondvar {
-    #[allow(clippy::declare_interior_mutable_const)]
-    const INIT: RawCondvar =
-        RawCondvar { waiting: AtomicU32::new(0), list: Lock::new(List::new()) };
-
-    type RawMutex = RawMutex;
-
-    unsafe fn wait(&self, mutex: &RawMutex, _: &mut GuardSend) {
-        self.wait_nanos(mutex, NEVER);
-    }
-
-    fn notify_one(&self) -> bool {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        inside(|rt| {
-            let mut list = self.list.lock();
-            let first = list.take_first();
-            self.update_count(&list);
-            drop(list);
-            let found = first.is_some();
-            if let Some(first) = first {
-                first.wake(rt, 0);
-            }
-            found
-        })
-    }
-
-    fn notify_all(&self) -> usize {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
-            return 0;
-        }
-        inside(|rt| {
-            let mut list = self.list.lock();
-            let mut all = list.take_all();
-            self.update_count(&list);
-            drop(list);
-            let n = all.len();
-            if let Some(mutex) = all.weight_of_all() {
-                // SAFETY: invariant 3: the waiters were taken here and are not woken yet.
-                unsafe { &*std::ptr::with_exposed_provenance::<RawMutex>(mutex) }.requeue(&mut all);
-            }
-            all.wake_all(rt, 0);
-            n
-        })
+impl Default for Condvar {
+    fn default() -> Condvar {
+        Condvar::new()
     }
 }
 
-// SAFETY: as above.
-unsafe impl lock_api::RawCondvarTimed for RawCondvar {
-    fn checked_duration_to_instant(timeout: &Duration) -> Option<Instant> {
-        Instant::now().checked_add(*timeout)
-    }
-
-    unsafe fn wait_until(&self, mutex: &RawMutex, _: &mut GuardSend, timeout: &Instant) -> bool {
-        !self.wait_nanos(mutex, clock::at(*timeout))
-    }
-
-    unsafe fn wait_for(&self, mutex: &RawMutex, _: &mut GuardSend, timeout: &Duration) -> bool {
-        !self.wait_nanos(mutex, clock::after(*timeout))
-    }
-}
-
-impl fmt::Debug for RawCondvar {
+impl fmt::Debug for Condvar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        f.debug_struct("RawCondvar").field("waiting", &waiting).finish()
+        f.debug_struct("Condvar").field("waiting", &waiting).finish()
     }
 }

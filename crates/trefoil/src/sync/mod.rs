@@ -68,7 +68,7 @@ mod spin;
 mod waitgroup;
 
 pub use barrier::{Barrier, BarrierFuture, BarrierWaitResult};
-pub use condvar::{Condvar, RawCondvar, WaitTimeoutResult};
+pub use condvar::{Condvar, WaitTimeoutResult};
 pub use errgroup::ErrGroup;
 pub use mutex::{LockFuture, MappedMutexGuard, Mutex, MutexExt, MutexGuard, RawMutex};
 pub use notify::{Notified, Notify};

@@ -135,10 +135,10 @@ pub type MappedMutexGuard<'a, T> = lock_api::MappedMutexGuard<'a, RawMutex, T>;
 /// ```
 /// use lock_api::RawMutex as _;
 /// static RAW: trefoil::sync::RawMutex = trefoil::sync::RawMutex::INIT;
-/// let guard = RAW.lock();
-/// assert!(RAW.try_lock().is_none());
+/// RAW.lock();
+/// assert!(!RAW.try_lock());
 /// // SAFETY: locked above.
-/// unsafe { RAW.unlock(guard) };
+/// unsafe { RAW.unlock() };
 /// ```
 #[repr(C)]
 pub struct RawMutex {
@@ -543,7 +543,7 @@ impl<'a, T: ?Sized> Future for LockFuture<'a, T> {
             let this = self.get_unchecked_mut();
             this.op
                 .poll(this.mutex.raw(), context, WaitReason::MutexLock)
-                .map(|()| this.mutex.make_guard_unchecked(GuardSend::new()))
+                .map(|()| this.mutex.make_guard_unchecked())
         }
     }
 }
@@ -601,22 +601,21 @@ unsafe impl lock_api::RawMutex for RawMutex {
     const INIT: RawMutex = RawMutex::NEW;
 
     /// Another thread may unlock the mutex: it does not know the thread that locked it.
-    type Guard = GuardSend;
+    type GuardMarker = GuardSend;
 
     #[inline]
-    fn lock(&self) -> GuardSend {
+    fn lock(&self) {
         self.lock_until(NEVER, WaitReason::MutexLock);
         simulation::point_in_fast_path();
-        GuardSend::new()
     }
 
     #[inline]
-    fn try_lock(&self) -> Option<GuardSend> {
-        self.try_lock_now().then(GuardSend::new)
+    fn try_lock(&self) -> bool {
+        self.try_lock_now()
     }
 
     #[inline]
-    unsafe fn unlock(&self, _: GuardSend) {
+    unsafe fn unlock(&self) {
         self.unlock_held();
         simulation::point_in_fast_path();
     }
@@ -629,26 +628,26 @@ unsafe impl lock_api::RawMutex for RawMutex {
 
 // SAFETY: as above. A fair unlock leaves `LOCKED` set for the waiter that it takes.
 unsafe impl lock_api::RawMutexFair for RawMutex {
-    unsafe fn unlock_fair(&self, _: GuardSend) {
+    unsafe fn unlock_fair(&self) {
         self.unlock_held_fair();
     }
 
-    unsafe fn bump(&self, _: &mut GuardSend) {
+    unsafe fn bump(&self) {
         self.bump_held();
     }
 }
 
-// SAFETY: as above; None means that the mutex was not locked.
+// SAFETY: as above; false means that the mutex was not locked.
 unsafe impl lock_api::RawMutexTimed for RawMutex {
     type Duration = Duration;
     type Instant = Instant;
 
-    fn try_lock_for(&self, timeout: Duration) -> Option<GuardSend> {
-        self.lock_until(clock::after(timeout), WaitReason::MutexLock).then(GuardSend::new)
+    fn try_lock_for(&self, timeout: Duration) -> bool {
+        self.lock_until(clock::after(timeout), WaitReason::MutexLock)
     }
 
-    fn try_lock_until(&self, timeout: Instant) -> Option<GuardSend> {
-        self.lock_until(clock::at(timeout), WaitReason::MutexLock).then(GuardSend::new)
+    fn try_lock_until(&self, timeout: Instant) -> bool {
+        self.lock_until(clock::at(timeout), WaitReason::MutexLock)
     }
 }
 

@@ -464,7 +464,7 @@ impl<'a, T: ?Sized> Future for ReadFuture<'a, T> {
             }
         }
         // SAFETY: locked for reading above.
-        Poll::Ready(unsafe { this.lock.make_read_guard_unchecked(GuardSend::new()) })
+        Poll::Ready(unsafe { this.lock.make_read_guard_unchecked() })
     }
 }
 
@@ -554,7 +554,7 @@ impl<'a, T: ?Sized> Future for WriteFuture<'a, T> {
         this.phase = WritePhase::Ended;
         assert!(!raw.word.has_readers(), "a writer woken among readers: a bug in trefoil");
         // SAFETY: locked for writing above.
-        Poll::Ready(unsafe { this.lock.make_write_guard_unchecked(GuardSend::new()) })
+        Poll::Ready(unsafe { this.lock.make_write_guard_unchecked() })
     }
 }
 
@@ -594,41 +594,38 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     const INIT: RawRwLock =
         RawRwLock { word: RwLockWord(AtomicU32::new(0)), writers: RawMutex::NEW };
 
-    type SharedGuard = GuardSend;
-    type ExclusiveGuard = GuardSend;
+    type GuardMarker = GuardSend;
 
     #[inline]
-    fn lock_shared(&self) -> GuardSend {
+    fn lock_shared(&self) {
         self.read_until(NEVER);
         simulation::point_in_fast_path();
-        GuardSend::new()
     }
 
     #[inline]
-    fn try_lock_shared(&self) -> Option<GuardSend> {
-        self.word.try_read().then(GuardSend::new)
+    fn try_lock_shared(&self) -> bool {
+        self.word.try_read()
     }
 
     #[inline]
-    unsafe fn unlock_shared(&self, _: GuardSend) {
+    unsafe fn unlock_shared(&self) {
         self.unlock_read();
         simulation::point_in_fast_path();
     }
 
     #[inline]
-    fn lock_exclusive(&self) -> GuardSend {
+    fn lock_exclusive(&self) {
         self.write_until(NEVER);
         simulation::point_in_fast_path();
-        GuardSend::new()
     }
 
     #[inline]
-    fn try_lock_exclusive(&self) -> Option<GuardSend> {
-        self.try_write().then(GuardSend::new)
+    fn try_lock_exclusive(&self) -> bool {
+        self.try_write()
     }
 
     #[inline]
-    unsafe fn unlock_exclusive(&self, _: GuardSend) {
+    unsafe fn unlock_exclusive(&self) {
         self.unlock_write(WriterBecomes::Nothing);
         simulation::point_in_fast_path();
     }
@@ -644,9 +641,8 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
 // SAFETY: the writer becomes one reader in the exchange that admits readers again.
 unsafe impl lock_api::RawRwLockDowngrade for RawRwLock {
-    unsafe fn downgrade(&self, _: GuardSend) -> GuardSend {
+    unsafe fn downgrade(&self) {
         self.unlock_write(WriterBecomes::Reader);
-        GuardSend::new()
     }
 }
 
@@ -654,16 +650,16 @@ unsafe impl lock_api::RawRwLockDowngrade for RawRwLock {
 unsafe impl lock_api::RawRwLockFair for RawRwLock {
     /// A reader never passes a writer that waits, so this is no different from other unlocks.
     #[inline]
-    unsafe fn unlock_shared_fair(&self, _: GuardSend) {
+    unsafe fn unlock_shared_fair(&self) {
         self.unlock_read();
     }
 
-    unsafe fn unlock_exclusive_fair(&self, _: GuardSend) {
+    unsafe fn unlock_exclusive_fair(&self) {
         self.admit_readers(WriterBecomes::Nothing);
         self.writers.unlock_held_fair();
     }
 
-    unsafe fn bump_shared(&self, _: &mut GuardSend) {
+    unsafe fn bump_shared(&self) {
         let (_, writer_waits) = self.word.snapshot();
         if writer_waits {
             self.unlock_read();
@@ -671,7 +667,7 @@ unsafe impl lock_api::RawRwLockFair for RawRwLock {
         }
     }
 
-    unsafe fn bump_exclusive(&self, _: &mut GuardSend) {
+    unsafe fn bump_exclusive(&self) {
         if self.word.has_queue() || self.writers.has_queue() {
             self.admit_readers(WriterBecomes::Nothing);
             self.writers.unlock_held_fair();
@@ -682,41 +678,37 @@ unsafe impl lock_api::RawRwLockFair for RawRwLock {
 
 // SAFETY: an upgradable reader excludes writers and other upgradable readers (invariant 4).
 unsafe impl lock_api::RawRwLockUpgrade for RawRwLock {
-    type UpgradableGuard = GuardSend;
-
     #[inline]
-    fn lock_upgradable(&self) -> GuardSend {
+    fn lock_upgradable(&self) {
         self.writers.lock_until(NEVER, WaitReason::RwLockWrite);
-        GuardSend::new()
     }
 
     #[inline]
-    fn try_lock_upgradable(&self) -> Option<GuardSend> {
-        self.writers.try_lock_now().then(GuardSend::new)
+    fn try_lock_upgradable(&self) -> bool {
+        self.writers.try_lock_now()
     }
 
     #[inline]
-    unsafe fn unlock_upgradable(&self, _: GuardSend) {
+    unsafe fn unlock_upgradable(&self) {
         self.writers.unlock_held();
     }
 
-    unsafe fn upgrade(&self, guard: GuardSend) -> GuardSend {
+    unsafe fn upgrade(&self) {
         self.upgrade_until(NEVER);
-        guard
     }
 
-    unsafe fn try_upgrade(&self, guard: GuardSend) -> Result<GuardSend, GuardSend> {
-        if self.word.try_write() { Ok(guard) } else { Err(guard) }
+    unsafe fn try_upgrade(&self) -> bool {
+        self.word.try_write()
     }
 }
 
 // SAFETY: as above.
 unsafe impl lock_api::RawRwLockUpgradeFair for RawRwLock {
-    unsafe fn unlock_upgradable_fair(&self, _: GuardSend) {
+    unsafe fn unlock_upgradable_fair(&self) {
         self.writers.unlock_held_fair();
     }
 
-    unsafe fn bump_upgradable(&self, _: &mut GuardSend) {
+    unsafe fn bump_upgradable(&self) {
         if self.writers.has_queue() {
             self.writers.unlock_held_fair();
             self.writers.lock_until(NEVER, WaitReason::RwLockWrite);
@@ -726,67 +718,57 @@ unsafe impl lock_api::RawRwLockUpgradeFair for RawRwLock {
 
 // SAFETY: as above. No writer comes between, because `writers` is held until the end.
 unsafe impl lock_api::RawRwLockUpgradeDowngrade for RawRwLock {
-    unsafe fn downgrade_upgradable(&self, guard: GuardSend) -> GuardSend {
+    unsafe fn downgrade_upgradable(&self) {
         // Only the holder of `writers` keeps readers out.
         assert!(self.word.try_read(), "a writer beside an upgradable reader: a bug in trefoil");
         self.writers.unlock_held();
-        guard
     }
 
-    unsafe fn downgrade_to_upgradable(&self, guard: GuardSend) -> GuardSend {
+    unsafe fn downgrade_to_upgradable(&self) {
         self.admit_readers(WriterBecomes::Nothing);
-        guard
     }
 }
 
-// SAFETY: as above; None and Err mean that the lock was not taken, or not upgraded.
+// SAFETY: as above; false means that the lock was not taken, or not upgraded.
 unsafe impl lock_api::RawRwLockUpgradeTimed for RawRwLock {
-    fn try_lock_upgradable_for(&self, timeout: Duration) -> Option<GuardSend> {
+    fn try_lock_upgradable_for(&self, timeout: Duration) -> bool {
         let deadline = clock::after(timeout);
-        self.writers.lock_until(deadline, WaitReason::RwLockWrite).then(GuardSend::new)
+        self.writers.lock_until(deadline, WaitReason::RwLockWrite)
     }
 
-    fn try_lock_upgradable_until(&self, timeout: Instant) -> Option<GuardSend> {
+    fn try_lock_upgradable_until(&self, timeout: Instant) -> bool {
         let deadline = clock::at(timeout);
-        self.writers.lock_until(deadline, WaitReason::RwLockWrite).then(GuardSend::new)
+        self.writers.lock_until(deadline, WaitReason::RwLockWrite)
     }
 
-    unsafe fn try_upgrade_for(
-        &self,
-        guard: GuardSend,
-        timeout: Duration,
-    ) -> Result<GuardSend, GuardSend> {
-        if self.upgrade_until(clock::after(timeout)) { Ok(guard) } else { Err(guard) }
+    unsafe fn try_upgrade_for(&self, timeout: Duration) -> bool {
+        self.upgrade_until(clock::after(timeout))
     }
 
-    unsafe fn try_upgrade_until(
-        &self,
-        guard: GuardSend,
-        timeout: Instant,
-    ) -> Result<GuardSend, GuardSend> {
-        if self.upgrade_until(clock::at(timeout)) { Ok(guard) } else { Err(guard) }
+    unsafe fn try_upgrade_until(&self, timeout: Instant) -> bool {
+        self.upgrade_until(clock::at(timeout))
     }
 }
 
-// SAFETY: as above; None means that the lock was not taken.
+// SAFETY: as above; false means that the lock was not taken.
 unsafe impl lock_api::RawRwLockTimed for RawRwLock {
     type Duration = Duration;
     type Instant = Instant;
 
-    fn try_lock_shared_for(&self, timeout: Duration) -> Option<GuardSend> {
-        self.read_until(clock::after(timeout)).then(GuardSend::new)
+    fn try_lock_shared_for(&self, timeout: Duration) -> bool {
+        self.read_until(clock::after(timeout))
     }
 
-    fn try_lock_shared_until(&self, timeout: Instant) -> Option<GuardSend> {
-        self.read_until(clock::at(timeout)).then(GuardSend::new)
+    fn try_lock_shared_until(&self, timeout: Instant) -> bool {
+        self.read_until(clock::at(timeout))
     }
 
-    fn try_lock_exclusive_for(&self, timeout: Duration) -> Option<GuardSend> {
-        self.write_until(clock::after(timeout)).then(GuardSend::new)
+    fn try_lock_exclusive_for(&self, timeout: Duration) -> bool {
+        self.write_until(clock::after(timeout))
     }
 
-    fn try_lock_exclusive_until(&self, timeout: Instant) -> Option<GuardSend> {
-        self.write_until(clock::at(timeout)).then(GuardSend::new)
+    fn try_lock_exclusive_until(&self, timeout: Instant) -> bool {
+        self.write_until(clock::at(timeout))
     }
 }
 

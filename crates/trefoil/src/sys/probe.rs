@@ -82,30 +82,27 @@ impl ThreadProbe {
         self.call = None;
         let mut text = [0u8; 160];
         let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
-        match read {
-            Some(Ok(_)) if text.starts_with(b"running") => ThreadState::Running,
+        let call = match read {
+            Some(Ok(_)) if text.starts_with(b"running") => return ThreadState::Running,
+            Some(Ok(n)) if n > 0 => BlockedCall::parse(&text[..n]),
+            _ => None,
+        };
+        let Some(call) = call else {
             // Other text: the program has closed our descriptor, and the number is another file
             // now.
-            Some(Ok(n))
-                if n > 0
-                    && let Some(call) = BlockedCall::parse(&text[..n]) =>
-            {
-                self.call = u32::try_from(call.number).ok();
-                let min_sleep = call.min_sleep();
-                if min_sleep == 0 {
-                    return ThreadState::Blocked;
-                }
-                match min_sleep.saturating_sub(self.idle_nanos(tid)) {
-                    0 => ThreadState::Blocked,
-                    more => ThreadState::BrieflyBlocked(more),
-                }
+            if self.file.take().is_some() {
+                self.tid = 0;
             }
-            _ => {
-                if self.file.take().is_some() {
-                    self.tid = 0;
-                }
-                self.check_cpu_time(tid)
-            }
+            return self.check_cpu_time(tid);
+        };
+        self.call = u32::try_from(call.number).ok();
+        let min_sleep = call.min_sleep();
+        if min_sleep == 0 {
+            return ThreadState::Blocked;
+        }
+        match min_sleep.saturating_sub(self.idle_nanos(tid)) {
+            0 => ThreadState::Blocked,
+            more => ThreadState::BrieflyBlocked(more),
         }
     }
 

@@ -196,6 +196,7 @@ unsafe fn keep_plain_records(records: *mut u8) {
 
 /// See the head of the file.
 #[unsafe(naked)]
+#[allow(named_asm_labels)] // A naked function is emitted once.
 pub(crate) unsafe extern "C" fn trampoline() {
     naked_asm!(
         ".cfi_startproc",

@@ -37,7 +37,7 @@
 
 use super::Registers;
 use std::arch::naked_asm;
-use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes below the stack pointer that belong to the interrupted function.
@@ -85,20 +85,20 @@ pub(crate) fn init_preemption(preempted: unsafe extern "C" fn()) -> bool {
     if USABLE.load(Ordering::Acquire) {
         return true;
     }
-    let features = __cpuid(1);
+    let features = cpuid(1, 0);
     const OSXSAVE: u32 = 1 << 27;
     if features.ecx & OSXSAVE == 0 {
         return false;
     }
     // SAFETY: the system uses xsave, so xgetbv(0) is allowed.
     let xcr0 = unsafe { xcr0() };
-    let (whole, details) = (__cpuid_count(0xd, 0), __cpuid_count(0xd, 1));
+    let (whole, details) = (cpuid(0xd, 0), cpuid(0xd, 1));
     const XSAVEC: u32 = 1 << 1;
     const XGETBV1: u32 = 1 << 2;
     let compact = details.eax & (XSAVEC | XGETBV1) == XSAVEC | XGETBV1;
     // Without XINUSE, AMX would cost 8 KiB each time; such CPUs do not have AMX.
     let mask = xcr0 & !PKRU & if compact { !0 } else { !AMX };
-    let tiles = if xcr0 & AMX != 0 { __cpuid_count(0xd, 18).eax as usize + 64 } else { 0 };
+    let tiles = if xcr0 & AMX != 0 { cpuid(0xd, 18).eax as usize + 64 } else { 0 };
     let size = whole.ecx.max(whole.ebx).max(if compact { details.ebx } else { 0 }) as usize;
     SIZE.store(size, Ordering::Relaxed);
     SIZE_SMALL.store(size - tiles.min(size), Ordering::Relaxed);
@@ -108,6 +108,13 @@ pub(crate) fn init_preemption(preempted: unsafe extern "C" fn()) -> bool {
     let usable = size > 0 && size + 2048 < DIVERT_BYTES;
     USABLE.store(usable, Ordering::Release);
     usable
+}
+
+/// Returns what the CPU says about itself.
+#[allow(unused_unsafe)] // The oldest Rust needs `unsafe`; the newest does not.
+fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+    // SAFETY: every x86_64 CPU has the instruction.
+    unsafe { __cpuid_count(leaf, subleaf) }
 }
 
 #[target_feature(enable = "xsave")]
@@ -147,6 +154,7 @@ pub(crate) unsafe fn divert(context: &mut libc::ucontext_t) {
 
 /// See the head of the file.
 #[unsafe(naked)]
+#[allow(named_asm_labels)] // A naked function is emitted once.
 pub(crate) unsafe extern "C" fn trampoline() {
     naked_asm!(
         ".cfi_startproc",

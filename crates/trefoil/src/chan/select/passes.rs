@@ -737,14 +737,18 @@ fn poll_numbered<F: FutureWaits>(
     }
 }
 
+/// Returns each channel of the arms once. The arms are sorted by address.
+pub(super) fn cores_of<'a>(arms: &'a [Arm<'_>]) -> impl Iterator<Item = &'a Core> {
+    let channels = arms.chunk_by(|a, b| a.address() == b.address());
+    channels.filter_map(|same| Some(same.first()?.core()?.0))
+}
+
 /// Polls all channels at one moment. The arms are sorted by address.
 fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>], preference: Preference) -> Found {
-    let channels = arms.chunk_by(|a, b| a.address() == b.address());
-    let mut cores = channels.filter_map(|same| Some(same.first()?.core()?.0));
     if arms.iter().filter(|arm| arm.core().is_some()).count() < 2 {
         return Found::Nothing;
     }
-    cores.clone().for_each(Core::lock);
+    cores_of(arms).for_each(Core::lock);
     let mut shuffle = Shuffle::start(arms, preference);
     let mut found = None;
     for k in 0..arms.len() {
@@ -758,6 +762,6 @@ fn poll_all_locked(here: Option<Rt>, arms: &[Arm<'_>], preference: Preference) -
             break;
         }
     }
-    cores.by_ref().for_each(Core::unlock);
+    cores_of(arms).for_each(Core::unlock);
     found.map_or(Found::Nothing, |(i, step)| Found::of(here, i, step))
 }

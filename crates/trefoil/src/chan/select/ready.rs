@@ -11,7 +11,7 @@
 //! faster, so the caller must be prepared for an operation that has to wait.
 
 use super::super::core::Core;
-use super::passes::{Arm, Preference, Shuffle, number, withdraw_pass};
+use super::passes::{Arm, Preference, Shuffle, cores_of, number, withdraw_pass};
 use crate::sched::Rt;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
@@ -117,16 +117,14 @@ fn watch_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos) -> Option
 /// Checks all arms while all channels are locked (`passes.rs`, "With `default`, or a deadline").
 fn ready_at_one_moment(arms: &mut [Arm<'_>], preference: Preference) -> Option<usize> {
     arms.sort_unstable_by_key(Arm::address);
-    let channels = arms.chunk_by(|a, b| a.address() == b.address());
-    let mut cores = channels.filter_map(|same| Some(same.first()?.core()?.0));
     let here = Rt::enter();
-    cores.clone().for_each(Core::lock);
+    cores_of(arms).for_each(Core::lock);
     let mut shuffle = Shuffle::start(arms, preference);
     let found = (0..arms.len()).map(|k| shuffle.place(here, arms, k)).find(|&i| {
         // SAFETY: the lock is held.
         arms[i].core().is_some_and(|(core, side)| unsafe { core.is_ready_now(side) })
     });
-    cores.by_ref().for_each(Core::unlock);
+    cores_of(arms).for_each(Core::unlock);
     wait::leave(here);
     found.map(|i| usize::from(arms[i].node.arm.get()))
 }

@@ -284,11 +284,11 @@ fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
         for (ring, i) in runs {
             let latest = rings[ring][i].when.latest;
             // Not every run follows a wake-up: it may have yielded.
-            let Some((wake_ring, wake)) =
-                wakes.pop_front_if(|&mut (ring, i)| rings[ring][i].when.earliest <= latest)
-            else {
+            let Some(&(wake_ring, wake)) = wakes.front() else { continue };
+            if rings[wake_ring][wake].when.earliest > latest {
                 continue;
-            };
+            }
+            wakes.pop_front();
             let woken = at[wake_ring][wake];
             at[ring][i] = at[ring][i].max(woken.saturating_add(1).min(latest));
             at[wake_ring][wake] = woken.min(at[ring][i].saturating_sub(1));

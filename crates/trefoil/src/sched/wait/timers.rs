@@ -173,7 +173,7 @@ impl Timers {
         }
         self.publish(&heap);
         // SAFETY: the first `n` elements were written.
-        unsafe { due[..n].assume_init_ref() }
+        unsafe { std::slice::from_raw_parts(due.as_ptr().cast(), n) }
     }
 
     /// Moves all entries to `to`, because this P retires.
