@@ -86,6 +86,7 @@ fn allocate_by_each_function(size: usize) -> Vec<Block> {
 #[test]
 fn blocks_of_every_function_move_between_goroutines_and_threads() {
     let _dog = watchdog();
+    let count = common::rounds(20, 50);
     runtime(2).run(|| {
         let (to_thread, from_goroutines) = chan::bounded::<Block>(64);
         let (to_goroutine, from_thread) = chan::bounded::<Block>(64);
@@ -101,7 +102,7 @@ fn blocks_of_every_function_move_between_goroutines_and_threads() {
         join_all((0..32).map(|n| {
             let to_thread = to_thread.clone();
             go(move || {
-                for i in 0..50 {
+                for i in 0..count {
                     let size = SIZES[(n + i) % SIZES.len()];
                     for (k, block) in allocate_by_each_function(size).into_iter().enumerate() {
                         if k == 0 && i % 10 == 0 {
@@ -115,7 +116,7 @@ fn blocks_of_every_function_move_between_goroutines_and_threads() {
         }));
         drop(to_thread);
         trefoil::blocking(|| thread.join().unwrap());
-        assert_eq!(frees.join().unwrap(), 32 * 5 * 7);
+        assert_eq!(frees.join().unwrap(), 32 * count / 10 * 7);
     });
 }
 

@@ -382,11 +382,9 @@ fn rounds_of_two(rounds: usize, f: impl Fn(usize, usize) -> bool + Send + Sync +
 /// slices, and two goroutines never run at the same time. Fewer without optimisation.
 fn rounds() -> usize {
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
-        1_000
-    } else if cfg!(debug_assertions) {
-        3_000
+        500
     } else {
-        10_000
+        common::rounds(1_000, 10_000)
     }
 }
 

@@ -163,7 +163,7 @@ fn plain_threads_are_not_counted() {
                 std::thread::spawn(move || burns_in_here(&stop))
             })
             .collect();
-        sleep_while_others_use(Duration::from_secs(1));
+        sleep_while_others_use(Duration::from_millis(400));
         stop.store(true, SeqCst);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let profile = cpu.stop();
@@ -255,7 +255,7 @@ fn samples_of_tasks_have_the_labels_and_the_ids_of_the_tasks() {
     let (_turn, _watchdog) = (turn(), watchdog());
     runtime(2).run(|| {
         let cpu = Cpu::builder().hz(HZ).goroutine_ids(true).start().unwrap();
-        let until = cpu_time() + Duration::from_millis(500);
+        let until = cpu_time() + Duration::from_millis(300);
         let tasks: Vec<_> = (0..2)
             .map(|i| {
                 task::spawn(async move {
@@ -308,7 +308,7 @@ fn time_in_malloc_is_counted_at_the_function_that_allocates() {
         let cpu = Cpu::start(HZ).unwrap();
         let stopped = stop.clone();
         let goroutine = go(move || allocates_in_here(&stopped));
-        sleep_while_others_use(Duration::from_millis(700));
+        sleep_while_others_use(Duration::from_millis(400));
         stop.store(true, SeqCst);
         goroutine.join().unwrap();
         let profile = cpu.stop();

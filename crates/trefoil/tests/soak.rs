@@ -2,7 +2,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `TREFOIL_SOAK_SECS` | the duration in seconds, 3 by default |
+//! | `TREFOIL_SOAK_SECS` | the duration in seconds, by default 3, in debug builds 1 |
 //! | `TREFOIL_SOAK_SEED` | the first seed; every run prints it |
 //!
 //! A seed fixes what is done, not how the threads interleave: a failure that depends on both needs
@@ -254,7 +254,8 @@ fn round(seed: u64, rt: &Runtime) {
 #[test]
 fn random_goroutine_trees_return_right_results_and_leave_no_memory() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let length = Duration::from_secs(number_from("TREFOIL_SOAK_SECS").unwrap_or(3));
+    let length =
+        Duration::from_secs(number_from("TREFOIL_SOAK_SECS").unwrap_or(common::rounds(1, 3)));
     let _watchdog = watchdog_for(length + common::TOO_LONG);
     let seed = number_from("TREFOIL_SOAK_SEED").unwrap_or_else(rand::random);
     eprintln!("soak: TREFOIL_SOAK_SEED={seed} TREFOIL_SOAK_SECS={}", length.as_secs());
@@ -379,8 +380,9 @@ fn a_million_goroutines_live_at_once() {
     let n: u64 = match (cfg!(debug_assertions), available >= FOR_A_MILLION) {
         (false, true) => 1_000_000,
         (true, _) => {
-            eprintln!("soak: 100,000 goroutines in a debug build");
-            100_000
+            let n = common::rounds(30_000, 100_000);
+            eprintln!("soak: {n} goroutines in a debug build");
+            n
         }
         (false, false) => {
             let gib = available >> 30;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{child_test, hold_until, tasks, watchdog};
+use common::{child_test, hold_until, rounds, tasks, watchdog};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -54,7 +54,7 @@ fn trim() {
 #[test]
 fn dropping_a_runtime_leaves_no_lock_of_malloc_locked() {
     let _watchdog = watchdog();
-    for round in 0..12 {
+    for round in 0..rounds(6, 12) {
         drop_while_working(1 + round % 3, 4, trim);
         allocate();
     }
@@ -343,7 +343,7 @@ fn dropping_a_runtime_leaves_the_panic_hook_unlocked() {
             child.env("RUST_BACKTRACE", backtrace).succeed();
         }
     });
-    for round in 0..12 {
+    for round in 0..rounds(3, 12) {
         drop_while_working(1 + round % 3, 4, || {
             let _ = std::panic::catch_unwind(|| panic!("on a goroutine"));
         });
@@ -373,7 +373,7 @@ fn waiters_for_a_lock_are_woken_after_one_runtime_is_dropped() {
             hold_for_a_moment();
         }
     });
-    for round in 0..60 {
+    for round in 0..rounds(20, 60) {
         // They are stopped at a call of the runtime, where they wait for the lock or do not have
         // it.
         drop_after_working(Duration::from_millis(3), 1 + round % 3, 8, || {

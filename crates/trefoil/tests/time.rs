@@ -562,7 +562,7 @@ fn tick_stops_when_its_receivers_are_dropped() {
         };
         rounds(4_000);
         let before = rss();
-        rounds(20_000);
+        rounds(common::rounds(8_000, 20_000));
         let grown = rss().saturating_sub(before);
         assert!(grown < 4 << 20, "{grown} bytes more are resident");
         once_in_five(|| {

@@ -6,7 +6,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `TREFOIL_TORTURE_SECS` | the duration in seconds, 3 by default |
+//! | `TREFOIL_TORTURE_SECS` | the duration in seconds, by default 3, in debug builds 1 |
 
 // AVX-512 is newer than the oldest compiler that builds the crate; this test needs the newest.
 #![allow(clippy::incompatible_msrv)]
@@ -16,7 +16,7 @@ mod common;
 #[cfg_attr(target_arch = "x86_64", path = "torture_registers/x86_64.rs")]
 mod registers;
 
-use common::child_test;
+use common::{child_test, rounds};
 use rand::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 fn seconds() -> u64 {
     match std::env::var("TREFOIL_TORTURE_SECS") {
         Ok(text) => text.parse().expect("TREFOIL_TORTURE_SECS is a number"),
-        Err(_) => 3,
+        Err(_) => rounds(1, 3),
     }
 }
 
@@ -149,7 +149,7 @@ fn torture(procs: usize, time: Duration) {
 fn malloc(_: &Arc<Shared>, _: usize) {
     let mut rng = rand::rng();
     let mut blocks: Vec<Vec<u8>> = Vec::new();
-    for i in 0..200u32 {
+    for i in 0..rounds(50, 200u32) {
         let size = 1 << rng.random_range(0..15);
         blocks.push(vec![i as u8; size + i as usize % 7]);
         if blocks.len() > 20 {
@@ -161,7 +161,8 @@ fn malloc(_: &Arc<Shared>, _: usize) {
 }
 
 fn print(_: &Arc<Shared>, id: usize) {
-    for i in 0..20 {
+    // Few lines: all workers share the lock of standard output, which is not fair.
+    for i in 0..4 {
         println!("worker {id} line {i} {:>10.3} {:?}", i as f64 / 7.0, "text");
     }
 }
@@ -313,7 +314,7 @@ fn tasks(shared: &Arc<Shared>, id: usize) {
         let shared = shared.clone();
         async move {
             let mut sum = 0u64;
-            for i in 0..40 {
+            for i in 0..rounds(12, 40) {
                 sum = (0..500).fold(sum, |sum, j| sum.wrapping_mul(31).wrapping_add(n ^ i ^ j));
                 match i % 4 {
                     0 => task::yield_now().await,

@@ -228,8 +228,9 @@ fn a_wake_up_from_a_plain_thread_names_the_thread() {
 #[test]
 fn nothing_is_lost_in_a_ring_that_is_large_enough() {
     let _watchdog = watchdog();
-    let snapshot = recorded(2, || {
-        let workers: Vec<_> = (0..50)
+    let count = common::rounds(20, 50);
+    let snapshot = recorded(2, move || {
+        let workers: Vec<_> = (0..count)
             .map(|_| {
                 go(|| {
                     let (tx, rx) = trefoil::chan::bounded(1);
@@ -242,8 +243,8 @@ fn nothing_is_lost_in_a_ring_that_is_large_enough() {
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         snapshot()
     });
-    // 100 goroutines and main.
-    assert_eq!(snapshot.goroutines().len(), 101, "{:?}", snapshot.goroutines());
+    // Two goroutines per worker, and main.
+    assert_eq!(snapshot.goroutines().len(), 2 * count + 1, "{:?}", snapshot.goroutines());
     for id in snapshot.goroutines() {
         let text = why(&snapshot, id);
         assert!(!text.contains("unknown"), "{text}");
@@ -680,7 +681,11 @@ fn an_incident_that_the_environment_names_writes_a_file() {
                 sleep(LONG);
             }
             // Until it is written to the end.
-            sleep(10 * LONG);
+            common::yield_until("the whole file", || {
+                let mut files = std::fs::read_dir(&dir).unwrap();
+                let file = std::fs::File::open(files.next().unwrap().unwrap().path()).unwrap();
+                Snapshot::read(file).is_ok()
+            });
         });
     }
     let dir = std::env::temp_dir().join(format!("trefoil-incident-{}", std::process::id()));

@@ -32,8 +32,8 @@ fn capacities() -> impl Iterator<Item = usize> {
 }
 
 /// Returns the size of a test in this build.
-const fn size(release: usize, debug: usize) -> usize {
-    if cfg!(debug_assertions) { debug } else { release }
+fn size(long: usize, brief: usize) -> usize {
+    common::rounds(brief, long)
 }
 
 /// A goroutine or a plain thread.

@@ -9,10 +9,10 @@ use trefoil::{go, yield_now};
 #[test]
 fn many_workers_pass_every_item_on_once() {
     const WORKERS: usize = 23;
-    const ITEMS: usize = size(271_828, 50_000);
     const PRIMES: [usize; 8] = [2, 3, 7, 11, 13, 17, 19, 23];
     let _dog = watchdog();
     at_all_procs(|| {
+        let items = size(271_828, 20_000);
         let (queue, work) = bounded(WORKERS * 3);
         let (results, done) = bounded(WORKERS * 3);
         for w in 0..WORKERS {
@@ -30,7 +30,7 @@ fn many_workers_pass_every_item_on_once() {
         drop((work, results));
         let feeder = go(move || {
             let mut sum = 0;
-            for i in 0..ITEMS {
+            for i in 0..items {
                 let v = PRIMES[i % PRIMES.len()];
                 sum += v;
                 queue.send(v).unwrap();
@@ -42,7 +42,7 @@ fn many_workers_pass_every_item_on_once() {
             n += 1;
             sum += v;
         }
-        assert_eq!((n, sum), (ITEMS, feeder.join().unwrap()));
+        assert_eq!((n, sum), (items, feeder.join().unwrap()));
     });
 }
 

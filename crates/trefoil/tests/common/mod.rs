@@ -24,6 +24,8 @@ pub(crate) const TOO_LONG: Duration = Duration::from_secs(60);
 
 /// Set in a child: the name of the test that it runs.
 const CHILD: &str = "TREFOIL_TEST_CHILD";
+/// Set by CI: loops run as often in debug builds as in release builds, see [`rounds`].
+const LONG: &str = "TREFOIL_TEST_LONG";
 /// Set by hand: a test that hangs prints the stacks of all threads before it aborts.
 const GDB: &str = "TREFOIL_TEST_GDB";
 
@@ -218,6 +220,13 @@ pub(crate) fn hogs(n: usize, stop: &Arc<AtomicBool>) -> Vec<trefoil::JoinHandle<
         trefoil::go(move || hog(&stop))
     };
     (0..n).map(one).collect()
+}
+
+/// Returns how often a loop runs, or how much it does: `long` in release builds and if [`LONG`] is
+/// set, otherwise `brief`.
+pub(crate) fn rounds<T>(brief: T, long: T) -> T {
+    let is_long = !cfg!(debug_assertions) || std::env::var_os(LONG).is_some();
+    if is_long { long } else { brief }
 }
 
 /// Returns the median.

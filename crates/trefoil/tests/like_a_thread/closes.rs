@@ -1,6 +1,6 @@
 //! Reads whose descriptor is closed or replaced meanwhile.
 
-use crate::common::{MS, child_test, runtime, watchdog};
+use crate::common::{self, MS, child_test, runtime, watchdog};
 use crate::{BUSY, check, eventfd, read, same_on_both};
 use std::ffi::{c_int, c_void};
 use std::io::{Read, Write};
@@ -169,11 +169,11 @@ fn close_in_a_handler_that_interrupts_the_runtime_ends_waits() {
 #[test]
 fn a_read_that_races_with_a_close_fails_with_ebadf() {
     child_test!();
-    const ROUNDS: usize = 1_000;
+    let rounds: usize = common::rounds(300, 1_000);
     let turn = Arc::new(AtomicI32::new(-1));
     let theirs = turn.clone();
     let closer = thread::spawn(move || {
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             let (mut fd, mut loads) = (-1, 0u32);
             while fd < 0 {
                 std::hint::spin_loop();
@@ -193,7 +193,7 @@ fn a_read_that_races_with_a_close_fails_with_ebadf() {
     });
     let found = runtime(2).run(move || {
         let mut found = std::collections::BTreeMap::new();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let (a, _b) = UnixStream::pair().unwrap();
             // SAFETY: returns a new descriptor, which the other thread closes. Its number, from 900
             // on, is not used otherwise.
@@ -210,5 +210,5 @@ fn a_read_that_races_with_a_close_fails_with_ebadf() {
         found
     });
     closer.join().unwrap();
-    assert_eq!(Vec::from_iter(found), [(-(libc::EBADF as isize), ROUNDS)]);
+    assert_eq!(Vec::from_iter(found), [(-(libc::EBADF as isize), rounds)]);
 }

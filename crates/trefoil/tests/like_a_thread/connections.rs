@@ -1,7 +1,7 @@
 //! `accept`, `connect` and TCP Fast Open.
 
 use crate::common::{MS, watchdog};
-use crate::{check, same_on_both, set, tcp, udp, write};
+use crate::{check, same_on_both, same_on_both_at_once, set, tcp, udp, write};
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -61,7 +61,7 @@ fn set_send_timeout(fd: &impl AsRawFd, millis: i64) {
 #[test]
 fn connect_of_a_connecting_socket_waits() {
     let _w = watchdog();
-    let found = same_on_both(|| {
+    let found = same_on_both_at_once(|| {
         let listener = tcp_socket();
         // SAFETY: the test's own socket; the kernel chooses its address.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);

@@ -82,18 +82,20 @@ fn sending_to_a_full_peer_uses_no_cpu() {
         let e = limited.send_to_addr(b"late", &addr).unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
         assert!(start.elapsed() >= 50 * MS);
-        thread::sleep(400 * MS);
+        thread::sleep(200 * MS);
         let used = cpu_time() - before;
-        assert!(used < 150 * MS, "{used:?} of CPU time while the queue was full");
-        // All senders proceed when the queue has room.
-        receiver.set_read_timeout(Some(500 * MS)).unwrap();
-        let mut lengths = Vec::new();
-        while let Ok(n) = receiver.recv(&mut [0; 8]) {
-            lengths.push(n);
+        assert!(used < 100 * MS, "{used:?} of CPU time while the queue was full");
+        // All senders proceed when the queue has room, and each message arrives once.
+        let mut arrived = 0;
+        while arrived < 6 {
+            arrived += usize::from(receiver.recv(&mut [0; 8]).unwrap() == 3);
         }
-        assert_eq!(lengths.iter().filter(|n| **n == 3).count(), 6);
         for sender in senders {
             assert_eq!(sender.join().unwrap(), 3);
+        }
+        receiver.set_nonblocking(true).unwrap();
+        while let Ok(n) = receiver.recv(&mut [0; 8]) {
+            assert_ne!(n, 3, "a message arrived twice");
         }
     });
 }
@@ -111,11 +113,11 @@ fn a_read_uses_no_cpu_while_the_error_queue_holds_a_message() {
         // The error is returned once; its message stays in the error queue, and `poll` reports
         // that.
         let refused = recv(&a, &mut [0; 8], 0);
-        a.set_read_timeout(Some(400 * MS)).unwrap();
+        a.set_read_timeout(Some(200 * MS)).unwrap();
         let before = cpu_time();
         let late = recv(&a, &mut [0; 8], 0);
         let used = cpu_time() - before;
-        assert!(used < 150 * MS, "{used:?} of CPU time in 400 ms of waiting");
+        assert!(used < 80 * MS, "{used:?} of CPU time in 200 ms of waiting");
         a.set_read_timeout(None).unwrap();
         let receiver = a.local_addr().unwrap();
         let sender = thread::spawn(move || {

@@ -33,6 +33,20 @@ fn same_on_both<T: Debug + PartialEq + Send + 'static>(f: fn() -> T) -> T {
     thread
 }
 
+/// As [`same_on_both`], for code that waits for seconds and measures nothing of the process: on all
+/// of them at the same time.
+#[track_caller]
+fn same_on_both_at_once<T: Debug + PartialEq + Send + 'static>(f: fn() -> T) -> T {
+    let start = |procs| thread::spawn(move || runtime(procs).run(f));
+    let (thread, goroutines) = (thread::spawn(f), [1, 2].map(start));
+    let thread = thread.join().unwrap();
+    for (goroutine, procs) in goroutines.into_iter().zip([1, 2]) {
+        let goroutine = goroutine.join().unwrap();
+        assert_eq!(goroutine, thread, "a goroutine (left) and a thread (right), {procs} Ps");
+    }
+    thread
+}
+
 /// Returns the result of a call, or the negated error number.
 fn check(result: isize) -> isize {
     if result < 0 {

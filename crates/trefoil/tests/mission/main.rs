@@ -36,7 +36,7 @@ const STATEMENTS: [(&str, &[&str]); 29] = [
          runnable again and dead; its memory is reused.",
         &[
             "mission::goroutines::goroutine_passes_through_every_state_and_its_memory_is_reused",
-            "trefoil/tests/dump.rs",
+            "trefoil/tests/debug/dump.rs",
         ],
     ),
     (
@@ -214,9 +214,9 @@ const STATEMENTS: [(&str, &[&str]); 29] = [
     (
         "28. Goroutines can be counted, profiled, traced and dumped.",
         &[
-            "go_sched::a_new_runtime_counts_one_goroutine",
-            "trefoil/tests/profile.rs",
-            "trefoil/tests/dump.rs",
+            "sched::go::a_new_runtime_counts_one_goroutine",
+            "trefoil/tests/profile/main.rs",
+            "trefoil/tests/debug/dump.rs",
         ],
     ),
     // Typical programs.

@@ -168,16 +168,29 @@ fn default_procs_follow_the_cpu_affinity() {
                 trefoil::time::sleep(Duration::from_millis(5));
             }
         };
+        let (is_explicit, is_restricted) = (flag(), flag());
+        let explicit = std::thread::spawn({
+            let (is_explicit, is_restricted) = (is_explicit.clone(), is_restricted.clone());
+            move || {
+                runtime(1).run(move || {
+                    trefoil::set_procs(all + 1);
+                    is_explicit.store(true, SeqCst);
+                    hold_until("fewer CPUs", || is_restricted.load(SeqCst));
+                    for _ in 0..250 {
+                        trefoil::time::sleep(Duration::from_millis(5));
+                        let procs = trefoil::procs();
+                        assert_eq!(procs, all + 1, "an explicit set_procs must not be overridden");
+                    }
+                });
+            }
+        });
+        hold_until("set_procs", || is_explicit.load(SeqCst));
         common::run_on(one);
+        is_restricted.store(true, SeqCst);
         becomes(1);
+        trefoil::blocking(|| explicit.join()).unwrap();
         common::run_on(&cpus);
         becomes(all);
-        trefoil::set_procs(all + 1);
-        common::run_on(one);
-        for _ in 0..250 {
-            trefoil::time::sleep(Duration::from_millis(5));
-            assert_eq!(trefoil::procs(), all + 1, "an explicit set_procs must not be overridden");
-        }
     });
 }
 

@@ -1,8 +1,8 @@
 //! Goroutines that compute for long take turns, with and without calls of the runtime.
 
 use crate::common::{
-    self, MS, child_test, cpu_time, flag, hog, hogs, join_all, median, ms, once_in_five, runtime,
-    spin, wake_up_delays, watchdog, yield_until,
+    self, MS, child_test, cpu_time, flag, hog, hogs, join_all, median, ms, once_in_five, rounds,
+    runtime, spin, wake_up_delays, watchdog, yield_until,
 };
 use crate::endless;
 use std::hint::black_box;
@@ -123,7 +123,7 @@ fn endless_loops_starve_no_goroutine_and_end_with_their_runtime() {
             runtime(procs).run(|| {
                 (0..3).for_each(|_| drop(go(body)));
                 let start = Instant::now();
-                for _ in 0..5 {
+                for _ in 0..rounds(2, 5) {
                     sleep(MS);
                     yield_now();
                     assert_eq!(go(|| 7).join().unwrap(), 7);
@@ -218,7 +218,7 @@ fn a_ticker_keeps_time_beside_four_hogs() {
             runtime(procs).run(|| {
                 let stop = flag();
                 let loops = hogs(4, &stop);
-                let late = wake_up_delays(300);
+                let late = wake_up_delays(rounds(100, 300));
                 stop.store(true, SeqCst);
                 join_all(loops);
                 let (middle, worst) = (median(late.clone()), late.iter().max().unwrap());
@@ -292,7 +292,7 @@ fn set_procs_limits_endless_loops() {
                 let waited = start.elapsed();
                 assert!(waited < Duration::from_secs(10), "{running} run at once on {n} Ps");
             }
-            let samples: Vec<_> = (0..40)
+            let samples: Vec<_> = (0..rounds(16, 40))
                 .map(|_| {
                     spin(MS);
                     running_ms()

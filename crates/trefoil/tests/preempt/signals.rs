@@ -1,7 +1,7 @@
 //! The preemption signal beside a program's own handlers, system calls and forks.
 
 use crate::common::raw::{raw, raw_read, raw_sleep};
-use crate::common::{MS, child_test, flag, hogs, join_all, ms, runtime, spin};
+use crate::common::{MS, TOO_LONG, child_test, flag, hogs, join_all, ms, rounds, runtime, spin};
 use std::hint::black_box;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -140,6 +140,7 @@ fn nested_handlers_run_while_goroutines_are_preempted() {
         action.sa_flags = libc::SA_NODEFER | libc::SA_RESTART;
         assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
     }
+    let count = rounds(50, 150);
     for procs in [1, 2, 8] {
         runtime(procs).run(|| {
             let stop = flag();
@@ -155,7 +156,7 @@ fn nested_handlers_run_while_goroutines_are_preempted() {
                 })
             };
             let workers: Vec<_> = (0..6).map(work).collect();
-            for round in 0..150 {
+            for round in 0..count {
                 let tids = ms();
                 for &tid in tids.iter().take(4) {
                     // SAFETY: sends a signal that has a handler to a thread of this process.
@@ -174,7 +175,7 @@ fn nested_handlers_run_while_goroutines_are_preempted() {
             }
         });
     }
-    assert!(USER1.load(SeqCst) >= 3 * 150, "{} calls", USER1.load(SeqCst));
+    assert!(USER1.load(SeqCst) >= 3 * count, "{} calls", USER1.load(SeqCst));
     assert_eq!(DEPTH.load(SeqCst), 0);
 }
 
@@ -208,6 +209,8 @@ fn preemptsignal_selects_another_signal() {
 #[test]
 fn preemption_rarely_interrupts_system_calls() {
     child_test!();
+    /// The least number of calls that counts as a measurement.
+    const CALLS: usize = 200;
     let (calls, interrupted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum AfterCalls {
@@ -253,7 +256,11 @@ fn preemption_rarely_interrupts_system_calls() {
                 })
             };
             let workers: Vec<_> = (0..9).map(work).collect();
-            sleep(time);
+            let start = Instant::now();
+            while start.elapsed() < time || calls.load(SeqCst) <= CALLS {
+                assert!(start.elapsed() < TOO_LONG / 2, "{} calls", calls.load(SeqCst));
+                sleep(10 * MS);
+            }
             stop.store(true, SeqCst);
             join_all(workers);
             join_all(loops);
@@ -263,15 +270,16 @@ fn preemption_rarely_interrupts_system_calls() {
         println!("{calls} calls, {interrupted} of them interrupted (after each: {after:?})");
         (calls, interrupted)
     };
-    let (calls, interrupted) = run(AfterCalls::Yield, Duration::from_secs(1));
+    let time = rounds(300 * MS, 1_000 * MS);
+    let (calls, interrupted) = run(AfterCalls::Yield, time);
     // sysmon checks that a thread does not sleep before it signals it. If the OS does not run
     // sysmon in between (a busy machine), the thread may have fallen asleep. On a quiet machine
     // none has.
-    assert!(calls > 50 && interrupted * 20 <= calls, "{interrupted} of {calls} calls");
+    assert!(interrupted * 20 <= calls, "{interrupted} of {calls} calls");
     // A goroutine that never calls the runtime and computes more than it sleeps is preempted by a
     // signal, which may arrive in the moment in which it falls asleep.
-    let (calls, interrupted) = run(AfterCalls::Nothing, Duration::from_secs(1));
-    assert!(calls > 50 && interrupted * 20 <= calls, "{interrupted} of {calls} calls");
+    let (calls, interrupted) = run(AfterCalls::Nothing, time);
+    assert!(interrupted * 20 <= calls, "{interrupted} of {calls} calls");
 }
 
 /// A goroutine forks while it is preempted often.

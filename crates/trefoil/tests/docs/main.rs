@@ -1,0 +1,4 @@
+//! The pages say what the code says.
+
+mod architecture;
+mod examples;

@@ -1,0 +1,6 @@
+//! What happens when resources run out, or memory is locked. The tests set limits in children only.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod exhaustion;
+mod mlock;

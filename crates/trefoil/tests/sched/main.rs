@@ -1,0 +1,6 @@
+//! Which goroutine runs next.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod go;
+mod order;
