@@ -53,6 +53,7 @@ pub(crate) fn run_all_with_tls_from_pthread_create() {
         println!("skipped: TREFOIL_DEBUG is set already");
         return;
     }
+    super::skip_if_emulated!("qemu-user has no PR_GET_TID_ADDRESS, which the fallback needs");
     let _watchdog = watchdog_for(LIMIT);
     let out = this_program()
         .arg("--include-ignored")
