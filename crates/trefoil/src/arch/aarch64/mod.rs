@@ -96,6 +96,7 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("saved.x27", 80),
     ("saved.x28", 88),
     ("saved.bytes", FRAME_BYTES),
+    ("trampoline.registers", preempt::FRAME_REGISTERS),
 ];
 
 /// FPCR of a new thread: round to nearest, no traps.
