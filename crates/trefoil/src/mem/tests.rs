@@ -565,7 +565,7 @@ fn scavenger_returns_memory_after_a_burst() {
             in_kib(after)
         );
         // What a stack keeps may begin inside a page.
-        let kept_each = if mm::page() <= 16 * KIB { 16 * KIB } else { 2 * mm::page() };
+        let kept_each = if mm::page() == mm::PAGE { 16 * KIB } else { 2 * mm::page() };
         let kept = POOL_MAX * kept_each + LOCAL_MAX * (64 * KIB + kept_each);
         assert!(after.0 < before.0 + kept + 4 * MIB);
     });

@@ -142,5 +142,9 @@ fn discard(unused: Vec<Option<Box<P>>>) {
 pub(crate) fn after_resize(rt: Rt) {
     rt.sched().wake_after_push();
     let may_stop = rt.g().no_preempt.get() == 0;
-    if may_stop && rt.has_request() { crate::sched::switch::yield_now(rt).leave() } else { rt.leave() }
+    if may_stop && rt.has_request() {
+        crate::sched::switch::yield_now(rt).leave()
+    } else {
+        rt.leave()
+    }
 }

@@ -62,7 +62,7 @@
 //! - One byte for both readers, in the TLS block: sysmon would have to find the block of a
 //!   goroutine that is switching.
 //!
-//! Tested under qemu-user, not on silicon: no cost is measured here.
+//! Tested in qemu, not on silicon: no cost is measured here.
 
 pub(crate) mod preempt;
 
