@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 
 use super::layout::Layout;
-use super::memory::{Process, Registers, Thread, u32_at, u64_at};
-use super::stacks::{Innermost, Unwinder};
+use super::memory::{Cpu, Process, Registers, Thread, u32_at, u64_at};
+use super::stacks::{Innermost, Trampoline, Unwinder};
 
 /// The largest numbers of slabs, chunks of tasks, Ms and Ps that are read. A list that is longer is
 /// damaged.
@@ -141,10 +141,23 @@ pub(super) fn read_at(
 /// Offsets and numbers from the table.
 macro_rules! offsets {
     ($($field:ident = $name:literal,)+) => {
-        struct Offsets { $($field: u64,)+ }
+        struct Offsets {
+            /// Of the registers that a switch saves.
+            saved_fp: u64,
+            saved_pc: u64,
+            /// None on x86_64.
+            trampoline_registers: Option<u64>,
+            $($field: u64,)+
+        }
         impl Offsets {
-            fn new(layout: &Layout) -> Result<Offsets, String> {
-                let offsets = Offsets { $($field: layout.get($name)?,)+ };
+            fn new(cpu: Cpu, layout: &Layout) -> Result<Offsets, String> {
+                let (fp, pc) = match cpu {
+                    Cpu::X86_64 => ("saved.rbp", "saved.rip"),
+                    Cpu::Aarch64 => ("saved.x29", "saved.x30"),
+                };
+                let (saved_fp, saved_pc) = (layout.get(fp)?, layout.get(pc)?);
+                let trampoline_registers = layout.get("trampoline.registers").ok();
+                let offsets = Offsets { saved_fp, saved_pc, trampoline_registers, $($field: layout.get($name)?,)+ };
                 offsets.check()?;
                 Ok(offsets)
             }
@@ -222,8 +235,6 @@ offsets! {
     stack_base = "stack_top.base",
     stack_sp_below = "stack_top.sp_below",
     guard_bytes = "stack.guard_bytes",
-    saved_rbp = "saved.rbp",
-    saved_rip = "saved.rip",
     saved_bytes = "saved.bytes",
     entry_stub = "entry_stub",
     trampoline = "trampoline",
@@ -342,7 +353,7 @@ impl<'a> Reader<'a> {
         let reasons = (0..count).map(|i| reason(i).unwrap_or_else(|| "waiting".into())).collect();
         Ok(Reader {
             process,
-            at: Offsets::new(layout)?,
+            at: Offsets::new(process.cpu, layout)?,
             reasons,
             location: LocationLayout::find(process, layout)?,
         })
@@ -640,7 +651,7 @@ impl<'a> Reader<'a> {
             let function = self.word(body, type_name).ok()?;
             let mut code = [0; 24];
             self.process.read(function, &mut code).ok()?;
-            let (address, len) = returned_text(function, &code)?;
+            let (address, len) = returned_text(self.process.cpu, function, &code)?;
             let name = self.process.text(address, len)?;
             Some(name.strip_suffix("::{{closure}}").unwrap_or(&name).to_owned())
         };
@@ -682,26 +693,27 @@ impl<'a> Reader<'a> {
             }
             memory = StackMemory::new(self.process, sp, high);
             let mut saved = |offset| memory.word(sp.checked_add(offset)?);
-            let (Some(rip), Some(rbp)) = (saved(at.saved_rip), saved(at.saved_rbp)) else {
+            let (Some(pc), Some(fp)) = (saved(at.saved_pc), saved(at.saved_fp)) else {
                 return unreadable;
             };
-            if rip == at.entry_stub {
+            if pc == at.entry_stub {
                 return Stack::NotStarted;
             }
-            Registers { rip, rsp: sp.wrapping_add(at.saved_bytes), rbp }
+            Registers { pc, sp: sp.wrapping_add(at.saved_bytes), fp, lr: pc }
         } else {
             match running.and_then(|m| m.thread.registers) {
-                Some(registers) if on_stack(registers.rsp) => {
-                    memory = StackMemory::new(self.process, registers.rsp, high);
+                Some(registers) if on_stack(registers.sp) => {
+                    memory = StackMemory::new(self.process, registers.sp, high);
                     registers
                 }
                 _ => return Stack::Running,
             }
         };
         let innermost = if suspended { Innermost::Call } else { Innermost::Instruction };
-        let trampoline = at.trampoline..at.trampoline_end;
+        let code = at.trampoline..at.trampoline_end;
+        let trampoline = Trampoline { code, registers: at.trampoline_registers };
         let addresses =
-            unwinder.unwind(registers, innermost, trampoline, |address| memory.word(address));
+            unwinder.unwind(registers, innermost, &trampoline, |address| memory.word(address));
         if addresses.is_empty() { unreadable } else { Stack::Addresses(addresses) }
     }
 
@@ -823,10 +835,50 @@ impl<'a> StackMemory<'a> {
     }
 }
 
-/// Returns the address and the length of the text that a function returns, by its machine code:
-/// `lea rax, [rip + offset]`, or `mov eax, address`; and `mov edx, length`. `type_name` is compiled
-/// to these two instructions. A debugger cannot call it, and the name is nowhere else.
-fn returned_text(function: u64, code: &[u8]) -> Option<(u64, u64)> {
+/// Returns the address and the length of the text that a function returns, by its machine code.
+/// `type_name` is compiled to a few instructions. A debugger cannot call it, and the name is nowhere
+/// else.
+fn returned_text(cpu: Cpu, function: u64, code: &[u8]) -> Option<(u64, u64)> {
+    match cpu {
+        Cpu::X86_64 => returned_text_x86_64(function, code),
+        Cpu::Aarch64 => returned_text_aarch64(function, code),
+    }
+}
+
+/// As [`returned_text`]: `adrp x0, page`, `add x0, x0, offset`, and `mov w1, length`, of which a debug
+/// build makes two by way of another register.
+fn returned_text_aarch64(function: u64, code: &[u8]) -> Option<(u64, u64)> {
+    // What each register has, as far as it is known.
+    let mut registers = [None; 32];
+    for (i, code) in code.chunks_exact(4).enumerate() {
+        let (word, here) = (u32_at(code, 0), function.wrapping_add(4 * i as u64));
+        let (to, from) = ((word & 31) as usize, (word >> 5 & 31) as usize);
+        registers[to] = if word & 0x9f00_0000 == 0x9000_0000 {
+            // adrp: 21 bits, the lowest two of them apart from the others.
+            let pages = (word >> 5 & 0x7_ffff) << 2 | word >> 29 & 3;
+            let pages = i64::from((pages << 11) as i32 >> 11);
+            Some((here & !0xfff).wrapping_add_signed(pages << 12))
+        } else if word & 0xffc0_0000 == 0x9100_0000 {
+            // add, of 12 bits.
+            registers[from].map(|base: u64| base.wrapping_add(u64::from(word >> 10 & 0xfff)))
+        } else if word & 0x7fe0_0000 == 0x5280_0000 {
+            // mov of 16 bits.
+            Some(u64::from(word >> 5 & 0xffff))
+        } else if word & 0x7fe0_ffe0 == 0x2a00_03e0 {
+            // mov of a register.
+            registers[(word >> 16 & 31) as usize]
+        } else if word == 0xd65f_03c0 {
+            // ret
+            return registers[0].zip(registers[1]);
+        } else {
+            return None;
+        };
+    }
+    None
+}
+
+/// As [`returned_text`]: `lea rax, [rip + offset]`, or `mov eax, address`; and `mov edx, length`.
+fn returned_text_x86_64(function: u64, code: &[u8]) -> Option<(u64, u64)> {
     let (mut address, mut len) = (None, None);
     let mut at = 0;
     while at + 8 <= code.len() && (address.is_none() || len.is_none()) {
@@ -975,8 +1027,24 @@ mod tests {
         let named: fn() -> &'static str = std::any::type_name::<Goroutine>;
         // SAFETY: the code of a function; the page after it may end, but not within a program.
         let code = unsafe { std::slice::from_raw_parts(named as *const u8, 24) };
-        let (address, len) = returned_text(named as *const u8 as u64, code).expect("two moves");
-        assert_eq!((address, len), (named().as_ptr() as u64, named().len() as u64));
-        assert_eq!(returned_text(0, &[0xc3; 24]), None);
+        let cpu = Process::open(&std::process::id().to_string()).unwrap().cpu;
+        let found = returned_text(cpu, named as *const u8 as u64, code);
+        assert_eq!(found, Some((named().as_ptr() as u64, named().len() as u64)));
+        assert_eq!(returned_text(Cpu::X86_64, 0, &[0xc3; 24]), None);
+        assert_eq!(returned_text(Cpu::Aarch64, 0, &[0xc3; 24]), None);
+    }
+
+    #[test]
+    fn the_text_that_a_function_of_aarch64_returns_is_found() {
+        let code = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>();
+        // adrp x0, +0x38e pages; add x0, x0, #0x900; mov w8, #0x13a; mov w1, w8; ret
+        let debug = code(&[0xd000_1c60, 0x9124_0000, 0x5280_2748, 0x2a08_03e1, 0xd65f_03c0]);
+        let text = returned_text(Cpu::Aarch64, 0xca7a0, &debug);
+        assert_eq!(text, Some((0x45_8900, 0x13a)));
+        // adrp x0, -1 page; add x0, x0, #8; mov w1, #5; ret
+        let release = code(&[0xf0ff_ffe0, 0x9100_2000, 0x5280_00a1, 0xd65f_03c0, 0]);
+        assert_eq!(returned_text(Cpu::Aarch64, 0x5004, &release), Some((0x4008, 5)));
+        // Without `ret`.
+        assert_eq!(returned_text(Cpu::Aarch64, 0x5004, &release[..12]), None);
     }
 }

@@ -16,8 +16,30 @@ const NOTE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of a program or library that are read at most.
 const ELF_BYTES_MAX: u64 = 8 << 30;
 
+/// The CPU that a process was built for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cpu {
+    X86_64,
+    Aarch64,
+}
+
+impl Cpu {
+    /// The CPU of this command, and so of live processes.
+    const HERE: Cpu = if cfg!(target_arch = "aarch64") { Cpu::Aarch64 } else { Cpu::X86_64 };
+
+    /// Returns the CPU by the number in an ELF file.
+    fn of_machine(machine: u16) -> Option<Cpu> {
+        match machine {
+            62 => Some(Cpu::X86_64),
+            183 => Some(Cpu::Aarch64),
+            _ => None,
+        }
+    }
+}
+
 /// The process that a command inspects.
 pub(super) struct Process {
+    pub(super) cpu: Cpu,
     source: Source,
     /// What is mapped from files, in the order of addresses.
     pub(super) mappings: Vec<Mapping>,
@@ -62,8 +84,9 @@ struct Segment {
 /// A thread as far as it can be seen without stopping it.
 #[derive(Clone)]
 pub(super) struct Thread {
+    pub(super) cpu: Cpu,
     pub(super) tid: u32,
-    /// Program counter, stack pointer, and frame pointer if it is known. None if it runs just now.
+    /// None if it runs just now.
     pub(super) registers: Option<Registers>,
     /// The number of the system call that it is in.
     pub(super) system_call: Option<u64>,
@@ -71,9 +94,14 @@ pub(super) struct Thread {
 
 #[derive(Clone, Copy)]
 pub(super) struct Registers {
-    pub(super) rip: u64,
-    pub(super) rsp: u64,
-    pub(super) rbp: u64,
+    /// The program counter: rip, or pc.
+    pub(super) pc: u64,
+    pub(super) sp: u64,
+    /// The frame pointer: rbp, or x29. 0 if it is unknown.
+    pub(super) fp: u64,
+    /// x30, in which a function of aarch64 that calls no other one has its return address. 0 if it is
+    /// unknown, and on x86_64.
+    pub(super) lr: u64,
 }
 
 impl Process {
@@ -94,7 +122,7 @@ impl Process {
             }
         })?;
         let mappings: Vec<Mapping> = maps.lines().filter_map(|l| mapping(pid, l)).collect();
-        let process = Process { source: Source::Live { pid }, mappings };
+        let process = Process { cpu: Cpu::HERE, source: Source::Live { pid }, mappings };
         let Some(first) = process.mappings.first() else {
             return Err(format!(
                 "process {pid} has no memory: it has ended, or is a kernel thread"
@@ -224,14 +252,14 @@ impl Process {
         let whole = file.read_exact_at(&mut header, 0);
         const ELF64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
         const ET_CORE: u16 = 4;
-        const X86_64: u16 = 62;
         let is_core = whole.is_ok()
             && header.starts_with(ELF64_LITTLE_ENDIAN)
-            && u16_at(&header, 16) == ET_CORE
-            && u16_at(&header, 18) == X86_64;
-        if !is_core {
-            return Err(invalid("neither the number of a process nor a core file of x86_64"));
-        }
+            && u16_at(&header, 16) == ET_CORE;
+        let cpu = Cpu::of_machine(u16_at(&header, 18)).filter(|_| is_core);
+        let Some(cpu) = cpu else {
+            let text = "neither the number of a process nor a core file of x86_64 or aarch64";
+            return Err(invalid(text));
+        };
         let (table, count) = (u64_at(&header, 32), u64::from(u16_at(&header, 56)));
         // A core file with more segments has their number elsewhere.
         const PN_XNUM: u64 = 0xffff;
@@ -272,14 +300,14 @@ impl Process {
         }
         let (mut threads, mut mappings) = (Vec::new(), Vec::new());
         for note in &notes {
-            parse_notes(note, &mut threads, &mut mappings);
+            parse_notes(cpu, note, &mut threads, &mut mappings);
         }
         segments.sort_by_key(|segment| segment.address);
         mappings.sort_by_key(|mapping| mapping.start);
         if mappings.is_empty() {
             return Err(invalid("the core file has no list of mapped files"));
         }
-        let process = Process { source: Source::Core { file, segments, threads }, mappings };
+        let process = Process { cpu, source: Source::Core { file, segments, threads }, mappings };
         process.changed_files().iter().for_each(|path| {
             let path = path.display().to_string();
             crate::print_error(format_args!(
@@ -406,26 +434,28 @@ fn mapping(pid: i32, line: &str) -> Option<Mapping> {
     Some(Mapping { start: hex(start)?, end: hex(end)?, offset: hex(offset)?, path })
 }
 
-/// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, rsp and rip. The number
+/// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, stack pointer and program counter. The number
 /// is -1 if the thread is blocked outside a system call.
 fn live_thread(tid: u32, text: &str) -> Thread {
     let fields: Vec<&str> = text.split(' ').collect();
     let hex = |text: &&str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let registers = match fields[..] {
-        [_, .., rsp, rip] => hex(&rsp).zip(hex(&rip)),
+        [_, .., sp, pc] => hex(&sp).zip(hex(&pc)),
         _ => None,
     };
     Thread {
+        cpu: Cpu::HERE,
         tid,
-        // /proc does not show rbp. Few functions need it to find their caller.
-        registers: registers.map(|(rsp, rip)| Registers { rip, rsp, rbp: 0 }),
+        // /proc does not show the others. Few functions need them to find their caller.
+        registers: registers.map(|(sp, pc)| Registers { pc, sp, fp: 0, lr: 0 }),
         system_call: fields[0].parse().ok(),
     }
 }
 
 /// Reads threads and mapped files from the notes of a core file.
-fn parse_notes(notes: &[u8], threads: &mut Vec<Thread>, mappings: &mut Vec<Mapping>) {
+fn parse_notes(cpu: Cpu, notes: &[u8], threads: &mut Vec<Thread>, mappings: &mut Vec<Mapping>) {
     const NT_PRSTATUS: u32 = 1;
+    const NT_ARM_SYSTEM_CALL: u32 = 0x404;
     const NT_FILE: u32 = 0x4649_4c45;
     let mut at = 0;
     while at + 12 <= notes.len() {
@@ -434,22 +464,47 @@ fn parse_notes(notes: &[u8], threads: &mut Vec<Thread>, mappings: &mut Vec<Mappi
         let start = at + 12 + name.next_multiple_of(4);
         let Some(contents) = notes.get(start..start + bytes) else { return };
         match kind {
-            // `struct elf_prstatus`: the thread id at 32, the registers at 112.
-            NT_PRSTATUS if contents.len() >= 112 + 27 * 8 => {
-                let register = |number: usize| u64_at(contents, 112 + 8 * number);
-                let (rbp, orig_rax, rip, rsp) =
-                    (register(4), register(15), register(16), register(19));
-                threads.push(Thread {
-                    tid: u32_at(contents, 32),
-                    registers: Some(Registers { rip, rsp, rbp }),
-                    system_call: (orig_rax < 1024).then_some(orig_rax),
-                });
+            NT_PRSTATUS => threads.extend(core_thread(cpu, contents)),
+            // It follows the registers of the same thread.
+            NT_ARM_SYSTEM_CALL if cpu == Cpu::Aarch64 && contents.len() >= 4 => {
+                if let Some(thread) = threads.last_mut() {
+                    thread.system_call = system_call_number(u32_at(contents, 0).into());
+                }
             }
             NT_FILE => parse_files(contents, mappings),
             _ => {}
         }
         at = start + bytes.next_multiple_of(4);
     }
+}
+
+/// Reads a thread from a `struct elf_prstatus`: the thread id is at 32, the registers are at 112.
+fn core_thread(cpu: Cpu, contents: &[u8]) -> Option<Thread> {
+    let count = match cpu {
+        Cpu::X86_64 => 27,
+        // x0 to x30, sp, pc, pstate.
+        Cpu::Aarch64 => 34,
+    };
+    let bytes = contents.get(112..112 + 8 * count)?;
+    let register = |number: usize| u64_at(bytes, 8 * number);
+    let (registers, system_call) = match cpu {
+        Cpu::X86_64 => {
+            let [fp, orig_rax, pc, sp] = [4, 15, 16, 19].map(register);
+            (Registers { pc, sp, fp, lr: 0 }, system_call_number(orig_rax))
+        }
+        Cpu::Aarch64 => {
+            let [fp, lr, sp, pc] = [29, 30, 31, 32].map(register);
+            // A note of its own has the system call.
+            (Registers { pc, sp, fp, lr }, None)
+        }
+    };
+    Some(Thread { cpu, tid: u32_at(contents, 32), registers: Some(registers), system_call })
+}
+
+/// Returns the number of a system call; None for -1, which is no call.
+fn system_call_number(number: u64) -> Option<u64> {
+    const NUMBERS: u64 = 1024;
+    (number < NUMBERS).then_some(number)
 }
 
 /// Reads the note with the mapped files: their number, the page size, start, end and offset (in
@@ -636,7 +691,7 @@ pub(super) mod tests {
         let thread = live_thread(7, "232 0x4 0x7f 0x80 0x0 0x0 0x0 0x7ffc10 0x7f20");
         assert_eq!((thread.tid, thread.system_call), (7, Some(232)));
         let registers = thread.registers.unwrap();
-        assert_eq!((registers.rsp, registers.rip), (0x7ffc10, 0x7f20));
+        assert_eq!((registers.sp, registers.pc), (0x7ffc10, 0x7f20));
     }
 
     #[test]
@@ -648,13 +703,38 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_thread_of_an_aarch64_core_file_has_its_registers_and_system_call() {
+        let mut status = vec![0; 112];
+        status[32..36].copy_from_slice(&7u32.to_le_bytes());
+        (0..34u64).for_each(|register| status.extend((100 + register).to_le_bytes()));
+        let mut notes = Vec::new();
+        for (kind, contents) in [(1u32, &status[..]), (0x404, &98u32.to_le_bytes())] {
+            for word in [5, contents.len() as u32, kind] {
+                notes.extend(word.to_le_bytes());
+            }
+            notes.extend(b"CORE\0\0\0\0");
+            notes.extend(contents);
+        }
+        let (mut threads, mut mappings) = (Vec::new(), Vec::new());
+        parse_notes(Cpu::Aarch64, &notes, &mut threads, &mut mappings);
+        let [thread] = &threads[..] else { panic!("{} threads", threads.len()) };
+        assert_eq!((thread.tid, thread.system_call), (7, Some(98)));
+        let Registers { pc, sp, fp, lr } = thread.registers.unwrap();
+        assert_eq!([fp, lr, sp, pc], [129, 130, 131, 132]);
+        assert_eq!(system_call_number(u32::MAX.into()), None);
+    }
+
+    #[test]
     fn notes_that_end_early_are_ignored() {
         let (mut threads, mut mappings) = (Vec::new(), Vec::new());
         let mut note = Vec::new();
         for word in [5u32, 4096, 1] {
             note.extend(word.to_le_bytes());
         }
-        parse_notes(&note, &mut threads, &mut mappings);
+        for cpu in [Cpu::X86_64, Cpu::Aarch64] {
+            parse_notes(cpu, &note, &mut threads, &mut mappings);
+            assert!(core_thread(cpu, &[7; 320]).is_none());
+        }
         for count in [u64::MAX, u64::MAX / 24, 1] {
             parse_files(&count.to_le_bytes().repeat(2), &mut mappings);
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::goroutines::{Goroutine, Kind, Place, Runtime, Stack};
-use super::memory::Thread;
+use super::memory::{Cpu, Thread};
 use super::stacks::{Frame, Unwinder};
 use crate::report::grouped;
 
@@ -154,8 +154,10 @@ pub(super) fn title(g: &Goroutine) -> String {
 
 /// Returns the state, and what its thread does.
 fn state_of(g: &Goroutine) -> String {
-    if let Some(call) = g.thread.as_ref().and_then(|thread| thread.system_call) {
-        return format!("running, in {}", system_call(call));
+    if let Some(thread) = &g.thread
+        && let Some(number) = thread.system_call
+    {
+        return format!("running, in {}", system_call(thread.cpu, number));
     }
     if g.preempted { format!("{}, preempted", g.state) } else { g.state.clone() }
 }
@@ -332,7 +334,7 @@ fn program_frames(frames: &[Arc<Frame>]) -> &[Arc<Frame>] {
 
 fn thread_text(thread: &Thread) -> String {
     match thread.system_call {
-        Some(number) => format!("thread {} in {}", thread.tid, system_call(number)),
+        Some(number) => format!("thread {} in {}", thread.tid, system_call(thread.cpu, number)),
         None => format!("thread {}", thread.tid),
     }
 }
@@ -364,54 +366,74 @@ fn age(ms: u64) -> String {
     }
 }
 
+/// System calls that block: their names, and their numbers on x86_64 and on aarch64, which lacks some.
+const SYSTEM_CALLS: &[(&str, u64, Option<u64>)] = &[
+    ("read", 0, Some(63)),
+    ("write", 1, Some(64)),
+    ("open", 2, None),
+    ("openat", 257, Some(56)),
+    ("close", 3, Some(57)),
+    ("poll", 7, None),
+    ("ppoll", 271, Some(73)),
+    ("select", 23, None),
+    ("pselect6", 270, Some(72)),
+    ("pread64", 17, Some(67)),
+    ("pwrite64", 18, Some(68)),
+    ("readv", 19, Some(65)),
+    ("writev", 20, Some(66)),
+    ("pause", 34, None),
+    ("nanosleep", 35, Some(101)),
+    ("clock_nanosleep", 230, Some(115)),
+    ("connect", 42, Some(203)),
+    ("accept", 43, Some(202)),
+    ("accept4", 288, Some(242)),
+    ("sendto", 44, Some(206)),
+    ("recvfrom", 45, Some(207)),
+    ("sendmsg", 46, Some(211)),
+    ("recvmsg", 47, Some(212)),
+    ("wait4", 61, Some(260)),
+    ("waitid", 247, Some(95)),
+    ("flock", 73, Some(32)),
+    ("fsync", 74, Some(82)),
+    ("fdatasync", 75, Some(83)),
+    ("futex", 202, Some(98)),
+    ("epoll_wait", 232, None),
+    ("epoll_pwait", 281, Some(22)),
+    ("rt_sigtimedwait", 128, Some(137)),
+    ("rt_sigsuspend", 130, Some(133)),
+    ("sched_yield", 24, Some(124)),
+    ("munmap", 11, Some(215)),
+    ("madvise", 28, Some(233)),
+    ("mmap", 9, Some(222)),
+];
+
 /// Returns the name of a system call that blocks, or its number.
-fn system_call(number: u64) -> String {
-    let name = match number as i64 {
-        libc::SYS_read => "read",
-        libc::SYS_write => "write",
-        libc::SYS_open => "open",
-        libc::SYS_openat => "openat",
-        libc::SYS_close => "close",
-        libc::SYS_poll => "poll",
-        libc::SYS_ppoll => "ppoll",
-        libc::SYS_select => "select",
-        libc::SYS_pselect6 => "pselect6",
-        libc::SYS_pread64 => "pread64",
-        libc::SYS_pwrite64 => "pwrite64",
-        libc::SYS_readv => "readv",
-        libc::SYS_writev => "writev",
-        libc::SYS_pause => "pause",
-        libc::SYS_nanosleep => "nanosleep",
-        libc::SYS_clock_nanosleep => "clock_nanosleep",
-        libc::SYS_connect => "connect",
-        libc::SYS_accept => "accept",
-        libc::SYS_accept4 => "accept4",
-        libc::SYS_sendto => "sendto",
-        libc::SYS_recvfrom => "recvfrom",
-        libc::SYS_sendmsg => "sendmsg",
-        libc::SYS_recvmsg => "recvmsg",
-        libc::SYS_wait4 => "wait4",
-        libc::SYS_waitid => "waitid",
-        libc::SYS_flock => "flock",
-        libc::SYS_fsync => "fsync",
-        libc::SYS_fdatasync => "fdatasync",
-        libc::SYS_futex => "futex",
-        libc::SYS_epoll_wait => "epoll_wait",
-        libc::SYS_epoll_pwait => "epoll_pwait",
-        libc::SYS_rt_sigtimedwait => "rt_sigtimedwait",
-        libc::SYS_rt_sigsuspend => "rt_sigsuspend",
-        libc::SYS_sched_yield => "sched_yield",
-        libc::SYS_munmap => "munmap",
-        libc::SYS_madvise => "madvise",
-        libc::SYS_mmap => "mmap",
-        _ => return format!("system call {number}"),
+fn system_call(cpu: Cpu, number: u64) -> String {
+    let is_it = |&&(_, x86_64, aarch64): &&(&str, u64, Option<u64>)| match cpu {
+        Cpu::X86_64 => x86_64 == number,
+        Cpu::Aarch64 => aarch64 == Some(number),
     };
-    name.into()
+    match SYSTEM_CALLS.iter().find(is_it) {
+        Some((name, ..)) => (*name).to_owned(),
+        None => format!("system call {number}"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_system_call_has_the_name_of_its_cpu() {
+        let names = |cpu, numbers: [i64; 4]| numbers.map(|n| system_call(cpu, n as u64));
+        let expected = ["futex", "ppoll", "read", "clock_nanosleep"];
+        assert_eq!(names(Cpu::X86_64, [202, 271, 0, 230]), expected);
+        assert_eq!(names(Cpu::Aarch64, [98, 73, 63, 115]), expected);
+        assert_eq!(system_call(Cpu::Aarch64, 1000), "system call 1000");
+        let here = if cfg!(target_arch = "aarch64") { Cpu::Aarch64 } else { Cpu::X86_64 };
+        let numbers = [libc::SYS_futex, libc::SYS_ppoll, libc::SYS_read, libc::SYS_clock_nanosleep];
+        assert_eq!(names(here, numbers), expected);
+    }
 
     #[test]
     fn ages_have_the_unit_that_fits() {

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use addr2line::gimli::{self, EndianSlice, LittleEndian};
+use framehop::aarch64::{CacheAarch64, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
 use trefoil::observer::{FrameKind, frame_kind, is_own_source};
 
-use super::memory::{Process, Registers, read_elf};
+use super::memory::{Cpu, Process, Registers, read_elf};
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
@@ -23,10 +24,15 @@ type Bytes = EndianSlice<'static, LittleEndian>;
 
 /// The unwind tables of all files of a process.
 pub(super) struct Unwinder {
-    unwinder: UnwinderX86_64<&'static [u8]>,
-    cache: CacheX86_64,
+    tables: Tables,
     modules: Vec<Module>,
     resolved: HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>,
+}
+
+/// The unwind tables, as the process's CPU needs them.
+enum Tables {
+    X86_64(UnwinderX86_64<&'static [u8]>, CacheX86_64),
+    Aarch64(UnwinderAarch64<&'static [u8]>, CacheAarch64),
 }
 
 /// A file that is loaded: the program or a library.
@@ -56,6 +62,14 @@ pub(super) struct Frame {
     pub(super) file: String,
     /// 0 if unknown.
     pub(super) line: u32,
+}
+
+/// The code in which a goroutine is that was stopped by a signal.
+pub(super) struct Trampoline {
+    pub(super) code: Range<u64>,
+    /// Where its frame has the registers of the goroutine on aarch64, counted from its stack pointer: x0
+    /// to x30, sp, pc. Unwind tables cannot describe a caller whose return address is not in x30.
+    pub(super) registers: Option<u64>,
 }
 
 /// What the innermost address of a stack is.
@@ -90,8 +104,10 @@ impl Unwinder {
             *range = (range.0.min(base), range.1.max(mapping.end));
         }
         let mut this = Unwinder {
-            unwinder: UnwinderX86_64::new(),
-            cache: CacheX86_64::new(),
+            tables: match process.cpu {
+                Cpu::X86_64 => Tables::X86_64(UnwinderX86_64::new(), CacheX86_64::new()),
+                Cpu::Aarch64 => Tables::Aarch64(UnwinderAarch64::new(), CacheAarch64::new()),
+            },
             modules: Vec::new(),
             resolved: HashMap::new(),
         };
@@ -116,7 +132,7 @@ impl Unwinder {
         let (eh_frame_svma, eh_frame) = section(".eh_frame").unzip();
         let (eh_frame_hdr_svma, eh_frame_hdr) = section(".eh_frame_hdr").unzip();
         let (text_svma, text) = section(".text").unzip();
-        self.unwinder.add_module(framehop::Module::new(
+        let module = framehop::Module::new(
             path.display().to_string(),
             start..end,
             bias,
@@ -130,43 +146,44 @@ impl Unwinder {
                 eh_frame_hdr,
                 ..Default::default()
             },
-        ));
+        );
+        match &mut self.tables {
+            Tables::X86_64(unwinder, _) => unwinder.add_module(module),
+            Tables::Aarch64(unwinder, _) => unwinder.add_module(module),
+        }
         self.modules.push(Module { start, end, bias, path: path.into(), elf, symbols: None });
         Some(())
     }
 
-    /// Returns the code addresses of the calls on a stack, innermost first. `trampoline` is the code
-    /// in which a goroutine is that was stopped by a signal.
+    /// Returns the code addresses of the calls on a stack, innermost first.
     pub(super) fn unwind(
         &mut self,
         registers: Registers,
         innermost: Innermost,
-        trampoline: Range<u64>,
-        mut word: impl FnMut(u64) -> Option<u64>,
+        trampoline: &Trampoline,
+        word: impl FnMut(u64) -> Option<u64>,
     ) -> Vec<u64> {
-        let Registers { rip, rsp, rbp } = registers;
-        let mut regs = UnwindRegsX86_64::new(rip, rsp, rbp);
-        let mut read = |address| word(address).ok_or(());
-        let mut frames = Vec::new();
-        let mut next = match innermost {
-            Innermost::Call => FrameAddress::from_return_address(rip),
-            Innermost::Instruction => Some(FrameAddress::from_instruction_pointer(rip)),
+        let Registers { pc, sp, fp, lr } = registers;
+        let first = match innermost {
+            Innermost::Call => FrameAddress::from_return_address(pc),
+            Innermost::Instruction => Some(FrameAddress::from_instruction_pointer(pc)),
         };
-        while let Some(address) = next
-            && frames.len() < FRAMES_MAX
-        {
-            frames.push(address.address_for_lookup());
-            let caller = self.unwinder.unwind_frame(address, &mut regs, &mut self.cache, &mut read);
-            let Ok(Some(caller)) = caller else { break };
-            // A goroutine that was stopped by a signal continues at this instruction, which may be
-            // the first of a function.
-            next = if trampoline.contains(&address.address()) {
-                Some(FrameAddress::from_instruction_pointer(caller))
-            } else {
-                FrameAddress::from_return_address(caller)
-            };
+        match &mut self.tables {
+            Tables::X86_64(unwinder, cache) => {
+                let registers = UnwindRegsX86_64::new(pc, sp, fp);
+                callers(unwinder, cache, registers, first, trampoline, word, |_, _| None)
+            }
+            Tables::Aarch64(unwinder, cache) => {
+                let registers = UnwindRegsAarch64::new(lr, sp, fp);
+                let stopped = |registers: &UnwindRegsAarch64, word: Word<'_>| {
+                    let saved = registers.sp().wrapping_add(trampoline.registers?);
+                    let mut register = |number: u64| word(saved.wrapping_add(8 * number));
+                    let [fp, lr, sp, pc] = [29, 30, 31, 32].map(&mut register);
+                    Some((UnwindRegsAarch64::new(lr?, sp?, fp?), pc?))
+                };
+                callers(unwinder, cache, registers, first, trampoline, word, stopped)
+            }
         }
-        frames
     }
 
     /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
@@ -198,6 +215,53 @@ impl Unwinder {
         let with_kind = |frame: Frame| (frame_kind(&frame.name, &frame.file), Arc::new(frame));
         frames.into_iter().map(with_kind).collect()
     }
+}
+
+/// Reads a word of a stack.
+type Word<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
+
+/// Returns the code addresses of the calls on a stack; see [`Unwinder::unwind`]. `stopped` returns the
+/// registers and the code address of the goroutine whose trampoline has these registers, or None if
+/// the unwind tables describe it.
+fn callers<U: framehop::Unwinder>(
+    unwinder: &U,
+    cache: &mut U::Cache,
+    mut registers: U::UnwindRegs,
+    first: Option<FrameAddress>,
+    trampoline: &Trampoline,
+    mut word: impl FnMut(u64) -> Option<u64>,
+    stopped: impl Fn(&U::UnwindRegs, Word<'_>) -> Option<(U::UnwindRegs, u64)>,
+) -> Vec<u64> {
+    let mut frames = Vec::new();
+    let mut next = first;
+    while let Some(address) = next
+        && frames.len() < FRAMES_MAX
+    {
+        frames.push(address.address_for_lookup());
+        let in_trampoline = trampoline.code.contains(&address.address());
+        let goroutine = if in_trampoline { stopped(&registers, &mut word) } else { None };
+        let caller = match goroutine {
+            Some((its_registers, pc)) => {
+                registers = its_registers;
+                pc
+            }
+            None => {
+                let mut read = |address| word(address).ok_or(());
+                match unwinder.unwind_frame(address, &mut registers, cache, &mut read) {
+                    Ok(Some(caller)) => caller,
+                    _ => break,
+                }
+            }
+        };
+        // A goroutine that was stopped by a signal continues at this instruction, which may be the
+        // first of a function.
+        next = if in_trampoline {
+            Some(FrameAddress::from_instruction_pointer(caller))
+        } else {
+            FrameAddress::from_return_address(caller)
+        };
+    }
+    frames
 }
 
 impl Module {

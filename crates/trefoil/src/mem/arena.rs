@@ -733,7 +733,7 @@ mod tests {
         let page = test_hooks::NEIGHBOUR.take().expect("the chunk was not unmapped");
         assert!(test_hooks::is_mapped(page), "the mapping of another owner is gone");
         // SAFETY: the page of the hook, which no code uses.
-        unsafe { mm::unmap(Span { base: page, len: mm::PAGE }) }.unwrap();
+        unsafe { mm::unmap(Span { base: page, len: mm::page() }) }.unwrap();
     }
 
     #[test]

@@ -3,12 +3,10 @@
 //!
 //! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 
+use crate::sys::mm;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
-
-/// Bytes of the first mapping: one page.
-const FIRST_BYTES: usize = 4096;
 
 /// See the head of the file.
 pub(crate) struct MmapVec<T: Copy> {
@@ -56,7 +54,7 @@ impl<T: Copy> MmapVec<T> {
     /// Doubles the mapping, or makes the first one.
     #[cold]
     fn grow_slow(&mut self) {
-        let bytes = (self.bytes * 2).max(FIRST_BYTES);
+        let bytes = (self.bytes * 2).max(mm::page());
         // SAFETY: a new mapping, or a larger one that replaces this vector's own mapping.
         let memory = unsafe {
             if self.bytes == 0 {

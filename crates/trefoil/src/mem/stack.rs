@@ -183,14 +183,25 @@ impl StackConfig {
     }
 }
 
-/// Returns the size class for a requested size. It includes guard and TLS block, except the part of
-/// a large TLS block beyond [`ORDINARY_BLOCK_BYTES`].
+/// Returns the size class for a requested size. It includes guard and TLS block, except the parts of
+/// a large guard and of a large TLS block that [`class_with`] adds.
 pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
-    let bytes = bytes.saturating_add(arena::guard_bytes() - arena::GUARD_BYTES);
     let asked = SizeClass::of(bytes)?;
-    let beyond = tls::init()?.bytes().saturating_sub(ORDINARY_BLOCK_BYTES);
+    Ok(class_with(asked, bytes, arena::guard_bytes(), tls::init()?.bytes()))
+}
+
+/// Returns the size class for a requested size, of which the class is `asked`. What the guard and the
+/// TLS block take beyond [`arena::GUARD_BYTES`] and [`ORDINARY_BLOCK_BYTES`] is added to it; to the
+/// smallest class if less was asked for, because that is what a small stack gets elsewhere.
+fn class_with(asked: SizeClass, bytes: usize, guard_bytes: usize, block_bytes: usize) -> SizeClass {
+    let beyond = guard_bytes.saturating_sub(arena::GUARD_BYTES)
+        + block_bytes.saturating_sub(ORDINARY_BLOCK_BYTES);
+    if beyond == 0 {
+        return asked;
+    }
+    let smallest = SizeClass::from_index(0).slot_bytes();
     // The largest class is large enough for both.
-    if beyond == 0 { Ok(asked) } else { Ok(SizeClass::of(bytes + beyond).unwrap_or(asked)) }
+    SizeClass::of(bytes.max(smallest) + beyond).unwrap_or(asked)
 }
 
 /// Returns the number of colours; see the head of the file.
@@ -585,6 +596,32 @@ pub(super) fn for_each_block(f: &mut dyn FnMut(NonNull<u8>)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_size_leaves_as_much_stack_with_any_page_and_block() {
+        const KIB: usize = 1 << 10;
+        let slot = |asked: usize, page: usize, block: usize| {
+            let guard = arena::GUARD_BYTES.max(page);
+            let class = class_with(SizeClass::of(asked).unwrap(), asked, guard, block);
+            assert!(guard.is_multiple_of(page) && class.slot_bytes().is_multiple_of(page));
+            (class.slot_bytes(), class.slot_bytes() - guard - block.next_multiple_of(LINE))
+        };
+        for asked in [1, 4, 16, 17, 48, 64, 65, 100, 256, 300, 1024, 3000, 1 << 19] {
+            let asked = asked * KIB;
+            let (ordinary, _) = slot(asked, 4 * KIB, 2_768);
+            assert_eq!(ordinary, asked.next_power_of_two().max(64 * KIB));
+            for page in [4 * KIB, 16 * KIB, 64 * KIB] {
+                for block in [2_768, 8 * KIB, 20 * KIB, 48 * KIB, 64 * KIB, 1 << 20] {
+                    let (_, here) = slot(asked, page, block);
+                    let least = asked.max(64 * KIB) - arena::GUARD_BYTES - ORDINARY_BLOCK_BYTES;
+                    assert!(here >= least, "{asked} with pages of {page}, block {block}: {here}");
+                }
+            }
+            assert_eq!(slot(asked, 16 * KIB, 2_768).0, ordinary);
+        }
+        assert_eq!(slot(256 * KIB, 64 * KIB, 2_768).0, 512 * KIB);
+        assert_eq!(slot(1 << 30, 64 * KIB, 2_768).0, 1 << 30);
+    }
 
     #[test]
     fn colours_use_the_slack_and_cost_no_page() {

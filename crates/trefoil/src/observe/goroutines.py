@@ -21,7 +21,12 @@ class Goroutines:
 
     MAGIC = b"trefoil\0layout\0\x01"
     LIST_MAX = 1 << 20
-    REGISTERS = ["rip", "rbp", "rbx", "r12", "r13", "r14", "r15"]
+    # By gdb's name of the program counter: its name in the table, gdb's name of the stack pointer,
+    # and what else a switch saves.
+    REGISTERS = {
+        "rip": ("rip", "rsp", ["rbp", "rbx", "r12", "r13", "r14", "r15"]),
+        "pc": ("x30", "sp", ["x%d" % number for number in range(19, 30)]),
+    }
 
     def __init__(self):
         self.inferior = gdb.selected_inferior()
@@ -45,6 +50,8 @@ class Goroutines:
             row = table[40 * i : 40 * i + 40]
             name = row[:32].split(b"\0")[0].decode()
             self.at[name] = int.from_bytes(row[32:], "little")
+        self.pc = "rip" if "saved.rip" in self.at else "pc"
+        self.saved_pc, self.sp, self.saved = self.REGISTERS[self.pc]
         reasons = self.u64(self.at["reasons"])
         self.reasons = [self.string(reasons + 16 * i) for i in range(self.at["reasons.count"])]
         self.locations, self.wheres = {}, {}
@@ -215,11 +222,11 @@ class Goroutine:
             return None
         if self.word("g.tp") == 0:
             return None
-        saved = {name: self.all.u64(self.sp + at["saved." + name]) for name in self.all.REGISTERS}
-        if saved["rip"] == at["entry_stub"]:
+        saved = {name: self.all.u64(self.sp + at["saved." + name]) for name in self.all.saved}
+        pc = self.all.u64(self.sp + at["saved." + self.all.saved_pc])
+        if pc == at["entry_stub"]:
             return None
-        saved["rsp"] = self.sp + at["saved.bytes"]
-        return saved
+        return Registers(self.all.pc, pc, self.all.sp, self.sp + at["saved.bytes"], saved)
 
     def run(self, action):
         """Calls `action` while gdb shows the frames of this goroutine. Returns its result, or a text
@@ -240,7 +247,7 @@ class Goroutine:
             return "running" if self.state != self.all.at["state.runnable"] else "not started yet"
         level = before_frame.level()
         try:
-            UNWINDER.show(registers).select()
+            UNWINDER.show(registers, self.all.at).select()
             return action()
         finally:
             UNWINDER.hide()
@@ -260,7 +267,7 @@ class Goroutine:
                     first = first or name
                     parts = name.lstrip("<").startswith(("trefoil::", "std::", "core::", "__"))
                     sal = frame.find_sal()
-                    file = sal.symtab.filename if sal.symtab else ""
+                    file = sal.symtab.fullname() if sal.symtab else ""
                     own = ["/trefoil/src/", "/library/", "/sysdeps/"]
                     if file and not parts and not any(part in file for part in own):
                         return "%s (%s:%d)" % (name, file.rsplit("/", 1)[-1], sal.line)
@@ -289,7 +296,20 @@ class Goroutine:
         except gdb.MemoryError:
             return None
         near = 1 << 28
-        return tuple((i, w) for i, w in enumerate(words) if abs(w - registers["rip"]) < near)
+        return tuple((i, w) for i, w in enumerate(words) if abs(w - registers.pc) < near)
+
+
+class Registers:
+    """What a switch has saved: program counter and stack pointer, with gdb's names, and the rest."""
+
+    def __init__(self, pc_name, pc, sp_name, sp, others):
+        self.pc_name, self.pc, self.sp_name, self.sp = pc_name, pc, sp_name, sp
+        self.by_name = dict(others)
+        self.by_name[pc_name], self.by_name[sp_name] = pc, sp
+
+    def place(self, frame):
+        """Where a frame is: its program counter and its stack pointer."""
+        return int(frame.read_register(self.pc_name)), int(frame.read_register(self.sp_name))
 
 
 class GoroutineUnwinder(gdb.unwinder.Unwinder):
@@ -303,11 +323,13 @@ class GoroutineUnwinder(gdb.unwinder.Unwinder):
         super().__init__("trefoil-goroutine")
         self.hide()
 
-    def show(self, registers):
-        """Begins to show the frames of a goroutine in the current thread. Returns the innermost."""
+    def show(self, registers, at):
+        """Begins to show the frames of a goroutine in the current thread. Returns the innermost.
+        `at` is the table."""
+        self.at = at
         newest = gdb.newest_frame()
         self.thread = gdb.selected_thread().num
-        self.hidden = (newest.pc(), int(newest.read_register("rsp")))
+        self.hidden = registers.place(newest)
         self.registers = registers
         gdb.invalidate_cached_frames()
         frame = gdb.newest_frame()
@@ -324,17 +346,36 @@ class GoroutineUnwinder(gdb.unwinder.Unwinder):
         """Whether a frame is the thread's own. It is several if functions were inlined there."""
         if self.registers is None or gdb.selected_thread().num != self.thread:
             return False
-        return (int(frame.read_register("rip")), int(frame.read_register("rsp"))) == self.hidden
+        return self.registers.place(frame) == self.hidden
+
+    def stopped(self, frame):
+        """On aarch64, if a frame is the trampoline of a goroutine that was stopped by a signal: that
+        goroutine's registers. Unwind tables cannot describe a caller whose return address is not in
+        x30."""
+        if self.registers is None or gdb.selected_thread().num != self.thread:
+            return None
+        pc, sp = self.registers.place(frame)
+        offset = self.at.get("trampoline.registers")
+        if offset is None or not self.at["trampoline"] <= pc < self.at["trampoline_end"]:
+            return None
+        memory = gdb.selected_inferior().read_memory(sp + offset, 33 * 8).tobytes()
+        names = ["x%d" % number for number in range(31)] + ["sp", "pc"]
+        return dict(zip(names, struct.unpack("<33Q", memory)))
 
     def __call__(self, frame):
-        if not self.hides(frame):
-            return None
+        if self.hides(frame):
+            # Below the goroutine's frames, so that gdb does not take them for a damaged stack.
+            place, caller = self.registers.sp - 8, self.registers.by_name
+        else:
+            caller = self.stopped(frame)
+            if caller is None:
+                return None
+            place = self.registers.place(frame)[1]
         word = frame.architecture().integer_type(64, False)
         value = lambda number: gdb.Value(number).cast(word)
-        # Below the goroutine's frames, so that gdb does not take them for a damaged stack.
-        sp = value(self.registers["rsp"] - 8)
-        info = frame.create_unwind_info(self.FrameId(sp, frame.read_register("rip")))
-        for name, number in self.registers.items():
+        pc = frame.read_register(self.registers.pc_name)
+        info = frame.create_unwind_info(self.FrameId(value(place), pc))
+        for name, number in caller.items():
             info.add_saved_register(name, value(number))
         return info
 

@@ -140,8 +140,13 @@ fn discard(unused: Vec<Option<Box<P>>>) {
 }
 
 /// Completes a [`Sched::resize`] on a goroutine of the same runtime: wakes Ms for new Ps, and gives
-/// up the caller's P if it was asked to.
+/// up the caller's P if it was asked to and holds no `no_preempt` guard.
 pub(crate) fn after_resize(rt: Rt) {
     rt.sched().wake_after_push();
-    if rt.has_request() { crate::sched::switch::yield_now(rt).leave() } else { rt.leave() }
+    let may_stop = rt.g().no_preempt.get() == 0;
+    if may_stop && rt.has_request() {
+        crate::sched::switch::yield_now(rt).leave()
+    } else {
+        rt.leave()
+    }
 }

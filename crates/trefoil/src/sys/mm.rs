@@ -261,8 +261,8 @@ static KIND: AtomicU8 = AtomicU8::new(0);
 /// Tries whether the kernel installs a guard marker.
 #[cold]
 fn probe_slow() -> GuardKind {
-    let marker = reserve(0, PAGE).is_ok_and(|page| {
-        let span = Span { base: page.base.as_ptr().expose_provenance(), len: PAGE };
+    let marker = reserve(0, page()).is_ok_and(|scratch| {
+        let span = Span { base: scratch.base.as_ptr().expose_provenance(), len: page() };
         // SAFETY: a scratch page of our own, never touched, unmapped here.
         unsafe {
             let ok = advise(span, MADV_GUARD_INSTALL).is_ok() && is_inaccessible(span.base);
@@ -349,7 +349,6 @@ unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
     }
 }
 
-/// Simulates refusals of the kernel.
 /// Reads a word of this process that may not be mapped any more. Returns None if it is not, or if
 /// the kernel does not allow such reads.
 pub(crate) fn read_u32(address: usize) -> Option<u32> {
@@ -361,9 +360,10 @@ pub(crate) fn read_u32(address: usize) -> Option<u32> {
     (read == 4).then(|| u32::from_ne_bytes(word))
 }
 
+/// Simulates refusals of the kernel.
 #[cfg(test)]
 pub(crate) mod test_hooks {
-    use super::{MapFlags, PAGE, ProtFlags, Span, ptr};
+    use super::{MapFlags, ProtFlags, Span, page, ptr};
     use std::cell::Cell;
 
     thread_local! {
@@ -383,15 +383,14 @@ pub(crate) mod test_hooks {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
         let at = ptr::with_exposed_provenance_mut(span.base);
         // SAFETY: a new mapping that replaces none.
-        let made = unsafe { rustix::mm::mmap_anonymous(at, PAGE, ProtFlags::READ, flags) };
+        let made = unsafe { rustix::mm::mmap_anonymous(at, page(), ProtFlags::READ, flags) };
         NEIGHBOUR.set(made.ok().map(|at| at.expose_provenance()));
     }
 
-    pub(crate) fn is_mapped(page: usize) -> bool {
+    pub(crate) fn is_mapped(address: usize) -> bool {
         let mut resident = 0;
+        let at = ptr::with_exposed_provenance_mut(address);
         // SAFETY: asks about one page, and writes one byte of a local.
-        unsafe {
-            libc::mincore(ptr::with_exposed_provenance_mut(page), PAGE, &raw mut resident) == 0
-        }
+        unsafe { libc::mincore(at, page(), &raw mut resident) == 0 }
     }
 }

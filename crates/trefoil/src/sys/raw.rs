@@ -18,7 +18,6 @@ pub(crate) unsafe fn poll_ms(list: *mut libc::pollfd, count: usize, ms: usize) -
 }
 
 /// Converts a kernel result to libc's convention: −1 and errno for an error.
-#[cfg(feature = "std")]
 pub(crate) fn to_libc(result: isize) -> isize {
     if (-4095..0).contains(&result) {
         // SAFETY: errno of the running thread or goroutine.

@@ -2,7 +2,7 @@
 //!
 //! `TREFOIL_PROCS` overrides the number of Ps, so that these tests can run with any number.
 
-use super::{this_program, watchdog_for};
+use super::{TOO_LONG, this_program, watchdog_for};
 use std::sync::Arc;
 use std::time::Duration;
 use trefoil::{JoinHandle, Runtime, go, yield_now};
@@ -10,7 +10,7 @@ use trefoil::{JoinHandle, Runtime, go, yield_now};
 /// The number of Ps of a runtime, unless `TREFOIL_PROCS` is set.
 pub(crate) const PROCS: usize = 4;
 /// A test that runs longer than this hangs.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = TOO_LONG.saturating_mul(2);
 
 /// Runs `f` as the main goroutine of a new runtime, under a watchdog.
 pub(crate) fn on_goroutines<T: Send>(f: impl FnOnce() -> T + Send) -> T {
@@ -53,6 +53,7 @@ pub(crate) fn run_all_with_tls_from_pthread_create() {
         println!("skipped: TREFOIL_DEBUG is set already");
         return;
     }
+    super::skip_if_emulated!("qemu-user has no PR_GET_TID_ADDRESS, which the fallback needs");
     let _watchdog = watchdog_for(LIMIT);
     let out = this_program()
         .arg("--include-ignored")

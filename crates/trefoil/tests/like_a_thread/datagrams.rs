@@ -60,7 +60,7 @@ fn sending_to_a_full_peer_uses_no_cpu() {
                         let mut to: libc::sockaddr_un = std::mem::zeroed();
                         to.sun_family = libc::AF_UNIX as u16;
                         for (to, from) in to.sun_path[1..].iter_mut().zip(name) {
-                            *to = *from as i8;
+                            *to = *from as libc::c_char;
                         }
                         let mut one = libc::iovec {
                             iov_base: bytes.as_ptr() as *mut c_void,

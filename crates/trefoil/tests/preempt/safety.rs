@@ -141,6 +141,7 @@ fn no_preempt_guards_prevent_preemption_and_nest() {
             drop(inner);
             // A call of the runtime does not stop it either.
             drop(go(|| ()));
+            trefoil::set_procs(1);
             spin(15 * MS);
             let during = ran.load(SeqCst);
             drop(outer);

@@ -204,16 +204,21 @@ fn growing_procs_wakes_threads_for_waiting_goroutines() {
     for _ in 0..20 {
         runtime(1).run(|| {
             let here = Arc::new(AtomicUsize::new(1));
+            let has_grown = Arc::new(AtomicBool::new(false));
             let others: Vec<_> = (1..P)
                 .map(|_| {
-                    let here = here.clone();
+                    let (here, has_grown) = (here.clone(), has_grown.clone());
                     trefoil::go(move || {
+                        // The main goroutine may be preempted before `set_procs`: then this one must
+                        // not keep the only P.
+                        yield_until("set_procs", || has_grown.load(SeqCst));
                         here.fetch_add(1, SeqCst);
                         hold_until("the other goroutines", || here.load(SeqCst) == P);
                     })
                 })
                 .collect();
             trefoil::set_procs(P);
+            has_grown.store(true, SeqCst);
             hold_until("the other goroutines", || here.load(SeqCst) == P);
             join_all(others);
         });

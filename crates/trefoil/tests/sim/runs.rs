@@ -1,5 +1,6 @@
 //! Single runs: the clock, the schedule, the seeds, and what counts as a failure.
 
+use crate::common;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
@@ -275,7 +276,7 @@ fn a_lost_update_is_found_shrunk_and_repeated() {
     assert_eq!(shrunk.to_string().parse::<Seed>().unwrap(), shrunk);
     // In other processes, by both seeds.
     for seed in [failure.seed.clone(), shrunk] {
-        let out = std::process::Command::new(std::env::current_exe().unwrap())
+        let out = common::this_program()
             .args(["--exact", "runs::explores_by_the_seed_of_the_environment", "--nocapture"])
             .args(["--include-ignored"])
             .env("TREFOIL_SEED", seed.to_string())

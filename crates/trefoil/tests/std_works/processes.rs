@@ -1,6 +1,6 @@
 //! Child processes and files.
 
-use super::common::{join_all, runtime, watchdog};
+use super::common::{is_emulated, join_all, runtime, watchdog};
 use super::size;
 use std::io::{ErrorKind, Read, Write};
 use std::process::{Command, Stdio};
@@ -32,7 +32,11 @@ fn many_goroutines_run_child_processes_by_std() {
             })
         });
         join_all(all);
-        assert_eq!(Command::new("/no/such/thing").spawn().unwrap_err().kind(), ErrorKind::NotFound);
+        // qemu-user makes `vfork` a `fork`, so the child cannot report that error.
+        if !is_emulated() {
+            let error = Command::new("/no/such/thing").spawn().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound);
+        }
     });
 }
 

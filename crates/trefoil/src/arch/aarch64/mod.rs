@@ -62,7 +62,7 @@
 //! - One byte for both readers, in the TLS block: sysmon would have to find the block of a
 //!   goroutine that is switching.
 //!
-//! Tested under qemu-user, not on silicon: no cost is measured here.
+//! Tested in qemu, not on silicon: no cost is measured here.
 
 pub(crate) mod preempt;
 
@@ -96,6 +96,7 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("saved.x27", 80),
     ("saved.x28", 88),
     ("saved.bytes", FRAME_BYTES),
+    ("trampoline.registers", preempt::FRAME_REGISTERS),
 ];
 
 /// FPCR of a new thread: round to nearest, no traps.

@@ -68,7 +68,7 @@ const RECORDS: usize = 464;
 const RECORDS_BYTES: usize = 4096;
 /// Offsets in the signal frame, for the trampoline.
 const FRAME_SIGMASK: usize = SIGINFO_BYTES + UC_SIGMASK;
-const FRAME_REGISTERS: usize = SIGINFO_BYTES + REGISTERS;
+pub(super) const FRAME_REGISTERS: usize = SIGINFO_BYTES + REGISTERS;
 
 /// Kinds of records.
 const FPSIMD_MAGIC: u32 = 0x4650_8001;

@@ -455,9 +455,10 @@ mod tests {
 
     fn resident_pages(map: &Map) -> usize {
         let mut resident = [0u8; PAGES];
+        let page = mm::page();
         // SAFETY: asks about a mapping of this test, and writes a byte for each of its pages.
         let asked =
-            unsafe { libc::mincore(map.base as *mut c_void, PAGES * PAGE, resident.as_mut_ptr()) };
+            unsafe { libc::mincore(map.base as *mut c_void, PAGES * page, resident.as_mut_ptr()) };
         assert_eq!(asked, 0);
         resident.iter().filter(|&&page| page & 1 != 0).count()
     }
@@ -466,13 +467,14 @@ mod tests {
     /// checks that nothing beside it changes. Returns how many pages of the mapping are resident
     /// then.
     fn filled(offset: usize, size: usize) -> usize {
-        let map = Map::new(PAGES * PAGE).unwrap();
+        let bytes = PAGES * mm::page();
+        let map = Map::new(bytes).unwrap();
         let module = Module { id: 1, offset: 0, image: &IMAGE, filled: SEVENS, size };
         // SAFETY: a mapping of this test, large enough for the module.
         let (resident, all) = unsafe {
-            (map.base as *mut u8).write_bytes(1, PAGES * PAGE);
+            (map.base as *mut u8).write_bytes(1, bytes);
             module.fill(map.base + offset);
-            let all = std::slice::from_raw_parts(map.base as *const u8, PAGES * PAGE);
+            let all = std::slice::from_raw_parts(map.base as *const u8, bytes);
             (resident_pages(&map), all)
         };
         let (before, rest) = all.split_at(offset);
@@ -485,17 +487,18 @@ mod tests {
 
     #[test]
     fn fill_changes_the_module_and_nothing_beside_it() {
-        for offset in [0, 64, PAGE - 64, PAGE] {
-            for edge in [SEVENS, SEVENS + WRITTEN_ZEROES_MAX, 20 * PAGE, 30 * PAGE] {
-                for size in [edge, edge + 1, edge + 64, edge + PAGE - 8] {
+        let page = mm::page();
+        for offset in [0, 64, page - 64, page] {
+            for edge in [SEVENS, SEVENS + WRITTEN_ZEROES_MAX, 20 * page, 30 * page] {
+                for size in [edge, edge + 1, edge + 64, edge + page - 8] {
                     let resident = filled(offset, size);
                     mm::test_hooks::FAIL_DISCARD.set(true);
                     assert_eq!(filled(offset, size), PAGES, "nothing can be discarded");
                     mm::test_hooks::FAIL_DISCARD.set(false);
-                    if size - SEVENS <= WRITTEN_ZEROES_MAX {
+                    if size - SEVENS <= WRITTEN_ZEROES_MAX.max(2 * page - 1) {
                         assert_eq!(resident, PAGES, "{size} at {offset}");
                     } else {
-                        let given = (size - SEVENS) / PAGE - 1;
+                        let given = (size - SEVENS) / page - 1;
                         assert!(resident <= PAGES - given, "{resident} of {size} at {offset}");
                     }
                 }

@@ -430,11 +430,12 @@ fn point_in_fast_path_slow() {
         let slot = mem::slot_at(&raw const here as usize);
         slot.is_some_and(|slot| (slot.low..slot.high).contains(&tp))
     };
-    // SAFETY: `is_in_runtime` is called only on a goroutine.
+    // SAFETY: called only on a goroutine.
+    let in_runtime = || unsafe { arch::is_in_runtime() };
     if current_g().is_some()
         && on_own_stack()
         && !lock::holds_runtime_lock()
-        && !unsafe { arch::is_in_runtime() }
+        && !in_runtime()
         && std::process::id() == simulation.process
     {
         point();
