@@ -91,6 +91,8 @@ const OUTPUT_WAIT_NANOS: Nanos = 1_000_000_000;
 const RECHECK_INTERVAL: Duration = Duration::from_micros(50);
 /// After how many pauses the end of the tasks looks for tasks that have begun meanwhile.
 const ROUNDS_PER_SCAN: u32 = 100;
+/// The end of the tasks makes at least so many pauses in which no task ends before it gives up.
+const UNCHANGED_ROUNDS: u32 = 500;
 /// How long the Ms stay for goroutines that must go on: enough for a short critical section on a
 /// busy machine.
 const DRAIN_LIMIT_NANOS: Nanos = 10_000_000_000;
@@ -360,21 +362,26 @@ impl Sched {
     }
 
     /// Aborts all tasks. Waits until their futures are dropped and their carriers have ended, for as
-    /// long as tasks end: a task whose poll blocks does not.
+    /// long as tasks end: a task whose poll blocks does not. Tasks may also begin until the one that
+    /// spawns them is aborted, but not for ever.
     fn end_tasks(&self) {
         self.close_tasks();
-        let mut left = u64::MAX;
-        let mut limit = 0;
+        let may_begin_until = now() + DRAIN_LIMIT_NANOS;
+        let (mut fewest, mut left) = (u64::MAX, u64::MAX);
+        let (mut limit, mut unchanged_rounds) = (0, 0);
         for round in 1.. {
             self.end_shelved_carriers();
             if round % ROUNDS_PER_SCAN == 0 {
                 self.cancel_all_tasks();
             }
             let now_left = self.num_tasks() + u64::from(self.tasks.carriers());
-            if now_left < left {
-                (left, limit) = (now_left, now() + STOP_WAIT_NANOS);
+            if now_left < fewest || (now_left != left && now() < may_begin_until) {
+                (limit, unchanged_rounds) = (now() + STOP_WAIT_NANOS, 0);
             }
-            if left == 0 || now() >= limit {
+            (fewest, left) = (fewest.min(now_left), now_left);
+            unchanged_rounds += 1;
+            // Rounds, too: on a busy machine neither this thread nor the Ms run for a while.
+            if left == 0 || (now() >= limit && unchanged_rounds >= UNCHANGED_ROUNDS) {
                 return;
             }
             std::thread::sleep(RECHECK_INTERVAL);
