@@ -53,9 +53,8 @@ fn ureq_gets_answers_and_times_out_in_virtual_time() {
             sim::host("server", || listen(count_http_requests(Duration::ZERO)));
             sim::host("slow", || listen(count_http_requests(100 * SECOND)));
             sim::settle();
-            // With a timeout for the whole request, ureq looks names up on a thread, which is not
-            // simulated.
-            let config = ureq::Agent::config_builder().timeout_recv_response(Some(30 * SECOND));
+            // With a timeout for the whole request, ureq looks names up on a thread.
+            let config = ureq::Agent::config_builder().timeout_global(Some(30 * SECOND));
             let agent: ureq::Agent = config.build().into();
             for i in 0..3 {
                 let mut answer = agent.get("http://server/").call().unwrap();
