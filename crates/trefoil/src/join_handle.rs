@@ -116,7 +116,7 @@ impl<T> Join<T> {
         self.target.is_none_or(|target| cell(target).is_done())
     }
 
-    /// Returns whether it is a goroutine that is left from a simulation, whose runtime has ended.
+    /// Returns whether its goroutine has not ended, and never will, because its simulation has ended.
     #[cfg(feature = "std")]
     pub(crate) fn never_ends(&self) -> bool {
         let Some(Unpacked::Goroutine(g)) = self.target.map(Runnable::unpack) else { return false };

@@ -160,7 +160,7 @@ fn a_deadlock_of_threads_is_found_and_replayed() {
 fn a_thread_that_waits_at_the_end_does_not_count() {
     let explored = sim::builder().explore(20, || {
         let (tx, rx) = mpsc::channel::<()>();
-        // As a background thread of a library, which nobody ends.
+        // Like a background thread of a library that is never stopped.
         thread::spawn(move || rx.recv());
         std::mem::forget(tx);
     });
@@ -168,9 +168,9 @@ fn a_thread_that_waits_at_the_end_does_not_count() {
 }
 
 #[test]
-fn a_thread_that_has_no_more_to_wait_for_runs_to_its_end() {
+fn a_runnable_thread_runs_to_its_end_after_the_root_has_returned() {
+    static DONE: AtomicU32 = AtomicU32::new(0);
     sim::run(|| {
-        static DONE: AtomicU32 = AtomicU32::new(0);
         struct AtEnd;
         impl Drop for AtEnd {
             fn drop(&mut self) {
@@ -183,6 +183,7 @@ fn a_thread_that_has_no_more_to_wait_for_runs_to_its_end() {
         });
         assert_eq!(DONE.load(SeqCst), 0);
     });
+    assert_eq!(DONE.load(SeqCst), 1);
 }
 
 #[test]
@@ -287,8 +288,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Returns the name of the test program's file for a child, in which no other test runs.
-fn in_a_child(test: &str) -> bool {
+/// Runs `test` alone in a child process, and asserts that it passes. Returns true in that child.
+fn is_child_or_run_child(test: &str) -> bool {
     const VARIABLE: &str = "SIM_THREADS_ALONE";
     if std::env::var_os(VARIABLE).is_some() {
         return true;
@@ -305,7 +306,7 @@ fn in_a_child(test: &str) -> bool {
 
 #[test]
 fn threads_that_are_left_keep_no_descriptors() {
-    if !in_a_child("threads_that_are_left_keep_no_descriptors") {
+    if !is_child_or_run_child("threads_that_are_left_keep_no_descriptors") {
         return;
     }
     let explore = |runs| {

@@ -16,8 +16,8 @@
 //! | `pthread_cancel` | `ENOSYS` |
 //! | `pthread_exit`, `pthread_timedjoin_np` | libc's, which do not know such a thread: not supported |
 //!
-//! A thread that is left when its simulation ends never runs again. To join it is `ESRCH`, unless its
-//! start routine has returned.
+//! A thread that is left when its simulation ends never runs again. `pthread_join` on it returns
+//! `ESRCH`, unless its start routine has returned.
 //!
 //! # The life of a thread
 //! A thread's id is the address of its `struct pthread`. It must not be given to another thread
@@ -77,7 +77,7 @@ struct NewThread {
 
 impl NewThread {
     /// Returns the thread that the caller is about to create, if it is to be a goroutine.
-    fn taken() -> Option<NewThread> {
+    fn for_caller() -> Option<NewThread> {
         #[cfg(feature = "tokio")]
         if let Some(announced) = driver_watch::take_announced() {
             return Some(announced);
@@ -198,7 +198,8 @@ fn with_thread<T>(
     id: pthread_t,
     f: impl FnOnce(&mut ThreadList, &'static Thread) -> T,
 ) -> Option<T> {
-    // Those that are left by simulations make the list long.
+    // An id outside every stack slot is an OS thread's. This check avoids a search of the list, which
+    // is long if simulations have left threads.
     if LINKED.load(Ordering::Relaxed) != 0 && crate::mem::slot_at(id as usize).is_none() {
         return None;
     }
@@ -402,7 +403,7 @@ interpose! {
     fn pthread_create(thread: *mut pthread_t, attr: *const pthread_attr_t, start: StartRoutine,
         argument: *mut c_void) -> c_int;
     with real => {
-        if let Some(new) = NewThread::taken()
+        if let Some(new) = NewThread::for_caller()
             && let Some(attributes) = Attributes::read(attr)
             && may_park()
         {
@@ -418,12 +419,13 @@ interpose! {
     with real => match claim(thread, Claim::Join) {
         None => real(thread, value),
         Some(Err(error)) => error,
-        // The run of its simulation is over: it never ends, and perhaps never will have returned.
+        // Its simulation has ended before the start routine returned: it never runs again.
         Some(Ok(Claimed { handle, has_returned: false, .. })) if handle.never_ends() => {
             std::mem::forget(handle);
             libc::ESRCH
         }
         Some(Ok(Claimed { handle, thread, .. })) => {
+            // It has returned, but its goroutine never ends: do not wait for it.
             if handle.never_ends() {
                 std::mem::forget(handle);
                 if !value.is_null() {

@@ -12,7 +12,7 @@
 //! | `Clock` | – | nanoseconds since the recording began |
 //! | `Switch` | why the running one stops ([`Stop`]) | id of the next one, or 0 |
 //! | `Create` | goroutine (0) or task (1) | its id |
-//! | `Place` | – | the address of the `Location` at which the next ones are created |
+//! | `Place` | – | the address of the `Location` at which the following `Create`s are |
 //! | `Ready` | 1: by whom is not known | id of the one that was woken |
 //! | `Thread`, after `Ready` | – | id of the thread that woke it |
 //! | `Source` | what wakes the next ones ([`Source`]) | by how many nanoseconds a timer was late |
@@ -358,7 +358,7 @@ impl Ring {
         self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
         let words = u64::from(self.words_per_clock.load(Ordering::Relaxed));
         self.clock_at.store(self.written.load(Ordering::Relaxed) + words, Ordering::Relaxed);
-        // Who reads from the middle of the ring soon finds a `Place`.
+        // A reader that starts in the middle of the ring finds a `Place` soon after a clock.
         self.last_place.store(0, Ordering::Relaxed);
     }
 

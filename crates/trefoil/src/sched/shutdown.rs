@@ -91,8 +91,10 @@ const OUTPUT_WAIT_NANOS: Nanos = 1_000_000_000;
 const RECHECK_INTERVAL: Duration = Duration::from_micros(50);
 /// After how many pauses the end of the tasks looks for tasks that have begun meanwhile.
 const ROUNDS_PER_SCAN: u32 = 100;
-/// The end of the tasks makes at least so many pauses in which no task ends before it gives up.
+/// `end_tasks` gives up only after this many pauses in a row without a change.
 const UNCHANGED_ROUNDS: u32 = 500;
+/// For how long `end_tasks` also goes on because new tasks begin.
+const NEW_TASKS_LIMIT_NANOS: Nanos = 10_000_000_000;
 /// How long the Ms stay for goroutines that must go on: enough for a short critical section on a
 /// busy machine.
 const DRAIN_LIMIT_NANOS: Nanos = 10_000_000_000;
@@ -362,11 +364,11 @@ impl Sched {
     }
 
     /// Aborts all tasks. Waits until their futures are dropped and their carriers have ended, for as
-    /// long as tasks end: a task whose poll blocks does not. Tasks may also begin until the one that
-    /// spawns them is aborted, but not for ever.
+    /// long as their number falls; for [`NEW_TASKS_LIMIT_NANOS`] also while it changes otherwise,
+    /// because a task may spawn others until it is aborted. A task whose poll blocks is left.
     fn end_tasks(&self) {
         self.close_tasks();
-        let may_begin_until = now() + DRAIN_LIMIT_NANOS;
+        let may_begin_until = now() + NEW_TASKS_LIMIT_NANOS;
         let (mut fewest, mut left) = (u64::MAX, u64::MAX);
         let (mut limit, mut unchanged_rounds) = (0, 0);
         for round in 1.. {
@@ -380,7 +382,7 @@ impl Sched {
             }
             (fewest, left) = (fewest.min(now_left), now_left);
             unchanged_rounds += 1;
-            // Rounds, too: on a busy machine neither this thread nor the Ms run for a while.
+            // The rounds count, too: on a busy machine the time may pass while no M has run.
             if left == 0 || (now() >= limit && unchanged_rounds >= UNCHANGED_ROUNDS) {
                 return;
             }

@@ -54,20 +54,23 @@
 //! - a deadlock: all goroutines wait, no timer is set, and nothing is on its way in the network;
 //! - a goroutine or task of the test itself that still waits after the first function has returned.
 //!   From then on the time stands still. Goroutines of other hosts do not count: their hosts lose
-//!   their power at that moment. Nor do threads, which end with the function as with a process;
+//!   their power at that moment. Nor do threads of the test: after the function has returned, each
+//!   runs until it waits or sleeps (all together at most 10,000 steps), and never again after that;
 //! - more steps than [`Builder::max_steps`] allows: an endless loop, if it makes calls or sleeps.
 //!
 //! # Several simulations
-//! The simulations of a process run one at a time: they share its statics, and what one of them does
-//! there must not depend on another. Tests that explore for long run in parallel if each has a
-//! process, as with `cargo nextest`.
+//! The simulations of a process take turns, because they share its statics. Simulations with
+//! [`Builder::wait_outside`], and those that a simulation starts, do not take turns. To run long
+//! explorations in parallel, give each a process of its own, as `cargo nextest` does.
 //!
 //! # What is not simulated
-//! - A goroutine that would wait for a descriptor other than an Internet socket (a pipe, a Unix
-//!   socket, a child process; not an epoll instance or an eventfd) gets an error: the simulation cannot know when it becomes ready.
+//! - A goroutine that would wait for a pipe, a Unix socket, a child process or a `timerfd` gets an
+//!   error, because the simulation cannot know when it becomes ready. Internet sockets, epoll
+//!   instances and eventfds are simulated.
 //!   [`Builder::wait_outside`] lets the time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
-//!   of std makes no call; one of [`sync`](crate::sync) does.
+//!   of std makes no call. `lock`, `read`, `write` and the unlocks of [`sync`](crate::sync)'s `Mutex`
+//!   and `RwLock` are calls, also without contention.
 //! - Threads that were started outside, raw system calls, signals, timers of the kernel (`timerfd`,
 //!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends on
 //!   them may differ from run to run. Random numbers in tasks may, too.
@@ -117,7 +120,7 @@ const SEED_VARIABLE: &str = "TREFOIL_SEED";
 /// Held by the simulation that runs. Simulations of one process share its statics, and a lock that
 /// another simulation holds for a moment must not let the time jump.
 static ONE_AT_A_TIME: sync::Mutex<()> = sync::Mutex::new(());
-/// After so long, [`Builder::explore`] lets another simulation run.
+/// How long the runs of [`Builder::explore`] continue before another simulation gets its turn.
 const TURN_NANOS: Nanos = 200_000_000;
 
 /// Runs `f` in a simulation and returns its value.
@@ -778,7 +781,7 @@ impl Builder {
 
     /// Calls `f` as the driver of a new simulated runtime.
     fn with_runtime<T: Send>(&self, f: impl FnOnce(&'static Simulation) -> T + Send) -> T {
-        // Not for a simulation in another one, and not for one that may wait for another one.
+        // A simulation inside another one has no turn; nor one that may wait for another one.
         let is_alone = self.outside == Outside::Refuse && !is_simulated();
         let _turn = is_alone.then(|| ONE_AT_A_TIME.lock());
         let runtime = match Runtime::builder().simulated(self.outside).build() {

@@ -93,7 +93,7 @@ struct State {
     /// The numbers of the sockets, by descriptor. Several descriptors may refer to one socket.
     descriptors: BTreeMap<RawFd, u64>,
     /// The incarnations that own epoll instances and eventfds, by descriptor.
-    event_loops: BTreeMap<RawFd, u32>,
+    event_descriptors: BTreeMap<RawFd, u32>,
     ends: BTreeMap<u64, End>,
     puppets: BTreeMap<u64, Puppet>,
     puppet_of: BTreeMap<(u16, SocketAddr), u64>,
@@ -139,10 +139,10 @@ impl World for Network {
         // What wakes an event loop is part of the simulation: its sockets are, and its threads.
         let owner = match state.descriptors.get(&fd) {
             Some(number) => state.sockets.get_mut(number).map(|socket| &mut socket.incarnation),
-            None => state.event_loops.get_mut(&fd),
+            None => state.event_descriptors.get_mut(&fd),
         };
         match owner {
-            // It may have been sent to a host: who waits for it owns it.
+            // A host may have received it from the test: the incarnation that waits for it owns it.
             Some(owner) if !simulation::is_of_test(incarnation) => *owner = incarnation,
             Some(_) => {}
             None => return false,
@@ -188,7 +188,7 @@ impl Network {
             default_link: Link::new(),
             sockets: BTreeMap::new(),
             descriptors: BTreeMap::new(),
-            event_loops: BTreeMap::new(),
+            event_descriptors: BTreeMap::new(),
             ends: BTreeMap::new(),
             puppets: BTreeMap::new(),
             puppet_of: BTreeMap::new(),

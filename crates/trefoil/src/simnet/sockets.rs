@@ -468,8 +468,9 @@ impl Network {
         self.close_descriptors(|_, owner| owner == incarnation);
     }
 
-    /// The run has ended: its sockets and disks are gone. Sockets of the test itself stay open, because
-    /// it may have returned them, unless goroutines are left; or threads, for those that they wait for.
+    /// The run has ended: closes its sockets and disks. Sockets of the test itself stay open, because
+    /// the test may have returned them, with two exceptions: all are closed if goroutines are left,
+    /// and those in `waited_by_threads` are closed always.
     pub(crate) fn end(&self, has_left_goroutines: bool, waited_by_threads: &[RawFd]) {
         let is_left = |owner| has_left_goroutines || !simulation::is_of_test(owner);
         self.close_descriptors(|_, owner| is_left(owner));
@@ -488,37 +489,39 @@ impl Network {
         }
     }
 
-    /// Closes descriptors whose goroutines never run again. `is_meant` gets each one and its incarnation.
+    /// Closes the descriptors for which `is_meant` returns true, given the descriptor and its
+    /// incarnation. Their goroutines never run again.
     fn close_descriptors(&self, is_meant: impl Fn(RawFd, u32) -> bool) {
-        let (sockets, event_loops): (Vec<RawFd>, Vec<RawFd>) = {
+        let (sockets, event_descriptors): (Vec<RawFd>, Vec<RawFd>) = {
             let mut state = self.lock();
             let owner = |number| state.sockets.get(number).map(|socket| socket.incarnation);
             let sockets = state.descriptors.iter();
             let sockets = sockets.filter(|(fd, n)| owner(n).is_some_and(|of| is_meant(**fd, of)));
             let sockets = sockets.map(|(&fd, _)| fd).collect();
-            let event_loops = state.event_loops.iter().filter(|(fd, of)| is_meant(**fd, **of));
-            let event_loops: Vec<RawFd> = event_loops.map(|(&fd, _)| fd).collect();
-            state.event_loops.retain(|&fd, owner| !is_meant(fd, *owner));
-            (sockets, event_loops)
+            let event_descriptors =
+                state.event_descriptors.iter().filter(|(fd, of)| is_meant(**fd, **of));
+            let event_descriptors: Vec<RawFd> = event_descriptors.map(|(&fd, _)| fd).collect();
+            state.event_descriptors.retain(|&fd, owner| !is_meant(fd, *owner));
+            (sockets, event_descriptors)
         };
         for fd in sockets {
             self.lock().remove_descriptor(fd);
             self.retire(fd);
             mark(fd, false);
         }
-        event_loops.into_iter().for_each(|fd| self.retire(fd));
+        event_descriptors.into_iter().for_each(|fd| self.retire(fd));
     }
 
     /// `fd` is a new epoll instance or eventfd of the caller.
-    pub(crate) fn add_event_loop(&self, fd: RawFd) {
+    pub(crate) fn add_event_descriptor(&self, fd: RawFd) {
         let owner = simulation::incarnation();
-        self.lock().event_loops.insert(fd, owner);
+        self.lock().event_descriptors.insert(fd, owner);
     }
 
     /// A descriptor is about to be closed. Returns whether [`close_marked`] must do it.
     pub(crate) fn before_close(&self, fd: RawFd) -> bool {
         let mut state = self.lock();
-        state.event_loops.remove(&fd);
+        state.event_descriptors.remove(&fd);
         state.remove_descriptor(fd)
     }
 
@@ -528,9 +531,9 @@ impl Network {
             return;
         }
         let mut state = self.lock();
-        match state.event_loops.get(&from).copied() {
-            Some(owner) => state.event_loops.insert(to, owner),
-            None => state.event_loops.remove(&to),
+        match state.event_descriptors.get(&from).copied() {
+            Some(owner) => state.event_descriptors.insert(to, owner),
+            None => state.event_descriptors.remove(&to),
         };
         match state.number_of(from) {
             Some(number) => state.add_descriptor(to, number),

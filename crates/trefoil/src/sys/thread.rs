@@ -75,7 +75,7 @@ thread_local! {
     static STARTS_OS_THREADS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the caller starts threads of the runtime.
+/// Returns whether the caller is inside [`with_os_threads`].
 #[cfg(feature = "std")]
 pub(crate) fn starts_os_threads() -> bool {
     STARTS_OS_THREADS.get()

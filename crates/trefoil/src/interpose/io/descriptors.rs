@@ -66,13 +66,14 @@ fn after_duplicate(fd: c_int, rc: c_int) {
     }
 }
 
-/// In a simulation: `fd` is a new epoll instance or eventfd, or an error. Returns it.
+/// Tells the simulated network, if there is one, about a new epoll instance or eventfd. Returns `fd`,
+/// which may be −1.
 #[inline(always)]
-fn after_event_loop(fd: c_int) -> c_int {
+fn note_event_descriptor(fd: c_int) -> c_int {
     if fd >= 0
         && let Some(network) = simulated::network()
     {
-        network.add_event_loop(fd);
+        network.add_event_descriptor(fd);
     }
     fd
 }
@@ -80,19 +81,19 @@ fn after_event_loop(fd: c_int) -> c_int {
 interpose! {
     /// libc's function.
     fn epoll_create(size: c_int) -> c_int;
-    with real => after_event_loop(real(size))
+    with real => note_event_descriptor(real(size))
 }
 
 interpose! {
     /// libc's function.
     fn epoll_create1(flags: c_int) -> c_int;
-    with real => after_event_loop(real(flags))
+    with real => note_event_descriptor(real(flags))
 }
 
 interpose! {
     /// libc's function.
     fn eventfd(count: c_uint, flags: c_int) -> c_int;
-    with real => after_event_loop(real(count, flags))
+    with real => note_event_descriptor(real(count, flags))
 }
 
 /// Returns whether `dup3` closes `to`: it does not if it fails.

@@ -190,7 +190,7 @@ struct Decoder<'a> {
     /// What runs on the P. None: not known, because the words before are lost.
     current: Option<u64>,
     source: Cause,
-    /// Where the next ones are created; 0 if not known.
+    /// The place of the `Create`s that follow; 0 if it is not known.
     place: u64,
     /// The events, each with the number of its word.
     events: Vec<(u64, Event)>,

@@ -553,8 +553,9 @@ impl Pollable {
                 // Release: a goroutine that is about to wait sees the count, and tries again.
                 direction.edges.fetch_add(1, Ordering::Release);
             }
-            // If the file has another descriptor, epoll goes on to report it under this number. The
-            // next file with the number is armed before anyone waits for it, so it loses no event.
+            // If the file has another descriptor, epoll still reports its events with this data:
+            // `notify` must drop them. The next file with this number is armed before a goroutine
+            // waits for it, so none of its events is lost.
             self.begin_generation();
             let [read, write] = &mut inner.lists;
             let (readers, writers) = (read.take_all(), write.take_all());

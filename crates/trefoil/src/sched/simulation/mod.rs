@@ -35,7 +35,7 @@
 //!
 //! # Incarnations
 //! Goroutines belong to *incarnations* of hosts, and inherit them from the goroutine that starts
-//! them. Incarnation 0 is the test itself, and 1 are the threads that it starts. A host that crashes [kills](kill) its incarnation: the
+//! them. Incarnation 0 is the test itself. Incarnation 1 holds the threads that the test starts. A host that crashes [kills](kill) its incarnation: the
 //! goroutines and tasks in it never run again. They are *frozen*: what they own is leaked, so nothing
 //! that refers to their stacks becomes invalid.
 //!
@@ -80,8 +80,8 @@ use std::time::Duration;
 const TEST: usize = 0;
 const TEST_THREADS: usize = 1;
 
-/// After the root goroutine has returned, threads that do not wait run for so many steps.
-const STEPS_OF_THREADS: u64 = 10_000;
+/// The test's threads may run for this many steps after the root goroutine has returned.
+const MAX_STEPS_AFTER_ROOT: u64 = 10_000;
 /// The most goroutines and tasks of a run whose incarnations are kept.
 const MAX_IDS: usize = 1 << 32;
 
@@ -177,7 +177,7 @@ pub(crate) struct Simulation {
     has_world: AtomicBool,
     /// It counts as a simulation ([`clock::has_simulations`]).
     is_counted: AtomicBool,
-    /// A child of `fork` has a copy of it.
+    /// The id of the process that made it: a child of `fork` has a copy, and must not use it.
     process: u32,
     state: Lock<State>,
 }
@@ -205,7 +205,7 @@ struct State {
     /// questions of the schedule they are counted also if there is only one possibility.
     steps: u64,
     /// The steps when the root goroutine returned.
-    steps_of_root: u64,
+    steps_at_root_end: u64,
     /// The id of the last goroutine before the run.
     last_id: u64,
     hash: u64,
@@ -250,7 +250,7 @@ impl Simulation {
                 driver_waits: false,
                 max_steps: u64::MAX,
                 steps: 0,
-                steps_of_root: 0,
+                steps_at_root_end: 0,
                 last_id: 0,
                 hash: 0,
                 has_failed: false,
@@ -411,8 +411,8 @@ pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) ->
     scramble(seed ^ scramble(goroutine ^ scramble(drawn)))
 }
 
-/// A call at which the running goroutine, which may park here, may be preempted; for fast paths that
-/// do not enter the runtime.
+/// Lets the schedule preempt the running goroutine, if it is simulated and may park. Unlike [`point`],
+/// it may be called anywhere: in a signal handler, in a child of `fork`, inside the runtime.
 #[inline(always)]
 pub(crate) fn point_in_fast_path() {
     if clock::has_simulations() {
@@ -420,14 +420,15 @@ pub(crate) fn point_in_fast_path() {
     }
 }
 
-/// Locks are taken everywhere: in signal handlers, in a child of `fork`, inside the runtime.
+/// Checks all that forbids a switch here: another stack (a signal handler's), a lock of the runtime,
+/// the runtime itself, a child of `fork`.
 #[cold]
 fn point_in_fast_path_slow() {
     let Some(simulation) = here() else { return };
-    let here = 0u8;
+    let on_stack = 0u8;
     let on_own_stack = || {
         let tp = arch::thread_pointer() as usize;
-        let slot = mem::slot_at(&raw const here as usize);
+        let slot = mem::slot_at(&raw const on_stack as usize);
         slot.is_some_and(|slot| (slot.low..slot.high).contains(&tp))
     };
     // SAFETY: called only on a goroutine.
@@ -736,7 +737,7 @@ impl State {
             return;
         }
         self.steps += 1;
-        let is_late = || self.steps > self.steps_of_root + STEPS_OF_THREADS;
+        let is_late = || self.steps > self.steps_at_root_end + MAX_STEPS_AFTER_ROOT;
         if self.phase == Phase::RootEnded && !self.incarnations[TEST_THREADS].is_dead && is_late() {
             self.end_threads();
             self.freeze_from(0);
@@ -876,8 +877,8 @@ pub(crate) fn simulates_threads() -> bool {
     matches!(state.phase, Phase::Running | Phase::RootEnded) && !state.is_driver(g)
 }
 
-/// The running goroutine is a thread of the program: if it belongs to the test itself, and still
-/// waits when the root goroutine has returned, it does not count.
+/// Moves the running goroutine, a thread of the program, from incarnation 0 to the test's threads.
+/// Such a goroutine may still wait when the root goroutine has returned. Does nothing on a host.
 #[cfg(feature = "std")]
 pub(crate) fn move_to_test_threads() {
     let (Some(simulation), TEST) = (here(), incarnation() as usize) else { return };
@@ -979,7 +980,7 @@ pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {
         state.phase = Phase::RootEnded;
-        state.steps_of_root = state.steps;
+        state.steps_at_root_end = state.steps;
     }
     let hosts = TEST_THREADS + 1;
     if state.incarnations.len() > hosts {
@@ -995,7 +996,8 @@ pub(crate) fn settle(simulation: &Simulation) {
     switch::park(rt, WaitReason::Settle).leave();
 }
 
-/// Counts a wait for something outside the simulation until it is dropped.
+/// Registers a wait until it is dropped: a wait for something outside the simulation is counted; a
+/// wait of a test's thread for a descriptor of the world is listed in `waited_by_threads`.
 pub(crate) struct WaitOutside {
     simulation: Option<&'static Simulation>,
     /// A thread of the test waits for this descriptor of the world, which is not outside.
@@ -1041,7 +1043,7 @@ impl WaitOutside {
         if let Some(simulation) = simulation
             && simulation.world().is_some_and(|world| world.contains(fd))
         {
-            // The kernel tells when it is ready.
+            // `next` polls the kernel for descriptors of the world only if this is set.
             simulation.has_world.store(true, Ordering::Relaxed);
             return Ok(WaitOutside::of_world(simulation, fd));
         }

@@ -26,9 +26,9 @@
 //! # Spin loops
 //! A goroutine may yield, or read the clock, until another one has done something. A schedule that
 //! never runs the other one would not be the program's fault. So with `Priorities` a goroutine falls
-//! after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row; also the one that runs when nothing
-//! has fallen for [`MAX_CHOICES`] choices, because two goroutines may wake each other for ever.
-//! `Starve` has a bound.
+//! to the lowest priority after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row. Two goroutines
+//! may also wake each other for ever: after [`MAX_CHOICES`] choices without a fall, the goroutine
+//! that was chosen last falls. `Starve` has a bound.
 
 use crate::mem::MmapVec;
 use crate::sys::rng::Rng;
@@ -64,9 +64,9 @@ const MAX_PASSES: u32 = 500;
 const MAX_YIELDS: u32 = 10;
 /// `Strategy::Priorities` lets a goroutine continue at so many calls in a row.
 const MAX_CALLS: u32 = 1000;
-/// `Strategy::Priorities` chooses so often before a goroutine falls.
+/// `Strategy::Priorities`: after this many choices without a fall, the chosen goroutine falls.
 const MAX_CHOICES: u32 = 1000;
-/// `Strategy::Priorities` knows so many goroutines that have fallen.
+/// `Strategy::Priorities` remembers this many fallen goroutines; older ones rise again.
 const MAX_FALLEN: usize = 64;
 /// `Strategy::Uniform` preempts at one of so many calls; the seed chooses one of these.
 const PREEMPT_ONE_IN: [u64; 5] = [2, 4, 8, 32, 128];
@@ -171,7 +171,7 @@ impl Schedule {
     ) -> usize {
         let n = candidates.len();
         if n < 2 {
-            // It need not have yielded.
+            // Without an alternative, being chosen again does not mean that it has yielded.
             (self.last, self.yields, self.calls) = (candidates.next().unwrap_or(0), 0, 0);
             return 0;
         }
