@@ -69,7 +69,7 @@
 //!   instances and eventfds are simulated.
 //!   [`Builder::wait_outside`] lets the time stand still meanwhile; such a run is not repeatable.
 //! - Between two calls of the runtime or of libc a goroutine is not preempted. An uncontended lock
-//!   of std makes no call. `lock`, `read`, `write` and the unlocks of [`sync`](crate::sync)'s `Mutex`
+//!   of std makes no call. `lock`, `read`, `write` and the unlocks of [`sync`]'s `Mutex`
 //!   and `RwLock` are calls, also without contention.
 //! - Threads that were started outside, raw system calls, signals, timers of the kernel (`timerfd`,
 //!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends on
