@@ -60,8 +60,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The stack of a thread that is created without attributes: std's default.
 const DEFAULT_STACK_BYTES: usize = 2 << 20;
-/// What a goroutine's memory has besides its stack: the guard and the thread-local storage, about.
+/// A guard and thread-local storage take about so much of a goroutine's memory, whose size is a power
+/// of two. They count only beside a stack that is so small: a larger one would take twice the memory.
 const SLOT_OVERHEAD_BYTES: usize = 32 << 10;
+const SMALL_STACK_BYTES: usize = 256 << 10;
 /// The bytes of a thread's name, with the zero at its end.
 const NAME_BYTES: usize = 16;
 
@@ -262,6 +264,12 @@ struct Attributes {
 }
 
 impl Attributes {
+    /// Returns the memory of a goroutine with a stack of this size.
+    fn slot_bytes(&self) -> usize {
+        let is_small = self.stack_bytes < SMALL_STACK_BYTES;
+        self.stack_bytes + if is_small { SLOT_OVERHEAD_BYTES } else { 0 }
+    }
+
     /// Returns None if the caller has provided the stack: then an OS thread uses it.
     ///
     /// # Safety
@@ -321,7 +329,7 @@ fn create(
     });
     let options = SpawnOptions {
         name: Some(new.name),
-        stack_size: Some(attributes.stack_bytes.saturating_add(SLOT_OVERHEAD_BYTES)),
+        stack_size: Some(attributes.slot_bytes()),
         ..SpawnOptions::plain()
     };
     let (of_goroutine, argument) = (thread.clone(), Argument(argument));
