@@ -169,7 +169,7 @@ pub(crate) fn install() {
             polls::poll as *const (),
             random::getrandom as *const (),
             blocking_calls::getaddrinfo as *const (),
-            threads::pthread_create as *const (),
+            threads::kept_symbol(),
             threads::pthread_join as *const (),
             threads::pthread_detach as *const (),
         ]);

@@ -15,7 +15,7 @@
 //! other code, or that have none.
 //!
 //! Not defined by the macro: `dlopen`, `dlmopen` and `syscall` jump to the real function with their
-//! caller's frame, so they are assembler; `malloc`, the clocks and related functions are weak symbols,
+//! caller's frame, so they are assembler; `malloc`, the clocks and `pthread_create` are weak symbols,
 //! which only assembler can define (`weak_symbols!`).
 
 use std::ffi::{CStr, c_void};

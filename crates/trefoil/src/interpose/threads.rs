@@ -42,6 +42,7 @@ pub(super) mod driver_watch;
 mod tests;
 
 use super::park::{is_forked, may_park};
+use super::symbol::NextSymbol;
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::simulation;
@@ -406,19 +407,38 @@ fn claim(id: pthread_t, claim: Claim) -> Option<Result<Claimed, c_int>> {
     }))
 }
 
-interpose! {
-    /// POSIX's function.
-    fn pthread_create(thread: *mut pthread_t, attr: *const pthread_attr_t, start: StartRoutine,
-        argument: *mut c_void) -> c_int;
-    with real => {
+/// POSIX's function. A weak symbol: an allocator that is linked to the program may define it, too, as
+/// rpmalloc does. Then threads are OS threads also in simulations.
+unsafe extern "C" fn pthread_create(
+    thread: *mut pthread_t,
+    attr: *const pthread_attr_t,
+    start: StartRoutine,
+    argument: *mut c_void,
+) -> c_int {
+    type Real = unsafe extern "C" fn(
+        *mut pthread_t,
+        *const pthread_attr_t,
+        StartRoutine,
+        *mut c_void,
+    ) -> c_int;
+    static NEXT: NextSymbol = NextSymbol::of_c_name("pthread_create\0");
+    // SAFETY: the caller's arguments; and libc's function of that name and type.
+    unsafe {
         if let Some(new) = NewThread::for_caller()
             && let Some(attributes) = Attributes::read(attr)
             && may_park()
         {
             return create(new, &attributes, start, argument, thread);
         }
-        real(thread, attr, start, argument)
+        NEXT.function::<Real>()(thread, attr, start, argument)
     }
+}
+
+weak_symbols!(pthread_create);
+
+/// Returns the address of the weak symbol, so that the linker keeps it.
+pub(super) fn kept_symbol() -> *const () {
+    libc::pthread_create as *const ()
 }
 
 interpose! {
