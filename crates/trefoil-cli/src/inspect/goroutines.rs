@@ -142,10 +142,10 @@ pub(super) fn read_at(
 macro_rules! offsets {
     ($($field:ident = $name:literal,)+) => {
         struct Offsets {
-            /// Of the registers that a switch saves.
+            /// Of the frame pointer and the program counter that a switch saves.
             saved_fp: u64,
             saved_pc: u64,
-            /// None on x86_64.
+            /// Of the saved registers in the trampoline's frame; None on x86_64, which needs none.
             trampoline_registers: Option<u64>,
             $($field: u64,)+
         }
@@ -157,7 +157,12 @@ macro_rules! offsets {
                 };
                 let (saved_fp, saved_pc) = (layout.get(fp)?, layout.get(pc)?);
                 let trampoline_registers = layout.get("trampoline.registers").ok();
-                let offsets = Offsets { saved_fp, saved_pc, trampoline_registers, $($field: layout.get($name)?,)+ };
+                let offsets = Offsets {
+                    saved_fp,
+                    saved_pc,
+                    trampoline_registers,
+                    $($field: layout.get($name)?,)+
+                };
                 offsets.check()?;
                 Ok(offsets)
             }

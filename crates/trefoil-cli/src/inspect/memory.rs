@@ -99,8 +99,8 @@ pub(super) struct Registers {
     pub(super) sp: u64,
     /// The frame pointer: rbp, or x29. 0 if it is unknown.
     pub(super) fp: u64,
-    /// x30, in which a function of aarch64 that calls no other one has its return address. 0 if it is
-    /// unknown, and on x86_64.
+    /// x30: the return address of the running function of aarch64, if it calls no other function.
+    /// 0 if unknown, and on x86_64.
     pub(super) lr: u64,
 }
 
@@ -434,8 +434,8 @@ fn mapping(pid: i32, line: &str) -> Option<Mapping> {
     Some(Mapping { start: hex(start)?, end: hex(end)?, offset: hex(offset)?, path })
 }
 
-/// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, stack pointer and program counter. The number
-/// is -1 if the thread is blocked outside a system call.
+/// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, the stack pointer and
+/// the program counter. The number is -1 if the thread is blocked outside a system call.
 fn live_thread(tid: u32, text: &str) -> Thread {
     let fields: Vec<&str> = text.split(' ').collect();
     let hex = |text: &&str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();

@@ -1,8 +1,9 @@
 //! Calls that are known to block, and for which no event can be waited for instead: another thread
 //! gets the P before the call.
 
-use super::park::{may_park, on_goroutine, point};
+use super::park::{may_park, on_goroutine};
 use crate::sched::calls;
+use crate::sched::simulation::point;
 use crate::simnet;
 use crate::sys::clock;
 use std::ffi::{CStr, CString, c_char, c_int};

@@ -6,8 +6,9 @@
 //!
 //! Not simulated: clocks of CPU time, and the CPU's own counter (`rdtsc`).
 
-use crate::interpose::park::{is_forked, point};
+use crate::sched::simulation::point;
 use crate::sys::clock;
+use crate::sys::fork::is_forked;
 use crate::sys::raw::{syscall, to_libc};
 use libc::{timespec, timeval};
 use rustix::time::ClockId;

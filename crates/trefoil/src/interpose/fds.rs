@@ -17,11 +17,11 @@
 //! 1. An entry is never freed: pages of the table stay mapped.
 //! 2. Entries are found, and made, in signal handlers too: no malloc.
 
-use super::park::is_forked;
 use super::waking::WakeContext;
 use crate::sched::netpoll::pollable::{Interrupt, Pollable};
 use crate::sched::simulation::Undecided;
 use crate::sched::wait;
+use crate::sys::fork::is_forked;
 use crate::sys::raw::syscall;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;

@@ -20,7 +20,7 @@
 //! then blocks, and loses its P.) libc's own locks make the system call directly, not through
 //! `syscall`.
 
-use super::park::{begin_wait, is_forked};
+use super::park::begin_wait;
 use super::sleep::nanos;
 use super::symbol::NextSymbol;
 use super::waking::WakeContext;
@@ -36,6 +36,7 @@ use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sys::clock::{self, LATEST, NEVER, Nanos};
+use crate::sys::fork::is_forked;
 use crate::sys::{outputs, raw};
 use std::cell::Cell;
 use std::ffi::{c_long, c_void};

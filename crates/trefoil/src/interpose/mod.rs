@@ -60,7 +60,7 @@ pub(crate) mod threads;
 mod waking;
 
 use crate::sched::Rt;
-use crate::sys::{outputs, raw};
+use crate::sys::{fork, outputs, raw};
 use std::io::Write;
 
 #[cfg(feature = "std")]
@@ -135,6 +135,7 @@ fn with_priority<T>(_: usize, f: impl FnOnce() -> T) -> T {
 /// Names the interposed functions, so that the linker keeps them, and prepares those that need it.
 /// Called once, when the runtime starts.
 pub(crate) fn install() {
+    fork::watch();
     std::hint::black_box([
         keys::pthread_key_create as *const (),
         keys::pthread_key_delete as *const (),
@@ -151,7 +152,6 @@ pub(crate) fn install() {
     ]);
     #[cfg(feature = "std")]
     {
-        park::watch_fork();
         fds::note_process();
         malloc::init();
         c_locks::keep_symbols();

@@ -12,48 +12,17 @@
 //! waits in the kernel.
 
 #[cfg(feature = "std")]
+use crate::mem::on_own_stack;
+#[cfg(feature = "std")]
 use crate::sched::{WaitingHolder, current_g, holds_lock, holds_lock_of_std, is_runtime_drained};
 #[cfg(feature = "std")]
-use crate::sys::lock;
-#[cfg(feature = "std")]
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Set in a child of `fork`: it has one thread, and a thread that it does not have may hold any
-/// lock. From then on only the real functions are called.
-#[cfg(feature = "std")]
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-/// Returns whether this process is a child of `fork`.
-#[cfg(feature = "std")]
-#[inline(always)]
-pub(super) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-/// Has children of `fork` set [`FORKED`].
-#[cfg(feature = "std")]
-pub(super) fn watch_fork() {
-    unsafe extern "C" fn in_child() {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-    // SAFETY: a function that stores a flag.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-}
+use crate::sys::{fork::is_forked, lock};
 
 /// Returns whether the caller is a goroutine, and this process is not a child of `fork`.
 #[cfg(feature = "std")]
 #[inline(always)]
 pub(super) fn on_goroutine() -> bool {
     current_g().is_some() && !is_forked()
-}
-
-/// On a goroutine: returns whether this code runs on its stack. Returns false in a signal handler,
-/// which runs on the thread's alternate stack.
-pub(super) fn on_own_stack() -> bool {
-    let here = 0u8;
-    let tp = crate::arch::thread_pointer() as usize;
-    crate::mem::slot_at(&raw const here as usize)
-        .is_some_and(|slot| (slot.low..slot.high).contains(&tp))
 }
 
 /// Returns whether the caller is a goroutine on its own stack, so that it can park.
@@ -72,15 +41,6 @@ pub(super) fn may_park_for_c_lock() -> bool {
         && may_park()
         && !lock::holds_runtime_lock()
         && !unsafe { crate::arch::is_in_runtime() }
-}
-
-/// In a simulation: a call at which the caller may be preempted. Clocks are read everywhere: in signal
-/// handlers, under locks of C code, and inside the runtime, where it does nothing.
-#[cfg(feature = "std")]
-pub(super) fn point() {
-    if may_park_for_c_lock() {
-        crate::sched::simulation::point();
-    }
 }
 
 /// The right of a goroutine to park, or to yield; kept until it runs again.

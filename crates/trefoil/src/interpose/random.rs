@@ -7,9 +7,9 @@
 //!
 //! In a simulation the numbers come from its seed, so `HashMap` and random generators repeat.
 
-use crate::interpose::park::point;
 use crate::sched::current_g;
 use crate::sched::record;
+use crate::sched::simulation::point;
 use crate::sched::simulation::{self, Simulation};
 use crate::sys::raw;
 use std::cell::Cell;

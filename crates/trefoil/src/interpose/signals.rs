@@ -10,8 +10,8 @@
 //!   unmaps it. Handlers run on the thread's own alternate stack, which is large enough for the
 //!   known libraries.
 
-use super::park::on_own_stack;
 use super::symbol::NextSymbol;
+use crate::mem::on_own_stack;
 use crate::sched::{current_g, monitor::preempt};
 use crate::sys::objects;
 use std::cell::Cell;

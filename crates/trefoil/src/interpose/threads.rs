@@ -41,13 +41,14 @@ pub(super) mod driver_watch;
 #[cfg(all(test, feature = "tokio"))]
 mod tests;
 
-use super::park::{is_forked, may_park};
+use super::park::may_park;
 use super::symbol::NextSymbol;
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::simulation;
 use crate::sched::wait::{self, reason::WaitReason};
 use crate::sys::clock::NEVER;
+use crate::sys::fork::is_forked;
 use crate::sys::lock::{self, Lock};
 use crate::sys::thread::starts_os_threads;
 #[cfg(feature = "tokio")]
@@ -237,9 +238,7 @@ fn wait_until(thread: &Thread, is_over: impl Fn(&Guarded) -> bool) {
 /// The whole life of a thread, on its goroutine.
 fn run_thread(thread: Arc<Thread>, start: StartRoutine, argument: *mut c_void) {
     wait_until(&thread, |guarded| guarded.id != 0);
-    if simulation::simulates_threads() {
-        simulation::move_to_test_threads();
-    }
+    simulation::move_to_test_threads();
     #[cfg(feature = "tokio")]
     driver_watch::set_watch(thread.watch.as_ref());
     thread.value.set(start(argument));
@@ -447,22 +446,16 @@ interpose! {
     with real => match claim(thread, Claim::Join) {
         None => real(thread, value),
         Some(Err(error)) => error,
-        // Its simulation has ended before the start routine returned: it never runs again.
-        Some(Ok(Claimed { handle, has_returned: false, .. })) if handle.never_ends() => {
-            std::mem::forget(handle);
-            libc::ESRCH
-        }
-        Some(Ok(Claimed { handle, thread, .. })) => {
-            // It has returned, but its goroutine never ends: do not wait for it.
+        Some(Ok(Claimed { handle, thread, has_returned })) => {
             if handle.never_ends() {
                 std::mem::forget(handle);
-                if !value.is_null() {
-                    value.write(thread.value.get());
+                if !has_returned {
+                    return libc::ESRCH;
                 }
-                return 0;
+            } else {
+                // The closure does not panic: a panic in a start routine ends the process.
+                let _ = handle.join();
             }
-            // The closure does not panic: a panic in a start routine ends the process.
-            let _ = handle.join();
             if !value.is_null() {
                 value.write(thread.value.get());
             }

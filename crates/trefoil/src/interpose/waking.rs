@@ -19,7 +19,7 @@
 //! 2. `Outside` takes locks of the runtime. It is chosen only if this thread holds none: every such
 //!    lock is counted (`sys/lock.rs`), from before it is taken until after it is released.
 
-use super::park::on_own_stack;
+use crate::mem::on_own_stack;
 use crate::sched::{current_g, is_without_p};
 use crate::{arch, sys::lock};
 

@@ -339,6 +339,14 @@ pub(crate) fn guard_hit(addr: usize) -> Option<SlotInfo> {
     slot_at(addr).filter(|slot| addr < slot.low)
 }
 
+/// On a goroutine: returns whether this code runs on its stack. Returns false in a signal handler,
+/// which runs on the thread's alternate stack.
+pub(crate) fn on_own_stack() -> bool {
+    let here = 0u8;
+    let tp = crate::arch::thread_pointer() as usize;
+    slot_at(&raw const here as usize).is_some_and(|slot| (slot.low..slot.high).contains(&tp))
+}
+
 /// Returns the slot that contains `addr`, guard included. Takes no lock; async-signal-safe.
 pub(crate) fn slot_at(addr: usize) -> Option<SlotInfo> {
     let slot = arena::slot_at(addr)?;

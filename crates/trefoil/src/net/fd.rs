@@ -236,9 +236,7 @@ impl Fd {
     ) -> io::Result<T> {
         let call = self.call()?;
         #[cfg(feature = "std")]
-        if clock::has_simulations() {
-            simulation::point();
-        }
+        simulation::point();
         let mut limit = None;
         loop {
             if self.pollable.is_past_deadline(direction) {

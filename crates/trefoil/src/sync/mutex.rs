@@ -606,7 +606,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     #[inline]
     fn lock(&self) {
         self.lock_until(NEVER, WaitReason::MutexLock);
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     #[inline]
@@ -617,7 +617,7 @@ unsafe impl lock_api::RawMutex for RawMutex {
     #[inline]
     unsafe fn unlock(&self) {
         self.unlock_held();
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     #[inline]

@@ -599,7 +599,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     fn lock_shared(&self) {
         self.read_until(NEVER);
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     #[inline]
@@ -610,13 +610,13 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     unsafe fn unlock_shared(&self) {
         self.unlock_read();
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     #[inline]
     fn lock_exclusive(&self) {
         self.write_until(NEVER);
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     #[inline]
@@ -627,7 +627,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     #[inline]
     unsafe fn unlock_exclusive(&self) {
         self.unlock_write(WriterBecomes::Nothing);
-        simulation::point_in_fast_path();
+        simulation::point();
     }
 
     fn is_locked(&self) -> bool {

@@ -7,6 +7,7 @@ pub(crate) mod clock;
 pub(crate) mod cpus;
 pub(crate) mod env;
 pub(crate) mod epoll;
+pub(crate) mod fork;
 #[cfg(feature = "std")]
 pub(crate) mod frame_waiter;
 pub(crate) mod free_list;

@@ -420,39 +420,25 @@ fn a_dump_says_how_long_goroutines_have_waited_in_simulated_time() {
 fn uncontended_locks_are_calls() {
     use trefoil::sync::{Mutex, RwLock};
 
-    // Each checks and then acts, in two critical sections.
-    let with_mutex = || {
-        let free = Arc::new(Mutex::new(true));
-        let take = |free: &Mutex<bool>| {
-            let is_free = *free.lock();
-            if is_free {
-                *free.lock() = false;
+    /// Two goroutines check and then act, each in two critical sections.
+    fn check_then_act<L: Send + Sync + 'static>(lock: L, is_free: fn(&L) -> bool, take: fn(&L)) {
+        let lock = Arc::new(lock);
+        let take_if_free = move |lock: &L| {
+            let was_free = is_free(lock);
+            if was_free {
+                take(lock);
             }
-            is_free
+            was_free
         };
         let other = go({
-            let free = free.clone();
-            move || take(&free)
+            let lock = lock.clone();
+            move || take_if_free(&lock)
         });
-        let both = take(&free) & other.join().unwrap();
+        let both = take_if_free(&lock) & other.join().unwrap();
         assert!(!both, "both have taken it");
-    };
-    let with_rwlock = || {
-        let free = Arc::new(RwLock::new(true));
-        let take = |free: &RwLock<bool>| {
-            let is_free = *free.read();
-            if is_free {
-                *free.write() = false;
-            }
-            is_free
-        };
-        let other = go({
-            let free = free.clone();
-            move || take(&free)
-        });
-        let both = take(&free) & other.join().unwrap();
-        assert!(!both, "both have taken it");
-    };
+    }
+    let with_mutex = || check_then_act(Mutex::new(true), |m| *m.lock(), |m| *m.lock() = false);
+    let with_rwlock = || check_then_act(RwLock::new(true), |l| *l.read(), |l| *l.write() = false);
     // A lock is held at the call that follows it.
     let in_two_orders = || {
         let locks = Arc::new((Mutex::new(()), Mutex::new(())));

@@ -18,9 +18,9 @@
 //! Goroutines whose runtime ended while they waited do not count.
 
 use super::{BARRIER, Waiters, layout, real, sleep};
-use crate::interpose::park::is_forked;
 use crate::sched::wait::list::{Batch, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::fork::is_forked;
 use libc::pthread_barrier_t;
 use std::ffi::c_int;
 

@@ -25,9 +25,10 @@
 //! mutex's queue: threads sleep on words of their own, and glibc's mutex has no place for them.
 
 use super::{COND, Waiters, deadline, first, layout, mutex, real, sleep};
-use crate::interpose::park::{is_forked, on_goroutine};
+use crate::interpose::park::on_goroutine;
 use crate::sched::wait::list::{List, Node, WaitResult};
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::fork::is_forked;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{clockid_t, pthread_cond_t, pthread_mutex_t, timespec};
 use std::ffi::c_int;

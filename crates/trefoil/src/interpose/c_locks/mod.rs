@@ -53,7 +53,7 @@ mod real;
 mod rwlock;
 mod semaphore;
 
-use super::park::{begin_c_lock_wait, is_forked};
+use super::park::begin_c_lock_wait;
 use super::waking::WakeContext;
 use crate::sched::wait::deferred::{KEY_BARRIER, key_of, wake_later};
 use crate::sched::wait::holder::note_object;
@@ -63,6 +63,7 @@ use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
 use crate::shim::fence_after_rmw;
 use crate::sys::clock::{NEVER, Nanos, now, wall_now};
+use crate::sys::fork::is_forked;
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
 use std::ffi::c_int;

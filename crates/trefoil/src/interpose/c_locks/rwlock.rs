@@ -21,9 +21,10 @@
 use super::{
     PREFERRED, RWLOCK, WRITER, Waiters, counted, deadline, layout, real, uncount_if_unlocked,
 };
-use crate::interpose::park::{is_forked, may_park_for_c_lock, on_goroutine};
+use crate::interpose::park::{may_park_for_c_lock, on_goroutine};
 use crate::sched::wait::list::{Batch, List};
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::fork::is_forked;
 use crate::sys::frame_waiter::ClockTime;
 use libc::{clockid_t, pthread_rwlock_t, timespec};
 use std::ffi::c_int;

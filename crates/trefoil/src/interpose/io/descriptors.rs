@@ -4,9 +4,9 @@
 use super::simulated;
 use super::sockets::note_low_water;
 use crate::interpose::fds;
-use crate::interpose::park::is_forked;
 use crate::simnet;
 use crate::sys::clock;
+use crate::sys::fork::is_forked;
 use crate::sys::raw::{syscall, to_libc};
 use libc::socklen_t;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};

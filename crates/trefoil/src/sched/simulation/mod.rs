@@ -35,9 +35,9 @@
 //!
 //! # Incarnations
 //! Goroutines belong to *incarnations* of hosts, and inherit them from the goroutine that starts
-//! them. Incarnation 0 is the test itself. Incarnation 1 holds the threads that the test starts. A host that crashes [kills](kill) its incarnation: the
-//! goroutines and tasks in it never run again. They are *frozen*: what they own is leaked, so nothing
-//! that refers to their stacks becomes invalid.
+//! them. Incarnation 0 is the test itself. Incarnation 1 holds the threads that the test starts. A
+//! host that crashes [kills](kill) its incarnation: the goroutines and tasks in it never run again.
+//! They are *frozen*: what they own is leaked, so nothing that refers to their stacks becomes invalid.
 //!
 //! Invariants:
 //! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
@@ -53,7 +53,7 @@
 pub(crate) mod schedule;
 
 use crate::arch;
-use crate::mem::{self, MmapVec};
+use crate::mem::{MmapVec, on_own_stack};
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::flag;
@@ -63,6 +63,7 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::timers;
 use crate::sched::{Sched, current_g, switch};
 use crate::sys::clock::{self, LATEST, Nanos, SIMULATION_START};
+use crate::sys::fork::is_forked;
 use crate::sys::lock::{self, Lock};
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
@@ -177,8 +178,6 @@ pub(crate) struct Simulation {
     has_world: AtomicBool,
     /// It counts as a simulation ([`clock::has_simulations`]).
     is_counted: AtomicBool,
-    /// The id of the process that made it: a child of `fork` has a copy, and must not use it.
-    process: u32,
     state: Lock<State>,
 }
 
@@ -263,7 +262,6 @@ impl Simulation {
             world: Mutex::new(None),
             has_world: AtomicBool::new(false),
             is_counted: AtomicBool::new(true),
-            process: std::process::id(),
         }
     }
 
@@ -411,42 +409,25 @@ pub(crate) fn random_for(simulation: &Simulation, goroutine: u64, drawn: u64) ->
     scramble(seed ^ scramble(goroutine ^ scramble(drawn)))
 }
 
-/// Lets the schedule preempt the running goroutine, if it is simulated and may park. Unlike [`point`],
-/// it may be called anywhere: in a signal handler, in a child of `fork`, inside the runtime.
+/// A call at which the running goroutine may be preempted, if it is simulated and may park. It may be
+/// anywhere: in a signal handler, in a child of `fork`, inside the runtime. Otherwise it costs one load.
 #[inline(always)]
-pub(crate) fn point_in_fast_path() {
+pub(crate) fn point() {
     if clock::has_simulations() {
-        point_in_fast_path_slow();
+        point_slow();
     }
 }
 
-/// Checks all that forbids a switch here: another stack (a signal handler's), a lock of the runtime,
-/// the runtime itself, a child of `fork`.
 #[cold]
-fn point_in_fast_path_slow() {
-    let Some(simulation) = here() else { return };
-    let on_stack = 0u8;
-    let on_own_stack = || {
-        let tp = arch::thread_pointer() as usize;
-        let slot = mem::slot_at(&raw const on_stack as usize);
-        slot.is_some_and(|slot| (slot.low..slot.high).contains(&tp))
-    };
+fn point_slow() {
     // SAFETY: called only on a goroutine.
     let in_runtime = || unsafe { arch::is_in_runtime() };
-    if current_g().is_some()
+    if here().is_some()
+        && current_g().is_some()
+        && !is_forked()
         && on_own_stack()
         && !lock::holds_runtime_lock()
         && !in_runtime()
-        && std::process::id() == simulation.process
-    {
-        point();
-    }
-}
-
-/// A call at which the running goroutine, which may park here, may be preempted.
-#[cold]
-pub(crate) fn point() {
-    if here().is_some()
         && let Some(rt) = Rt::enter()
     {
         rt.leave();
